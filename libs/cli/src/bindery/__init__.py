@@ -1,0 +1,1 @@
+"""The bindery command: run a cluster, produce, consume, inspect."""

@@ -1,0 +1,1 @@
+"""The asyncio ledger client: create, add, read, tail, recover and delete ledgers."""

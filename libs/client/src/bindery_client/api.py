@@ -1,0 +1,140 @@
+"""What a ledger client offers, as interfaces.
+
+`client.LedgerClient` implements them over bookies and ZooKeeper; `memory.MemoryLedgerClient` is the in-memory form, under
+the same contract suite. Payloads are bytes; entry ids are dense from 0.
+
+| call                    | errors                                                                            |
+|-------------------------|-----------------------------------------------------------------------------------|
+| create                  | NotEnoughBookies, MetadataUnavailable, MetadataOutcomeUnknown                      |
+| open                    | NoSuchLedger, Unauthorized, TryAgain (recovery impossible now; nothing changed)    |
+| add_many                | LedgerFenced, LedgerClosed (a later add too), NotEnoughBookies, AddTimeout         |
+| read                    | NoSuchEntry (only when every replica denies it), DigestMismatch, BookieUnavailable |
+| close, delete           | MetadataUnavailable, MetadataOutcomeUnknown, LedgerFenced                          |
+"""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from bindery_core.ids import BookieId, EntryId, LedgerId
+from bindery_core.ledger_metadata import DigestType, LedgerMetadata
+
+
+class Entry(NamedTuple):
+    """One entry as read and verified."""
+
+    entry_id: EntryId
+    payload: bytes
+    length: int
+    """Payload bytes of the ledger up to and including this entry."""
+
+
+class ReadHandle(Protocol):
+    ledger_id: LedgerId
+
+    @property
+    def metadata(self) -> LedgerMetadata: ...
+
+    @property
+    def last_add_confirmed(self) -> int:
+        """Highest entry id known to be readable; -1: none. Final once the ledger is closed."""
+        ...
+
+    @property
+    def is_closed(self) -> bool: ...
+
+    async def read(self, first: EntryId, last: EntryId) -> list[Entry]:
+        """Entries first..last (inclusive), in order, 0 <= first <= last <= last_add_confirmed, else BadRequest."""
+        ...
+
+    async def read_last_confirmed(self) -> int:
+        """Ask the bookies for the newest last_add_confirmed, remember and return it."""
+        ...
+
+    async def wait_for_entry(self, entry_id: EntryId, *, timeout_s: float) -> bool:
+        """Long poll: True once last_add_confirmed >= entry_id, False at the timeout or when the ledger ended before it."""
+        ...
+
+    def tail(self, first: EntryId) -> AsyncIterator[list[Entry]]:
+        """Batches of entries from `first` on, following the writer; ends when the ledger is closed and all was given."""
+        ...
+
+    async def release(self) -> None:
+        """Stop watching. The ledger is not touched."""
+        ...
+
+
+class WriteHandle(Protocol):
+    """The single writer of a ledger it created."""
+
+    ledger_id: LedgerId
+
+    @property
+    def metadata(self) -> LedgerMetadata: ...
+
+    @property
+    def last_add_confirmed(self) -> int: ...
+
+    @property
+    def last_add_pushed(self) -> int: ...
+
+    @property
+    def length(self) -> int:
+        """Payload bytes of all entries pushed."""
+        ...
+
+    @property
+    def is_closed(self) -> bool: ...
+
+    async def add(self, payload: bytes) -> EntryId: ...
+
+    async def add_many(self, payloads: Sequence[bytes]) -> EntryId:
+        """Append all, in order, and return the first one's id once *all* are confirmed (Qa fsyncs each, and everything
+        before them confirmed). Calls may overlap: they are pipelined, and complete in the order they were made.
+
+        Cancelling the caller does not take the entries back. After any error the handle is broken: every later add
+        fails with the same error; which of the entries in flight exist is decided when the ledger is recovered.
+        """
+        ...
+
+    async def read(self, first: EntryId, last: EntryId) -> list[Entry]: ...
+
+    async def close(self) -> LedgerMetadata:
+        """Confirm or fail what is in flight, then seal the ledger at last_add_confirmed. Idempotent."""
+        ...
+
+    async def abandon(self) -> None:
+        """Drop the handle without touching metadata, as a crash would. Adds in flight fail."""
+        ...
+
+
+class LedgerClient(Protocol):
+    async def create(
+        self,
+        *,
+        ensemble_size: int = 3,
+        write_quorum: int = 3,
+        ack_quorum: int = 2,
+        digest_type: DigestType = DigestType.CRC32C,
+        password: bytes = b"",
+        custom: Mapping[str, bytes] | None = None,
+    ) -> WriteHandle: ...
+
+    async def open(self, ledger_id: LedgerId, *, password: bytes = b"", recover: bool = True) -> ReadHandle:
+        """Open for reading. `recover=True` fences the writer and closes the ledger first; False only looks on."""
+        ...
+
+    async def delete(self, ledger_id: LedgerId) -> None:
+        """Fence (best effort: a dead bookie must not block it), then remove the metadata. A missing ledger is success."""
+        ...
+
+    async def metadata(self, ledger_id: LedgerId) -> LedgerMetadata: ...
+
+    def list_ledgers(self) -> AsyncIterator[LedgerId]:
+        """Every ledger id of the cluster, ascending."""
+        ...
+
+    async def list_bookies(self) -> Mapping[BookieId, bool]:
+        """Registered bookies; True: writable, False: read-only."""
+        ...
+
+    async def close(self) -> None: ...

@@ -1,0 +1,1 @@
+"""Ledger protocol, formats and decisions of Bindery: pure, no I/O."""

@@ -1,0 +1,215 @@
+"""Requests and responses of the BookKeeper protocol, free of any encoding.
+
+v3 (and later v2) codecs produce and consume these. They are plain structs, cheap to make by the thousand; `gc=False`
+is safe because none can take part in a reference cycle. Ids are ints as they stand on the wire, so -1 may appear.
+Source: BookkeeperProtocol.proto; error numbers: BookieProtocol.
+"""
+
+from enum import IntEnum, IntFlag
+
+import msgspec
+
+
+class Status(IntEnum):
+    """v3 StatusCode. v2 numbers are mapped by the v2 codec."""
+
+    OK = 0
+    NO_LEDGER = 402
+    NO_ENTRY = 403
+    BAD_REQUEST = 404
+    IO_ERROR = 501
+    UNAUTHORIZED = 502
+    BAD_VERSION = 503
+    FENCED = 504
+    READ_ONLY = 505
+    TOO_MANY_REQUESTS = 506
+    UNKNOWN_LEDGER_STATE = 507
+
+
+class Operation(IntEnum):
+    READ_ENTRY = 1
+    ADD_ENTRY = 2
+    RANGE_READ_ENTRY = 3
+    RANGE_ADD_ENTRY = 4
+    AUTH = 5
+    WRITE_LAC = 6
+    READ_LAC = 7
+    GET_BOOKIE_INFO = 8
+    START_TLS = 9
+    FORCE_LEDGER = 10
+    GET_LIST_OF_ENTRIES_OF_LEDGER = 11
+    BATCH_READ_ENTRY = 12
+
+
+class ReadFlag(IntEnum):
+    NONE = 0
+    FENCE_LEDGER = 1
+    ENTRY_PIGGYBACK = 2
+
+
+class WriteFlag(IntFlag):
+    NONE = 0
+    DEFERRED_SYNC = 1
+
+
+HIGH_PRIORITY = 100
+"""What the Java client sends; a bookie takes any value above 0 as high."""
+
+
+class AddRequest(msgspec.Struct, gc=False):
+    txn_id: int
+    ledger_id: int
+    entry_id: int
+    master_key: bytes
+    body: bytes
+    """The whole entry frame. The ids that count for storage are inside it."""
+    recovery: bool = False
+    write_flags: int = 0
+    priority: int = 0
+
+
+class ReadRequest(msgspec.Struct, gc=False):
+    txn_id: int
+    ledger_id: int
+    entry_id: int
+    flag: int = 0
+    """A ReadFlag; one value, not a bit set. Numbers that are not known count as NONE."""
+    master_key: bytes | None = None
+    previous_lac: int | None = None
+    timeout_ms: int | None = None
+    priority: int = 0
+
+
+class WriteLacRequest(msgspec.Struct, gc=False):
+    txn_id: int
+    ledger_id: int
+    lac: int
+    master_key: bytes
+    body: bytes
+    """The LAC packet (`entry.pack_lac`)."""
+    priority: int = 0
+
+
+class ReadLacRequest(msgspec.Struct, gc=False):
+    txn_id: int
+    ledger_id: int
+    priority: int = 0
+
+
+class BookieInfoRequest(msgspec.Struct, gc=False):
+    txn_id: int
+    requested: int = 0
+    """Bit 0: total capacity, bit 1: free space."""
+
+
+class ForceLedgerRequest(msgspec.Struct, gc=False):
+    txn_id: int
+    ledger_id: int
+
+
+class ListEntriesRequest(msgspec.Struct, gc=False):
+    txn_id: int
+    ledger_id: int
+
+
+class StartTlsRequest(msgspec.Struct, gc=False):
+    txn_id: int
+
+
+class AuthRequest(msgspec.Struct, gc=False):
+    txn_id: int
+    plugin: str
+    payload: bytes = b""
+
+
+class OtherRequest(msgspec.Struct, gc=False):
+    """A frame that parses but that nobody serves: an operation without meaning here, or a version that is not 3."""
+
+    txn_id: int
+    operation: int
+    version: int
+    ledger_id: int = 0
+    entry_id: int = 0
+
+
+Request = (
+    AddRequest | ReadRequest | WriteLacRequest | ReadLacRequest | BookieInfoRequest | ForceLedgerRequest
+    | ListEntriesRequest | StartTlsRequest | AuthRequest | OtherRequest
+)
+
+
+class AddResponse(msgspec.Struct, gc=False):
+    txn_id: int
+    status: int
+    ledger_id: int
+    entry_id: int
+
+
+class ReadResponse(msgspec.Struct, gc=False):
+    txn_id: int
+    status: int
+    ledger_id: int
+    entry_id: int
+    body: bytes | None = None
+    max_lac: int | None = None
+    lac_update_timestamp_ms: int | None = None
+
+
+class WriteLacResponse(msgspec.Struct, gc=False):
+    txn_id: int
+    status: int
+    ledger_id: int
+
+
+class ReadLacResponse(msgspec.Struct, gc=False):
+    txn_id: int
+    status: int
+    ledger_id: int
+    lac_body: bytes | None = None
+    last_entry_body: bytes | None = None
+
+
+class BookieInfoResponse(msgspec.Struct, gc=False):
+    txn_id: int
+    status: int
+    total_disk_capacity: int | None = None
+    free_disk_space: int | None = None
+
+
+class ForceLedgerResponse(msgspec.Struct, gc=False):
+    txn_id: int
+    status: int
+    ledger_id: int
+
+
+class ListEntriesResponse(msgspec.Struct, gc=False):
+    txn_id: int
+    status: int
+    ledger_id: int
+    availability: bytes | None = None
+
+
+class StartTlsResponse(msgspec.Struct, gc=False):
+    txn_id: int
+    status: int
+
+
+class AuthResponse(msgspec.Struct, gc=False):
+    txn_id: int
+    status: int
+    plugin: str = ""
+    payload: bytes = b""
+
+
+class ErrorResponse(msgspec.Struct, gc=False):
+    """Header and outer status only: the answer to an OtherRequest that has no inner message."""
+
+    txn_id: int
+    operation: int
+    status: int
+
+
+Response = (
+    AddResponse | ReadResponse | WriteLacResponse | ReadLacResponse | BookieInfoResponse | ForceLedgerResponse
+    | ListEntriesResponse | StartTlsResponse | AuthResponse | ErrorResponse
+)

@@ -1,0 +1,1 @@
+"""What all services share: settings, logs, metrics, health, errors as HTTP."""

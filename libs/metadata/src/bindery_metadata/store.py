@@ -1,0 +1,123 @@
+"""MetadataStore: the small part of ZooKeeper that the system stands on, as an asyncio interface.
+
+Two implementations pass one contract suite: `zookeeper.ZooKeeperStore` (kazoo) and `memory.MemoryStore`.
+
+Contract
+- Paths are absolute ("/ledgers/available"). Data is bytes, never None. Versions are ZooKeeper data versions: 0 after
+  create, one more after each set. `version=None` in set and delete means "any": only for nodes that are never contended.
+- Errors: NoSuchNode, AlreadyExists, VersionConflict, NotEmpty as named; MetadataUnavailable when the request was
+  certainly not carried out; MetadataOutcomeUnknown when a write may have been (connection lost on the way): re-read and
+  compare. Reads that meet a lost connection raise MetadataUnavailable.
+- Watches fire once, in the loop, in the order of the store's events; after a session expired every watch fires, so that
+  its owner looks again.
+- Session: CONNECTED -> SUSPENDED (connection lost, ephemerals still stand) -> CONNECTED, or -> LOST (every ephemeral is
+  gone) -> CONNECTED with a new session id. Listeners are called in the loop, in order.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+
+class SessionState(Enum):
+    CONNECTED = "connected"
+    SUSPENDED = "suspended"
+    LOST = "lost"
+
+
+@dataclass(frozen=True, slots=True)
+class Stat:
+    version: int
+    children_version: int
+    ctime_ms: int
+    mtime_ms: int
+    ephemeral_owner: int
+    """Session id, 0 for a persistent node."""
+    children_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    data: bytes
+    stat: Stat
+
+
+@dataclass(frozen=True, slots=True)
+class Create:
+    path: str
+    data: bytes = b""
+    ephemeral: bool = False
+    sequential: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Set:
+    path: str
+    data: bytes
+    version: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    path: str
+    version: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    path: str
+    version: int
+
+
+Op = Create | Set | Delete | Check
+Watch = Callable[[], None]
+"""Called once, in the event loop, when what was read may have changed."""
+
+
+class MetadataStore(Protocol):
+    async def get(self, path: str, *, watch: Watch | None = None) -> Node: ...
+
+    async def exists(self, path: str, *, watch: Watch | None = None) -> Stat | None:
+        """None when it is not there; the watch then waits for its creation."""
+        ...
+
+    async def children(self, path: str, *, watch: Watch | None = None) -> list[str]:
+        """Names (not paths), sorted."""
+        ...
+
+    async def create(
+        self, path: str, data: bytes = b"", *, ephemeral: bool = False, sequential: bool = False,
+        make_parents: bool = False,
+    ) -> str:
+        """Create and return the path (with the 10-digit suffix of a sequential node). A missing parent is NoSuchNode,
+        unless `make_parents`, which makes them (persistent, empty) and tolerates that they vanish in between."""
+        ...
+
+    async def set(self, path: str, data: bytes, *, version: int | None) -> Stat: ...
+
+    async def delete(self, path: str, *, version: int | None) -> None: ...
+
+    async def multi(self, ops: Sequence[Op]) -> list[str | Stat | None]:
+        """All or nothing. Per op: the path created, the Stat set, None otherwise. Raises the first op's error."""
+        ...
+
+    async def sync(self, path: str) -> None:
+        """Return after every write acknowledged to anybody before this call is visible to reads here."""
+        ...
+
+    @property
+    def session_state(self) -> SessionState: ...
+
+    @property
+    def session_id(self) -> int:
+        """0 while there is none."""
+        ...
+
+    def on_session_change(self, listener: Callable[[SessionState], None]) -> Callable[[], None]:
+        """Add a listener; the returned function removes it."""
+        ...
+
+    async def close(self) -> None:
+        """End the session: its ephemeral nodes vanish at once. Idempotent."""
+        ...

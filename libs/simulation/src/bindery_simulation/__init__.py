@@ -1,0 +1,1 @@
+"""Crashable and faulty stand-ins for disks and networks, for tests."""

@@ -1,0 +1,1 @@
+"""The bookie: stores ledger entries durably and serves them."""

@@ -1,0 +1,1 @@
+"""The broker: topics, subscriptions and the HTTP data API over ledgers."""
