@@ -1,0 +1,161 @@
+"""Entry frame: one ledger entry as a client builds it and as a bookie receives, stores and returns it, verbatim.
+
+Integers are big-endian. Offsets and sizes are in bytes; D is the digest's size (`digest.SIZE_OF`).
+
+| offset | size | type | field     | meaning                                                                    |
+|-------:|-----:|------|-----------|----------------------------------------------------------------------------|
+|      0 |    8 | i64  | ledger_id |                                                                            |
+|      8 |    8 | i64  | entry_id  | position in the ledger: dense, from 0                                      |
+|     16 |    8 | i64  | lac       | last add confirmed, known to the writer when it sent this; -1: none        |
+|     24 |    8 | i64  | length    | payload bytes of entries 0 .. entry_id of the ledger, this one included    |
+|     32 |    D | raw  | digest    | over [0, 32), then the payload                                             |
+|   32+D |    n | raw  | payload   | n >= 0; bounded by the wire's frame limit only                             |
+
+LAC packet, the body of WRITE_LAC and of the answer to READ_LAC:
+
+| offset | size | type | field     | meaning                                                                    |
+|-------:|-----:|------|-----------|----------------------------------------------------------------------------|
+|      0 |    8 | i64  | ledger_id |                                                                            |
+|      8 |    8 | i64  | lac       |                                                                            |
+|     16 |    D | raw  | digest    | over [0, 16)                                                               |
+
+Clients verify on every read. A bookie only peeks at the ids and the LAC, so that it need not know any password.
+Source: BookKeeper DigestManager.
+"""
+
+import struct
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from bindery_core.digest import Buffer, Digester
+from bindery_core.errors import BadRequest, DigestMismatch
+
+_HEADER = struct.Struct(">qqqq")
+_IDS = struct.Struct(">qq")
+_LAC = struct.Struct(">q")
+_LAC_OFFSET = 16
+
+HEADER_SIZE: Final = 32
+LAC_HEADER_SIZE: Final = 16
+IDS_SIZE: Final = 16
+"""The least that a bookie needs to store a body: the two ids."""
+
+PAYLOAD_SIZE_MAX: Final = 5 * 1024 * 1024 - 1024
+"""Largest payload our writers send: the wire's frame limit (5 MiB) less header, digest and request, with room."""
+
+assert _HEADER.size == HEADER_SIZE
+assert _IDS.size == IDS_SIZE == LAC_HEADER_SIZE == _LAC_OFFSET
+
+
+class Entry(msgspec.Struct, frozen=True, gc=False):
+    """A verified entry. `payload` is a copy of its own: it does not keep the frame alive."""
+
+    ledger_id: int
+    entry_id: int
+    lac: int
+    length: int
+    payload: bytes
+
+
+class EntryHeader(msgspec.Struct, frozen=True, gc=False):
+    ledger_id: int
+    entry_id: int
+    lac: int
+    length: int
+
+
+def pack(digester: Digester, *, ledger_id: int, entry_id: int, lac: int, length: int, payload: bytes) -> bytes:
+    """The frame of one entry. `length` includes this payload; `lac` < `entry_id`, -1 for none."""
+    assert -1 <= lac < entry_id
+    assert ledger_id >= 0
+    assert length >= len(payload)
+    header = _HEADER.pack(ledger_id, entry_id, lac, length)
+    return b"".join((header, digester.digest(header, payload), payload))
+
+
+def pack_many(
+    digester: Digester, payloads: Sequence[bytes], *, ledger_id: int, first_entry_id: int, lac: int, length: int
+) -> list[bytes]:
+    """Frames of consecutive entries from `first_entry_id`; `length` is the ledger's length before the first of them.
+
+    All carry the same `lac`, that of now. The ledger's length afterwards is `length` plus the payloads' sizes.
+    """
+    assert -1 <= lac < first_entry_id
+    assert ledger_id >= 0
+    assert length >= 0
+    frames = []
+    pack_header = _HEADER.pack
+    digest = digester.digest
+    for entry_id, payload in enumerate(payloads, first_entry_id):
+        length += len(payload)
+        header = pack_header(ledger_id, entry_id, lac, length)
+        frames.append(b"".join((header, digest(header, payload), payload)))
+    return frames
+
+
+def unpack(digester: Digester, frame: Buffer, *, ledger_id: int, entry_id: int | None) -> Entry:
+    """Verify `frame` as the answer to a read of `entry_id` (None: of the last entry, whichever that is).
+
+    Raises DigestMismatch when it is too short, its digest differs, or it is another ledger's or entry's frame: the
+    four are one error because each says that this bookie's answer must not be used.
+    """
+    payload_offset = HEADER_SIZE + digester.size
+    if len(frame) < payload_offset:
+        raise DigestMismatch("entry too short", ledger_id=ledger_id, entry_id=entry_id, size=len(frame))
+    header = frame[:HEADER_SIZE]
+    payload = bytes(frame[payload_offset:])
+    if not digester.verify(header, frame[HEADER_SIZE:payload_offset], payload):
+        raise DigestMismatch(
+            "entry digest mismatch", ledger_id=ledger_id, entry_id=entry_id, digest_type=digester.digest_type.name
+        )
+    found_ledger_id, found_entry_id, lac, length = _HEADER.unpack(header)
+    if found_ledger_id != ledger_id or (entry_id is not None and found_entry_id != entry_id):
+        raise DigestMismatch(
+            "another entry than asked",
+            ledger_id=ledger_id, entry_id=entry_id, found_ledger_id=found_ledger_id, found_entry_id=found_entry_id,
+        )  # fmt: skip
+    return Entry(found_ledger_id, found_entry_id, lac, length, payload)
+
+
+def pack_lac(digester: Digester, *, ledger_id: int, lac: int) -> bytes:
+    """The explicit LAC packet."""
+    assert ledger_id >= 0
+    assert lac >= -1
+    header = _IDS.pack(ledger_id, lac)
+    return header + digester.digest(header, b"")
+
+
+def unpack_lac(digester: Digester, packet: Buffer, *, ledger_id: int) -> int:
+    """The LAC in a verified packet. Raises DigestMismatch: the caller then counts it as "no explicit LAC there"."""
+    if len(packet) != LAC_HEADER_SIZE + digester.size:
+        raise DigestMismatch("LAC packet has a wrong size", ledger_id=ledger_id, size=len(packet))
+    header = packet[:LAC_HEADER_SIZE]
+    if not digester.verify(header, packet[LAC_HEADER_SIZE:], b""):
+        raise DigestMismatch("LAC packet digest mismatch", ledger_id=ledger_id)
+    found_ledger_id, lac = _IDS.unpack(header)
+    if found_ledger_id != ledger_id:
+        raise DigestMismatch("LAC packet of another ledger", ledger_id=ledger_id, found_ledger_id=found_ledger_id)
+    return int(lac)
+
+
+def peek_ids(body: Buffer) -> tuple[int, int]:
+    """(ledger_id, entry_id) inside an unverified body. Raises BadRequest when it is shorter than 16 bytes."""
+    if len(body) < IDS_SIZE:
+        raise BadRequest("entry too short for its ids", size=len(body))
+    return _IDS.unpack_from(body)
+
+
+def peek_lac(body: Buffer) -> int:
+    """LAC inside an unverified body; -1 when the body is too short to hold one (bookies store such bodies too)."""
+    if len(body) < _LAC_OFFSET + _LAC.size:
+        return -1
+    return int(_LAC.unpack_from(body, _LAC_OFFSET)[0])
+
+
+def peek_header(body: Buffer) -> EntryHeader:
+    """All header fields of an unverified body. Raises BadRequest when it is shorter than a header."""
+    if len(body) < HEADER_SIZE:
+        raise BadRequest("entry too short for its header", size=len(body))
+    return EntryHeader(*_HEADER.unpack_from(body))

@@ -1,0 +1,88 @@
+"""Framing: how messages follow one another on a connection.
+
+| offset | size | type | field   | meaning                                                                     |
+|-------:|-----:|------|---------|-----------------------------------------------------------------------------|
+|      0 |    4 | i32  | length  | bytes that follow, 1 .. FRAME_SIZE_MAX - 4; big-endian                      |
+|      4 |    n | raw  | message | v3: protobuf Request or Response                                            |
+
+A length outside its range ends the connection without an answer: nothing after it can be trusted to be a frame.
+Source: BookKeeper's use of Netty's LengthFieldBasedFrameDecoder (nettyMaxFrameSizeBytes counts the length field too).
+"""
+
+import struct
+from typing import Final
+
+from bindery_core.errors import BadRequest, TooLarge
+
+_LENGTH = struct.Struct(">i")
+LENGTH_SIZE: Final = 4
+FRAME_SIZE_MAX: Final = 5 * 1024 * 1024
+"""Largest frame including its length field, in bytes. BookKeeper's default; Pulsar ships 5 253 120."""
+
+assert _LENGTH.size == LENGTH_SIZE
+
+
+class FrameDecoder:
+    """Cuts a byte stream into messages.
+
+    Invariants: bytes held back are less than one frame, so memory is bounded by `frame_size_max` plus one feed; every
+    byte is copied at most twice (once while it waits, once into its message); after an error no feed is accepted.
+    """
+
+    __slots__ = ("_failed", "_frame_size_max", "_needed", "_pieces", "_size")
+
+    def __init__(self, *, frame_size_max: int = FRAME_SIZE_MAX) -> None:
+        assert frame_size_max > LENGTH_SIZE
+        self._frame_size_max = frame_size_max
+        self._pieces: list[bytes] = []
+        self._size = 0
+        self._needed = LENGTH_SIZE
+        """Total bytes that must be held before anything can be cut."""
+        self._failed = False
+
+    @property
+    def buffered_size(self) -> int:
+        """Bytes of an unfinished frame held back."""
+        return self._size
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Take the next bytes of the stream, return the messages that are complete now, without their length field.
+
+        Raises BadRequest (length < 1) or TooLarge (length + 4 > limit); messages before the bad one in the same feed
+        are lost with it, as the connection is to be closed anyhow.
+        """
+        assert not self._failed
+        if self._size:
+            self._pieces.append(data)
+            self._size += len(data)
+            if self._size < self._needed:
+                return []
+            # Joined only once a frame's length or end is known to be there: linear however small the feeds are.
+            data = b"".join(self._pieces)
+            self._pieces.clear()
+        size = len(data)
+        at = 0
+        messages = []
+        unpack_length = _LENGTH.unpack_from
+        needed = LENGTH_SIZE
+        while at + LENGTH_SIZE <= size:
+            (length,) = unpack_length(data, at)
+            if length < 1 or length + LENGTH_SIZE > self._frame_size_max:
+                self._failed = True
+                self._size = 0
+                if length < 1:
+                    raise BadRequest("frame length is not positive", length=length)
+                raise TooLarge(
+                    "frame over the limit", frame_size=length + LENGTH_SIZE, frame_size_max=self._frame_size_max
+                )
+            end = at + LENGTH_SIZE + length
+            if end > size:
+                needed = LENGTH_SIZE + length
+                break
+            messages.append(data[at + LENGTH_SIZE : end])
+            at = end
+        self._size = size - at
+        self._needed = needed
+        if self._size:
+            self._pieces.append(data[at:] if at else data)
+        return messages
