@@ -1,7 +1,7 @@
 """What a ledger client offers, as interfaces.
 
-`client.LedgerClient` implements them over bookies and ZooKeeper; `memory.MemoryLedgerClient` is the in-memory form, under
-the same contract suite. Payloads are bytes; entry ids are dense from 0.
+`client.LedgerClient` implements them over bookies and ZooKeeper; `memory.MemoryLedgerClient` is the in-memory form,
+under the same contract suite. Payloads are bytes; entry ids are dense from 0.
 
 | call                    | errors                                                                            |
 |-------------------------|-----------------------------------------------------------------------------------|
@@ -51,11 +51,11 @@ class ReadHandle(Protocol):
         ...
 
     async def wait_for_entry(self, entry_id: EntryId, *, timeout_s: float) -> bool:
-        """Long poll: True once last_add_confirmed >= entry_id, False at the timeout or when the ledger ended before it."""
+        """Long poll: True once last_add_confirmed >= entry_id, False at the timeout or when the ledger ended before."""
         ...
 
     def tail(self, first: EntryId) -> AsyncIterator[list[Entry]]:
-        """Batches of entries from `first` on, following the writer; ends when the ledger is closed and all was given."""
+        """Batches of entries from `first` on, following the writer; ends when the ledger is closed and all given."""
         ...
 
     async def release(self) -> None:
@@ -124,7 +124,7 @@ class LedgerClient(Protocol):
         ...
 
     async def delete(self, ledger_id: LedgerId) -> None:
-        """Fence (best effort: a dead bookie must not block it), then remove the metadata. A missing ledger is success."""
+        """Fence (best effort: a dead bookie must not block it), then remove the metadata. Missing ledger: success."""
         ...
 
     async def metadata(self, ledger_id: LedgerId) -> LedgerMetadata: ...

@@ -1,0 +1,91 @@
+"""The numbers a user of the ledger client may turn. Components (store, clock, randomness) are handed in beside them."""
+
+from dataclasses import dataclass
+from typing import Final
+
+KIB: Final = 1024
+MIB: Final = 1024 * KIB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientSettings:
+    """How patient, how greedy and how suspicious a ledger client is. Times in seconds, sizes in bytes."""
+
+    connect_timeout_s: float = 5.0
+    """Longest a TCP connect to a bookie may take. Source: BookKeeper's clientConnectTimeoutMillis is 10 000."""
+
+    reconnect_pause_s: float = 0.2
+    """Pause after a failed connect, in which requests to that bookie fail at once; doubles with every further failure."""
+
+    reconnect_pause_s_max: float = 5.0
+    """Where the doubling ends: a bookie that came back is found again within this time."""
+
+    add_timeout_s: float = 5.0
+    """A bookie that has not answered an add by then counts as failed. Source: BookKeeper's addEntryTimeoutSec."""
+
+    add_quorum_timeout_s: float = 30.0
+    """An add without its ack quorum by then fails with AddTimeout and breaks the handle: its outcome is unknown.
+
+    Longer than `add_timeout_s`, so that failed bookies are replaced first."""
+
+    read_timeout_s: float = 5.0
+    """A bookie that has not answered a read by then is passed over. Source: BookKeeper's readEntryTimeoutSec."""
+
+    speculative_read_s: float = 2.0
+    """With no answer by then the next replica is asked too; 0 turns it off. Source: BookKeeper's speculativeReadTimeout."""
+
+    fence_timeout_s: float = 1.0
+    """How long `delete` waits for fences. Best effort: dead bookies must not block retention."""
+
+    recovery_timeout_s: float = 60.0
+    """Longest a whole recovery may take before it fails with TryAgain and leaves the ledger IN_RECOVERY."""
+
+    recovery_batch_entries: int = 32
+    """Entries that recovery reads ahead. Source: BookKeeper's recoveryReadBatchSize is 1, a round trip per entry."""
+
+    metadata_timeout_s: float = 15.0
+    """Longest a metadata change may be retried while ZooKeeper cannot be asked, before MetadataUnavailable."""
+
+    in_flight_entries_max: int = 2000
+    """Entries of one ledger that may wait for confirmation; then `add_many` waits."""
+
+    in_flight_bytes_max: int = 32 * MIB
+    """Payload bytes of one ledger that may wait for confirmation. One larger `add_many` is let through alone."""
+
+    connection_bytes_max: int = 64 * MIB
+    """Bytes of requests to one bookie that may be unsent or unanswered; then requests fail with TooManyRequests."""
+
+    frame_size_max: int = 5 * MIB
+    """Longest frame either way, its length word included. Source: BookKeeper's nettyMaxFrameSizeBytes."""
+
+    read_batch_entries_max: int = 500
+    """Entries asked for at once in one `read`; a longer range is read in steps."""
+
+    read_batch_bytes_max: int = 16 * MIB
+    """Bytes that one step of a `read` aims not to exceed, by the size of the entries that came before."""
+
+    explicit_lac_idle_s: float = 0.01
+    """After this long without an add, tell the bookies of the last confirmed entry, so that tailing readers see it.
+
+    Source: BookKeeper's explicitLacInterval, off there; a tailing reader then lags one entry behind for ever."""
+
+    long_poll_s: float = 10.0
+    """How long a bookie is asked to hold a long poll. Below common idle limits of middle boxes."""
+
+    lac_refresh_s: float = 0.5
+    """While a tailing reader waits, how often it looks at the metadata again at most, after long polls that failed."""
+
+    quarantine_s: float = 30.0
+    """How long a bookie that failed is avoided when others will do. Source: BookKeeper has 1800 s, off by default."""
+
+    timer_tick_s: float = 0.05
+    """Granularity of request deadlines: one timer for all requests of a connection instead of one each."""
+
+    def __post_init__(self) -> None:
+        assert 0 < self.reconnect_pause_s <= self.reconnect_pause_s_max
+        assert 0 < self.add_timeout_s <= self.add_quorum_timeout_s, "a failed bookie must be noticed first"
+        assert 0 <= self.speculative_read_s
+        assert self.in_flight_entries_max >= 1
+        assert self.recovery_batch_entries >= 1
+        assert self.read_batch_entries_max >= 1
+        assert 0 < self.timer_tick_s < min(self.add_timeout_s, self.read_timeout_s)

@@ -1,0 +1,276 @@
+"""What every `api.LedgerClient` must do: one suite, run on the memory form and on the real one.
+
+A test class inherits `LedgerClientContract` and provides the fixture `make_client`: a coroutine function that returns
+one more client of the same cluster (four writable bookies), closed by the fixture.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+from bindery_client.api import Entry, LedgerClient
+from bindery_core.errors import (
+    BadRequest,
+    LedgerClosed,
+    LedgerFenced,
+    LostOwnership,
+    NoSuchLedger,
+    NotEnoughBookies,
+    Unauthorized,
+)
+from bindery_core.ids import EntryId, LedgerId
+from bindery_core.ledger_metadata import DigestType, LedgerState
+
+MakeClient = Callable[[], Awaitable[LedgerClient]]
+LIMIT_S = 20.0
+
+
+def payloads_of(entries: list[Entry]) -> list[bytes]:
+    return [entry.payload for entry in entries]
+
+
+class LedgerClientContract:
+    async def test_entries_are_read_back_in_order_with_ids_and_lengths(self, make_client: MakeClient) -> None:
+        client = await make_client()
+        writer = await client.create()
+        assert await writer.add(b"zero") == 0
+        assert await writer.add_many([b"one", b"", b"three"]) == 1
+        assert (writer.last_add_confirmed, writer.last_add_pushed, writer.length) == (3, 3, 12)
+        entries = await writer.read(EntryId(0), EntryId(3))
+        assert entries == [(0, b"zero", 4), (1, b"one", 7), (2, b"", 7), (3, b"three", 12)]
+
+    async def test_overlapping_adds_are_pipelined_and_complete_in_the_order_they_were_made(
+        self, make_client: MakeClient
+    ) -> None:
+        client = await make_client()
+        writer = await client.create(ensemble_size=4, write_quorum=3, ack_quorum=2)
+        completed: list[int] = []
+
+        async def add(number: int) -> None:
+            first = await writer.add_many([b"%d.%d" % (number, i) for i in range(number % 5 + 1)])
+            completed.append(number)
+            assert (await writer.read(first, first))[0].payload == b"%d.0" % number
+
+        async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as group:
+            for number in range(200):
+                group.create_task(add(number))
+        assert completed == list(range(200))
+        entries = await writer.read(EntryId(0), EntryId(writer.last_add_confirmed))
+        assert payloads_of(entries) == [b"%d.%d" % (n, i) for n in range(200) for i in range(n % 5 + 1)]
+
+    async def test_a_closed_ledger_is_sealed_at_its_last_entry_and_can_be_opened(self, make_client: MakeClient) -> None:
+        client = await make_client()
+        writer = await client.create(password=b"pw", custom={"k": b"v"})
+        await writer.add_many([b"a", b"bc"])
+        sealed = await writer.close()
+        assert (sealed.state, sealed.last_entry_id, sealed.length) == (LedgerState.CLOSED, 1, 3)
+        assert await writer.close() == sealed
+        assert writer.is_closed
+        with pytest.raises(LedgerClosed):
+            await writer.add(b"late")
+        reader = await (await make_client()).open(writer.ledger_id, password=b"pw")
+        assert reader.is_closed
+        assert reader.last_add_confirmed == 1
+        assert reader.metadata.custom == {"k": b"v"}
+        assert payloads_of(await reader.read(EntryId(0), EntryId(1))) == [b"a", b"bc"]
+        assert not await reader.wait_for_entry(EntryId(2), timeout_s=LIMIT_S)
+        await reader.release()
+
+    async def test_close_confirms_adds_that_are_in_flight(self, make_client: MakeClient) -> None:
+        client = await make_client()
+        writer = await client.create()
+        adds = [asyncio.ensure_future(writer.add(b"%d" % i)) for i in range(50)]
+        await asyncio.sleep(0)
+        sealed = await writer.close()
+        results = await asyncio.gather(*adds, return_exceptions=True)
+        confirmed = [r for r in results if isinstance(r, int)]
+        assert confirmed == list(range(len(confirmed)))
+        assert sealed.last_entry_id == len(confirmed) - 1
+        assert all(isinstance(r, LedgerClosed) for r in results[len(confirmed) :])
+
+    async def test_an_empty_ledger_closes_empty(self, make_client: MakeClient) -> None:
+        client = await make_client()
+        writer = await client.create()
+        sealed = await writer.close()
+        assert (sealed.last_entry_id, sealed.length) == (-1, 0)
+        reader = await client.open(writer.ledger_id)
+        assert [batch async for batch in reader.tail(EntryId(0))] == []
+
+    @pytest.mark.parametrize("digest_type", list(DigestType), ids=lambda d: d.name)
+    async def test_every_digest_type_reads_back(self, make_client: MakeClient, digest_type: DigestType) -> None:
+        client = await make_client()
+        writer = await client.create(digest_type=digest_type, password=b"secret")
+        await writer.add_many([b"x" * 10, b"y" * 1000])
+        await writer.close()
+        reader = await client.open(writer.ledger_id, password=b"secret")
+        assert payloads_of(await reader.read(EntryId(0), EntryId(1))) == [b"x" * 10, b"y" * 1000]
+
+    async def test_ranges_outside_the_confirmed_entries_are_refused(self, make_client: MakeClient) -> None:
+        client = await make_client()
+        writer = await client.create()
+        await writer.add_many([b"a", b"b"])
+        for first, last in [(0, 2), (1, 0), (-1, 0)]:
+            with pytest.raises(BadRequest):
+                await writer.read(EntryId(first), EntryId(last))
+        with pytest.raises(BadRequest):
+            await writer.add_many([])
+
+    async def test_recovery_fences_a_living_writer_and_keeps_every_acknowledged_entry(
+        self, make_client: MakeClient
+    ) -> None:
+        writer = await (await make_client()).create()
+        acknowledged: list[int] = []
+
+        async def write_until_fenced() -> None:
+            while True:
+                acknowledged.append(await writer.add(b"%d" % len(acknowledged)))
+
+        writing = asyncio.ensure_future(write_until_fenced())
+        async with asyncio.timeout(LIMIT_S):
+            while len(acknowledged) < 20:
+                await asyncio.sleep(0)
+        reader = await (await make_client()).open(writer.ledger_id)
+        assert reader.is_closed
+        with pytest.raises(LedgerFenced):
+            async with asyncio.timeout(LIMIT_S):
+                await writing
+        with pytest.raises(LedgerFenced):
+            await writer.add(b"after the fence")
+        with pytest.raises(LostOwnership):
+            await writer.close()
+        assert reader.last_add_confirmed >= len(acknowledged) - 1
+        entries = await reader.read(EntryId(0), EntryId(len(acknowledged) - 1))
+        assert payloads_of(entries) == [b"%d" % i for i in range(len(acknowledged))]
+
+    async def test_recovery_after_the_writer_vanished_keeps_every_acknowledged_entry(
+        self, make_client: MakeClient
+    ) -> None:
+        writer = await (await make_client()).create(ensemble_size=4, write_quorum=3, ack_quorum=2)
+        await writer.add_many([b"%d" % i for i in range(30)])
+        in_flight = asyncio.ensure_future(writer.add(b"in flight"))
+        await asyncio.sleep(0)
+        await writer.abandon()
+        await asyncio.gather(in_flight, return_exceptions=True)
+        with pytest.raises(LedgerClosed):
+            await writer.add(b"too late")
+        reader = await (await make_client()).open(writer.ledger_id)
+        assert reader.is_closed
+        assert reader.last_add_confirmed in (29, 30)
+        assert payloads_of(await reader.read(EntryId(0), EntryId(29))) == [b"%d" % i for i in range(30)]
+        again = await (await make_client()).open(writer.ledger_id)
+        assert again.metadata == reader.metadata
+
+    async def test_recovery_of_an_empty_ledger_closes_it_empty(self, make_client: MakeClient) -> None:
+        writer = await (await make_client()).create()
+        reader = await (await make_client()).open(writer.ledger_id)
+        assert reader.is_closed
+        assert reader.last_add_confirmed == -1
+        with pytest.raises(LedgerFenced):
+            await writer.add(b"x")
+
+    async def test_looking_on_does_not_fence(self, make_client: MakeClient) -> None:
+        writer = await (await make_client()).create()
+        await writer.add_many([b"a", b"b"])
+        reader = await (await make_client()).open(writer.ledger_id, recover=False)
+        assert not reader.is_closed
+        assert await writer.add(b"c") == 2
+        assert await reader.wait_for_entry(EntryId(2), timeout_s=LIMIT_S)
+        assert await reader.read_last_confirmed() == 2
+        assert payloads_of(await reader.read(EntryId(0), EntryId(2))) == [b"a", b"b", b"c"]
+        await reader.release()
+
+    async def test_a_waiting_reader_is_woken_by_an_add(self, make_client: MakeClient) -> None:
+        writer = await (await make_client()).create()
+        reader = await (await make_client()).open(writer.ledger_id, recover=False)
+        waiting = asyncio.ensure_future(reader.wait_for_entry(EntryId(0), timeout_s=LIMIT_S))
+        await asyncio.sleep(0.01)
+        assert not waiting.done()
+        await writer.add(b"wake up")
+        assert await waiting
+        assert reader.last_add_confirmed >= 0
+        await reader.release()
+
+    async def test_a_wait_ends_at_its_timeout_or_when_the_ledger_is_closed(self, make_client: MakeClient) -> None:
+        writer = await (await make_client()).create()
+        await writer.add(b"a")
+        reader = await (await make_client()).open(writer.ledger_id, recover=False)
+        assert not await reader.wait_for_entry(EntryId(1), timeout_s=0.05)
+        waiting = asyncio.ensure_future(reader.wait_for_entry(EntryId(1), timeout_s=LIMIT_S))
+        await asyncio.sleep(0.01)
+        await writer.close()
+        assert not await waiting
+        assert reader.is_closed
+        assert reader.last_add_confirmed == 0
+        await reader.release()
+
+    async def test_a_tail_follows_the_writer_and_ends_with_the_ledger(self, make_client: MakeClient) -> None:
+        writer = await (await make_client()).create(ensemble_size=4, write_quorum=2, ack_quorum=2)
+        reader = await (await make_client()).open(writer.ledger_id, recover=False)
+        seen: list[Entry] = []
+
+        async def follow() -> None:
+            async for batch in reader.tail(EntryId(3)):
+                assert batch
+                seen.extend(batch)
+
+        following = asyncio.ensure_future(follow())
+        for i in range(20):
+            await writer.add_many([b"%d.%d" % (i, j) for j in range(3)])
+        await writer.close()
+        await asyncio.wait_for(following, LIMIT_S)
+        assert [entry.entry_id for entry in seen] == list(range(3, 60))
+        assert payloads_of(seen) == [b"%d.%d" % (i, j) for i in range(1, 20) for j in range(3)]
+        await reader.release()
+
+    async def test_a_cancelled_caller_does_not_take_its_entries_back(self, make_client: MakeClient) -> None:
+        client = await make_client()
+        writer = await client.create()
+        cancelled = asyncio.ensure_future(writer.add_many([b"a", b"b"]))
+        await asyncio.sleep(0)
+        cancelled.cancel()
+        assert await writer.add(b"c") == 2
+        with pytest.raises(asyncio.CancelledError):
+            await cancelled
+        assert payloads_of(await writer.read(EntryId(0), EntryId(2))) == [b"a", b"b", b"c"]
+
+    async def test_the_wrong_password_opens_nothing(self, make_client: MakeClient) -> None:
+        client = await make_client()
+        writer = await client.create(password=b"right")
+        await writer.add(b"a")
+        with pytest.raises(Unauthorized):
+            await client.open(writer.ledger_id, password=b"wrong")
+        assert await writer.add(b"not fenced") == 1
+
+    async def test_a_ledger_that_is_not_there(self, make_client: MakeClient) -> None:
+        client = await make_client()
+        with pytest.raises(NoSuchLedger):
+            await client.open(LedgerId(123456))
+        with pytest.raises(NoSuchLedger):
+            await client.metadata(LedgerId(123456))
+        await client.delete(LedgerId(123456))
+
+    async def test_a_deleted_ledger_is_gone_and_its_writer_fenced(self, make_client: MakeClient) -> None:
+        client = await make_client()
+        kept, deleted = await client.create(), await client.create()
+        await deleted.add(b"a")
+        await client.delete(deleted.ledger_id)
+        await client.delete(deleted.ledger_id)
+        assert [ledger_id async for ledger_id in client.list_ledgers()] == [kept.ledger_id]
+        with pytest.raises(NoSuchLedger):
+            await client.metadata(deleted.ledger_id)
+        with pytest.raises(LostOwnership):
+            await deleted.add(b"b")
+
+    async def test_impossible_quorums_are_refused(self, make_client: MakeClient) -> None:
+        client = await make_client()
+        for ensemble_size, write_quorum, ack_quorum in [(2, 3, 2), (3, 2, 3), (3, 3, 0), (0, 0, 0)]:
+            with pytest.raises(BadRequest):
+                await client.create(ensemble_size=ensemble_size, write_quorum=write_quorum, ack_quorum=ack_quorum)
+
+    async def test_more_bookies_than_there_are(self, make_client: MakeClient) -> None:
+        client = await make_client()
+        with pytest.raises(NotEnoughBookies):
+            await client.create(ensemble_size=9)
+        bookies = await client.list_bookies()
+        assert len(bookies) == 4
+        assert all(bookies.values())
