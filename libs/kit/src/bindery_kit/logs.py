@@ -1,0 +1,139 @@
+"""Logs: events with fields, one JSON object a line outside a terminal, readable lines inside one.
+
+`log = get_logger(__name__)`, then `log.warning("bookie_replaced", ledger_id=7, failed="b2")`: the event is a stable
+snake_case name, the facts are fields with the names that metrics and errors use. Everything goes to stderr, records of
+the standard `logging` (uvicorn, kazoo) too.
+
+Fields whose name says secret (`password`, `token`, `authorization`, ...) are masked before anything is rendered; bytes
+are shown as their length and first bytes, never whole.
+
+Importing this module is cheap: no HTTP stack, no rich.
+"""
+
+import json
+import logging
+import sys
+from collections.abc import Mapping, MutableMapping
+from typing import Any, Final
+
+import structlog
+from bindery_core.errors import BinderyError
+
+MASK: Final = "********"
+_SECRET_PARTS: Final = (
+    "password",
+    "passwd",
+    "secret",
+    "token",
+    "authorization",
+    "master_key",
+    "credential",
+    "private_key",
+)
+_BYTES_SHOWN: Final = 16
+_DEPTH_MAX: Final = 4
+LEVELS: Final = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
+
+
+def get_logger(name: str | None = None, /, **fields: Any) -> Any:
+    """A logger; `fields` are part of each of its events. Safe at module level: it takes its form at first use."""
+    return structlog.get_logger(**({"module": name} if name else {}), **fields)
+
+
+def configure(*, service: str, level: str = "info", as_json: bool | None = None, **fields: Any) -> None:
+    """Set up logging for this process, once, before the first event. `fields` go into every event (`bookie_id=...`).
+
+    `as_json=None`: JSON unless stderr is a terminal. `level` is one of LEVELS; ValueError otherwise.
+    """
+    if level not in LEVELS:
+        raise ValueError(f"not a log level: {level!r} (one of {', '.join(LEVELS)})")
+    if as_json is None:
+        as_json = not sys.stderr.isatty()
+    base = {"service": service, **fields}
+
+    def add_base(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> Mapping[str, Any]:
+        for name, value in base.items():
+            event.setdefault(name, value)
+        return event
+
+    shared: list[Any] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True, key="time"),
+        add_base,
+        structlog.processors.format_exc_info,
+    ]
+    renderer = _render_json if as_json else _render_line
+    structlog.configure(
+        processors=[*shared, _mask, renderer],
+        wrapper_class=structlog.make_filtering_bound_logger(LEVELS[level]),
+        logger_factory=structlog.WriteLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(foreign_pre_chain=shared, processors=[_drop_record, _mask, renderer])
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(max(LEVELS[level], logging.INFO))
+    for chatty in ("kazoo", "uvicorn", "httpx", "httpcore", "asyncio"):
+        logging.getLogger(chatty).setLevel(max(LEVELS[level], logging.WARNING))
+
+
+def error_fields(error: BaseException) -> dict[str, Any]:
+    """The fields that describe `error` in an event: its kind, its message and, for ours, its code and facts."""
+    if isinstance(error, BinderyError):
+        facts = {f"error_{name}": value for name, value in error.facts.items()}
+        return {"error": error.message, "error_code": error.code, **facts}
+    return {"error": str(error) or type(error).__name__, "error_kind": type(error).__name__}
+
+
+def _is_secret(name: str) -> bool:
+    lowered = name.lower()
+    return any(part in lowered for part in _SECRET_PARTS)
+
+
+def _mask(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> Mapping[str, Any]:
+    return {name: MASK if _is_secret(name) and value else _plain(value, depth=0) for name, value in event.items()}
+
+
+def _plain(value: Any, *, depth: int) -> Any:
+    """`value` as something JSON can hold, with secrets inside mappings masked and bytes cut."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, bytes | bytearray | memoryview):
+        return f"<{len(value)} bytes {bytes(value[:_BYTES_SHOWN]).hex()}>"
+    if depth < _DEPTH_MAX:
+        if isinstance(value, Mapping):
+            return {str(k): MASK if _is_secret(str(k)) and v else _plain(v, depth=depth + 1) for k, v in value.items()}
+        if isinstance(value, list | tuple | set | frozenset):
+            return [_plain(item, depth=depth + 1) for item in value]
+    return str(value)
+
+
+def _drop_record(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> Mapping[str, Any]:
+    record = event.pop("_record", None)
+    event.pop("_from_structlog", None)
+    if record is not None:
+        event.setdefault("module", record.name)
+        event["message"] = event.get("event")
+        event["event"] = "library_message"
+    return event
+
+
+def _render_json(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> str:
+    first = {name: event[name] for name in ("time", "level", "event") if name in event}
+    return json.dumps({**first, **event}, default=str, ensure_ascii=False)
+
+
+def _render_line(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> str:
+    fields = dict(event)
+    time = str(fields.pop("time", ""))[11:23]
+    level = str(fields.pop("level", "")).upper()
+    name = fields.pop("event", "")
+    trace = fields.pop("exception", None)
+    for noise in ("module", "service"):
+        fields.pop(noise, None)
+    text = f"{time} {level:<7} {name}  " + " ".join(f"{k}={v}" for k, v in fields.items())
+    return text.rstrip() + (f"\n{trace}" if trace else "")
