@@ -16,8 +16,17 @@ import sys
 from collections.abc import Mapping, MutableMapping
 from typing import Any, Final
 
-import structlog
 from bindery_core.errors import BinderyError
+
+if "rich" in sys.modules:
+    import structlog
+else:
+    # structlog loads rich for a renderer that we do not use, at the price of half of this import.
+    sys.modules["rich"] = None  # type: ignore[assignment]
+    try:
+        import structlog
+    finally:
+        del sys.modules["rich"]
 
 MASK: Final = "********"
 _SECRET_PARTS: Final = (
