@@ -87,7 +87,12 @@ class MetadataStore(Protocol):
         ...
 
     async def create(
-        self, path: str, data: bytes = b"", *, ephemeral: bool = False, sequential: bool = False,
+        self,
+        path: str,
+        data: bytes = b"",
+        *,
+        ephemeral: bool = False,
+        sequential: bool = False,
         make_parents: bool = False,
     ) -> str:
         """Create and return the path (with the 10-digit suffix of a sequential node). A missing parent is NoSuchNode,

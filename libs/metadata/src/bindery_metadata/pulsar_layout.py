@@ -1,0 +1,109 @@
+"""Znode paths of Pulsar's trees that a broker touches.
+
+T, N: tenant and namespace; `<enc>`: URL form encoding of a topic's local name or a subscription's name.
+
+| key                                              | value                 | written by, how             | removed by, how        |
+|--------------------------------------------------|-----------------------|-----------------------------|------------------------|
+| `/managed-ledgers/T/N/persistent/<encTopic>`     | ManagedLedgerInfo     | owning broker: create, set(v) | owning broker: delete(v) |
+| `/managed-ledgers/T/N/persistent/<encTopic>/<encSub>` | ManagedCursorInfo | owning broker: create, set(v) | owning broker: delete(v) |
+| `/namespace/T/N/0xAAAAAAAA_0xBBBBBBBB`           | owner, JSON           | owning broker, ephemeral    | its session, or it: any |
+| `/loadbalance/brokers/<host:port>`               | broker, JSON          | broker, ephemeral           | its session, or it: any |
+| `/loadbalance/leader`                            | leader, JSON          | leader, ephemeral           | its session, or it: any |
+| `/admin/clusters/<c>`                            | ClusterData JSON      | operator: create, set(v)    | operator: delete(v)    |
+| `/admin/policies/T`                              | TenantInfo JSON       | operator: create, set(v)    | operator: delete(v)    |
+| `/admin/policies/T/N`                            | Policies JSON         | operator: create, set(v)    | operator: delete(v)    |
+| `/admin/local-policies/T/N`                      | LocalPolicies JSON    | operator: create, set(v)    | operator: delete(v)    |
+| `/admin/partitioned-topics/T/N/persistent/<encTopic>` | `{"partitions":n}` | operator: create, set(v)   | operator: delete(v)    |
+| `/counters/producer-name`                        | empty; its version counts | broker: set(any)        | never                  |
+
+The managed ledger's node is the topic: it exists exactly when the topic does.
+The encoding is that of HTML forms: UTF-8; letters, digits, `.`, `-`, `*` and `_` stand for themselves, space is `+`.
+Source: Pulsar 4.x, broker resources and ZooKeeper layout.
+"""
+
+import re
+from typing import Final
+from urllib.parse import quote_plus, unquote_plus
+
+from bindery_core.errors import BadRequest
+
+MANAGED_LEDGERS_ROOT: Final = "/managed-ledgers"
+NAMESPACE_ROOT: Final = "/namespace"
+POLICIES_ROOT: Final = "/admin/policies"
+LOCAL_POLICIES_ROOT: Final = "/admin/local-policies"
+CLUSTERS_ROOT: Final = "/admin/clusters"
+PARTITIONED_TOPICS_ROOT: Final = "/admin/partitioned-topics"
+BROKERS_ROOT: Final = "/loadbalance/brokers"
+LEADER: Final = "/loadbalance/leader"
+PRODUCER_NAME_COUNTER: Final = "/counters/producer-name"
+
+_NAME = re.compile(r"[-=:.\w]+", re.ASCII)
+
+
+def encode_name(name: str) -> str:
+    """A topic's local name or a subscription as one path part. Raises BadRequest when empty or not encodable."""
+    if not name or name in (".", ".."):
+        raise BadRequest("not a name that a path can hold", name=name)
+    try:
+        return quote_plus(name, safe="*").replace("~", "%7E")
+    except UnicodeEncodeError as error:
+        raise BadRequest("a name with half a character", name=ascii(name)) from error
+
+
+def decode_name(part: str) -> str:
+    """Inverse of `encode_name`."""
+    return unquote_plus(part, errors="strict")
+
+
+def _checked(kind: str, name: str) -> str:
+    if not _NAME.fullmatch(name) or name in (".", ".."):
+        raise BadRequest(f"not a {kind} name", name=name)
+    return name
+
+
+def tenant_policies(tenant: str) -> str:
+    return f"{POLICIES_ROOT}/{_checked('tenant', tenant)}"
+
+
+def _namespace_part(tenant: str, namespace: str) -> str:
+    return f"{_checked('tenant', tenant)}/{_checked('namespace', namespace)}"
+
+
+def namespace_policies(*, tenant: str, namespace: str) -> str:
+    return f"{POLICIES_ROOT}/{_namespace_part(tenant, namespace)}"
+
+
+def local_policies(*, tenant: str, namespace: str) -> str:
+    return f"{LOCAL_POLICIES_ROOT}/{_namespace_part(tenant, namespace)}"
+
+
+def managed_ledgers(*, tenant: str, namespace: str) -> str:
+    """Parent of the namespace's persistent topics."""
+    return f"{MANAGED_LEDGERS_ROOT}/{_namespace_part(tenant, namespace)}/persistent"
+
+
+def managed_ledger(*, tenant: str, namespace: str, topic: str) -> str:
+    """`topic`: the local name, as users write it."""
+    return f"{managed_ledgers(tenant=tenant, namespace=namespace)}/{encode_name(topic)}"
+
+
+def cursor(*, tenant: str, namespace: str, topic: str, subscription: str) -> str:
+    return f"{managed_ledger(tenant=tenant, namespace=namespace, topic=topic)}/{encode_name(subscription)}"
+
+
+def partitioned_topic(*, tenant: str, namespace: str, topic: str) -> str:
+    return f"{PARTITIONED_TOPICS_ROOT}/{_namespace_part(tenant, namespace)}/persistent/{encode_name(topic)}"
+
+
+def bundle_name(*, lower: int, upper: int) -> str:
+    """Name of the ring range lower..upper (32 bits each)."""
+    assert 0 <= lower < upper <= 0xFFFFFFFF
+    return f"0x{lower:08x}_0x{upper:08x}"
+
+
+def bundle_owner(*, tenant: str, namespace: str, bundle: str) -> str:
+    return f"{NAMESPACE_ROOT}/{_namespace_part(tenant, namespace)}/{_checked('bundle', bundle)}"
+
+
+def broker(host_port: str) -> str:
+    return f"{BROKERS_ROOT}/{_checked('broker', host_port)}"

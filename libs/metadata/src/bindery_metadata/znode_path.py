@@ -1,0 +1,60 @@
+"""Rules for znode paths, checked before anything is sent.
+
+ZooKeeper answers a bad path by an error or by closing the connection, depending on what is bad; both are too late.
+Source: ZooKeeper's PathUtils and jute.maxbuffer.
+"""
+
+from collections.abc import Iterator
+from typing import Final
+
+from bindery_core.errors import BadRequest, TooLarge
+
+DATA_SIZE_MAX: Final = 1_000_000
+"""Bytes in one request. jute.maxbuffer (1,048,575 by default) bounds the whole packet, and a server that gets a longer
+one closes the connection: without this check an oversized write would look like an outage."""
+
+PATH_SIZE_MAX: Final = 4_096
+
+
+def validate_path(path: str) -> str:
+    """Return `path`; raises BadRequest unless it is absolute, has no empty, `.` or `..` part and no control character."""
+    if path == "/":
+        return path
+    if not path.startswith("/") or path.endswith("/") or len(path) > PATH_SIZE_MAX:
+        raise BadRequest("not a znode path", path=path[:200])
+    if any(part in ("", ".", "..") for part in path[1:].split("/")):
+        raise BadRequest("not a znode path", path=path)
+    if any(ord(c) < 0x20 or 0x7F <= ord(c) <= 0x9F or 0xD800 <= ord(c) <= 0xF8FF or ord(c) >= 0xFFF0 for c in path):
+        raise BadRequest("a character that znode paths cannot hold", path=ascii(path))
+    return path
+
+
+def validate_new_path(path: str, *, sequential: bool) -> str:
+    """As `validate_path`; the last part may be empty when ZooKeeper will append a number to it."""
+    if sequential and path.endswith("/"):
+        validate_path(path + "0")
+        return path
+    return validate_path(path)
+
+
+def validate_size(size: int, path: str) -> None:
+    """Raises TooLarge for a request of more than DATA_SIZE_MAX bytes."""
+    if size > DATA_SIZE_MAX:
+        raise TooLarge("too much data for a znode", path=path, size=size, size_max=DATA_SIZE_MAX)
+
+
+def parent_of(path: str) -> str:
+    """The parent's path; of `/` it is `/`."""
+    return path.rsplit("/", 1)[0] or "/"
+
+
+def name_of(path: str) -> str:
+    """The last part."""
+    return path.rsplit("/", 1)[1]
+
+
+def ancestors(path: str) -> Iterator[str]:
+    """Every node above `path` from the top down, the root `/` left out."""
+    parts = path[1:].split("/")[:-1]
+    for count in range(1, len(parts) + 1):
+        yield "/" + "/".join(parts[:count])
