@@ -133,8 +133,16 @@ class OtherRequest(msgspec.Struct, gc=False):
 
 
 Request = (
-    AddRequest | ReadRequest | WriteLacRequest | ReadLacRequest | BookieInfoRequest | ForceLedgerRequest
-    | ListEntriesRequest | StartTlsRequest | AuthRequest | OtherRequest
+    AddRequest
+    | ReadRequest
+    | WriteLacRequest
+    | ReadLacRequest
+    | BookieInfoRequest
+    | ForceLedgerRequest
+    | ListEntriesRequest
+    | StartTlsRequest
+    | AuthRequest
+    | OtherRequest
 )
 
 
@@ -210,6 +218,14 @@ class ErrorResponse(msgspec.Struct, gc=False):
 
 
 Response = (
-    AddResponse | ReadResponse | WriteLacResponse | ReadLacResponse | BookieInfoResponse | ForceLedgerResponse
-    | ListEntriesResponse | StartTlsResponse | AuthResponse | ErrorResponse
+    AddResponse
+    | ReadResponse
+    | WriteLacResponse
+    | ReadLacResponse
+    | BookieInfoResponse
+    | ForceLedgerResponse
+    | ListEntriesResponse
+    | StartTlsResponse
+    | AuthResponse
+    | ErrorResponse
 )

@@ -1,0 +1,241 @@
+"""Hand-written coding of the frames that make up nearly all traffic: adds and plain reads, and their answers.
+
+An encoder writes the bytes that the generated code would write. A decoder takes exactly the shape that clients send
+(fields once each, ascending, nothing unknown) and returns None for anything else, valid or not, so that `v3` gives the
+frame to the generated code: what is rare is decoded in one place only. Tests compare both ways on random messages.
+
+Layout of every message: field 1 header {1: version = 3, 2: operation, 3: txn id[, 4: priority]}; in a response field
+2: status; then one sub-message, whose field number is 100 (read) or 101 (add). Tags are field << 3 | wire type.
+"""
+
+import struct
+
+from bindery_core.wire.messages import AddRequest, AddResponse, ReadRequest, ReadResponse
+from bindery_core.wire.varint import ONE_BYTE, NotAVarint, decode, to_signed
+from bindery_core.wire.varint import encode as varint
+
+_LENGTH = struct.Struct(">i")
+
+# Header of an operation up to and with the tag of the transaction id; in front of it stand the header's tag and size.
+_HEADER_START = b"\x08\x03\x10"
+_READ = 1
+_ADD = 2
+_READ_HEADER = b"\x08\x03\x10\x01\x18"
+_ADD_HEADER = b"\x08\x03\x10\x02\x18"
+_PRIORITY_TAG = 0x20
+_READ_TAG = b"\xa2\x06"  # field 100, length-delimited
+_ADD_TAG = b"\xaa\x06"  # field 101, length-delimited
+_FLAG_TAG = b"\xa0\x06"  # field 100 of the sub-message, varint
+_RECOVERY = _FLAG_TAG + b"\x01"
+_STATUS_OK_THEN_ADD = b"\x10\x00" + _ADD_TAG
+_STATUS_OK_THEN_READ = b"\x10\x00" + _READ_TAG
+
+
+# --- requests -------------------------------------------------------------------------------------------------------
+
+
+def encode_add_request(request: AddRequest) -> bytes:
+    """The frame, length included."""
+    txn = varint(request.txn_id)
+    priority = b"\x20" + varint(request.priority) if request.priority else b""
+    key = request.master_key
+    body = request.body
+    head = b"".join(
+        (b"\x08", varint(request.ledger_id), b"\x10", varint(request.entry_id), b"\x1a", varint(len(key)), key,
+         b"\x22", varint(len(body)))
+    )  # fmt: skip
+    tail = b"\x28" + varint(request.write_flags) if request.write_flags else b""
+    if request.recovery:
+        tail += _RECOVERY
+    sub_size = varint(len(head) + len(body) + len(tail))
+    header_size = 5 + len(txn) + len(priority)
+    size = 2 + header_size + 2 + len(sub_size) + len(head) + len(body) + len(tail)
+    return b"".join(
+        (_LENGTH.pack(size), b"\x0a", ONE_BYTE[header_size], _ADD_HEADER, txn, priority, _ADD_TAG, sub_size, head, body,
+         tail)
+    )  # fmt: skip
+
+
+def encode_read_request(request: ReadRequest) -> bytes:
+    """The frame, length included."""
+    txn = varint(request.txn_id)
+    priority = b"\x20" + varint(request.priority) if request.priority else b""
+    sub = b"\x08" + varint(request.ledger_id) + b"\x10" + varint(request.entry_id)
+    if request.master_key is not None:
+        sub += b"\x1a" + varint(len(request.master_key)) + request.master_key
+    if request.previous_lac is not None:
+        sub += b"\x20" + varint(request.previous_lac)
+    if request.timeout_ms is not None:
+        sub += b"\x28" + varint(request.timeout_ms)
+    if request.flag:
+        sub += _FLAG_TAG + varint(request.flag)
+    sub_size = varint(len(sub))
+    header_size = 5 + len(txn) + len(priority)
+    return b"".join(
+        (_LENGTH.pack(2 + header_size + 2 + len(sub_size) + len(sub)), b"\x0a", ONE_BYTE[header_size], _READ_HEADER,
+         txn, priority, _READ_TAG, sub_size, sub)
+    )  # fmt: skip
+
+
+def decode_request(message: bytes) -> AddRequest | ReadRequest | None:
+    """An add or a plain read of the usual shape; None for everything else."""
+    try:
+        if message[0] != 0x0A or message[2:5] != _HEADER_START or message[6] != 0x18:
+            return None
+        operation = message[5]
+        txn_id, at = decode(message, 7)
+        priority = 0
+        if at != 2 + message[1]:
+            if message[at] != _PRIORITY_TAG:
+                return None
+            priority = message[at + 1]
+            at += 2
+            if at != 2 + message[1] or priority > 0x7F:
+                return None
+        if operation == _ADD:
+            return _decode_add(message, at, txn_id, priority)
+        if operation == _READ:
+            return _decode_read(message, at, txn_id, priority)
+    except (IndexError, NotAVarint):
+        pass
+    return None
+
+
+def _decode_add(message: bytes, at: int, txn_id: int, priority: int) -> AddRequest | None:
+    if message[at] != 0xAA or message[at + 1] != 0x06:
+        return None
+    sub_size, at = decode(message, at + 2)
+    end = at + sub_size
+    if end != len(message) or message[at] != 0x08:
+        return None
+    ledger_id = message[at + 1]
+    at += 2
+    if ledger_id > 0x7F:
+        ledger_id, at = decode(message, at - 1)
+    if message[at] != 0x10:
+        return None
+    entry_id = message[at + 1]
+    at += 2
+    if entry_id > 0x7F:
+        entry_id, at = decode(message, at - 1)
+    if message[at] != 0x1A:
+        return None
+    key_size = message[at + 1]
+    if key_size > 0x7F:
+        return None
+    key_at = at + 2
+    at = key_at + key_size
+    if message[at] != 0x22:
+        return None
+    body_size, body_at = decode(message, at + 1)
+    at = body_at + body_size
+    recovery = False
+    if at != end:
+        if message[at:] != _RECOVERY:
+            return None
+        recovery = True
+    if ledger_id > 0x7FFF_FFFF_FFFF_FFFF or entry_id > 0x7FFF_FFFF_FFFF_FFFF:
+        return None
+    return AddRequest(
+        txn_id, ledger_id, entry_id, message[key_at : key_at + key_size], message[body_at:at], recovery, 0, priority
+    )
+
+
+def _decode_read(message: bytes, at: int, txn_id: int, priority: int) -> ReadRequest | None:
+    if message[at] != 0xA2 or message[at + 1] != 0x06:
+        return None
+    sub_size, at = decode(message, at + 2)
+    end = at + sub_size
+    if end != len(message) or message[at] != 0x08:
+        return None
+    ledger_id, at = decode(message, at + 1)
+    if message[at] != 0x10:
+        return None
+    entry_id, at = decode(message, at + 1)
+    if at != end:
+        return None
+    return ReadRequest(txn_id, to_signed(ledger_id), to_signed(entry_id), priority=priority)
+
+
+# --- responses ------------------------------------------------------------------------------------------------------
+
+
+def encode_add_response(response: AddResponse) -> bytes:
+    """The frame, length included."""
+    txn = varint(response.txn_id)
+    ledger_id = varint(response.ledger_id)
+    entry_id = varint(response.entry_id)
+    if response.status == 0:
+        sub_size = 4 + len(ledger_id) + len(entry_id)
+        header_size = 5 + len(txn)
+        return b"".join(
+            (b"\x00\x00\x00", ONE_BYTE[2 + header_size + 5 + sub_size], b"\x0a", ONE_BYTE[header_size], _ADD_HEADER,
+             txn, _STATUS_OK_THEN_ADD, ONE_BYTE[sub_size], b"\x08\x00\x10", ledger_id, b"\x18", entry_id)
+        )  # fmt: skip
+    status = varint(response.status)
+    return _frame_response(
+        _ADD_HEADER, txn, status, _ADD_TAG, b"".join((b"\x08", status, b"\x10", ledger_id, b"\x18", entry_id))
+    )
+
+
+def encode_read_response(response: ReadResponse) -> bytes:
+    """The frame, length included."""
+    status = varint(response.status)
+    parts = [b"\x08", status, b"\x10", varint(response.ledger_id), b"\x18", varint(response.entry_id)]
+    if response.body is not None:
+        parts += (b"\x22", varint(len(response.body)), response.body)
+    if response.max_lac is not None:
+        parts += (b"\x28", varint(response.max_lac))
+    if response.lac_update_timestamp_ms is not None:
+        parts += (b"\x30", varint(response.lac_update_timestamp_ms))
+    return _frame_response(_READ_HEADER, varint(response.txn_id), status, _READ_TAG, b"".join(parts))
+
+
+def _frame_response(header: bytes, txn: bytes, status: bytes, sub_tag: bytes, sub: bytes) -> bytes:
+    header_size = len(header) + len(txn)
+    sub_size = varint(len(sub))
+    size = 2 + header_size + 1 + len(status) + len(sub_tag) + len(sub_size) + len(sub)
+    return b"".join(
+        (_LENGTH.pack(size), b"\x0a", ONE_BYTE[header_size], header, txn, b"\x10", status, sub_tag, sub_size, sub)
+    )
+
+
+def decode_response(message: bytes) -> AddResponse | ReadResponse | None:
+    """A successful add or read of the usual shape; None for everything else."""
+    try:
+        if message[0] != 0x0A or message[2:5] != _HEADER_START or message[6] != 0x18:
+            return None
+        operation = message[5]
+        txn_id, at = decode(message, 7)
+        if at != 2 + message[1]:
+            return None
+        status_and_tag = message[at : at + 4]
+        sub_size, at = decode(message, at + 4)
+        end = at + sub_size
+        if end != len(message) or message[at : at + 3] != b"\x08\x00\x10":
+            return None
+        ledger_id, at = decode(message, at + 3)
+        if message[at] != 0x18:
+            return None
+        entry_id, at = decode(message, at + 1)
+        if operation == _ADD and status_and_tag == _STATUS_OK_THEN_ADD:
+            if at != end:
+                return None
+            return AddResponse(txn_id, 0, to_signed(ledger_id), to_signed(entry_id))
+        if operation != _READ or status_and_tag != _STATUS_OK_THEN_READ or message[at] != 0x22:
+            return None
+        body_size, body_at = decode(message, at + 1)
+        at = body_at + body_size
+        if at > end:
+            return None
+        max_lac = None
+        if at != end:
+            if message[at] != 0x28:
+                return None
+            value, body_end = decode(message, at + 1)
+            if body_end != end:
+                return None
+            max_lac = to_signed(value)
+        return ReadResponse(txn_id, 0, to_signed(ledger_id), to_signed(entry_id), message[body_at:at], max_lac)
+    except (IndexError, NotAVarint):
+        return None

@@ -1,0 +1,79 @@
+"""Frames survive every way in which a stream can be cut; lengths that cannot be end it."""
+
+import time
+
+import pytest
+from bindery_core.errors import BadRequest, TooLarge
+from bindery_core.wire.framing import FRAME_SIZE_MAX, FrameDecoder
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+
+def framed(*messages: bytes) -> bytes:
+    return b"".join(len(message).to_bytes(4, "big") + message for message in messages)
+
+
+def test_every_split_point_gives_the_same_messages() -> None:
+    messages = [b"a", b"bc" * 10, b"\x00\x00\x00\x01", b"d" * 300]
+    stream = framed(*messages)
+    for first in range(len(stream) + 1):
+        for second in range(first, min(first + 7, len(stream) + 1)):
+            decoder = FrameDecoder()
+            pieces = (stream[:first], stream[first:second], stream[second:])
+            assert [message for piece in pieces for message in decoder.feed(piece)] == messages
+            assert decoder.buffered_size == 0
+
+
+def test_every_truncation_holds_back_the_last_message() -> None:
+    messages = [b"abc", b"defgh"]
+    stream = framed(*messages)
+    for cut in range(len(stream)):
+        decoder = FrameDecoder()
+        assert decoder.feed(stream[:cut]) == (messages[:1] if cut >= 7 else [])
+        assert decoder.buffered_size == (cut - 7 if cut >= 7 else cut)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.binary(min_size=1, max_size=50), max_size=20), st.lists(st.integers(1, 40), min_size=1))
+def test_any_cutting_gives_the_same_messages(messages: list[bytes], sizes: list[int]) -> None:
+    stream = framed(*messages)
+    decoder = FrameDecoder()
+    found = []
+    at = step = 0
+    while at < len(stream):
+        size = sizes[step % len(sizes)]
+        found += decoder.feed(stream[at : at + size])
+        at += size
+        step += 1
+    assert found == messages
+
+
+@pytest.mark.parametrize("length", [0, -1, -(2**31)])
+def test_a_length_that_is_not_positive_is_a_bad_request(length: int) -> None:
+    with pytest.raises(BadRequest, match=f"length={length}"):
+        FrameDecoder().feed(length.to_bytes(4, "big", signed=True))
+
+
+def test_the_limit_counts_the_length_field() -> None:
+    largest = bytes(FRAME_SIZE_MAX - 4)
+    assert FrameDecoder().feed(framed(largest)) == [largest]
+    with pytest.raises(TooLarge, match=f"frame_size_max={FRAME_SIZE_MAX}"):
+        FrameDecoder().feed((FRAME_SIZE_MAX - 3).to_bytes(4, "big"))
+
+
+def test_the_limit_is_found_before_the_frame_arrives() -> None:
+    decoder = FrameDecoder(frame_size_max=100)
+    assert decoder.feed(framed(b"x" * 96)[:50]) == []
+    assert decoder.feed(framed(b"x" * 96)[50:]) == [b"x" * 96]
+    with pytest.raises(TooLarge):
+        decoder.feed(b"\x00\x00\x00\x61")
+
+
+def test_a_large_frame_in_many_small_feeds_takes_linear_time() -> None:
+    """A quadratic splitter needs minutes for this; the bound is far from both."""
+    stream = framed(bytes(4 * 1024 * 1024))
+    decoder = FrameDecoder()
+    started = time.monotonic()
+    found = [message for at in range(0, len(stream), 100) for message in decoder.feed(stream[at : at + 100])]
+    assert [len(message) for message in found] == [4 * 1024 * 1024]
+    assert time.monotonic() - started < 5

@@ -1,0 +1,272 @@
+"""The v3 codec against BookKeeper's own bytes, and its fast path against the generated code."""
+
+import pytest
+from bindery_core.digest import Digester, master_key
+from bindery_core.entry import pack, pack_lac
+from bindery_core.errors import BadRequest
+from bindery_core.ledger_metadata import DigestType
+from bindery_core.wire import bookkeeper_pb2 as pb
+from bindery_core.wire import messages as m
+from bindery_core.wire import v3, v3_fast
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+KEY = master_key(b"pw")
+MAC = Digester(DigestType.MAC, b"pw")
+ENTRY_L0 = pack(MAC, ledger_id=0, entry_id=0, lac=-1, length=5, payload=b"hello")
+LAC_L0 = pack_lac(MAC, ledger_id=0, lac=1)
+ENTRY_L1_E1 = bytes(0x36)
+MINUS_ONE = "ffffffffffffffffff01"
+
+# Each pair was seen on the wire between BookKeeper 4.17.2's client and bookie.
+GOLDEN_REQUESTS = {
+    "add": (
+        m.AddRequest(1, 0, 0, KEY, ENTRY_L0),
+        "0a06080310021801 aa0655 0800 1000 1a14" + KEY.hex() + "2239" + ENTRY_L0.hex(),
+    ),
+    "write LAC": (
+        m.WriteLacRequest(5, 0, 1, KEY, LAC_L0),
+        "0a06080310061805 ba0640 0800 1001 1a14" + KEY.hex() + "2224" + LAC_L0.hex(),
+    ),
+    "read LAC": (m.ReadLacRequest(7, 0), "0a06080310071807 c20602 0800"),
+    "read": (m.ReadRequest(10, 0, 0), "0a0608031001180a a20604 0800 1000"),
+    "long poll": (
+        m.ReadRequest(18, 1, -1, flag=m.ReadFlag.ENTRY_PIGGYBACK, previous_lac=0, timeout_ms=3000),
+        "0a06080310011812 a20615 0801 10" + MINUS_ONE + "2000 28b817 a00602",
+    ),
+    "fencing read": (
+        m.ReadRequest(19, 1, -1, flag=m.ReadFlag.FENCE_LEDGER, master_key=KEY),
+        "0a06080310011813 a20626 0801 10" + MINUS_ONE + "1a14" + KEY.hex() + "a00601",
+    ),
+    "recovery read": (
+        m.ReadRequest(20, 1, 3, flag=m.ReadFlag.FENCE_LEDGER, master_key=KEY, priority=m.HIGH_PRIORITY),
+        "0a080803100118142064 a2061d 0801 1003 1a14" + KEY.hex() + "a00601",
+    ),
+    "recovery add": (
+        m.AddRequest(21, 0, 0, KEY, ENTRY_L0, recovery=True, priority=m.HIGH_PRIORITY),
+        "0a080803100218152064 aa0658 0800 1000 1a14" + KEY.hex() + "2239" + ENTRY_L0.hex() + "a00601",
+    ),
+}
+GOLDEN_RESPONSES = {
+    "add": (m.AddResponse(1, 0, 0, 0), "0a06080310021801 1000 aa0606 0800 1000 1800"),
+    "write LAC": (m.WriteLacResponse(5, 0, 0), "0a06080310061805 1000 ba0604 0800 1000"),
+    "read LAC without explicit LAC": (
+        m.ReadLacResponse(7, 0, 0, last_entry_body=ENTRY_L0),
+        "0a06080310071807 1000 c2063f 0800 1000 2239" + ENTRY_L0.hex(),
+    ),
+    "read": (
+        m.ReadResponse(10, 0, 0, 0, ENTRY_L0, max_lac=-1),
+        "0a0608031001180a 1000 a2064c 0800 1000 1800 2239" + ENTRY_L0.hex() + "28" + MINUS_ONE,
+    ),
+    "long poll": (
+        m.ReadResponse(18, 0, 1, 1, ENTRY_L1_E1, max_lac=2),
+        "0a06080310011812 1000 a20640 0800 1001 1801 2236" + ENTRY_L1_E1.hex() + "2802",
+    ),
+}
+
+
+def framed(hex_text: str) -> bytes:
+    message = bytes.fromhex(hex_text)
+    return len(message).to_bytes(4, "big") + message
+
+
+@pytest.mark.parametrize(("request_", "golden"), GOLDEN_REQUESTS.values(), ids=GOLDEN_REQUESTS)
+def test_requests_are_the_bytes_of_bookkeepers_client(request_: m.Request, golden: str) -> None:
+    assert v3.encode_request(request_) == v3.encode_request_generated(request_) == framed(golden)
+    assert v3.decode_request(framed(golden)[4:]) == request_
+    assert v3.decode_request_generated(framed(golden)[4:]) == request_
+
+
+@pytest.mark.parametrize(("response", "golden"), GOLDEN_RESPONSES.values(), ids=GOLDEN_RESPONSES)
+def test_responses_are_the_bytes_of_bookkeepers_bookie(response: m.Response, golden: str) -> None:
+    assert v3.encode_response(response) == v3.encode_response_generated(response) == framed(golden)
+    assert v3.decode_response(framed(golden)[4:]) == response
+    assert v3.decode_response_generated(framed(golden)[4:]) == response
+
+
+i64 = st.one_of(st.integers(-1, 300), st.integers(-(2**63), 2**63 - 1))
+u64 = st.one_of(st.integers(0, 300), st.integers(0, 2**64 - 1))
+priorities = st.sampled_from([0, 1, 100, 128, 2**32 - 1])
+bodies = st.one_of(st.binary(max_size=40), st.integers(100, 20000).map(bytes))
+keys = st.one_of(st.just(KEY), st.binary(max_size=200))
+statuses = st.sampled_from(list(m.Status)).map(int)
+
+
+def opt(strategy: st.SearchStrategy) -> st.SearchStrategy:
+    return st.one_of(st.none(), strategy)
+
+
+requests = st.one_of(
+    st.builds(
+        m.AddRequest, u64, i64, i64, keys, bodies, st.booleans(),
+        st.one_of(st.just(0), st.just(1), st.integers(-(2**31), 2**31 - 1)), priorities,
+    ),
+    st.builds(m.ReadRequest, u64, i64, i64, st.integers(0, 2), opt(keys), opt(i64), opt(i64), priorities),
+    st.builds(m.WriteLacRequest, u64, i64, i64, keys, bodies, priorities),
+    st.builds(m.ReadLacRequest, u64, i64, priorities),
+    st.builds(m.BookieInfoRequest, u64, i64),
+    st.builds(m.ForceLedgerRequest, u64, i64),
+    st.builds(m.ListEntriesRequest, u64, i64),
+    st.builds(m.StartTlsRequest, u64),
+    st.builds(m.AuthRequest, u64, st.text(max_size=20), bodies),
+)  # fmt: skip
+responses = st.one_of(
+    st.builds(m.AddResponse, u64, statuses, i64, i64),
+    st.builds(m.ReadResponse, u64, statuses, i64, i64, opt(bodies), opt(i64), opt(i64)),
+    st.builds(m.WriteLacResponse, u64, statuses, i64),
+    st.builds(m.ReadLacResponse, u64, statuses, i64, opt(bodies), opt(bodies)),
+    st.builds(m.BookieInfoResponse, u64, statuses, opt(i64), opt(i64)),
+    st.builds(m.ForceLedgerResponse, u64, statuses, i64),
+    st.builds(m.ListEntriesResponse, u64, statuses, i64, opt(bodies)),
+    st.builds(m.StartTlsResponse, u64, statuses),
+    st.builds(m.AuthResponse, u64, statuses, st.text(min_size=1, max_size=20), bodies),
+    st.builds(m.ErrorResponse, u64, st.integers(1, 8), statuses.filter(bool)),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(requests)
+def test_requests_round_trip_and_the_fast_path_equals_the_generated_code(request_: m.Request) -> None:
+    frame = v3.encode_request(request_)
+    assert frame == v3.encode_request_generated(request_)
+    assert v3.decode_request(frame[4:]) == v3.decode_request_generated(frame[4:]) == request_
+
+
+@settings(max_examples=300, deadline=None)
+@given(responses)
+def test_responses_round_trip_and_the_fast_path_equals_the_generated_code(response: m.Response) -> None:
+    frame = v3.encode_response(response)
+    assert frame == v3.encode_response_generated(response)
+    decoded = v3.decode_response_generated(frame[4:])
+    assert v3.decode_response(frame[4:]) == decoded
+    if not isinstance(response, m.ErrorResponse) or response.operation not in (m.Operation.AUTH, m.Operation.START_TLS):
+        assert decoded == response
+
+
+def outcome(function, data: bytes):  # type: ignore[no-untyped-def]
+    try:
+        return function(data)
+    except BadRequest:
+        return BadRequest
+
+
+@pytest.mark.parametrize("name", GOLDEN_REQUESTS)
+def test_no_flip_or_cut_makes_the_fast_request_decoder_say_something_else(name: str) -> None:
+    """Every flipped bit of the first bytes, every flipped byte and every truncation: both decoders agree."""
+    message = framed(GOLDEN_REQUESTS[name][1])[4:]
+    damaged = [message[:cut] for cut in range(len(message))]
+    for at in range(len(message)):
+        for mask in (1, 2, 4, 8, 16, 32, 64, 128, 255):
+            damaged.append(message[:at] + bytes((message[at] ^ mask,)) + message[at + 1 :])
+    fast_answers = 0
+    for data in damaged:
+        fast = v3_fast.decode_request(data)
+        if fast is not None:
+            fast_answers += 1
+            assert outcome(v3.decode_request_generated, data) == fast
+    if name in ("add", "read", "recovery add"):
+        assert fast_answers > 0
+
+
+@pytest.mark.parametrize("name", GOLDEN_RESPONSES)
+def test_no_flip_or_cut_makes_the_fast_response_decoder_say_something_else(name: str) -> None:
+    message = framed(GOLDEN_RESPONSES[name][1])[4:]
+    damaged = [message[:cut] for cut in range(len(message))]
+    for at in range(len(message)):
+        for mask in (1, 2, 4, 8, 16, 32, 64, 128, 255):
+            damaged.append(message[:at] + bytes((message[at] ^ mask,)) + message[at + 1 :])
+    for data in damaged:
+        fast = v3_fast.decode_response(data)
+        if fast is not None:
+            assert outcome(v3.decode_response_generated, data) == fast
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=80))
+def test_random_bytes_are_a_request_or_a_bad_request(data: bytes) -> None:
+    for decode in (v3.decode_request, v3.decode_response):
+        assert outcome(decode, data) is not None
+
+
+def test_the_fast_path_takes_adds_and_plain_reads() -> None:
+    """The fast path must not fall asleep: what clients send most is decoded by it."""
+    for request_ in (
+        m.AddRequest(2**40, 2**50, 2**30, KEY, b"x" * 5000),
+        m.AddRequest(1, 0, 0, KEY, ENTRY_L0, recovery=True, priority=100),
+        m.ReadRequest(10, 3, 5),
+        m.ReadRequest(10, 3, -1),
+    ):
+        assert v3_fast.decode_request(v3.encode_request(request_)[4:]) == request_
+    for response in (m.AddResponse(2**40, 0, 2**50, 2**30), m.ReadResponse(10, 0, 3, 5, ENTRY_L0, 4)):
+        assert v3_fast.decode_response(v3.encode_response(response)[4:]) == response
+
+
+def request_bytes(*, version: int = 3, operation: int = 2, txn_id: int = 9) -> bytes:
+    return bytes((0x0A, 6, 8, version, 0x10, operation, 0x18, txn_id))
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_other_versions_are_named_with_their_ids(version: int) -> None:
+    message = request_bytes(version=version) + v3.encode_request(m.AddRequest(9, 7, 8, KEY, b"x"))[4 + 8 :]
+    assert v3.decode_request(message) == m.OtherRequest(9, m.Operation.ADD_ENTRY, version, 7, 8)
+
+
+@pytest.mark.parametrize("operation", [3, 4, 12])
+def test_operations_nobody_serves_are_named(operation: int) -> None:
+    assert v3.decode_request(request_bytes(operation=operation)) == m.OtherRequest(9, operation, 3)
+
+
+@pytest.mark.parametrize("operation", [1, 2, 5, 6, 7, 10, 11])
+def test_an_operation_without_its_message_is_an_other_request(operation: int) -> None:
+    assert v3.decode_request(request_bytes(operation=operation)) == m.OtherRequest(9, operation, 3)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        b"",
+        request_bytes(operation=13),
+        request_bytes(operation=0),
+        request_bytes(version=4),
+        request_bytes()[:-2],
+        b"\x02\x01\x00\x00" + bytes(40),
+        request_bytes() + b"\xaa\x06\x02\x08\x00",
+    ],
+    ids=["empty", "operation 13", "operation 0", "version 4", "header cut", "a v2 add", "required fields missing"],
+)
+def test_what_cannot_be_read_raises(message: bytes) -> None:
+    with pytest.raises(BadRequest):
+        v3.decode_request(message)
+
+
+def test_unknown_flags_and_fields_do_not_matter() -> None:
+    plain = m.ReadRequest(9, 1, 2)
+    unknown_flag = v3.encode_request(m.ReadRequest(9, 1, 2, flag=1))[4:].replace(b"\xa0\x06\x01", b"\xa0\x06\x7f")
+    assert v3.decode_request(unknown_flag) == plain
+    with_context = pb.Request.FromString(v3.encode_request(plain)[4:])
+    with_context.context.add(key="user", value="someone")
+    assert v3.decode_request(with_context.SerializeToString()) == plain
+    assert v3.decode_request(v3.encode_request(plain)[4:] + b"\xf8\x3f\x01") == plain
+
+
+def test_the_outer_status_counts_unless_it_is_ok() -> None:
+    frame = pb.Response.FromString(v3.encode_response(m.AddResponse(9, 0, 1, 2))[4:])
+    frame.status = pb.FENCED
+    assert v3.decode_response(frame.SerializeToString()) == m.AddResponse(9, m.Status.FENCED, 1, 2)
+    frame.status = pb.OK
+    frame.add.status = pb.READ_ONLY
+    assert v3.decode_response(frame.SerializeToString()) == m.AddResponse(9, m.Status.READ_ONLY, 1, 2)
+
+
+def test_an_ok_without_its_message_is_unreadable() -> None:
+    with pytest.raises(BadRequest, match="without its body"):
+        v3.decode_response(request_bytes() + b"\x10\x00")
+
+
+def test_a_group_of_add_responses_is_their_frames_in_a_row() -> None:
+    adds = [m.AddRequest(n, n * 1000, n * 7, KEY, b"") for n in range(200)]
+    group_statuses = [0 if n % 3 else int(m.Status.FENCED) for n in range(200)]
+    expected = v3.encode_responses(
+        m.AddResponse(a.txn_id, s, a.ledger_id, a.entry_id) for a, s in zip(adds, group_statuses, strict=True)
+    )
+    assert v3.encode_add_responses(adds, group_statuses) == expected
