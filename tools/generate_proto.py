@@ -5,6 +5,8 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+MYPY_HEADER = '# mypy: disable-error-code="type-arg"\n'
+"""protoc writes `Mapping` without its types, which strict checking refuses."""
 
 
 def main() -> None:
@@ -12,10 +14,20 @@ def main() -> None:
         protos = sorted(str(p.relative_to(source_root)) for p in source_root.rglob("*.proto"))
         if protos:
             subprocess.run(
-                [sys.executable, "-m", "grpc_tools.protoc", f"-I{source_root}", f"--python_out={source_root}",
-                 f"--pyi_out={source_root}", *protos],
+                [
+                    sys.executable,
+                    "-m",
+                    "grpc_tools.protoc",
+                    f"-I{source_root}",
+                    f"--python_out={source_root}",
+                    f"--pyi_out={source_root}",
+                    *protos,
+                ],
                 check=True,
             )
+            for proto in protos:
+                stub = (source_root / proto).with_suffix("").with_name(Path(proto).stem + "_pb2.pyi")
+                stub.write_text(MYPY_HEADER + stub.read_text())
 
 
 if __name__ == "__main__":

@@ -15,7 +15,16 @@ UV = Path(sys.executable).parent / "uv"
 def main() -> None:
     subprocess.run([UV, "lock", *sys.argv[1:]], cwd=ROOT, check=True)
     exported = subprocess.run(
-        [UV, "export", "--frozen", "--all-groups", "--no-emit-workspace", "--no-header", "--format", "requirements-txt"],
+        [
+            UV,
+            "export",
+            "--frozen",
+            "--all-groups",
+            "--no-emit-workspace",
+            "--no-header",
+            "--format",
+            "requirements-txt",
+        ],
         cwd=ROOT,
         check=True,
         text=True,
