@@ -48,7 +48,7 @@ class TopicName:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """The topic that `text` names, in full or short form. Raises BadRequest (TooLarge for lengths) with the rule."""
+        """The topic that `text` names, in full or short form. Raises BadRequest (TooLarge for lengths)."""
         if len(text) > TOPIC_TEXT_SIZE_MAX:
             raise TooLarge("topic name is too long", size=len(text), size_max=TOPIC_TEXT_SIZE_MAX)
         if text.startswith(_NON_PERSISTENT):
