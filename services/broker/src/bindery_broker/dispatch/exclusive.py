@@ -1,0 +1,199 @@
+"""Exclusive: one consumer, the topic's order, always.
+
+Theory of operation. Messages go out in order. When one comes back (negative acknowledgement, timeout, the consumer
+left), everything that is out and unacknowledged comes back with it and reading starts again at the lowest
+unacknowledged message: `rewind_wanted` tells the owner to move the read position there before it reads on. What was read
+before a rewind is recognised by its `generation` and dropped.
+
+Invariants: ready messages ascend and lie above all held ones; after a rewind nothing is held or ready; between rewinds
+no message goes out twice.
+Source: Pulsar's single-active-consumer dispatcher (rewind to mark-delete + 1).
+"""
+
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
+from typing import Generic
+
+from bindery_broker.dispatch.item import NOT_IN_BATCH, Delivery, DispatchLimits, Item, M, MessageKey
+from bindery_broker.dispatch.leases import LeaseTable
+
+
+class ExclusiveDispatcher(Generic[M]):
+    def __init__(self, *, limits: DispatchLimits | None = None) -> None:
+        self.limits = limits or DispatchLimits()
+        self.leases = LeaseTable()
+        self.generation = 0
+        """One more after each rewind or reset."""
+        self.rewind_wanted = False
+        """The owner moves the read position to the lowest unacknowledged message and calls `rewound`."""
+        self.paused_until: float | None = None
+        """A negative acknowledgement asked for a delay, which holds everything behind it too."""
+        self._ready: deque[Item[M]] = deque()
+        self._ready_bytes = 0
+        self._acking: set[MessageKey] = set()
+        self._counts: Counter[MessageKey] = Counter()
+        self._last_offered: MessageKey | None = None
+
+    # -- reading ------------------------------------------------------------------------------------------------
+
+    @property
+    def ready_count(self) -> int:
+        return len(self._ready)
+
+    @property
+    def known_count(self) -> int:
+        return len(self._ready) + len(self.leases) + len(self._acking)
+
+    def room(self) -> int:
+        if self._ready_bytes >= self.limits.ready_bytes_max:
+            return 0
+        return max(0, min(self.limits.ready_max - len(self._ready), self.limits.unacked_max - self.known_count))
+
+    def rewound(self) -> None:
+        self.rewind_wanted = False
+
+    def offer(self, items: Sequence[Item[M]], *, generation: int) -> None:
+        """Messages as read, in order. Dropped when a rewind came in between; those being acknowledged are skipped."""
+        if generation != self.generation or self.rewind_wanted:
+            return
+        for item in items:
+            assert self._last_offered is None or self._last_offered < item.key, (self._last_offered, item.key)
+            self._last_offered = item.key
+            if item.key not in self._acking:
+                self._ready.append(item)
+                self._ready_bytes += item.size
+
+    # -- handing out ---------------------------------------------------------------------------------------------
+
+    def take(
+        self, consumer: str, *, count_max: int, bytes_max: int, ack_timeout_s: float, now: float
+    ) -> list[Delivery[M]]:
+        """Hand the next ready messages to `consumer`; one goes out whatever its size."""
+        if self.paused_until is not None:
+            if now < self.paused_until:
+                return []
+            self.paused_until = None
+        count_max = min(count_max, self.limits.unacked_per_consumer_max - self.leases.count_of(consumer))
+        taken: list[Item[M]] = []
+        taken_bytes = 0
+        while self._ready and len(taken) < count_max:
+            item = self._ready[0]
+            if item.key not in self._acking:
+                if taken and taken_bytes + item.size > bytes_max:
+                    break
+                taken.append(item)
+                taken_bytes += item.size
+            self._ready.popleft()
+            self._ready_bytes -= item.size
+        if not taken:
+            return []
+        grant = self.leases.grant(
+            consumer, [(item.key, item.size) for item in taken], deadline=now + ack_timeout_s, now=now
+        )
+        lease = str(grant.serial)
+        counts = self._counts
+        return [Delivery(item.key, item.message, lease, counts.get(item.key, 0)) for item in taken]
+
+    def renew(
+        self, consumer: str, keys: Iterable[MessageKey], *, ack_timeout_s: float, now: float
+    ) -> tuple[str, list[MessageKey]]:
+        """Start the leases of those `keys` anew that `consumer` still holds; answers the lease and the keys."""
+        held = [(key, grant.sizes[key]) for key in keys if (grant := self.leases.grant_of(key)) is not None
+                and grant.consumer == consumer]  # fmt: skip
+        if not held:
+            return "", []
+        kept = self.leases.drop([key for key, _ in held])
+        grant = self.leases.grant(consumer, held, deadline=now + ack_timeout_s, now=now)
+        return str(grant.serial), kept
+
+    def redelivery_count(self, key: MessageKey) -> int:
+        return self._counts.get(key, 0)
+
+    # -- coming back ---------------------------------------------------------------------------------------------
+
+    def begin_ack(self, keys: Iterable[MessageKey]) -> list[MessageKey]:
+        """`keys` are acknowledged, not yet durably; pass the answer to `finish_ack` or `fail_ack`."""
+        keys = list(keys)
+        entries = {key[:2] for key in keys if key[2] == NOT_IN_BATCH and key not in self.leases}
+        if entries:
+            keys += [key for key in self.leases if key[:2] in entries]
+            keys += [item.key for item in self._ready if item.key[:2] in entries]
+        fresh = [key for key in dict.fromkeys(keys) if key not in self._acking]
+        self.leases.drop(fresh)
+        self._acking.update(fresh)
+        return fresh
+
+    def begin_cumulative_ack(self, last: MessageKey) -> list[MessageKey]:
+        """Everything up to `last` is acknowledged; index -1 stands for the whole entry."""
+        below = (last[0], last[1] + 1, NOT_IN_BATCH) if last[2] == NOT_IN_BATCH else (last[0], last[1], last[2] + 1)
+        keys = [key for key in self.leases if key < below]
+        keys += [item.key for item in self._ready if item.key < below]
+        keys += [key for key in self._counts if key < below]
+        return self.begin_ack(keys)
+
+    def finish_ack(self, keys: Iterable[MessageKey]) -> None:
+        for key in keys:
+            self._acking.discard(key)
+            self._counts.pop(key, None)
+
+    def fail_ack(self, keys: Iterable[MessageKey]) -> None:
+        """The durable write did not happen: the messages come again, and so does what follows them."""
+        self._acking.difference_update(keys)
+        self.rewind()
+
+    def nack(
+        self, keys: Iterable[MessageKey], *, delay_s: float, now: float, consumer: str | None = None
+    ) -> list[MessageKey]:
+        """Return held messages; everything held comes again, in order, after `delay_s`. Answers those that were held."""
+        keys = dict.fromkeys(keys)
+        entries = {key[:2] for key in keys if key[2] == NOT_IN_BATCH and key not in self.leases}
+        if entries:
+            keys.update(dict.fromkeys(key for key in self.leases if key[:2] in entries))
+        returned = [key for key in keys if (h := self.leases.holder(key)) is not None and consumer in (None, h)]
+        if returned:
+            for key in returned:
+                self._counts[key] += 1
+            if delay_s > 0:
+                self.paused_until = max(self.paused_until or 0.0, now + delay_s)
+            self.rewind()
+        return returned
+
+    def release(self, consumer: str) -> int:
+        """The consumer left or begins anew: everything it held comes again, uncounted."""
+        count = self.leases.count_of(consumer)
+        if count:
+            self.rewind()
+        return count
+
+    def tick(self, *, now: float) -> int:
+        """One lease ran out: everything held comes again. Answers how many leases ran out."""
+        expired = self.leases.expire(now=now)
+        if expired:
+            for key in expired:
+                self._counts[key] += 1
+            self.rewind()
+        return len(expired)
+
+    def next_deadline(self) -> float | None:
+        times = [time for time in (self.paused_until, self.leases.next_deadline()) if time is not None]
+        return min(times) if times else None
+
+    def rewind(self) -> None:
+        self.generation += 1
+        self.rewind_wanted = True
+        self._ready.clear()
+        self._ready_bytes = 0
+        self._last_offered = None
+        self.leases.clear()
+
+    def reset(self) -> None:
+        """Forget everything: the cursor was moved. The read position is already where it belongs."""
+        self.rewind()
+        self.rewind_wanted = False
+        self.paused_until = None
+        self._acking.clear()
+        self._counts.clear()
+
+    def state_counts(self) -> dict[str, int]:
+        counts = {"ready": len(self._ready), "leased": len(self.leases), "acking": len(self._acking)}
+        return {state: count for state, count in counts.items() if count}

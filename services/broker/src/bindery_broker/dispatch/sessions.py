@@ -1,0 +1,97 @@
+"""Consumer sessions: membership of a subscription that survives the gaps between HTTP calls.
+
+A session begins with a consumer's first call and lives `ttl_s` beyond the end of its last one, and in any case while a
+call of it is under way or while it holds leases: a lease is never cut short by a shorter session. Times are monotonic
+seconds, given by the caller.
+
+Invariants: no session with an open call ends; at most `sessions_max` exist.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from bindery_broker.dispatch.item import MessageKey
+from bindery_core.errors import TooManyRequests
+
+REQUESTS_REMEMBERED_MAX = 8
+"""Answers that one session can repeat. A client has one call under way, or a few."""
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    consumer: str
+    joined_at: float
+    ttl_s: float
+    last_call_at: float
+    calls_open: int = 0
+    call_count: int = 0
+    message_count: int = 0
+    remembered: dict[str, tuple[MessageKey, ...]] = field(default_factory=dict)
+    """Request id -> what was handed out under it, oldest first."""
+
+    def remember(self, request_id: str, keys: tuple[MessageKey, ...]) -> None:
+        self.remembered.pop(request_id, None)
+        self.remembered[request_id] = keys
+        while len(self.remembered) > REQUESTS_REMEMBERED_MAX:
+            del self.remembered[next(iter(self.remembered))]
+
+
+class Sessions:
+    def __init__(self, *, sessions_max: int = 1000) -> None:
+        self._sessions: dict[str, Session] = {}
+        self._sessions_max = sessions_max
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def __iter__(self) -> Iterator[Session]:
+        return iter(self._sessions.values())
+
+    def get(self, consumer: str) -> Session | None:
+        return self._sessions.get(consumer)
+
+    def begin_call(self, consumer: str, *, ttl_s: float, now: float) -> Session:
+        """Join, or call again. Raises TooManyRequests when the subscription has its full number of consumers."""
+        session = self._sessions.get(consumer)
+        if session is None:
+            if len(self._sessions) >= self._sessions_max:
+                raise TooManyRequests("too many consumers", consumers=len(self._sessions), limit=self._sessions_max)
+            session = Session(consumer=consumer, joined_at=now, ttl_s=ttl_s, last_call_at=now)
+            self._sessions[consumer] = session
+        session.ttl_s = ttl_s
+        session.last_call_at = now
+        session.calls_open += 1
+        session.call_count += 1
+        return session
+
+    def end_call(self, session: Session, *, now: float) -> None:
+        assert session.calls_open > 0
+        session.calls_open -= 1
+        session.last_call_at = now
+
+    def touch(self, consumer: str, *, now: float) -> None:
+        """A call that needs no session (an acknowledgement) keeps an existing one alive."""
+        session = self._sessions.get(consumer)
+        if session is not None:
+            session.last_call_at = now
+
+    def remove(self, consumer: str) -> Session | None:
+        return self._sessions.pop(consumer, None)
+
+    def expire(self, *, now: float, leases_end_at: Callable[[str], float | None]) -> list[str]:
+        """Remove and answer the consumers whose session is over. `leases_end_at`: a consumer's last lease deadline."""
+        over = []
+        for session in self._sessions.values():
+            if session.calls_open == 0 and session.last_call_at + session.ttl_s <= now:
+                leases_end = leases_end_at(session.consumer)
+                if leases_end is None or leases_end <= now:
+                    over.append(session.consumer)
+        for consumer in over:
+            del self._sessions[consumer]
+        return over
+
+    def ends_at(self, session: Session, *, leases_end: float | None) -> float | None:
+        """When the session will be over unless it calls again; None while a call is under way."""
+        if session.calls_open:
+            return None
+        return max(session.last_call_at + session.ttl_s, leases_end or 0.0)

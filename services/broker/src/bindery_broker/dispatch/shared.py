@@ -1,0 +1,293 @@
+"""Shared: any consumer may get any message; what comes back goes out again, lowest first.
+
+Theory of operation. Every message that was read and is not acknowledged is known here by its key and is in exactly one
+state:
+
+    READY    read, body at hand, waiting for a consumer
+    LEASED   with a consumer until its lease ends
+    ACKING   acknowledged by a consumer, the durable write is under way: must not go out again
+    DELAYED  negatively acknowledged, waiting for its delay to pass
+    REPLAY   came back; its body must be read again
+    LOADING  being read again
+
+    offer: new -> READY        take: READY -> LEASED         nack: LEASED -> REPLAY | DELAYED
+    replay: REPLAY -> LOADING  offer: LOADING -> READY       tick: LEASED (timeout), DELAYED (due) -> REPLAY
+    begin_ack: any -> ACKING   finish_ack: ACKING -> gone    fail_ack: ACKING -> REPLAY
+
+The queues may hold stale rows (a READY message was acknowledged, say); the state decides, so nothing goes out twice.
+Bodies are dropped when handed out: a redelivery reads the entry again, from the cache mostly.
+
+Invariants: two live leases never hold one message; each known message is acknowledged or comes out of `take` again;
+`redelivery_count` counts negative acknowledgements and timeouts, not consumers that left.
+Source: Pulsar's shared dispatcher (replay set first, then normal reads).
+"""
+
+import heapq
+from collections import Counter, deque
+from collections.abc import Collection, Iterable, Sequence
+from enum import IntEnum
+from typing import Generic
+
+from bindery_broker.dispatch.item import NOT_IN_BATCH, Delivery, DispatchLimits, Item, M, MessageKey
+from bindery_broker.dispatch.leases import LeaseTable
+
+
+class State(IntEnum):
+    READY = 1
+    LEASED = 2
+    ACKING = 3
+    DELAYED = 4
+    REPLAY = 5
+    LOADING = 6
+
+
+class SharedDispatcher(Generic[M]):
+    def __init__(self, *, limits: DispatchLimits | None = None) -> None:
+        self.limits = limits or DispatchLimits()
+        self.leases = LeaseTable()
+        self.generation = 0
+        """One more after each `reset`: what was read before is of no use after."""
+        self._states: dict[MessageKey, State] = {}
+        self._fresh: deque[Item[M]] = deque()
+        self._again: list[tuple[MessageKey, int, Item[M]]] = []
+        self._again_serial = 0
+        self._replay: list[MessageKey] = []
+        self._delayed: list[tuple[float, MessageKey]] = []
+        self._due: dict[MessageKey, float] = {}
+        self._counts: Counter[MessageKey] = Counter()
+        self._ready_count = 0
+        self._ready_bytes = 0
+
+    # -- reading ------------------------------------------------------------------------------------------------
+
+    @property
+    def ready_count(self) -> int:
+        """Bodies at hand; an upper bound, since stale ones count until they are met."""
+        return self._ready_count
+
+    @property
+    def known_count(self) -> int:
+        return len(self._states)
+
+    def room(self) -> int:
+        """How many messages may be read now that are not known yet; 0 while a limit is reached."""
+        if self._ready_bytes >= self.limits.ready_bytes_max:
+            return 0
+        return max(0, min(self.limits.ready_max - self._ready_count, self.limits.unacked_max - len(self._states)))
+
+    def replay(self, count_max: int) -> list[MessageKey]:
+        """Up to `count_max` keys to read again, lowest first. Each must come back by `offer`, `give_back` or an ack."""
+        keys: list[MessageKey] = []
+        while self._replay and len(keys) < count_max:
+            key = heapq.heappop(self._replay)
+            if self._states.get(key) is State.REPLAY:
+                self._states[key] = State.LOADING
+                keys.append(key)
+        return keys
+
+    def give_back(self, keys: Iterable[MessageKey]) -> None:
+        """The read failed: `keys` from `replay` will be asked for again."""
+        for key in keys:
+            if self._states.get(key) is State.LOADING:
+                self._to_replay(key)
+
+    def offer(self, items: Sequence[Item[M]], *, generation: int) -> None:
+        """Messages as read. New ones and those being read again become ready; others are known already and ignored."""
+        if generation != self.generation:
+            return
+        states = self._states
+        for item in items:
+            state = states.get(item.key)
+            if state is None:
+                self._fresh.append(item)
+            elif state is State.LOADING:
+                self._again_serial += 1
+                heapq.heappush(self._again, (item.key, self._again_serial, item))
+            else:
+                continue
+            states[item.key] = State.READY
+            self._ready_count += 1
+            self._ready_bytes += item.size
+
+    # -- handing out ---------------------------------------------------------------------------------------------
+
+    def take(
+        self, consumer: str, *, count_max: int, bytes_max: int, ack_timeout_s: float, now: float
+    ) -> list[Delivery[M]]:
+        """Hand ready messages to `consumer`: returned ones first, lowest first, then fresh ones in order.
+
+        At most `count_max` and `bytes_max`, but one message goes out whatever its size.
+        """
+        count_max = min(count_max, self.limits.unacked_per_consumer_max - self.leases.count_of(consumer))
+        taken: list[Item[M]] = []
+        taken_bytes = 0
+        while len(taken) < count_max:
+            item = self._peek()
+            if item is None or (taken and taken_bytes + item.size > bytes_max):
+                break
+            self._pop()
+            self._states[item.key] = State.LEASED
+            taken_bytes += item.size
+            taken.append(item)
+        if not taken:
+            return []
+        grant = self.leases.grant(
+            consumer, [(item.key, item.size) for item in taken], deadline=now + ack_timeout_s, now=now
+        )
+        lease = str(grant.serial)
+        counts = self._counts
+        return [Delivery(item.key, item.message, lease, counts.get(item.key, 0)) for item in taken]
+
+    def renew(
+        self, consumer: str, keys: Iterable[MessageKey], *, ack_timeout_s: float, now: float
+    ) -> tuple[str, list[MessageKey]]:
+        """Start the leases of those `keys` anew that `consumer` still holds; answers the lease and the keys."""
+        held = [(key, grant.sizes[key]) for key in keys if (grant := self.leases.grant_of(key)) is not None
+                and grant.consumer == consumer]  # fmt: skip
+        if not held:
+            return "", []
+        kept = self.leases.drop([key for key, _ in held])
+        grant = self.leases.grant(consumer, held, deadline=now + ack_timeout_s, now=now)
+        return str(grant.serial), kept
+
+    def redelivery_count(self, key: MessageKey) -> int:
+        return self._counts.get(key, 0)
+
+    # -- coming back ---------------------------------------------------------------------------------------------
+
+    def begin_ack(self, keys: Iterable[MessageKey]) -> list[MessageKey]:
+        """`keys` are acknowledged, not yet durably. Answers those that were known; pass them to finish or fail.
+
+        A key with index -1 that is not known itself stands for every known message of its entry.
+        """
+        known = [key for key in self._expand(keys) if self._states.get(key, State.ACKING) is not State.ACKING]
+        self.leases.drop(known)
+        for key in known:
+            self._states[key] = State.ACKING
+        return known
+
+    def finish_ack(self, keys: Iterable[MessageKey]) -> None:
+        for key in keys:
+            if self._states.get(key) is State.ACKING:
+                self._forget(key)
+
+    def fail_ack(self, keys: Iterable[MessageKey]) -> None:
+        """The durable write did not happen: the messages go out again."""
+        for key in keys:
+            if self._states.get(key) is State.ACKING:
+                self._to_replay(key)
+
+    def nack(
+        self, keys: Iterable[MessageKey], *, delay_s: float, now: float, consumer: str | None = None
+    ) -> list[MessageKey]:
+        """Return held messages, to go out again after `delay_s`. Answers those that were held (by `consumer`, if given)."""
+        returned = [
+            key
+            for key in self._expand(keys)
+            if (holder := self.leases.holder(key)) is not None and consumer in (None, holder)
+        ]
+        for key in self.leases.drop(returned):
+            self._counts[key] += 1
+            if delay_s > 0:
+                self._states[key] = State.DELAYED
+                self._due[key] = now + delay_s
+                heapq.heappush(self._delayed, (now + delay_s, key))
+            else:
+                self._to_replay(key)
+        return returned
+
+    def release(self, consumer: str) -> int:
+        """The consumer left: what it held goes out again, uncounted."""
+        keys = self.leases.release(consumer)
+        for key in keys:
+            self._to_replay(key)
+        return len(keys)
+
+    def tick(self, *, now: float) -> int:
+        """Return what timed out or became due by `now`; answers how many messages became replayable."""
+        expired = self.leases.expire(now=now)
+        for key in expired:
+            self._counts[key] += 1
+            self._to_replay(key)
+        count = len(expired)
+        while self._delayed and self._delayed[0][0] <= now:
+            due, key = heapq.heappop(self._delayed)
+            if self._states.get(key) is State.DELAYED and self._due.get(key) == due:
+                del self._due[key]
+                self._to_replay(key)
+                count += 1
+        return count
+
+    def next_deadline(self) -> float | None:
+        """When `tick` will next have something to do."""
+        times = [self._delayed[0][0]] if self._delayed else []
+        deadline = self.leases.next_deadline()
+        if deadline is not None:
+            times.append(deadline)
+        return min(times) if times else None
+
+    def reset(self) -> None:
+        """Forget everything: the cursor was moved, or is read anew from its first unacknowledged message."""
+        self.generation += 1
+        self._states.clear()
+        self._fresh.clear()
+        self._again.clear()
+        self._replay.clear()
+        self._delayed.clear()
+        self._due.clear()
+        self._counts.clear()
+        self._ready_count = self._ready_bytes = 0
+        self.leases.clear()
+
+    def state_counts(self) -> dict[str, int]:
+        """Messages by state, for `explain`: O(known)."""
+        return {state.name.lower(): count for state, count in sorted(Counter(self._states.values()).items())}
+
+    def replayable(self) -> bool:
+        """Whether `replay` may have keys (stale ones included)."""
+        return bool(self._replay)
+
+    # -- helpers -------------------------------------------------------------------------------------------------
+
+    def _peek(self) -> Item[M] | None:
+        while self._again:
+            if self._states.get(self._again[0][0]) is State.READY:
+                return self._again[0][2]
+            self._pop_again()
+        while self._fresh:
+            if self._states.get(self._fresh[0].key) is State.READY:
+                return self._fresh[0]
+            self._pop_fresh()
+        return None
+
+    def _pop(self) -> None:
+        if self._again:
+            self._pop_again()
+        else:
+            self._pop_fresh()
+
+    def _pop_again(self) -> None:
+        self._count_out(heapq.heappop(self._again)[2])
+
+    def _pop_fresh(self) -> None:
+        self._count_out(self._fresh.popleft())
+
+    def _count_out(self, item: Item[M]) -> None:
+        self._ready_count -= 1
+        self._ready_bytes -= item.size
+
+    def _to_replay(self, key: MessageKey) -> None:
+        self._states[key] = State.REPLAY
+        heapq.heappush(self._replay, key)
+
+    def _forget(self, key: MessageKey) -> None:
+        del self._states[key]
+        self._counts.pop(key, None)
+        self._due.pop(key, None)
+
+    def _expand(self, keys: Iterable[MessageKey]) -> Collection[MessageKey]:
+        keys = dict.fromkeys(keys)
+        entries = {key[:2] for key in keys if key[2] == NOT_IN_BATCH and key not in self._states}
+        if entries:
+            keys.update(dict.fromkeys(key for key in self._states if key[:2] in entries))
+        return keys

@@ -1,0 +1,206 @@
+"""What a produce request says, parsed whole before anything is written.
+
+| content type           | body                                                                       |
+|------------------------|----------------------------------------------------------------------------|
+| application/x-ndjson   | one `MessageLine` object a line; empty lines are skipped but counted        |
+| application/json       | an array of `MessageLine` objects                                           |
+| anything else, or none | the bytes of one message                                                    |
+
+Errors name the place: `line 3` counts from 1 (NDJSON), `message 0` from 0 (array). Nothing here does I/O.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import unquote
+
+import msgspec
+from bindery_core.errors import BadRequest, TooLarge
+from msgspec import UNSET, UnsetType
+
+from bindery_broker.errors import NotSupported
+from bindery_broker.http.schemas import MESSAGES_PER_REQUEST_MAX, PROPERTIES_MAX, TEXT_MAX, MessageLine, ProduceQuery
+from bindery_broker.message_codec import TAG_VALUE, OutgoingMessage
+
+NDJSON: Final = "application/x-ndjson"
+JSON: Final = "application/json"
+PROPERTY_HEADER: Final = b"bindery-property-"
+
+_line_decoder = msgspec.json.Decoder(MessageLine)
+_array_decoder = msgspec.json.Decoder(list[MessageLine])
+_raw_array_decoder = msgspec.json.Decoder(list[msgspec.Raw])
+_BROKEN: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+
+
+@dataclass(frozen=True, slots=True)
+class ProduceLimits:
+    messages_max: int = MESSAGES_PER_REQUEST_MAX
+
+
+def parse_produce(
+    body: bytes,
+    *,
+    content_type: str,
+    query: ProduceQuery,
+    headers: Sequence[tuple[bytes, bytes]],
+    now_ms: int,
+    limits: ProduceLimits = ProduceLimits(),  # noqa: B008 - frozen
+) -> list[OutgoingMessage]:
+    """The messages of a request, at least one, in order. Raises BadRequest, TooLarge or NotSupported.
+
+    `content_type`: without parameters, lower case. `headers`: names in lower case. `now_ms`: a delivery time up to now
+    is no delay.
+    """
+    defaults = _defaults(query, headers)
+    if content_type == NDJSON:
+        return _parse_lines(body, query=query, defaults=defaults, now_ms=now_ms, limits=limits)
+    if content_type == JSON:
+        return _parse_array(body, query=query, defaults=defaults, now_ms=now_ms, limits=limits)
+    _refuse_delay(query.deliver_after_ms, query.deliver_at, now_ms=now_ms)
+    return [
+        OutgoingMessage(
+            payload=body,
+            key=None if query.key is UNSET else query.key,
+            properties=defaults,
+            event_time_ms=0 if query.event_time is UNSET else query.event_time,
+            sequence_id=None if query.sequence_id is UNSET else query.sequence_id,
+        )
+    ]
+
+
+def _parse_lines(
+    body: bytes, *, query: ProduceQuery, defaults: dict[str, str], now_ms: int, limits: ProduceLimits
+) -> list[OutgoingMessage]:
+    messages: list[OutgoingMessage] = []
+    decode = _line_decoder.decode
+    for number, text in enumerate(body.split(b"\n"), 1):
+        if not text or text.isspace():
+            continue
+        if len(messages) >= limits.messages_max:
+            raise TooLarge("too many messages in one request", messages_max=limits.messages_max)
+        try:
+            line = decode(text)
+            messages.append(_message(line, query=query, defaults=defaults, now_ms=now_ms))
+        except _BROKEN as error:
+            raise BadRequest(f"line {number}: {_reason(error)}", line=number) from error
+        except BadRequest as error:
+            raise type(error)(f"line {number}: {error.message}", line=number, **error.facts) from error
+    if not messages:
+        raise BadRequest("the body holds no message")
+    return messages
+
+
+def _parse_array(
+    body: bytes, *, query: ProduceQuery, defaults: dict[str, str], now_ms: int, limits: ProduceLimits
+) -> list[OutgoingMessage]:
+    if not body.lstrip().startswith(b"["):
+        raise BadRequest(
+            "application/json holds an array of message objects; send one raw message with another content type"
+        )
+    try:
+        # A message is an object, so few braces mean few messages; else count before any object is made.
+        if body.count(b"{") > limits.messages_max and len(_raw_array_decoder.decode(body)) > limits.messages_max:
+            raise TooLarge("too many messages in one request", messages_max=limits.messages_max)
+        lines = _array_decoder.decode(body)
+    except _BROKEN as error:
+        raise BadRequest(f"broken JSON array: {_reason(error)}") from error
+    if not lines:
+        raise BadRequest("the body holds no message")
+    messages: list[OutgoingMessage] = []
+    for index, line in enumerate(lines):
+        try:
+            messages.append(_message(line, query=query, defaults=defaults, now_ms=now_ms))
+        except UnicodeDecodeError as error:
+            raise BadRequest(f"message {index}: {_reason(error)}", index=index) from error
+        except BadRequest as error:
+            raise type(error)(f"message {index}: {error.message}", index=index, **error.facts) from error
+    return messages
+
+
+def _message(line: MessageLine, *, query: ProduceQuery, defaults: dict[str, str], now_ms: int) -> OutgoingMessage:
+    given = (line.payload is not UNSET) + (line.payload_json is not UNSET) + (line.payload_base64 is not UNSET)
+    if given != 1:
+        raise BadRequest("want exactly one of payload, payload_json and payload_base64", given=given)
+    if line.payload is not UNSET:
+        payload = line.payload.encode()
+    elif line.payload_base64 is not UNSET:
+        payload = line.payload_base64
+    else:
+        assert line.payload_json is not UNSET
+        payload = bytes(line.payload_json)
+        payload.decode()  # the decoder skips the text of strings that it does not have to make
+    properties: Mapping[str, str] = defaults
+    if line.properties is not UNSET or line.tags is not UNSET:
+        properties = dict(defaults)
+        if line.tags is not UNSET:
+            for tag in [name for name, value in properties.items() if value == TAG_VALUE]:
+                del properties[tag]
+            _add_tags(properties, line.tags)
+        if line.properties is not UNSET:
+            properties.update(line.properties)
+    after = query.deliver_after_ms if line.deliver_after_ms is UNSET else line.deliver_after_ms
+    at = query.deliver_at if line.deliver_at is UNSET else line.deliver_at
+    if after is not UNSET or at is not UNSET:
+        _refuse_delay(after, at, now_ms=now_ms)
+    key = query.key if line.key is UNSET else line.key
+    event_time = query.event_time if line.event_time is UNSET else line.event_time
+    return OutgoingMessage(
+        payload=payload,
+        key=None if key is UNSET else key,
+        properties=properties,
+        event_time_ms=0 if event_time is UNSET else event_time,
+        sequence_id=None if line.sequence_id is UNSET else line.sequence_id,
+    )
+
+
+def _refuse_delay(after: int | UnsetType, at: int | UnsetType, *, now_ms: int) -> None:
+    """Delayed delivery is not there yet, and delivering early in silence would be worse than saying so."""
+    if (after is not UNSET and after > 0) or (at is not UNSET and at > now_ms):
+        raise NotSupported("delayed delivery is not supported yet: leave out deliver_after_ms and deliver_at")
+
+
+def _defaults(query: ProduceQuery, headers: Sequence[tuple[bytes, bytes]]) -> dict[str, str]:
+    """Properties that each message of the request gets: from headers, and the query's tags."""
+    properties: dict[str, str] = {}
+    for name, value in headers:
+        if name.startswith(PROPERTY_HEADER):
+            if len(properties) >= PROPERTIES_MAX or len(value) > TEXT_MAX:
+                raise TooLarge("too many or too long properties", properties_max=PROPERTIES_MAX, size_max=TEXT_MAX)
+            key, text = name.removeprefix(PROPERTY_HEADER).decode("latin-1"), _header_text(value)
+            if not key:
+                raise BadRequest("the header Bindery-Property- names no property")
+            properties[key] = text
+    if query.tags is not UNSET:
+        _add_tags(properties, query.tags)
+    return properties
+
+
+def _header_text(value: bytes) -> str:
+    """A header's value: percent-encoded UTF-8 for what a header cannot carry, or plain text."""
+    try:
+        return unquote(value.decode("utf-8"), errors="strict")
+    except UnicodeDecodeError as error:
+        raise BadRequest("a Bindery-Property- header is UTF-8, percent-encoded where needed") from error
+
+
+def split_tags(text: str) -> list[str]:
+    """Tags of `a||b`. Raises BadRequest for an empty one."""
+    tags = [tag.strip() for tag in text.split("||")]
+    if not all(tags):
+        raise BadRequest("an empty tag", tags=text)
+    return tags
+
+
+def _add_tags(properties: dict[str, str], text: str) -> None:
+    for tag in split_tags(text):
+        if properties.get(tag, TAG_VALUE) != TAG_VALUE:
+            raise BadRequest("a tag and a property of one name", name=tag)
+        properties[tag] = TAG_VALUE
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, RecursionError):
+        return "nested too deeply"
+    if isinstance(error, UnicodeDecodeError):
+        return "not UTF-8"
+    return str(error)
