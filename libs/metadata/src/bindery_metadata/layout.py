@@ -42,6 +42,7 @@ from typing import Final
 
 from bindery_core.errors import BadRequest
 from bindery_core.ids import ID_MAX, BookieId, LedgerId, validate_bookie_id
+
 from bindery_metadata.znode_path import validate_path
 
 LEDGERS_ROOT_DEFAULT: Final = "/ledgers"

@@ -5,6 +5,7 @@ from typing import Protocol
 
 from bindery_core.ids import LedgerId
 from bindery_core.ledger_metadata import LedgerMetadata
+
 from bindery_metadata.layout import LedgersLayout
 from bindery_metadata.store import MetadataStore
 from bindery_metadata.versioned import Versioned

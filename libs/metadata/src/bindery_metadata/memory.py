@@ -19,10 +19,11 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from bindery_core.errors import BinderyError, MetadataOutcomeUnknown, MetadataUnavailable
+
 from bindery_metadata.memory_tree import Event, Kind, OpResult, Znodes
 from bindery_metadata.parents import create_with_parents
 from bindery_metadata.store import Create, Delete, Node, Op, SessionState, Set, Stat, Watch
-from bindery_metadata.znode_path import validate_new_path, validate_path, validate_size
+from bindery_metadata.znode_path import validate_path, validate_size
 
 T = TypeVar("T")
 
@@ -170,7 +171,7 @@ class MemoryStore:
     ) -> str:
         if make_parents:
             return await create_with_parents(self, path, data, ephemeral=ephemeral, sequential=sequential)
-        validate_new_path(path, sequential=sequential)
+        validate_path(path)
         validate_size(len(data), path)
         [created] = await self._write("create", path, [Create(path, data, ephemeral, sequential)])
         assert isinstance(created, str)
@@ -191,7 +192,7 @@ class MemoryStore:
         if not ops:
             return []
         for op in ops:
-            validate_new_path(op.path, sequential=isinstance(op, Create) and op.sequential)
+            validate_path(op.path)
         validate_size(sum(len(op.data) for op in ops if isinstance(op, Create | Set)), ops[0].path)
         return await self._write("multi", ops[0].path, list(ops))
 

@@ -12,6 +12,7 @@ from enum import Enum
 from typing import Final
 
 from bindery_core.errors import AlreadyExists, BadRequest, NoSuchNode, NotEmpty, VersionConflict
+
 from bindery_metadata.store import Check, Create, Delete, Node, Op, Set, Stat
 from bindery_metadata.znode_path import name_of, parent_of
 

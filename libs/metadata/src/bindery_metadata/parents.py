@@ -6,6 +6,7 @@ Two clients do both at once, so each step expects that the other was faster.
 from typing import Final
 
 from bindery_core.errors import AlreadyExists, MetadataUnavailable, NoSuchNode, NotEmpty
+
 from bindery_metadata.store import MetadataStore
 from bindery_metadata.znode_path import ancestors, parent_of
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from bindery_core.ids import BookieId
+
 from bindery_metadata.layout import LedgersLayout
 from bindery_metadata.store import MetadataStore
 

@@ -17,7 +17,7 @@ PATH_SIZE_MAX: Final = 4_096
 
 
 def validate_path(path: str) -> str:
-    """Return `path`; raises BadRequest unless it is absolute, has no empty, `.` or `..` part and no control character."""
+    """Return `path`; raises BadRequest unless it is absolute and has no empty, `.` or `..` part or control character."""
     if path == "/":
         return path
     if not path.startswith("/") or path.endswith("/") or len(path) > PATH_SIZE_MAX:
@@ -27,14 +27,6 @@ def validate_path(path: str) -> str:
     if any(ord(c) < 0x20 or 0x7F <= ord(c) <= 0x9F or 0xD800 <= ord(c) <= 0xF8FF or ord(c) >= 0xFFF0 for c in path):
         raise BadRequest("a character that znode paths cannot hold", path=ascii(path))
     return path
-
-
-def validate_new_path(path: str, *, sequential: bool) -> str:
-    """As `validate_path`; the last part may be empty when ZooKeeper will append a number to it."""
-    if sequential and path.endswith("/"):
-        validate_path(path + "0")
-        return path
-    return validate_path(path)
 
 
 def validate_size(size: int, path: str) -> None:
