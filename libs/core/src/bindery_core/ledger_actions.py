@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 from bindery_core.errors import BinderyError
 from bindery_core.ids import BookieId
-from bindery_core.ledger_metadata import LedgerMetadata
+from bindery_core.ledger_metadata import LedgerMetadata, Segment
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +104,10 @@ class BeginRecovery:
 class CloseRecovered:
     """Run `plan_recovery_close` with these arguments in the metadata update loop."""
 
-    recovered: LedgerMetadata
-    """With the ensembles that recovery changed in memory."""
+    began: tuple[Segment, ...]
+    """As recovery read them."""
+    recovered: tuple[Segment, ...]
+    """With the ensembles that it changed in memory."""
     last_entry_id: int
     length: int
 

@@ -4,19 +4,19 @@ The loop, run by the transport: read metadata and version; `plan(metadata)`; Non
 compare-and-set the planned metadata at that version; on VersionConflict, or when the outcome is unknown, start again.
 Every plan answers None for its own result read back, so an unknown outcome is settled by the same loop.
 
-| plan                 | OPEN              | IN_RECOVERY       | CLOSED                                                 |
-|----------------------|-------------------|-------------------|--------------------------------------------------------|
-| plan_ensemble_change | new last ensemble | LedgerFenced      | LedgerClosed                                           |
-| plan_close           | CLOSED            | CLOSED            | same values: None; other values: LedgerFenced          |
-| plan_begin_recovery  | IN_RECOVERY       | None              | None                                                   |
-| plan_recovery_close  | None              | CLOSED            | None: somebody else closed it, and that stands         |
+| plan                 | OPEN              | IN_RECOVERY  | CLOSED                                         |
+|----------------------|-------------------|--------------|------------------------------------------------|
+| plan_ensemble_change | new last ensemble | LedgerFenced | LedgerClosed                                   |
+| plan_close           | CLOSED            | CLOSED       | same values: None; other values: LedgerFenced  |
+| plan_begin_recovery  | IN_RECOVERY       | None         | None                                           |
+| plan_recovery_close  | None              | CLOSED       | None: somebody else closed it, and that stands |
 
 Source: BookKeeper MetadataUpdateLoop, EnsembleUtils, LedgerHandle.
 """
 
 from collections.abc import Callable, Mapping
 
-from bindery_core.errors import LedgerClosed, LedgerFenced
+from bindery_core.errors import LedgerClosed, LedgerFenced, TryAgain
 from bindery_core.ids import BookieId, EntryId
 from bindery_core.ledger_metadata import LedgerMetadata, LedgerState, Segment
 
@@ -60,7 +60,7 @@ def replace_failed(
 
 
 def plan_close(metadata: LedgerMetadata, *, last_entry_id: int, length: int) -> LedgerMetadata | None:
-    """Close as the writer. IN_RECOVERY is overwritten too: writer and recovery race through the compare-and-set alone."""
+    """Close as the writer. IN_RECOVERY is overwritten too: the compare-and-set alone decides a race with recovery."""
     if metadata.state is LedgerState.CLOSED:
         if (metadata.last_entry_id, metadata.length) == (last_entry_id, length):
             return None
@@ -80,21 +80,27 @@ def plan_begin_recovery(metadata: LedgerMetadata) -> LedgerMetadata | None:
 
 
 def plan_recovery_close(
-    metadata: LedgerMetadata, *, recovered: LedgerMetadata, last_entry_id: int, length: int
+    metadata: LedgerMetadata,
+    *,
+    began: tuple[Segment, ...],
+    recovered: tuple[Segment, ...],
+    last_entry_id: int,
+    length: int,
 ) -> LedgerMetadata | None:
-    """Close as a recovery and publish the ensembles that it changed in memory (`recovered`).
+    """Close as a recovery, which read the segments `began` and wrote back to the segments `recovered`.
 
-    Of `recovered` only what differs from where recovery began matters: its segments from the last read one's first
-    entry on; one with the same key replaces it, later ones are appended.
+    Somebody else may have changed ensembles since (re-replication does): that stands when recovery changed none itself.
+    Raises TryAgain when both did: a new recovery sorts it out.
     """
     if metadata.state is not LedgerState.IN_RECOVERY:
         return None
-    last = metadata.last_segment
-    changed = tuple(s for s in recovered.segments if s.first_entry_id >= last.first_entry_id)
-    assert changed, "recovery's ensembles may not begin before the last one in metadata"
-    kept = tuple(s for s in metadata.segments if s.first_entry_id < changed[0].first_entry_id)
+    segments = metadata.segments
+    if recovered != began:
+        if segments != began:
+            raise TryAgain("ensembles were changed under the recovery of the ledger")
+        segments = recovered
     return metadata.with_changes(
-        segments=(*kept, *changed), state=LedgerState.CLOSED, last_entry_id=EntryId(last_entry_id), length=length
+        segments=segments, state=LedgerState.CLOSED, last_entry_id=EntryId(last_entry_id), length=length
     )
 
 

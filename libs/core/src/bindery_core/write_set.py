@@ -28,7 +28,7 @@ def write_set_contains(index: int, *, entry_id: int, ensemble_size: int, write_q
 
 
 def entries_of(index: int, *, first: int, last: int, ensemble_size: int, write_quorum: int) -> Sequence[int]:
-    """Entry ids within first..last (inclusive; empty when last < first) that ensemble index `index` holds, ascending."""
+    """Entry ids within first..last (inclusive; may be empty) that ensemble index `index` holds, ascending."""
     assert 0 <= index < ensemble_size
     assert first >= 0
     if write_quorum == ensemble_size:
