@@ -60,9 +60,7 @@ class LedgerMetadata:
         assert self.segments
         assert self.segments[0].first_entry_id == 0
         assert all(len(s.ensemble) == self.ensemble_size for s in self.segments)
-        assert all(
-            a.first_entry_id < b.first_entry_id for a, b in zip(self.segments, self.segments[1:], strict=False)
-        )
+        assert all(a.first_entry_id < b.first_entry_id for a, b in zip(self.segments, self.segments[1:], strict=False))
 
     def with_changes(self, **changes: object) -> Self:
         """A copy with `changes`; fields as in the constructor."""
