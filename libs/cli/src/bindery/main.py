@@ -1,0 +1,72 @@
+"""The `bindery` command. Verbs import what they need when they run, so that the command itself starts at once.
+
+| exit code | meaning                                     |
+|----------:|---------------------------------------------|
+| 0         | done                                        |
+| 1         | not done; the last line on stderr says why  |
+| 2         | wrong usage                                 |
+| 130       | interrupted (Ctrl-C)                        |
+
+Results go to stdout (JSON with --json), everything else to stderr. A reader that goes away (`| head`) ends it quietly.
+"""
+
+import os
+import sys
+from typing import Annotated, Final
+
+import typer
+from bindery_core.errors import BadRequest, BinderyError
+
+from bindery import cluster, ledger, messages, topics
+from bindery.standalone import commands as standalone
+
+EXIT_ERROR: Final = 1
+EXIT_USAGE: Final = 2
+EXIT_INTERRUPTED: Final = 130
+
+app = typer.Typer(
+    name="bindery",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="A replicated ledger store and message broker: run a cluster, produce, consume, inspect.",
+)
+app.add_typer(standalone.app, name="standalone")
+app.add_typer(cluster.app, name="cluster")
+app.command("produce")(messages.produce)
+app.command("consume")(messages.consume)
+app.add_typer(topics.app, name="topics")
+app.add_typer(ledger.app, name="ledger")
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(f"bindery {version('bindery-cli')}")
+        raise typer.Exit
+
+
+@app.callback()
+def bindery(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print it.")
+    ] = False,
+) -> None:
+    """A replicated ledger store and message broker: run a cluster, produce, consume, inspect."""
+
+
+def main() -> None:
+    """Entry point of the command."""
+    try:
+        app()
+    except BinderyError as error:
+        print(f"bindery: {error}", file=sys.stderr)
+        sys.exit(EXIT_USAGE if type(error) is BadRequest else EXIT_ERROR)
+    except KeyboardInterrupt:
+        sys.exit(EXIT_INTERRUPTED)
+    except BrokenPipeError:
+        # Whoever read us is gone; without this, Python would complain once more while it flushes.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(EXIT_ERROR)

@@ -1,0 +1,30 @@
+"""What the command line asked for."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from bindery_core.errors import BadRequest
+
+PROCESSES_MAX: Final = 64
+"""Of each kind; more is a mistyped number rather than a laptop's cluster."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    data: Path = Path("data")
+    bookies: int = 4
+    brokers: int = 1
+    zookeepers: int = 1
+    port_offset: int = 0
+    zookeeper: str | None = None
+    """host:port of an existing ZooKeeper; None: run one."""
+
+    def __post_init__(self) -> None:
+        for name, count, least in (
+            ("bookies", self.bookies, 0),
+            ("brokers", self.brokers, 0),
+            ("zookeepers", self.zookeepers, 1),
+        ):
+            if not least <= count <= PROCESSES_MAX:
+                raise BadRequest(f"--{name} must be {least} to {PROCESSES_MAX}", given=count)
