@@ -15,7 +15,7 @@ class ClientSettings:
     """Longest a TCP connect to a bookie may take. Source: BookKeeper's clientConnectTimeoutMillis is 10 000."""
 
     reconnect_pause_s: float = 0.2
-    """Pause after a failed connect, in which requests to that bookie fail at once; doubles with every further failure."""
+    """Pause after a failed connect, in which requests to that bookie fail at once; doubles with every failure."""
 
     reconnect_pause_s_max: float = 5.0
     """Where the doubling ends: a bookie that came back is found again within this time."""
@@ -32,13 +32,16 @@ class ClientSettings:
     """A bookie that has not answered a read by then is passed over. Source: BookKeeper's readEntryTimeoutSec."""
 
     speculative_read_s: float = 2.0
-    """With no answer by then the next replica is asked too; 0 turns it off. Source: BookKeeper's speculativeReadTimeout."""
+    """With no answer by then the next replica is asked too; 0: never. Source: BookKeeper's speculativeReadTimeout."""
 
     fence_timeout_s: float = 1.0
     """How long `delete` waits for fences. Best effort: dead bookies must not block retention."""
 
     recovery_timeout_s: float = 60.0
     """Longest a whole recovery may take before it fails with TryAgain and leaves the ledger IN_RECOVERY."""
+
+    replacement_retry_s: float = 5.0
+    """While a ledger goes on without a failed bookie, how often a spare is looked for."""
 
     recovery_batch_entries: int = 32
     """Entries that recovery reads ahead. Source: BookKeeper's recoveryReadBatchSize is 1, a round trip per entry."""
@@ -52,8 +55,13 @@ class ClientSettings:
     in_flight_bytes_max: int = 32 * MIB
     """Payload bytes of one ledger that may wait for confirmation. One larger `add_many` is let through alone."""
 
-    connection_bytes_max: int = 64 * MIB
-    """Bytes of requests to one bookie that may be unsent or unanswered; then requests fail with TooManyRequests."""
+    client_bytes_max: int = 64 * MIB
+    """Payload bytes of all ledgers of a client that may wait for confirmation; then every `add_many` waits."""
+
+    connection_bytes_max: int = 128 * MIB
+    """Bytes of requests to one bookie that may be unsent or unanswered; then the bookie counts as failed.
+
+    Above `client_bytes_max`, so that only a bookie that lags behind its peers can get there."""
 
     frame_size_max: int = 5 * MIB
     """Longest frame either way, its length word included. Source: BookKeeper's nettyMaxFrameSizeBytes."""
@@ -64,7 +72,7 @@ class ClientSettings:
     read_batch_bytes_max: int = 16 * MIB
     """Bytes that one step of a `read` aims not to exceed, by the size of the entries that came before."""
 
-    explicit_lac_idle_s: float = 0.01
+    explicit_lac_idle_s: float = 0.05
     """After this long without an add, tell the bookies of the last confirmed entry, so that tailing readers see it.
 
     Source: BookKeeper's explicitLacInterval, off there; a tailing reader then lags one entry behind for ever."""
@@ -84,8 +92,9 @@ class ClientSettings:
     def __post_init__(self) -> None:
         assert 0 < self.reconnect_pause_s <= self.reconnect_pause_s_max
         assert 0 < self.add_timeout_s <= self.add_quorum_timeout_s, "a failed bookie must be noticed first"
-        assert 0 <= self.speculative_read_s
+        assert self.speculative_read_s >= 0
         assert self.in_flight_entries_max >= 1
+        assert self.in_flight_bytes_max <= self.client_bytes_max < self.connection_bytes_max
         assert self.recovery_batch_entries >= 1
         assert self.read_batch_entries_max >= 1
         assert 0 < self.timer_tick_s < min(self.add_timeout_s, self.read_timeout_s)

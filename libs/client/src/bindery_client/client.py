@@ -1,0 +1,196 @@
+"""LedgerClient: ledgers over bookies and the metadata store.
+
+One client serves a whole process: its handles share the connections, the directory of bookies and the budget of bytes.
+The store is the caller's, and stays open when the client is closed.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Mapping
+from typing import Protocol, Self
+from weakref import WeakSet
+
+from bindery_core.digest import Digester
+from bindery_core.errors import BadRequest, BookieUnavailable, NoSuchLedger, Unauthorized
+from bindery_core.ids import BookieId, EntryId, LedgerId
+from bindery_core.ledger_metadata import DigestType, LedgerMetadata, LedgerState, Segment
+from bindery_core.ledger_plans import fence_targets
+from bindery_metadata.layout import LedgersLayout
+from bindery_metadata.ledger_manager import LedgerManager
+from bindery_metadata.registration import BookieDirectory
+from bindery_metadata.store import MetadataStore
+from bindery_metadata.versioned import Versioned
+
+from bindery_client.budget import ByteBudget
+from bindery_client.pool import BookiePool
+from bindery_client.reader import ReadHandle
+from bindery_client.recovery import recover as run_recovery
+from bindery_client.replica import FenceAll, ReplicaRead, ReplicaRequest
+from bindery_client.requests import LedgerRequests
+from bindery_client.settings import ClientSettings
+from bindery_client.writer import OnDegraded, WriteHandle
+
+DIGEST_TYPE_UNTOLD = DigestType.CRC32
+"""For metadata so old that it names none. Source: the default of BookKeeper's client."""
+
+
+class Randomness(Protocol):
+    """`random.SystemRandom()` in processes, `random.Random(seed)` in tests and simulations."""
+
+    def random(self) -> float: ...
+
+    def getrandbits(self, k: int, /) -> int: ...
+
+
+class LedgerClient:
+    """`api.LedgerClient`. Made by `connect`, used from one event loop."""
+
+    def __init__(
+        self, manager: LedgerManager, directory: BookieDirectory, *, randomness: Randomness, settings: ClientSettings,
+        on_degraded: OnDegraded | None = None,
+    ) -> None:  # fmt: skip
+        """For `connect`; the client owns `manager` and `directory` (which was started)."""
+        self.settings = settings
+        self._manager = manager
+        self._directory = directory
+        self._pool = BookiePool(directory, settings=settings, randomness=randomness)
+        self._budget = ByteBudget(settings.client_bytes_max)
+        self._on_degraded = on_degraded
+        self._writers: WeakSet[WriteHandle] = WeakSet()
+        self._readers: WeakSet[ReadHandle] = WeakSet()
+        self._closed = False
+
+    @classmethod
+    async def connect(
+        cls,
+        store: MetadataStore,
+        *,
+        randomness: Randomness,
+        layout: LedgersLayout | None = None,
+        settings: ClientSettings | None = None,
+        on_degraded: OnDegraded | None = None,
+    ) -> Self:
+        """A client on `store`. `on_degraded` hears of bookies that lack entries which no spare took over.
+
+        Raises MetadataUnavailable.
+        """
+        layout = layout or LedgersLayout()
+        directory = BookieDirectory(store, layout)
+        await directory.start()
+        return cls(
+            LedgerManager(store, layout, randomness=randomness), directory,
+            randomness=randomness, settings=settings or ClientSettings(), on_degraded=on_degraded,
+        )  # fmt: skip
+
+    async def create(
+        self,
+        *,
+        ensemble_size: int = 3,
+        write_quorum: int = 3,
+        ack_quorum: int = 2,
+        digest_type: DigestType = DigestType.CRC32C,
+        password: bytes = b"",
+        custom: Mapping[str, bytes] | None = None,
+    ) -> WriteHandle:
+        """A new ledger and its writer. No bookie is contacted.
+
+        Raises BadRequest for impossible quorums, NotEnoughBookies with the facts asked, usable, known and refused.
+        """
+        self._check_open()
+        if not 1 <= ack_quorum <= write_quorum <= ensemble_size:
+            raise BadRequest(
+                "quorums must satisfy 1 <= ack_quorum <= write_quorum <= ensemble_size",
+                ensemble_size=ensemble_size, write_quorum=write_quorum, ack_quorum=ack_quorum,
+            )  # fmt: skip
+        if len(self._directory.writable()) < ensemble_size:
+            await self._directory.refresh()  # what we know may be older than the newest bookie
+        ensemble = self._pool.choose_ensemble(
+            ensemble_size=ensemble_size, write_quorum=write_quorum, ack_quorum=ack_quorum
+        )
+        metadata = LedgerMetadata(
+            ensemble_size=ensemble_size, write_quorum=write_quorum, ack_quorum=ack_quorum,
+            segments=(Segment(EntryId(0), ensemble),), digest_type=digest_type, password=password,
+            custom=dict(custom or {}),
+        )  # fmt: skip
+        ledger_id, created = await self._manager.create(metadata)
+        handle = WriteHandle(
+            created, requests=self._requests(ledger_id, metadata), manager=self._manager, budget=self._budget,
+            settings=self.settings, on_degraded=self._on_degraded,
+        )  # fmt: skip
+        self._writers.add(handle)
+        return handle
+
+    async def open(self, ledger_id: LedgerId, *, password: bytes = b"", recover: bool = True) -> ReadHandle:
+        """See `api.LedgerClient`. The digest type is the one in the metadata."""
+        self._check_open()
+        found = await self._manager.read(ledger_id)
+        if found.value.password is not None and found.value.password != password:
+            raise Unauthorized("wrong ledger password", ledger_id=ledger_id)
+        requests = self._requests(ledger_id, found.value)
+        if recover and found.value.state is not LedgerState.CLOSED:
+            found = await run_recovery(found, requests=requests, manager=self._manager, settings=self.settings)
+        reader = ReadHandle(found, requests=requests, manager=self._manager, settings=self.settings)
+        self._readers.add(reader)
+        try:
+            await reader.read_last_confirmed()
+        except BaseException:
+            await reader.release()
+            raise
+        return reader
+
+    async def delete(self, ledger_id: LedgerId) -> None:
+        """See `api.LedgerClient`. Takes `fence_timeout_s` at most beside the metadata."""
+        self._check_open()
+        try:
+            found = await self._manager.read(ledger_id)
+        except NoSuchLedger:
+            return
+        targets = fence_targets(found.value)
+        if targets:
+            await FenceAll(self._requests(ledger_id, found.value), targets).run(timeout_s=self.settings.fence_timeout_s)
+        await self._manager.delete(ledger_id)
+
+    async def metadata(self, ledger_id: LedgerId) -> LedgerMetadata:
+        return (await self.metadata_versioned(ledger_id)).value
+
+    async def metadata_versioned(self, ledger_id: LedgerId) -> Versioned[LedgerMetadata]:
+        """With the znode's version and creation time."""
+        self._check_open()
+        return await self._manager.read(ledger_id)
+
+    def list_ledgers(self) -> AsyncIterator[LedgerId]:
+        return self._manager.list()
+
+    async def list_bookies(self) -> Mapping[BookieId, bool]:
+        self._check_open()
+        return {b: not record.read_only for b, record in (await self._directory.refresh()).items()}
+
+    async def read_from_bookie(self, ledger_id: LedgerId, entry_id: EntryId, bookie_id: BookieId) -> ReplicaRead:
+        """What one bookie itself answers for one entry, raw and judged, whether or not it should hold it.
+
+        Raises NoSuchLedger, BookieUnavailable.
+        """
+        self._check_open()
+        found = await self._manager.read(ledger_id)
+        requests = self._requests(ledger_id, found.value)
+        return await ReplicaRequest(requests, bookie_id, entry_id).run(timeout_s=self.settings.read_timeout_s)
+
+    async def close(self) -> None:
+        """Abandon ledgers being written, release readers, close all connections. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        await asyncio.gather(*(writer.abandon() for writer in list(self._writers)))
+        await asyncio.gather(*(reader.release() for reader in list(self._readers)))
+        await self._pool.close()
+        with contextlib.suppress(Exception):  # closing must not fail: the session may be gone already
+            await self._directory.close()
+        await self._manager.close()
+
+    def _requests(self, ledger_id: LedgerId, metadata: LedgerMetadata) -> LedgerRequests:
+        digester = Digester(metadata.digest_type or DIGEST_TYPE_UNTOLD, metadata.password or b"")
+        return LedgerRequests(ledger_id, digester, self._pool)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise BookieUnavailable("ledger client was closed")

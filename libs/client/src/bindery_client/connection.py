@@ -1,0 +1,306 @@
+"""BookieConnection: pipelined requests to one bookie over one TCP connection that comes and goes.
+
+Flow: `send` takes a batch of encoded frames and remembers which sink gets their answers; what was sent in one turn of
+the loop leaves in one write. A socket read is cut into messages, all are decoded, and each sink is called once with its
+answers. Connecting is lazy; after a failed attempt requests fail at once until a pause has passed.
+
+Invariants: each request sent ends exactly once, as answered, failed or expired, and never from within `send`; bytes in
+flight never exceed `connection_bytes_max` (but for a single larger request); one timer serves all deadlines, which are
+late by at most two ticks.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final, Protocol
+
+import structlog
+from bindery_core.errors import BinderyError, BookieUnavailable
+from bindery_core.ids import BookieId
+from bindery_core.wire import v3
+from bindery_core.wire.framing import FrameDecoder
+from bindery_core.wire.messages import ErrorResponse, Response
+
+from bindery_client.settings import ClientSettings
+
+log = structlog.get_logger()
+
+Resolve = Callable[[BookieId], Awaitable[tuple[str, int]]]
+"""Host and port of a bookie. Raises BookieUnavailable when it is not registered."""
+
+
+class ResponseSink(Protocol):
+    """Whoever sent requests. Called in the loop, never from within `send`. Answers tell by their ids whose they are."""
+
+    def answered(self, bookie_id: BookieId, responses: list[Any]) -> None:
+        """`Response`s that came in one socket read."""
+        ...
+
+    def failed(self, bookie_id: BookieId, error: BinderyError) -> None:
+        """The connection was refused or lost: everything outstanding there failed."""
+        ...
+
+    def expired(self, bookie_id: BookieId, error: BinderyError) -> None:
+        """Some requests were not answered in time. Sinks with deadlines of their own need not care."""
+        ...
+
+
+class _Batch:
+    """Requests sent by one call of `send`. Its bytes count as in flight until its last answer."""
+
+    __slots__ = ("left", "sent_at", "sink", "size", "txn_ids")
+
+    def __init__(self, sink: ResponseSink, txn_ids: Sequence[int], size: int, sent_at: float) -> None:
+        self.sink = sink
+        self.txn_ids = txn_ids
+        self.left = len(txn_ids)
+        self.size = size
+        self.sent_at = sent_at
+
+
+class BookieConnection(asyncio.Protocol):
+    """See the module. Owned by the pool; used from one event loop."""
+
+    def __init__(self, bookie_id: BookieId, *, resolve: Resolve, settings: ClientSettings) -> None:
+        self.bookie_id: Final = bookie_id
+        self._resolve = resolve
+        self._settings = settings
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._connecting: asyncio.Task[None] | None = None
+        self._decoder = FrameDecoder(frame_size_max=settings.frame_size_max)
+        self._pending: dict[int, _Batch] = {}
+        """Transaction id -> where its answer belongs."""
+        self._outgoing: list[bytes] = []
+        self._flush_scheduled = False
+        self._paused = False
+        self._bytes_in_flight = 0
+        self._slots: dict[int, list[_Batch]] = {}
+        """Batches by the tick in which their deadline lies."""
+        self._tick_done = 0
+        self._tick_timer: asyncio.TimerHandle | None = None
+        self._failures = 0
+        self._retry_at = 0.0
+        self._received_at = 0.0
+        self._closed = False
+
+    @property
+    def is_connected(self) -> bool:
+        return self._transport is not None
+
+    @property
+    def is_unreachable(self) -> bool:
+        """Not connected, and the last that happened was a failure."""
+        return self._transport is None and self._failures > 0
+
+    @property
+    def bytes_in_flight(self) -> int:
+        return self._bytes_in_flight
+
+    @property
+    def requests_in_flight(self) -> int:
+        return len(self._pending)
+
+    # -- sending ------------------------------------------------------------------------------------------------------
+
+    def send(self, frames: bytes, txn_ids: Sequence[int], sink: ResponseSink, *, timeout_s: float) -> None:
+        """Send `frames`, whole requests one behind the other, whose transaction ids are `txn_ids`.
+
+        A transaction id must not be in flight on this connection. `txn_ids` must not be changed afterwards.
+        """
+        now = self._loop.time()
+        error = self._refusal(now, len(frames))
+        if error is not None:
+            self._loop.call_soon(sink.failed, self.bookie_id, error)
+            return
+        batch = _Batch(sink, txn_ids, len(frames), now)
+        self._pending.update(dict.fromkeys(txn_ids, batch))
+        self._bytes_in_flight += len(frames)
+        self._outgoing.append(frames)
+        self._watch(batch, now + timeout_s)
+        if self._transport is None:
+            if self._connecting is None:
+                self._connecting = self._loop.create_task(self._connect())
+        elif not self._flush_scheduled:
+            self._flush_scheduled = True
+            self._loop.call_soon(self._flush)
+
+    def _refusal(self, now: float, size: int) -> BinderyError | None:
+        if self._closed:
+            return BookieUnavailable("connection was closed", bookie_id=self.bookie_id)
+        if self._transport is None and self._connecting is None and now < self._retry_at:
+            return BookieUnavailable(
+                "bookie cannot be reached", bookie_id=self.bookie_id, retry_in_s=round(self._retry_at - now, 3)
+            )
+        if self._bytes_in_flight and self._bytes_in_flight + size > self._settings.connection_bytes_max:
+            return BookieUnavailable(
+                "bookie does not keep up",
+                bookie_id=self.bookie_id, bytes_in_flight=self._bytes_in_flight,
+                bytes_in_flight_max=self._settings.connection_bytes_max,
+            )  # fmt: skip
+        return None
+
+    def _flush(self) -> None:
+        self._flush_scheduled = False
+        if self._transport is None or self._paused or not self._outgoing:
+            return
+        frames, self._outgoing = self._outgoing, []
+        self._transport.write(frames[0] if len(frames) == 1 else b"".join(frames))
+
+    # -- the connection's life ----------------------------------------------------------------------------------------
+
+    async def _connect(self) -> None:
+        try:
+            async with asyncio.timeout(self._settings.connect_timeout_s):
+                host, port = await self._resolve(self.bookie_id)
+                await self._loop.create_connection(lambda: self, host, port)
+        except (OSError, TimeoutError, BinderyError) as error:
+            self._failures += 1
+            doublings = min(self._failures - 1, 20)
+            pause_s = min(self._settings.reconnect_pause_s * 2**doublings, self._settings.reconnect_pause_s_max)
+            self._retry_at = self._loop.time() + pause_s
+            log.info("bookie_connect_failed", bookie_id=self.bookie_id, error=repr(error), pause_s=pause_s)
+            self._connecting = None
+            self._fail_all(_unavailable("bookie cannot be reached", self.bookie_id, error))
+        else:
+            self._connecting = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        if self._closed:
+            transport.abort()
+            return
+        self._transport = transport
+        self._decoder = FrameDecoder(frame_size_max=self._settings.frame_size_max)
+        self._paused = False
+        self._received_at = self._loop.time()
+        self._flush()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._failures += 1  # the next request tries again at once; only refused attempts make it pause
+        self._fail_all(_unavailable("connection to bookie was lost", self.bookie_id, exc))
+
+    def pause_writing(self) -> None:
+        self._paused = True
+
+    def resume_writing(self) -> None:
+        self._paused = False
+        self._flush()
+
+    def retry_now(self) -> None:
+        """Forget the pause: there is news of this bookie."""
+        self._retry_at = 0.0
+
+    async def close(self) -> None:
+        """Fail everything in flight and drop the connection for good. Idempotent."""
+        self._closed = True
+        if self._connecting is not None:
+            self._connecting.cancel()
+            await asyncio.gather(self._connecting, return_exceptions=True)
+            self._connecting = None
+        if self._transport is not None:
+            self._transport.abort()
+            self._transport = None
+        if self._tick_timer is not None:
+            self._tick_timer.cancel()
+            self._tick_timer = None
+        self._fail_all(BookieUnavailable("connection was closed", bookie_id=self.bookie_id))
+
+    # -- receiving ----------------------------------------------------------------------------------------------------
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            responses = v3.decode_responses(self._decoder.feed(data))
+        except BinderyError as error:
+            log.warning("bookie_sent_nonsense", bookie_id=self.bookie_id, error=repr(error))
+            self._abort()
+            return
+        self._received_at = self._loop.time()
+        self._failures = 0
+        pending_pop = self._pending.pop
+        by_sink: dict[ResponseSink, list[Response]] = {}
+        refusals: dict[ResponseSink, ErrorResponse] = {}
+        last_sink: ResponseSink | None = None
+        answers: list[Response] = []
+        for response in responses:
+            batch = pending_pop(response.txn_id, None)
+            if batch is None:
+                continue  # it came after its deadline
+            if batch.sink is not last_sink:
+                last_sink = batch.sink
+                answers = by_sink.setdefault(last_sink, [])
+            batch.left -= 1
+            if not batch.left:
+                self._bytes_in_flight -= batch.size
+                batch.txn_ids = ()
+            if type(response) is ErrorResponse:
+                refusals[batch.sink] = response
+            else:
+                answers.append(response)
+        for sink, answers in by_sink.items():
+            if answers:
+                sink.answered(self.bookie_id, answers)
+        for sink, refusal in refusals.items():
+            sink.failed(
+                self.bookie_id,
+                BookieUnavailable(
+                    "bookie refuses the operation", bookie_id=self.bookie_id,
+                    operation=refusal.operation, status=refusal.status,
+                ),
+            )  # fmt: skip
+
+    def _abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()  # connection_lost follows and fails what is in flight
+
+    def _fail_all(self, error: BinderyError) -> None:
+        pending, self._pending = self._pending, {}
+        self._outgoing.clear()
+        self._slots.clear()
+        self._bytes_in_flight = 0
+        sinks: dict[ResponseSink, None] = {}  # ordered, each once
+        for batch in pending.values():
+            batch.left = 0
+            batch.txn_ids = ()
+            sinks[batch.sink] = None
+        for sink in sinks:
+            sink.failed(self.bookie_id, error)
+
+    # -- deadlines ----------------------------------------------------------------------------------------------------
+
+    def _watch(self, batch: _Batch, deadline: float) -> None:
+        tick_s = self._settings.timer_tick_s
+        self._slots.setdefault(int(deadline / tick_s) + 1, []).append(batch)
+        if self._tick_timer is None:
+            self._tick_done = int(self._loop.time() / tick_s)
+            self._tick_timer = self._loop.call_later(tick_s, self._tick)
+
+    def _tick(self) -> None:
+        self._tick_timer = None
+        now = self._loop.time()
+        tick = int(now / self._settings.timer_tick_s)
+        for slot in range(self._tick_done + 1, tick + 1):
+            for batch in self._slots.pop(slot, ()):
+                if batch.left:
+                    self._expire(batch)
+        self._tick_done = tick
+        if self._slots:
+            self._tick_timer = self._loop.call_later(self._settings.timer_tick_s, self._tick)
+
+    def _expire(self, batch: _Batch) -> None:
+        for txn_id in batch.txn_ids:
+            if self._pending.get(txn_id) is batch:
+                del self._pending[txn_id]
+        self._bytes_in_flight -= batch.size
+        batch.left = 0
+        batch.txn_ids = ()
+        batch.sink.expired(self.bookie_id, BookieUnavailable("no answer in time", bookie_id=self.bookie_id))
+        if self._received_at <= batch.sent_at:
+            # Nothing at all came since: the peer may have vanished without a word, so the next request connects anew.
+            self._abort()
+
+
+def _unavailable(message: str, bookie_id: BookieId, cause: BaseException | None) -> BookieUnavailable:
+    error = BookieUnavailable(message, bookie_id=bookie_id, cause=repr(cause) if cause else "closed by peer")
+    error.__cause__ = cause
+    return error

@@ -1,0 +1,153 @@
+"""BookiePool: one connection per bookie, found through the registration directory, and who is best avoided.
+
+A bookie that failed somebody is quarantined for `quarantine_s`: new ensembles avoid it while others will do. It is let
+out early when it registers anew. A bookie that vanished from the directory loses its connection once that is idle;
+requests still under way are let finish, since the bookie may only have lost its session.
+"""
+
+import asyncio
+from collections.abc import Collection, Mapping
+from itertools import count
+from typing import Final
+
+from bindery_core.errors import BookieUnavailable, NotEnoughBookies
+from bindery_core.ids import BookieId
+from bindery_core.placement import Candidate, RandomSource, choose_ensemble, choose_replacements
+from bindery_metadata.registration import BookieDirectory, BookieRecord
+
+from bindery_client.connection import BookieConnection
+from bindery_client.settings import ClientSettings
+
+
+class BookiePool:
+    def __init__(self, directory: BookieDirectory, *, settings: ClientSettings, randomness: RandomSource) -> None:
+        self.directory: Final = directory
+        self.settings: Final = settings
+        self._randomness = randomness
+        self._loop = asyncio.get_running_loop()
+        self._connections: dict[BookieId, BookieConnection] = {}
+        self._quarantined: dict[BookieId, tuple[float, str]] = {}
+        """Bookie -> (until, reason)."""
+        self._present: Collection[BookieId] = frozenset(directory.bookies)
+        self._closing: set[asyncio.Task[None]] = set()
+        self._closed = False
+        self._txn_ids = count(1)
+        self._unwatch = directory.on_change(self._directory_changed)
+
+    # -- connections --------------------------------------------------------------------------------------------------
+
+    def connection(self, bookie_id: BookieId) -> BookieConnection:
+        connection = self._connections.get(bookie_id)
+        if connection is None:
+            if self._closed:
+                raise BookieUnavailable("ledger client was closed", bookie_id=bookie_id)
+            connection = self._connections[bookie_id] = BookieConnection(
+                bookie_id, resolve=self._resolve, settings=self.settings
+            )
+        return connection
+
+    def txn_id(self) -> int:
+        """A transaction id that no connection has seen: the same request may thus go to several bookies as it is."""
+        return next(self._txn_ids)
+
+    def txn_ids(self, number: int) -> list[int]:
+        txn_ids = self._txn_ids
+        return [next(txn_ids) for _ in range(number)]
+
+    async def _resolve(self, bookie_id: BookieId) -> tuple[str, int]:
+        address = self.directory.address(bookie_id)
+        if address is None:
+            await self.directory.refresh()  # it may have come back this moment
+            address = self.directory.address(bookie_id)
+        if address is None:
+            raise BookieUnavailable("bookie is not registered", bookie_id=bookie_id)
+        return address
+
+    def _directory_changed(self, bookies: Mapping[BookieId, BookieRecord]) -> None:
+        for bookie_id in bookies.keys() - frozenset(self._present):
+            self._quarantined.pop(bookie_id, None)
+            if bookie_id in self._connections:
+                self._connections[bookie_id].retry_now()
+        for bookie_id in [b for b in self._connections if b not in bookies]:
+            if not self._connections[bookie_id].requests_in_flight:
+                self._drop(bookie_id)
+        self._present = frozenset(bookies)
+
+    def _drop(self, bookie_id: BookieId) -> None:
+        task = self._loop.create_task(self._connections.pop(bookie_id).close())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    # -- who is best avoided ------------------------------------------------------------------------------------------
+
+    def quarantine(self, bookie_id: BookieId, reason: str) -> None:
+        self._quarantined[bookie_id] = (self._loop.time() + self.settings.quarantine_s, reason)
+
+    def quarantined(self) -> dict[BookieId, str]:
+        now = self._loop.time()
+        self._quarantined = {b: entry for b, entry in self._quarantined.items() if entry[0] > now}
+        return {b: f"failed recently: {reason}" for b, (_until, reason) in self._quarantined.items()}
+
+    def is_unreachable(self, bookie_id: BookieId) -> bool:
+        """Whether the last we know of this bookie is that it did not let us connect."""
+        connection = self._connections.get(bookie_id)
+        return connection is not None and connection.is_unreachable
+
+    def to_avoid(self) -> frozenset[BookieId]:
+        """Bookies to read from last."""
+        return frozenset(b for b, c in self._connections.items() if c.is_unreachable) | self.quarantined().keys()
+
+    def candidates(self) -> list[Candidate]:
+        return [
+            Candidate(record.bookie_id, refusal="read-only" if record.read_only else None)
+            for record in self.directory.bookies.values()
+        ]
+
+    def choose_ensemble(self, *, ensemble_size: int, write_quorum: int, ack_quorum: int) -> tuple[BookieId, ...]:
+        """Bookies for a new ledger. Raises NotEnoughBookies with a reason for each bookie that was refused.
+
+        The quarantined are taken when it cannot be done without them, but for those that cannot be reached.
+        """
+        exclude = self.quarantined()
+        try:
+            return choose_ensemble(
+                self.candidates(), ensemble_size=ensemble_size, write_quorum=write_quorum, ack_quorum=ack_quorum,
+                rng=self._randomness, exclude=exclude,
+            )  # fmt: skip
+        except NotEnoughBookies:
+            unreachable = self._unreachable(exclude)
+            if len(unreachable) == len(exclude):
+                raise
+            return choose_ensemble(
+                self.candidates(), ensemble_size=ensemble_size, write_quorum=write_quorum, ack_quorum=ack_quorum,
+                rng=self._randomness, exclude=unreachable,
+            )  # fmt: skip
+
+    def choose_replacements(
+        self, ensemble: tuple[BookieId, ...], failed: Mapping[int, BookieId], *, write_quorum: int
+    ) -> dict[int, BookieId]:
+        """As `choose_ensemble`, for the members of `ensemble` that failed."""
+        exclude = self.quarantined()
+        try:
+            return choose_replacements(
+                self.candidates(), ensemble=ensemble, failed=failed, write_quorum=write_quorum,
+                rng=self._randomness, exclude=exclude,
+            )  # fmt: skip
+        except NotEnoughBookies:
+            unreachable = self._unreachable(exclude)
+            if len(unreachable) == len(exclude):
+                raise
+            return choose_replacements(
+                self.candidates(), ensemble=ensemble, failed=failed, write_quorum=write_quorum,
+                rng=self._randomness, exclude=unreachable,
+            )  # fmt: skip
+
+    def _unreachable(self, reasons: Mapping[BookieId, str]) -> dict[BookieId, str]:
+        return {b: reason for b, reason in reasons.items() if self.is_unreachable(b)}
+
+    async def close(self) -> None:
+        """Close all connections; what is in flight fails with BookieUnavailable."""
+        self._closed = True
+        self._unwatch()
+        connections, self._connections = self._connections, {}
+        await asyncio.gather(*(connection.close() for connection in connections.values()), *self._closing)

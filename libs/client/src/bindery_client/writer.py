@@ -1,0 +1,443 @@
+"""WriteHandle: the writer of one ledger; a transport around `LedgerWriter`, which decides everything.
+
+Flow: `add_many` queues a call (one future for all its entries) and waits. Calls that the window admits are handed to
+the state machine together, once per turn of the loop; its actions become frames on the bookies' connections. Answers
+come back in batches, and a Confirm completes calls from the head of the queue.
+
+Invariants: calls are admitted, sent and completed in the order they were made; entries in flight stay within
+`in_flight_entries_max`, bytes within `in_flight_bytes_max` and the client's budget (but for one larger call, alone);
+every call ends, at the latest by the quorum timeout; no ack that depends on a new ensemble precedes its
+compare-and-set.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final, TypeVar
+
+import structlog
+from bindery_core.entry import PAYLOAD_SIZE_MAX
+from bindery_core.errors import (
+    BadRequest,
+    BinderyError,
+    LedgerClosed,
+    LostOwnership,
+    MetadataOutcomeUnknown,
+    MetadataUnavailable,
+    TooLarge,
+)
+from bindery_core.ids import BookieId, EntryId, LedgerId
+from bindery_core.ledger_actions import (
+    ChangeEnsemble,
+    Confirm,
+    Degraded,
+    Fail,
+    SealLedger,
+    SendAdds,
+    SendLac,
+    WriterAction,
+)
+from bindery_core.ledger_metadata import LedgerMetadata
+from bindery_core.ledger_plans import plan_close, plan_ensemble_change
+from bindery_core.ledger_writer import LedgerWriter, WriterSettings
+from bindery_metadata.ledger_manager import LedgerManager
+from bindery_metadata.versioned import Versioned
+
+from bindery_client.api import Entry
+from bindery_client.budget import ByteBudget
+from bindery_client.read_operation import read_range
+from bindery_client.requests import RECOVERY_ENTRY_SLACK_S, LedgerRequests, reason_of
+from bindery_client.settings import ClientSettings
+from bindery_client.timers import DeadlineTimer
+
+log = structlog.get_logger()
+T = TypeVar("T")
+
+METADATA_PAUSE_S: Final = 0.1
+METADATA_PAUSE_S_MAX: Final = 2.0
+
+OnDegraded = Callable[[LedgerId, BookieId, str], None]
+"""(ledger, bookie that lacks entries, reason): told once per bookie and handle."""
+
+
+class _Call:
+    """One `add_many`."""
+
+    __slots__ = ("count", "first", "future", "payloads", "size")
+
+    def __init__(self, payloads: Sequence[bytes], size: int, future: "asyncio.Future[EntryId]") -> None:
+        self.payloads = payloads
+        self.count = len(payloads)
+        self.size = size
+        self.future = future
+        self.first = -1
+        """Set when admitted."""
+
+    def fail(self, error: BinderyError) -> None:
+        if not self.future.done():
+            self.future.set_exception(error)
+            self.future.exception()  # nobody may be waiting any more, which is no reason for a warning
+
+
+class WriteHandle:
+    """`api.WriteHandle`. Made by `LedgerClient.create`."""
+
+    def __init__(
+        self, created: Versioned[LedgerMetadata], *, requests: LedgerRequests, manager: LedgerManager,
+        budget: ByteBudget, settings: ClientSettings, on_degraded: OnDegraded | None = None,
+    ) -> None:  # fmt: skip
+        self.ledger_id: LedgerId = requests.ledger_id
+        self._committed = created
+        self._requests = requests
+        self._manager = manager
+        self._budget = budget
+        self._settings = settings
+        self._on_degraded = on_degraded
+        self._loop = asyncio.get_running_loop()
+        self._machine = LedgerWriter(
+            requests.ledger_id, created.value, digester=requests.digester,
+            settings=WriterSettings(
+                add_timeout_s=settings.add_timeout_s,
+                quorum_timeout_s=settings.add_quorum_timeout_s,
+                replacement_retry_s=settings.replacement_retry_s,
+                explicit_lac_idle_s=settings.explicit_lac_idle_s,
+            ),
+        )  # fmt: skip
+        self._timer = DeadlineTimer(self._tick)
+        self._waiting: deque[_Call] = deque()
+        """Not admitted yet."""
+        self._in_flight: deque[_Call] = deque()
+        """Admitted, by ascending entry ids."""
+        self._unsent: list[bytes] = []
+        """Payloads admitted that the state machine has not seen."""
+        self._entries_in_flight = 0
+        self._bytes_in_flight = 0
+        self._next_entry_id = 0
+        self._length = 0
+        self._flush_scheduled = False
+        self._error: BinderyError | None = None
+        self._seal: asyncio.Future[SealLedger] | None = None
+        self._closing: asyncio.Task[LedgerMetadata] | None = None
+        self._sealed = False
+        self._abandoned = False
+        self._ensemble_change: asyncio.Task[None] | None = None
+
+    # -- facts --------------------------------------------------------------------------------------------------------
+
+    @property
+    def metadata(self) -> LedgerMetadata:
+        """As last committed."""
+        return self._committed.value
+
+    @property
+    def last_add_confirmed(self) -> int:
+        return self._machine.lac
+
+    @property
+    def last_add_pushed(self) -> int:
+        return self._next_entry_id - 1
+
+    @property
+    def length(self) -> int:
+        return self._length
+
+    @property
+    def is_closed(self) -> bool:
+        return self._sealed or self._abandoned
+
+    @property
+    def degraded(self) -> frozenset[BookieId]:
+        """Bookies of this ledger that lack entries they should hold."""
+        return self._machine.degraded
+
+    # -- adding -------------------------------------------------------------------------------------------------------
+
+    async def add(self, payload: bytes) -> EntryId:
+        return await self.add_many((payload,))
+
+    async def add_many(self, payloads: Sequence[bytes]) -> EntryId:
+        """See `api.WriteHandle`. A call cancelled before the window admitted it never happened.
+
+        Raises BadRequest without payloads and TooLarge above `entry.PAYLOAD_SIZE_MAX`; neither breaks the handle.
+        """
+        if not payloads:
+            raise BadRequest("nothing to add", ledger_id=self.ledger_id)
+        size_max = max(map(len, payloads))
+        if size_max > PAYLOAD_SIZE_MAX:
+            raise TooLarge("payload over the limit", size=size_max, size_max=PAYLOAD_SIZE_MAX)
+        if self._error is not None:
+            raise self._error
+        call = _Call(payloads, sum(map(len, payloads)), self._loop.create_future())
+        self._waiting.append(call)
+        if len(self._waiting) == 1:
+            self._admit()
+        return await call.future
+
+    def _admit(self) -> None:
+        """Move calls from the waiting queue into the window while it has room."""
+        waiting = self._waiting
+        settings = self._settings
+        while waiting:
+            call = waiting[0]
+            if call.future.cancelled():
+                waiting.popleft()
+                continue
+            if self._in_flight and (
+                self._entries_in_flight + call.count > settings.in_flight_entries_max
+                or self._bytes_in_flight + call.size > settings.in_flight_bytes_max
+            ):
+                return
+            if not self._budget.take(call.size, self._admit):
+                return
+            waiting.popleft()
+            call.first = self._next_entry_id
+            self._next_entry_id += call.count
+            self._length += call.size
+            self._entries_in_flight += call.count
+            self._bytes_in_flight += call.size
+            self._in_flight.append(call)
+            self._unsent += call.payloads
+            call.payloads = ()
+            if not self._flush_scheduled:
+                self._flush_scheduled = True
+                self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        """Everything admitted in one turn of the loop goes out as one batch."""
+        self._flush_scheduled = False
+        if not self._unsent:
+            return
+        payloads, self._unsent = self._unsent, []
+        try:
+            actions = self._machine.add_many(payloads, now=self._loop.time())
+        except BinderyError as error:
+            self._break(error)
+            return
+        self._run(actions)
+
+    # -- the state machine's world ------------------------------------------------------------------------------------
+
+    def answered(self, bookie_id: BookieId, responses: list[Any]) -> None:
+        if not self._abandoned:
+            self._run(self._machine.receive_many(bookie_id, responses, now=self._loop.time()))
+
+    def failed(self, bookie_id: BookieId, error: BinderyError) -> None:
+        if not self._abandoned:
+            self._run(self._machine.bookie_failed(bookie_id, reason_of(error), now=self._loop.time()))
+
+    def expired(self, bookie_id: BookieId, error: BinderyError) -> None:
+        """The state machine has deadlines of its own, and they passed earlier."""
+
+    def _tick(self) -> None:
+        if not self._abandoned and not self._sealed:
+            self._run(self._machine.tick(now=self._loop.time()))
+
+    def _run(self, actions: Sequence[WriterAction]) -> None:
+        sends: list[SendAdds] = []
+        for action in actions:
+            kind = type(action)
+            if kind is SendAdds:
+                sends.append(action)  # type: ignore[arg-type]
+            elif kind is Confirm:
+                self._confirm(action.last_entry_id)  # type: ignore[union-attr]
+            else:
+                self._run_rare(action)
+        if sends:
+            self._requests.send_adds(sends, self, timeout_s=self._settings.add_timeout_s + RECOVERY_ENTRY_SLACK_S)
+        if not self._abandoned:
+            self._timer.arm(self._machine.next_deadline())
+
+    def _run_rare(self, action: WriterAction) -> None:
+        match action:
+            case SendLac():
+                self._requests.send_lac(action, timeout_s=self._settings.add_timeout_s)
+            case ChangeEnsemble():
+                assert self._ensemble_change is None or self._ensemble_change.done()
+                self._ensemble_change = self._loop.create_task(self._change_ensemble(action))
+            case Degraded():
+                log.warning(
+                    "ledger_degraded", ledger_id=self.ledger_id, bookie_id=action.bookie_id,
+                    first_entry_id=action.first_entry_id, reason=action.reason,
+                )  # fmt: skip
+                if self._on_degraded is not None:
+                    self._on_degraded(self.ledger_id, action.bookie_id, action.reason)
+            case SealLedger():
+                assert self._seal is not None
+                if not self._seal.done():
+                    self._seal.set_result(action)
+            case Fail():
+                self._break(action.error)
+            case _:
+                raise AssertionError(f"not an action of a writer: {action}")
+
+    def _confirm(self, last_entry_id: int) -> None:
+        in_flight = self._in_flight
+        entries = size = 0
+        while in_flight and in_flight[0].first + in_flight[0].count - 1 <= last_entry_id:
+            call = in_flight.popleft()
+            entries += call.count
+            size += call.size
+            if not call.future.done():
+                call.future.set_result(EntryId(call.first))
+        self._entries_in_flight -= entries
+        self._bytes_in_flight -= size
+        if entries:
+            self._budget.give_back(size)
+            if self._waiting:
+                self._admit()
+
+    def _break(self, error: BinderyError) -> None:
+        """Fail what is in flight and what waits, and every later add."""
+        if self._error is None:
+            self._error = error
+            if not isinstance(error, LedgerClosed):
+                log.warning("ledger_writer_broken", ledger_id=self.ledger_id, error=repr(error))
+        error = self._error
+        calls = [*self._in_flight, *self._waiting]
+        self._in_flight.clear()
+        self._waiting.clear()
+        self._unsent.clear()
+        for call in calls:
+            call.fail(error)
+        if self._seal is not None and not self._seal.done():
+            self._seal_after()
+        size, self._bytes_in_flight, self._entries_in_flight = self._bytes_in_flight, 0, 0
+        self._budget.forget(self._admit)
+        self._budget.give_back(size)
+
+    def _seal_after(self) -> None:
+        """What was in flight failed while the ledger was being closed: it can still be sealed where it stands,
+        unless it is not ours any more."""
+        assert self._seal is not None
+        try:
+            if self._abandoned:
+                raise LedgerClosed("write handle was abandoned", ledger_id=self.ledger_id)
+            self._run(self._machine.close(now=self._loop.time()))
+        except BinderyError as lost:
+            self._seal.set_exception(lost)
+            self._seal.exception()
+
+    # -- ensemble change ----------------------------------------------------------------------------------------------
+
+    async def _change_ensemble(self, action: ChangeEnsemble) -> None:
+        pool = self._requests.pool
+        for bookie_id in action.failed.values():
+            pool.quarantine(bookie_id, "an add failed there")
+
+        def plan(metadata: LedgerMetadata) -> LedgerMetadata | None:
+            return plan_ensemble_change(
+                metadata, failed=action.failed, first_entry_id=action.first_entry_id,
+                choose=lambda ensemble, failed: pool.choose_replacements(
+                    ensemble, failed, write_quorum=metadata.write_quorum
+                ),
+            )  # fmt: skip
+
+        before = self._committed.value.last_segment
+        try:
+            committed = await self._patiently(lambda: self._manager.update(self.ledger_id, plan, known=self._committed))
+        except BinderyError as error:
+            if not self._abandoned:
+                log.warning(
+                    "ensemble_change_failed", ledger_id=self.ledger_id, failed=dict(action.failed), error=repr(error)
+                )
+                self._ensemble_change = None
+                self._run(self._machine.ensemble_change_failed(error, now=self._loop.time()))
+            return
+        if self._abandoned:
+            return
+        self._committed = committed
+        log.info(
+            "ensemble_changed", ledger_id=self.ledger_id, failed=dict(action.failed),
+            before=before.ensemble, after=committed.value.last_segment.ensemble,
+            first_entry_id=committed.value.last_segment.first_entry_id,
+        )  # fmt: skip
+        self._ensemble_change = None
+        self._run(self._machine.ensemble_changed(committed.value, now=self._loop.time()))
+
+    async def _patiently(self, change: Callable[[], Awaitable[T]]) -> T:
+        """Repeat a metadata change while the store cannot be asked, for `metadata_timeout_s` at most.
+
+        The changes are plans that know their own result, so one of unknown outcome may be repeated too.
+        """
+        deadline = self._loop.time() + self._settings.metadata_timeout_s
+        pause_s = METADATA_PAUSE_S
+        while True:
+            try:
+                return await change()
+            except (MetadataUnavailable, MetadataOutcomeUnknown) as error:
+                if self._loop.time() + pause_s > deadline:
+                    raise
+                log.info("metadata_change_retried", ledger_id=self.ledger_id, error=repr(error), pause_s=pause_s)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, METADATA_PAUSE_S_MAX)
+
+    # -- reading, closing ---------------------------------------------------------------------------------------------
+
+    async def read(self, first: EntryId, last: EntryId) -> list[Entry]:
+        if not 0 <= first <= last <= self.last_add_confirmed:
+            raise BadRequest(
+                "no such range",
+                ledger_id=self.ledger_id, first=first, last=last, last_add_confirmed=self.last_add_confirmed,
+            )  # fmt: skip
+        average_size = self._length // max(self._next_entry_id, 1)
+        return await read_range(
+            self._requests, lambda: self.metadata, first=first, last=last,
+            average_size=average_size, settings=self._settings,
+        )  # fmt: skip
+
+    async def close(self) -> LedgerMetadata:
+        """See `api.WriteHandle`. When the metadata cannot be changed now it may be called again."""
+        if self._sealed:
+            return self.metadata
+        if self._abandoned or isinstance(self._error, LostOwnership):
+            assert self._error is not None
+            raise self._error
+        if self._closing is None:
+            self._closing = self._loop.create_task(self._close())
+            self._closing.add_done_callback(self._closing_done)
+        return await asyncio.shield(self._closing)
+
+    def _closing_done(self, task: "asyncio.Task[LedgerMetadata]") -> None:
+        self._closing = None
+        if not task.cancelled():
+            task.exception()  # every caller may have been cancelled
+
+    async def _close(self) -> LedgerMetadata:
+        if self._seal is None:
+            self._flush()
+            self._seal = self._loop.create_future()
+            for call in self._waiting:
+                call.fail(LedgerClosed("ledger is being closed", ledger_id=self.ledger_id))
+            self._waiting.clear()
+            actions = self._machine.close(now=self._loop.time())
+            if self._error is None:
+                self._error = LedgerClosed("ledger is closed", ledger_id=self.ledger_id)
+            self._run(actions)
+        seal = await self._seal
+        try:
+            self._committed = await self._patiently(
+                lambda: self._manager.update(
+                    self.ledger_id,
+                    lambda metadata: plan_close(metadata, last_entry_id=seal.last_entry_id, length=seal.length),
+                    known=self._committed,
+                )
+            )
+        except LostOwnership as error:
+            self._error = error
+            raise
+        self._sealed = True
+        self._error = LedgerClosed("ledger is closed", ledger_id=self.ledger_id)
+        self._timer.cancel()
+        return self.metadata
+
+    async def abandon(self) -> None:
+        if self._abandoned or self._sealed:
+            return
+        self._abandoned = True
+        self._timer.cancel()
+        self._break(LedgerClosed("write handle was abandoned", ledger_id=self.ledger_id))
+        self._error = LedgerClosed("write handle was abandoned", ledger_id=self.ledger_id)
+        tasks = [task for task in (self._ensemble_change, self._closing) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
