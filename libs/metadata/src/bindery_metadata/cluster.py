@@ -1,10 +1,38 @@
-"""Initialising a cluster, and telling whether that was done."""
+"""Initialising a cluster, and telling whether that was done.
 
+| made                                            | data                                                     |
+|-------------------------------------------------|----------------------------------------------------------|
+| root, `available`, `available/readonly`         | empty; with INSTANCEID in one transaction when all is new |
+| `INSTANCEID`                                    | a random UUID                                            |
+| `LAYOUT`                                        | LAYOUT_TEXT                                              |
+| `/managed-ledgers`, `/namespace`                | empty                                                    |
+| `/admin/policies/public`                        | TenantInfo JSON                                          |
+| `/admin/policies/public/default`                | Policies JSON with four bundles                          |
+
+Under the root only what BookKeeper's `initnewcluster` makes: `cookies`, `idgen` and `underreplication` appear with their
+first use. What stands already is left as it is, but a LAYOUT of another kind is refused.
+"""
+
+import json
+import uuid
 from dataclasses import dataclass
+from typing import Final
 
-from bindery_metadata.layout import LedgersLayout
+from bindery_core.errors import AlreadyExists, BadVersion, MetadataOutcomeUnknown, MetadataUnavailable, NoSuchNode
+
+from bindery_metadata import pulsar_layout
+from bindery_metadata.cookies import CookieStore
+from bindery_metadata.layout import LAYOUT_TEXT, READONLY, LedgersLayout
 from bindery_metadata.ledger_manager import RandomBits
-from bindery_metadata.store import MetadataStore
+from bindery_metadata.parents import make_path
+from bindery_metadata.store import Create, MetadataStore
+from bindery_metadata.znode_path import parent_of
+
+CLUSTER_NAME_DEFAULT: Final = "bindery"
+TENANT: Final = "public"
+NAMESPACE: Final = "default"
+BUNDLE_BOUNDARIES: Final = ("0x00000000", "0x40000000", "0x80000000", "0xc0000000", "0xffffffff")
+ATTEMPTS_MAX: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +54,92 @@ class ClusterStatus:
     """Bookies with a cookie."""
 
 
-async def initialize_cluster(store: MetadataStore, layout: LedgersLayout, *, randomness: RandomBits) -> ClusterInit:
-    """Make what is missing of a new cluster; doing it again, or at the same time twice, is harmless."""
-    raise NotImplementedError
+async def initialize_cluster(
+    store: MetadataStore,
+    layout: LedgersLayout,
+    *,
+    randomness: RandomBits,
+    cluster_name: str = CLUSTER_NAME_DEFAULT,
+) -> ClusterInit:
+    """Make what is missing of a new cluster; doing it again, or at the same time twice, is harmless.
+
+    Raises BadVersion when the LAYOUT that stands there is not the one we speak; MetadataUnavailable.
+    """
+    instance_id = str(uuid.UUID(int=randomness.getrandbits(128), version=4))
+    ledger_nodes = (
+        Create(layout.root),
+        Create(layout.available),
+        Create(layout.available_readonly),
+        Create(layout.instance_id, instance_id.encode("ascii")),
+    )
+    created, found = await _create_ledger_tree(store, layout, ledger_nodes)
+    for node in (Create(layout.layout, LAYOUT_TEXT), *_pulsar_nodes(cluster_name)):
+        (created if await _create_missing(store, node) else found).append(node.path)
+    await _check_layout(store, layout)
+    return ClusterInit(await CookieStore(store, layout).instance_id(), tuple(created), tuple(found))
 
 
 async def cluster_status(store: MetadataStore, layout: LedgersLayout) -> ClusterStatus:
-    raise NotImplementedError
+    """What there is now. Raises MetadataUnavailable; a cluster that was never initialised is an answer, no error."""
+    cookies = CookieStore(store, layout)
+    try:
+        instance_id = await cookies.instance_id()
+        writable = tuple(name for name in await store.children(layout.available) if name != READONLY)
+        read_only = tuple(await store.children(layout.available_readonly))
+    except NoSuchNode:
+        return ClusterStatus(False, None, (), (), ())
+    initialized = await store.exists(layout.layout) is not None
+    return ClusterStatus(initialized, instance_id, writable, read_only, tuple(await cookies.bookies()))
+
+
+async def _create_ledger_tree(
+    store: MetadataStore, layout: LedgersLayout, nodes: tuple[Create, ...]
+) -> tuple[list[str], list[str]]:
+    """All at once where nothing stands, so that nobody ever sees half a cluster; else what is missing."""
+    parent = parent_of(layout.root)
+    if parent != "/":
+        await make_path(store, parent)
+    if await store.exists(layout.root) is None:
+        try:
+            await store.multi(nodes)
+            return [node.path for node in nodes], []
+        except (AlreadyExists, MetadataOutcomeUnknown):
+            await store.sync(layout.root)  # somebody was faster, or it was us: see what stands now
+    created: list[str] = []
+    found: list[str] = []
+    for node in nodes:
+        (created if await _create_missing(store, node) else found).append(node.path)
+    return created, found
+
+
+async def _create_missing(store: MetadataStore, node: Create) -> bool:
+    """Whether this call made it."""
+    for _ in range(ATTEMPTS_MAX):
+        try:
+            await store.create(node.path, node.data, make_parents=True)
+            return True
+        except AlreadyExists:
+            return False
+        except MetadataOutcomeUnknown:
+            await store.sync(node.path)
+    raise MetadataUnavailable("the answers to a creation got lost", path=node.path, attempts=ATTEMPTS_MAX)
+
+
+async def _check_layout(store: MetadataStore, layout: LedgersLayout) -> None:
+    found = (await store.get(layout.layout)).data
+    if found != LAYOUT_TEXT:
+        raise BadVersion("the ledgers use another layout", path=layout.layout, layout=found[:200])
+
+
+def _pulsar_nodes(cluster_name: str) -> tuple[Create, ...]:
+    tenant = {"adminRoles": [], "allowedClusters": [cluster_name]}
+    policies = {
+        "replication_clusters": [cluster_name],
+        "bundles": {"boundaries": list(BUNDLE_BOUNDARIES), "numBundles": len(BUNDLE_BOUNDARIES) - 1},
+    }
+    return (
+        Create(pulsar_layout.MANAGED_LEDGERS_ROOT),
+        Create(pulsar_layout.NAMESPACE_ROOT),
+        Create(pulsar_layout.tenant_policies(TENANT), json.dumps(tenant).encode()),
+        Create(pulsar_layout.namespace_policies(tenant=TENANT, namespace=NAMESPACE), json.dumps(policies).encode()),
+    )
