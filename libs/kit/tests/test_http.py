@@ -1,0 +1,183 @@
+"""What every service's HTTP looks like: problems, health, metrics, a server that its owner starts and stops."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+from bindery_core.errors import DamagedStorage, NoSuchTopic, TooManyRequests
+from bindery_kit.health import Health, OpsApp
+from bindery_kit.http_server import BindRefused, HttpServer, bind_tcp
+from bindery_kit.metrics import Metrics
+from bindery_kit.problem import CONTENT_TYPE, install_problems
+from fastapi import FastAPI
+from pydantic import BaseModel
+
+
+class Body(BaseModel):
+    count: int
+
+
+def make_app() -> FastAPI:
+    app = FastAPI()
+    install_problems(app)
+
+    @app.get("/fail/{kind}")
+    async def fail(kind: str) -> None:
+        raise {
+            "missing": NoSuchTopic("no such topic", topic="a/b/c"),
+            "busy": TooManyRequests("too many requests", bytes_in_flight=7),
+            "damaged": DamagedStorage("bad file", path="x"),
+            "bug": ZeroDivisionError("a secret detail"),
+        }[kind]
+
+    @app.post("/count")
+    async def count(body: Body) -> int:
+        return body.count
+
+    @app.get("/slow")
+    async def slow() -> str:
+        await asyncio.sleep(60)
+        return "late"
+
+    return app
+
+
+@pytest.fixture
+def health() -> Health:
+    return Health()
+
+
+@pytest.fixture
+async def client(health: Health) -> AsyncIterator[httpx.AsyncClient]:
+    metrics = Metrics("kittest")
+    metrics.counter("adds_total", "adds").inc(3)
+    metrics.histogram("add_seconds", "latency").observe(0.003)
+    app = OpsApp(health, metrics, app=make_app())
+    async with HttpServer(app, port=0) as server, httpx.AsyncClient(base_url=server.url, trust_env=False) as http:
+        yield http
+
+
+@pytest.mark.parametrize(
+    ("kind", "status", "code"),
+    [("missing", 404, "no_such_topic"), ("busy", 429, "too_many_requests"), ("damaged", 500, "damaged_storage")],
+)
+async def test_an_error_of_ours_becomes_a_problem(client: httpx.AsyncClient, kind: str, status: int, code: str) -> None:
+    answer = await client.get(f"/fail/{kind}")
+    assert answer.status_code == status
+    assert answer.headers["content-type"] == CONTENT_TYPE
+    body = answer.json()
+    assert (body["code"], body["status"], body["type"]) == (code, status, f"urn:bindery:problem:{code}")
+    assert ("retry-after" in answer.headers) == (status == 429)
+
+
+async def test_the_facts_of_an_error_are_fields(client: httpx.AsyncClient) -> None:
+    body = (await client.get("/fail/missing")).json()
+    assert body["facts"] == {"topic": "a/b/c"}
+    assert body["detail"] == "no such topic: topic=a/b/c"
+
+
+async def test_an_unexpected_error_tells_strangers_nothing(client: httpx.AsyncClient) -> None:
+    answer = await client.get("/fail/bug")
+    assert (answer.status_code, answer.json()["code"]) == (500, "internal")
+    assert "secret" not in answer.text
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "code"),
+    [
+        ("GET", "/nothing", 404, "not_found"),
+        ("DELETE", "/count", 405, "method_not_allowed"),
+        ("POST", "/count", 400, "validation_failed"),
+        ("POST", "/metrics", 405, None),
+    ],
+)
+async def test_what_the_framework_refuses_is_a_problem_too(
+    client: httpx.AsyncClient, method: str, path: str, status: int, code: str | None
+) -> None:
+    answer = await client.request(method, path, content=b'{"count": "many"}')
+    assert answer.status_code == status
+    if code:
+        assert answer.json()["code"] == code
+
+
+async def test_a_wrong_field_is_named(client: httpx.AsyncClient) -> None:
+    body = (await client.post("/count", json={"count": "many"})).json()
+    assert body["errors"][0]["where"] == "body.count"
+
+
+async def test_the_api_document_promises_problems_and_no_422(client: httpx.AsyncClient) -> None:
+    document = (await client.get("/openapi.json")).json()
+    responses = document["paths"]["/count"]["post"]["responses"]
+    assert set(responses) == {"200", "default"}
+    assert responses["default"]["content"][CONTENT_TYPE]["schema"] == {"$ref": "#/components/schemas/Problem"}
+    assert "HTTPValidationError" not in document["components"]["schemas"]
+
+
+async def test_metrics_are_served_with_fixed_buckets(client: httpx.AsyncClient) -> None:
+    text = (await client.get("/metrics")).text
+    assert "bindery_kittest_adds_total 3.0" in text
+    assert 'bindery_kittest_add_seconds_bucket{le="0.0025"} 0.0' in text
+    assert 'bindery_kittest_add_seconds_bucket{le="0.005"} 1.0' in text
+
+
+async def test_health_tells_what_is_missing_until_nothing_is(client: httpx.AsyncClient, health: Health) -> None:
+    health.progress("replaying the journal", done=3, total=10, unit="MB")
+    answer = await client.get("/startupz")
+    assert answer.status_code == 503
+    assert answer.json()["progress"] == {"step": "replaying the journal", "done": 3, "total": 10, "unit": "MB"}
+    assert (await client.get("/livez")).status_code == 200
+
+    health.started()
+    health.block("metadata", "session lost")
+    health.block("disk", "full")
+    health.clear("disk")
+    answer = await client.get("/readyz")
+    assert (answer.status_code, answer.json()["reasons"]) == (503, {"metadata": "session lost"})
+
+    health.clear("metadata")
+    assert (await client.get("/readyz")).json() == {"status": "ready"}
+
+    health.fail("journal", "its thread died")
+    assert (await client.get("/readyz")).status_code == 503
+    assert (await client.get("/livez")).json()["reasons"] == {"journal": "its thread died"}
+
+
+async def test_without_an_app_only_the_four_pages_are_there(health: Health) -> None:
+    async with (
+        HttpServer(OpsApp(health, Metrics("kittest")), port=0) as server,
+        httpx.AsyncClient(base_url=server.url, trust_env=False) as http,
+    ):
+        assert (await http.get("/livez")).status_code == 200
+        assert (await http.head("/livez")).content == b""
+        answer = await http.get("/other")
+        assert (answer.status_code, answer.headers["content-type"]) == (404, CONTENT_TYPE)
+
+
+async def test_a_server_stops_in_time_whatever_its_clients_do(health: Health) -> None:
+    server = HttpServer(OpsApp(health, Metrics("kittest"), app=make_app()), port=0, stop_timeout_s=0.3)
+    await server.start()
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(b"GET /slow HTTP/1.1\r\nHost: x\r\n\r\n")
+    await writer.drain()
+    async with asyncio.timeout(4):
+        await server.stop()
+        await reader.read()
+    with pytest.raises(OSError):
+        await asyncio.open_connection("127.0.0.1", server.port)
+    writer.close()
+
+
+def test_only_loopback_is_bound_unless_told_otherwise() -> None:
+    with pytest.raises(BindRefused, match="--insecure"):
+        bind_tcp("0.0.0.0", 0)
+    bind_tcp("0.0.0.0", 0, insecure=True).close()
+
+
+def test_a_port_in_use_is_named() -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        with pytest.raises(BindRefused, match=str(other.getsockname()[1])):
+            bind_tcp("127.0.0.1", other.getsockname()[1])

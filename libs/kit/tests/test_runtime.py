@@ -1,0 +1,96 @@
+"""A process ends when it is told to, at once when told twice, and with its parent."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+SERVICE = """
+import asyncio, os, sys
+from bindery_kit import logs, runtime
+
+logs.configure(service="test")
+
+async def main(shutdown):
+    print("up", os.getpid(), flush=True)
+    await shutdown.wait()
+    print("stopping", shutdown.reason, flush=True)
+    if "slow" in sys.argv:
+        await asyncio.sleep(60)
+
+sys.exit(runtime.run(main))
+"""
+
+PARENT = """
+import os, subprocess, sys
+environment = {**os.environ, "BINDERY_DIE_WITH_PARENT": str(os.getpid())}
+child = subprocess.Popen([sys.executable, "-c", sys.argv[1]], env=environment)
+child.wait()
+"""
+
+
+@contextlib.contextmanager
+def started(*command: str) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", *command], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_asks_for_an_orderly_end(number: signal.Signals) -> None:
+    with started(SERVICE) as process:
+        assert line(process).startswith("up")
+        process.send_signal(number)
+        assert line(process) == f"stopping {number.name}"
+        assert process.wait(timeout=20) == 0
+
+
+def test_a_second_signal_ends_at_once() -> None:
+    with started(SERVICE, "slow") as process:
+        assert line(process).startswith("up")
+        process.send_signal(signal.SIGTERM)
+        assert line(process).startswith("stopping")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=20) == 128 + signal.SIGTERM
+
+
+def test_a_child_ends_with_a_parent_that_was_killed() -> None:
+    with started(PARENT, SERVICE) as parent:
+        child = int(line(parent).split()[1])
+        parent.kill()
+        # The pipe ends when its last writer, the child, is gone.
+        assert parent.stdout is not None
+        assert parent.stdout.read() == "stopping SIGTERM\n"
+        deadline = time.monotonic() + 10
+        while True:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(child, os.WNOHANG)  # only where we are the one who inherits orphans
+            try:
+                os.kill(child, 0)
+            except ProcessLookupError:
+                break
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+def test_a_child_whose_parent_is_gone_already_does_not_begin() -> None:
+    environment = {**os.environ, "BINDERY_DIE_WITH_PARENT": "1" if os.getpid() != 1 else "2"}
+    done = subprocess.run([sys.executable, "-c", SERVICE], env=environment, capture_output=True, text=True, timeout=30)
+    assert (done.returncode, done.stdout) == (1, "")
