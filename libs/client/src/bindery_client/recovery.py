@@ -70,7 +70,8 @@ class _RecoveryRun:
             requests.ledger_id, digester=requests.digester,
             settings=RecoverySettings(
                 read_timeout_s=settings.read_timeout_s, add_timeout_s=settings.add_timeout_s,
-                entries_in_flight_max=settings.recovery_batch_entries, bytes_in_flight_max=settings.read_batch_bytes_max,
+                entries_in_flight_max=settings.recovery_batch_entries,
+                bytes_in_flight_max=settings.read_batch_bytes_max,
             ),
         )  # fmt: skip
         self._done: asyncio.Future[None] = self._loop.create_future()
