@@ -14,7 +14,8 @@ from bindery_core.errors import BadRequest
 from bindery.cluster import DEFAULT_ZOOKEEPER
 
 if TYPE_CHECKING:
-    from bindery_client.api import LedgerClient
+    from bindery_client.client import LedgerClient
+    from bindery_core.ids import LedgerId
     from bindery_core.ledger_metadata import LedgerMetadata
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Look at ledgers: metadata, entries, replicas.")
@@ -87,6 +88,9 @@ def read(
     ledger: LedgerArgument,
     first: Annotated[int, typer.Option(metavar="ENTRY", min=0, help="First entry.")] = 0,
     last: Annotated[int | None, typer.Option(metavar="ENTRY", min=0, help="Last entry; default: all readable.")] = None,
+    from_bookie: Annotated[
+        str | None, typer.Option(metavar="BOOKIE", help="Ask this bookie alone, and say what it has of each entry.")
+    ] = None,
     zookeeper: ZooKeeper = DEFAULT_ZOOKEEPER,
     as_json: AsJson = False,
     raw: Annotated[bool, typer.Option("--raw", help="Write the payloads as they are, one after the other.")] = False,
@@ -96,13 +100,16 @@ def read(
     async def run(client: "LedgerClient") -> None:
         from bindery_core.ids import EntryId, LedgerId
 
-        handle = await client.open(LedgerId(ledger), recover=False)
+        ledger_id = LedgerId(ledger)
+        metadata = await client.metadata(ledger_id)
+        handle = await client.open(ledger_id, password=metadata.password or b"", recover=False)
         try:
-            if not handle.is_closed:
-                await handle.read_last_confirmed()
             end = handle.last_add_confirmed if last is None else last
             if end > handle.last_add_confirmed:
-                raise BadRequest("not that many entries", asked=end, last_add_confirmed=handle.last_add_confirmed)
+                raise BadRequest("the ledger ends before that", last_entry=handle.last_add_confirmed, asked=end)
+            if from_bookie is not None:
+                await _read_replicas(client, ledger_id, range(first, end + 1), from_bookie, as_json=as_json, raw=raw)
+                return
             for start in range(first, end + 1, READ_BATCH):
                 for entry in await handle.read(EntryId(start), EntryId(min(start + READ_BATCH - 1, end))):
                     _print_entry(entry.entry_id, entry.payload, as_json=as_json, raw=raw)
@@ -110,6 +117,29 @@ def read(
             await handle.release()
 
     _with_client(zookeeper, run)
+
+
+async def _read_replicas(
+    client: "LedgerClient", ledger_id: "LedgerId", entries: range, bookie: str, *, as_json: bool, raw: bool
+) -> None:
+    """What `bookie` itself has: good, absent, corrupt or an error, for each entry; absent is right outside its write
+    sets."""
+    from bindery_core.ids import EntryId, validate_bookie_id
+
+    bookie_id = validate_bookie_id(bookie)
+    bad = 0
+    for number in entries:
+        replica = await client.read_from_bookie(ledger_id, EntryId(number), bookie_id)
+        verdict = replica.verdict.value
+        bad += verdict in ("corrupt", "error")
+        if replica.payload is not None:
+            _print_entry(number, replica.payload, as_json=as_json, raw=raw, bookie=bookie, verdict=verdict)
+        elif as_json:
+            print(json.dumps({"entry_id": number, "bookie": bookie, "verdict": verdict, "status": replica.status}))
+        elif not raw:
+            print(f"{number:>8}  {verdict}{f' (status {replica.status})' if verdict == 'error' else ''}")
+    if bad:
+        raise typer.Exit(1)
 
 
 def describe(ledger_id: int, metadata: "LedgerMetadata") -> dict[str, Any]:
@@ -133,15 +163,16 @@ def describe(ledger_id: int, metadata: "LedgerMetadata") -> dict[str, Any]:
     }
 
 
-def _print_entry(entry_id: int, payload: bytes, *, as_json: bool, raw: bool) -> None:
+def _print_entry(entry_id: int, payload: bytes, *, as_json: bool, raw: bool, **more: str) -> None:
     if raw:
         sys.stdout.buffer.write(payload)
     elif as_json:
-        body = {"entry_id": int(entry_id), "size": len(payload), "payload_base64": base64.b64encode(payload).decode()}
-        print(json.dumps(body))
+        encoded = base64.b64encode(payload).decode()
+        print(json.dumps({"entry_id": int(entry_id), **more, "size": len(payload), "payload_base64": encoded}))
     else:
         preview = "".join(c if c.isprintable() else "." for c in payload[:PREVIEW_SIZE].decode("latin-1"))
-        print(f"{entry_id:>8}  {len(payload):>9} bytes  {preview}{'...' if len(payload) > PREVIEW_SIZE else ''}")
+        cut = "..." if len(payload) > PREVIEW_SIZE else ""
+        print(f"{entry_id:>8}  {len(payload):>9} bytes  {preview}{cut}")
 
 
 def _with_client(zookeeper: str, run: "Callable[[LedgerClient], Awaitable[T]]") -> T:

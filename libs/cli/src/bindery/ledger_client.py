@@ -1,13 +1,22 @@
 """A ledger client for the command line: connected to ZooKeeper, closed at the end, whatever happens."""
 
+import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from bindery_client.api import LedgerClient
+from bindery_client.client import LedgerClient
+from bindery_metadata.zookeeper import ZooKeeperStore
 
 
 @asynccontextmanager
 async def connected(zookeeper: str) -> AsyncIterator[LedgerClient]:
-    """Raises MetadataUnavailable when no server of `zookeeper` answers."""
-    raise NotImplementedError
-    yield
+    """A client on the cluster whose metadata are in `zookeeper`. Raises MetadataUnavailable when no server answers."""
+    store = await ZooKeeperStore.connect(zookeeper)
+    try:
+        client = await LedgerClient.connect(store, randomness=random.SystemRandom())
+        try:
+            yield client
+        finally:
+            await client.close()
+    finally:
+        await store.close()

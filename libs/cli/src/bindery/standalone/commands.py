@@ -64,11 +64,14 @@ def standalone(
     )
     directory = DataDirectory(folder)
     directory.create()
-    plan = _plan(options, directory)
     if detach:
-        _detach(plan, directory)
+        _detach(options, directory)
         return
-    raise typer.Exit(_run(plan, directory))
+    directory.acquire()
+    try:
+        raise typer.Exit(_run(_plan(options, directory), directory))
+    finally:
+        directory.release()
 
 
 @app.command()
@@ -152,9 +155,8 @@ def _change(directory: DataDirectory, request: dict[str, Any]) -> None:
 
 
 def _print_status(answer: dict[str, Any]) -> None:
-    print(
-        f"{answer['state']}, supervisor pid {answer['supervisor_pid']}, up {answer['up_s']:.0f} s, data {answer['data']}"
-    )
+    supervisor = f"supervisor pid {answer['supervisor_pid']}, up {answer['up_s']:.0f} s"
+    print(f"{answer['state']}, {supervisor}, data {answer['data']}")
     for process in answer["processes"]:
         pid = f"pid {process['pid']}" if process["pid"] else ""
         ports = ", ".join(str(port) for port in process["ports"].values())
@@ -191,7 +193,6 @@ def _run(plan: "ClusterPlan", directory: DataDirectory) -> int:
     from bindery.standalone.supervisor import Supervisor, welcome
 
     logs.configure(service="standalone", level="warning")
-    directory.acquire()
 
     def say(line: str) -> None:
         print(line, flush=True)
@@ -201,10 +202,7 @@ def _run(plan: "ClusterPlan", directory: DataDirectory) -> int:
         supervisor = Supervisor(plan, directory, init_cluster=init_cluster, say=say)
         return await supervisor.run(shutdown, on_ready=lambda: say("\n".join(welcome(plan, directory))))
 
-    try:
-        return runtime.run(main)
-    finally:
-        directory.release()
+    return runtime.run(main)
 
 
 def _count(plan: "ClusterPlan") -> str:
@@ -213,9 +211,8 @@ def _count(plan: "ClusterPlan") -> str:
     return f"{text} on the ZooKeeper at {plan.zookeeper_servers}" if plan.options.zookeeper else text
 
 
-def _detach(plan: "ClusterPlan", directory: DataDirectory) -> None:
+def _detach(options: Options, directory: DataDirectory) -> None:
     """Start the supervisor as a process of its own and show its words until it is ready."""
-    options = plan.options
     if directory.is_held:
         directory.acquire()  # raises, with the reason
     command = [
