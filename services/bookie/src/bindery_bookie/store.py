@@ -39,7 +39,7 @@ class LacState:
 
 class EntryStore(Protocol):
     async def open(self, *, on_progress: Callable[[ReplayProgress], None] | None = None) -> None:
-        """Open files and index, replay the journal behind LastLogMark. Raises DamagedStorage with the file and offset."""
+        """Open files and index, replay the journal behind LastLogMark. Raises DamagedStorage with file and offset."""
         ...
 
     async def close(self) -> None:
@@ -57,7 +57,7 @@ class EntryStore(Protocol):
         ...
 
     def read_many(self, keys: Sequence[tuple[int, int]], done: ReadDone) -> None:
-        """Read (ledger_id, entry_id) pairs; entry id -1 asks for the ledger's last entry. NO_LEDGER, NO_ENTRY, IO_ERROR."""
+        """Read (ledger_id, entry_id) pairs; entry id -1: the ledger's last entry. NO_LEDGER, NO_ENTRY, IO_ERROR."""
         ...
 
     async def fence(self, ledger_id: int, master_key: bytes) -> None:

@@ -1,0 +1,428 @@
+"""Operations: what each request of the ledger protocol does to the store, and what it is answered.
+
+A batch of requests is what one socket read brought. Its adds go to the store as one group and its plain reads as
+another, with no task, future or closure per entry; everything else is rare and gets a task of its own.
+
+Order. The adds of a batch are handed to the store before anything else of it, so a force or a read that was sent behind
+an add finds it. Answers come in any order: clients tell them apart by transaction id.
+
+What stands behind each answer
+- add OK: the store says so, after its journal record was fdatasynced (DEFERRED_SYNC: written);
+- fencing read: `store.fence` returned, that is the fence is durable, before the entry is even looked up;
+- write LAC OK: its record is durable; force OK: everything added before it is.
+Source: BookKeeper's request processors, observed on 4.17.2.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Protocol
+
+from bindery_core import availability
+from bindery_core.errors import (
+    BadRequest,
+    BinderyError,
+    LedgerFenced,
+    LedgerStateUnknown,
+    NoSuchEntry,
+    NoSuchLedger,
+    ReadOnly,
+    TooManyRequests,
+    Unauthorized,
+)
+from bindery_core.wire import messages as m
+from bindery_core.wire import v3
+from bindery_core.wire.messages import AddRequest, ReadFlag, ReadRequest, ReadResponse, Request, Response, Status
+from bindery_kit.logs import error_fields
+
+from bindery_bookie.budget import ByteBudget
+from bindery_bookie.metrics import BookieMetrics
+from bindery_bookie.quiet_log import QuietLog
+from bindery_bookie.settings import ServerSettings
+from bindery_bookie.state import BookieState
+from bindery_bookie.store import EntryStore
+
+OK = int(Status.OK)
+ADD_OVERHEAD = 512
+"""Bytes that an add under way takes beside its body: request, queue entries, its answer."""
+
+
+class Peer(Protocol):
+    """A connection as the operations see it."""
+
+    def send(self, data: bytes) -> None:
+        """Write frames; forgotten when the connection is gone."""
+
+    def enqueue_reads(self, reads: Sequence[ReadRequest]) -> None:
+        """Read these when there is room for their answers."""
+
+    def spawn(self, work: Coroutine[Any, Any, None], *, until_gone: bool = False) -> None:
+        """Run `work` in a task; `until_gone`: cancel it when the connection goes."""
+
+    def wait_for_adds(self) -> None:
+        """Stop reading from this connection until the budget of adds is low."""
+
+
+class Operations:
+    """Shared by all connections of a bookie. `clock`: monotonic seconds."""
+
+    def __init__(
+        self,
+        store: EntryStore,
+        state: BookieState,
+        metrics: BookieMetrics,
+        settings: ServerSettings,
+        *,
+        clock: Callable[[], float],
+    ) -> None:
+        self._store = store
+        self._state = state
+        self._metrics = metrics
+        self._settings = settings
+        self._clock = clock
+        self._log = QuietLog(__name__, clock=clock)
+        self.adds_budget = ByteBudget(settings.adds_size_max)
+        self.reads_budget = ByteBudget(settings.reads_size_max)
+        self.long_polls = 0
+
+    def handle(self, peer: Peer, requests: Sequence[Request]) -> None:
+        """Start everything in `requests`; answers go to `peer` as they come."""
+        adds: list[AddRequest] = []
+        reads: list[ReadRequest] = []
+        others: list[Request] = []
+        for request in requests:
+            if type(request) is AddRequest:
+                adds.append(request)
+            elif type(request) is ReadRequest and request.flag == 0 and request.previous_lac is None:
+                reads.append(request)
+            else:
+                others.append(request)
+        if adds:
+            self._add(peer, adds)
+        if reads:
+            peer.enqueue_reads(reads)
+        for request in others:
+            self._start(peer, request)
+
+    # --- adds ---------------------------------------------------------------------------------------------------------
+
+    def _add(self, peer: Peer, adds: list[AddRequest]) -> None:
+        if self._state.read_only:
+            adds = self._refuse_writes(peer, adds)
+            if not adds:
+                return
+        started = self._clock()
+        count = len(adds)
+        entry_size = sum([len(add.body) for add in adds])
+        size = entry_size + count * ADD_OVERHEAD
+        metrics = self._metrics
+        self.adds_budget.take(size)
+        metrics.adds_in_progress += count
+
+        def done(statuses: Sequence[int]) -> None:
+            assert len(statuses) == count
+            peer.send(v3.encode_add_responses(adds, statuses))
+            self.adds_budget.give(size)
+            metrics.adds_in_progress -= count
+            latency_s = self._clock() - started
+            ok_count = sum([status == OK for status in statuses])
+            if ok_count:
+                metrics.operations["ADD_ENTRY"].observe(latency_s, ok=True, count=ok_count)
+            if ok_count == count:
+                metrics.write_bytes += entry_size
+            else:
+                metrics.operations["ADD_ENTRY"].observe(latency_s, ok=False, count=count - ok_count)
+                metrics.write_bytes += sum(
+                    [len(add.body) for add, status in zip(adds, statuses, strict=True) if status == OK]
+                )
+                metrics.adds_rejected += sum([status == Status.TOO_MANY_REQUESTS for status in statuses])
+
+        self._store.add_many(adds, done)
+        if self.adds_budget.is_over:
+            peer.wait_for_adds()
+
+    def _refuse_writes(self, peer: Peer, adds: list[AddRequest]) -> list[AddRequest]:
+        """Answer READ_ONLY where it applies; return the adds that are taken all the same."""
+        accepted = [add for add in adds if self._state.accepts_add(priority=add.priority)]
+        refused = [add for add in adds if not self._state.accepts_add(priority=add.priority)]
+        if refused:
+            peer.send(v3.encode_add_responses(refused, [int(Status.READ_ONLY)] * len(refused)))
+            self._metrics.operations["ADD_ENTRY"].observe(0.0, ok=False, count=len(refused))
+        return accepted
+
+    # --- plain reads --------------------------------------------------------------------------------------------------
+
+    def read(self, peer: Peer, reads: Sequence[ReadRequest], sent: Callable[[int], None]) -> None:
+        """Answer plain reads with body and the ledger's LAC; then `sent(bytes of the answers)`."""
+        started = self._clock()
+        self._metrics.reads_in_progress += len(reads)
+
+        def done(results: Sequence[bytes | int]) -> None:
+            peer.spawn(self._answer_reads(peer, reads, results, started, sent))
+
+        self._store.read_many([(read.ledger_id, read.entry_id) for read in reads], done)
+
+    async def _answer_reads(
+        self,
+        peer: Peer,
+        reads: Sequence[ReadRequest],
+        results: Sequence[bytes | int],
+        started: float,
+        sent: Callable[[int], None],
+    ) -> None:
+        lacs: dict[int, int | None] = {}
+        responses = []
+        ok_count = read_bytes = 0
+        try:
+            for read, result in zip(reads, results, strict=True):
+                if isinstance(result, int):
+                    responses.append(ReadResponse(read.txn_id, result, read.ledger_id, read.entry_id))
+                    continue
+                if read.ledger_id not in lacs:
+                    lacs[read.ledger_id] = await self._lac_or_none(read.ledger_id)
+                responses.append(
+                    ReadResponse(read.txn_id, OK, read.ledger_id, read.entry_id, result, lacs[read.ledger_id])
+                )
+                ok_count += 1
+                read_bytes += len(result)
+            data = v3.encode_responses(responses)
+            peer.send(data)
+            sent(len(data))
+        finally:
+            self._metrics.reads_in_progress -= len(reads)
+        self._metrics.read_bytes += read_bytes
+        latency_s = self._clock() - started
+        if ok_count:
+            self._metrics.operations["READ_ENTRY"].observe(latency_s, ok=True, count=ok_count)
+        if ok_count < len(reads):
+            self._metrics.operations["READ_ENTRY"].observe(latency_s, ok=False, count=len(reads) - ok_count)
+
+    async def _lac_or_none(self, ledger_id: int) -> int | None:
+        """The LAC beside a body is a courtesy; an entry that was read is worth answering without it."""
+        try:
+            return await self._store.last_add_confirmed(ledger_id)
+        except BinderyError:
+            return None
+
+    # --- everything else ----------------------------------------------------------------------------------------------
+
+    def _start(self, peer: Peer, request: Request) -> None:
+        match request:
+            case ReadRequest() if request.flag == ReadFlag.FENCE_LEDGER:
+                self._spawn(peer, "READ_ENTRY_FENCE", self._fence_read(request), request)
+            case ReadRequest() if request.previous_lac is not None:
+                self._start_long_poll(peer, request)
+            case ReadRequest():
+                peer.enqueue_reads([request])  # ENTRY_PIGGYBACK without a previous LAC is a plain read
+            case m.WriteLacRequest():
+                self._spawn(peer, "WRITE_LAC", self._write_lac(request), request)
+            case m.ReadLacRequest():
+                self._spawn(peer, "READ_LAC", self._read_lac(request), request)
+            case m.ForceLedgerRequest():
+                self._spawn(peer, "FORCE_LEDGER", self._force(request), request)
+            case m.ListEntriesRequest():
+                self._spawn(peer, "GET_LIST_OF_ENTRIES_OF_LEDGER", self._list_entries(request), request)
+            case m.BookieInfoRequest():
+                self._spawn(peer, "GET_BOOKIE_INFO", self._bookie_info(request), request)
+            case m.AuthRequest():
+                # Nobody is asked to authenticate: BookKeeper's clients take this name as "done".
+                peer.send(v3.encode_response(m.AuthResponse(request.txn_id, OK, v3.AUTH_DISABLED_PLUGIN)))
+            case m.StartTlsRequest():
+                peer.send(v3.encode_response(m.StartTlsResponse(request.txn_id, Status.BAD_REQUEST)))
+            case m.OtherRequest():
+                peer.send(v3.encode_response(refuse_other(request)))
+
+    def _spawn(
+        self, peer: Peer, name: str, work: Coroutine[Any, Any, Response], request: Request, *, until_gone: bool = False
+    ) -> None:
+        peer.spawn(self._answer(peer, name, work, request), until_gone=until_gone)
+
+    async def _answer(self, peer: Peer, name: str, work: Coroutine[Any, Any, Response], request: Request) -> None:
+        started = self._clock()
+        try:
+            response = await work
+        except BinderyError as error:
+            response = failed(request, status_of(error))
+            if response.status in (Status.IO_ERROR, Status.UNKNOWN_LEDGER_STATE):
+                self._log.warning("operation_failed", operation=name, **error_fields(error))
+        except Exception as error:
+            # A fault of ours must cost one request, not the connection's other thousand.
+            self._log.warning("operation_broken", operation=name, **error_fields(error))
+            response = failed(request, Status.IO_ERROR)
+        peer.send(v3.encode_response(response))
+        self._metrics.operations[name].observe(self._clock() - started, ok=response.status == OK)
+
+    async def _read_one(self, ledger_id: int, entry_id: int) -> bytes | int:
+        answer: asyncio.Future[bytes | int] = asyncio.get_running_loop().create_future()
+
+        def done(results: Sequence[bytes | int]) -> None:
+            if not answer.done():
+                answer.set_result(results[0])
+
+        self._store.read_many([(ledger_id, entry_id)], done)
+        return await answer
+
+    async def _fence_read(self, request: ReadRequest) -> Response:
+        if request.master_key is None:
+            return failed(request, Status.UNAUTHORIZED)
+        await self._store.fence(request.ledger_id, request.master_key)
+        result = await self._read_one(request.ledger_id, request.entry_id)
+        if isinstance(result, int):
+            return failed(request, result)
+        return ReadResponse(request.txn_id, OK, request.ledger_id, request.entry_id, result)
+
+    def _start_long_poll(self, peer: Peer, request: ReadRequest) -> None:
+        if request.flag == ReadFlag.ENTRY_PIGGYBACK and request.entry_id != -1:
+            peer.send(v3.encode_response(failed(request, Status.BAD_REQUEST)))
+        elif self.long_polls >= self._settings.long_polls_max:
+            self._metrics.reads_rejected += 1
+            peer.send(v3.encode_response(failed(request, Status.TOO_MANY_REQUESTS)))
+        else:
+            self.long_polls += 1
+            self._spawn(peer, "READ_ENTRY_LONG_POLL", self._long_poll(request), request, until_gone=True)
+
+    async def _long_poll(self, request: ReadRequest) -> Response:
+        previous = request.previous_lac
+        assert previous is not None
+        try:
+            lac = await self._wait_for_lac(request.ledger_id, previous, request.timeout_ms)
+        finally:
+            self.long_polls -= 1
+        ledger_id, entry_id = request.ledger_id, request.entry_id
+        if request.flag != ReadFlag.ENTRY_PIGGYBACK:
+            result = await self._read_one(ledger_id, entry_id)
+            if isinstance(result, int):
+                return failed(request, result)
+            return ReadResponse(request.txn_id, OK, ledger_id, entry_id, result, lac)
+        if lac <= previous:
+            return ReadResponse(request.txn_id, OK, ledger_id, entry_id, None, lac)
+        updated_at_ms = self._store.lac_updated_at_ms(ledger_id) or None
+        result = await self._read_one(ledger_id, previous + 1)
+        if not isinstance(result, int):
+            return ReadResponse(request.txn_id, OK, ledger_id, previous + 1, result, lac, updated_at_ms)
+        if result == Status.NO_ENTRY:
+            # Striped ledgers: the next entry may well be on other bookies only.
+            return ReadResponse(request.txn_id, OK, ledger_id, entry_id, None, lac, updated_at_ms)
+        return failed(request, result)
+
+    async def _wait_for_lac(self, ledger_id: int, previous: int, timeout_ms: int | None) -> int:
+        """The LAC, once it is above `previous`, the time is over, or the ledger was fenced. Raises NoSuchLedger."""
+        lac = await self._store.last_add_confirmed(ledger_id)
+        if lac > previous or not timeout_ms or timeout_ms < 0:
+            return lac
+        woken = asyncio.Event()
+        cancel = self._store.watch_lac(ledger_id, woken.set)
+        try:
+            lac = await self._store.last_add_confirmed(ledger_id)  # it may have moved before we watched
+            if lac <= previous:
+                timeout_s = min(timeout_ms / 1000, self._settings.long_poll_timeout_max_s)
+                try:
+                    async with asyncio.timeout(timeout_s):
+                        await woken.wait()
+                except TimeoutError:
+                    pass
+                lac = await self._store.last_add_confirmed(ledger_id)
+        finally:
+            cancel()
+        return lac
+
+    async def _write_lac(self, request: m.WriteLacRequest) -> Response:
+        if not self._state.accepts_add(priority=0):
+            return failed(request, Status.READ_ONLY)
+        await self._store.write_lac(request.ledger_id, request.master_key, request.lac, request.body)
+        return m.WriteLacResponse(request.txn_id, OK, request.ledger_id)
+
+    async def _read_lac(self, request: m.ReadLacRequest) -> Response:
+        try:
+            lac = await self._store.read_lac(request.ledger_id)
+        except NoSuchLedger:
+            return failed(request, Status.NO_ENTRY)
+        if lac.last_entry is not None:
+            status = Status.OK
+        elif lac.explicit_packet is not None:
+            status = Status.IO_ERROR  # what BookKeeper answers for a ledger with an explicit LAC but no entry
+        else:
+            status = Status.NO_ENTRY
+        return m.ReadLacResponse(request.txn_id, status, request.ledger_id, lac.explicit_packet, lac.last_entry)
+
+    async def _force(self, request: m.ForceLedgerRequest) -> Response:
+        await self._store.force(request.ledger_id)
+        return m.ForceLedgerResponse(request.txn_id, OK, request.ledger_id)
+
+    async def _list_entries(self, request: m.ListEntriesRequest) -> Response:
+        encoded = availability.encode(await self._store.entry_ids(request.ledger_id))
+        return m.ListEntriesResponse(request.txn_id, OK, request.ledger_id, encoded)
+
+    async def _bookie_info(self, request: m.BookieInfoRequest) -> Response:
+        total, free = self._store.disk_usage()
+        return m.BookieInfoResponse(
+            request.txn_id, OK, total if request.requested & 1 else None, free if request.requested & 2 else None
+        )
+
+
+def status_of(error: BinderyError) -> int:
+    """The status that says what `error` says."""
+    match error:
+        case Unauthorized():
+            return Status.UNAUTHORIZED
+        case NoSuchLedger():
+            return Status.NO_LEDGER
+        case NoSuchEntry():
+            return Status.NO_ENTRY
+        case LedgerStateUnknown():
+            return Status.UNKNOWN_LEDGER_STATE
+        case TooManyRequests():
+            return Status.TOO_MANY_REQUESTS
+        case ReadOnly():
+            return Status.READ_ONLY
+        case LedgerFenced():
+            return Status.FENCED
+        case BadRequest():
+            return Status.BAD_REQUEST
+    return Status.IO_ERROR
+
+
+def failed(request: Request, status: int) -> Response:
+    """`request` answered with `status` in both places, ids echoed."""
+    match request:
+        case AddRequest():
+            return m.AddResponse(request.txn_id, status, request.ledger_id, request.entry_id)
+        case ReadRequest():
+            return ReadResponse(request.txn_id, status, request.ledger_id, request.entry_id)
+        case m.WriteLacRequest():
+            return m.WriteLacResponse(request.txn_id, status, request.ledger_id)
+        case m.ReadLacRequest():
+            return m.ReadLacResponse(request.txn_id, status, request.ledger_id)
+        case m.ForceLedgerRequest():
+            return m.ForceLedgerResponse(request.txn_id, status, request.ledger_id)
+        case m.ListEntriesRequest():
+            return m.ListEntriesResponse(request.txn_id, status, request.ledger_id)
+        case m.BookieInfoRequest():
+            return m.BookieInfoResponse(request.txn_id, status)
+        case m.StartTlsRequest():
+            return m.StartTlsResponse(request.txn_id, status)
+        case m.AuthRequest():
+            return m.AuthResponse(request.txn_id, status)
+        case m.OtherRequest():
+            return m.ErrorResponse(request.txn_id, request.operation, status)
+
+
+def refuse_other(request: m.OtherRequest) -> Response:
+    """BAD_VERSION in the operation's own answer for versions 1 and 2, else BAD_REQUEST without one."""
+    txn_id, ledger_id, status = request.txn_id, request.ledger_id, int(Status.BAD_VERSION)
+    if request.version != v3.VERSION:
+        match request.operation:
+            case m.Operation.ADD_ENTRY:
+                return m.AddResponse(txn_id, status, ledger_id, request.entry_id)
+            case m.Operation.READ_ENTRY:
+                return ReadResponse(txn_id, status, ledger_id, request.entry_id)
+            case m.Operation.WRITE_LAC:
+                return m.WriteLacResponse(txn_id, status, ledger_id)
+            case m.Operation.READ_LAC:
+                return m.ReadLacResponse(txn_id, status, ledger_id)
+            case m.Operation.FORCE_LEDGER:
+                return m.ForceLedgerResponse(txn_id, status, ledger_id)
+            case m.Operation.GET_LIST_OF_ENTRIES_OF_LEDGER:
+                return m.ListEntriesResponse(txn_id, status, ledger_id)
+            case m.Operation.GET_BOOKIE_INFO:
+                return m.BookieInfoResponse(txn_id, status)
+    return m.ErrorResponse(txn_id, request.operation, Status.BAD_REQUEST)
