@@ -172,7 +172,7 @@ class BookieConnection(asyncio.Protocol):
         self._transport = transport
         self._decoder = FrameDecoder(frame_size_max=self._settings.frame_size_max)
         self._paused = False
-        self._received_at = self._loop.time()
+        self._received_at = 0.0
         self._flush()
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -115,7 +115,10 @@ class WriteHandle:
         self._next_entry_id = 0
         self._length = 0
         self._flush_scheduled = False
-        self._error: BinderyError | None = None
+        self._broken: BinderyError | None = None
+        """Why nothing is confirmed any more."""
+        self._refusal: BinderyError | None = None
+        """What every later add gets, once the handle is broken or being closed."""
         self._seal: asyncio.Future[SealLedger] | None = None
         self._closing: asyncio.Task[LedgerMetadata] | None = None
         self._sealed = False
@@ -165,8 +168,8 @@ class WriteHandle:
         size_max = max(map(len, payloads))
         if size_max > PAYLOAD_SIZE_MAX:
             raise TooLarge("payload over the limit", size=size_max, size_max=PAYLOAD_SIZE_MAX)
-        if self._error is not None:
-            raise self._error
+        if self._refusal is not None:
+            raise self._refusal
         call = _Call(payloads, sum(map(len, payloads)), self._loop.create_future())
         self._waiting.append(call)
         if len(self._waiting) == 1:
@@ -288,19 +291,22 @@ class WriteHandle:
 
     def _break(self, error: BinderyError) -> None:
         """Fail what is in flight and what waits, and every later add."""
-        if self._error is None:
-            self._error = error
-            if not isinstance(error, LedgerClosed):
-                log.warning("ledger_writer_broken", ledger_id=self.ledger_id, error=repr(error))
-        error = self._error
+        if self._broken is None:
+            self._broken = error
+            log.warning("ledger_writer_broken", ledger_id=self.ledger_id, error=repr(error))
+        if self._refusal is None:
+            self._refusal = self._broken
+        self._fail_calls(self._broken)
+        if self._seal is not None and not self._seal.done():
+            self._seal_after()
+
+    def _fail_calls(self, error: BinderyError) -> None:
         calls = [*self._in_flight, *self._waiting]
         self._in_flight.clear()
         self._waiting.clear()
         self._unsent.clear()
         for call in calls:
             call.fail(error)
-        if self._seal is not None and not self._seal.done():
-            self._seal_after()
         size, self._bytes_in_flight, self._entries_in_flight = self._bytes_in_flight, 0, 0
         self._budget.forget(self._admit)
         self._budget.give_back(size)
@@ -310,8 +316,6 @@ class WriteHandle:
         unless it is not ours any more."""
         assert self._seal is not None
         try:
-            if self._abandoned:
-                raise LedgerClosed("write handle was abandoned", ledger_id=self.ledger_id)
             self._run(self._machine.close(now=self._loop.time()))
         except BinderyError as lost:
             self._seal.set_exception(lost)
@@ -389,9 +393,9 @@ class WriteHandle:
         """See `api.WriteHandle`. When the metadata cannot be changed now it may be called again."""
         if self._sealed:
             return self.metadata
-        if self._abandoned or isinstance(self._error, LostOwnership):
-            assert self._error is not None
-            raise self._error
+        if self._abandoned or isinstance(self._broken, LostOwnership):
+            assert self._broken is not None
+            raise self._broken
         if self._closing is None:
             self._closing = self._loop.create_task(self._close())
             self._closing.add_done_callback(self._closing_done)
@@ -409,10 +413,12 @@ class WriteHandle:
             for call in self._waiting:
                 call.fail(LedgerClosed("ledger is being closed", ledger_id=self.ledger_id))
             self._waiting.clear()
-            actions = self._machine.close(now=self._loop.time())
-            if self._error is None:
-                self._error = LedgerClosed("ledger is closed", ledger_id=self.ledger_id)
-            self._run(actions)
+            self._refusal = LedgerClosed("ledger is closed", ledger_id=self.ledger_id)
+            try:
+                self._run(self._machine.close(now=self._loop.time()))
+            except BinderyError:
+                self._seal = None
+                raise
         seal = await self._seal
         try:
             self._committed = await self._patiently(
@@ -423,10 +429,9 @@ class WriteHandle:
                 )
             )
         except LostOwnership as error:
-            self._error = error
+            self._broken = self._refusal = error
             raise
         self._sealed = True
-        self._error = LedgerClosed("ledger is closed", ledger_id=self.ledger_id)
         self._timer.cancel()
         return self.metadata
 
@@ -435,8 +440,9 @@ class WriteHandle:
             return
         self._abandoned = True
         self._timer.cancel()
-        self._break(LedgerClosed("write handle was abandoned", ledger_id=self.ledger_id))
-        self._error = LedgerClosed("write handle was abandoned", ledger_id=self.ledger_id)
+        self._refusal = LedgerClosed("write handle was abandoned", ledger_id=self.ledger_id)
+        self._broken = self._broken or self._refusal
+        self._fail_calls(self._refusal)
         tasks = [task for task in (self._ensemble_change, self._closing) if task is not None]
         for task in tasks:
             task.cancel()

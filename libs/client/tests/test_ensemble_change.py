@@ -1,0 +1,195 @@
+"""Bookies that fail under a writer: replaced when there is a spare, done without while an ack quorum is left."""
+
+import asyncio
+
+import pytest
+from bindery_client.client import LedgerClient
+from bindery_client.writer import WriteHandle
+from bindery_core.errors import MetadataUnavailable, NotEnoughBookies
+from bindery_core.ids import BookieId, EntryId, LedgerId
+from bindery_core.ledger_metadata import LedgerState
+from bindery_core.wire.messages import AddRequest, Status
+from fake_cluster import FakeCluster
+
+LIMIT_S = 15.0
+
+
+async def all_readable(client: LedgerClient, ledger_id: LedgerId, count: int) -> bool:
+    reader = await client.open(ledger_id)
+    assert reader.last_add_confirmed >= count - 1
+    entries = await reader.read(EntryId(0), EntryId(count - 1))
+    return [entry.payload for entry in entries] == [b"%d" % i for i in range(count)]
+
+
+async def add_numbers(writer: WriteHandle, first: int, end: int) -> None:
+    async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as group:
+        for number in range(first, end):
+            group.create_task(writer.add(b"%d" % number))
+
+
+async def test_a_bookie_that_dies_is_replaced_and_adds_go_on() -> None:
+    async with FakeCluster(bookies=4) as cluster:
+        client = await cluster.client()
+        writer = await client.create()
+        await add_numbers(writer, 0, 50)
+        before = writer.metadata.last_segment.ensemble
+        spare = cluster.spare(before)
+        adding = asyncio.ensure_future(add_numbers(writer, 50, 300))
+        await asyncio.sleep(0)
+        await cluster.bookies[before[1]].stop()
+        await adding
+        await add_numbers(writer, 300, 310)
+        segments = (await client.metadata(writer.ledger_id)).segments
+        assert [s.ensemble for s in segments] == [before, (before[0], spare.bookie_id, before[2])]
+        assert 50 <= segments[1].first_entry_id <= 300
+        assert await all_readable(await cluster.client(), writer.ledger_id, 310)
+        later = range(segments[1].first_entry_id, 310)
+        assert set(later) <= spare.ledgers[writer.ledger_id].entries.keys(), "the newcomer lacks nothing"
+
+
+async def test_a_bookie_that_falls_silent_is_replaced_after_the_add_timeout() -> None:
+    async with FakeCluster(bookies=4) as cluster:
+        client = await cluster.client()
+        writer = await client.create(ack_quorum=3)
+        await add_numbers(writer, 0, 5)
+        before = writer.metadata.last_segment.ensemble
+        cluster.bookies[before[0]].freeze()
+        await add_numbers(writer, 5, 20)
+        assert before[0] not in writer.metadata.last_segment.ensemble
+        assert await all_readable(await cluster.client(), writer.ledger_id, 20)
+
+
+async def test_a_bookie_that_turned_read_only_is_replaced() -> None:
+    async with FakeCluster(bookies=4) as cluster:
+        client = await cluster.client()
+        writer = await client.create(ack_quorum=3)
+        await add_numbers(writer, 0, 5)
+        before = writer.metadata.last_segment.ensemble
+        cluster.bookies[before[2]].refuse(AddRequest, Status.READ_ONLY)
+        await add_numbers(writer, 5, 20)
+        assert before[2] not in writer.metadata.last_segment.ensemble
+        assert await all_readable(await cluster.client(), writer.ledger_id, 20)
+
+
+async def test_without_a_spare_it_goes_on_while_the_ack_quorum_holds_and_then_says_why_not() -> None:
+    async with FakeCluster(bookies=3) as cluster:
+        degraded: list[BookieId] = []
+        client = await cluster.client()
+        client._on_degraded = lambda _ledger_id, bookie_id, _reason: degraded.append(bookie_id)
+        writer = await client.create()
+        first, second, _third = cluster.of(writer.metadata.last_segment.ensemble)
+        await add_numbers(writer, 0, 10)
+        await first.stop()
+        await add_numbers(writer, 10, 30)
+        assert writer.degraded == {first.bookie_id}
+        assert set(degraded) == {first.bookie_id}
+        await second.stop()
+        with pytest.raises(NotEnoughBookies) as error:
+            async with asyncio.timeout(LIMIT_S):
+                await writer.add(b"30")
+        assert first.bookie_id in str(error.value) or "refused" in error.value.facts
+        with pytest.raises(NotEnoughBookies):
+            await writer.add(b"again")
+        sealed = await writer.close()
+        assert (sealed.state, sealed.last_entry_id) == (LedgerState.CLOSED, 29)
+        assert await all_readable(await cluster.client(), writer.ledger_id, 30)
+
+
+async def test_a_left_out_bookie_is_used_again_after_it_came_back() -> None:
+    async with FakeCluster(bookies=3) as cluster:
+        client = await cluster.client()
+        writer = await client.create()
+        first = cluster.of(writer.metadata.last_segment.ensemble)[0]
+        await add_numbers(writer, 0, 5)
+        await first.stop()
+        await add_numbers(writer, 5, 10)
+        await first.start()
+        number = 10
+        async with asyncio.timeout(LIMIT_S):
+            while max(first.ledgers[writer.ledger_id].entries) < 10:
+                await writer.add(b"%d" % number)
+                number += 1
+                await asyncio.sleep(0.02)
+        assert await all_readable(await cluster.client(), writer.ledger_id, number)
+
+
+async def test_nothing_is_acknowledged_on_a_new_ensemble_before_it_is_in_the_metadata() -> None:
+    async with FakeCluster(bookies=4) as cluster:
+        client = await cluster.client(add_quorum_timeout_s=10.0, metadata_timeout_s=8.0)
+        writer = await client.create(ack_quorum=3)
+        await add_numbers(writer, 0, 5)
+        dead = cluster.of(writer.metadata.last_segment.ensemble)[0]
+        cluster.tree.suspend(cluster.stores[client])
+        await dead.stop()
+        adding = asyncio.ensure_future(add_numbers(writer, 5, 10))
+        done, _ = await asyncio.wait([adding], timeout=0.5)
+        assert not done
+        assert writer.last_add_confirmed == 4
+        cluster.tree.resume(cluster.stores[client])
+        await asyncio.wait_for(adding, LIMIT_S)
+        assert await all_readable(await cluster.client(), writer.ledger_id, 10)
+
+
+async def test_the_session_ends_during_an_ensemble_change() -> None:
+    async with FakeCluster(bookies=4) as cluster:
+        client = await cluster.client()
+        writer = await client.create()
+        await add_numbers(writer, 0, 5)
+        dead = cluster.of(writer.metadata.last_segment.ensemble)[0]
+        store = cluster.stores[client]
+        cluster.tree.suspend(store)
+        await dead.stop()
+        adding = asyncio.ensure_future(add_numbers(writer, 5, 50))
+        await asyncio.sleep(0.05)
+        cluster.tree.expire(store)
+        cluster.tree.resume(store)
+        await asyncio.wait_for(adding, LIMIT_S)
+        assert dead.bookie_id not in (await client.metadata(writer.ledger_id)).last_segment.ensemble
+        assert await all_readable(await cluster.client(), writer.ledger_id, 50)
+
+
+@pytest.mark.parametrize("applied", [True, False], ids=["written", "not written"])
+async def test_the_answer_to_the_metadata_change_is_lost(applied: bool) -> None:
+    async with FakeCluster(bookies=4) as cluster:
+        client = await cluster.client()
+        writer = await client.create()
+        await add_numbers(writer, 0, 5)
+        dead = cluster.of(writer.metadata.last_segment.ensemble)[0]
+        cluster.stores[client].lose_next_write(applied=applied, matching=lambda operation, _path: operation == "set")
+        await dead.stop()
+        await add_numbers(writer, 5, 50)
+        assert len(writer.metadata.segments) == 2
+        assert (await client.metadata(writer.ledger_id)).segments == writer.metadata.segments
+        assert await all_readable(await cluster.client(), writer.ledger_id, 50)
+
+
+async def test_metadata_that_stays_away_breaks_the_handle_and_nothing_else() -> None:
+    async with FakeCluster(bookies=4) as cluster:
+        client = await cluster.client(metadata_timeout_s=0.2)
+        writer = await client.create()
+        await add_numbers(writer, 0, 5)
+        dead = cluster.of(writer.metadata.last_segment.ensemble)[0]
+        cluster.stores[client].fail_next(MetadataUnavailable("down"), matching=lambda operation, _: operation == "set")
+        cluster.stores[client].fail_next(MetadataUnavailable("down"), matching=lambda operation, _: operation == "set")
+        await dead.stop()
+        with pytest.raises(MetadataUnavailable):
+            await asyncio.wait_for(writer.add(b"5"), LIMIT_S)
+        assert (await writer.close()).last_entry_id == 4
+        assert await all_readable(client, writer.ledger_id, 5)
+
+
+async def test_every_bookie_of_the_ensemble_is_replaced_one_after_the_other() -> None:
+    async with FakeCluster(bookies=6) as cluster:
+        client = await cluster.client()
+        writer = await client.create()
+        number = 0
+        first_ensemble = writer.metadata.last_segment.ensemble
+        for dead in cluster.of(first_ensemble):
+            await add_numbers(writer, number, number + 20)
+            number += 20
+            await dead.stop()
+        await add_numbers(writer, number, number + 20)
+        assert not set(first_ensemble) & set(writer.metadata.last_segment.ensemble)
+        for bookie in cluster.of(first_ensemble):
+            await bookie.start()
+        assert await all_readable(await cluster.client(), writer.ledger_id, number + 20)

@@ -1,0 +1,172 @@
+"""Opening with recovery, deleting, creating, when not everybody is well."""
+
+import asyncio
+import time
+
+import pytest
+from bindery_core.errors import BookieUnavailable, LedgerClosed, NoSuchLedger, NotEnoughBookies, TryAgain
+from bindery_core.ids import EntryId
+from bindery_core.ledger_metadata import LedgerState
+from fake_cluster import FakeCluster
+
+LIMIT_S = 10.0
+
+
+async def test_recovery_finds_what_was_acknowledged_by_two_of_three_when_one_of_them_is_dead() -> None:
+    async with FakeCluster(bookies=3) as cluster:
+        writer = await (await cluster.client()).create()
+        first, second, _third = cluster.of(writer.metadata.last_segment.ensemble)
+        await writer.add_many([b"%d" % i for i in range(10)])
+        second.freeze()
+        await writer.add_many([b"%d" % i for i in range(10, 20)])
+        await writer.abandon()
+        second.drop_held()
+        await first.stop()
+        reader = await (await cluster.client()).open(writer.ledger_id)
+        assert reader.last_add_confirmed == 19
+        entries = await reader.read(EntryId(0), EntryId(19))
+        assert [entry.payload for entry in entries] == [b"%d" % i for i in range(20)]
+        assert set(range(20)) <= second.ledgers[writer.ledger_id].entries.keys(), "recovery filled the hole"
+
+
+async def test_recovery_replaces_dead_bookies_by_spares() -> None:
+    async with FakeCluster(bookies=4) as cluster:
+        writer = await (await cluster.client()).create()
+        dead = cluster.of(writer.metadata.last_segment.ensemble)[0]
+        await writer.add_many([b"%d" % i for i in range(10)])
+        await writer.abandon()
+        await dead.stop()
+        reader = await (await cluster.client()).open(writer.ledger_id)
+        assert reader.last_add_confirmed == 9
+        assert [e.payload for e in await reader.read(EntryId(0), EntryId(9))] == [b"%d" % i for i in range(10)]
+
+
+async def test_with_too_few_bookies_recovery_changes_nothing_and_can_be_repeated() -> None:
+    async with FakeCluster(bookies=3) as cluster:
+        writer = await (await cluster.client()).create()
+        first, second, _third = cluster.of(writer.metadata.last_segment.ensemble)
+        await writer.add_many([b"%d" % i for i in range(10)])
+        await writer.abandon()
+        await first.stop()
+        await second.stop()
+        client = await cluster.client()
+        with pytest.raises(TryAgain):
+            await asyncio.wait_for(client.open(writer.ledger_id), LIMIT_S)
+        assert (await client.metadata(writer.ledger_id)).state is LedgerState.IN_RECOVERY
+        await first.start()
+        async with asyncio.timeout(LIMIT_S):
+            while True:
+                try:
+                    reader = await client.open(writer.ledger_id)
+                    break
+                except TryAgain:
+                    await asyncio.sleep(0.02)
+        assert reader.last_add_confirmed == 9
+
+
+async def test_two_recoveries_at_once_agree() -> None:
+    async with FakeCluster(bookies=4) as cluster:
+        writer = await (await cluster.client()).create()
+        await writer.add_many([b"%d" % i for i in range(50)])
+        clients = [await cluster.client() for _ in range(4)]
+        readers = await asyncio.gather(*(client.open(writer.ledger_id) for client in clients))
+        assert {reader.last_add_confirmed for reader in readers} == {49}
+        assert {reader.metadata.length for reader in readers} == {90}
+
+
+async def test_a_ledger_nobody_wrote_to_is_recovered_although_no_bookie_knows_it() -> None:
+    async with FakeCluster(bookies=3) as cluster:
+        writer = await (await cluster.client()).create()
+        reader = await (await cluster.client()).open(writer.ledger_id)
+        assert (reader.is_closed, reader.last_add_confirmed) == (True, -1)
+
+
+async def test_dead_and_silent_bookies_do_not_hold_up_a_delete() -> None:
+    async with FakeCluster(bookies=3) as cluster:
+        client = await cluster.client(fence_timeout_s=0.1)
+        writer = await client.create()
+        await writer.add(b"0")
+        first, second, third = cluster.of(writer.metadata.last_segment.ensemble)
+        await first.stop()
+        second.freeze()
+        started_at = time.monotonic()
+        await client.delete(writer.ledger_id)
+        assert time.monotonic() - started_at < 2
+        with pytest.raises(NoSuchLedger):
+            await client.metadata(writer.ledger_id)
+        assert third.ledgers[writer.ledger_id].fenced
+
+
+async def test_not_enough_bookies_says_what_was_asked_what_was_there_and_why() -> None:
+    async with FakeCluster(bookies=2) as cluster:
+        await cluster.add_bookie("full", read_only=True)
+        client = await cluster.client()
+        with pytest.raises(NotEnoughBookies) as refused:
+            await client.create(ensemble_size=3)
+        assert str(refused.value.facts["asked"]).startswith("3")
+        assert "full" in str(refused.value)
+        assert "read-only" in str(refused.value)
+        assert await client.list_bookies() == {"bookie-0": True, "bookie-1": True, "full": False}
+
+
+async def test_a_bookie_that_failed_is_avoided_for_a_while_and_named() -> None:
+    async with FakeCluster(bookies=4) as cluster:
+        client = await cluster.client()
+        writer = await client.create()
+        failed = cluster.of(writer.metadata.last_segment.ensemble)[0]
+        await writer.add(b"0")
+        await failed.stop()
+        await writer.add(b"1")
+        async with asyncio.timeout(LIMIT_S):
+            while len(writer.metadata.segments) == 1 and failed.bookie_id in writer.metadata.last_segment.ensemble:
+                await writer.add(b"more")
+        for _ in range(10):
+            assert failed.bookie_id not in (await client.create()).metadata.last_segment.ensemble
+        with pytest.raises(NotEnoughBookies) as refused:
+            await client.create(ensemble_size=4)
+        assert failed.bookie_id in str(refused.value)
+        assert "failed recently" in str(refused.value)
+
+
+async def test_a_bookie_that_registered_anew_is_used_again() -> None:
+    async with FakeCluster(bookies=4) as cluster:
+        client = await cluster.client()
+        failed = cluster.bookies[next(iter(cluster.bookies))]
+        client._pool.quarantine(failed.bookie_id, "test")
+        assert failed.bookie_id in client._pool.quarantined()
+        await cluster.unregister(failed)
+        async with asyncio.timeout(LIMIT_S):
+            while failed.bookie_id in await client.list_bookies():
+                await asyncio.sleep(0.01)
+            while failed.bookie_id in client._directory.bookies:
+                await asyncio.sleep(0.01)
+        await cluster.register(failed)
+        async with asyncio.timeout(LIMIT_S):
+            while failed.bookie_id in client._pool.quarantined():
+                await asyncio.sleep(0.01)
+        assert failed.bookie_id in (await client.create(ensemble_size=4)).metadata.last_segment.ensemble
+
+
+async def test_new_bookies_are_found_without_a_restart() -> None:
+    async with FakeCluster(bookies=2) as cluster:
+        client = await cluster.client()
+        with pytest.raises(NotEnoughBookies):
+            await client.create()
+        await cluster.add_bookie("late")
+        assert await (await client.create()).add(b"0") == 0
+
+
+async def test_a_closed_client_refuses_and_its_writers_have_ended() -> None:
+    async with FakeCluster(bookies=3) as cluster:
+        client = await cluster.client()
+        writer = await client.create()
+        for bookie in cluster.bookies.values():
+            bookie.freeze()
+        adding = asyncio.ensure_future(writer.add(b"0"))
+        await asyncio.sleep(0.01)
+        await client.close()
+        with pytest.raises(LedgerClosed):
+            await adding
+        with pytest.raises(BookieUnavailable):
+            await client.create()
+        await client.close()
