@@ -1,16 +1,16 @@
 """Initialising a cluster, and telling whether that was done.
 
-| made                                            | data                                                     |
-|-------------------------------------------------|----------------------------------------------------------|
-| root, `available`, `available/readonly`         | empty; with INSTANCEID in one transaction when all is new |
-| `INSTANCEID`                                    | a random UUID                                            |
-| `LAYOUT`                                        | LAYOUT_TEXT                                              |
-| `/managed-ledgers`, `/namespace`                | empty                                                    |
-| `/admin/policies/public`                        | TenantInfo JSON                                          |
-| `/admin/policies/public/default`                | Policies JSON with four bundles                          |
+| made                                    | data                                           |
+|-----------------------------------------|------------------------------------------------|
+| root, `available`, `available/readonly` | empty; with INSTANCEID at once when all is new |
+| `INSTANCEID`                            | a random UUID                                  |
+| `LAYOUT`                                | LAYOUT_TEXT                                    |
+| `/managed-ledgers`, `/namespace`        | empty                                          |
+| `/admin/policies/public`                | TenantInfo JSON                                |
+| `/admin/policies/public/default`        | Policies JSON with four bundles                |
 
-Under the root only what BookKeeper's `initnewcluster` makes: `cookies`, `idgen` and `underreplication` appear with their
-first use. What stands already is left as it is, but a LAYOUT of another kind is refused.
+Under the root only what BookKeeper's `initnewcluster` makes: `cookies`, `idgen` and `underreplication` appear with
+their first use. What stands already is left as it is, but a LAYOUT of another kind is refused.
 """
 
 import json

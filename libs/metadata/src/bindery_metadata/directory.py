@@ -1,8 +1,8 @@
 """BookieDirectory: which bookies are registered, and where; cached and followed.
 
-The cache is read without waiting. A watch on each list and on each bookie's node says when to look again; changes within
-`debounce_s` are read together, so that a whole cluster's restart costs a few reads. While the store cannot be asked, the
-last snapshot stands.
+The cache is read without waiting. A watch on each list and on each bookie's node says when to look again; changes
+within `debounce_s` are read together, so that a whole cluster's restart costs a few reads. While the store cannot be
+asked, the last snapshot stands.
 A bookie that is not registered has no address and must not be contacted, even if its id looks like one.
 Source: BookKeeper's ZKRegistrationClient and DefaultBookieAddressResolver.
 """

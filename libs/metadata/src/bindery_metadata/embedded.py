@@ -5,12 +5,12 @@
 | `zoo.cfg`             | write_config        | see `server_config`                               |
 | `log4j2.properties`   | write_config        | warnings to stderr                                |
 | `data/myid`           | write_config        | the server's id, in an ensemble                   |
-| `data/version-2/`     | ZooKeeper           | snapshots and transaction logs (fsynced: forceSync stays on) |
+| `data/version-2/`     | ZooKeeper           | snapshots, transaction logs; forceSync stays on   |
 | `zookeeper.pid`       | EmbeddedZooKeeper   | decimal pid while it runs                         |
 | `zookeeper.log`       | EmbeddedZooKeeper   | its output                                        |
 
-Everything but EmbeddedZooKeeper is a function of its arguments and the installed packages, so that another supervisor can
-run the same command. pyspark is located, never imported: importing it takes a second and tens of megabytes.
+Everything but EmbeddedZooKeeper is a function of its arguments and the installed packages, so that another supervisor
+can run the same command. pyspark is located, never imported: importing it takes a second and tens of megabytes.
 """
 
 import asyncio
@@ -242,17 +242,6 @@ async def is_serving(host: str, port: int, *, timeout_s: float = 1.0) -> bool:
     return match is not None and match.group(1) in _SERVING_MODES
 
 
-async def wait_until_serving(host: str, port: int, *, timeout_s: float) -> bool:
-    """Poll until `is_serving`; False at the timeout."""
-    try:
-        async with asyncio.timeout(timeout_s):
-            while not await is_serving(host, port):
-                await asyncio.sleep(_POLL_S)
-    except TimeoutError:
-        return False
-    return True
-
-
 def die_with_parent() -> None:
     """For `preexec_fn`: the kernel ends this child when the thread that started it ends. Linux; elsewhere nothing."""
     if _LIBC is not None:
@@ -292,7 +281,7 @@ class EmbeddedZooKeeper:
         config = write_config(self.server, self._ensemble)
         java = await asyncio.to_thread(find_java)
         with self.server.log_path.open("ab") as log:
-            self._process = subprocess.Popen(
+            self._process = subprocess.Popen(  # noqa: ASYNC220 - fork and exec, no waiting
                 command(java=java, jars=find_jars(), config=config, heap_mb=self._heap_mb),
                 cwd=self.server.data_dir,
                 stdin=subprocess.DEVNULL,

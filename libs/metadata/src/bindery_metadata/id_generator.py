@@ -1,7 +1,7 @@
 """New ledger ids, never given twice: ZooKeeper's sequential nodes count for everybody.
 
-Short ids come from `idgen/ID-<10 digits>`. Once that counter leaves 0 .. 2^31 - 2 the node `idgen-long` is made, and from
-then on, for good, everybody takes long ids: `idgen-long/HOB-<high>/ID-<low>` gives high * 2^32 + low.
+Short ids come from `idgen/ID-<10 digits>`. Once that counter leaves 0 .. 2^31 - 2 the node `idgen-long` is made, and
+from then on, for good, everybody takes long ids: `idgen-long/HOB-<high>/ID-<low>` gives high * 2^32 + low.
 A node whose creation had an unknown outcome burns its number; nobody else gets it.
 Source: BookKeeper's ZkLedgerIdGenerator and LongZkLedgerIdGenerator.
 """

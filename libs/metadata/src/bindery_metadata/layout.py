@@ -1,27 +1,28 @@
 """Znode paths of the ledger tree: BookKeeper's own, so that its tools and ours read one another.
 
-All paths are below `root` (default `/ledgers`). id: LedgerId; b: BookieId.
+All paths are below `root` (default `/ledgers`). <b>: a bookie id; <id>: a ledger id, `%010d`; <hex>: its four 16-bit
+groups in hex, as directories; set(v), delete(v): under the version that was read; any: under no version check.
 
-| key                                       | value                    | written by, how            | removed by, how               |
-|-------------------------------------------|--------------------------|----------------------------|-------------------------------|
-| `LAYOUT`                                  | LAYOUT_TEXT              | cluster init, create       | never                         |
-| `INSTANCEID`                              | UUID text, 36 bytes      | cluster init, create       | never                         |
-| `available`, `available/readonly`         | empty                    | cluster init, create       | never                         |
-| `available/<b>`                           | BookieServiceInfo        | bookie b, ephemeral create | its session, or b: any        |
-| `available/readonly/<b>`                  | BookieServiceInfo        | bookie b, ephemeral create | its session, or b: any        |
-| `cookies/<b>`                             | cookie text              | b: create, then set(v)     | operator: delete(v)           |
-| `idgen/ID-<10 digits>`                    | empty                    | id generator, eph. seq.    | the same, at once: any        |
-| `idgen-long`                              | empty                    | id generator, create       | never; switches to long ids   |
-| `idgen-long/HOB-<10 digits>`              | empty                    | id generator, create       | id generator: delete(0)       |
-| `idgen-long/HOB-<10>/ID-<10>`             | empty                    | id generator, eph. seq.    | the same, at once: any        |
-| `XX/XXXX/LXXXX`                           | ledger metadata          | create, then set(v) only   | delete: any (deletion is final) |
-| `XXX/XXXX/XXXX/XXXX/LXXXX`                | ledger metadata          | create, then set(v) only   | delete: any                   |
-| parents of the two above                  | empty                    | create on demand           | whoever empties them: any     |
-| `underreplication/ledgers/H4/H4/H4/H4/urL<id>` | text proto          | markers: create, set(v)    | worker: delete(v seen at lock) |
-| `underreplication/locks/urL<id>`          | text proto               | worker, ephemeral create   | its session, or worker: any   |
-| `underreplication/disable`                | empty                    | operator, create           | operator: any                 |
-| `underreplication/lostBookieRecoveryDelay`| ASCII decimal, s         | operator, set              | never                         |
-| `underreplication/auditorelection/V_<10>` | text proto               | candidate, eph. seq.       | its session, or it: any       |
+| key                                      | value             | written by, how          | removed by, how           |
+|------------------------------------------|-------------------|--------------------------|---------------------------|
+| LAYOUT                                   | LAYOUT_TEXT       | cluster init: create     | never                     |
+| INSTANCEID                               | UUID, 36 bytes    | cluster init: create     | never                     |
+| available, available/readonly            | empty             | cluster init: create     | never                     |
+| available/<b>                            | BookieServiceInfo | bookie b: ephemeral      | its session; b: delete(v) |
+| available/readonly/<b>                   | BookieServiceInfo | bookie b: ephemeral      | its session; b: delete(v) |
+| cookies/<b>                              | cookie text       | bookie b: create, set(v) | operator: delete(v)       |
+| idgen/ID-<10 digits>                     | empty             | generator: eph. seq.     | the same, at once: any    |
+| idgen-long                               | empty             | generator: create        | never: it means long ids  |
+| idgen-long/HOB-<10 digits>               | empty             | generator: create        | generator: delete(0)      |
+| idgen-long/HOB-<10>/ID-<10>              | empty             | generator: eph. seq.     | the same, at once: any    |
+| XX/XXXX/LXXXX                            | ledger metadata   | client: create, set(v)   | client: any               |
+| XXX/XXXX/XXXX/XXXX/LXXXX                 | ledger metadata   | client: create, set(v)   | client: any               |
+| parents of these two                     | empty             | client: on demand        | who empties them: any     |
+| underreplication/ledgers/<hex>/urL<id>   | text proto        | marker: create, set(v)   | worker: delete(v locked)  |
+| underreplication/locks/urL<id>           | text proto        | worker: ephemeral        | its session; it: any      |
+| underreplication/disable                 | empty             | operator: create         | operator: any             |
+| underreplication/lostBookieRecoveryDelay | ASCII seconds     | operator: set(any)       | never                     |
+| underreplication/auditorelection/V_<10>  | text proto        | candidate: eph. seq.     | its session; it: any      |
 
 Ids below 2^31 - 1 are `%010d` split 2/4/4, others `%019d` split 3/4/4/4/4; the last part carries the prefix `L`.
 

@@ -173,7 +173,11 @@ class Leases:
                 lease._lose()
 
     def _check_later(self, lease: Lease) -> None:
-        if self._leases.get(lease.path) is lease and lease.is_held:
+        if self._leases.get(lease.path) is not lease:
+            return
+        if not lease.is_held:
+            del self._leases[lease.path]  # released; its node has gone now
+        else:
             task = asyncio.create_task(self._check(lease))
             self._checks.add(task)
             task.add_done_callback(self._checks.discard)

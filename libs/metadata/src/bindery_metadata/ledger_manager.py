@@ -1,8 +1,8 @@
 """LedgerManager: ledger metadata in the tree, each change a compare-and-set.
 
-An answer that got lost (MetadataOutcomeUnknown) is settled here: sync, read again, compare. Only when that cannot be done
-either does the caller see it. A creation knows its own node by the random token in it (`c_token`); every later write drops
-the token, as BookKeeper's do.
+An answer that got lost (MetadataOutcomeUnknown) is settled here: sync, read again, compare. Only when that cannot be
+done either does the caller see it. A creation knows its own node by the random token in it (`c_token`); every later
+write drops the token, as BookKeeper's do.
 Source: BookKeeper's AbstractZkLedgerManager, HierarchicalLedgerManager and MetadataUpdateLoop.
 """
 
@@ -141,9 +141,9 @@ class LedgerManager:
     ) -> Versioned[LedgerMetadata]:
         """The one loop that changes a ledger: read, decide purely, compare-and-set, on conflict start again.
 
-        `transform` gets the current metadata and answers the new one, or None when nothing needs to change; it may raise
-        to give up, and may be called many times: also after a change of its own whose answer was lost and which was
-        overwritten since. `known` saves the first read. Returns what stands at the end.
+        `transform` gets the current metadata and answers the new one, or None when nothing needs to change; it may
+        raise to give up, and may be called many times: also after a change of its own whose answer was lost and which
+        was overwritten since. `known` saves the first read. Returns what stands at the end.
         Raises NoSuchLedger, MetadataUnavailable, MetadataOutcomeUnknown, and what `transform` raises.
         """
         current = known or await self.read(ledger_id)

@@ -4,8 +4,9 @@
 latency each way; its answers and watch events come back in one order. The loop alone gives time: no threads, no clock.
 
 What a test can do to it
-- `tree.suspend(store)`: the connection breaks. Requests not yet carried out and answers on the way are lost (reads raise
-  MetadataUnavailable, writes MetadataOutcomeUnknown). Later ones wait `operation_timeout_s` for `tree.resume(store)`.
+- `tree.suspend(store)`: the connection breaks. Requests not yet carried out and answers on the way are lost (reads
+  raise MetadataUnavailable, writes MetadataOutcomeUnknown). Later ones wait `operation_timeout_s` for
+  `tree.resume(store)`.
 - `tree.expire(store)`: the server ends the session; its ephemeral nodes go. A connected store hears of it at once
   (SUSPENDED, LOST, CONNECTED with a new id); a suspended one only when it is resumed, as in the world.
 - `store.fail_next(error)`, `store.lose_next_write(applied=...)`: one fault for one operation.
@@ -16,7 +17,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Final, TypeVar, cast
 
 from bindery_core.errors import BinderyError, MetadataOutcomeUnknown, MetadataUnavailable
 
@@ -230,8 +231,7 @@ class MemoryStore:
 
     async def _read(self, operation: str, path: str, carry_out: Callable[[], T]) -> T:
         validate_path(path)
-        result = await self._send(operation, path, lambda: (carry_out(), []), write=False)
-        return result  # type: ignore[return-value]
+        return cast(T, await self._send(operation, path, lambda: (carry_out(), []), write=False))
 
     async def _write(self, operation: str, path: str, ops: list[Op]) -> list[OpResult]:
         def carry_out() -> tuple[object, list[Event]]:

@@ -107,7 +107,9 @@ class Znodes:
 
     def _create(self, op: Create, owner: int, now_ms: int, events: list[Event], undo: list[Callable[[], None]]) -> str:
         parent_path = parent_of(op.path)
-        parent = self._require(parent_path)
+        parent = self._nodes.get(parent_path)
+        if parent is None:
+            raise NoSuchNode("no such parent", path=op.path)
         path = f"{op.path}{parent.creates:0{_SEQUENCE_DIGITS}d}" if op.sequential else op.path
         if path in self._nodes:
             raise AlreadyExists("there is a node already", path=path)

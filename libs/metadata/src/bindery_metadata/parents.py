@@ -28,7 +28,7 @@ async def make_path(store: MetadataStore, path: str) -> None:
 async def create_with_parents(
     store: MetadataStore, path: str, data: bytes, *, ephemeral: bool = False, sequential: bool = False
 ) -> str:
-    """Create `path`, making missing parents. Raises MetadataUnavailable when they vanish ATTEMPTS_MAX times in a row."""
+    """Create `path`, making missing parents. Raises MetadataUnavailable when they vanish again ATTEMPTS_MAX times."""
     for _ in range(ATTEMPTS_MAX):
         try:
             return await store.create(path, data, ephemeral=ephemeral, sequential=sequential)

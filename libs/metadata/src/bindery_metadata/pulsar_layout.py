@@ -1,20 +1,21 @@
 """Znode paths of Pulsar's trees that a broker touches.
 
-T, N: tenant and namespace; `<enc>`: URL form encoding of a topic's local name or a subscription's name.
+T, N: tenant and namespace; <enc>: URL form encoding of a topic's local name, or of a subscription's name; owner: the
+broker that owns the topic's bundle; set(v), delete(v): under the version that was read.
 
-| key                                              | value                 | written by, how             | removed by, how        |
-|--------------------------------------------------|-----------------------|-----------------------------|------------------------|
-| `/managed-ledgers/T/N/persistent/<encTopic>`     | ManagedLedgerInfo     | owning broker: create, set(v) | owning broker: delete(v) |
-| `/managed-ledgers/T/N/persistent/<encTopic>/<encSub>` | ManagedCursorInfo | owning broker: create, set(v) | owning broker: delete(v) |
-| `/namespace/T/N/0xAAAAAAAA_0xBBBBBBBB`           | owner, JSON           | owning broker, ephemeral    | its session, or it: any |
-| `/loadbalance/brokers/<host:port>`               | broker, JSON          | broker, ephemeral           | its session, or it: any |
-| `/loadbalance/leader`                            | leader, JSON          | leader, ephemeral           | its session, or it: any |
-| `/admin/clusters/<c>`                            | ClusterData JSON      | operator: create, set(v)    | operator: delete(v)    |
-| `/admin/policies/T`                              | TenantInfo JSON       | operator: create, set(v)    | operator: delete(v)    |
-| `/admin/policies/T/N`                            | Policies JSON         | operator: create, set(v)    | operator: delete(v)    |
-| `/admin/local-policies/T/N`                      | LocalPolicies JSON    | operator: create, set(v)    | operator: delete(v)    |
-| `/admin/partitioned-topics/T/N/persistent/<encTopic>` | `{"partitions":n}` | operator: create, set(v)   | operator: delete(v)    |
-| `/counters/producer-name`                        | empty; its version counts | broker: set(any)        | never                  |
+| key                                   | value             | written by, how          | removed by, how            |
+|---------------------------------------|-------------------|--------------------------|----------------------------|
+| /managed-ledgers/T/N/persistent/<enc> | ManagedLedgerInfo | owner: create, set(v)    | owner: delete(v)           |
+| <its topic's node>/<enc>              | ManagedCursorInfo | owner: create, set(v)    | owner: delete(v)           |
+| /namespace/T/N/0xAAAAAAAA_0xBBBBBBBB  | owner, JSON       | owner: ephemeral         | its session; it: delete(v) |
+| /loadbalance/brokers/<host:port>      | broker, JSON      | broker: ephemeral        | its session; it: delete(v) |
+| /loadbalance/leader                   | leader, JSON      | leader: ephemeral        | its session; it: delete(v) |
+| /admin/clusters/<c>                   | ClusterData JSON  | operator: create, set(v) | operator: delete(v)        |
+| /admin/policies/T                     | TenantInfo JSON   | operator: create, set(v) | operator: delete(v)        |
+| /admin/policies/T/N                   | Policies JSON     | operator: create, set(v) | operator: delete(v)        |
+| /admin/local-policies/T/N             | LocalPolicies     | operator: create, set(v) | operator: delete(v)        |
+| /admin/partitioned-topics/.../<enc>   | {"partitions":n}  | operator: create, set(v) | operator: delete(v)        |
+| /counters/producer-name               | (its version)     | broker: set(any)         | never                      |
 
 The managed ledger's node is the topic: it exists exactly when the topic does.
 The encoding is that of HTML forms: UTF-8; letters, digits, `.`, `-`, `*` and `_` stand for themselves, space is `+`.

@@ -4,14 +4,20 @@ Two implementations pass one contract suite: `zookeeper.ZooKeeperStore` (kazoo) 
 
 Contract
 - Paths are absolute ("/ledgers/available"). Data is bytes, never None. Versions are ZooKeeper data versions: 0 after
-  create, one more after each set. `version=None` in set and delete means "any": only for nodes that are never contended.
-- Errors: NoSuchNode, AlreadyExists, VersionConflict, NotEmpty as named; MetadataUnavailable when the request was
-  certainly not carried out; MetadataOutcomeUnknown when a write may have been (connection lost on the way): re-read and
-  compare. Reads that meet a lost connection raise MetadataUnavailable.
-- Watches fire once, in the loop, in the order of the store's events; after a session expired every watch fires, so that
-  its owner looks again.
+  create, one more after each set. `version=None` in set and delete means "any": only for nodes that are never
+  contended. Sequential numbers count every child ever made under the parent.
+- Errors: NoSuchNode, AlreadyExists, VersionConflict, NotEmpty as named; BadRequest for an impossible path, a child of
+  an ephemeral node, the deletion of `/`; TooLarge over znode_path.DATA_SIZE_MAX; MetadataUnavailable when the request
+  was certainly not carried out; MetadataOutcomeUnknown when a write may have been (connection lost on the way): `sync`,
+  re-read and compare. Reads that meet a lost connection raise MetadataUnavailable.
+- Requests of one store are carried out in the order in which they were made.
+- A request made without a connection waits for one, for a bounded time, before it raises MetadataUnavailable.
+- Watches fire once, in the loop, in the order of the store's events, before the answer to any later request that shows
+  the change. One that is set twice on a path counts once. A read that raises sets none. After the connection was lost
+  or the session expired every watch fires, once the store is CONNECTED again, so that its owner looks again. None fires
+  after `close`.
 - Session: CONNECTED -> SUSPENDED (connection lost, ephemerals still stand) -> CONNECTED, or -> LOST (every ephemeral is
-  gone) -> CONNECTED with a new session id. Listeners are called in the loop, in order.
+  gone) -> CONNECTED with a new session id. Listeners are called in the loop, in order; not by `close`.
 """
 
 from collections.abc import Callable, Sequence

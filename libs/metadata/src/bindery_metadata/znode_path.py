@@ -17,7 +17,7 @@ PATH_SIZE_MAX: Final = 4_096
 
 
 def validate_path(path: str) -> str:
-    """Return `path`; raises BadRequest unless it is absolute and has no empty, `.` or `..` part or control character."""
+    """Return `path`; raises BadRequest unless absolute and without empty, `.` and `..` parts and control characters."""
     if path == "/":
         return path
     if not path.startswith("/") or path.endswith("/") or len(path) > PATH_SIZE_MAX:

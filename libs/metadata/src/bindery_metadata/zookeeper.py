@@ -11,9 +11,10 @@ kazoo's retries are used for connecting alone. A request is sent once: only its 
 | ConnectionLoss, no answer in time              | MetadataUnavailable | MetadataOutcomeUnknown |
 | SessionExpired, SessionMoved, ConnectionClosed | MetadataUnavailable | MetadataUnavailable    |
 
-While SUSPENDED or LOST a request waits, unsent, for at most `operation_timeout_s`. A request that was handed to kazoo just
-as the connection broke may be sent after it is back, possibly after its caller was told "outcome unknown"; requests of one
-store stay in order, so a read made afterwards through the same store (after a `sync`) sees the final outcome.
+While SUSPENDED or LOST a request waits, unsent, for at most `operation_timeout_s`. A request that was handed to kazoo
+just as the connection broke may be sent after it is back, possibly after its caller was told "outcome unknown";
+requests of one store stay in order, so a read made afterwards through the same store (after a `sync`) sees the final
+outcome.
 
 kazoo forgets watches when the connection breaks, so they all fire once the store is CONNECTED again: early rather than
 never.
@@ -210,8 +211,8 @@ class ZooKeeperStore:
     ) -> "ZooKeeperStore":
         """Connect to `hosts` ("a:2181,b:2181").
 
-        Raises MetadataUnavailable naming them when nobody answers within `connect_timeout_s`; BadRequest for a list that
-        cannot be read.
+        Raises MetadataUnavailable naming them when nobody answers within `connect_timeout_s`; BadRequest for a list
+        that cannot be read.
         """
         store = cls(validate_hosts(hosts), session_timeout_s=session_timeout_s, operation_timeout_s=operation_timeout_s)
         store._client.start_async()

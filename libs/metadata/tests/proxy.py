@@ -1,0 +1,119 @@
+"""A TCP proxy before ZooKeeper that can break the connection at a chosen moment.
+
+Frames both ways: u32 length, then for requests i32 xid, i32 type; for answers i32 xid. Pings and watch events have
+negative xids.
+"""
+
+import asyncio
+import contextlib
+import struct
+
+WRITE_TYPES = frozenset({1, 2, 5, 14, 15})  # create, delete, setData, multi, create2
+READ_TYPES = frozenset({3, 4, 8, 12})  # exists, getData, getChildren, getChildren2
+
+
+class Proxy:
+    """Forwards to one server. `host_port` is what a client connects to."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._server_address = (host, port)
+        self._listener: asyncio.Server | None = None
+        self._links: set[asyncio.Task[None]] = set()
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._refusing = False
+        self._lose: tuple[frozenset[int], bool] | None = None
+        self._swallow_answer_to: int | None = None
+        self.requests: list[int] = []
+        """Types of the requests that went through."""
+
+    async def start(self) -> None:
+        self._listener = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+
+    @property
+    def host_port(self) -> str:
+        assert self._listener
+        host, port = self._listener.sockets[0].getsockname()
+        return f"{host}:{port}"
+
+    def cut(self) -> None:
+        """Break what there is and refuse what comes."""
+        self._refusing = True
+        self._break()
+
+    def restore(self) -> None:
+        self._refusing = False
+
+    def lose_next(self, types: frozenset[int], *, applied: bool) -> None:
+        """Break the connection when a request of these types comes by: before it gets there, or after it was done."""
+        self._lose = (types, applied)
+
+    async def close(self) -> None:
+        assert self._listener
+        self._listener.close()
+        self._break()
+        for link in list(self._links):
+            link.cancel()
+        await asyncio.gather(*self._links, return_exceptions=True)
+
+    def _break(self) -> None:
+        self._swallow_answer_to = None
+        for writer in self._writers:
+            writer.transport.abort()
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        link = asyncio.current_task()
+        assert link
+        self._links.add(link)
+        link.add_done_callback(self._links.discard)
+        self._writers.add(writer)
+        try:
+            if self._refusing:
+                return
+            server_reader, server_writer = await asyncio.open_connection(*self._server_address)
+            self._writers.add(server_writer)
+            try:
+                with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+                    async with asyncio.TaskGroup() as group:
+                        group.create_task(self._forward_requests(reader, server_writer))
+                        group.create_task(self._forward_answers(server_reader, writer))
+            except* (OSError, asyncio.IncompleteReadError):
+                pass
+            finally:
+                self._writers.discard(server_writer)
+                server_writer.transport.abort()
+        finally:
+            self._writers.discard(writer)
+            writer.transport.abort()
+
+    async def _forward_requests(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        first = True
+        while True:
+            frame = await _read_frame(reader)
+            if not first:
+                xid, kind = struct.unpack_from(">ii", frame, 4)
+                if self._lose and kind in self._lose[0]:
+                    applied, self._lose = self._lose[1], None
+                    if not applied:
+                        self._break()
+                        return
+                    self._swallow_answer_to = xid
+                self.requests.append(kind)
+            first = False  # the connect request has no xid
+            writer.write(frame)
+            await writer.drain()
+
+    async def _forward_answers(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        first = True
+        while True:
+            frame = await _read_frame(reader)
+            if not first and self._swallow_answer_to == struct.unpack_from(">i", frame, 4)[0]:
+                self._break()
+                return
+            first = False
+            writer.write(frame)
+            await writer.drain()
+
+
+async def _read_frame(reader: asyncio.StreamReader) -> bytes:
+    head = await reader.readexactly(4)
+    return head + await reader.readexactly(struct.unpack(">I", head)[0])

@@ -1,0 +1,152 @@
+"""The two worlds in which every test of this package runs: in memory, and over a real ZooKeeper."""
+
+import asyncio
+import contextlib
+from abc import ABC, abstractmethod
+
+from bindery_core.errors import MetadataUnavailable, NoSuchNode
+from bindery_metadata.memory import MemoryStore, MemoryTree
+from bindery_metadata.store import MetadataStore, SessionState
+from bindery_metadata.zookeeper import ZooKeeperStore
+from kazoo.client import KazooClient
+from proxy import READ_TYPES, WRITE_TYPES, Proxy
+
+PATIENCE_S = 10.0
+
+
+class World(ABC):
+    """A store's surroundings, and the accidents that can happen in it."""
+
+    @abstractmethod
+    async def connect(self, *, operation_timeout_s: float = PATIENCE_S) -> MetadataStore: ...
+
+    @abstractmethod
+    async def suspend(self, store: MetadataStore) -> None:
+        """Break the connection and keep it broken; returns when the store is SUSPENDED."""
+
+    @abstractmethod
+    async def resume(self, store: MetadataStore) -> None:
+        """Allow the connection again; returns when the store is CONNECTED."""
+
+    @abstractmethod
+    async def end_session(self, store: MetadataStore) -> None:
+        """The server ends the session of `store`, which may hear of it or not."""
+
+    @abstractmethod
+    def lose_next_write(self, store: MetadataStore, *, applied: bool) -> None: ...
+
+    @abstractmethod
+    def lose_next_read(self, store: MetadataStore) -> None: ...
+
+    @abstractmethod
+    async def close(self) -> None: ...
+
+    async def expire(self, store: MetadataStore) -> None:
+        """End the session of a connected store; returns when it is CONNECTED in a new one."""
+        old = store.session_id
+        await self.end_session(store)
+        await until(lambda: store.session_state is SessionState.CONNECTED and store.session_id not in (0, old))
+
+
+class MemoryWorld(World):
+    def __init__(self) -> None:
+        self.tree = MemoryTree()
+        self._stores: list[MemoryStore] = []
+
+    async def connect(self, *, operation_timeout_s: float = PATIENCE_S) -> MetadataStore:
+        self._stores.append(self.tree.connect(operation_timeout_s=operation_timeout_s))
+        return self._stores[-1]
+
+    async def suspend(self, store: MetadataStore) -> None:
+        assert isinstance(store, MemoryStore)
+        self.tree.suspend(store)
+
+    async def resume(self, store: MetadataStore) -> None:
+        assert isinstance(store, MemoryStore)
+        self.tree.resume(store)
+
+    async def end_session(self, store: MetadataStore) -> None:
+        assert isinstance(store, MemoryStore)
+        self.tree.expire(store)
+
+    def lose_next_write(self, store: MetadataStore, *, applied: bool) -> None:
+        assert isinstance(store, MemoryStore)
+        store.lose_next_write(applied=applied)
+
+    def lose_next_read(self, store: MetadataStore) -> None:
+        assert isinstance(store, MemoryStore)
+        store.fail_next(MetadataUnavailable("connection lost"))
+
+    async def close(self) -> None:
+        for store in self._stores:
+            await store.close()
+
+
+class ZooKeeperWorld(World):
+    """Each store reaches the server through a proxy of its own."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._address = (host, port)
+        self._proxies: dict[MetadataStore, Proxy] = {}
+
+    async def connect(self, *, operation_timeout_s: float = PATIENCE_S) -> MetadataStore:
+        proxy = Proxy(*self._address)
+        await proxy.start()
+        store = await ZooKeeperStore.connect(proxy.host_port, operation_timeout_s=operation_timeout_s)
+        self._proxies[store] = proxy
+        return store
+
+    async def suspend(self, store: MetadataStore) -> None:
+        self._proxies[store].cut()
+        await until(lambda: store.session_state is not SessionState.CONNECTED)
+
+    async def resume(self, store: MetadataStore) -> None:
+        self._proxies[store].restore()
+        await until(lambda: store.session_state is SessionState.CONNECTED)
+
+    async def end_session(self, store: MetadataStore) -> None:
+        """A second connection takes the session over and closes it."""
+        assert isinstance(store, ZooKeeperStore)
+        client = store._client
+        host, port = self._address
+        thief = KazooClient(f"{host}:{port}", client_id=(client._session_id, client._session_passwd))
+
+        def steal() -> None:
+            thief.start(timeout=PATIENCE_S)
+            thief.stop()
+            thief.close()
+
+        await asyncio.to_thread(steal)
+
+    def lose_next_write(self, store: MetadataStore, *, applied: bool) -> None:
+        self._proxies[store].lose_next(WRITE_TYPES, applied=applied)
+
+    def lose_next_read(self, store: MetadataStore) -> None:
+        self._proxies[store].lose_next(READ_TYPES, applied=True)
+
+    async def close(self) -> None:
+        for store, proxy in self._proxies.items():
+            proxy.restore()
+            await store.close()
+            await proxy.close()
+
+    async def wipe(self) -> None:
+        """Remove what an earlier test left behind."""
+        store = await self.connect()
+        for name in await store.children("/"):
+            if name != "zookeeper":
+                await remove_tree(store, f"/{name}")
+
+
+async def remove_tree(store: MetadataStore, path: str) -> None:
+    with contextlib.suppress(NoSuchNode):
+        for name in await store.children(path):
+            await remove_tree(store, f"{path}/{name}")
+        await store.delete(path, version=None)
+
+
+async def until(condition, *, timeout_s: float = PATIENCE_S) -> None:
+    """Let the loop run until `condition()`; fails at the timeout."""
+    async with asyncio.timeout(timeout_s):
+        while not condition():
+            await asyncio.sleep(0.002)
