@@ -222,6 +222,7 @@ class MemoryStore:
             return
         self._closed = True
         self._lose_connection()
+        self._connected.set()  # those who wait for a connection learn that there will be none
         self._watches.clear()
         self._dropped_watches.clear()
         self._tree._forget(self)

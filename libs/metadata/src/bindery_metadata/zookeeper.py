@@ -326,9 +326,7 @@ class ZooKeeperStore:
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         try:
             async with asyncio.timeout(self._operation_timeout_s), self._in_flight:
-                await self._connected.wait()
-                if self._closed:
-                    raise MetadataUnavailable("the metadata store was closed", path=path)
+                await self._wait_until_connected(path)
                 sent = True
                 start().rawlink(partial(_land, answer))
                 return await answer
@@ -338,6 +336,16 @@ class ZooKeeperStore:
             raise _unanswered(path, write=write) from None
         except KazooException as error:
             raise _translate(error, path, write=write) from error
+
+    async def _wait_until_connected(self, path: str) -> None:
+        while not self._closed:
+            if self._connected.is_set():
+                if self._client.connected:
+                    return
+                # kazoo knows more than has crossed yet; its next CONNECTED is still to come, so this cannot undo it
+                self._connected.clear()
+            await self._connected.wait()
+        raise MetadataUnavailable("the metadata store was closed", path=path)
 
     def _transaction(self, ops: Sequence[Op]) -> Any:
         transaction = self._client.transaction()
