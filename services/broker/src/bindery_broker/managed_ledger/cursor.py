@@ -1,22 +1,36 @@
-"""A subscription's place in a topic, durable.
+"""ManagedCursor: a subscription's place in a topic, durable.
 
-(Signatures first: bodies follow.)
+Acknowledgements change the state in memory at once; the call returns when a record with that state is durable. Records
+are written one at a time: what is acknowledged while one is under way shares the next (group commit), so a lone
+acknowledgement waits for one write and many waiting ones for at most two.
+
+Invariants
+- An acknowledgement that returned is found again by whoever opens the topic next.
+- `durable_mark_delete` never is ahead of what is stored: trimming may rely on it.
+- What failed to be stored stays in memory; the next record takes it along, and repeating the call waits for that.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+import asyncio
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, Protocol
 
+import structlog
+from bindery_core.errors import BinderyError, NoSuchSubscription, TopicFenced, TryAgain
+
+from bindery_broker.managed_ledger.ack_state import AckState, BatchAck
+from bindery_broker.managed_ledger.cursor_store import CursorStore
+from bindery_broker.managed_ledger.ledger_list import LedgerList
+from bindery_broker.managed_ledger.metadata_codec import CursorState
 from bindery_broker.message_id import Position
 
+log = structlog.get_logger()
 
-class BatchAck(NamedTuple):
-    """Messages of one batch entry that were consumed."""
 
-    position: Position
-    batch_size: int
-    """Messages in the entry, acknowledged or not."""
-    indexes: Sequence[int]
-    """0 .. batch_size - 1."""
+class EntrySource(Protocol):
+    """What a cursor reads from: `ManagedLedger`."""
+
+    async def read(self, position: Position, *, entries_max: int, size_max: int) -> list[tuple[Position, bytes]]: ...
 
 
 class UnackedEntry(NamedTuple):
@@ -33,46 +47,112 @@ class UnackedRead(NamedTuple):
 
 
 class ManagedCursor:
-    """One subscription's acknowledgements: the mark-delete position, what is acknowledged beyond it, parts of batches."""
+    """One subscription's acknowledgements: the mark-delete position, what is acknowledged beyond it, parts of batches.
 
-    name: str
-    """The subscription's name, as users write it."""
+    Made by `ManagedLedger.open_cursor`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        source: EntrySource,
+        ledgers: LedgerList,
+        stored: CursorState,
+        store: CursorStore,
+        on_moved: Callable[[], None],
+        on_fenced: Callable[[TopicFenced], None],
+    ) -> None:
+        """`on_moved`: the durable mark-delete position reached another ledger, so something may be trimmed."""
+        self.name = name
+        """The subscription's name, as users write it."""
+        self._source = source
+        self._ledgers = ledgers
+        self._state = AckState(ledgers, stored)
+        self._store = store
+        self._on_moved = on_moved
+        self._on_fenced = on_fenced
+        self._version = 0
+        self._durable_version = 0
+        self._durable_mark_delete = stored.mark_delete
+        self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._committer: asyncio.Task[None] | None = None
+        self._end: BinderyError | None = None
+        self.commits = 0
+        """Records written; with the number of acknowledgements it tells how well they share."""
+
+    # --- questions
 
     @property
     def mark_delete(self) -> Position:
         """This entry and all before it are acknowledged."""
-        raise NotImplementedError
+        return self._state.mark_delete
+
+    @property
+    def durable_mark_delete(self) -> Position:
+        """The lower one of `mark_delete` now and as stored."""
+        return min(self._durable_mark_delete, self._state.mark_delete)
 
     @property
     def properties(self) -> Mapping[str, str]:
         """Subscription properties, fixed when the cursor was made."""
-        raise NotImplementedError
+        return self._store.cursor_properties
 
     @property
     def position_properties(self) -> Mapping[str, int]:
         """Numbers that are stored with the position; for the subscription's own use."""
-        raise NotImplementedError
+        return self._state.properties
 
     @property
     def backlog_entries(self) -> int:
         """Confirmed entries that are not wholly acknowledged."""
-        raise NotImplementedError
+        return self._state.backlog_entries
+
+    @property
+    def store(self) -> CursorStore:
+        return self._store
 
     def is_acked(self, position: Position) -> bool:
         """Whether the whole entry is acknowledged (or trimmed)."""
-        raise NotImplementedError
+        return self._state.is_acked(position)
 
     def remaining(self, position: Position) -> int | None:
         """Unacknowledged indexes of a partly acknowledged batch, as bits; None: none of it is, or all is."""
-        raise NotImplementedError
+        return self._state.remaining(position)
 
     def next_unacked(self, position: Position) -> Position:
         """The first position >= `position` that is not acknowledged; may be where the next entry will stand."""
-        raise NotImplementedError
+        return self._state.next_unacked(position)
 
     async def read_unacked(self, start: Position, *, entries_max: int, size_max: int) -> UnackedRead:
-        """Up to `entries_max` unacknowledged entries from `start` on, as `ManagedLedger.read`."""
-        raise NotImplementedError
+        """Up to `entries_max` unacknowledged entries from `start` on; sizes and errors as `ManagedLedger.read`."""
+        entries: list[UnackedEntry] = []
+        position = self.next_unacked(start)
+        size = 0
+        while len(entries) < entries_max and (not entries or size < size_max):
+            found = await self._source.read(
+                position, entries_max=entries_max - len(entries), size_max=max(size_max - size, 1)
+            )
+            if not found:
+                break
+            for at, payload in found:
+                if not self.is_acked(at):
+                    if entries and size + len(payload) > size_max:
+                        return UnackedRead(entries, at)
+                    entries.append(UnackedEntry(at, payload, self.remaining(at)))
+                    size += len(payload)
+            position = self.next_unacked(self._ledgers.next(found[-1][0]))
+        return UnackedRead(entries, position)
+
+    def individually_acked(self) -> str:
+        """The ranges beyond mark_delete, as Pulsar prints them."""
+        return str(self._state.acked)
+
+    @property
+    def ranges_count(self) -> int:
+        return self._state.acked.ranges_count
+
+    # --- changes
 
     async def ack_many(self, positions: Sequence[Position], *, batches: Sequence[BatchAck] = ()) -> list[Position]:
         """Acknowledge entries and parts of batches; returns when that is durable (many calls share one record).
@@ -81,19 +161,148 @@ class ManagedCursor:
         is harmless and waits for durability as well. BadRequest (nothing applied) when one of them is not an entry of
         this topic. On any other error the acks may or may not be durable: repeat, or let them be delivered again.
         """
-        raise NotImplementedError
+        self._raise_if_ended()
+        for position in positions:
+            self._state.check(position)
+        for batch in batches:
+            self._state.check(batch.position)
+            self._state.check_batch(batch)
+        changed, completed = self._state.ack(positions, batches)
+        await self._make_durable(changed)
+        return completed
 
     async def ack_cumulative(self, position: Position, *, batch: BatchAck | None = None) -> None:
-        """Acknowledge everything up to and including `position`, durably. `batch`: the id points into that batch, so up to
-        the entry before it, and the batch's given indexes."""
-        raise NotImplementedError
+        """Acknowledge everything up to and including `position`, durably.
+
+        `batch`: the id points into that batch (its position is `position`), so it is everything up to the entry before,
+        and of the batch the given indexes. Errors as `ack_many`.
+        """
+        self._raise_if_ended()
+        self._state.check(position)
+        if batch is None:
+            changed = self._state.ack_upto(position)
+        else:
+            assert batch.position == position
+            self._state.check_batch(batch)
+            changed = self._state.ack_upto(self._ledgers.previous(position))
+            changed = self._state.ack((), (batch,))[0] or changed
+        await self._make_durable(changed)
 
     async def seek(self, position: Position) -> Position:
         """Forget all acknowledgements and stand so that `position` (clamped; EARLIEST, LATEST) comes next; durably.
 
         Returns the position that comes next."""
-        raise NotImplementedError
+        self._raise_if_ended()
+        target = self._ledgers.clamp(position)
+        self._state.seek(target)
+        await self._make_durable(True)
+        return target
 
     async def set_position_properties(self, properties: Mapping[str, int]) -> None:
         """Replace `position_properties`, durably."""
-        raise NotImplementedError
+        self._raise_if_ended()
+        changed = dict(properties) != self._state.properties
+        self._state.properties = dict(properties)
+        await self._make_durable(changed)
+
+    # --- durability
+
+    async def _make_durable(self, changed: bool) -> None:
+        if changed:
+            self._version += 1
+        if self._durable_version >= self._version:
+            return
+        loop = asyncio.get_running_loop()
+        durable: asyncio.Future[None] = loop.create_future()
+        self._waiters.append((self._version, durable))
+        if self._committer is None:
+            self._committer = loop.create_task(self._commit())
+            self._committer.add_done_callback(self._committed)
+        await durable
+
+    async def _commit(self) -> None:
+        while self._waiters:
+            version = self._version
+            mark_delete = self._state.mark_delete
+
+            def present() -> CursorState:
+                nonlocal version, mark_delete
+                version, mark_delete = self._version, self._state.mark_delete
+                return self._state.stored()
+
+            try:
+                await self._store.write(present)
+            except BinderyError as error:
+                if isinstance(error, TopicFenced):
+                    self._on_fenced(error)
+                self._answer(self._version if isinstance(error, TopicFenced) else version, error)
+                continue
+            self.commits += 1
+            self._durable_version = version
+            moved = mark_delete.ledger_id != self._durable_mark_delete.ledger_id or not self._ledgers.contains(
+                self._ledgers.next(mark_delete)
+            )
+            self._durable_mark_delete = mark_delete
+            self._answer(version, None)
+            if moved:
+                self._on_moved()
+        self._committer = None  # at once: who comes next starts another
+
+    def _answer(self, version: int, error: BinderyError | None) -> None:
+        """Release those who wait for `version` or an earlier one."""
+        while self._waiters and self._waiters[0][0] <= version:
+            _, waiter = self._waiters.popleft()
+            if waiter.done():
+                continue
+            if error is None:
+                waiter.set_result(None)
+            else:
+                waiter.set_exception(type(error)(error.message, **error.facts))
+
+    def _committed(self, task: "asyncio.Task[None]") -> None:
+        if self._committer is task:
+            self._committer = None
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            log.error("cursor_broken", cursor=self.name, error=repr(error))
+            self._on_fenced(TopicFenced("the subscription's cursor is broken", cursor=self.name))
+        if self._waiters and self._committer is None:
+            self._answer(self._version, self._end or TryAgain("the cursor was not stored", cursor=self.name))
+
+    # --- ending
+
+    def _raise_if_ended(self) -> None:
+        if self._end is not None:
+            raise type(self._end)(self._end.message, **self._end.facts)
+
+    def end(self, error: BinderyError) -> None:
+        """Refuse everything from now on: the topic is lost, closed or deleted."""
+        if self._end is None:
+            self._end = error
+            self._answer(self._version, error)
+
+    async def quiesce(self) -> None:
+        """Return once no record is being written."""
+        if self._committer is not None:
+            await asyncio.wait([self._committer])
+
+    async def close(self, error: BinderyError) -> None:
+        """Store what is not stored yet, tidy up, refuse later calls with `error`."""
+        if self._end is not None:
+            return
+        try:
+            await self._make_durable(False)
+            self.end(error)
+            await self.quiesce()
+            await self._store.close(self._state.stored())
+        except BinderyError as failure:
+            log.warning("cursor_not_closed", cursor=self.name, error=str(failure))
+            self.end(error)
+            await self.quiesce()
+            await self._store.abandon()
+
+    async def delete(self) -> None:
+        """Remove the subscription, durably."""
+        self.end(NoSuchSubscription("no such subscription", subscription=self.name))
+        await self.quiesce()
+        await self._store.delete()

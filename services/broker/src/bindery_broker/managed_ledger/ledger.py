@@ -1,28 +1,112 @@
-"""A topic's entries: a series of ledgers that reads as one.
+"""ManagedLedger: a topic's entries, a series of ledgers that reads as one, and its cursors.
 
-(Signatures first: bodies follow.)
+| step of opening                                         | what it guarantees                                       |
+|---------------------------------------------------------|----------------------------------------------------------|
+| 1 read the topic's znode, remember its version          |                                                          |
+| 2 open the last ledger with recovery                    | the owner before us confirms nothing more in it          |
+| 3 create a ledger, write the znode at that version      | the owner before us writes no znode of this topic again  |
+| 4 read the cursors, their ledgers with recovery         | ... and stores no acknowledgement that we do not see     |
+
+Invariants
+- Every position handed out by any owner names the same entry for ever, until it is trimmed.
+- Readers see acknowledged entries only, in order, without gaps.
+- Nothing is deleted before metadata says that it is gone, and nothing that a durable cursor still needs.
+Source: Pulsar's ManagedLedgerImpl for the znodes and the order of steps.
 """
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from typing import Self
+from typing import Any, Final, Self
 
-from bindery_client.api import LedgerClient
+import structlog
+from bindery_client.api import LedgerClient, ReadHandle
+from bindery_core.errors import (
+    BinderyError,
+    Conflict,
+    NoSuchLedger,
+    NoSuchSubscription,
+    NoSuchTopic,
+    TooLarge,
+    TopicFenced,
+    TryAgain,
+)
+from bindery_core.ids import LedgerId
 from bindery_metadata.store import MetadataStore
 
 from bindery_broker.managed_ledger.cursor import ManagedCursor
+from bindery_broker.managed_ledger.cursor_store import CursorStore
 from bindery_broker.managed_ledger.entry_cache import EntryCache
+from bindery_broker.managed_ledger.ledger_list import LedgerList, LedgerRecord
+from bindery_broker.managed_ledger.metadata_codec import CursorState, TopicInfo, decode_topic, encode_topic
+from bindery_broker.managed_ledger.read_handles import ReadHandles
+from bindery_broker.managed_ledger.reader import EntryReader
+from bindery_broker.managed_ledger.retention import trimmable
 from bindery_broker.managed_ledger.settings import ManagedLedgerSettings
+from bindery_broker.managed_ledger.stats import internal_stats
+from bindery_broker.managed_ledger.topic_metadata import OwnedNode, TopicMetadata, limited
+from bindery_broker.managed_ledger.writer import TopicWriter
 from bindery_broker.message_id import Position
+
+ENTRY_SIZE_MAX: Final = 5 * 2**20 - 10 * 2**10
+"""Bytes of an entry: what fits a bookie's frame of 5 MiB with the request around it."""
+ADD_ENTRIES_MAX: Final = 100_000
+"""Entries of one `add_many`."""
+CURSORS_LOADED_AT_ONCE: Final = 16
 
 WallClock = Callable[[], int]
 """Milliseconds since 1970."""
 
+log = structlog.get_logger()
+
 
 class ManagedLedger:
-    """The entries of one (partition of a) topic and its cursors, owned by this broker."""
+    """The entries of one (partition of a) topic and its cursors, owned by this broker. Made by `open`."""
 
-    name: str
-    """`tenant/namespace/persistent/encTopic` (`TopicName.managed_ledger_name`)."""
+    def __init__(
+        self,
+        name: str,
+        *,
+        client: LedgerClient,
+        metadata: TopicMetadata,
+        info: TopicInfo,
+        records: Sequence[LedgerRecord],
+        clock: WallClock,
+        settings: ManagedLedgerSettings,
+        cache: EntryCache,
+    ) -> None:
+        self.name = name
+        """`tenant/namespace/persistent/encTopic` (`TopicName.managed_ledger_name`)."""
+        self._client = client
+        self._metadata = metadata
+        self._terminated = info.terminated
+        self._properties = dict(info.properties)
+        self._clock = clock
+        self._settings = settings
+        self._cache = cache
+        self._ledgers = LedgerList(records)
+        self._handles = ReadHandles(client, count_max=settings.read_handles_max, timeout_s=settings.operation_timeout_s)
+        self._writer: TopicWriter | None = None
+        self._reader = EntryReader(
+            ledgers=self._ledgers,
+            handles=self._handles,
+            cache=cache,
+            write_handle=lambda: self._writer.handle if self._writer is not None else None,
+            timeout_s=settings.operation_timeout_s,
+        )
+        self._cursors: dict[str, ManagedCursor] = {}
+        self._cursor_lock = asyncio.Lock()
+        self._ledgers_lock = asyncio.Lock()
+        """Held while the list of ledgers is stored, so that trimming and rolling do not undo each other."""
+        self._trim_lock = asyncio.Lock()
+        self._trim_task: asyncio.Task[None] | None = None
+        self._condemned: list[int] = []
+        """Ledgers that metadata no longer names and that could not be deleted yet."""
+        self._end: BinderyError | None = None
+        self._fenced_listeners: list[Callable[[], None]] = []
+        self._entry_listeners: list[Callable[[], None]] = []
+        self._entry_waiters: set[asyncio.Future[None]] = set()
+
+    # --- opening
 
     @classmethod
     async def open(
@@ -35,80 +119,237 @@ class ManagedLedger:
         settings: ManagedLedgerSettings | None = None,
         cache: EntryCache | None = None,
         create: bool = True,
-        properties: Mapping[str, str] | None = None,
     ) -> Self:
         """Take the topic over: fence and recover its last ledger, start a new one, load its cursors.
 
         `create`: make the topic if it is not there, else NoSuchTopic. `cache`: shared by the broker's topics.
-        Raises TopicFenced when another broker is just doing the same, TryAgain when bookies or ZooKeeper cannot.
+        Raises TopicFenced when another broker is just doing the same, Corrupt when metadata or a cursor cannot be
+        read, TryAgain or OutcomeUnknown when bookies or ZooKeeper do not answer; open again then.
         """
-        raise NotImplementedError
+        settings = settings or ManagedLedgerSettings()
+        cache = cache if cache is not None else EntryCache(size_max=settings.cache_size_max)
+        metadata = TopicMetadata(store, name, timeout_s=settings.operation_timeout_s)
+        info = decode_topic(await metadata.load(create=create))
+        records = list(info.ledgers)
+        empty: int | None = None
+        recovered: ReadHandle | None = None
+        if records:
+            last = records[-1]
+            recovered = await _recover(client, last.ledger_id, timeout_s=settings.operation_timeout_s)
+            entries = recovered.last_add_confirmed + 1 if recovered is not None else 0
+            if recovered is not None and (entries or info.terminated is not None):
+                records[-1] = LedgerRecord(
+                    ledger_id=last.ledger_id,
+                    entries=entries,
+                    size=recovered.metadata.length,
+                    closed_ms=last.closed_ms or clock(),
+                    extension=last.extension,
+                )
+            else:
+                log.info("topic_ledger_dropped", topic=name, ledger_id=last.ledger_id, missing=recovered is None)
+                empty = last.ledger_id if recovered is not None else None
+                records.pop()
+        # The writer puts its own ledger behind these; until then a list must not be empty.
+        placeholder = records or [LedgerRecord(ledger_id=0)]
+        self = cls(
+            name, client=client, metadata=metadata, info=info, records=placeholder, clock=clock, settings=settings,
+            cache=cache,
+        )  # fmt: skip
+        try:
+            if info.terminated is None:
+                self._writer = self._make_writer()
+                await self._writer.start(records)
+            if recovered is not None and empty is None:
+                await self._handles.put(recovered)
+            await self._load_cursors()
+        except BaseException:
+            await self.crash()
+            raise
+        if empty is not None:
+            self._condemned.append(empty)
+        self._trim_soon()
+        return self
+
+    def _make_writer(self) -> TopicWriter:
+        return TopicWriter(
+            topic=self.name,
+            client=self._client,
+            ledgers=self._ledgers,
+            settings=self._settings,
+            clock=self._clock,
+            cache=self._cache,
+            custom_metadata={
+                "application": b"pulsar",
+                "component": b"managed-ledger",
+                "pulsar/managed-ledger": self.name.encode(),
+            },
+            store_ledgers=self._store_ledgers,
+            on_confirmed=self._entries_confirmed,
+            on_fenced=self._fence,
+            on_recovered=self._handles.put,
+        )
+
+    async def _store_ledgers(self, records_of: Callable[[], Sequence[LedgerRecord]]) -> None:
+        """For the writer, which has stopped sending: nothing else changes the list's end meanwhile."""
+        async with self._ledgers_lock:
+            records = records_of()
+            LedgerList(records)  # what must hold of them holds
+            await self._write_ledgers(records)
+            self._ledgers.assign(records)
+
+    async def _write_ledgers(self, records: Sequence[LedgerRecord]) -> None:
+        info = TopicInfo(ledgers=tuple(records), terminated=self._terminated, properties=self._properties)
+        await self._metadata.write_topic(encode_topic(info))
+
+    async def _load_cursors(self) -> None:
+        found = await self._metadata.load_cursors()
+        turns = asyncio.Semaphore(CURSORS_LOADED_AT_ONCE)
+
+        async def load(name: str, node: OwnedNode, data: bytes) -> None:
+            async with turns:
+                store = self._make_cursor_store(name, node)
+                state = await store.load(data)
+            if state is None:
+                state = CursorState(mark_delete=self._ledgers.previous(self._ledgers.first_position))
+            self._cursors[name] = self._make_cursor(name, store, state)
+
+        results = await asyncio.gather(
+            *(load(name, node, data) for name, (node, data) in found.items()), return_exceptions=True
+        )
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+
+    def _make_cursor_store(self, name: str, node: OwnedNode) -> CursorStore:
+        return CursorStore(
+            name, node=node, metadata=self._metadata, client=self._client, settings=self._settings, clock=self._clock
+        )
+
+    def _make_cursor(self, name: str, store: CursorStore, state: CursorState) -> ManagedCursor:
+        return ManagedCursor(
+            name,
+            source=self,
+            ledgers=self._ledgers,
+            stored=state,
+            store=store,
+            on_moved=self._trim_soon,
+            on_fenced=self._fence,
+        )
+
+    # --- state
 
     @property
     def is_open(self) -> bool:
         """False once closed, fenced or deleted: open it anew then."""
-        raise NotImplementedError
+        return self._end is None
 
     @property
-    def is_terminated(self) -> bool: ...
+    def is_terminated(self) -> bool:
+        """It takes no more entries, for ever. Reading and acknowledging go on."""
+        return self._terminated is not None
 
     @property
-    def properties(self) -> Mapping[str, str]: ...
+    def properties(self) -> Mapping[str, str]:
+        return self._properties
+
+    @property
+    def cache(self) -> EntryCache:
+        return self._cache
 
     def on_fenced(self, listener: Callable[[], None]) -> Callable[[], None]:
         """Call `listener` in the loop, once, when the topic is lost to another broker. Returns its removal."""
-        raise NotImplementedError
+        return _subscribe(self._fenced_listeners, listener)
+
+    def _raise_if_ended(self) -> None:
+        if self._end is not None:
+            raise type(self._end)(self._end.message, **self._end.facts)
+
+    def _fence(self, error: TopicFenced) -> None:
+        """Lost, for good: everything fails from now on."""
+        if self._end is not None:
+            return
+        self._finish(error)
+        if self._writer is not None:
+            self._writer.fence(error)
+        for listener in list(self._fenced_listeners):
+            listener()
+
+    def _finish(self, error: BinderyError) -> None:
+        self._end = error
+        for cursor in self._cursors.values():
+            cursor.end(error)
+        self._wake()
 
     # --- adding
 
     async def add_many(self, payloads: Sequence[bytes]) -> list[Position]:
         """Store the entries in order; return their positions once all are durable (Qa fsyncs each).
 
-        Calls overlap, are pipelined and complete in the order they were made. Errors: TopicFenced (what was in flight
-        may be stored), TooManyRequests and other TryAgain (nothing was stored), AddTimeout (unknown), TooLarge (an
-        entry exceeds ENTRY_SIZE_MAX; nothing stored), Conflict (terminated). Cancelling takes back only what was not sent.
+        Calls overlap, are pipelined and complete in the order they were made. `payloads` must not change afterwards.
+        Errors: TopicFenced (what was in flight may be stored), TooManyRequests and other TryAgain (nothing was stored),
+        AddTimeout (unknown), TooLarge (nothing stored), Conflict (the topic is terminated). Cancelling takes back only
+        what was not sent.
         """
-        raise NotImplementedError
+        self._raise_if_ended()
+        if self._writer is None:
+            raise Conflict("the topic is terminated", topic=self.name)
+        if len(payloads) > ADD_ENTRIES_MAX:
+            raise TooLarge("too many entries at once", count=len(payloads), count_max=ADD_ENTRIES_MAX)
+        if payloads and len(largest := max(payloads, key=len)) > ENTRY_SIZE_MAX:
+            raise TooLarge("entry is too large", size=len(largest), size_max=ENTRY_SIZE_MAX)
+        return await self._writer.add_many(payloads)
+
+    def _entries_confirmed(self) -> None:
+        self._wake()
+        for listener in list(self._entry_listeners):
+            listener()
+
+    def _wake(self) -> None:
+        waiters, self._entry_waiters = self._entry_waiters, set()
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
 
     # --- positions
 
     @property
     def last_confirmed(self) -> Position:
         """The last acknowledged entry; entry -1 of the first ledger when there is none."""
-        raise NotImplementedError
+        return self._ledgers.last_confirmed
 
     @property
     def first_position(self) -> Position:
         """The oldest entry that still exists, or where the first one will stand."""
-        raise NotImplementedError
+        return self._ledgers.first_position
 
     @property
-    def entries_count(self) -> int: ...
+    def entries_count(self) -> int:
+        return self._ledgers.entries_count
 
     @property
     def size(self) -> int:
         """Payload bytes of all entries."""
-        raise NotImplementedError
+        return self._ledgers.size
 
     def next_position(self, position: Position) -> Position:
         """The entry after `position`, trimmed ones skipped; for the last one: where the next may stand."""
-        raise NotImplementedError
+        return self._ledgers.next(position)
 
     def previous_position(self, position: Position) -> Position:
         """The entry before `position`; entry -1 of the first ledger when there is none."""
-        raise NotImplementedError
+        return self._ledgers.previous(position)
 
     def contains(self, position: Position) -> bool:
         """Whether `position` is an acknowledged entry that still exists."""
-        raise NotImplementedError
+        return self._ledgers.contains(position)
 
     def clamp(self, position: Position) -> Position:
         """The first existing entry >= `position`, or where the next one will stand. Takes EARLIEST and LATEST."""
-        raise NotImplementedError
+        return self._ledgers.clamp(position)
 
     def entries_between(self, *, after: Position, upto: Position) -> int:
         """Entries in (after, upto]."""
-        raise NotImplementedError
+        return self._ledgers.entries_between(after=after, upto=upto)
 
     # --- reading
 
@@ -116,61 +357,215 @@ class ManagedLedger:
         """Acknowledged entries from `position` (inclusive, clamped) on, in order, across ledgers.
 
         At most `entries_max`; stops before `size_max` payload bytes are exceeded, but gives at least one entry when
-        there is one. Empty: nothing to read yet. Errors: NoSuchEntry/NoSuchLedger (lost), Corrupt, TryAgain,
+        there is one. Empty: nothing to read yet. Errors: NoSuchEntry, NoSuchLedger (lost), Corrupt, TryAgain,
         TopicFenced.
         """
-        raise NotImplementedError
+        self._raise_if_ended()
+        return await self._reader.read(position, entries_max=entries_max, size_max=size_max)
 
     async def find_first(self, predicate: Callable[[bytes], bool]) -> Position:
-        """The first entry for which `predicate` holds, where it holds for all later ones too (binary search); where the
-        next entry will stand when there is none. For seek by time:
+        """The first entry for which `predicate` holds, where it holds for all later ones too (binary search); where
+        the next entry will stand when there is none. For seek by time:
         `find_first(lambda entry: publish_time_ms(entry) >= timestamp_ms)`."""
-        raise NotImplementedError
+        low, high = 0, self.entries_count
+        base = self.first_position
+        while low < high:
+            middle = (low + high) // 2
+            found = await self.read(self._ledgers.nth(middle), entries_max=1, size_max=1)
+            if self.first_position != base:  # trimmed meanwhile: the counts are another's
+                base, low, high = self.first_position, 0, self.entries_count
+            elif found and not predicate(found[0][1]):
+                low = middle + 1
+            else:
+                high = middle
+        return self._ledgers.nth(low)
 
     def on_new_entries(self, listener: Callable[[], None]) -> Callable[[], None]:
         """Call `listener` in the loop each time last_confirmed moved. Returns its removal. Must not raise."""
-        raise NotImplementedError
+        return _subscribe(self._entry_listeners, listener)
 
     async def wait_for_entry(self, position: Position, *, timeout_s: float) -> bool:
         """True once last_confirmed >= position, False at the timeout. Raises TopicFenced when the topic is lost."""
-        raise NotImplementedError
+        try:
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    self._raise_if_ended()
+                    if self.last_confirmed >= position:
+                        return True
+                    waiter = asyncio.get_running_loop().create_future()
+                    self._entry_waiters.add(waiter)
+                    try:
+                        await waiter
+                    finally:
+                        self._entry_waiters.discard(waiter)
+        except TimeoutError:
+            return False
 
     # --- cursors
 
     @property
     def cursors(self) -> Mapping[str, ManagedCursor]:
-        """By subscription name."""
-        raise NotImplementedError
+        """By subscription name. Do not change it."""
+        return self._cursors
 
     async def open_cursor(
         self, name: str, *, start: Position, properties: Mapping[str, str] | None = None
     ) -> ManagedCursor:
         """The cursor of subscription `name`; made durably if it is not there, its next entry then being `start`
         (clamped; EARLIEST, LATEST). An existing cursor keeps its position and properties."""
-        raise NotImplementedError
+        async with self._cursor_lock, self._trim_lock:  # what a new cursor needs must not be trimmed under it
+            self._raise_if_ended()
+            cursor = self._cursors.get(name)
+            if cursor is None:
+                store = self._make_cursor_store(name, OwnedNode(self._metadata.cursor_path(name), None))
+                state = CursorState(mark_delete=self._ledgers.previous(self._ledgers.clamp(start)))
+                try:
+                    await store.create(state, properties or {})
+                except TopicFenced as error:
+                    self._fence(error)
+                    raise
+                self._raise_if_ended()
+                cursor = self._cursors[name] = self._make_cursor(name, store, state)
+            return cursor
 
     async def delete_cursor(self, name: str) -> None:
         """Durably. NoSuchSubscription when there is none."""
-        raise NotImplementedError
+        async with self._cursor_lock:
+            self._raise_if_ended()
+            cursor = self._cursors.get(name)
+            if cursor is None:
+                raise NoSuchSubscription("no such subscription", subscription=name)
+            try:
+                await cursor.delete()
+            except TopicFenced as error:
+                self._fence(error)
+                raise
+            del self._cursors[name]
+        self._trim_soon()
 
     # --- keeping and ending
 
-    async def trim(self) -> int:
-        """Delete ledgers that nobody needs any more, oldest first; how many. Called by a timer and after acks."""
-        raise NotImplementedError
-
     async def roll(self) -> None:
         """End the current ledger, if it holds anything, and go on in a new one."""
-        raise NotImplementedError
+        self._raise_if_ended()
+        if self._writer is not None:
+            await self._writer.roll()
+
+    async def trim(self) -> int:
+        """Delete ledgers that nobody needs any more, oldest first; how many left the metadata.
+
+        For a timer; also runs by itself when a cursor moves on to another ledger. A ledger that cannot be deleted now
+        is tried again the next time.
+        """
+        async with self._trim_lock:
+            self._raise_if_ended()
+            async with self._ledgers_lock:
+                count = trimmable(
+                    self._ledgers,
+                    [cursor.durable_mark_delete for cursor in self._cursors.values()],
+                    now_ms=self._clock(),
+                    retention_acked_s=self._settings.retention_acked_s,
+                    retention_unsubscribed_s=self._settings.retention_unsubscribed_s,
+                )
+                if count:
+                    gone = list(self._ledgers)[:count]
+                    await self._write_ledgers(list(self._ledgers)[count:])
+                    self._ledgers.drop_first(count)
+                    self._condemned.extend(record.ledger_id for record in gone)
+                    log.info("topic_trimmed", topic=self.name, ledgers=[record.ledger_id for record in gone])
+            self._condemned = [ledger for ledger in self._condemned if not await self._delete_ledger(ledger)]
+            return count
 
     async def close(self) -> None:
-        """Flush cursors, seal the ledger, so that the next open is quick. Adds in flight complete first."""
-        raise NotImplementedError
+        """Complete adds in flight, store the cursors, seal the ledger, so that the next open is quick. Idempotent."""
+        if self._end is None:
+            closed = TryAgain("the topic is closed here", topic=self.name)
+            if self._writer is not None:
+                await self._writer.close()
+            async with self._cursor_lock:
+                await asyncio.gather(*(cursor.close(closed) for cursor in self._cursors.values()))
+            if self._end is None:
+                self._finish(closed)
+        await self._release()
 
     async def delete(self) -> None:
-        """Remove the topic with all cursors (atomically, from metadata), then its ledgers."""
-        raise NotImplementedError
+        """Remove the topic with all cursors (from metadata at once and as a whole), then its ledgers.
 
-    def internal_stats(self) -> dict[str, object]:
-        """Pulsar's `internalStats` JSON."""
-        raise NotImplementedError
+        After an error the topic may or may not be there, and this object is closed: open it anew.
+        """
+        async with self._cursor_lock, self._trim_lock, self._ledgers_lock:
+            self._raise_if_ended()
+            self._finish(NoSuchTopic("the topic was deleted", topic=self.name))
+            if self._writer is not None:
+                self._writer.stop(NoSuchTopic("the topic was deleted", topic=self.name))
+            for cursor in self._cursors.values():
+                await cursor.quiesce()
+            await self._metadata.delete_topic([cursor.store.node for cursor in self._cursors.values()])
+            for cursor in self._cursors.values():
+                await cursor.store.delete_ledger()
+            for ledger_id in [*self._condemned, *(record.ledger_id for record in self._ledgers)]:
+                await self._delete_ledger(ledger_id)
+        await self._release()
+
+    async def crash(self) -> None:
+        """Drop everything without writing a byte, as the end of the process would. For tests and for giving up."""
+        if self._end is None:
+            self._finish(TryAgain("the topic was given up", topic=self.name))
+        if self._writer is not None:
+            self._writer.stop(TryAgain("the topic was given up", topic=self.name))
+        await self._release()
+
+    async def _release(self) -> None:
+        if self._trim_task is not None:
+            self._trim_task.cancel()
+        for cursor in self._cursors.values():
+            await cursor.quiesce()
+            await cursor.store.abandon()
+        if self._writer is not None:
+            await self._writer.finished()
+        await self._handles.release()
+
+    def internal_stats(self) -> dict[str, Any]:
+        """Pulsar's `internalStats` JSON, without the ensembles."""
+        return internal_stats(self, writer=self._writer, ledgers=self._ledgers)
+
+    def _trim_soon(self) -> None:
+        if self._trim_task is None and self._end is None:
+            self._trim_task = asyncio.get_running_loop().create_task(self._trim_quietly())
+
+    async def _trim_quietly(self) -> None:
+        try:
+            await self.trim()
+        except BinderyError as error:
+            log.warning("topic_not_trimmed", topic=self.name, error=str(error))
+        finally:
+            self._trim_task = None
+
+    async def _delete_ledger(self, ledger_id: int) -> bool:
+        await self._handles.drop(ledger_id)
+        try:
+            async with limited(self._settings.operation_timeout_s, "delete a ledger"):
+                await self._client.delete(LedgerId(ledger_id))
+        except BinderyError as error:
+            log.warning("ledger_not_deleted", topic=self.name, ledger_id=ledger_id, error=str(error))
+            return False
+        return True
+
+
+async def _recover(client: LedgerClient, ledger_id: int, *, timeout_s: float) -> ReadHandle | None:
+    """Fence and close a ledger; None: it does not exist."""
+    try:
+        async with limited(timeout_s, "recover the topic's last ledger"):
+            return await client.open(LedgerId(ledger_id), recover=True)
+    except NoSuchLedger:
+        return None
+
+
+def _subscribe(listeners: list[Callable[[], None]], listener: Callable[[], None]) -> Callable[[], None]:
+    listeners.append(listener)
+
+    def remove() -> None:
+        if listener in listeners:
+            listeners.remove(listener)
+
+    return remove

@@ -1,0 +1,273 @@
+"""CursorStore: where one cursor's state is kept, and in which order things are written.
+
+| when                            | znode says                             | cursor ledger                        |
+|---------------------------------|----------------------------------------|--------------------------------------|
+| made                            | no ledger, the state                   | none                                 |
+| after the first acknowledgement | its id, the state as it was then       | one record per commit, last one wins |
+| no ledger can be written        | no ledger, the state (if short enough) | the old one is deleted               |
+| closed cleanly                  | no ledger, the state (if short enough) | deleted                              |
+
+A new cursor ledger gets its first record before the znode names it, and the old one is deleted after that: at every
+moment the znode leads to the newest durable state. Fencing the cursor ledger at the next open keeps a stale owner from
+adding to it; the transaction in `TopicMetadata` keeps it from pointing the znode elsewhere.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import structlog
+from bindery_client.api import LedgerClient, WriteHandle
+from bindery_core.errors import (
+    BinderyError,
+    Corrupt,
+    LostOwnership,
+    NoSuchLedger,
+    OutcomeUnknown,
+    TooManyRequests,
+    TopicFenced,
+    TryAgain,
+)
+from bindery_core.ids import EntryId, LedgerId
+
+from bindery_broker.managed_ledger.metadata_codec import (
+    NO_LEDGER,
+    CursorInfo,
+    CursorState,
+    decode_cursor,
+    decode_position,
+    encode_cursor,
+    encode_position,
+)
+from bindery_broker.managed_ledger.settings import ManagedLedgerSettings
+from bindery_broker.managed_ledger.topic_metadata import OwnedNode, TopicMetadata, limited
+
+LEDGER_RETRY_S: Final = 5.0
+"""Pause after a cursor ledger could not be had, while the znode takes the state."""
+
+log = structlog.get_logger()
+
+
+class CursorStore:
+    """Durable home of one cursor. Calls must not overlap: the cursor's committer is the only caller."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        node: OwnedNode,
+        metadata: TopicMetadata,
+        client: LedgerClient,
+        settings: ManagedLedgerSettings,
+        clock: Callable[[], int],
+    ) -> None:
+        self._name = name
+        self._node = node
+        self._metadata = metadata
+        self._client = client
+        self._settings = settings
+        self._clock = clock
+        self._handle: WriteHandle | None = None
+        self._records = 0
+        self._opened_at = 0.0
+        self._named_ledger_id = NO_LEDGER
+        """The cursor ledger that the znode names, which may be an old one that nobody writes."""
+        self._orphans: list[int] = []
+        """Ledgers that the znode may have named for a while."""
+        self._retry_at = 0.0
+        self.cursor_properties: Mapping[str, str] = {}
+
+    @property
+    def node(self) -> OwnedNode:
+        return self._node
+
+    @property
+    def ledger_id(self) -> int:
+        """Of the cursor ledger; NO_LEDGER: none."""
+        return self._named_ledger_id
+
+    @property
+    def last_record(self) -> int:
+        return self._records - 1
+
+    async def create(self, state: CursorState, cursor_properties: Mapping[str, str]) -> None:
+        """The cursor exists durably once this returns. Raises TopicFenced, TryAgain, OutcomeUnknown."""
+        self.cursor_properties = dict(cursor_properties)
+        await self._metadata.write_cursor(self._node, encode_cursor(self._info(NO_LEDGER, state)))
+
+    async def load(self, data: bytes) -> CursorState | None:
+        """The newest durable state; `data` is the znode's. None: none was stored ever (Pulsar's cursor, unused).
+
+        Fences whoever wrote the cursor ledger. Raises Corrupt, TryAgain: what is there but cannot be read is not
+        replaced by something older.
+        """
+        info = decode_cursor(data)
+        self.cursor_properties = info.cursor_properties
+        self._named_ledger_id = info.ledger_id
+        if info.ledger_id < 0:
+            return info.state
+        try:
+            async with limited(self._settings.operation_timeout_s, "read a cursor ledger"):
+                reader = await self._client.open(LedgerId(info.ledger_id), recover=True)
+                last = EntryId(reader.last_add_confirmed)
+                records = await reader.read(last, last) if last >= 0 else []
+                await reader.release()
+        except NoSuchLedger:
+            log.warning("cursor_ledger_missing", cursor=self._name, ledger_id=info.ledger_id)
+            return info.state
+        if not records:
+            return info.state
+        try:
+            return decode_position(records[-1].payload)
+        except Corrupt as error:
+            raise Corrupt(error.message, cursor=self._name, ledger_id=info.ledger_id, entry_id=last) from error
+
+    async def write(self, state: Callable[[], CursorState]) -> None:
+        """Make the present state durable.
+
+        `state` is asked again whenever a later one may be taken instead. Raises TooManyRequests when it is too large,
+        TopicFenced, or TryAgain/OutcomeUnknown when neither a cursor ledger nor the znode takes it.
+        """
+        record = encode_position(state())
+        if len(record) > self._settings.cursor_record_size_max:
+            raise TooManyRequests(
+                "the subscription has too many scattered acknowledgements to store",
+                cursor=self._name,
+                size=len(record),
+                size_max=self._settings.cursor_record_size_max,
+            )
+        if self._handle is not None and not self._roll_due() and await self._append(self._handle, record):
+            return
+        error: BinderyError | None = None
+        if asyncio.get_running_loop().time() >= self._retry_at:
+            try:
+                await self._start_ledger(state)
+            except (TryAgain, OutcomeUnknown) as caught:
+                error = caught
+                self._retry_at = asyncio.get_running_loop().time() + LEDGER_RETRY_S
+                log.warning("cursor_ledger_not_started", cursor=self._name, error=str(caught))
+            else:
+                return
+        if self._handle is not None and await self._append(self._handle, encode_position(state())):
+            return  # it was only to be rolled
+        data = encode_cursor(self._info(NO_LEDGER, state()))
+        if len(data) > self._settings.cursor_inline_size_max:
+            raise error or TryAgain("no cursor ledger can be written now", cursor=self._name)
+        await self._metadata.write_cursor(self._node, data)
+        await self._retire_ledger(NO_LEDGER)
+
+    async def close(self, state: CursorState) -> None:
+        """Leave all in the znode if it is short enough, so that the next open is quick; `state` is durable already."""
+        handle = self._handle
+        if self._named_ledger_id == NO_LEDGER:
+            return
+        data = encode_cursor(self._info(NO_LEDGER, state))
+        if len(data) <= self._settings.cursor_inline_size_max:
+            await self._metadata.write_cursor(self._node, data)
+            await self._retire_ledger(NO_LEDGER)
+        elif handle is not None:
+            self._handle = None
+            async with limited(self._settings.operation_timeout_s, "close a cursor ledger"):
+                await handle.close()
+
+    async def delete(self) -> None:
+        """Remove znode, then ledger."""
+        await self._metadata.delete_cursor(self._node)
+        await self._retire_ledger(NO_LEDGER)
+
+    async def abandon(self) -> None:
+        """Drop the cursor ledger's writer: the topic was lost or is being deleted."""
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            try:
+                await handle.abandon()
+            except BinderyError as error:
+                log.warning("cursor_ledger_not_abandoned", cursor=self._name, error=str(error))
+
+    async def delete_ledger(self) -> None:
+        """The cursor's znode is gone already: remove its ledger."""
+        await self._retire_ledger(NO_LEDGER)
+
+    def _roll_due(self) -> bool:
+        age_s = asyncio.get_running_loop().time() - self._opened_at
+        return self._records >= self._settings.cursor_entries_max or age_s >= self._settings.cursor_age_s_max
+
+    async def _append(self, handle: WriteHandle, record: bytes) -> bool:
+        """False: the cursor ledger failed and is given up."""
+        try:
+            async with limited(self._settings.operation_timeout_s, "write a cursor record"):
+                await handle.add(record)
+        except LostOwnership as error:
+            raise TopicFenced("another broker has taken the topic over", cursor=self._name) from error
+        except BinderyError as error:
+            log.warning("cursor_ledger_failed", cursor=self._name, ledger_id=handle.ledger_id, error=str(error))
+            await self.abandon()
+            return False
+        self._records += 1
+        return True
+
+    async def _start_ledger(self, state: Callable[[], CursorState]) -> None:
+        """New ledger, first record, znode, then away with the old one."""
+        settings = self._settings
+        async with limited(settings.operation_timeout_s, "create a cursor ledger"):
+            handle = await self._client.create(
+                ensemble_size=settings.ensemble_size,
+                write_quorum=settings.write_quorum,
+                ack_quorum=settings.ack_quorum,
+                custom={
+                    "application": b"pulsar",
+                    "component": b"managed-ledger",
+                    "pulsar/managed-ledger": self._metadata.name.encode(),
+                    "pulsar/cursor": self._name.encode(),
+                },
+            )
+        named = False
+        try:
+            present = state()
+            async with limited(settings.operation_timeout_s, "write a cursor record"):
+                await handle.add(encode_position(present))
+            data = encode_cursor(self._info(handle.ledger_id, present))
+            if len(data) > settings.cursor_inline_size_max:  # the position alone is fall-back enough
+                data = encode_cursor(self._info(handle.ledger_id, CursorState(mark_delete=present.mark_delete)))
+            named = True
+            await self._metadata.write_cursor(self._node, data)
+        except BinderyError as error:
+            await handle.abandon()
+            if named and not isinstance(error, TopicFenced):
+                # The znode may name either ledger: write neither until a later write of the znode has settled it.
+                self._orphans.append(handle.ledger_id)
+                await self.abandon()
+            else:
+                await self._delete(handle.ledger_id)
+            if isinstance(error, LostOwnership) and not isinstance(error, TopicFenced):
+                raise TryAgain("a new cursor ledger was fenced", cursor=self._name) from error
+            raise
+        await self._retire_ledger(handle.ledger_id)
+        self._handle = handle
+        self._records = 1
+        self._opened_at = asyncio.get_running_loop().time()
+
+    async def _retire_ledger(self, successor: int) -> None:
+        """The znode names `successor` now: delete what it named before."""
+        old, self._named_ledger_id = self._named_ledger_id, successor
+        await self.abandon()
+        if old != NO_LEDGER:
+            await self._delete(old)
+        while self._orphans:
+            await self._delete(self._orphans.pop())
+
+    async def _delete(self, ledger_id: int) -> None:
+        """Best effort: what stays behind is a small ledger that nothing names."""
+        try:
+            async with limited(self._settings.operation_timeout_s, "delete a cursor ledger"):
+                await self._client.delete(LedgerId(ledger_id))
+        except BinderyError as error:
+            log.warning("cursor_ledger_not_deleted", cursor=self._name, ledger_id=ledger_id, error=str(error))
+
+    def _info(self, ledger_id: int, state: CursorState) -> CursorInfo:
+        return CursorInfo(
+            ledger_id=ledger_id,
+            state=state,
+            cursor_properties=self.cursor_properties,
+            last_active_ms=self._clock(),
+        )

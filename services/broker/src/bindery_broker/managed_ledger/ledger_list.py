@@ -1,0 +1,144 @@
+"""LedgerList: a topic's ledgers in order, and the arithmetic of positions over them. Pure.
+
+Invariants: ids ascend; only the last ledger may be empty or growing; `entries` counts acknowledged entries only.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from bindery_broker.message_id import Position
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerRecord:
+    """One ledger of a topic."""
+
+    ledger_id: int
+    entries: int = 0
+    size: int = 0
+    """Payload bytes."""
+    closed_ms: int = 0
+    """When it was closed, ms since 1970; 0: not known to be."""
+    extension: bytes = b""
+    """Fields of its metadata that are not interpreted here (offload, properties), as protobuf; kept as they are."""
+
+
+class LedgerList:
+    """At least one ledger. Positions it answers exist, or say where the next entry will stand."""
+
+    def __init__(self, records: Sequence[LedgerRecord]) -> None:
+        assert records, "a topic has at least one ledger"
+        self._records = list(records)
+        self._ids = [record.ledger_id for record in records]
+        assert all(a < b for a, b in zip(self._ids, self._ids[1:], strict=False)), "ledger ids must ascend"
+
+    def __iter__(self) -> Iterator[LedgerRecord]:
+        return iter(self._records)
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    @property
+    def current(self) -> LedgerRecord:
+        return self._records[-1]
+
+    @property
+    def entries_count(self) -> int:
+        return sum(record.entries for record in self._records)
+
+    @property
+    def size(self) -> int:
+        return sum(record.size for record in self._records)
+
+    def get(self, ledger_id: int) -> LedgerRecord | None:
+        index = bisect_left(self._ids, ledger_id)
+        return self._records[index] if index < len(self._ids) and self._ids[index] == ledger_id else None
+
+    # --- changes
+
+    def grow(self, *, entries: int, size: int) -> None:
+        """The current ledger has so many more acknowledged entries and payload bytes."""
+        current = self._records[-1]
+        self._records[-1] = replace(current, entries=current.entries + entries, size=current.size + size)
+
+    def drop_first(self, count: int) -> None:
+        """The `count` oldest ledgers are gone."""
+        assert count < len(self._records)
+        del self._records[:count], self._ids[:count]
+
+    def assign(self, records: Sequence[LedgerRecord]) -> None:
+        """Take over a list that was stored."""
+        LedgerList.__init__(self, records)
+
+    # --- positions
+
+    @property
+    def first_position(self) -> Position:
+        return Position(self._ids[0], 0)
+
+    @property
+    def end(self) -> Position:
+        """Where the next entry will stand, unless the ledger is rolled before."""
+        return Position(self._ids[-1], self._records[-1].entries)
+
+    @property
+    def last_confirmed(self) -> Position:
+        """The last entry; entry -1 of the first ledger when there is none."""
+        return self.previous(self.end)
+
+    def contains(self, position: Position) -> bool:
+        record = self.get(position.ledger_id)
+        return record is not None and 0 <= position.entry_id < record.entries
+
+    def clamp(self, position: Position) -> Position:
+        """The first entry >= `position`, else the end."""
+        ledger_id, entry_id = position
+        index = bisect_left(self._ids, ledger_id)
+        if index == len(self._ids):
+            return self.end
+        if self._ids[index] != ledger_id:
+            return Position(self._ids[index], 0)
+        if entry_id < self._records[index].entries:
+            return Position(ledger_id, max(entry_id, 0))
+        if index + 1 < len(self._ids):
+            return Position(self._ids[index + 1], 0)
+        return self.end
+
+    def next(self, position: Position) -> Position:
+        return self.clamp(Position(position.ledger_id, position.entry_id + 1))
+
+    def previous(self, position: Position) -> Position:
+        """The last entry < `position`; entry -1 of the first ledger when there is none."""
+        ledger_id, entry_id = position
+        index = bisect_left(self._ids, ledger_id)
+        if index < len(self._ids) and self._ids[index] == ledger_id:
+            last = min(entry_id, self._records[index].entries) - 1
+            if last >= 0:
+                return Position(ledger_id, last)
+        for record in reversed(self._records[:index]):
+            if record.entries:
+                return Position(record.ledger_id, record.entries - 1)
+        return Position(self._ids[0], -1)
+
+    def entries_between(self, *, after: Position, upto: Position) -> int:
+        """Entries in (after, upto]."""
+        if upto <= after:
+            return 0
+        count = 0
+        first = bisect_left(self._ids, after.ledger_id)
+        for record in self._records[first:]:
+            if record.ledger_id > upto.ledger_id:
+                break
+            low = after.entry_id + 1 if record.ledger_id == after.ledger_id else 0
+            high = record.entries if record.ledger_id < upto.ledger_id else min(record.entries, upto.entry_id + 1)
+            count += max(high - max(low, 0), 0)
+        return count
+
+    def nth(self, index: int) -> Position:
+        """The entry with `index` entries before it, counted from the oldest; the end when there are not so many."""
+        for record in self._records:
+            if index < record.entries:
+                return Position(record.ledger_id, index)
+            index -= record.entries
+        return self.end

@@ -1,0 +1,86 @@
+"""EntryReader: acknowledged entries of a topic by position, across its ledgers, from the cache or from bookies."""
+
+from collections.abc import Callable
+from typing import Final
+
+from bindery_client.api import Entry, WriteHandle
+from bindery_core.errors import LostOwnership, NoSuchEntry
+from bindery_core.ids import EntryId
+
+from bindery_broker.managed_ledger.entry_cache import EntryCache
+from bindery_broker.managed_ledger.ledger_list import LedgerList, LedgerRecord
+from bindery_broker.managed_ledger.read_handles import ReadHandles
+from bindery_broker.managed_ledger.topic_metadata import limited
+from bindery_broker.message_id import Position
+
+READ_ENTRIES_MAX: Final = 1_000
+"""Entries asked of the bookies in one go."""
+
+
+class EntryReader:
+    """Reads what `ledgers` says is acknowledged, nothing beyond."""
+
+    def __init__(
+        self,
+        *,
+        ledgers: LedgerList,
+        handles: ReadHandles,
+        cache: EntryCache,
+        write_handle: Callable[[], WriteHandle | None],
+        timeout_s: float,
+    ) -> None:
+        """`write_handle`: the current ledger's, while it works."""
+        self._ledgers = ledgers
+        self._handles = handles
+        self._cache = cache
+        self._write_handle = write_handle
+        self._timeout_s = timeout_s
+
+    async def read(self, position: Position, *, entries_max: int, size_max: int) -> list[tuple[Position, bytes]]:
+        """See `ManagedLedger.read`."""
+        found: list[tuple[Position, bytes]] = []
+        room = size_max
+        while len(found) < entries_max:
+            ledger_id, first = self._ledgers.clamp(position)
+            record = self._ledgers.get(ledger_id)
+            if record is None or first >= record.entries:
+                break
+            last = min(record.entries, first + entries_max - len(found)) - 1
+            payloads = self._cache.run(ledger_id, first, last)
+            if not payloads:
+                payloads = await self._fetch(record, first=first, last=last, room=room)
+            for entry_id, payload in enumerate(payloads, first):
+                if len(payload) > room and found:
+                    return found
+                room -= len(payload)
+                found.append((Position(ledger_id, entry_id), payload))
+            position = Position(ledger_id, first + len(payloads))
+            if room <= 0:
+                break
+        return found
+
+    async def _fetch(self, record: LedgerRecord, *, first: int, last: int, room: int) -> list[bytes]:
+        """Some entries from `first` on, at least one, about as many as `room` bytes hold."""
+        count = room * record.entries // max(record.size, 1)
+        last = min(last, first + max(1, min(count, READ_ENTRIES_MAX)) - 1)
+        async with limited(self._timeout_s, "read from a ledger"):
+            entries = await self._read(record.ledger_id, first=first, last=last)
+        payloads = [entry.payload for entry in entries]
+        if len(payloads) != last - first + 1:
+            raise NoSuchEntry("fewer entries than asked for", ledger_id=record.ledger_id, first=first, last=last)
+        self._cache.put_many(
+            (((record.ledger_id, entry_id), payload) for entry_id, payload in enumerate(payloads, first))
+        )
+        return payloads
+
+    async def _read(self, ledger_id: int, *, first: int, last: int) -> list[Entry]:
+        writer = self._write_handle()
+        if writer is not None and writer.ledger_id == ledger_id:
+            try:
+                return await writer.read(EntryId(first), EntryId(last))
+            except LostOwnership:
+                pass  # closed or fenced in this moment; entries stay where they are
+        reader = await self._handles.get(ledger_id)
+        if reader.last_add_confirmed < last:
+            await reader.read_last_confirmed()
+        return await reader.read(EntryId(first), EntryId(last))

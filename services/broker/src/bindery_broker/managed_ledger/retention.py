@@ -1,0 +1,35 @@
+"""Which ledgers of a topic nobody needs any more. Pure.
+
+A ledger may go when it is closed, every durable cursor has acknowledged all of it, and its time is over. Ledgers go
+from the oldest on; the first that must stay keeps all behind it.
+"""
+
+from collections.abc import Iterable
+
+from bindery_broker.managed_ledger.ledger_list import LedgerList
+from bindery_broker.message_id import Position
+
+
+def trimmable(
+    ledgers: LedgerList,
+    mark_deletes: Iterable[Position],
+    *,
+    now_ms: int,
+    retention_acked_s: float,
+    retention_unsubscribed_s: float,
+) -> int:
+    """How many of the oldest ledgers may be deleted; never the last one.
+
+    `mark_deletes`: the durable positions of all cursors. Without any, `retention_unsubscribed_s` counts from a ledger's
+    closing, else `retention_acked_s`.
+    """
+    slowest = min(mark_deletes, default=None)
+    retention_s = retention_unsubscribed_s if slowest is None else retention_acked_s
+    count = 0
+    for record in list(ledgers)[:-1]:
+        if slowest is not None and slowest < Position(record.ledger_id, record.entries - 1):
+            break
+        if now_ms - record.closed_ms < retention_s * 1000:
+            break
+        count += 1
+    return count

@@ -1,0 +1,218 @@
+"""TopicMetadata: every write to a topic's znode and its cursors' znodes, each proving that we still own the topic.
+
+Theory of operation. Whoever opens a topic writes its znode, which changes its version; we remember the version of our
+own last write. The topic's znode is written with that version, a cursor's znode in one transaction with a check of it.
+A stale owner's write therefore fails, whatever it writes, and fails for good: that is TopicFenced.
+
+A write whose outcome is unknown is looked up and, if it was not carried out, repeated; when that cannot be found out
+in time the caller gets MetadataOutcomeUnknown, and the next write to that znode begins by finding it out.
+
+Invariant: at most one write is under way, so our own writes never make one another stale.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Final
+
+from bindery_core.errors import (
+    AlreadyExists,
+    MetadataOutcomeUnknown,
+    MetadataUnavailable,
+    NoSuchNode,
+    NoSuchTopic,
+    TopicFenced,
+    TryAgain,
+    VersionConflict,
+)
+from bindery_metadata import pulsar_layout
+from bindery_metadata.store import Check, Create, Delete, MetadataStore, Op, Set, Stat
+
+
+@asynccontextmanager
+async def limited(timeout_s: float, what: str) -> AsyncIterator[None]:
+    """A time limit that speaks of what could not be done, as TryAgain."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            yield
+    except TimeoutError:
+        raise TryAgain(f"could not {what} in time", timeout_s=timeout_s) from None
+
+
+_PAUSE_S: Final = 0.05
+_PAUSE_S_MAX: Final = 1.0
+
+
+class OwnedNode:
+    """A znode that only the topic's owner writes."""
+
+    __slots__ = ("attempted", "path", "version")
+
+    def __init__(self, path: str, version: int | None) -> None:
+        self.path = path
+        self.version = version
+        """As last read or written by us; None: it does not exist."""
+        self.attempted: bytes | None = None
+        """What a write of unknown outcome wanted to store."""
+
+
+class TopicMetadata:
+    """One topic's znodes. Raises TopicFenced for good once another broker has written."""
+
+    def __init__(self, store: MetadataStore, name: str, *, timeout_s: float) -> None:
+        """`name`: the managed ledger's. `timeout_s`: for a write with all its repetitions."""
+        self._store = store
+        self._timeout_s = timeout_s
+        self._lock = asyncio.Lock()
+        self.name = name
+        self.node = OwnedNode(f"{pulsar_layout.MANAGED_LEDGERS_ROOT}/{name}", None)
+
+    def cursor_path(self, cursor: str) -> str:
+        return f"{self.node.path}/{pulsar_layout.encode_name(cursor)}"
+
+    async def load(self, *, create: bool) -> bytes:
+        """The topic's znode, made empty when it is not there and `create`, else NoSuchTopic."""
+        async with limited(self._timeout_s, "read the topic's metadata"):
+            while True:
+                try:
+                    node = await self._store.get(self.node.path)
+                except NoSuchNode:
+                    if not create:
+                        raise NoSuchTopic("no such topic", name=self.name) from None
+                else:
+                    self.node.version = node.stat.version
+                    return node.data
+                with suppress(AlreadyExists, MetadataOutcomeUnknown):
+                    await self._store.create(self.node.path, make_parents=True)
+
+    async def load_cursors(self) -> Mapping[str, tuple[OwnedNode, bytes]]:
+        """Cursor name -> its znode and value."""
+        found: dict[str, tuple[OwnedNode, bytes]] = {}
+        async with limited(self._timeout_s, "read the topic's cursors"):
+            for part in await self._store.children(self.node.path):
+                path = f"{self.node.path}/{part}"
+                try:
+                    node = await self._store.get(path)
+                except NoSuchNode:
+                    continue
+                found[pulsar_layout.decode_name(part)] = (OwnedNode(path, node.stat.version), node.data)
+        return found
+
+    async def write_topic(self, data: bytes) -> None:
+        async with self._lock:
+            await self._write(self.node, data)
+
+    async def write_cursor(self, cursor: OwnedNode, data: bytes) -> None:
+        """Create or replace a cursor's znode."""
+        async with self._lock:
+            await self._settle(self.node)
+            await self._write(cursor, data)
+
+    async def delete_cursor(self, cursor: OwnedNode) -> None:
+        async with self._lock:
+            await self._settle(self.node)
+            await self._settle(cursor)
+            if cursor.version is not None:
+                await self._remove([self._check(), Delete(cursor.path, cursor.version)], gone=cursor.path)
+                cursor.version = None
+
+    async def delete_topic(self, cursors: Sequence[OwnedNode]) -> None:
+        """Topic and cursors, all or nothing."""
+        async with self._lock:
+            await self._settle(self.node)
+            ops: list[Op] = []
+            for cursor in cursors:
+                await self._settle(cursor)
+                if cursor.version is not None:
+                    ops.append(Delete(cursor.path, cursor.version))
+            assert self.node.version is not None
+            ops.append(Delete(self.node.path, self.node.version))
+            await self._remove(ops, gone=self.node.path)
+
+    def _check(self) -> Check:
+        assert self.node.version is not None
+        return Check(self.node.path, self.node.version)
+
+    async def _write(self, node: OwnedNode, data: bytes) -> None:
+        """Compare and set, under the lock."""
+        error: Exception | None = None
+        pause_s = _PAUSE_S
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                while True:
+                    try:
+                        if await self._settle(node) == data:
+                            return
+                        await self._attempt(node, data)
+                    except (MetadataOutcomeUnknown, MetadataUnavailable) as caught:
+                        error = caught
+                    else:
+                        return
+                    await asyncio.sleep(pause_s)
+                    pause_s = min(2 * pause_s, _PAUSE_S_MAX)
+        except TimeoutError:
+            if node.attempted is not None:
+                raise MetadataOutcomeUnknown("whether metadata was written is not known", path=node.path) from error
+            raise MetadataUnavailable("the metadata store does not answer", path=node.path) from error
+
+    async def _attempt(self, node: OwnedNode, data: bytes) -> None:
+        ops: list[Op] = [] if node is self.node else [self._check()]
+        ops.append(Create(node.path, data) if node.version is None else Set(node.path, data, node.version))
+        node.attempted = data
+        try:
+            results = await self._store.multi(ops)
+        except MetadataUnavailable:
+            node.attempted = None
+            raise
+        except (VersionConflict, NoSuchNode, AlreadyExists) as error:
+            node.attempted = None
+            raise TopicFenced("another broker has taken the topic over", topic=self.name, path=node.path) from error
+        node.attempted = None
+        result = results[-1]
+        node.version = result.version if isinstance(result, Stat) else 0
+
+    async def _settle(self, node: OwnedNode) -> bytes | None:
+        """Find out whether the last write to `node`, of unknown outcome, was carried out; what it wrote if so."""
+        attempted = node.attempted
+        if attempted is None:
+            return None
+        await self._store.sync(node.path)
+        try:
+            current = await self._store.get(node.path)
+        except NoSuchNode:
+            if node.version is not None:
+                raise TopicFenced("another broker has removed the topic", topic=self.name, path=node.path) from None
+            node.attempted = None
+            return None
+        expected = 0 if node.version is None else node.version + 1
+        node.attempted = None
+        if current.stat.version == expected and current.data == attempted:
+            node.version = expected
+            return attempted
+        if current.stat.version != node.version:
+            raise TopicFenced("another broker has taken the topic over", topic=self.name, path=node.path)
+        return None
+
+    async def _remove(self, ops: list[Op], *, gone: str) -> None:
+        error: Exception | None = None
+        pause_s = _PAUSE_S
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                while True:
+                    try:
+                        if isinstance(error, MetadataOutcomeUnknown):
+                            await self._store.sync(gone)
+                            if await self._store.exists(gone) is None:
+                                return
+                        await self._store.multi(ops)
+                    except (MetadataOutcomeUnknown, MetadataUnavailable) as caught:
+                        if not isinstance(error, MetadataOutcomeUnknown):
+                            error = caught
+                    except (VersionConflict, NoSuchNode) as conflict:
+                        raise TopicFenced("another broker has taken the topic over", topic=self.name) from conflict
+                    else:
+                        return
+                    await asyncio.sleep(pause_s)
+                    pause_s = min(2 * pause_s, _PAUSE_S_MAX)
+        except TimeoutError:
+            raise (error or MetadataUnavailable("the metadata store does not answer", path=gone)) from None
