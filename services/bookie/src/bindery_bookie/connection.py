@@ -123,7 +123,7 @@ class BookieConnection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.write(data)
 
-    def spawn(self, work: Coroutine[Any, Any, None], *, until_gone: bool = False) -> None:
+    def spawn(self, work: Coroutine[Any, Any, None], *, until_gone: bool = False) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._owner.keep(task)
         self._operation_count += 1
@@ -133,6 +133,7 @@ class BookieConnection(asyncio.Protocol):
             task.add_done_callback(self._cancelled_when_gone.discard)
         if self._operation_count >= self._settings.operations_max:
             self._pause("operations")
+        return task
 
     def wait_for_adds(self) -> None:
         if "adds" not in self._reasons:

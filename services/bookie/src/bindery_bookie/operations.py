@@ -15,7 +15,7 @@ Source: BookKeeper's request processors, observed on 4.17.2.
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from bindery_core import availability
 from bindery_core.errors import (
@@ -42,6 +42,8 @@ from bindery_bookie.state import BookieState
 from bindery_bookie.store import EntryStore
 
 OK = int(Status.OK)
+RequestT = TypeVar("RequestT", bound=Request)
+Work = Callable[[RequestT], Coroutine[Any, Any, Response]]
 ADD_OVERHEAD = 512
 """Bytes that an add under way takes beside its body: request, queue entries, its answer."""
 
@@ -55,8 +57,9 @@ class Peer(Protocol):
     def enqueue_reads(self, reads: Sequence[ReadRequest]) -> None:
         """Read these when there is room for their answers."""
 
-    def spawn(self, work: Coroutine[Any, Any, None], *, until_gone: bool = False) -> None:
-        """Run `work` in a task; `until_gone`: cancel it when the connection goes."""
+    def spawn(self, work: Coroutine[Any, Any, None], *, until_gone: bool = False) -> asyncio.Task[None]:
+        """Run `work` in a task, which the peer's owner holds; `until_gone`: cancel it when the connection goes."""
+        ...
 
     def wait_for_adds(self) -> None:
         """Stop reading from this connection until the budget of adds is low."""
@@ -172,23 +175,23 @@ class Operations:
         lacs: dict[int, int | None] = {}
         responses = []
         ok_count = read_bytes = 0
+        data = b""
         try:
             for read, result in zip(reads, results, strict=True):
+                ledger_id = read.ledger_id
                 if isinstance(result, int):
-                    responses.append(ReadResponse(read.txn_id, result, read.ledger_id, read.entry_id))
+                    responses.append(ReadResponse(read.txn_id, result, ledger_id, read.entry_id))
                     continue
-                if read.ledger_id not in lacs:
-                    lacs[read.ledger_id] = await self._lac_or_none(read.ledger_id)
-                responses.append(
-                    ReadResponse(read.txn_id, OK, read.ledger_id, read.entry_id, result, lacs[read.ledger_id])
-                )
+                if ledger_id not in lacs:
+                    lacs[ledger_id] = await self._lac_or_none(ledger_id)
+                responses.append(ReadResponse(read.txn_id, OK, ledger_id, read.entry_id, result, lacs[ledger_id]))
                 ok_count += 1
                 read_bytes += len(result)
             data = v3.encode_responses(responses)
             peer.send(data)
-            sent(len(data))
         finally:
             self._metrics.reads_in_progress -= len(reads)
+            sent(len(data))
         self._metrics.read_bytes += read_bytes
         latency_s = self._clock() - started
         if ok_count:
@@ -208,21 +211,21 @@ class Operations:
     def _start(self, peer: Peer, request: Request) -> None:
         match request:
             case ReadRequest() if request.flag == ReadFlag.FENCE_LEDGER:
-                self._spawn(peer, "READ_ENTRY_FENCE", self._fence_read(request), request)
+                self._spawn(peer, "READ_ENTRY_FENCE", self._fence_read, request)
             case ReadRequest() if request.previous_lac is not None:
                 self._start_long_poll(peer, request)
             case ReadRequest():
                 peer.enqueue_reads([request])  # ENTRY_PIGGYBACK without a previous LAC is a plain read
             case m.WriteLacRequest():
-                self._spawn(peer, "WRITE_LAC", self._write_lac(request), request)
+                self._spawn(peer, "WRITE_LAC", self._write_lac, request)
             case m.ReadLacRequest():
-                self._spawn(peer, "READ_LAC", self._read_lac(request), request)
+                self._spawn(peer, "READ_LAC", self._read_lac, request)
             case m.ForceLedgerRequest():
-                self._spawn(peer, "FORCE_LEDGER", self._force(request), request)
+                self._spawn(peer, "FORCE_LEDGER", self._force, request)
             case m.ListEntriesRequest():
-                self._spawn(peer, "GET_LIST_OF_ENTRIES_OF_LEDGER", self._list_entries(request), request)
+                self._spawn(peer, "GET_LIST_OF_ENTRIES_OF_LEDGER", self._list_entries, request)
             case m.BookieInfoRequest():
-                self._spawn(peer, "GET_BOOKIE_INFO", self._bookie_info(request), request)
+                self._spawn(peer, "GET_BOOKIE_INFO", self._bookie_info, request)
             case m.AuthRequest():
                 # Nobody is asked to authenticate: BookKeeper's clients take this name as "done".
                 peer.send(v3.encode_response(m.AuthResponse(request.txn_id, OK, v3.AUTH_DISABLED_PLUGIN)))
@@ -232,14 +235,14 @@ class Operations:
                 peer.send(v3.encode_response(refuse_other(request)))
 
     def _spawn(
-        self, peer: Peer, name: str, work: Coroutine[Any, Any, Response], request: Request, *, until_gone: bool = False
-    ) -> None:
-        peer.spawn(self._answer(peer, name, work, request), until_gone=until_gone)
+        self, peer: Peer, name: str, work: Work[RequestT], request: RequestT, *, until_gone: bool = False
+    ) -> asyncio.Task[None]:
+        return peer.spawn(self._answer(peer, name, work, request), until_gone=until_gone)
 
-    async def _answer(self, peer: Peer, name: str, work: Coroutine[Any, Any, Response], request: Request) -> None:
+    async def _answer(self, peer: Peer, name: str, work: Work[RequestT], request: RequestT) -> None:
         started = self._clock()
         try:
-            response = await work
+            response = await work(request)
         except BinderyError as error:
             response = failed(request, status_of(error))
             if response.status in (Status.IO_ERROR, Status.UNKNOWN_LEDGER_STATE):
@@ -278,15 +281,16 @@ class Operations:
             peer.send(v3.encode_response(failed(request, Status.TOO_MANY_REQUESTS)))
         else:
             self.long_polls += 1
-            self._spawn(peer, "READ_ENTRY_LONG_POLL", self._long_poll(request), request, until_gone=True)
+            task = self._spawn(peer, "READ_ENTRY_LONG_POLL", self._long_poll, request, until_gone=True)
+            task.add_done_callback(self._long_poll_ended)  # also when it is cancelled before its first step
+
+    def _long_poll_ended(self, _: asyncio.Task[None]) -> None:
+        self.long_polls -= 1
 
     async def _long_poll(self, request: ReadRequest) -> Response:
         previous = request.previous_lac
         assert previous is not None
-        try:
-            lac = await self._wait_for_lac(request.ledger_id, previous, request.timeout_ms)
-        finally:
-            self.long_polls -= 1
+        lac = await self._wait_for_lac(request.ledger_id, previous, request.timeout_ms)
         ledger_id, entry_id = request.ledger_id, request.entry_id
         if request.flag != ReadFlag.ENTRY_PIGGYBACK:
             result = await self._read_one(ledger_id, entry_id)

@@ -1,0 +1,281 @@
+"""A bookie's server over an in-memory store, and a raw socket to talk to it."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Callable, Sequence
+
+import pytest
+from bindery_bookie.metrics import BookieMetrics
+from bindery_bookie.server import BookieServer, bind
+from bindery_bookie.settings import ServerSettings
+from bindery_bookie.state import BookieState
+from bindery_bookie.store import AddDone, LacState, ReadDone, ReplayProgress
+from bindery_core.entry import peek_ids, peek_lac
+from bindery_core.errors import BadRequest, NoSuchLedger, Unauthorized
+from bindery_core.wire import v3
+from bindery_core.wire.framing import FrameDecoder
+from bindery_core.wire.messages import AddRequest, Request, Response, Status
+
+
+class MemoryLedger:
+    def __init__(self, master_key: bytes) -> None:
+        self.master_key = master_key
+        self.entries: dict[int, bytes] = {}
+        self.fenced = False
+        self.explicit_packet: bytes | None = None
+        self.lac = -1
+        self.lac_updated_at_ms = 0
+        self.watchers: list[Callable[[], None]] = []
+
+
+class MemoryEntryStore:
+    """An EntryStore without disks. `hold()` keeps everything that would be durable waiting until `release()`."""
+
+    def __init__(self) -> None:
+        self.ledgers: dict[int, MemoryLedger] = {}
+        self.groups: list[int] = []
+        """Sizes of the groups of adds, in order."""
+        self.read_groups: list[int] = []
+        self.usage = (1000, 400)
+        self._held: list[Callable[[], None]] | None = None
+        self._fence_gate = asyncio.Event()
+        self._fence_gate.set()
+
+    def hold(self) -> None:
+        self._held = []
+        self._fence_gate.clear()
+
+    def release(self) -> None:
+        held, self._held = self._held or [], None
+        self._fence_gate.set()
+        for work in held:
+            work()
+
+    async def open(self, *, on_progress: Callable[[ReplayProgress], None] | None = None) -> None:
+        return None
+
+    async def close(self) -> None:
+        return None
+
+    def add_many(self, adds: Sequence[AddRequest], done: AddDone) -> None:
+        self.groups.append(len(adds))
+        statuses = [self._add(add) for add in adds]
+        if self._held is None:
+            done(statuses)
+        else:
+            self._held.append(lambda: done(statuses))
+
+    def _add(self, add: AddRequest) -> int:
+        try:
+            ledger_id, entry_id = peek_ids(add.body)
+        except BadRequest:
+            return Status.BAD_REQUEST
+        ledger = self.ledgers.setdefault(ledger_id, MemoryLedger(add.master_key))
+        if ledger.master_key != add.master_key:
+            return Status.UNAUTHORIZED
+        if ledger.fenced and not add.recovery:
+            return Status.FENCED
+        ledger.entries[entry_id] = add.body
+        self._advance(ledger, peek_lac(add.body))
+        return Status.OK
+
+    def _advance(self, ledger: MemoryLedger, lac: int) -> None:
+        if lac > ledger.lac:
+            ledger.lac = lac
+            ledger.lac_updated_at_ms = 1_700_000_000_000 + lac
+            self._wake(ledger)
+
+    def _wake(self, ledger: MemoryLedger) -> None:
+        watchers, ledger.watchers = ledger.watchers, []
+        for watcher in watchers:
+            watcher()
+
+    def read_many(self, keys: Sequence[tuple[int, int]], done: ReadDone) -> None:
+        self.read_groups.append(len(keys))
+        results: list[bytes | int] = []
+        for ledger_id, entry_id in keys:
+            ledger = self.ledgers.get(ledger_id)
+            if ledger is None:
+                results.append(Status.NO_LEDGER)
+                continue
+            if entry_id == -1 and ledger.entries:
+                entry_id = max(ledger.entries)
+            results.append(ledger.entries.get(entry_id, Status.NO_ENTRY))
+        done(results)
+
+    async def fence(self, ledger_id: int, master_key: bytes) -> None:
+        ledger = self.ledgers.setdefault(ledger_id, MemoryLedger(master_key))
+        if ledger.master_key != master_key:
+            raise Unauthorized("another master key", ledger_id=ledger_id)
+        ledger.fenced = True
+        await self._fence_gate.wait()
+        self._wake(ledger)
+
+    async def write_lac(self, ledger_id: int, master_key: bytes, lac: int, packet: bytes) -> None:
+        ledger = self.ledgers.setdefault(ledger_id, MemoryLedger(master_key))
+        if ledger.master_key != master_key:
+            raise Unauthorized("another master key", ledger_id=ledger_id)
+        ledger.explicit_packet = packet
+        await self._fence_gate.wait()
+        self._advance(ledger, lac)
+
+    def _ledger(self, ledger_id: int) -> MemoryLedger:
+        if ledger_id not in self.ledgers:
+            raise NoSuchLedger(ledger_id=ledger_id)
+        return self.ledgers[ledger_id]
+
+    async def read_lac(self, ledger_id: int) -> LacState:
+        ledger = self._ledger(ledger_id)
+        last = ledger.entries[max(ledger.entries)] if ledger.entries else None
+        return LacState(ledger.explicit_packet, last)
+
+    async def last_add_confirmed(self, ledger_id: int) -> int:
+        return self._ledger(ledger_id).lac
+
+    def watch_lac(self, ledger_id: int, wake: Callable[[], None]) -> Callable[[], None]:
+        watchers = self._ledger(ledger_id).watchers
+        watchers.append(wake)
+
+        def cancel() -> None:
+            if wake in self.ledgers[ledger_id].watchers:
+                self.ledgers[ledger_id].watchers.remove(wake)
+
+        return cancel
+
+    def lac_updated_at_ms(self, ledger_id: int) -> int:
+        return self._ledger(ledger_id).lac_updated_at_ms
+
+    async def force(self, ledger_id: int) -> None:
+        await self._fence_gate.wait()
+
+    async def entry_ids(self, ledger_id: int) -> Sequence[tuple[int, int]]:
+        runs: list[tuple[int, int]] = []
+        for entry_id in sorted(self._ledger(ledger_id).entries):
+            if runs and sum(runs[-1]) == entry_id:
+                runs[-1] = (runs[-1][0], runs[-1][1] + 1)
+            else:
+                runs.append((entry_id, 1))
+        return runs
+
+    def ledger_ids(self) -> Sequence[int]:
+        return list(self.ledgers)
+
+    async def delete_ledger(self, ledger_id: int) -> None:
+        self._wake(self.ledgers.pop(ledger_id))
+
+    def disk_usage(self) -> tuple[int, int]:
+        return self.usage
+
+
+class RawClient:
+    """A socket to a bookie: frames in hex, or requests; no logic of its own."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+        self._decoder = FrameDecoder()
+        self._messages: list[bytes] = []
+
+    def send(self, *requests: Request) -> None:
+        self.writer.write(v3.encode_requests(requests))
+
+    def send_hex(self, text: str) -> None:
+        """One message; its length is put in front."""
+        message = bytes.fromhex(text)
+        self.writer.write(len(message).to_bytes(4, "big") + message)
+
+    async def receive_bytes(self) -> bytes:
+        """The next message. Raises EOFError when the bookie closed."""
+        async with asyncio.timeout(10):
+            while not self._messages:
+                data = await self.reader.read(65536)
+                if not data:
+                    raise EOFError
+                self._messages += self._decoder.feed(data)
+        return self._messages.pop(0)
+
+    async def receive(self) -> Response:
+        return v3.decode_response(await self.receive_bytes())
+
+    async def receive_all(self, count: int) -> dict[int, Response]:
+        """`count` responses by transaction id."""
+        responses = [await self.receive() for _ in range(count)]
+        assert len({response.txn_id for response in responses}) == count
+        return {response.txn_id: response for response in responses}
+
+    async def ask(self, request: Request) -> Response:
+        self.send(request)
+        return await self.receive()
+
+    async def is_closed(self) -> bool:
+        """Whether the bookie ends the connection without another byte."""
+        async with asyncio.timeout(10):
+            try:
+                return await self.reader.read(1) == b""
+            except ConnectionResetError:
+                return True
+
+    async def close(self) -> None:
+        self.writer.close()
+        with contextlib.suppress(ConnectionError, TimeoutError):
+            await self.writer.wait_closed()
+
+
+class BookieUnderTest:
+    def __init__(self, settings: ServerSettings | None = None) -> None:
+        loop = asyncio.get_running_loop()
+        self.store = MemoryEntryStore()
+        self.state = BookieState()
+        self.metrics = BookieMetrics(clock=loop.time)
+        self.server = BookieServer(
+            self.store, state=self.state, metrics=self.metrics, settings=settings, clock=loop.time
+        )
+        self.port = 0
+        self._clients: list[RawClient] = []
+
+    async def start(self) -> None:
+        sock: socket.socket = bind("127.0.0.1", 0, insecure=False)
+        self.port = sock.getsockname()[1]
+        await self.server.start(sock)
+
+    async def connect(self, *, receive_buffer_size: int | None = None) -> RawClient:
+        sock = socket.socket()
+        if receive_buffer_size:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_size)
+        sock.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", self.port))
+        client = RawClient(*await asyncio.open_connection(sock=sock, limit=2**20))
+        self._clients.append(client)
+        return client
+
+    async def close(self) -> None:
+        for client in self._clients:
+            await client.close()
+        await self.server.close()
+
+
+@pytest.fixture
+async def start_bookie() -> AsyncIterator[Callable[..., object]]:
+    """Start bookies with given ServerSettings fields; they end with the test."""
+    started: list[BookieUnderTest] = []
+
+    async def start(**settings: object) -> BookieUnderTest:
+        bookie = BookieUnderTest(ServerSettings(**settings))  # type: ignore[arg-type]
+        await bookie.start()
+        started.append(bookie)
+        return bookie
+
+    yield start
+    for bookie in started:
+        await bookie.close()
+
+
+@pytest.fixture
+async def bookie(start_bookie: Callable[..., object]) -> BookieUnderTest:
+    return await start_bookie()  # type: ignore[no-any-return, misc]
+
+
+@pytest.fixture
+async def client(bookie: BookieUnderTest) -> RawClient:
+    return await bookie.connect()
