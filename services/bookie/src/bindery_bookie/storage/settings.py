@@ -7,25 +7,26 @@ queue (bounded by the same adds: their bodies are shared with the write cache) a
 from typing import Annotated, Final
 
 from annotated_types import Ge, Gt, Le
-from pydantic import BaseModel, ConfigDict
+from bindery_kit.settings import Settings
+from pydantic_settings import SettingsConfigDict
 
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
 GIB: Final = 1024 * MIB
 
 
-class StorageSettings(BaseModel):
+class StorageSettings(Settings):
     """Where a bookie keeps its entries, and how much memory and disk it may use for that."""
 
-    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True, extra="forbid")
+    model_config = SettingsConfigDict(env_prefix="BOOKIE_STORAGE_")
 
-    journal_directory: str
+    journal_directory: str = "data/bookie/journal"
     """Holds `current/<hex id>.txn`. Best on a disk of its own: every acknowledgement waits for its fdatasync."""
 
-    ledger_directory: str
+    ledger_directory: str = "data/bookie/ledgers"
     """Holds `current/`: entry logs, the index and LastLogMark."""
 
-    journal_file_size_max: Annotated[int, Ge(64 * KIB), Le(2 * GIB)] = 256 * MIB
+    journal_file_size_max: Annotated[int, Ge(64 * KIB), Le(2 * GIB)] = 64 * MIB
     """Bytes allocated for one journal file; a full one is followed by the next. Small files are dropped sooner."""
 
     journal_group_size_max: Annotated[int, Ge(64 * KIB), Le(64 * MIB)] = 4 * MIB
@@ -61,6 +62,9 @@ class StorageSettings(BaseModel):
 
     read_ahead_size_max: Annotated[int, Ge(0), Le(64 * MIB)] = 512 * KIB
     """Bytes of such read-ahead."""
+
+    read_queue_entries_max: Annotated[int, Ge(1), Le(10_000_000)] = 100_000
+    """Reads that may wait for the disk. Beyond: TOO_MANY_REQUESTS."""
 
     ledgers_max: Annotated[int, Ge(16), Le(10_000_000)] = 50_000
     """Ledgers whose state (key, fence, LAC) stays in memory while idle. Others are read back from the index."""

@@ -70,6 +70,7 @@ class StorageStats:
     active_cache_size: int = 0
     flushing_cache_size: int = 0
     read_cache_size: int = 0
+    read_queue_entries: int = 0
     ledgers_in_memory: int = 0
     replay_entries: int = 0
     replay_s: float = 0.0

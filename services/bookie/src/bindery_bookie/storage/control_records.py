@@ -1,0 +1,74 @@
+"""Control records: what a bookie knows of a ledger besides its entries, in journals and entry logs.
+
+A control record begins like an entry frame, with a negative entry id that says what follows. Integers are big-endian.
+
+| entry id | name         | rest of the record                            |
+|---------:|--------------|-----------------------------------------------|
+|   -4096  | master key   | u32 size, then the key                        |
+|   -8192  | fence        | nothing                                       |
+|  -32768  | explicit LAC | u32 size, then the LAC packet (ids, digest)   |
+|  -65536  | deleted      | nothing: forget what was said before          |
+
+Clients never send negative entry ids: the engine refuses such an add, or a client could forge these.
+Source: BookKeeper's BookieImpl.METAENTRY_ID_*; `deleted` is ours.
+"""
+
+import struct
+from typing import Final
+
+from bindery_core.errors import DamagedStorage
+
+MASTER_KEY: Final = -0x1000
+FENCE: Final = -0x2000
+EXPLICIT_LAC: Final = -0x8000
+DELETED: Final = -0x10000
+
+_IDS = struct.Struct(">qq")
+_SIZED = struct.Struct(">qqI")
+_IDS_AND_LAC = struct.Struct(">qqq")
+
+ENTRY_SIZE_MIN: Final = _IDS_AND_LAC.size
+"""What the bookie reads of an entry frame: ledger id, entry id, last add confirmed."""
+
+LAC_PACKET_SIZE_MIN: Final = _IDS.size
+CONTROL_SIZE_MIN: Final = _IDS.size
+
+unpack_ids = _IDS.unpack_from
+"""(ledger id, entry id) of an entry frame or control record."""
+
+unpack_ids_and_lac = _IDS_AND_LAC.unpack_from
+"""(ledger id, entry id, last add confirmed) of an entry frame."""
+
+assert ENTRY_SIZE_MIN == 24
+assert CONTROL_SIZE_MIN == 16
+
+
+def pack_master_key(ledger_id: int, master_key: bytes) -> bytes:
+    return _SIZED.pack(ledger_id, MASTER_KEY, len(master_key)) + master_key
+
+
+def pack_fence(ledger_id: int) -> bytes:
+    return _IDS.pack(ledger_id, FENCE)
+
+
+def pack_explicit_lac(ledger_id: int, packet: bytes) -> bytes:
+    return _SIZED.pack(ledger_id, EXPLICIT_LAC, len(packet)) + packet
+
+
+def pack_deleted(ledger_id: int) -> bytes:
+    return _IDS.pack(ledger_id, DELETED)
+
+
+def unpack_sized(record: bytes) -> bytes:
+    """The bytes that follow the size word of a master key or explicit LAC record."""
+    if len(record) < _SIZED.size:
+        raise DamagedStorage("control record is short", size=len(record))
+    _, _, size = _SIZED.unpack_from(record)
+    if _SIZED.size + size != len(record):
+        raise DamagedStorage("control record has another size", size=len(record), expected=_SIZED.size + size)
+    return record[_SIZED.size :]
+
+
+def lac_of_packet(packet: bytes) -> int:
+    """The last add confirmed that an explicit LAC packet states."""
+    return int(_IDS.unpack_from(packet)[1])

@@ -1,0 +1,163 @@
+"""LedgerTable: what the bookie knows of each ledger in use, besides its entries.
+
+Invariants: a fence is never cleared; `lac` never goes back; a state that the index does not hold yet (it is in
+`changed`, or its entries are in a write cache) is never evicted. Others are, when there are too many, and come back
+from the index.
+"""
+
+from collections.abc import Callable, Container, Iterator
+
+from bindery_bookie.storage import control_records as control
+from bindery_bookie.storage.index import Index
+from bindery_bookie.storage.index_format import LedgerRow
+
+
+class LedgerState:
+    """One ledger. Ids are -1 where there is none yet."""
+
+    __slots__ = (
+        "explicit_lac",
+        "has_new_fence",
+        "has_new_key",
+        "has_new_lac",
+        "indexed_entry_id",
+        "is_fenced",
+        "lac",
+        "lac_updated_ms",
+        "last_entry_id",
+        "ledger_id",
+        "master_key",
+        "watchers",
+    )
+
+    def __init__(self, ledger_id: int, master_key: bytes) -> None:
+        self.ledger_id = ledger_id
+        self.master_key = master_key
+        self.is_fenced = False
+        self.explicit_lac: bytes | None = None
+        self.lac = -1
+        self.lac_updated_ms = 0
+        self.last_entry_id = -1
+        self.indexed_entry_id = -1
+        """Greatest entry id in the index; below it a flush must look for rows that it overlaps."""
+        self.has_new_key = False
+        self.has_new_fence = False
+        self.has_new_lac = False
+        """The `has_new_*` facts are not in an entry log yet, from which a lost index is rebuilt."""
+        self.watchers: dict[int, Callable[[], None]] = {}
+
+    @classmethod
+    def from_row(cls, ledger_id: int, row: LedgerRow) -> "LedgerState":
+        state = cls(ledger_id, row.master_key)
+        state.is_fenced = row.is_fenced
+        state.explicit_lac = row.explicit_lac
+        state.lac = row.lac
+        state.last_entry_id = state.indexed_entry_id = row.last_entry_id
+        return state
+
+    def row(self, *, indexed_entry_id: int) -> LedgerRow:
+        """What the index keeps once entries up to `indexed_entry_id` are in it."""
+        return LedgerRow(self.master_key, self.is_fenced, self.lac, indexed_entry_id, self.explicit_lac)
+
+    def take_control_records(self) -> list[bytes]:
+        """Records for the entry log of what changed since the last time."""
+        records: list[bytes] = []
+        if self.has_new_key:
+            records.append(control.pack_master_key(self.ledger_id, self.master_key))
+        if self.has_new_fence:
+            records.append(control.pack_fence(self.ledger_id))
+        if self.has_new_lac and self.explicit_lac is not None:
+            records.append(control.pack_explicit_lac(self.ledger_id, self.explicit_lac))
+        self.has_new_key = self.has_new_fence = self.has_new_lac = False
+        return records
+
+    def wake(self) -> None:
+        """Call every watcher, once."""
+        watchers, self.watchers = self.watchers, {}
+        for watcher in watchers.values():
+            watcher()
+
+
+class LedgerTable:
+    """States by ledger id. Event loop only."""
+
+    def __init__(self, index: Index, *, ledgers_max: int, tombstones_max: int) -> None:
+        self._index = index
+        self._ledgers_max = ledgers_max
+        self._tombstones_max = tombstones_max
+        self.states: dict[int, LedgerState] = {}
+        """In memory. Public for the add loop."""
+        self.changed: dict[int, LedgerState] = {}
+        """Created, fenced or given an explicit LAC since the last flush took them."""
+        self.deleted: dict[int, None] = {}
+        """Deleted since the last flush took them: the index still holds their rows."""
+        self._forgetting: frozenset[int] = frozenset()
+        self._tombstones: dict[int, None] = {}
+
+    def find(self, ledger_id: int) -> LedgerState | None:
+        """The state, read from the index if need be (one short blocking look-up). Raises DamagedStorage or OSError."""
+        state = self.states.get(ledger_id)
+        if state is None and not self.is_hidden(ledger_id):
+            row = self._index.ledger_row(ledger_id)
+            if row is not None:
+                state = self.states[ledger_id] = LedgerState.from_row(ledger_id, row)
+        return state
+
+    def create(self, ledger_id: int, master_key: bytes) -> LedgerState:
+        state = LedgerState(ledger_id, master_key)
+        state.has_new_key = True
+        self.states[ledger_id] = self.changed[ledger_id] = state
+        return state
+
+    def delete(self, ledger_id: int) -> LedgerState | None:
+        """Forget a ledger; the next flush removes its rows. A fenced one leaves a tombstone. Its last state, if any."""
+        state = self.find(ledger_id)
+        if state is None:
+            return None
+        del self.states[ledger_id]
+        self.changed.pop(ledger_id, None)
+        self.deleted[ledger_id] = None
+        if state.is_fenced and self._tombstones_max:
+            self._tombstones[ledger_id] = None
+            if len(self._tombstones) > self._tombstones_max:
+                del self._tombstones[next(iter(self._tombstones))]
+        return state
+
+    def is_tombstone(self, ledger_id: int) -> bool:
+        """Fenced and deleted: a late writer must not bring it back."""
+        return ledger_id in self._tombstones
+
+    def is_hidden(self, ledger_id: int) -> bool:
+        """Whether rows in the index are of a deleted ledger and must not be seen."""
+        return ledger_id in self.deleted or ledger_id in self._forgetting
+
+    def take_changes(self) -> tuple[dict[int, LedgerState], tuple[int, ...]]:
+        """(changed, deleted) for a flush. The deleted stay hidden until `forgotten`."""
+        changed, self.changed = self.changed, {}
+        deleted = tuple(self.deleted)
+        self._forgetting = frozenset(deleted)
+        self.deleted = {}
+        return changed, deleted
+
+    def forgotten(self) -> None:
+        """The flush that took the deleted is done: their rows are gone."""
+        self._forgetting = frozenset()
+
+    def evict(self, keep: Container[int], keep_too: Container[int]) -> None:
+        """Drop idle states beyond the bound, oldest first. `keep`: ledgers in the write caches."""
+        excess = len(self.states) - self._ledgers_max
+        if excess <= 0:
+            return
+        idle: list[int] = []
+        for ledger_id, state in self.states.items():
+            if len(idle) == excess:
+                break
+            if not (ledger_id in keep or ledger_id in keep_too or ledger_id in self.changed or state.watchers):
+                idle.append(ledger_id)
+        for ledger_id in idle:
+            del self.states[ledger_id]
+
+    def all_ids(self) -> Iterator[int]:
+        """Every ledger here, ascending."""
+        known = {ledger_id for ledger_id in self._index.ledger_ids() if not self.is_hidden(ledger_id)}
+        return iter(sorted(known | self.states.keys()))
