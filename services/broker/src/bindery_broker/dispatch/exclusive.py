@@ -2,8 +2,8 @@
 
 Theory of operation. Messages go out in order. When one comes back (negative acknowledgement, timeout, the consumer
 left), everything that is out and unacknowledged comes back with it and reading starts again at the lowest
-unacknowledged message: `rewind_wanted` tells the owner to move the read position there before it reads on. What was read
-before a rewind is recognised by its `generation` and dropped.
+unacknowledged message: `rewind_wanted` tells the owner to move the read position there before it reads on. What was
+read before a rewind is recognised by its `generation` and dropped.
 
 Invariants: ready messages ascend and lie above all held ones; after a rewind nothing is held or ready; between rewinds
 no message goes out twice.
@@ -144,7 +144,8 @@ class ExclusiveDispatcher(Generic[M]):
     def nack(
         self, keys: Iterable[MessageKey], *, delay_s: float, now: float, consumer: str | None = None
     ) -> list[MessageKey]:
-        """Return held messages; everything held comes again, in order, after `delay_s`. Answers those that were held."""
+        """Return held messages: everything held comes again, in order, after `delay_s`. Answers those of `keys` that
+        were held (by `consumer`, if given)."""
         keys = dict.fromkeys(keys)
         entries = {key[:2] for key in keys if key[2] == NOT_IN_BATCH and key not in self.leases}
         if entries:

@@ -10,8 +10,9 @@ Invariants: no session with an open call ends; at most `sessions_max` exist.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from bindery_broker.dispatch.item import MessageKey
 from bindery_core.errors import TooManyRequests
+
+from bindery_broker.dispatch.item import MessageKey
 
 REQUESTS_REMEMBERED_MAX = 8
 """Answers that one session can repeat. A client has one call under way, or a few."""

@@ -180,7 +180,8 @@ class SharedDispatcher(Generic[M]):
     def nack(
         self, keys: Iterable[MessageKey], *, delay_s: float, now: float, consumer: str | None = None
     ) -> list[MessageKey]:
-        """Return held messages, to go out again after `delay_s`. Answers those that were held (by `consumer`, if given)."""
+        """Return held messages, to go out again after `delay_s`. Answers those that were held (by `consumer`, if
+        given)."""
         returned = [
             key
             for key in self._expand(keys)

@@ -44,7 +44,7 @@ def parse_produce(
     query: ProduceQuery,
     headers: Sequence[tuple[bytes, bytes]],
     now_ms: int,
-    limits: ProduceLimits = ProduceLimits(),  # noqa: B008 - frozen
+    limits: ProduceLimits = ProduceLimits(),
 ) -> list[OutgoingMessage]:
     """The messages of a request, at least one, in order. Raises BadRequest, TooLarge or NotSupported.
 

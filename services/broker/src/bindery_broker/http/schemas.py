@@ -1,7 +1,7 @@
 """Bodies and query parameters of the HTTP data API. They validate requests and describe themselves in OpenAPI.
 
-Unknown fields are refused: a misspelled `delay` must not become an undelayed message. Times are milliseconds; those that
-name a moment count from 1970.
+Unknown fields are refused: a misspelled `delay` must not become an undelayed message. Times are milliseconds; those
+that name a moment count from 1970.
 """
 
 from typing import Annotated, Any, Final, Literal
@@ -48,7 +48,7 @@ class Answer(Struct, omit_defaults=True, kw_only=True):
 # -- producing
 
 
-class MessageLine(Request, gc=False):
+class MessageLine(Request, kw_only=True, gc=False):
     """One message of an NDJSON or JSON request. Exactly one of the payload fields."""
 
     payload: str | UnsetType = UNSET
@@ -66,12 +66,12 @@ class MessageLine(Request, gc=False):
     """Not supported yet: a moment to come is refused."""
 
 
-class RoutingQuery(Request):
+class RoutingQuery(Request, kw_only=True):
     redirect: bool = False
     """Answer 307 to the topic's owner instead of passing the request on."""
 
 
-class ProduceQuery(RoutingQuery):
+class ProduceQuery(RoutingQuery, kw_only=True):
     key: Key | UnsetType = UNSET
     """For a raw body; for many messages: of those without their own."""
     tags: Tags | UnsetType = UNSET
@@ -87,25 +87,25 @@ class ProduceQuery(RoutingQuery):
     """False: one entry for each message."""
 
 
-class Produced(Answer):
+class Produced(Answer, kw_only=True):
     message_ids: list[str]
     """In the order of the request."""
 
 
-class MessageError(Answer):
+class MessageError(Answer, kw_only=True):
     code: str
     status: int
     detail: str
 
 
-class ProduceResult(Answer):
+class ProduceResult(Answer, kw_only=True):
     """What became of one message: it has an id, or an error."""
 
     message_id: str | UnsetType = UNSET
     error: MessageError | UnsetType = UNSET
 
 
-class ProducedPartly(Answer):
+class ProducedPartly(Answer, kw_only=True):
     results: list[ProduceResult]
     """One for each message, in the order of the request."""
 
@@ -113,7 +113,7 @@ class ProducedPartly(Answer):
 # -- messages
 
 
-class MessageOut(Answer):
+class MessageOut(Answer, kw_only=True):
     message_id: str
     lease: str | UnsetType = UNSET
     payload: str | UnsetType = UNSET
@@ -131,11 +131,11 @@ class MessageOut(Answer):
     sequence_id: int
 
 
-class Received(Answer):
+class Received(Answer, kw_only=True):
     messages: list[MessageOut]
 
 
-class ReadQuery(RoutingQuery):
+class ReadQuery(RoutingQuery, kw_only=True):
     start: PlaceText = "earliest"
     """This message, and those after it."""
     max: Annotated[int, Meta(ge=1, le=MESSAGES_PER_RECEIVE_MAX)] = 100
@@ -145,13 +145,13 @@ class ReadQuery(RoutingQuery):
     """Wait so long for a message when there is none."""
 
 
-class ReadAnswer(Answer):
+class ReadAnswer(Answer, kw_only=True):
     messages: list[MessageOut]
     next: str
     """`start` of the next call."""
 
 
-class LedgerOfMessage(Answer):
+class LedgerOfMessage(Answer, kw_only=True):
     ledger_id: int
     entry_id: int
     state: str
@@ -164,7 +164,7 @@ class LedgerOfMessage(Answer):
     """Those that hold this entry."""
 
 
-class OneMessage(Answer):
+class OneMessage(Answer, kw_only=True):
     message: MessageOut
     batch_size: int
     ledger: LedgerOfMessage
@@ -173,7 +173,7 @@ class OneMessage(Answer):
 # -- subscriptions
 
 
-class ReceiveBody(Request):
+class ReceiveBody(Request, kw_only=True):
     consumer: ConsumerName
     """A name that is this consumer's own: it keeps its place in the subscription from call to call."""
     type: Literal["shared", "exclusive", "failover", "key_shared"] = "shared"
@@ -199,7 +199,28 @@ class ReceiveBody(Request):
     """Kept with the subscription that this call makes."""
 
 
-class AckBody(Request):
+class SubscribeBody(Request, kw_only=True):
+    initial: Literal["earliest", "latest"] = "earliest"
+    tags: Tags | UnsetType = UNSET
+    subscription_properties: Annotated[dict[Text, Text], Meta(max_length=100)] | UnsetType = UNSET
+
+
+class StreamQuery(RoutingQuery, kw_only=True):
+    consumer: ConsumerName
+    type: Literal["shared", "exclusive", "failover", "key_shared"] = "shared"
+    """`failover` and `key_shared` are not supported yet."""
+    initial: Literal["earliest", "latest"] = "earliest"
+    ack_timeout_ms: Annotated[int, Meta(ge=100, le=ACK_TIMEOUT_MS_MAX)] = 30_000
+    session_ttl_ms: Annotated[int, Meta(ge=1_000, le=SESSION_TTL_MS_MAX)] = 60_000
+    tags: Tags | UnsetType = UNSET
+
+
+class ForceQuery(RoutingQuery, kw_only=True):
+    force: bool = False
+    """Also while consumers are connected."""
+
+
+class AckBody(Request, kw_only=True):
     """Either single messages, or everything up to one (exclusive subscriptions only)."""
 
     message_ids: Annotated[list[MessageIdText], Meta(min_length=1, max_length=ACKS_PER_REQUEST_MAX)] | UnsetType = UNSET
@@ -208,24 +229,24 @@ class AckBody(Request):
     """Keeps this consumer's session alive."""
 
 
-class Acknowledged(Answer):
+class Acknowledged(Answer, kw_only=True):
     acknowledged: int
     """Message ids that are durably acknowledged, repeated ones included."""
 
 
-class NackBody(Request):
+class NackBody(Request, kw_only=True):
     message_ids: Annotated[list[MessageIdText], Meta(min_length=1, max_length=ACKS_PER_REQUEST_MAX)]
     delay_ms: Annotated[int, Meta(ge=0, le=NACK_DELAY_MS_MAX)] = 0
     consumer: ConsumerName | UnsetType = UNSET
     """Only messages that this consumer holds."""
 
 
-class Returned(Answer):
+class Returned(Answer, kw_only=True):
     returned: list[str]
     """Messages that were held and will be delivered again. What nobody held (a lease ran out) is left out."""
 
 
-class SeekBody(Request):
+class SeekBody(Request, kw_only=True):
     """Exactly one of the two."""
 
     message_id: PlaceText | UnsetType = UNSET
@@ -234,11 +255,11 @@ class SeekBody(Request):
     """The first message published then or later comes next."""
 
 
-class Sought(Answer):
+class Sought(Answer, kw_only=True):
     next: str
 
 
-class ConsumerInfo(Answer):
+class ConsumerInfo(Answer, kw_only=True):
     consumer: str
     unacked: int
     oldest_lease_age_ms: int | UnsetType = UNSET
@@ -251,7 +272,7 @@ class ConsumerInfo(Answer):
     """Handed out in this session."""
 
 
-class SubscriptionInfo(Answer):
+class SubscriptionInfo(Answer, kw_only=True):
     subscription: str
     type: str | None
     """None: nobody consumed since the topic was loaded."""
@@ -266,11 +287,11 @@ class SubscriptionInfo(Answer):
     properties: dict[str, str]
 
 
-class SubscriptionList(Answer):
+class SubscriptionList(Answer, kw_only=True):
     subscriptions: list[SubscriptionInfo]
 
 
-class Explanation(Answer):
+class Explanation(Answer, kw_only=True):
     subscription: SubscriptionInfo
     states: dict[str, int]
     """Messages that were read and are not acknowledged, by what they wait for."""
@@ -284,19 +305,19 @@ class Explanation(Answer):
 # -- topics
 
 
-class TopicList(Answer):
+class TopicList(Answer, kw_only=True):
     topics: list[str]
     next: str | UnsetType = UNSET
     """`after` of the next call, when there are more."""
 
 
-class TopicListQuery(Request):
+class TopicListQuery(Request, kw_only=True):
     namespace: Annotated[str, Meta(max_length=257, pattern=r"^[-=:.\w]{1,128}/[-=:.\w]{1,128}$")] | UnsetType = UNSET
     after: Annotated[str, Meta(max_length=1_024)] | UnsetType = UNSET
     max: Annotated[int, Meta(ge=1, le=10_000)] = 1_000
 
 
-class SubscriptionStats(Answer):
+class SubscriptionStats(Answer, kw_only=True):
     type: str | None
     backlog_entries: int
     unacked: int
@@ -304,7 +325,7 @@ class SubscriptionStats(Answer):
     mark_delete: str
 
 
-class TopicStats(Answer):
+class TopicStats(Answer, kw_only=True):
     topic: str
     owner: str
     entries: int
@@ -322,21 +343,16 @@ class TopicStats(Answer):
     subscriptions: dict[str, SubscriptionStats]
 
 
-class DeleteTopicQuery(RoutingQuery):
-    force: bool = False
-    """Also while consumers are connected."""
-
-
-class Created(Answer):
+class Created(Answer, kw_only=True):
     topic: str
     created: bool
 
 
-class Deleted(Answer):
+class Deleted(Answer, kw_only=True):
     deleted: str
 
 
-class Problem(Answer):
+class Problem(Answer, kw_only=True):
     """The body of every error (RFC 9457)."""
 
     type: str

@@ -1,0 +1,84 @@
+"""Broker: the parts that requests meet, put together."""
+
+import asyncio
+from dataclasses import dataclass
+
+from bindery_client.api import LedgerClient
+from bindery_core.errors import NoSuchTopic
+from bindery_kit.metrics import Metrics
+from bindery_metadata.leases import Leases
+from bindery_metadata.store import MetadataStore
+
+from bindery_broker.bundles import Bundle
+from bindery_broker.managed_ledger import WallClock
+from bindery_broker.metrics import BrokerMetrics
+from bindery_broker.ownership import OwnerRecord, Ownership, RemoteOwner
+from bindery_broker.settings import BrokerSettings
+from bindery_broker.subscription import MonotonicClock
+from bindery_broker.topic import Topic
+from bindery_broker.topic_name import TopicName
+from bindery_broker.topics import Topics
+
+
+@dataclass(frozen=True, slots=True)
+class Components:
+    """What the broker stands on; handed in, so that tests hand in others."""
+
+    client: LedgerClient
+    store: MetadataStore
+    leases: Leases
+    clock: WallClock
+    now: MonotonicClock
+    metrics: Metrics
+
+
+class Broker:
+    def __init__(self, settings: BrokerSettings, components: Components, *, url: str) -> None:
+        """`url`: where other brokers reach this one."""
+        self.settings = settings
+        self.url = url
+        self.clock = components.clock
+        self.now = components.now
+        self.store = components.store
+        self.topics = Topics(
+            client=components.client,
+            store=components.store,
+            clock=components.clock,
+            now=components.now,
+            ledger_settings=settings.ledger,
+            limits=settings.topic_limits(),
+            producer_name=f"http-{components.store.session_id:x}",
+        )
+        self.ownership = Ownership(components.leases, record=OwnerRecord(http_url=url), on_lost=self.topics.abandon)
+        self.topics.bind(self.ownership)
+        self.metrics = BrokerMetrics(components.metrics, self.topics, self.ownership)
+        self._closing = False
+
+    async def locate(self, name: TopicName, *, create: bool) -> RemoteOwner | None:
+        """The other broker that serves the topic; None: this one.
+
+        A topic that neither exists nor is to be made is NoSuchTopic before anybody becomes its owner.
+        """
+        bundle = Bundle.of(name)
+        if self.ownership.is_mine(bundle):
+            return None
+        if not create and not await self.topics.exists(name):
+            raise NoSuchTopic("no such topic", topic=name.short)
+        return await self.ownership.locate(bundle)
+
+    async def topic(self, name: TopicName, *, create: bool = False) -> Topic:
+        """The topic, which this broker owns."""
+        return self.topics.loaded(name) or await self.topics.get(name, create=create)
+
+    async def maintain_forever(self) -> None:
+        while True:
+            await asyncio.sleep(self.settings.maintenance_interval_s)
+            await self.topics.maintain()
+
+    async def close(self) -> None:
+        """Close topics (cursors flushed, ledgers sealed), then give their bundles up. Idempotent."""
+        if self._closing:
+            return
+        self._closing = True
+        await self.topics.close()
+        await self.ownership.close()

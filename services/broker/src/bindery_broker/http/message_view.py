@@ -1,0 +1,58 @@
+"""Stored messages as the JSON that consumers get."""
+
+from bindery_core.errors import BadRequest
+from msgspec import UNSET
+
+from bindery_broker.http.schemas import MessageOut
+from bindery_broker.message_codec import TAG_VALUE, Message
+from bindery_broker.message_id import EARLIEST, LATEST, MessageId, Position
+
+
+def view(message: Message, *, message_id: str, lease: str | None = None, redelivery_count: int = 0) -> MessageOut:
+    """`message` for the wire: UTF-8 as text, else base64; tags apart from the other properties."""
+    out = MessageOut(
+        message_id=message_id,
+        properties=message.properties,
+        publish_time=message.publish_time_ms,
+        redelivery_count=redelivery_count,
+        producer=message.producer_name,
+        sequence_id=message.sequence_id,
+    )
+    try:
+        out.payload = message.payload.decode()
+    except UnicodeDecodeError:
+        out.payload_base64 = message.payload
+    if lease is not None:
+        out.lease = lease
+    if isinstance(message.key, bytes):
+        out.key_base64 = message.key
+    elif message.key is not None:
+        out.key = message.key
+    if message.event_time_ms:
+        out.event_time = message.event_time_ms
+    tags = message.tags if message.properties else None
+    if tags:
+        out.tags = "||".join(sorted(tags))
+        out.properties = {name: value for name, value in message.properties.items() if value != TAG_VALUE}
+    assert (out.payload is UNSET) != (out.payload_base64 is UNSET)
+    return out
+
+
+def parse_place(text: str) -> MessageId | Position:
+    """`earliest`, `latest` or a message id. Raises BadRequest."""
+    if text == "earliest":
+        return EARLIEST
+    if text == "latest":
+        return LATEST
+    return MessageId.parse(text)
+
+
+def parse_ids(texts: list[str]) -> list[MessageId]:
+    """Raises BadRequest naming the index of the first that is none."""
+    ids = []
+    for index, text in enumerate(texts):
+        try:
+            ids.append(MessageId.parse(text))
+        except BadRequest as error:
+            raise BadRequest(f"message_ids[{index}]: {error.message}", index=index, **error.facts) from error
+    return ids

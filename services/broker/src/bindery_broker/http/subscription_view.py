@@ -1,0 +1,100 @@
+"""A subscription as JSON: who holds what, and what keeps messages back."""
+
+from bindery_broker.dispatch.exclusive import ExclusiveDispatcher
+from bindery_broker.dispatch.sessions import Session
+from bindery_broker.http.schemas import ConsumerInfo, Explanation, SubscriptionInfo
+from bindery_broker.subscription import Subscription
+
+
+def info(subscription: Subscription, *, now: float) -> SubscriptionInfo:
+    """`now`: monotonic seconds."""
+    subscription.tick()
+    answer = SubscriptionInfo(
+        subscription=subscription.name,
+        type=subscription.type,
+        mark_delete=str(subscription.cursor.mark_delete),
+        read_position=str(subscription.read_position),
+        backlog_entries=subscription.cursor.backlog_entries,
+        unacked=len(subscription.dispatcher.leases),
+        consumers=[_consumer(subscription, session, now=now) for session in subscription.sessions],
+        properties=dict(subscription.cursor.properties),
+    )
+    if subscription.tags:
+        answer.tags = "||".join(sorted(subscription.tags))
+    return answer
+
+
+def explain(subscription: Subscription, *, now: float) -> Explanation:
+    about = info(subscription, now=now)
+    limits = subscription.dispatcher.limits
+    blocked_by = _blocked_by(subscription, about, now=now)
+    return Explanation(
+        subscription=about,
+        states=subscription.dispatcher.state_counts(),
+        limits={
+            "unacked_max": limits.unacked_max,
+            "unacked_per_consumer_max": limits.unacked_per_consumer_max,
+            "ready_max": limits.ready_max,
+            "ready_bytes_max": limits.ready_bytes_max,
+        },
+        summary=_summary(about, blocked_by),
+        blocked_by=blocked_by,
+    )
+
+
+def _blocked_by(subscription: Subscription, about: SubscriptionInfo, *, now: float) -> list[str]:
+    reasons: list[str] = []
+    dispatcher = subscription.dispatcher
+    limits = dispatcher.limits
+    if subscription.stuck is not None:
+        reasons.append(subscription.stuck)
+    if about.backlog_entries and not about.consumers:
+        reasons.append("no consumer is connected")
+    if dispatcher.known_count >= limits.unacked_max:
+        reasons.append(f"{dispatcher.known_count} messages are not acknowledged, the limit is {limits.unacked_max}")
+    for consumer in about.consumers:
+        if consumer.unacked >= limits.unacked_per_consumer_max:
+            reasons.append(
+                f"consumer {consumer.consumer} holds {consumer.unacked} messages, the limit is "
+                f"{limits.unacked_per_consumer_max}"
+            )
+    if isinstance(dispatcher, ExclusiveDispatcher):
+        if dispatcher.paused_until is not None and dispatcher.paused_until > now:
+            reasons.append(
+                f"a negative acknowledgement holds delivery back for {_ms(dispatcher.paused_until - now)} ms more"
+            )
+        if dispatcher.leases and about.consumers and not about.consumers[0].calls_open:
+            reasons.append(f"consumer {about.consumers[0].consumer} has not called again yet")
+    return reasons
+
+
+def _summary(about: SubscriptionInfo, blocked_by: list[str]) -> str:
+    held = f"{about.unacked} messages are with {sum(c.unacked > 0 for c in about.consumers)} consumers"
+    if not about.backlog_entries:
+        return "everything is acknowledged"
+    if blocked_by:
+        return f"{about.backlog_entries} entries are not acknowledged; {held}; blocked: {'; '.join(blocked_by)}"
+    return f"{about.backlog_entries} entries are not acknowledged; {held}; the rest goes to the next call"
+
+
+def _consumer(subscription: Subscription, session: Session, *, now: float) -> ConsumerInfo:
+    leases = subscription.dispatcher.leases
+    grants = leases.grants_of(session.consumer)
+    answer = ConsumerInfo(
+        consumer=session.consumer,
+        unacked=leases.count_of(session.consumer),
+        calls_open=session.calls_open,
+        calls=session.call_count,
+        messages=session.message_count,
+    )
+    if grants:
+        answer.oldest_lease_age_ms = _ms(now - min(grant.granted_at for grant in grants))
+        answer.next_timeout_in_ms = _ms(min(grant.deadline for grant in grants) - now)
+    ends_at = subscription.sessions.ends_at(session, leases_end=leases.last_deadline_of(session.consumer))
+    if ends_at is not None:
+        answer.session_ends_in_ms = _ms(ends_at - now)
+    return answer
+
+
+def _ms(seconds: float) -> int:
+    return max(0, round(seconds * 1000))

@@ -1,0 +1,137 @@
+"""Ownership: which broker serves a topic. One broker holds a namespace bundle by an ephemeral node.
+
+Whoever is asked first for an unowned bundle takes it. The record is Pulsar's:
+
+    {"nativeUrl": "", "nativeUrlTls": "", "httpUrl": "http://10.0.0.7:8080", "httpUrlTls": "", "disabled": false,
+     "advertisedListeners": {}}
+
+Losing the node (the session ended) closes the bundle's topics here at once. Safety does not rest on this: a broker that
+has not noticed yet is fenced by the new owner's recovery of the ledger and by the versions of the topic's znode.
+Source: Pulsar NamespaceEphemeralData, OwnershipCache.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+from bindery_core.errors import Corrupt
+from bindery_kit.logs import get_logger
+from bindery_metadata.leases import Lease, Leases
+
+from bindery_broker.bundles import Bundle
+from bindery_broker.errors import NotOwner
+
+ATTEMPTS_MAX = 3
+"""Rounds of "nobody owns it" and "somebody was faster" in one call."""
+REMOTE_REMEMBERED_MAX = 10_000
+
+log = get_logger(__name__)
+
+
+class OwnerRecord(msgspec.Struct, rename="camel", frozen=True):
+    http_url: str
+    native_url: str = ""
+    native_url_tls: str = ""
+    http_url_tls: str = ""
+    disabled: bool = False
+    advertised_listeners: dict[str, object] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteOwner:
+    """Another broker serves the bundle."""
+
+    http_url: str
+
+
+class Ownership:
+    def __init__(self, leases: Leases, *, record: OwnerRecord, on_lost: Callable[[Bundle], None]) -> None:
+        """`on_lost` is called in the loop when a bundle is no longer ours, except by `release`."""
+        self._leases = leases
+        self._record = msgspec.json.encode(record)
+        self._on_lost = on_lost
+        self._held: dict[Bundle, Lease] = {}
+        self._remote: dict[Bundle, RemoteOwner] = {}
+        self._locks: dict[Bundle, asyncio.Lock] = {}
+        self._closing = False
+
+    @property
+    def held(self) -> list[Bundle]:
+        return [bundle for bundle, lease in self._held.items() if lease.is_held]
+
+    def is_mine(self, bundle: Bundle) -> bool:
+        """As far as this broker knows."""
+        lease = self._held.get(bundle)
+        return lease is not None and lease.is_held
+
+    async def locate(self, bundle: Bundle) -> RemoteOwner | None:
+        """The other broker that owns `bundle`; None: this one does, from now on if nobody did.
+
+        Raises NotOwner when it changes hands just now, MetadataUnavailable when ZooKeeper cannot be asked.
+        """
+        if self.is_mine(bundle):
+            return None
+        remote = self._remote.get(bundle)
+        if remote is not None:
+            return remote
+        lock = self._locks.setdefault(bundle, asyncio.Lock())
+        try:
+            async with lock:
+                if self.is_mine(bundle):
+                    return None
+                return self._remote.get(bundle) or await self._acquire(bundle)
+        finally:
+            if not lock.locked():
+                self._locks.pop(bundle, None)
+
+    def forget_remote(self, bundle: Bundle) -> None:
+        """The owner did not answer, or says that it is not: look again next time."""
+        self._remote.pop(bundle, None)
+
+    async def release(self, bundle: Bundle) -> None:
+        """Give a bundle up. Its topics are closed already."""
+        lease = self._held.pop(bundle, None)
+        if lease is not None:
+            await lease.release()
+            log.info("bundle_released", bundle=str(bundle))
+
+    async def close(self) -> None:
+        """Give everything up, take nothing any more."""
+        self._closing = True
+        for bundle in list(self._held):
+            await self.release(bundle)
+
+    async def _acquire(self, bundle: Bundle) -> RemoteOwner | None:
+        for _ in range(ATTEMPTS_MAX):
+            if self._closing:
+                break
+            owner = await self._leases.owner(bundle.owner_path, on_change=lambda: self.forget_remote(bundle))
+            if owner is not None and not owner.mine:
+                remote = _decode_owner(bundle, owner.value)
+                if len(self._remote) >= REMOTE_REMEMBERED_MAX:
+                    self._remote.clear()
+                self._remote[bundle] = remote
+                return remote
+            lease = await self._leases.acquire(bundle.owner_path, self._record)
+            if lease is not None:
+                self._held[bundle] = lease
+                lease.on_lost(lambda: self._lost(bundle))
+                log.info("bundle_acquired", bundle=str(bundle))
+                return None
+        raise NotOwner("the bundle's owner is changing; ask again", bundle=str(bundle))
+
+    def _lost(self, bundle: Bundle) -> None:
+        self._held.pop(bundle, None)
+        log.warning("bundle_lost", bundle=str(bundle))
+        self._on_lost(bundle)
+
+
+def _decode_owner(bundle: Bundle, value: bytes) -> RemoteOwner:
+    try:
+        record = msgspec.json.decode(value, type=OwnerRecord)
+    except msgspec.MsgspecError as error:
+        raise Corrupt("the bundle's owner record cannot be read", bundle=str(bundle)) from error
+    if record.disabled or not record.http_url:
+        raise NotOwner("the bundle is being unloaded; ask again", bundle=str(bundle))
+    return RemoteOwner(record.http_url)

@@ -1,0 +1,111 @@
+"""Settings of the broker process."""
+
+from typing import Annotated, Self
+
+from annotated_types import Ge, Gt, Le
+from bindery_kit.settings import Settings
+from pydantic import model_validator
+from pydantic_settings import SettingsConfigDict
+
+from bindery_broker.dispatch.item import DispatchLimits
+from bindery_broker.managed_ledger import ManagedLedgerSettings
+from bindery_broker.topics import TopicLimits
+
+MIB = 2**20
+
+
+class BrokerSettings(Settings):
+    """The broker: topics over HTTP, stored in replicated ledgers."""
+
+    model_config = SettingsConfigDict(env_prefix="BROKER_")
+
+    host: str = "127.0.0.1"
+    """Address to listen on. Anything but loopback needs --insecure: nothing here asks for a password yet."""
+
+    port: Annotated[int, Ge(0), Le(65_535)] = 8080
+    """HTTP port; 0 takes a free one."""
+
+    insecure: bool = False
+    """Listen where other machines can connect, without authentication: for networks that are trusted themselves."""
+
+    advertised_url: str = ""
+    """Where other brokers reach this one, as `http://host:port`. Empty: the address it listens on."""
+
+    zookeeper: str = "127.0.0.1:2181"
+    """ZooKeeper servers, `host:port` separated by commas."""
+
+    zookeeper_session_ms: Annotated[int, Ge(1_000), Le(600_000)] = 10_000
+    """Session timeout. Another broker can take this one's topics so long after it died. Milliseconds."""
+
+    ledgers_root: str = "/ledgers"
+    """Root of the ledgers' metadata in ZooKeeper, as `bindery cluster init` made it."""
+
+    ledger: ManagedLedgerSettings = ManagedLedgerSettings()
+    """How topics are cut into ledgers."""
+
+    log_level: str = "info"
+    """debug, info, warning or error."""
+
+    access_log: bool = False
+    """One log line for each finished request. Off: at tens of thousands a second nobody reads them."""
+
+    auto_create_topics: bool = True
+    """Make a topic when something is produced to it or received from it. Source: Pulsar's allowAutoTopicCreation."""
+
+    request_bytes_max: Annotated[int, Ge(1_024)] = 16 * MIB
+    """Bytes of one produce request."""
+
+    control_bytes_max: Annotated[int, Ge(1_024)] = MIB
+    """Bytes of any other request's body."""
+
+    in_flight_bytes_max: Annotated[int, Ge(1_024)] = 256 * MIB
+    """Bytes of request bodies held at once; more is refused with 429. Large enough for hundreds of ordinary requests,
+    small enough for a container of 512 MiB."""
+
+    messages_per_request_max: Annotated[int, Ge(1), Le(10_000)] = 10_000
+    """Messages of one produce request."""
+
+    receive_wait_ms_max: Annotated[int, Ge(0), Le(30_000)] = 30_000
+    """Longest wait of one receive; a longer wish is cut to it. Below the usual 60 s of proxies. Milliseconds."""
+
+    topics_max: Annotated[int, Ge(1)] = 10_000
+    """Topics loaded at once."""
+
+    subscriptions_per_topic_max: Annotated[int, Ge(1)] = 1_000
+    """Subscriptions of one topic."""
+
+    consumers_per_subscription_max: Annotated[int, Ge(1)] = 1_000
+    """Consumer sessions of one subscription."""
+
+    unacked_max: Annotated[int, Ge(1)] = 50_000
+    """Messages of one subscription that may be out without an acknowledgement; then nothing new is delivered."""
+
+    unacked_per_consumer_max: Annotated[int, Ge(1)] = 10_000
+    """The same for one consumer."""
+
+    maintenance_interval_s: Annotated[float, Gt(0)] = 60
+    """Seconds between rounds that end old ledgers and delete unneeded ones. Pulsar's is 120."""
+
+    stop_timeout_s: Annotated[float, Gt(0)] = 10
+    """Longest that a stop takes: requests in flight get half of it, closing the topics the rest. Seconds."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.request_bytes_max > self.in_flight_bytes_max:
+            raise ValueError("request_bytes_max must not exceed in_flight_bytes_max")
+        if self.unacked_per_consumer_max > self.unacked_max:
+            raise ValueError("unacked_per_consumer_max must not exceed unacked_max")
+        if not self.ledger.ack_quorum <= self.ledger.write_quorum <= self.ledger.ensemble_size:
+            raise ValueError("want ledger.ack_quorum <= ledger.write_quorum <= ledger.ensemble_size")
+        return self
+
+    def topic_limits(self) -> TopicLimits:
+        return TopicLimits(
+            topics_max=self.topics_max,
+            subscriptions_max=self.subscriptions_per_topic_max,
+            consumers_max=self.consumers_per_subscription_max,
+            auto_create=self.auto_create_topics,
+            dispatch=DispatchLimits(
+                unacked_max=self.unacked_max, unacked_per_consumer_max=self.unacked_per_consumer_max
+            ),
+        )

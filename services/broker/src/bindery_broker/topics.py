@@ -1,0 +1,215 @@
+"""The topics of a broker: loaded on demand under ownership, one object each, closed when ownership goes.
+
+Invariants: a topic is opened by one task at a time; a loaded topic's bundle was ours when it was opened, and losing the
+bundle closes it.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from bindery_client.api import LedgerClient
+from bindery_core.errors import BinderyError, NoSuchNode, NoSuchTopic, TooManyRequests
+from bindery_kit.logs import error_fields, get_logger
+from bindery_metadata import pulsar_layout
+from bindery_metadata.store import MetadataStore
+
+from bindery_broker.bundles import Bundle
+from bindery_broker.dispatch.item import DispatchLimits
+from bindery_broker.errors import NotOwner, TopicInUse
+from bindery_broker.managed_ledger import EntryCache, ManagedLedger, ManagedLedgerSettings, WallClock
+from bindery_broker.ownership import Ownership
+from bindery_broker.subscription import MonotonicClock
+from bindery_broker.topic import Topic
+from bindery_broker.topic_name import TopicName
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicLimits:
+    topics_max: int = 10_000
+    """Topics loaded at once."""
+    loads_max: int = 32
+    """Topics being opened at once."""
+    subscriptions_max: int = 1_000
+    consumers_max: int = 1_000
+    auto_create: bool = True
+    dispatch: DispatchLimits = field(default_factory=DispatchLimits)
+
+
+class Topics:
+    def __init__(
+        self,
+        *,
+        client: LedgerClient,
+        store: MetadataStore,
+        clock: WallClock,
+        now: MonotonicClock,
+        ledger_settings: ManagedLedgerSettings,
+        limits: TopicLimits | None = None,
+        producer_name: str = "bindery-http",
+    ) -> None:
+        """`clock`: wall time in ms; `now`: monotonic seconds; `producer_name`: of messages whose sender gave none."""
+        self.limits = limits or TopicLimits()
+        self.cache = EntryCache(size_max=ledger_settings.cache_size_max)
+        self._client = client
+        self._store = store
+        self._clock = clock
+        self._now = now
+        self._ledger_settings = ledger_settings
+        self._producer_name = producer_name
+        self._loaded: dict[TopicName, Topic] = {}
+        self._locks: dict[TopicName, asyncio.Lock] = {}
+        self._loading = asyncio.Semaphore(self.limits.loads_max)
+        self._closing = False
+        self._ownership: Ownership | None = None
+        self.loads_failed = 0
+
+    @property
+    def client(self) -> LedgerClient:
+        return self._client
+
+    def bind(self, ownership: Ownership) -> None:
+        """Topics are only opened while `ownership` says that their bundle is ours."""
+        self._ownership = ownership
+
+    def __iter__(self) -> Iterator[Topic]:
+        return iter(list(self._loaded.values()))
+
+    def __len__(self) -> int:
+        return len(self._loaded)
+
+    def loaded(self, name: TopicName) -> Topic | None:
+        """The topic if it is open here: no waiting, the hot path's way."""
+        topic = self._loaded.get(name)
+        return topic if topic is not None and topic.is_open else None
+
+    async def exists(self, name: TopicName) -> bool:
+        if self.loaded(name) is not None:
+            return True
+        path = pulsar_layout.managed_ledger(tenant=name.tenant, namespace=name.namespace, topic=name.local)
+        return await self._store.exists(path) is not None
+
+    async def get(self, name: TopicName, *, create: bool = False) -> Topic:
+        """The topic, opened if need be and made if it may be. Its bundle must be ours.
+
+        Raises NoSuchTopic, NotOwner, TopicFenced, TryAgain.
+        """
+        topic = self.loaded(name)
+        if topic is not None:
+            return topic
+        lock = self._locks.setdefault(name, asyncio.Lock())
+        try:
+            async with lock:
+                return self.loaded(name) or await self._open(name, create=create)
+        finally:
+            if not lock.locked():
+                self._locks.pop(name, None)
+
+    async def delete(self, name: TopicName, *, force: bool) -> None:
+        """Remove a topic with its subscriptions and ledgers. Raises TopicInUse while consumers are connected."""
+        topic = await self.get(name)
+        if topic.has_consumers and not force:
+            raise TopicInUse("the topic has consumers; force=true deletes it all the same", topic=name.short)
+        await topic.delete()
+
+    async def unload(self, bundle: Bundle) -> None:
+        """Close the topics of a bundle cleanly."""
+        await self._close_all([topic for topic in self if Bundle.of(topic.name) == bundle])
+
+    def abandon(self, bundle: Bundle) -> None:
+        """The bundle is no longer ours: stop serving its topics at once."""
+        for topic in self:
+            if Bundle.of(topic.name) == bundle:
+                topic.abandon("the broker lost the topic's bundle")
+
+    async def close(self) -> None:
+        """Close every topic cleanly and open none any more."""
+        self._closing = True
+        await self._close_all(list(self))
+
+    async def list_names(self, *, namespace: tuple[str, str] | None = None) -> list[TopicName]:
+        """The topics that exist in the cluster, or in (tenant, namespace), sorted by name."""
+        if namespace is not None:
+            return sorted(await self._names_in(*namespace), key=lambda name: name.short)
+        names: list[TopicName] = []
+        root = pulsar_layout.MANAGED_LEDGERS_ROOT
+        for tenant in await self._children(root):
+            for space in await self._children(f"{root}/{tenant}"):
+                names += await self._names_in(tenant, space)
+        return sorted(names, key=lambda name: name.short)
+
+    async def maintain(self) -> None:
+        """One round of what time asks for in the loaded topics: end old ledgers, delete unneeded ones."""
+        for topic in self:
+            if not topic.is_open:
+                continue
+            try:
+                await topic.ledger.trim()
+            except BinderyError as error:
+                log.warning("topic_maintenance_failed", topic=topic.name.short, **error_fields(error))
+
+    async def _open(self, name: TopicName, *, create: bool) -> Topic:
+        create = create and self.limits.auto_create
+        if self._closing:
+            raise NotOwner("the broker is stopping; ask again", topic=name.short)
+        if not create and not await self.exists(name):
+            raise NoSuchTopic("no such topic", topic=name.short)
+        if self._ownership is not None and not self._ownership.is_mine(Bundle.of(name)):
+            raise NotOwner("the topic's owner is changing; ask again", topic=name.short)
+        if len(self._loaded) >= self.limits.topics_max:
+            raise TooManyRequests("the broker has its full number of topics", topics=len(self._loaded))
+        async with self._loading:
+            began = self._now()
+            try:
+                ledger = await ManagedLedger.open(
+                    name.managed_ledger_name, client=self._client, store=self._store, clock=self._clock,
+                    settings=self._ledger_settings, cache=self.cache, create=create,
+                )  # fmt: skip
+            except BinderyError as error:
+                self.loads_failed += 1
+                log.warning("topic_load_failed", topic=name.short, **error_fields(error))
+                raise
+        topic = Topic(
+            name, ledger, clock=self._clock, now=self._now, limits=self.limits.dispatch,
+            sessions_max=self.limits.consumers_max, subscriptions_max=self.limits.subscriptions_max,
+            default_producer=self._producer_name, on_closed=self._forget,
+        )  # fmt: skip
+        if self._closing or (self._ownership is not None and not self._ownership.is_mine(Bundle.of(name))):
+            await topic.close()
+            raise NotOwner("the topic's owner is changing; ask again", topic=name.short)
+        self._loaded[name] = topic
+        log.info(
+            "topic_loaded", topic=name.short, ms=round((self._now() - began) * 1000), entries=ledger.entries_count,
+            subscriptions=len(topic.subscriptions),
+        )  # fmt: skip
+        return topic
+
+    async def _close_all(self, topics: list[Topic]) -> None:
+        results = await asyncio.gather(*(topic.close() for topic in topics), return_exceptions=True)
+        for topic, result in zip(topics, results, strict=True):
+            if isinstance(result, Exception):
+                log.warning("topic_close_failed", topic=topic.name.short, **error_fields(result))
+
+    def _forget(self, topic: Topic) -> None:
+        if self._loaded.get(topic.name) is topic:
+            del self._loaded[topic.name]
+            log.info("topic_closed", topic=topic.name.short)
+
+    async def _names_in(self, tenant: str, namespace: str) -> list[TopicName]:
+        children = await self._children(pulsar_layout.managed_ledgers(tenant=tenant, namespace=namespace))
+        names = []
+        for child in children:
+            try:
+                local = pulsar_layout.decode_name(child)
+                names.append(TopicName.of(tenant=tenant, namespace=namespace, local=local))
+            except (BinderyError, UnicodeDecodeError):
+                log.warning("odd_topic_node", tenant=tenant, namespace=namespace, node=child)
+        return names
+
+    async def _children(self, path: str) -> list[str]:
+        try:
+            return await self._store.children(path)
+        except NoSuchNode:
+            return []
