@@ -1,0 +1,166 @@
+"""kill -9 of every process at once, ZooKeeper too, under load, twenty times at moments drawn by seed.
+
+After each restart: every acknowledged message is there, nothing is there that nobody sent, no message id was used
+twice, and no message comes again whose acknowledgement was answered. A request without an answer is *unknown*: its
+messages may be there, and more than once is impossible, since nothing here repeats a request.
+
+Replay a run with `BINDERY_KILL_SEED=<seed>`; the moments are the same, what the machine does between them is not.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import os
+import random
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import httpx
+import pytest
+from bindery.standalone.throwaway import ThrowawayCluster
+
+ROUNDS: Final = int(os.environ.get("BINDERY_KILL_ROUNDS", "20"))
+LOAD_S_MIN: Final = 0.1
+LOAD_S_MAX: Final = 1.2
+PRODUCERS: Final = 4
+FIRST_ANSWER_TIMEOUT_S: Final = 30.0
+TOPIC: Final = "/v1/topics/public/default/killed"
+SUBSCRIPTION: Final = f"{TOPIC}/subscriptions/reader"
+
+
+@dataclass(slots=True)
+class History:
+    """What the clients know."""
+
+    sent: set[str] = field(default_factory=set)
+    """Payloads of requests that went out, answered or not."""
+    acknowledged: dict[str, str] = field(default_factory=dict)
+    """Message id -> payload, from answers."""
+    consumed: set[str] = field(default_factory=set)
+    """Message ids whose acknowledgement was answered."""
+    returned_consumed: list[str] = field(default_factory=list)
+    """Of those, what was delivered again: must stay empty."""
+    reused: list[str] = field(default_factory=list)
+    """Ids that two answers gave: must stay empty."""
+
+    def note_written(self, ids: list[str], payloads: list[str]) -> None:
+        assert len(ids) == len(payloads)
+        for message_id, payload in zip(ids, payloads, strict=True):
+            if message_id in self.acknowledged:
+                self.reused.append(message_id)
+            self.acknowledged[message_id] = payload
+
+
+async def produce(http: httpx.AsyncClient, history: History, names: Iterator[str], lots: random.Random) -> None:
+    """Requests of one message or a few, until the cluster dies under them."""
+    while True:
+        payloads = [f"{next(names)}-{'x' * lots.randrange(600)}" for _ in range(lots.choice([1, 1, 5, 20]))]
+        history.sent.update(payloads)
+        if len(payloads) == 1:
+            content, kind = payloads[0], "text/plain"
+        else:
+            content, kind = "\n".join(f'{{"payload": "{payload}"}}' for payload in payloads), "application/x-ndjson"
+        answer = await http.post(f"{TOPIC}/messages", content=content, headers={"content-type": kind})
+        if answer.status_code == 200:
+            history.note_written(answer.json()["message_ids"], payloads)
+        else:
+            await asyncio.sleep(0.05)
+
+
+async def consume(http: httpx.AsyncClient, history: History) -> None:
+    while True:
+        body = {"consumer": "c", "type": "exclusive", "initial": "earliest", "max": 50, "wait_ms": 500}
+        answer = await http.post(f"{SUBSCRIPTION}/receive", json=body)
+        messages = answer.json()["messages"] if answer.status_code == 200 else []
+        ids = [message["message_id"] for message in messages]
+        history.returned_consumed += [message_id for message_id in ids if message_id in history.consumed]
+        if not ids:
+            await asyncio.sleep(0.05)
+        elif (await http.post(f"{SUBSCRIPTION}/ack", json={"message_ids": ids})).status_code == 200:
+            history.consumed.update(ids)
+
+
+async def load_until_killed(cluster: ThrowawayCluster, history: History, *, number: int, lots: random.Random) -> None:
+    """Clients at work; once the first answers came, wait a while drawn by lot and kill everything."""
+    counter = itertools.count()
+    names = (f"{number}:{i}" for i in counter)
+    before = len(history.acknowledged)
+    async with httpx.AsyncClient(base_url=cluster.url, timeout=10, trust_env=False) as http:
+
+        async def until_it_dies(client: Any) -> None:
+            with contextlib.suppress(httpx.HTTPError):
+                await client
+
+        seeds = [lots.getrandbits(32) for _ in range(PRODUCERS)]
+        tasks = [
+            asyncio.create_task(until_it_dies(produce(http, history, names, random.Random(seed)))) for seed in seeds
+        ]
+        tasks.append(asyncio.create_task(until_it_dies(consume(http, history))))
+        delay_s = lots.uniform(LOAD_S_MIN, LOAD_S_MAX)
+        async with asyncio.timeout(FIRST_ANSWER_TIMEOUT_S):
+            while len(history.acknowledged) == before:
+                await asyncio.sleep(0.005)
+        await asyncio.sleep(delay_s)
+        await asyncio.to_thread(cluster.kill_all)
+        await asyncio.wait(tasks, timeout=15)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def read_from(url: str, start: str) -> tuple[list[tuple[str, str]], str]:
+    """(id, payload) of every message from `start` on, and where to go on."""
+    found: list[tuple[str, str]] = []
+    with httpx.Client(base_url=url, timeout=30, trust_env=False) as http:
+        while True:
+            answer = http.get(f"{TOPIC}/messages", params={"start": start, "max": 1000})
+            assert answer.status_code == 200, answer.text
+            body = answer.json()
+            if not body["messages"]:
+                return found, start
+            found += [(message["message_id"], message["payload"]) for message in body["messages"]]
+            start = body["next"]
+
+
+def check(history: History, stored: list[tuple[str, str]], *, acknowledged: dict[str, str], where: str) -> None:
+    ids = [message_id for message_id, _ in stored]
+    payloads = [payload for _, payload in stored]
+    by_id = dict(stored)
+    assert len(ids) == len(set(ids)), f"{where}: a message id stands for two messages"
+    assert not history.reused, f"{where}: an id was given out twice: {history.reused[:3]}"
+    lost = [message_id for message_id, payload in acknowledged.items() if by_id.get(message_id) != payload]
+    assert not lost, f"{where}: acknowledged and not there as sent: {len(lost)}, for example {lost[:3]}"
+    invented = [payload for payload in payloads if payload not in history.sent]
+    assert not invented, f"{where}: nobody sent {invented[:3]}"
+    assert len(payloads) == len(set(payloads)), f"{where}: a message that was sent once is there twice"
+    assert not history.returned_consumed, (
+        f"{where}: acknowledged by the consumer and delivered again: {history.returned_consumed[:3]}"
+    )
+
+
+@pytest.mark.integration
+@pytest.mark.timeout(600)
+def test_nothing_acknowledged_is_lost_when_everything_is_killed_at_once() -> None:
+    seed = int(os.environ.get("BINDERY_KILL_SEED") or secrets.randbelow(10**6))
+    print(f"BINDERY_KILL_SEED={seed}")
+    lots = random.Random(seed)
+    history = History()
+    start, verified = "earliest", 0
+    with ThrowawayCluster(bookies=3) as cluster:
+        for number in range(ROUNDS):
+            before = dict(history.acknowledged)
+            asyncio.run(load_until_killed(cluster, history, number=number, lots=lots))
+            took_s = cluster.start()
+            stored, start = read_from(cluster.url, start)
+            new = {message_id: p for message_id, p in history.acknowledged.items() if message_id not in before}
+            where = f"round {number}, replay with BINDERY_KILL_SEED={seed}"
+            check(history, stored, acknowledged=new, where=where)
+            verified += len(new)
+            print(
+                f"round {number}: {len(new)} acknowledged, {len(stored)} stored, back after {took_s:.1f} s", flush=True
+            )
+        stored, _ = read_from(cluster.url, "earliest")
+        check(history, stored, acknowledged=history.acknowledged, where=f"at the end, BINDERY_KILL_SEED={seed}")
+    assert verified >= ROUNDS, "the load was no load"

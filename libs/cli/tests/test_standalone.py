@@ -1,0 +1,259 @@
+"""`bindery standalone` and the verbs, with real processes, as a newcomer uses them."""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from bindery.standalone.directory import ProcessIdentity
+from bindery.standalone.throwaway import ThrowawayCluster, free_port_offset
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+
+SECOND_START_S_MAX = 10.0
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[ThrowawayCluster]:
+    with ThrowawayCluster(bookies=4) as running:
+        yield running
+
+
+def bindery(*arguments: str, stdin: str | None = None, timeout_s: float = 90) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "bindery", *arguments]
+    return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=timeout_s, check=False)
+
+
+def ok(*arguments: str, stdin: str | None = None) -> str:
+    done = bindery(*arguments, stdin=stdin)
+    assert done.returncode == 0, done.stderr + done.stdout
+    return done.stdout
+
+
+def test_it_prints_three_lines_to_try_and_they_work_as_printed(cluster: ThrowawayCluster) -> None:
+    words = cluster.words(100)
+    assert re.search(r"^ready after [0-9.]+ s$", words, re.MULTILINE)
+    lines = re.findall(r"^  (curl .*)$", words, re.MULTILINE)
+    assert len(lines) == 3
+    answers = []
+    for line in lines:
+        done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, timeout=60, check=True)
+        answers.append(json.loads(done.stdout))
+    sent, received, acknowledged = answers
+    assert len(sent["message_ids"]) == 1
+    assert [(m["message_id"], m["payload"]) for m in received["messages"]] == [(sent["message_ids"][0], "hello, world")]
+    assert acknowledged == {"acknowledged": 1}
+
+
+def test_status_shows_every_process_ready(cluster: ThrowawayCluster) -> None:
+    data = str(cluster.directory.root)
+    status = json.loads(ok("standalone", "status", "--data", data, "--json"))
+    assert status["state"] == "ready"
+    assert [process["name"] for process in status["processes"]] == [
+        "zookeeper-0", "bookie-0", "bookie-1", "bookie-2", "bookie-3", "broker-0",
+    ]  # fmt: skip
+    for process in status["processes"]:
+        assert process["state"] == "ready"
+        assert process["pid"] == cluster.pid(process["name"])
+        assert Path(process["log"]).exists()
+    shown = ok("standalone", "--data", data, "status")
+    assert "bookie-3" in shown
+    assert cluster.url in shown
+
+
+def test_what_goes_in_by_produce_comes_out_by_consume(cluster: ThrowawayCluster, tmp_path: Path) -> None:
+    at = ("--url", cluster.url)
+    lines = "one\ntwo\n\nfour \u20ac\n"
+    assert ok("produce", "lines", *at, "--property", "from=test", stdin=lines) == "4 messages sent\n"
+    assert ok("consume", "lines", *at) == lines
+    out = ok("consume", "public/default/lines", *at, "--json", "--max", "2")
+    messages = [json.loads(line) for line in out.splitlines()]
+    assert [(m["payload"], m["properties"]) for m in messages] == [("one", {"from": "test"}), ("two", {"from": "test"})]
+
+    file = tmp_path / "data.bin"
+    file.write_bytes(bytes(range(256)))
+    result = json.loads(ok("produce", "files", str(file), *at, "--json", "--key", "k", "--property", "Upper=1"))
+    (message,) = [json.loads(line) for line in ok("consume", "files", *at, "--json").splitlines()]
+    assert message["message_id"] == result["results"][0]["message_id"]
+    assert (message["key"], message["properties"]) == ("k", {"path": str(file), "Upper": "1"})
+    done = subprocess.run(
+        [sys.executable, "-m", "bindery", "consume", "files", *at], capture_output=True, timeout=60, check=True
+    )
+    assert done.stdout == bytes(range(256)) + b"\n"
+
+    objects = '{"payload": "a", "key": "x"}\n{"payload_base64": "/w=="}\n'
+    assert ok("produce", "objects", "--ndjson", *at, stdin=objects) == "2 messages sent\n"
+    first = json.loads(ok("consume", "objects", *at, "--json", "--max", "1"))
+    assert (first["payload"], first["key"]) == ("a", "x")
+
+
+def test_consume_with_ack_takes_each_message_once(cluster: ThrowawayCluster) -> None:
+    at = ("--url", cluster.url)
+    ok("produce", "acked", *at, stdin="".join(f"{i}\n" for i in range(5)))
+    assert ok("consume", "acked", *at, "--ack", "--max", "2") == "0\n1\n"
+    assert ok("consume", "acked", *at, "--ack") == "2\n3\n4\n"
+    assert ok("consume", "acked", *at, "--ack") == ""
+    assert ok("consume", "acked", *at, "--ack", "--subscription", "other", "--max", "1") == "0\n"
+
+
+def test_consume_follows_until_it_has_enough(cluster: ThrowawayCluster) -> None:
+    at = ("--url", cluster.url)
+    ok("produce", "followed", *at, stdin="first\n")
+    command = [sys.executable, "-m", "bindery", "consume", "followed", *at, "--follow", "--max", "2"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as following:
+        try:
+            assert following.stdout is not None
+            assert following.stdout.readline() == "first\n"
+            ok("produce", "followed", *at, stdin="second\n")
+            assert following.stdout.readline() == "second\n"
+            assert following.wait(timeout=30) == 0
+        finally:
+            following.kill()
+
+
+def test_a_reader_that_goes_away_ends_consume_quietly(cluster: ThrowawayCluster) -> None:
+    at = ("--url", cluster.url)
+    ok("produce", "piped", *at, stdin="".join(f"{i} {'x' * 1000}\n" for i in range(2000)))
+    line = f"{sys.executable} -m bindery consume piped --url {cluster.url} | head -1"
+    done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, timeout=60, check=True)
+    assert (done.stdout[:2], done.stderr) == ("0 ", "")
+
+
+def test_topics_are_listed_with_their_figures(cluster: ThrowawayCluster) -> None:
+    at = ("--url", cluster.url)
+    ok("produce", "counted", *at, stdin="a\nb\n")
+    ok("consume", "counted", *at, "--ack", "--max", "1")
+    names = json.loads(ok("topics", "list", *at, "--json"))
+    assert any(name.endswith("public/default/counted") for name in names)
+    assert any(line.endswith("public/default/counted") for line in ok("topics", "list", *at).splitlines())
+    stats = json.loads(ok("topics", "stats", "counted", *at, "--json"))
+    assert stats["subscriptions"]["cli"]["type"] in ("shared", "exclusive")
+    assert "subscription   cli" in ok("topics", "stats", "counted", *at)
+
+
+def test_ledgers_are_listed_shown_and_read_from_each_bookie(cluster: ThrowawayCluster) -> None:
+    at = ("--zookeeper", cluster.zookeeper)
+    sent = json.loads(ok("produce", "looked-at", "--url", cluster.url, "--json", stdin="findme\n"))
+    ledger, entry = sent["results"][0]["message_id"].split(":")[:2]
+    every = [json.loads(line) for line in ok("ledger", "list", *at, "--json").splitlines()]
+    listed = {str(facts["ledger_id"]): facts for facts in every}
+    assert (listed[ledger]["ensemble_size"], listed[ledger]["write_quorum"], listed[ledger]["ack_quorum"]) == (3, 3, 2)
+    shown = json.loads(ok("ledger", "show", ledger, *at, "--json"))
+    assert shown == listed[ledger]
+    assert "write_quorum" in ok("ledger", "show", ledger, *at)
+    assert "findme" in ok("ledger", "read", ledger, *at, "--first", entry, "--last", entry)
+    verdicts = []
+    for bookie in shown["segments"][0]["ensemble"]:
+        out = ok("ledger", "read", ledger, *at, "--first", entry, "--last", entry, "--from-bookie", bookie, "--json")
+        verdicts.append(json.loads(out)["verdict"])
+    assert verdicts.count("good") >= 2  # the ack quorum; the third may be on its way
+    missing = bindery("ledger", "show", "999999", *at)
+    assert (missing.returncode, missing.stdout) == (1, "")
+    assert "no such ledger" in missing.stderr
+
+
+def test_cluster_init_may_be_repeated(cluster: ThrowawayCluster) -> None:
+    first = json.loads(ok("cluster", "init", "--zookeeper", cluster.zookeeper, "--json"))
+    assert first["created"] == []
+    assert json.loads(ok("cluster", "init", "--zookeeper", cluster.zookeeper, "--json")) == first
+
+
+def test_errors_name_the_fix_and_have_their_exit_codes(cluster: ThrowawayCluster) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        done = bindery("consume", "x", "--url", f"http://127.0.0.1:{unused.getsockname()[1]}")
+    assert done.returncode == 1
+    assert "is it running? `make run`" in done.stderr
+    done = bindery("consume", "never-made", "--url", cluster.url)
+    assert done.returncode == 1
+    assert "no such topic" in done.stderr
+    assert bindery("consume", "a/b").returncode == 2
+    assert bindery("consume").returncode == 2
+    assert bindery("produce", "x", "--property", "novalue").returncode == 2
+    done = bindery("produce", "x", "--ndjson", "--url", cluster.url, stdin='{"payload": "a"}\n{broken\n')
+    assert done.returncode == 1
+    assert "line 2" in done.stderr
+
+
+def test_a_named_process_is_stopped_and_brought_back(cluster: ThrowawayCluster) -> None:
+    data = str(cluster.directory.root)
+    before = ProcessIdentity.of(cluster.pid("bookie-3"))
+    assert before is not None
+    ok("standalone", "stop", "bookie-3", "--data", data)
+    assert not before.is_alive
+    assert not cluster.directory.pid_file("bookie-3").exists()
+    ok("produce", "with-three", "--url", cluster.url, stdin="still here\n")
+    assert ok("standalone", "start", "bookie-3", "--data", data) == "bookie-3 is ready\n"
+    assert json.loads(ok("standalone", "status", "--data", data, "--json"))["state"] == "ready"
+    unknown = bindery("standalone", "stop", "bookie-9", "--data", data)
+    assert unknown.returncode == 1
+    assert "bookie-0, bookie-1" in unknown.stderr
+
+
+def test_a_killed_bookie_comes_back_visibly(cluster: ThrowawayCluster) -> None:
+    before = cluster.kill("bookie-0")
+    deadline = time.monotonic() + 60
+    while (status := cluster.status()) is None or status["state"] != "ready" or cluster.pid("bookie-0") == before:
+        assert time.monotonic() < deadline, cluster.words()
+        time.sleep(0.05)
+    assert "bookie-0 died: killed by SIGKILL" in cluster.words(100)
+    assert "bookie-0 is again ready" in cluster.words(100)
+
+
+def test_a_second_cluster_on_the_same_data_or_ports_is_refused_with_the_way_out(
+    cluster: ThrowawayCluster, tmp_path: Path
+) -> None:
+    offset = str(cluster.port_offset)
+    same_data = bindery("standalone", "--data", str(cluster.directory.root), "--port-offset", offset)
+    assert same_data.returncode == 1
+    assert "runs on this data already" in same_data.stderr
+    same_ports = bindery("standalone", "--data", str(tmp_path / "other"), "--port-offset", offset)
+    assert same_ports.returncode == 1
+    assert re.search(r"port \d+ \(for .*--port-offset \d+", same_ports.stderr)
+    assert str(8080 + cluster.port_offset) in same_ports.stderr
+
+
+def test_a_second_start_finds_all_data_and_is_ready_in_time() -> None:
+    """Its own cluster: first an orderly stop, then a kill of the supervisor alone, which takes its children along."""
+    with ThrowawayCluster(bookies=4) as cluster:
+        ok("produce", "kept", "--url", cluster.url, stdin="".join(f"{i}\n" for i in range(100)))
+        ok("consume", "kept", "--url", cluster.url, "--ack", "--max", "40")
+        cluster.stop()
+        assert "all stopped" in cluster.words()
+        took_s = cluster.start()
+        assert took_s < SECOND_START_S_MAX, cluster.words(60)
+        assert ok("consume", "kept", "--url", cluster.url) == "".join(f"{i}\n" for i in range(100))
+        assert ok("consume", "kept", "--url", cluster.url, "--ack") == "".join(f"{i}\n" for i in range(40, 100))
+
+        children = [cluster.pid(process["name"]) for process in (cluster.status() or {})["processes"]]
+        identities = [ProcessIdentity.of(pid) for pid in children]
+        supervisor = (cluster.status() or {})["supervisor_pid"]
+        os.kill(supervisor, signal.SIGKILL)
+        deadline = time.monotonic() + 30
+        while any(identity is not None and identity.is_alive for identity in identities):
+            assert time.monotonic() < deadline, "children outlived their supervisor"
+            time.sleep(0.05)
+
+
+def test_detach_returns_when_ready_and_stop_ends_it(tmp_path: Path) -> None:
+    offset = free_port_offset(bookies=0, brokers=0)
+    data = str(tmp_path / "data")
+    try:
+        size = ("--bookies", "0", "--brokers", "0")
+        out = ok("standalone", "--detach", *size, "--data", data, "--port-offset", str(offset))
+        assert "ready after" in out
+        assert json.loads(ok("standalone", "status", "--data", data, "--json"))["state"] == "ready"
+    finally:
+        done = bindery("standalone", "stop", "--data", data)
+    assert (done.returncode, done.stdout) == (0, "all stopped\n")
+    assert bindery("standalone", "status", "--data", data).returncode == 1
+    with contextlib.suppress(FileNotFoundError):
+        assert list((tmp_path / "data" / "run").glob("*.pid")) == []
