@@ -1,9 +1,21 @@
-"""Lets test modules of this folder import the contract suite and the fake bookie beside them."""
+"""Lets test modules of this folder import what stands beside them, and runs them on both event loops.
 
+The services run on uvloop, whose transports and timers differ from asyncio's in details that matter here.
+"""
+
+import asyncio
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
+import uvloop
 
 sys.path.insert(0, str(Path(__file__).parent))
 pytest.register_assert_rewrite("ledger_client_contract")
+
+
+def pytest_asyncio_loop_factories(
+    config: pytest.Config, item: pytest.Item
+) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 from collections import defaultdict
 from collections.abc import Callable
+from typing import cast
 
 from bindery_core.entry import peek_ids, peek_lac
 from bindery_core.errors import BinderyError
@@ -201,8 +202,7 @@ class _Connection(asyncio.Protocol):
         self.transport: asyncio.Transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's do not inherit from it
         self.bookie.connections.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:

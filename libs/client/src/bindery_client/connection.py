@@ -11,7 +11,7 @@ late by at most two ticks.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, cast
 
 import structlog
 from bindery_core.errors import BinderyError, BookieUnavailable
@@ -165,7 +165,7 @@ class BookieConnection(asyncio.Protocol):
             self._connecting = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
+        transport = cast(asyncio.Transport, transport)  # uvloop's do not inherit from it
         if self._closed:
             transport.abort()
             return
