@@ -52,6 +52,7 @@ ENTRY_SIZE_MAX: Final = 5 * 2**20 - 10 * 2**10
 ADD_ENTRIES_MAX: Final = 100_000
 """Entries of one `add_many`."""
 CURSORS_LOADED_AT_ONCE: Final = 16
+OPEN_ATTEMPTS_MAX: Final = 3
 
 WallClock = Callable[[], int]
 """Milliseconds since 1970."""
@@ -123,11 +124,34 @@ class ManagedLedger:
         """Take the topic over: fence and recover its last ledger, start a new one, load its cursors.
 
         `create`: make the topic if it is not there, else NoSuchTopic. `cache`: shared by the broker's topics.
-        Raises TopicFenced when another broker is just doing the same, Corrupt when metadata or a cursor cannot be
+        Raises TopicFenced when another broker keeps taking the same topic, Corrupt when metadata or a cursor cannot be
         read, TryAgain or OutcomeUnknown when bookies or ZooKeeper do not answer; open again then.
         """
         settings = settings or ManagedLedgerSettings()
         cache = cache if cache is not None else EntryCache(size_max=settings.cache_size_max)
+        for attempt in range(OPEN_ATTEMPTS_MAX):
+            try:
+                return await cls._open(
+                    name, client=client, store=store, clock=clock, settings=settings, cache=cache, create=create
+                )
+            except TopicFenced as error:
+                # The owner before us wrote the znode (it rolled or trimmed) between our read and our write.
+                log.info("topic_opening_again", topic=name, attempt=attempt, error=str(error))
+                last = error
+        raise last
+
+    @classmethod
+    async def _open(
+        cls,
+        name: str,
+        *,
+        client: LedgerClient,
+        store: MetadataStore,
+        clock: WallClock,
+        settings: ManagedLedgerSettings,
+        cache: EntryCache,
+        create: bool,
+    ) -> Self:
         metadata = TopicMetadata(store, name, timeout_s=settings.operation_timeout_s)
         info = decode_topic(await metadata.load(create=create))
         records = list(info.ledgers)

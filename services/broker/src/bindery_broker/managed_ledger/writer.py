@@ -300,7 +300,6 @@ class TopicWriter:
             raise _again(self._end)
         if self._switch_task is not None:
             await asyncio.wait([self._switch_task])
-            await asyncio.sleep(0)
         if self._end is None and (self._ledgers.current.entries or self._in_flight or self._queue):
             self._switch()
             assert self._switch_task is not None

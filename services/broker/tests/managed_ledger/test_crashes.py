@@ -1,0 +1,158 @@
+"""Goal: whatever step a broker dies at, whatever stumbles on the way, what it acknowledged is found by the next one.
+
+History: positions handed out, acknowledgements that returned. Verdict, after each reopening:
+- every entry acknowledged to its producer is at its position, unless it was consumed and trimmed;
+- a position never names two entries, an entry never stands at two positions;
+- entries of one producer stand in the order they were sent;
+- every acknowledgement that returned still holds.
+"""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from bindery_broker.managed_ledger import ManagedLedger
+from bindery_broker.message_id import EARLIEST, Position
+from bindery_core.errors import BinderyError, TopicFenced
+
+from .conftest import Cluster, read_all
+from .faults import FaultyClient, FaultyStore, Plan
+
+LIFETIMES = 5
+SMALL: dict[str, Any] = {"entries_max": 7, "cursor_entries_max": 4, "operation_timeout_s": 0.3, "add_timeout_s": 0.3}
+
+
+class History:
+    """What clients were told, over all brokers."""
+
+    def __init__(self) -> None:
+        self.produced: dict[Position, bytes] = {}
+        self.consumed: set[Position] = set()
+        self.seen: dict[tuple[int, int], bytes] = {}
+        self.sent = 0
+
+    def next_payload(self, producer: int) -> bytes:
+        self.sent += 1
+        return b"%d/%06d" % (producer, self.sent)
+
+    async def check(self, topic: ManagedLedger) -> None:
+        entries = await read_all(topic)
+        for position, payload in entries.items():
+            assert self.seen.setdefault(position, payload) == payload, f"{position} names two entries"
+        assert len(set(self.seen.values())) == len(self.seen), "an entry stands at two positions"
+        for position, payload in self.produced.items():
+            if position not in entries:
+                assert position < topic.first_position, f"acknowledged entry {position} is lost"
+                assert self.seen.get(position, payload) == payload
+            else:
+                assert entries[position] == payload
+        for producer in (b"0/", b"1/"):
+            sent = [payload for payload in entries.values() if payload.startswith(producer)]
+            assert sent == sorted(sent), "entries of a producer changed their order"
+        cursor = topic.cursors.get("s")
+        assert cursor is not None or not self.consumed
+        for position in self.consumed:
+            assert cursor is not None
+            assert cursor.is_acked(position), f"acknowledgement of {position} is lost"
+
+
+async def produce(topic: ManagedLedger, history: History, chance: random.Random, producer: int) -> None:
+    while topic.is_open:
+        payloads = [history.next_payload(producer) for _ in range(chance.randint(1, 4))]
+        try:
+            positions = await topic.add_many(payloads)
+        except BinderyError:
+            await asyncio.sleep(0)
+            continue
+        assert len(set(positions)) == len(positions)
+        for position, payload in zip(positions, payloads, strict=True):
+            assert position not in history.produced, "a position was handed out twice"
+            history.produced[position] = payload
+
+
+async def consume(topic: ManagedLedger, history: History, chance: random.Random) -> None:
+    while topic.is_open:
+        try:
+            cursor = await topic.open_cursor("s", start=EARLIEST)
+            found = await cursor.read_unacked(EARLIEST, entries_max=8, size_max=10**6)
+            for entry in found.entries:
+                assert history.seen.setdefault(entry.position, entry.payload) == entry.payload
+            chosen = [entry.position for entry in found.entries if chance.random() < 0.6]
+            if chosen and chance.random() < 0.2:
+                await cursor.ack_cumulative(chosen[-1])
+            elif chosen:
+                await cursor.ack_many(chosen)
+            history.consumed.update(chosen)
+            if chance.random() < 0.2:
+                await topic.trim()
+        except BinderyError:
+            pass
+        await asyncio.sleep(0)
+
+
+async def live(topic: ManagedLedger, history: History, chance: random.Random, *, until: Awaitable[Any]) -> None:
+    """Traffic until `until`."""
+    works: list[Callable[[], Awaitable[None]]] = [
+        lambda: produce(topic, history, chance, 0),
+        lambda: produce(topic, history, chance, 1),
+        lambda: consume(topic, history, chance),
+    ]
+    tasks = [asyncio.ensure_future(work()) for work in works]
+    await until
+    for task in tasks:
+        task.cancel()
+    for result in await asyncio.gather(*tasks, return_exceptions=True):
+        if isinstance(result, Exception):
+            raise result
+
+
+@pytest.mark.parametrize("seed", range(40))
+async def test_a_broker_may_die_at_any_step(cluster: Cluster, seed: int) -> None:
+    """Replay one: pytest -k 'die_at_any_step and [SEED]'"""
+    chance = random.Random(seed)
+    history = History()
+    for _ in range(LIFETIMES):
+        plan = Plan(chance.randrange(2**32), die_at=chance.randint(1, 120), fault_rate=chance.choice([0, 0, 0.03, 0.1]))
+        opening = asyncio.ensure_future(
+            cluster.open(
+                client=FaultyClient(cluster.ledgers, plan), store=FaultyStore(cluster.tree.connect(), plan), **SMALL
+            )
+        )
+        died = asyncio.ensure_future(plan.died.wait())
+        await asyncio.wait([opening, died], return_when=asyncio.FIRST_COMPLETED)
+        if opening.done() and opening.exception() is None:
+            topic = opening.result()
+            cluster.forget(topic)  # a dead one ends nothing in order
+            await live(topic, history, chance, until=asyncio.wait([died], timeout=2))
+        elif not opening.done():
+            opening.cancel()
+        died.cancel()
+        survivor = await cluster.open(**SMALL)
+        await history.check(survivor)
+        await survivor.crash()
+    assert history.sent
+
+
+@pytest.mark.parametrize("seed", range(10))
+async def test_a_broker_that_was_replaced_acknowledges_nothing_any_more(cluster: Cluster, seed: int) -> None:
+    """The old one does not know; both have traffic."""
+    chance = random.Random(seed)
+    history = History()
+    old = await cluster.open(**SMALL)
+    for _ in range(LIFETIMES):
+        traffic = asyncio.ensure_future(live(old, history, chance, until=asyncio.sleep(0.02)))
+        await asyncio.sleep(chance.random() * 0.01)
+        new = await cluster.open(**SMALL)
+        with pytest.raises(TopicFenced):
+            await old.add_many([b"late"])
+        if "s" in old.cursors:
+            with pytest.raises(TopicFenced):
+                await old.cursors["s"].seek(EARLIEST)
+        await traffic
+        assert not old.is_open
+        await history.check(new)
+        old = new
+    assert history.produced
+    assert history.consumed
