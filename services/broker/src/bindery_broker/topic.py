@@ -67,6 +67,9 @@ class Topic:
         self._subscribing: dict[str, asyncio.Lock] = {}
         self._on_closed = on_closed
         self._closed = False
+        self.closed_because = ""
+        self.is_abandoned = False
+        """Closed without a word to bookies and metadata; its handles are still to be let go."""
         self._remove_listener = ledger.on_fenced(self._fenced)
         for cursor_name in ledger.cursors:
             self._attach(cursor_name)
@@ -275,6 +278,7 @@ class Topic:
 
     def abandon(self, reason: str) -> None:
         """Stop serving at once, without touching bookies or metadata: somebody else may own the topic."""
+        self.is_abandoned = not self._closed
         self._shut(TopicFenced(reason, topic=self.name.short))
 
     def _fenced(self) -> None:
@@ -284,6 +288,7 @@ class Topic:
         if self._closed:
             return
         self._closed = True
+        self.closed_because = reason.message
         self._remove_listener()
         for subscription in self._subscriptions.values():
             subscription.close(reason)

@@ -64,6 +64,8 @@ class Topics:
         self._loading = asyncio.Semaphore(self.limits.loads_max)
         self._closing = False
         self._ownership: Ownership | None = None
+        self._cleanups: set[asyncio.Task[None]] = set()
+        """Abandoned topics letting go of their handles."""
         self.loads_failed = 0
 
     @property
@@ -128,6 +130,7 @@ class Topics:
         """Close every topic cleanly and open none any more."""
         self._closing = True
         await self._close_all(list(self))
+        await asyncio.gather(*self._cleanups, return_exceptions=True)
 
     async def list_names(self, *, namespace: tuple[str, str] | None = None) -> list[TopicName]:
         """The topics that exist in the cluster, or in (tenant, namespace), sorted by name."""
@@ -195,7 +198,11 @@ class Topics:
     def _forget(self, topic: Topic) -> None:
         if self._loaded.get(topic.name) is topic:
             del self._loaded[topic.name]
-            log.info("topic_closed", topic=topic.name.short)
+            log.info("topic_closed", topic=topic.name.short, reason=topic.closed_because)
+        if topic.is_abandoned:
+            task = asyncio.get_running_loop().create_task(topic.ledger.crash())
+            self._cleanups.add(task)
+            task.add_done_callback(self._cleanups.discard)
 
     async def _names_in(self, tenant: str, namespace: str) -> list[TopicName]:
         children = await self._children(pulsar_layout.managed_ledgers(tenant=tenant, namespace=namespace))

@@ -1,0 +1,153 @@
+"""A broker over in-memory bookies and metadata, spoken to through ASGI: no sockets, no processes."""
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+from bindery_broker.broker import Broker, Components
+from bindery_broker.http.app import BrokerApp
+from bindery_broker.http.proxy import Proxy
+from bindery_broker.settings import BrokerSettings
+from bindery_client.memory import MemoryLedgerClient, MemoryLedgers
+from bindery_kit.metrics import Metrics
+from bindery_metadata.leases import Leases
+from bindery_metadata.memory import MemoryStore, MemoryTree
+
+TOPIC = "/v1/topics/public/default/t"
+
+
+class Clock:
+    """Hands of both clocks, moved by the test."""
+
+    def __init__(self) -> None:
+        self.monotonic_s = 1_000.0
+        self.wall_ms = 1_700_000_000_000
+
+    def advance(self, seconds: float) -> None:
+        self.monotonic_s += seconds
+        self.wall_ms += round(seconds * 1000)
+
+    def now(self) -> float:
+        return self.monotonic_s
+
+    def now_ms(self) -> int:
+        return self.wall_ms
+
+
+class Harness:
+    """One broker. `at` names it, so that several can share ledgers and metadata and pass requests to one another."""
+
+    def __init__(self, *, tree: MemoryTree, ledgers: MemoryLedgers, clock: Clock, url: str, **settings: Any) -> None:
+        self.clock = clock
+        self.ledgers = ledgers
+        self.store: MemoryStore = tree.connect()
+        self.leases = Leases(self.store)
+        self.settings = BrokerSettings(**settings)
+        self.metrics = Metrics("broker", with_process=False)
+        components = Components(
+            client=MemoryLedgerClient(ledgers), store=self.store, leases=self.leases, clock=clock.now_ms,
+            now=clock.now, metrics=self.metrics,
+        )  # fmt: skip
+        self.broker = Broker(self.settings, components, url=url)
+        self.peers: dict[str, httpx.ASGITransport] = {}
+        self.app = BrokerApp(self.broker, proxy=Proxy(transport=_Peers(self.peers)))
+        self.client = httpx.AsyncClient(transport=httpx.ASGITransport(app=self.app), base_url=url)
+
+    async def post(self, path: str, body: Any = None, **kwargs: Any) -> httpx.Response:
+        return await self.client.post(path, json=body, **kwargs)
+
+    async def produce(self, *payloads: str, topic: str = TOPIC, **kwargs: Any) -> list[str]:
+        """One request for each; the ids."""
+        ids = []
+        for payload in payloads:
+            answer = await self.client.post(f"{topic}/messages", content=payload.encode(), **kwargs)
+            assert answer.status_code == 200, answer.text
+            ids += answer.json()["message_ids"]
+        return ids
+
+    async def produce_batch(self, *payloads: str, topic: str = TOPIC) -> list[str]:
+        lines = "\n".join(json.dumps({"payload": payload}) for payload in payloads)
+        answer = await self.client.post(
+            f"{topic}/messages", content=lines, headers={"content-type": "application/x-ndjson"}
+        )
+        assert answer.status_code == 200, answer.text
+        return list(answer.json()["message_ids"])
+
+    async def receive(
+        self, consumer: str = "c1", *, sub: str = "s", topic: str = TOPIC, **fields: Any
+    ) -> list[dict[str, Any]]:
+        answer = await self.receive_raw(consumer, sub=sub, topic=topic, **fields)
+        assert answer.status_code == 200, answer.text
+        return list(answer.json()["messages"])
+
+    async def receive_raw(
+        self, consumer: str = "c1", *, sub: str = "s", topic: str = TOPIC, **fields: Any
+    ) -> httpx.Response:
+        fields = {"wait_ms": 0, **fields}
+        return await self.post(f"{topic}/subscriptions/{sub}/receive", {"consumer": consumer, **fields})
+
+    async def ack(self, ids: list[str], *, sub: str = "s", topic: str = TOPIC) -> httpx.Response:
+        return await self.post(f"{topic}/subscriptions/{sub}/ack", {"message_ids": ids})
+
+    async def close(self) -> None:
+        await self.client.aclose()
+        await self.broker.close()
+        await self.app.close()
+        await self.leases.close()
+        await self.store.close()
+
+
+class _Peers(httpx.AsyncBaseTransport):
+    """Other brokers by their URL's host; an unknown one refuses the connection."""
+
+    def __init__(self, peers: dict[str, httpx.ASGITransport]) -> None:
+        self._peers = peers
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        peer = self._peers.get(request.url.host)
+        if peer is None:
+            raise httpx.ConnectError("refused", request=request)
+        return await peer.handle_async_request(request)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def tree() -> MemoryTree:
+    return MemoryTree()
+
+
+@pytest.fixture
+def ledgers() -> MemoryLedgers:
+    return MemoryLedgers()
+
+
+@pytest.fixture
+async def broker(tree: MemoryTree, ledgers: MemoryLedgers, clock: Clock) -> AsyncIterator[Harness]:
+    harness = Harness(tree=tree, ledgers=ledgers, clock=clock, url="http://one")
+    yield harness
+    await harness.close()
+
+
+def payloads(messages: list[dict[str, Any]]) -> list[str]:
+    return [message["payload"] for message in messages]
+
+
+def ids(messages: list[dict[str, Any]]) -> list[str]:
+    return [message["message_id"] for message in messages]
+
+
+def problem(answer: httpx.Response, *, status: int, code: str) -> dict[str, Any]:
+    """Check that `answer` is such a problem; its body."""
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "application/problem+json"
+    body: dict[str, Any] = answer.json()
+    assert body["status"] == status
+    assert body["code"] == code, body
+    assert answer.headers["x-request-id"]
+    return body
