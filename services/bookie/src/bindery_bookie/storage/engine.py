@@ -12,6 +12,7 @@ write.
 """
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -45,6 +46,9 @@ from bindery_bookie.store import AddDone, LacState, ReadDone, ReplayProgress
 log = structlog.get_logger(__name__)
 
 _FLUSH_RETRY_S = 1.0
+_RELEASE_ENTRIES = 4096
+"""Entries of a flushed cache freed in one turn of the loop: about 0.3 ms."""
+
 _DEFERRED = int(WriteFlag.DEFERRED_SYNC)
 
 StartWorker = Callable[[str], Worker]
@@ -73,9 +77,13 @@ class StorageEngine:
         destroy_kv: Callable[[str], None],
         start_worker: StartWorker,
         wall_clock_ms: Callable[[], int],
+        clock: Callable[[], float] | None = None,
         stats: StorageStats | None = None,
     ) -> None:
-        """`destroy_kv` removes a store that `open_kv` finds damaged, before it is rebuilt."""
+        """`destroy_kv` removes a store that `open_kv` finds damaged, before it is rebuilt.
+
+        `clock`: monotonic seconds for measuring work; the loop's own if None. uvloop's stands still within a turn.
+        """
         self.settings = settings
         self.stats = stats or StorageStats()
         self._disk = disk
@@ -83,6 +91,7 @@ class StorageEngine:
         self._destroy_kv = destroy_kv
         self._start_worker = start_worker
         self._wall_clock_ms = wall_clock_ms
+        self._given_clock = clock
         self._journal_directory = f"{settings.journal_directory}/current"
         self._directory = f"{settings.ledger_directory}/current"
         self._index_path = f"{self._directory}/index"
@@ -116,6 +125,7 @@ class StorageEngine:
             destroy_kv=LevelDbKV.destroy,
             start_worker=_thread_worker,
             wall_clock_ms=wall_clock_ms,
+            clock=time.monotonic,
             stats=stats,
         )
 
@@ -125,6 +135,7 @@ class StorageEngine:
         """See EntryStore. Raises DamagedStorage with the file and offset."""
         assert not self._is_open
         self._loop = asyncio.get_running_loop()
+        self._clock = self._given_clock or self._loop.time
         self._journal_worker = self._worker("journal")
         self._flush_worker = self._worker("flush")
         self._read_worker = self._worker("read")
@@ -175,7 +186,7 @@ class StorageEngine:
         self._workers.clear()
 
     async def _open(self, on_progress: Callable[[ReplayProgress], None] | None) -> None:
-        started = self._loop.time()
+        started = self._clock()
         self._index, mark = await run_in(self._flush_worker, self._open_storage)
         settings = self.settings
         self._ledgers = LedgerTable(
@@ -184,7 +195,7 @@ class StorageEngine:
         logs = EntryLogReader(self._disk, self._directory, open_logs_max=settings.open_logs_max)
         self._reader = ColdReader(self._index, logs, settings)
         self._journal_writer = JournalWriter(
-            self._disk, self._journal_directory, file_size=settings.journal_file_size_max, clock=self._loop.time
+            self._disk, self._journal_directory, file_size=settings.journal_file_size_max, clock=self._clock
         )
         self._flusher = Flusher(
             disk=self._disk,
@@ -194,7 +205,7 @@ class StorageEngine:
             logs=EntryLogWriter(self._disk, self._directory, log_id=mark.log_id, offset=mark.log_offset),
             mark=mark,
             worker=self._flush_worker,
-            loop=self._loop,
+            clock=self._clock,
             settings=settings,
             stats=self.stats,
         )
@@ -210,7 +221,7 @@ class StorageEngine:
             stats=self.stats,
             start=start,
         )
-        self.stats.replay_s = self._loop.time() - started
+        self.stats.replay_s = self._clock() - started
 
     def _open_storage(self) -> tuple[Index, LastLogMark]:
         """Check what is there, make what is not; the index agrees with the mark on return."""
@@ -550,7 +561,7 @@ class StorageEngine:
                 await self._pause(_FLUSH_RETRY_S)
 
     async def _try_flush(self, flush: Flush) -> bool:
-        start = self._loop.time()
+        start = self._clock()
         try:
             await self._flush(flush)
         except (OSError, BinderyError) as error:
@@ -559,7 +570,9 @@ class StorageEngine:
             self._fail_flush_waiters()
             return False
         self._next_flush = None
-        self._flushed(flush, self._loop.time() - start)
+        self._flushed(flush, self._clock() - start)
+        while flush.cache.release(_RELEASE_ENTRIES):
+            await asyncio.sleep(0)
         return True
 
     def _has_unflushed(self) -> bool:

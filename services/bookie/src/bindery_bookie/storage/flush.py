@@ -8,8 +8,7 @@ happen in the flush's worker. Adds do not wait for any of it.
 """
 
 import asyncio
-from asyncio import AbstractEventLoop
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -75,7 +74,7 @@ class Flusher:
         logs: EntryLogWriter,
         mark: LastLogMark,
         worker: Worker,
-        loop: AbstractEventLoop,
+        clock: Callable[[], float],
         settings: StorageSettings,
         stats: StorageStats,
     ) -> None:
@@ -86,7 +85,7 @@ class Flusher:
         self._logs = logs
         self.mark = mark
         self._worker = worker
-        self._loop = loop
+        self._clock = clock
         self._settings = settings
         self._stats = stats
 
@@ -159,7 +158,7 @@ class _Encoder:
     def __init__(self, flusher: Flusher, flush: Flush) -> None:
         self._flusher = flusher
         self._flush = flush
-        self._clock = flusher._loop.time
+        self._clock = flusher._clock
         self._slice_s = flusher._settings.flush_slice_s
         self._chunk_size = flusher._settings.flush_chunk_size
         self._log_size_max = flusher._settings.entry_log_size_max

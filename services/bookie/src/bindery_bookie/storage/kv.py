@@ -103,17 +103,13 @@ class LevelDbKV:
             raise self._wrap(error) from error
 
     def floor(self, *, lowest: bytes, key: bytes) -> tuple[bytes, bytes] | None:
-        if lowest == key:  # a reverse iterator over one key finds nothing
-            value = self.get(key)
-            return None if value is None else (key, value)
+        # No `start`: plyvel's reverse iterator misses a lone pair that stands exactly there.
         try:
-            with self._db.iterator(
-                start=lowest, stop=key, include_stop=True, reverse=True, verify_checksums=True
-            ) as pairs:
+            with self._db.iterator(stop=key, include_stop=True, reverse=True, verify_checksums=True) as pairs:
                 found: tuple[bytes, bytes] | None = next(pairs, None)
         except plyvel.Error as error:
             raise self._wrap(error) from error
-        return found
+        return found if found is not None and found[0] >= lowest else None
 
     def approximate_size(self) -> int:
         size: int = self._db.approximate_size(b"\x00", b"\xff" * 32)
