@@ -48,7 +48,7 @@ def stats(topic: Topic, url: Url = None, as_json: AsJson = False) -> None:
     from bindery.broker_api import Broker, topic_path
 
     with Broker(url) as broker:
-        answer = broker.get(topic_path(topic) + "/stats")
+        answer = broker.get(topic_path(topic))
     if as_json:
         print(json.dumps(answer, indent=2))
         return
