@@ -127,11 +127,16 @@ async def bench_reads(root: Path, entries: int) -> None:
         start = time.perf_counter()
         total = min(adder.done, entries)
         for first in range(0, total, 100):
-            read: asyncio.Future[Sequence[bytes | int]] = loop.create_future() store.read_many([(1, e) for e in
-            range(first, min(first + 100, total))], read.set_result) answers = await read assert all(type(one) is bytes
-            for one in answers), (first, [one for one in answers if type(one) is not bytes])
-        rate = total / (time.perf_counter() - start) print(f"| catch-up, 100 at a time | {payload_size} | {rate:,.0f} |
-        {rate * payload_size / 1e6:.1f} | {store.stats.read_jobs} |") await store.close() shutil.rmtree(directory)
+            read: asyncio.Future[Sequence[bytes | int]] = loop.create_future()
+            store.read_many([(1, e) for e in range(first, min(first + 100, total))], read.set_result)
+            answers = await read
+            assert all(type(one) is bytes for one in answers), (first, [one for one in answers if type(one) is int])
+        rate = total / (time.perf_counter() - start)
+        megabytes = rate * payload_size / 1e6
+        jobs = store.stats.read_jobs
+        print(f"| catch-up, 100 at a time | {payload_size} | {rate:,.0f} | {megabytes:.1f} | {jobs} |")
+        await store.close()
+        shutil.rmtree(directory)
 
 
 def main() -> None:

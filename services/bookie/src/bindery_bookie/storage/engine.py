@@ -571,9 +571,14 @@ class StorageEngine:
             return False
         self._next_flush = None
         self._flushed(flush, self._clock() - start)
-        while flush.cache.release(_RELEASE_ENTRIES):
-            await asyncio.sleep(0)
+        await self._release(flush.cache)
         return True
+
+    async def _release(self, cache: WriteCache) -> None:
+        is_left = True
+        while is_left:
+            is_left = cache.release(_RELEASE_ENTRIES)
+            await asyncio.sleep(0)
 
     def _has_unflushed(self) -> bool:
         return bool(self._active.ledgers or self._ledgers.changed or self._ledgers.deleted)
