@@ -41,6 +41,7 @@ UNKNOWN_MAX: Final = 5
 """Lost answers in a row that one call settles by itself."""
 WATCH_RETRY_S: Final = 0.5
 C_TOKEN_BITS: Final = 63
+NO_TOKEN: Final = 0
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -110,7 +111,7 @@ class LedgerManager:
     async def write(self, ledger_id: LedgerId, metadata: LedgerMetadata, *, version: int) -> Versioned[LedgerMetadata]:
         """Compare-and-set. Raises VersionConflict, NoSuchLedger, MetadataUnavailable (nothing was written),
         MetadataOutcomeUnknown (and it could not be found out)."""
-        metadata = metadata.with_changes(c_token=None)
+        metadata = metadata.with_changes(c_token=NO_TOKEN)
         data = codec.encode(metadata)
         try:
             stat = await self._store.set(self._layout.ledger(ledger_id), data, version=version)
