@@ -7,6 +7,7 @@ from annotated_types import Ge, Gt, Le
 from bindery_core.ids import BookieId, validate_bookie_id
 from bindery_core.wire.framing import FRAME_SIZE_MAX
 from bindery_kit.settings import Settings
+from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
 from bindery_bookie.storage.settings import StorageSettings
@@ -112,8 +113,8 @@ class BookieSettings(Settings):
     log_level: str = "info"
     """debug, info, warning or error."""
 
-    server: ServerSettings = ServerSettings()
-    storage: StorageSettings = StorageSettings()
+    server: ServerSettings = Field(default_factory=ServerSettings)
+    storage: StorageSettings = Field(default_factory=StorageSettings)
 
     def resolved_storage(self) -> StorageSettings:
         """The storage settings with `journal_dir` and `ledger_dir` put in."""

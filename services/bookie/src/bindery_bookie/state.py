@@ -20,7 +20,7 @@ class BookieState:
         self.high_priority_writes = False
         """Whether adds of high priority (recovery) are taken in spite of being read-only."""
         self._reasons: dict[str, str] = {}
-        self._listeners: list[Callable[[bool], None]] = []
+        self._listeners: list[Callable[[], None]] = []
 
     @property
     def read_only(self) -> bool:
@@ -37,19 +37,19 @@ class BookieState:
 
     def set_read_only(self, part: str, reason: str | None) -> None:
         """`part` has a reason to refuse writes, or, with None, has it no longer."""
-        before = self.read_only
+        before = dict(self._reasons)
         if reason is None:
             self._reasons.pop(part, None)
         else:
             self._reasons[part] = reason
-        if before != self.read_only:
+        if before.keys() != self._reasons.keys():
             for listener in tuple(self._listeners):
-                listener(self.read_only)
+                listener()
 
     def has_reason_besides(self, part: str) -> bool:
         """Whether anybody but `part` wants the bookie read-only."""
         return any(name != part for name in self._reasons)
 
-    def on_change(self, listener: Callable[[bool], None]) -> None:
-        """`listener(read_only)` after each turn."""
+    def on_change(self, listener: Callable[[], None]) -> None:
+        """Call `listener` after a part came to want the bookie read-only, or ceased to."""
         self._listeners.append(listener)

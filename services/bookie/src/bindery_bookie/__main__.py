@@ -1,0 +1,7 @@
+"""`python -m bindery_bookie`: the same as `bindery-bookie`."""
+
+import sys
+
+from bindery_bookie.main import main
+
+sys.exit(main())
