@@ -53,6 +53,8 @@ class Broker:
         self.topics.bind(self.ownership)
         self.metrics = BrokerMetrics(components.metrics, self.topics, self.ownership)
         self._closing = False
+        self.draining = False
+        """The process stops: answer what can be answered now."""
 
     async def locate(self, name: TopicName, *, create: bool) -> RemoteOwner | None:
         """The other broker that serves the topic; None: this one.
@@ -74,6 +76,13 @@ class Broker:
         while True:
             await asyncio.sleep(self.settings.maintenance_interval_s)
             await self.topics.maintain()
+
+    def drain(self) -> None:
+        """End all waiting, so that requests in flight finish soon."""
+        self.draining = True
+        for topic in self.topics:
+            for subscription in topic.subscriptions.values():
+                subscription.drain()
 
     async def close(self) -> None:
         """Close topics (cursors flushed, ledgers sealed), then give their bundles up. Idempotent."""

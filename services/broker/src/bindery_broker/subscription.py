@@ -90,6 +90,7 @@ class Subscription:
         self._requests_open: dict[tuple[str, str], asyncio.Future[None]] = {}
         self._batch_sizes: dict[Position, int] = {}
         self._closed: BinderyError | None = None
+        self._draining = False
         self._stuck: str | None = None
         self._remove_listener = ledger.on_new_entries(self._wake)
         self._blocked_by_limit = False
@@ -195,6 +196,8 @@ class Subscription:
             )  # fmt: skip
             if taken:
                 return taken
+            if self._draining:
+                deadline = now
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiters.append(waiter)  # before the read, so that nothing can come in between unnoticed
             try:
@@ -322,6 +325,11 @@ class Subscription:
             self._closed = reason
             self._remove_listener()
             self._wake()
+
+    def drain(self) -> None:
+        """The broker stops: nobody waits any more."""
+        self._draining = True
+        self._wake()
 
     def wake_all(self) -> None:
         """Have each waiting call look again, at `gone` too."""

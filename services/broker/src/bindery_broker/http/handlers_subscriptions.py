@@ -61,7 +61,7 @@ async def receive(broker: Broker, exchange: Exchange) -> Reply:
         consumer=body.consumer,
         count_max=body.max,
         bytes_max=body.max_bytes,
-        wait_s=min(body.wait_ms, broker.settings.receive_wait_ms_max) / 1000,
+        wait_s=0.0 if broker.draining else min(body.wait_ms, broker.settings.receive_wait_ms_max) / 1000,
         ack_timeout_s=body.ack_timeout_ms / 1000,
         session_ttl_s=body.session_ttl_ms / 1000,
         request_id=body.request_id if isinstance(body.request_id, str) else None,
@@ -93,7 +93,7 @@ async def stream(broker: Broker, exchange: Exchange) -> None:
     )  # fmt: skip
     try:
         await exchange.send_chunk(b": connected\n\n", more=True)
-        while not exchange.gone:
+        while not (exchange.gone or broker.draining):
             deliveries, _ = await subscription.receive(request, kind=kind, gone=lambda: exchange.gone)
             events = b"".join(_event(message) for message in _views(topic, deliveries))
             if not exchange.gone:

@@ -103,7 +103,7 @@ async def read_messages(broker: Broker, exchange: Exchange) -> Reply:
     topic = await broker.topic(exchange.name)
     if isinstance(start, MessageId) and start.partition not in (-1, topic.partition):
         raise BadRequest("the id is of another partition", message_id=str(start))
-    wait_ms = min(query.wait_ms, broker.settings.receive_wait_ms_max)
+    wait_ms = 0 if broker.draining else min(query.wait_ms, broker.settings.receive_wait_ms_max)
     found, following = await topic.read(start, count_max=query.max, bytes_max=query.max_bytes, wait_s=wait_ms / 1000)
     return json_reply(
         ReadAnswer(messages=[view(row.message, message_id=str(row.id)) for row in found], next=str(following))

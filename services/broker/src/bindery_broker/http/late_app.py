@@ -1,0 +1,30 @@
+"""The HTTP port before the broker is there: 503 for everything but the health paths in front of it."""
+
+from bindery_kit.health import AsgiApp
+from bindery_kit.problem import problem_response
+
+from bindery_broker.http.exchange import Receive, Scope, Send
+
+
+class LateApp:
+    def __init__(self) -> None:
+        self._app: AsgiApp | None = None
+
+    def put(self, app: AsgiApp) -> None:
+        """From now on requests go to `app`."""
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._app is not None:
+            await self._app(scope, receive, send)
+        elif scope["type"] == "lifespan":
+            while True:
+                message = await receive()
+                await send({"type": f"{message['type']}.complete"})
+                if message["type"] == "lifespan.shutdown":
+                    return
+        elif scope["type"] == "http":
+            response = problem_response(status=503, code="starting", detail="the broker is starting; see /startupz")
+            await response(scope, receive, send)
+        else:
+            await send({"type": "websocket.close", "code": 1013})
