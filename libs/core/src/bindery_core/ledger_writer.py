@@ -427,7 +427,7 @@ class LedgerWriter:
         self._silent &= ~again
         for index in _indexes(again):
             del self._failed[index]
-        newly = sum(1 << index for index in self._failed)
+        newly = sum(1 << index for index in self._failed) & ~self._down
         self._down |= newly
         actions: list[WriterAction] = []
         for index in _indexes(newly):

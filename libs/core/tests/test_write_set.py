@@ -1,0 +1,52 @@
+"""Write sets against the definition, written the long way."""
+
+import pytest
+from bindery_core.write_set import entries_of, entry_count_of, write_set, write_set_contains, write_set_masks
+
+SIZES = [(e, w) for e in range(1, 7) for w in range(1, e + 1)]
+
+
+def naive(entry_id: int, ensemble_size: int, write_quorum: int) -> list[int]:
+    """Walk the ring."""
+    ring = list(range(ensemble_size))
+    for _ in range(entry_id):
+        ring = [*ring[1:], ring[0]]
+    return ring[:write_quorum]
+
+
+def test_four_bookies_write_quorum_three() -> None:
+    """The example that must hold: 1-2-3, 2-3-4, 3-4-1, ..."""
+    sets = [write_set(entry_id=entry_id, ensemble_size=4, write_quorum=3) for entry_id in range(5)]
+    assert [tuple(index + 1 for index in indexes) for indexes in sets] == [
+        (1, 2, 3), (2, 3, 4), (3, 4, 1), (4, 1, 2), (1, 2, 3),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("ensemble_size", "write_quorum"), SIZES)
+def test_every_form_says_what_the_definition_says(ensemble_size: int, write_quorum: int) -> None:
+    sizes = {"ensemble_size": ensemble_size, "write_quorum": write_quorum}
+    masks = write_set_masks(**sizes)
+    for entry_id in range(3 * ensemble_size):
+        expected = naive(entry_id, ensemble_size, write_quorum)
+        assert list(write_set(entry_id=entry_id, **sizes)) == expected
+        assert masks[entry_id % ensemble_size] == sum(1 << index for index in expected)
+        for index in range(ensemble_size):
+            assert write_set_contains(index, entry_id=entry_id, **sizes) == (index in expected)
+
+
+@pytest.mark.parametrize(("ensemble_size", "write_quorum"), SIZES)
+def test_entries_of_an_index_are_those_whose_write_set_names_it(ensemble_size: int, write_quorum: int) -> None:
+    sizes = {"ensemble_size": ensemble_size, "write_quorum": write_quorum}
+    for first in range(5):
+        for last in range(first - 1, first + 14):
+            for index in range(ensemble_size):
+                expected = [e for e in range(first, last + 1) if index in naive(e, ensemble_size, write_quorum)]
+                assert list(entries_of(index, first=first, last=last, **sizes)) == expected
+                assert entry_count_of(index, first=first, last=last, **sizes) == len(expected)
+
+
+def test_sizes_that_cannot_be_are_a_bug_of_the_caller() -> None:
+    with pytest.raises(AssertionError):
+        write_set(entry_id=0, ensemble_size=2, write_quorum=3)
+    with pytest.raises(AssertionError):
+        write_set(entry_id=-1, ensemble_size=3, write_quorum=3)
