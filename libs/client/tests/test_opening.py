@@ -147,6 +147,23 @@ async def test_a_bookie_that_registered_anew_is_used_again() -> None:
         assert failed.bookie_id in (await client.create(ensemble_size=4)).metadata.last_segment.ensemble
 
 
+async def test_a_bookie_that_was_restarted_is_found_again_when_it_is_needed() -> None:
+    """It kept its session, so that the directory tells nothing; its quarantine is long."""
+    async with FakeCluster(bookies=3) as cluster:
+        client = await cluster.client(quarantine_s=60.0, reconnect_pause_s=30.0, reconnect_pause_s_max=30.0)
+        writer = await client.create()
+        failed = cluster.of(writer.metadata.last_segment.ensemble)[0]
+        await failed.stop()
+        await writer.add(b"0")
+        async with asyncio.timeout(LIMIT_S):
+            while failed.bookie_id not in writer.degraded:
+                await asyncio.sleep(0.01)
+        with pytest.raises(NotEnoughBookies):
+            await client.create()
+        await failed.start()
+        assert failed.bookie_id in (await client.create()).metadata.last_segment.ensemble
+
+
 async def test_new_bookies_are_found_without_a_restart() -> None:
     async with FakeCluster(bookies=2) as cluster:
         client = await cluster.client()

@@ -11,7 +11,7 @@ from typing import Protocol, Self
 from weakref import WeakSet
 
 from bindery_core.digest import Digester
-from bindery_core.errors import BadRequest, BookieUnavailable, NoSuchLedger, Unauthorized
+from bindery_core.errors import BadRequest, BookieUnavailable, NoSuchLedger, NotEnoughBookies, Unauthorized
 from bindery_core.ids import BookieId, EntryId, LedgerId
 from bindery_core.ledger_metadata import DigestType, LedgerMetadata, LedgerState, Segment
 from bindery_core.ledger_plans import fence_targets
@@ -104,9 +104,13 @@ class LedgerClient:
             )  # fmt: skip
         if len(self._directory.writable()) < ensemble_size:
             await self._directory.refresh()  # what we know may be older than the newest bookie
-        ensemble = self._pool.choose_ensemble(
-            ensemble_size=ensemble_size, write_quorum=write_quorum, ack_quorum=ack_quorum
-        )
+        quorums = {"ensemble_size": ensemble_size, "write_quorum": write_quorum, "ack_quorum": ack_quorum}
+        try:
+            ensemble = self._pool.choose_ensemble(**quorums)
+        except NotEnoughBookies:
+            if not await self._pool.revisit():
+                raise
+            ensemble = self._pool.choose_ensemble(**quorums)
         metadata = LedgerMetadata(
             ensemble_size=ensemble_size, write_quorum=write_quorum, ack_quorum=ack_quorum,
             segments=(Segment(EntryId(0), ensemble),), digest_type=digest_type, password=password,

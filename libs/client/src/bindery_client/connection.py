@@ -159,9 +159,8 @@ class BookieConnection(asyncio.Protocol):
             pause_s = min(self._settings.reconnect_pause_s * 2**doublings, self._settings.reconnect_pause_s_max)
             self._retry_at = self._loop.time() + pause_s
             log.info("bookie_connect_failed", bookie_id=self.bookie_id, error=repr(error), pause_s=pause_s)
-            self._connecting = None
             self._fail_all(_unavailable("bookie cannot be reached", self.bookie_id, error))
-        else:
+        finally:
             self._connecting = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -191,13 +190,19 @@ class BookieConnection(asyncio.Protocol):
         """Forget the pause: there is news of this bookie."""
         self._retry_at = 0.0
 
-    async def close(self) -> None:
-        """Fail everything in flight and drop the connection for good. Idempotent."""
+    async def probe(self) -> bool:
+        """Try to connect now, whatever the pause; whether the connection stands. Takes `connect_timeout_s` at most."""
+        if self._transport is None and not self._closed:
+            if self._connecting is None:
+                self._connecting = self._loop.create_task(self._connect())
+            await asyncio.wait([self._connecting])
+        return self._transport is not None
+
+    def shut(self) -> None:
+        """Fail everything in flight and whatever is sent from now on. Idempotent."""
         self._closed = True
         if self._connecting is not None:
             self._connecting.cancel()
-            await asyncio.gather(self._connecting, return_exceptions=True)
-            self._connecting = None
         if self._transport is not None:
             self._transport.abort()
             self._transport = None
@@ -205,6 +210,13 @@ class BookieConnection(asyncio.Protocol):
             self._tick_timer.cancel()
             self._tick_timer = None
         self._fail_all(BookieUnavailable("connection was closed", bookie_id=self.bookie_id))
+
+    async def close(self) -> None:
+        """As `shut`; returns when nothing of this connection runs any more."""
+        connecting = self._connecting
+        self.shut()
+        if connecting is not None:
+            await asyncio.gather(connecting, return_exceptions=True)
 
     # -- receiving ----------------------------------------------------------------------------------------------------
 

@@ -37,13 +37,14 @@ class BookiePool:
     # -- connections --------------------------------------------------------------------------------------------------
 
     def connection(self, bookie_id: BookieId) -> BookieConnection:
+        """The one to this bookie. After `close` it is one that fails every request."""
         connection = self._connections.get(bookie_id)
         if connection is None:
+            connection = BookieConnection(bookie_id, resolve=self._resolve, settings=self.settings)
             if self._closed:
-                raise BookieUnavailable("ledger client was closed", bookie_id=bookie_id)
-            connection = self._connections[bookie_id] = BookieConnection(
-                bookie_id, resolve=self._resolve, settings=self.settings
-            )
+                connection.shut()
+            else:
+                self._connections[bookie_id] = connection
         return connection
 
     def txn_id(self) -> int:
@@ -141,6 +142,19 @@ class BookiePool:
                 self.candidates(), ensemble=ensemble, failed=failed, write_quorum=write_quorum,
                 rng=self._randomness, exclude=unreachable,
             )  # fmt: skip
+
+    async def revisit(self) -> bool:
+        """Knock at quarantined bookies that could not be reached; whether any of them opens. For when spares ran out.
+
+        A bookie that was restarted within its session's time shows no other sign of life.
+        """
+        unreachable = [b for b in self._unreachable(self.quarantined()) if b in self.directory.bookies]
+        probes = [self._loop.create_task(self.connection(bookie_id).probe()) for bookie_id in unreachable]
+        if probes:
+            await asyncio.wait(probes, timeout=self.settings.revisit_timeout_s)
+        for probe in probes:
+            probe.cancel()
+        return any(probe.done() and not probe.cancelled() and probe.result() for probe in probes)
 
     def _unreachable(self, reasons: Mapping[BookieId, str]) -> dict[BookieId, str]:
         return {b: reason for b, reason in reasons.items() if self.is_unreachable(b)}

@@ -86,6 +86,9 @@ class ClientSettings:
     quarantine_s: float = 30.0
     """How long a bookie that failed is avoided when others will do. Source: BookKeeper has 1800 s, off by default."""
 
+    revisit_timeout_s: float = 1.0
+    """When there are too few bookies, how long those that could not be reached are tried once more."""
+
     timer_tick_s: float = 0.05
     """Granularity of request deadlines: one timer for all requests of a connection instead of one each."""
 

@@ -12,8 +12,8 @@ compare-and-set.
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Final, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 import structlog
 from bindery_core.entry import PAYLOAD_SIZE_MAX
@@ -24,6 +24,7 @@ from bindery_core.errors import (
     LostOwnership,
     MetadataOutcomeUnknown,
     MetadataUnavailable,
+    NotEnoughBookies,
     TooLarge,
 )
 from bindery_core.ids import BookieId, EntryId, LedgerId
@@ -38,7 +39,7 @@ from bindery_core.ledger_actions import (
     WriterAction,
 )
 from bindery_core.ledger_metadata import LedgerMetadata
-from bindery_core.ledger_plans import plan_close, plan_ensemble_change
+from bindery_core.ledger_plans import Plan, plan_close, plan_ensemble_change
 from bindery_core.ledger_writer import LedgerWriter, WriterSettings
 from bindery_metadata.ledger_manager import LedgerManager
 from bindery_metadata.versioned import Versioned
@@ -51,7 +52,6 @@ from bindery_client.settings import ClientSettings
 from bindery_client.timers import DeadlineTimer
 
 log = structlog.get_logger()
-T = TypeVar("T")
 
 METADATA_PAUSE_S: Final = 0.1
 METADATA_PAUSE_S_MAX: Final = 2.0
@@ -103,6 +103,8 @@ class WriteHandle:
                 explicit_lac_idle_s=settings.explicit_lac_idle_s,
             ),
         )  # fmt: skip
+        self._reasons: dict[BookieId, str] = {}
+        """What a bookie's connection last died of."""
         self._timer = DeadlineTimer(self._tick)
         self._waiting: deque[_Call] = deque()
         """Not admitted yet."""
@@ -226,7 +228,8 @@ class WriteHandle:
 
     def failed(self, bookie_id: BookieId, error: BinderyError) -> None:
         if not self._abandoned:
-            self._run(self._machine.bookie_failed(bookie_id, reason_of(error), now=self._loop.time()))
+            self._reasons[bookie_id] = reason = reason_of(error)
+            self._run(self._machine.bookie_failed(bookie_id, reason, now=self._loop.time()))
 
     def expired(self, bookie_id: BookieId, error: BinderyError) -> None:
         """The state machine has deadlines of its own, and they passed earlier."""
@@ -326,7 +329,7 @@ class WriteHandle:
     async def _change_ensemble(self, action: ChangeEnsemble) -> None:
         pool = self._requests.pool
         for bookie_id in action.failed.values():
-            pool.quarantine(bookie_id, "an add failed there")
+            pool.quarantine(bookie_id, self._reasons.pop(bookie_id, "it refused an add, or did not answer in time"))
 
         def plan(metadata: LedgerMetadata) -> LedgerMetadata | None:
             return plan_ensemble_change(
@@ -338,7 +341,12 @@ class WriteHandle:
 
         before = self._committed.value.last_segment
         try:
-            committed = await self._patiently(lambda: self._manager.update(self.ledger_id, plan, known=self._committed))
+            try:
+                committed = await self._update(plan)
+            except NotEnoughBookies:
+                if not await pool.revisit():
+                    raise
+                committed = await self._update(plan)
         except BinderyError as error:
             if not self._abandoned:
                 log.warning(
@@ -358,16 +366,16 @@ class WriteHandle:
         self._ensemble_change = None
         self._run(self._machine.ensemble_changed(committed.value, now=self._loop.time()))
 
-    async def _patiently(self, change: Callable[[], Awaitable[T]]) -> T:
-        """Repeat a metadata change while the store cannot be asked, for `metadata_timeout_s` at most.
+    async def _update(self, plan: Plan) -> Versioned[LedgerMetadata]:
+        """Change the metadata; repeat while the store cannot be asked, for `metadata_timeout_s` at most.
 
-        The changes are plans that know their own result, so one of unknown outcome may be repeated too.
+        The plans know their own result, so one of unknown outcome may be repeated too.
         """
         deadline = self._loop.time() + self._settings.metadata_timeout_s
         pause_s = METADATA_PAUSE_S
         while True:
             try:
-                return await change()
+                return await self._manager.update(self.ledger_id, plan, known=self._committed)
             except (MetadataUnavailable, MetadataOutcomeUnknown) as error:
                 if self._loop.time() + pause_s > deadline:
                     raise
@@ -421,12 +429,8 @@ class WriteHandle:
                 raise
         seal = await self._seal
         try:
-            self._committed = await self._patiently(
-                lambda: self._manager.update(
-                    self.ledger_id,
-                    lambda metadata: plan_close(metadata, last_entry_id=seal.last_entry_id, length=seal.length),
-                    known=self._committed,
-                )
+            self._committed = await self._update(
+                lambda metadata: plan_close(metadata, last_entry_id=seal.last_entry_id, length=seal.length)
             )
         except LostOwnership as error:
             self._broken = self._refusal = error
