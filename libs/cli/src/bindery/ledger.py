@@ -1,7 +1,6 @@
 """`bindery ledger`: look at ledgers as they are in metadata and on the bookies. Nothing is changed: no recovery, no
 fence."""
 
-import asyncio
 import base64
 import json
 import sys
@@ -176,6 +175,8 @@ def _print_entry(entry_id: int, payload: bytes, *, as_json: bool, raw: bool, **m
 
 
 def _with_client(zookeeper: str, run: "Callable[[LedgerClient], Awaitable[T]]") -> T:
+
+    import asyncio
 
     from bindery.ledger_client import connected
 
