@@ -400,7 +400,7 @@ class Subscription:
         except BaseException:
             dispatcher.give_back(keys)
             raise
-        dispatcher.offer(items, generation=generation)
+        dispatcher.offer_again(items, generation=generation)
         missing = set(keys).difference(item.key for item in items)
         if missing and generation == dispatcher.generation:  # acknowledged or trimmed since
             dispatcher.finish_ack(dispatcher.begin_ack(missing))

@@ -10,9 +10,9 @@ state:
     REPLAY   came back; its body must be read again
     LOADING  being read again
 
-    offer: new -> READY        take: READY -> LEASED         nack: LEASED -> REPLAY | DELAYED
-    replay: REPLAY -> LOADING  offer: LOADING -> READY       tick: LEASED (timeout), DELAYED (due) -> REPLAY
-    begin_ack: any -> ACKING   finish_ack: ACKING -> gone    fail_ack: ACKING -> REPLAY
+    offer: new -> READY        take: READY -> LEASED           nack: LEASED -> REPLAY | DELAYED
+    replay: REPLAY -> LOADING  offer_again: LOADING -> READY   tick: LEASED (timeout), DELAYED (due) -> REPLAY
+    begin_ack: any -> ACKING   finish_ack: ACKING -> gone      fail_ack: ACKING -> REPLAY
 
 The queues may hold stale rows (a READY message was acknowledged, say); the state decides, so nothing goes out twice.
 Bodies are dropped when handed out: a redelivery reads the entry again, from the cache mostly.
@@ -76,7 +76,7 @@ class SharedDispatcher(Generic[M]):
         return max(0, min(self.limits.ready_max - self._ready_count, self.limits.unacked_max - len(self._states)))
 
     def replay(self, count_max: int) -> list[MessageKey]:
-        """Up to `count_max` keys to read again, lowest first. Each must come back by `offer`, `give_back` or an ack."""
+        """Up to `count_max` keys to read again, lowest first. Each must come back by `offer_again`, `give_back` or an ack."""
         keys: list[MessageKey] = []
         while self._replay and len(keys) < count_max:
             key = heapq.heappop(self._replay)
@@ -92,22 +92,28 @@ class SharedDispatcher(Generic[M]):
                 self._to_replay(key)
 
     def offer(self, items: Sequence[Item[M]], *, generation: int) -> None:
-        """Messages as read. New ones and those being read again become ready; others are known already and ignored."""
+        """Messages read for the first time. Those that are known already are ignored."""
         if generation != self.generation:
             return
         states = self._states
         for item in items:
-            state = states.get(item.key)
-            if state is None:
+            if item.key not in states:
+                states[item.key] = State.READY
                 self._fresh.append(item)
-            elif state is State.LOADING:
+                self._ready_count += 1
+                self._ready_bytes += item.size
+
+    def offer_again(self, items: Sequence[Item[M]], *, generation: int) -> None:
+        """Messages that `replay` asked for. Those acknowledged meanwhile are ignored."""
+        if generation != self.generation:
+            return
+        for item in items:
+            if self._states.get(item.key) is State.LOADING:
+                self._states[item.key] = State.READY
                 self._again_serial += 1
                 heapq.heappush(self._again, (item.key, self._again_serial, item))
-            else:
-                continue
-            states[item.key] = State.READY
-            self._ready_count += 1
-            self._ready_bytes += item.size
+                self._ready_count += 1
+                self._ready_bytes += item.size
 
     # -- handing out ---------------------------------------------------------------------------------------------
 

@@ -1,0 +1,220 @@
+"""Exclusive dispatch: the topic's order, whatever comes back."""
+
+from bindery_broker.dispatch.exclusive import ExclusiveDispatcher
+from bindery_broker.dispatch.item import DispatchLimits, Item
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
+
+
+def key(n: int) -> tuple[int, int, int]:
+    return (0, n, -1)
+
+
+def item(n: int, size: int = 10) -> Item[int]:
+    return Item(key(n), size, n)
+
+
+class Reader:
+    """The cursor's part: what is acknowledged, and where reading goes on."""
+
+    def __init__(self, entries: int, **limits: int) -> None:
+        self.dispatcher: ExclusiveDispatcher[int] = ExclusiveDispatcher(
+            limits=DispatchLimits(**limits) if limits else None
+        )
+        self.entries = entries
+        self.acked: set[int] = set()
+        self.position = 0
+
+    def read(self, count: int = 100) -> None:
+        if self.dispatcher.rewind_wanted:
+            self.position = 0
+            self.dispatcher.rewound()
+        new = [n for n in range(self.position, self.entries) if n not in self.acked]
+        new = new[: min(count, self.dispatcher.room())]
+        self.dispatcher.offer([item(n) for n in new], generation=self.dispatcher.generation)
+        if new:
+            self.position = new[-1] + 1
+
+    def take(self, count: int = 100, *, now: float = 0.0, consumer: str = "c") -> list[int]:
+        taken = self.dispatcher.take(consumer, count_max=count, bytes_max=10**6, ack_timeout_s=30, now=now)
+        return [delivery.message for delivery in taken]
+
+    def ack(self, *entries: int) -> None:
+        keys = self.dispatcher.begin_ack([key(n) for n in entries])
+        self.acked.update(entries)
+        self.dispatcher.finish_ack(keys)
+
+
+def test_messages_go_out_in_order():
+    reader = Reader(5)
+    reader.read()
+    assert reader.take(2) == [0, 1]
+    assert reader.take() == [2, 3, 4]
+
+
+def test_a_negative_acknowledgement_brings_everything_unacknowledged_back_in_order():
+    reader = Reader(5)
+    reader.read()
+    reader.take(4)
+    reader.ack(1)
+    assert reader.dispatcher.nack([key(2)], delay_s=0, now=0) == [key(2)]
+    reader.read()
+    assert reader.take() == [0, 2, 3, 4]
+    assert [reader.dispatcher.redelivery_count(key(n)) for n in range(5)] == [0, 0, 1, 0, 0]
+
+
+def test_a_delay_holds_everything_behind_it():
+    reader = Reader(3)
+    reader.read()
+    reader.take(1)
+    reader.dispatcher.nack([key(0)], delay_s=5, now=0)
+    reader.read()
+    assert reader.take(now=4.9) == []
+    assert reader.dispatcher.next_deadline() == 5
+    assert reader.take(now=5) == [0, 1, 2]
+
+
+def test_a_timeout_rewinds():
+    reader = Reader(3)
+    reader.read()
+    reader.take(2, now=0)
+    reader.ack(0)
+    assert reader.dispatcher.tick(now=30) == 1
+    reader.read()
+    assert reader.take(now=30) == [1, 2]
+
+
+def test_what_was_read_before_a_rewind_is_dropped():
+    reader = Reader(3)
+    reader.read(1)
+    reader.take()
+    generation = reader.dispatcher.generation
+    reader.dispatcher.nack([key(0)], delay_s=0, now=0)
+    reader.dispatcher.offer([item(1), item(2)], generation=generation)
+    assert reader.take() == []
+    reader.read()
+    assert reader.take() == [0, 1, 2]
+
+
+def test_a_message_being_acknowledged_is_not_offered_by_a_rewind():
+    reader = Reader(3)
+    reader.read()
+    reader.take()
+    keys = reader.dispatcher.begin_ack([key(1)])
+    reader.dispatcher.nack([key(0)], delay_s=0, now=0)
+    reader.read()  # the cursor does not have the acknowledgement yet
+    assert reader.take() == [0, 2]
+    reader.acked.add(1)
+    reader.dispatcher.finish_ack(keys)
+
+
+def test_a_failed_acknowledgement_brings_the_message_back_in_its_place():
+    reader = Reader(3)
+    reader.read()
+    reader.take()
+    reader.dispatcher.fail_ack(reader.dispatcher.begin_ack([key(1)]))
+    reader.read()
+    assert reader.take() == [0, 1, 2]
+
+
+def test_cumulative_acknowledgement_covers_what_is_held_and_what_is_ready():
+    reader = Reader(4)
+    reader.read()
+    reader.take(2)
+    assert reader.dispatcher.begin_cumulative_ack(key(2)) == [key(0), key(1), key(2)]
+    assert reader.take() == [3]
+
+
+def test_cumulative_acknowledgement_can_end_inside_a_batch():
+    dispatcher: ExclusiveDispatcher[int] = ExclusiveDispatcher()
+    dispatcher.offer([Item((0, 0, n), 1, n) for n in range(4)], generation=0)
+    dispatcher.take("c", count_max=3, bytes_max=100, ack_timeout_s=30, now=0)
+    assert dispatcher.begin_cumulative_ack((0, 0, 1)) == [(0, 0, 0), (0, 0, 1)]
+    assert list(dispatcher.leases) == [(0, 0, 2)]
+
+
+def test_one_message_goes_out_whatever_its_size():
+    dispatcher: ExclusiveDispatcher[int] = ExclusiveDispatcher()
+    dispatcher.offer([item(0, size=100), item(1, size=100)], generation=0)
+    taken = dispatcher.take("c", count_max=10, bytes_max=50, ack_timeout_s=30, now=0)
+    assert [delivery.message for delivery in taken] == [0]
+
+
+def test_the_limit_of_unacknowledged_messages_stops_reading():
+    reader = Reader(10, unacked_max=3, unacked_per_consumer_max=2, ready_max=10)
+    reader.read()
+    assert reader.take() == [0, 1]
+    assert reader.take() == []
+    reader.ack(0)
+    reader.read()
+    assert reader.take() == [2]
+
+
+class ExclusiveModel(RuleBasedStateMachine):
+    """Each delivery is the lowest entry that is neither acknowledged nor held."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reader = Reader(12, unacked_max=8, unacked_per_consumer_max=5, ready_max=4)
+        self.now = 0.0
+        self.held: dict[int, float] = {}
+        self.not_before = 0.0
+
+    @rule(count=st.integers(1, 4))
+    def read(self, count):
+        self.reader.read(count)
+
+    @rule(count=st.integers(1, 4))
+    def take(self, count):
+        self.advance(0)
+        taken = self.reader.take(count, now=self.now)
+        expected = [n for n in range(12) if n not in self.reader.acked and n not in self.held]
+        assert taken == expected[: len(taken)]
+        assert not taken or self.now >= self.not_before
+        self.held.update(dict.fromkeys(taken, self.now + 30))
+
+    @rule(seconds=st.sampled_from([1, 31]))
+    def advance(self, seconds):
+        self.now += seconds
+        self.reader.dispatcher.tick(now=self.now)
+        if any(until <= self.now for until in self.held.values()):
+            self.held.clear()
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def ack(self, data):
+        chosen = data.draw(st.sets(st.sampled_from(sorted(self.held))))
+        self.reader.ack(*chosen)
+        for n in chosen:
+            del self.held[n]
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data(), delay=st.sampled_from([0, 2]))
+    def nack(self, data, delay):
+        chosen = data.draw(st.sampled_from(sorted(self.held)))
+        self.reader.dispatcher.nack([key(chosen)], delay_s=delay, now=self.now)
+        self.held.clear()
+        if delay:
+            self.not_before = max(self.not_before, self.now + delay)
+
+    @rule()
+    def leave(self):
+        self.reader.dispatcher.release("c")
+        self.held.clear()
+
+    def teardown(self):
+        """Whoever keeps receiving and acknowledging gets the rest, in order."""
+        self.advance(1_000)
+        left = [n for n in range(12) if n not in self.reader.acked]
+        got = []
+        for _ in range(20):
+            self.reader.read()
+            taken = self.reader.take(now=self.now)
+            got += taken
+            self.reader.ack(*taken)
+        assert got == left
+
+
+TestExclusiveModel = ExclusiveModel.TestCase
+TestExclusiveModel.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

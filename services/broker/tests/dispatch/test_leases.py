@@ -1,0 +1,73 @@
+"""The lease table against a naive one, and its bounds."""
+
+from bindery_broker.dispatch.leases import LeaseTable
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+KEYS = [(0, n, -1) for n in range(6)]
+
+
+def test_a_grant_ends_at_its_deadline_and_not_before():
+    table = LeaseTable()
+    table.grant("a", [(KEYS[0], 1), (KEYS[1], 1)], deadline=10, now=0)
+    table.grant("b", [(KEYS[2], 1)], deadline=20, now=0)
+    assert table.next_deadline() == 10
+    assert table.expire(now=9.999) == []
+    assert table.expire(now=10) == [KEYS[0], KEYS[1]]
+    assert table.next_deadline() == 20
+    assert list(table) == [KEYS[2]]
+
+
+def test_returned_grants_do_not_pile_up_until_their_deadlines():
+    table = LeaseTable()
+    for n in range(10_000):
+        table.grant("a", [((0, n, -1), 1)], deadline=1e9, now=0)
+        table.drop([(0, n, -1)])
+    assert len(table._heap) < 200
+    assert table.next_deadline() is None
+
+
+def test_release_answers_in_order_of_hand_out():
+    table = LeaseTable()
+    table.grant("a", [(KEYS[3], 1)], deadline=10, now=0)
+    table.grant("a", [(KEYS[0], 1), (KEYS[1], 1)], deadline=5, now=0)
+    assert table.release("a") == [KEYS[3], KEYS[0], KEYS[1]]
+    assert table.release("a") == []
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("grant"), st.sampled_from("ab"), st.sets(st.sampled_from(KEYS), min_size=1)),
+            st.tuples(st.just("drop"), st.just(""), st.sets(st.sampled_from(KEYS))),
+            st.tuples(st.just("release"), st.sampled_from("ab"), st.just(set())),
+            st.tuples(st.just("wait"), st.just(""), st.just(set())),
+        ),
+        max_size=40,
+    )
+)
+def test_counts_and_bytes_are_those_of_what_is_held(steps):
+    table, held, now = LeaseTable(), {}, 0.0
+    for kind, consumer, keys in steps:
+        if kind == "grant":
+            free = [key for key in sorted(keys) if key not in held]
+            if free:
+                table.grant(consumer, [(key, 10) for key in free], deadline=now + 2, now=now)
+                held.update(dict.fromkeys(free, (consumer, now + 2)))
+        elif kind == "drop":
+            assert sorted(table.drop(keys)) == sorted(keys & held.keys())
+            held = {key: value for key, value in held.items() if key not in keys}
+        elif kind == "release":
+            assert sorted(table.release(consumer)) == sorted(k for k, v in held.items() if v[0] == consumer)
+            held = {key: value for key, value in held.items() if value[0] != consumer}
+        else:
+            now += 1
+            assert sorted(table.expire(now=now)) == sorted(k for k, v in held.items() if v[1] <= now)
+            held = {key: value for key, value in held.items() if value[1] > now}
+        assert {key: table.holder(key) for key in table} == {key: value[0] for key, value in held.items()}
+        assert table.bytes_held == 10 * len(held)
+        for name in "ab":
+            assert table.count_of(name) == sum(value[0] == name for value in held.values())
+            deadlines = [value[1] for value in held.values() if value[0] == name]
+            assert table.last_deadline_of(name) == (max(deadlines) if deadlines else None)

@@ -1,0 +1,273 @@
+"""Shared dispatch: every message is acknowledged or goes out again, and never to two live leases."""
+
+from bindery_broker.dispatch.item import DispatchLimits, Item
+from bindery_broker.dispatch.shared import SharedDispatcher
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+
+def key(n: int) -> tuple[int, int, int]:
+    return (0, n, -1)
+
+
+def item(n: int, size: int = 10) -> Item[int]:
+    return Item(key(n), size, n)
+
+
+def dispatcher(count: int = 0, **limits: int) -> SharedDispatcher[int]:
+    shared: SharedDispatcher[int] = SharedDispatcher(limits=DispatchLimits(**limits) if limits else None)
+    shared.offer([item(n) for n in range(count)], generation=0)
+    return shared
+
+
+def take(shared: SharedDispatcher[int], consumer: str = "c", count: int = 100, *, now: float = 0.0) -> list[int]:
+    taken = shared.take(consumer, count_max=count, bytes_max=10**6, ack_timeout_s=30, now=now)
+    return [delivery.message for delivery in taken]
+
+
+def replay(shared: SharedDispatcher[int]) -> list[int]:
+    """Read again whatever came back, as the owner does."""
+    keys = shared.replay(100)
+    shared.offer_again([item(n) for _, n, _ in keys], generation=shared.generation)
+    return [n for _, n, _ in keys]
+
+
+def test_messages_go_out_in_order_and_once():
+    shared = dispatcher(5)
+    assert take(shared, "a", 2) == [0, 1]
+    assert take(shared, "b", 2) == [2, 3]
+    assert take(shared, "a") == [4]
+    assert take(shared, "a") == []
+
+
+def test_bytes_limit_a_call_but_one_message_always_goes_out():
+    shared = dispatcher()
+    shared.offer([item(0, size=100), item(1, size=100)], generation=0)
+    taken = shared.take("c", count_max=10, bytes_max=50, ack_timeout_s=30, now=0)
+    assert [delivery.message for delivery in taken] == [0]
+
+
+def test_a_timeout_brings_a_message_back_counted():
+    shared = dispatcher(1)
+    take(shared, now=0)
+    assert shared.next_deadline() == 30
+    assert shared.tick(now=29.9) == 0
+    assert shared.tick(now=30) == 1
+    assert replay(shared) == [0]
+    again = shared.take("d", count_max=1, bytes_max=1, ack_timeout_s=30, now=30)
+    assert [(delivery.message, delivery.redelivery_count) for delivery in again] == [(0, 1)]
+
+
+def test_a_negative_acknowledgement_waits_for_its_delay():
+    shared = dispatcher(1)
+    take(shared)
+    assert shared.nack([key(0)], delay_s=5, now=1) == [key(0)]
+    assert shared.next_deadline() == 6
+    shared.tick(now=5.9)
+    assert replay(shared) == []
+    shared.tick(now=6)
+    assert replay(shared) == [0]
+
+
+def test_what_came_back_goes_out_before_fresh_messages_lowest_first():
+    shared = dispatcher(6)
+    take(shared, "a", 4)
+    shared.nack([key(3), key(1)], delay_s=0, now=0)
+    assert replay(shared) == [1, 3]
+    assert take(shared, "b") == [1, 3, 4, 5]
+
+
+def test_a_consumer_that_left_gives_back_uncounted():
+    shared = dispatcher(2)
+    take(shared, "a")
+    assert shared.release("a") == 2
+    assert replay(shared) == [0, 1]
+    taken = shared.take("b", count_max=2, bytes_max=100, ack_timeout_s=30, now=0)
+    assert [delivery.redelivery_count for delivery in taken] == [0, 0]
+
+
+def test_only_the_named_consumer_can_give_back_what_it_holds():
+    shared = dispatcher(2)
+    take(shared, "a", 1)
+    take(shared, "b", 1)
+    assert shared.nack([key(0), key(1)], delay_s=0, now=0, consumer="b") == [key(1)]
+
+
+def test_a_message_being_acknowledged_does_not_time_out():
+    shared = dispatcher(1)
+    take(shared)
+    keys = shared.begin_ack([key(0)])
+    assert shared.tick(now=1_000) == 0
+    shared.fail_ack(keys)
+    assert replay(shared) == [0]
+
+
+def test_acknowledging_what_waits_or_is_being_read_again_ends_it():
+    shared = dispatcher(3)
+    take(shared, count=2)
+    shared.nack([key(0), key(1)], delay_s=0, now=0)
+    loading = shared.replay(1)
+    shared.finish_ack(shared.begin_ack([key(0), key(1), key(2)]))
+    shared.offer_again([item(n) for _, n, _ in loading], generation=0)
+    assert shared.replay(10) == []
+    assert take(shared) == []
+
+
+def test_an_entry_stands_for_all_messages_of_its_batch():
+    shared = dispatcher()
+    shared.offer([Item((0, 7, n), 1, n) for n in range(3)], generation=0)
+    take(shared, count=2)
+    assert sorted(shared.begin_ack([(0, 7, -1)])) == [(0, 7, 0), (0, 7, 1), (0, 7, 2)]
+    assert take(shared) == []
+
+
+def test_what_was_read_before_a_reset_is_dropped():
+    shared = dispatcher(2)
+    shared.reset()
+    shared.offer([item(9)], generation=0)
+    assert take(shared) == []
+    shared.offer([item(5)], generation=shared.generation)
+    assert take(shared) == [5]
+
+
+def test_limits_stop_reading_and_acknowledging_goes_on():
+    shared = dispatcher(4, unacked_max=4, unacked_per_consumer_max=2, ready_max=10)
+    assert shared.room() == 0
+    assert take(shared, "a") == [0, 1]
+    assert take(shared, "a") == []  # its own limit
+    assert take(shared, "b") == [2, 3]
+    shared.finish_ack(shared.begin_ack([key(0)]))
+    assert shared.room() == 1
+
+
+def test_renewing_starts_leases_anew_for_what_is_still_held():
+    shared = dispatcher(3)
+    take(shared, "a", 2)
+    take(shared, "b", 1)
+    lease, kept = shared.renew("a", [key(0), key(1), key(2)], ack_timeout_s=30, now=20)
+    assert kept == [key(0), key(1)]
+    assert lease
+    assert shared.tick(now=30) == 1  # only b's
+
+
+class SharedModel(RuleBasedStateMachine):
+    """Against a naive account of each message: nobody's, held by one consumer until a time, delayed, or gone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shared: SharedDispatcher[int] = SharedDispatcher(
+            limits=DispatchLimits(unacked_max=12, unacked_per_consumer_max=5, ready_max=6)
+        )
+        self.now = 0.0
+        self.next_entry = 0
+        self.held: dict[int, tuple[str, float]] = {}
+        self.delayed: dict[int, float] = {}
+        self.free: set[int] = set()
+        self.acking: set[int] = set()
+        self.counts: dict[int, int] = {}
+        self.acked: set[int] = set()
+
+    @rule(count=st.integers(1, 4))
+    def read(self, count):
+        keys = self.shared.replay(count)
+        if keys:
+            self.shared.offer_again([item(n) for _, n, _ in keys], generation=self.shared.generation)
+            return
+        new = range(self.next_entry, self.next_entry + min(count, self.shared.room()))
+        self.shared.offer([item(n) for n in new], generation=self.shared.generation)
+        self.next_entry += len(new)
+        self.free.update(new)
+
+    @rule(count=st.integers(1, 4))
+    def failed_read(self, count):
+        self.shared.give_back(self.shared.replay(count))
+
+    @rule(consumer=st.sampled_from("abc"), count=st.integers(1, 6))
+    def take(self, consumer, count):
+        self.advance(0)
+        for delivery in self.shared.take(consumer, count_max=count, bytes_max=30, ack_timeout_s=10, now=self.now):
+            n = delivery.message
+            assert n in self.free, "taken while held, delayed or gone"
+            assert delivery.redelivery_count == self.counts.get(n, 0)
+            self.free.remove(n)
+            self.held[n] = (consumer, self.now + 10)
+        assert sum(holder == consumer for holder, _ in self.held.values()) <= 5
+
+    @rule(seconds=st.sampled_from([0.5, 3, 11]))
+    def advance(self, seconds):
+        self.now += seconds
+        self.shared.tick(now=self.now)
+        for n in [n for n, (_, until) in self.held.items() if until <= self.now]:
+            del self.held[n]
+            self.counts[n] = self.counts.get(n, 0) + 1
+            self.free.add(n)
+        for n in [n for n, until in self.delayed.items() if until <= self.now]:
+            del self.delayed[n]
+            self.free.add(n)
+
+    @precondition(lambda self: self.next_entry)
+    @rule(data=st.data(), ok=st.booleans())
+    def ack(self, data, ok):
+        chosen = data.draw(st.sets(st.integers(0, self.next_entry - 1), max_size=4))
+        keys = self.shared.begin_ack([key(n) for n in chosen])
+        if ok:
+            self.shared.finish_ack(keys)
+        else:
+            self.shared.fail_ack(keys)
+        for n in chosen - self.acked:
+            self.held.pop(n, None)
+            self.delayed.pop(n, None)
+            self.free.discard(n)
+            if ok:
+                self.acked.add(n)
+                self.counts.pop(n, None)
+            else:
+                self.free.add(n)
+
+    @precondition(lambda self: self.next_entry)
+    @rule(data=st.data(), delay=st.sampled_from([0, 4]))
+    def nack(self, data, delay):
+        chosen = data.draw(st.sets(st.integers(0, self.next_entry - 1), max_size=4))
+        returned = self.shared.nack([key(n) for n in chosen], delay_s=delay, now=self.now)
+        assert sorted(n for _, n, _ in returned) == sorted(chosen & self.held.keys())
+        for _, n, _ in returned:
+            del self.held[n]
+            self.counts[n] = self.counts.get(n, 0) + 1
+            if delay:
+                self.delayed[n] = self.now + delay
+            else:
+                self.free.add(n)
+
+    @rule(consumer=st.sampled_from("abc"))
+    def leave(self, consumer):
+        mine = {n for n, (holder, _) in self.held.items() if holder == consumer}
+        assert self.shared.release(consumer) == len(mine)
+        for n in mine:
+            del self.held[n]
+            self.free.add(n)
+
+    @invariant()
+    def leases_are_the_models(self):
+        assert {n: self.shared.leases.holder(key(n)) for _, n, _ in self.shared.leases} == {
+            n: holder for n, (holder, _) in self.held.items()
+        }
+        assert self.shared.known_count <= 12
+        assert self.shared.known_count == self.next_entry - len(self.acked)
+
+    def teardown(self):
+        """Nothing is lost: whoever keeps receiving and acknowledging gets everything."""
+        self.advance(1_000)
+        left = set(range(self.next_entry)) - self.acked
+        assert left == self.free
+        for _ in range(20):
+            self.shared.offer_again([item(n) for _, n, _ in self.shared.replay(5)], generation=0)
+            taken = self.shared.take("z", count_max=5, bytes_max=10**6, ack_timeout_s=10, now=self.now)
+            for delivery in taken:
+                left.remove(delivery.message)
+            self.shared.finish_ack(self.shared.begin_ack([delivery.key for delivery in taken]))
+        assert not left
+
+
+TestSharedModel = SharedModel.TestCase
+TestSharedModel.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
