@@ -9,7 +9,13 @@ from bindery_client.memory import MemoryLedgerClient, MemoryLedgers
 from bindery_metadata.memory import MemoryTree
 
 TOPIC = "public/default/persistent/orders"
-QUICK = {"age_s_min": 0, "retry_pause_s": 0.001, "retry_pause_s_max": 0.01, "operation_timeout_s": 2, "add_timeout_s": 2}
+QUICK = {
+    "age_s_min": 0,
+    "retry_pause_s": 0.001,
+    "retry_pause_s_max": 0.01,
+    "operation_timeout_s": 2,
+    "add_timeout_s": 2,
+}
 
 
 class Cluster:
@@ -21,7 +27,9 @@ class Cluster:
         self.now_ms = 1_700_000_000_000
         self._opened: list[ManagedLedger] = []
 
-    async def open(self, *, client: Any = None, store: Any = None, create: bool = True, **settings: Any) -> ManagedLedger:
+    async def open(
+        self, *, client: Any = None, store: Any = None, create: bool = True, **settings: Any
+    ) -> ManagedLedger:
         topic = await ManagedLedger.open(
             TOPIC,
             client=client if client is not None else MemoryLedgerClient(self.ledgers),

@@ -1,13 +1,13 @@
 """A broker that dies or stumbles at any step, by seed.
 
-`FaultyClient` and `FaultyStore` stand between a managed ledger and the cluster. `Plan` decides for each call: let it pass;
-fail it (done or not done, as an unknown outcome may be); or, at the chosen step, *die*: nothing the broker does reaches the
-cluster any more, and no answer reaches the broker.
+`FaultyClient` and `FaultyStore` stand between a managed ledger and the cluster. `Plan` decides for each call: let it
+pass; fail it (done or not done, as an unknown outcome may be); or, at the chosen step, *die*: nothing the broker does
+reaches the cluster any more, and no answer reaches the broker.
 """
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 from bindery_client.memory import MemoryLedgerClient, MemoryLedgers
@@ -152,5 +152,3 @@ class FaultyStore:
     async def multi(self, ops: Sequence[Any]) -> Any:
         errors = [lambda: MetadataUnavailable("made up"), lambda: MetadataOutcomeUnknown("made up")]
         return await self._plan.run(lambda: self._inner.multi(ops), errors)
-
-

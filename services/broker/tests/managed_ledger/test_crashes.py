@@ -9,7 +9,6 @@ History: positions handed out, acknowledgements that returned. Verdict, after ea
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -92,20 +91,25 @@ async def consume(topic: ManagedLedger, history: History, chance: random.Random)
         await asyncio.sleep(0)
 
 
-async def live(topic: ManagedLedger, history: History, chance: random.Random, *, until: Awaitable[Any]) -> None:
-    """Traffic until `until`."""
-    works: list[Callable[[], Awaitable[None]]] = [
-        lambda: produce(topic, history, chance, 0),
-        lambda: produce(topic, history, chance, 1),
-        lambda: consume(topic, history, chance),
-    ]
-    tasks = [asyncio.ensure_future(work()) for work in works]
-    await until
-    for task in tasks:
-        task.cancel()
-    for result in await asyncio.gather(*tasks, return_exceptions=True):
-        if isinstance(result, Exception):
-            raise result
+async def live(topic: ManagedLedger, history: History, chance: random.Random) -> None:
+    """Traffic, until the topic is lost."""
+    async with asyncio.TaskGroup() as group:
+        group.create_task(produce(topic, history, chance, 0))
+        group.create_task(produce(topic, history, chance, 1))
+        group.create_task(consume(topic, history, chance))
+
+
+async def broker(cluster: Cluster, history: History, chance: random.Random, plan: Plan) -> None:
+    """Open the topic, have traffic, again if it is lost, until death."""
+    while True:
+        client, store = FaultyClient(cluster.ledgers, plan), FaultyStore(cluster.tree.connect(), plan)
+        try:
+            topic = await cluster.open(client=client, store=store, **SMALL)
+        except BinderyError:
+            continue
+        cluster.forget(topic)  # a dead one ends nothing in order
+        await live(topic, history, chance)
+        raise AssertionError("it gave the topic up, though nobody wanted it")
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -114,20 +118,15 @@ async def test_a_broker_may_die_at_any_step(cluster: Cluster, seed: int) -> None
     chance = random.Random(seed)
     history = History()
     for _ in range(LIFETIMES):
-        plan = Plan(chance.randrange(2**32), die_at=chance.randint(1, 120), fault_rate=chance.choice([0, 0, 0.03, 0.1]))
-        opening = asyncio.ensure_future(
-            cluster.open(
-                client=FaultyClient(cluster.ledgers, plan), store=FaultyStore(cluster.tree.connect(), plan), **SMALL
-            )
-        )
+        plan = Plan(chance.randrange(2**32), die_at=chance.randint(1, 400), fault_rate=chance.choice([0, 0.05, 0.2]))
         died = asyncio.ensure_future(plan.died.wait())
-        await asyncio.wait([opening, died], return_when=asyncio.FIRST_COMPLETED)
-        if opening.done() and opening.exception() is None:
-            topic = opening.result()
-            cluster.forget(topic)  # a dead one ends nothing in order
-            await live(topic, history, chance, until=asyncio.wait([died], timeout=2))
-        elif not opening.done():
-            opening.cancel()
+        working = asyncio.ensure_future(broker(cluster, history, chance, plan))
+        await asyncio.wait([working, died], return_when=asyncio.FIRST_COMPLETED, timeout=5)
+        assert plan.died.is_set() or working.done()
+        working.cancel()
+        for result in await asyncio.gather(working, return_exceptions=True):
+            if isinstance(result, Exception):
+                raise result
         died.cancel()
         survivor = await cluster.open(**SMALL)
         await history.check(survivor)
@@ -142,7 +141,7 @@ async def test_a_broker_that_was_replaced_acknowledges_nothing_any_more(cluster:
     history = History()
     old = await cluster.open(**SMALL)
     for _ in range(LIFETIMES):
-        traffic = asyncio.ensure_future(live(old, history, chance, until=asyncio.sleep(0.02)))
+        traffic = asyncio.ensure_future(live(old, history, chance))
         await asyncio.sleep(chance.random() * 0.01)
         new = await cluster.open(**SMALL)
         with pytest.raises(TopicFenced):

@@ -48,7 +48,7 @@ class ManagedLedgerSettings(Settings):
     """Longest a single call to bookies or ZooKeeper may take, an add apart."""
 
     retry_pause_s: Annotated[float, Gt(0)] = 0.1
-    """First pause before trying again to recover or create a ledger; doubles up to `retry_pause_s_max`."""
+    """First pause before trying again to recover or create a ledger or to write metadata; doubles."""
 
     retry_pause_s_max: Annotated[float, Gt(0)] = 5
 

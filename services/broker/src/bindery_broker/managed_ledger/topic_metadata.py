@@ -39,8 +39,8 @@ async def limited(timeout_s: float, what: str) -> AsyncIterator[None]:
         raise TryAgain(f"could not {what} in time", timeout_s=timeout_s) from None
 
 
-_PAUSE_S: Final = 0.05
-_PAUSE_S_MAX: Final = 1.0
+PAUSE_S_MAX: Final = 1.0
+"""Longest pause between two attempts at one write."""
 
 
 class OwnedNode:
@@ -59,9 +59,11 @@ class OwnedNode:
 class TopicMetadata:
     """One topic's znodes. Raises TopicFenced for good once another broker has written."""
 
-    def __init__(self, store: MetadataStore, name: str, *, timeout_s: float) -> None:
-        """`name`: the managed ledger's. `timeout_s`: for a write with all its repetitions."""
+    def __init__(self, store: MetadataStore, name: str, *, timeout_s: float, pause_s: float) -> None:
+        """`name`: the managed ledger's. `timeout_s`: for a write with all its repetitions; `pause_s`: before the first
+        repetition."""
         self._store = store
+        self._pause_s = pause_s
         self._timeout_s = timeout_s
         self._lock = asyncio.Lock()
         self.name = name
@@ -136,7 +138,7 @@ class TopicMetadata:
     async def _write(self, node: OwnedNode, data: bytes) -> None:
         """Compare and set, under the lock."""
         error: Exception | None = None
-        pause_s = _PAUSE_S
+        pause_s = self._pause_s
         try:
             async with asyncio.timeout(self._timeout_s):
                 while True:
@@ -149,7 +151,7 @@ class TopicMetadata:
                     else:
                         return
                     await asyncio.sleep(pause_s)
-                    pause_s = min(2 * pause_s, _PAUSE_S_MAX)
+                    pause_s = min(2 * pause_s, PAUSE_S_MAX)
         except TimeoutError:
             if node.attempted is not None:
                 raise MetadataOutcomeUnknown("whether metadata was written is not known", path=node.path) from error
@@ -195,7 +197,7 @@ class TopicMetadata:
 
     async def _remove(self, ops: list[Op], *, gone: str) -> None:
         error: Exception | None = None
-        pause_s = _PAUSE_S
+        pause_s = self._pause_s
         try:
             async with asyncio.timeout(self._timeout_s):
                 while True:
@@ -213,6 +215,6 @@ class TopicMetadata:
                     else:
                         return
                     await asyncio.sleep(pause_s)
-                    pause_s = min(2 * pause_s, _PAUSE_S_MAX)
+                    pause_s = min(2 * pause_s, PAUSE_S_MAX)
         except TimeoutError:
             raise (error or MetadataUnavailable("the metadata store does not answer", path=gone)) from None
