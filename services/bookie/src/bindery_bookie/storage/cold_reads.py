@@ -24,6 +24,9 @@ WINDOW_ENTRIES_MIN: Final = 16
 _WINDOWS_MAX: Final = 4096
 """Ledgers whose reading position is remembered."""
 
+_FAILURES_LOGGED_MAX: Final = 10
+"""Failed reads of one job that get a line each."""
+
 
 @dataclass(slots=True)
 class ColdRead:
@@ -52,6 +55,7 @@ class ColdReader:
         """Answer (ledger id, entry id) pairs; entry id -1: the last one. Never raises for what a disk can do."""
         result = ColdRead()
         found: dict[tuple[int, int], bytes] = {}
+        failed = 0
         for key in keys:
             body = found.get(key)
             if body is not None:
@@ -62,8 +66,12 @@ class ColdReader:
             except (DamagedStorage, OSError) as error:
                 if isinstance(error, DamagedStorage):
                     result.damage += 1
-                log.error("read_failed", ledger_id=key[0], entry_id=key[1], error=str(error))
+                failed += 1
+                if failed <= _FAILURES_LOGGED_MAX:
+                    log.error("read_failed", ledger_id=key[0], entry_id=key[1], error=str(error))
                 result.answers.append(Status.IO_ERROR)
+        if failed > _FAILURES_LOGGED_MAX:
+            log.error("reads_failed", reads=failed)
         result.ahead = list(found.items())
         return result
 

@@ -45,7 +45,6 @@ from bindery_bookie.store import AddDone, LacState, ReadDone, ReplayProgress
 
 log = structlog.get_logger(__name__)
 
-_FLUSH_RETRY_S = 1.0
 _RELEASE_ENTRIES = 4096
 """Entries of a flushed cache freed in one turn of the loop: about 0.3 ms."""
 
@@ -558,7 +557,7 @@ class StorageEngine:
             if self._next_flush is not None and not await self._try_flush(self._next_flush):
                 if not self._is_open:
                     return
-                await self._pause(_FLUSH_RETRY_S)
+                await self._pause(self.settings.flush_retry_s)
 
     async def _try_flush(self, flush: Flush) -> bool:
         start = self._clock()

@@ -39,6 +39,9 @@ class StorageSettings(Settings):
     flush_interval_s: Annotated[float, Gt(0), Le(3600)] = 10.0
     """Longest an entry stays only in journal and write cache. Seconds. Source: BookKeeper's flushInterval."""
 
+    flush_retry_s: Annotated[float, Gt(0), Le(600)] = 1.0
+    """Pause after a flush failed. Seconds."""
+
     flush_slice_s: Annotated[float, Gt(0), Le(0.1)] = 0.001
     """Longest turn of the event loop that a flush takes at once. Seconds; adds do not feel one millisecond."""
 
