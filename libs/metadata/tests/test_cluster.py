@@ -1,0 +1,105 @@
+"""Initialising a cluster: once, twice, at the same time, on top of half a cluster."""
+
+import asyncio
+import json
+import random
+import uuid
+
+import pytest
+from bindery_core.errors import BadVersion
+from bindery_core.ids import BookieId
+from bindery_metadata.cluster import ClusterStatus, cluster_status, initialize_cluster
+from bindery_metadata.cookies import CookieStore
+from bindery_metadata.layout import LAYOUT_TEXT, LedgersLayout
+from bindery_metadata.store import MetadataStore
+from worlds import World
+
+LAYOUT = LedgersLayout()
+ALL = (
+    "/ledgers",
+    "/ledgers/available",
+    "/ledgers/available/readonly",
+    "/ledgers/INSTANCEID",
+    "/ledgers/LAYOUT",
+    "/managed-ledgers",
+    "/namespace",
+    "/admin/policies/public",
+    "/admin/policies/public/default",
+)
+
+
+async def test_a_new_cluster_has_bookkeepers_nodes_and_no_others_below_its_root(store: MetadataStore) -> None:
+    made = await initialize_cluster(store, LAYOUT, randomness=random.Random(1))
+    assert (made.created, made.found) == (ALL, ())
+    assert await store.children("/ledgers") == ["INSTANCEID", "LAYOUT", "available"]
+    assert await store.children("/ledgers/available") == ["readonly"]
+    assert (await store.get("/ledgers/LAYOUT")).data == LAYOUT_TEXT
+    instance_id = (await store.get("/ledgers/INSTANCEID")).data
+    assert (len(instance_id), instance_id.decode()) == (36, made.instance_id)
+    assert uuid.UUID(made.instance_id).version == 4
+
+
+async def test_the_default_namespace_has_four_bundles(store: MetadataStore) -> None:
+    await initialize_cluster(store, LAYOUT, randomness=random.Random(1), cluster_name="c1")
+    policies = json.loads((await store.get("/admin/policies/public/default")).data)
+    assert policies["replication_clusters"] == ["c1"]
+    assert policies["bundles"] == {
+        "boundaries": ["0x00000000", "0x40000000", "0x80000000", "0xc0000000", "0xffffffff"],
+        "numBundles": 4,
+    }
+    assert json.loads((await store.get("/admin/policies/public")).data)["allowedClusters"] == ["c1"]
+
+
+async def test_initialising_again_finds_everything_and_changes_nothing(store: MetadataStore) -> None:
+    first = await initialize_cluster(store, LAYOUT, randomness=random.Random(1))
+    second = await initialize_cluster(store, LAYOUT, randomness=random.Random(2))
+    assert (second.created, second.found) == ((), ALL)
+    assert second.instance_id == first.instance_id
+
+
+async def test_two_who_initialise_at_once_agree(store: MetadataStore, other: MetadataStore) -> None:
+    one, two = await asyncio.gather(
+        initialize_cluster(store, LAYOUT, randomness=random.Random(1)),
+        initialize_cluster(other, LAYOUT, randomness=random.Random(2)),
+    )
+    assert one.instance_id == two.instance_id
+    assert sorted([*one.created, *two.created]) == sorted(ALL)
+
+
+async def test_what_is_missing_of_a_cluster_is_made(store: MetadataStore) -> None:
+    await store.create("/ledgers/available", make_parents=True)
+    made = await initialize_cluster(store, LAYOUT, randomness=random.Random(1))
+    assert made.found == ("/ledgers", "/ledgers/available")
+
+
+async def test_the_root_may_lie_deeper(store: MetadataStore) -> None:
+    layout = LedgersLayout("/clusters/one/ledgers")
+    made = await initialize_cluster(store, layout, randomness=random.Random(1))
+    assert "/clusters/one/ledgers/LAYOUT" in made.created
+
+
+async def test_ledgers_of_another_layout_are_refused(store: MetadataStore) -> None:
+    other = b"2\norg.apache.bookkeeper.meta.FlatLedgerManagerFactory:1"
+    await store.create("/ledgers/LAYOUT", other, make_parents=True)
+    with pytest.raises(BadVersion) as raised:
+        await initialize_cluster(store, LAYOUT, randomness=random.Random(1))
+    assert raised.value.facts["layout"] == other
+    assert (await store.get("/ledgers/LAYOUT")).data == other
+
+
+@pytest.mark.parametrize("applied", [True, False], ids=["done", "not done"])
+async def test_lost_answers_do_not_stop_it(world: World, store: MetadataStore, applied: bool) -> None:
+    world.lose_next_write(store, applied=applied)
+    made = await initialize_cluster(store, LAYOUT, randomness=random.Random(1))
+    assert {*made.created, *made.found} == set(ALL)
+    assert (await store.get("/ledgers/INSTANCEID")).data.decode() == made.instance_id
+
+
+async def test_the_status_tells_what_is_there(store: MetadataStore) -> None:
+    assert await cluster_status(store, LAYOUT) == ClusterStatus(False, None, (), (), ())
+    made = await initialize_cluster(store, LAYOUT, randomness=random.Random(1))
+    assert await cluster_status(store, LAYOUT) == ClusterStatus(True, made.instance_id, (), (), ())
+    await store.create(LAYOUT.bookie(BookieId("b0"), read_only=False), ephemeral=True)
+    await store.create(LAYOUT.bookie(BookieId("b1"), read_only=True), ephemeral=True)
+    await CookieStore(store, LAYOUT).write(BookieId("b2"), b"5\n", version=None)
+    assert await cluster_status(store, LAYOUT) == ClusterStatus(True, made.instance_id, ("b0",), ("b1",), ("b2",))

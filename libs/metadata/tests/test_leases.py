@@ -1,0 +1,160 @@
+"""Leases: one holder at a time, who learns of his loss."""
+
+import asyncio
+
+import pytest
+from bindery_core.errors import MetadataUnavailable
+from bindery_metadata.leases import LeaseOwner, Leases
+from bindery_metadata.memory import MemoryTree
+from bindery_metadata.store import MetadataStore
+from worlds import World, until
+
+PATH = "/namespace/public/default/0x00000000_0x40000000"
+
+
+@pytest.fixture
+async def leases(store: MetadataStore):
+    leases = Leases(store)
+    yield leases
+    await leases.close()
+
+
+@pytest.fixture
+async def others(other: MetadataStore):
+    leases = Leases(other)
+    yield leases
+    await leases.close()
+
+
+async def test_the_first_gets_it_and_the_second_learns_who_has_it(
+    leases: Leases, others: Leases, store: MetadataStore
+) -> None:
+    lease = await leases.acquire(PATH, b"one")
+    assert lease is not None
+    assert lease.is_held
+    assert lease.is_certain
+    assert await others.acquire(PATH, b"two") is None
+    assert await leases.owner(PATH) == LeaseOwner(b"one", store.session_id, mine=True)
+    assert await others.owner(PATH) == LeaseOwner(b"one", store.session_id, mine=False)
+
+
+async def test_of_many_who_ask_at_once_one_gets_it(leases: Leases, others: Leases) -> None:
+    got = await asyncio.gather(leases.acquire(PATH, b"one"), others.acquire(PATH, b"two"))
+    assert sum(lease is not None for lease in got) == 1
+
+
+async def test_acquiring_again_is_the_same_lease(leases: Leases) -> None:
+    assert await leases.acquire(PATH, b"one") is await leases.acquire(PATH, b"one")
+
+
+async def test_a_released_lease_is_free_and_its_release_is_no_loss(leases: Leases, others: Leases) -> None:
+    lease = await leases.acquire(PATH, b"one")
+    assert lease is not None
+    lost: list[str] = []
+    lease.on_lost(lambda: lost.append("lost"))
+    await lease.release()
+    assert not lease.is_held
+    assert await others.owner(PATH) is None
+    assert await others.acquire(PATH, b"two") is not None
+    assert lost == []
+
+
+async def test_release_leaves_another_holders_node_alone(world: World, leases: Leases, others: Leases) -> None:
+    lease = await leases.acquire(PATH, b"one")
+    assert lease is not None
+    await world.expire(leases._store)
+    assert await others.acquire(PATH, b"two") is not None
+    await lease.release()
+    owner = await leases.owner(PATH)
+    assert owner is not None
+    assert owner.value == b"two"
+
+
+async def test_who_waits_is_told_of_acquisition_and_release(leases: Leases, others: Leases) -> None:
+    heard: list[str] = []
+    assert await others.owner(PATH, on_change=lambda: heard.append("taken")) is None
+    lease = await leases.acquire(PATH, b"one")
+    assert lease is not None
+    await until(lambda: heard == ["taken"])
+    assert await others.owner(PATH, on_change=lambda: heard.append("free")) is not None
+    await lease.release()
+    await until(lambda: heard == ["taken", "free"])
+
+
+async def test_an_expired_session_loses_its_leases(world: World, leases: Leases, others: Leases) -> None:
+    lease = await leases.acquire(PATH, b"one")
+    assert lease is not None
+    lost: list[str] = []
+    lease.on_lost(lambda: lost.append("lost"))
+    await world.expire(leases._store)
+    assert lost == ["lost"]
+    assert not lease.is_held
+    assert not lease.is_certain
+    assert await others.acquire(PATH, b"two") is not None
+
+
+async def test_a_holder_that_is_cut_off_is_uncertain_until_he_is_back(
+    world: World, leases: Leases, others: Leases
+) -> None:
+    lease = await leases.acquire(PATH, b"one")
+    assert lease is not None
+    await world.suspend(leases._store)
+    assert lease.is_held
+    assert not lease.is_certain
+    assert await others.acquire(PATH, b"two") is None
+    await world.resume(leases._store)
+    assert lease.is_certain
+    assert await lease.verify()
+
+
+async def test_a_holder_whose_node_was_removed_learns_it(leases: Leases, other: MetadataStore) -> None:
+    lease = await leases.acquire(PATH, b"one")
+    assert lease is not None
+    lost: list[str] = []
+    lease.on_lost(lambda: lost.append("lost"))
+    await other.delete(PATH, version=None)
+    await until(lambda: lost == ["lost"])
+    assert not await lease.verify()
+    assert not leases._leases
+
+
+async def test_a_changed_value_is_no_loss(leases: Leases, other: MetadataStore) -> None:
+    lease = await leases.acquire(PATH, b"one")
+    assert lease is not None
+    await other.set(PATH, b"disabled", version=None)
+    assert await lease.verify()
+    assert lease.is_held
+
+
+@pytest.mark.parametrize("applied", [True, False], ids=["done", "not done"])
+async def test_an_acquisition_whose_answer_is_lost_is_settled(
+    world: World, leases: Leases, others: Leases, applied: bool
+) -> None:
+    warm_up = await leases.acquire(f"{PATH}-other", b"")  # makes the parents
+    assert warm_up is not None
+    world.lose_next_write(leases._store, applied=applied)
+    lease = await leases.acquire(PATH, b"one")
+    assert lease is not None
+    assert await lease.verify()
+    owner = await others.owner(PATH)
+    assert owner is not None
+    assert owner.value == b"one"
+
+
+async def test_not_knowing_the_owner_is_an_error_not_nobody() -> None:
+    store = MemoryTree().connect()
+    store.fail_next(MetadataUnavailable())
+    with pytest.raises(MetadataUnavailable):
+        await Leases(store).owner(PATH)
+
+
+async def test_a_check_that_fails_is_repeated() -> None:
+    tree = MemoryTree()
+    store, other = tree.connect(), tree.connect()
+    leases = Leases(store)
+    lease = await leases.acquire(PATH, b"one")
+    assert lease is not None
+    store.fail_next(MetadataUnavailable(), matching=lambda operation, _: operation == "exists")
+    await other.delete(PATH, version=None)
+    await until(lambda: not lease.is_held)
+    await leases.close()

@@ -1,0 +1,194 @@
+"""A bookie's node: put in place, kept there through session losses, moved without a gap, taken away."""
+
+import asyncio
+
+import pytest
+from bindery_core.bookie_service_info import encode, of_bookie
+from bindery_core.errors import AlreadyExists, MetadataUnavailable
+from bindery_core.ids import BookieId
+from bindery_metadata.layout import LedgersLayout
+from bindery_metadata.memory import MemoryTree
+from bindery_metadata.registration import BookieRegistration
+from bindery_metadata.store import MetadataStore
+from worlds import World, until
+
+LAYOUT = LedgersLayout()
+BOOKIE = BookieId("bookie-0:3181")
+INFO = encode(of_bookie(host="127.0.0.1", port=3181))
+WRITABLE = "/ledgers/available/bookie-0:3181"
+READ_ONLY = "/ledgers/available/readonly/bookie-0:3181"
+
+
+def registration_of(store: MetadataStore, *, session_timeout_s: float = 10.0, info: bytes = INFO) -> BookieRegistration:
+    return BookieRegistration(store, LAYOUT, BOOKIE, info, session_timeout_s=session_timeout_s)
+
+
+@pytest.fixture(autouse=True)
+async def tree(other: MetadataStore) -> None:
+    await other.create(LAYOUT.available_readonly, make_parents=True)
+
+
+async def test_a_registered_bookie_is_seen_with_its_service_info(store: MetadataStore, other: MetadataStore) -> None:
+    registration = registration_of(store)
+    assert not registration.is_registered
+    await registration.register()
+    assert registration.is_registered
+    node = await other.get(WRITABLE)
+    assert (node.data, node.stat.ephemeral_owner) == (INFO, store.session_id)
+    assert await other.exists(READ_ONLY) is None
+    await registration.close()
+    assert not registration.is_registered
+    assert await other.exists(WRITABLE) is None
+    await registration.close()
+
+
+async def test_a_bookie_can_start_read_only(store: MetadataStore, other: MetadataStore) -> None:
+    registration = registration_of(store)
+    await registration.register(read_only=True)
+    assert registration.is_read_only
+    assert await other.exists(READ_ONLY) is not None
+    assert await other.exists(WRITABLE) is None
+    await registration.close()
+    assert await other.exists(READ_ONLY) is None
+
+
+async def test_a_bookie_that_changes_lists_is_in_one_of_them_at_every_moment(
+    store: MetadataStore, other: MetadataStore
+) -> None:
+    """A watcher that saw it in neither would take it for lost."""
+    registration = registration_of(store)
+    await registration.register()
+    events: list[str] = []
+    for read_only in (True, False):
+        await other.exists(WRITABLE, watch=lambda: events.append("writable"))
+        await other.exists(READ_ONLY, watch=lambda: events.append("read-only"))
+        await registration.set_read_only(read_only)
+        await other.sync("/")
+    assert events == ["read-only", "writable", "writable", "read-only"]  # made, gone, made, gone
+    await registration.close()
+
+
+async def test_setting_the_present_mode_again_changes_nothing(store: MetadataStore, other: MetadataStore) -> None:
+    registration = registration_of(store)
+    await registration.register()
+    before = await other.exists(WRITABLE)
+    await registration.set_read_only(False)
+    assert await other.exists(WRITABLE) == before
+    await registration.close()
+
+
+async def test_a_restarted_bookie_waits_for_its_former_session_to_end(
+    world: World, store: MetadataStore, other: MetadataStore
+) -> None:
+    """As after kill -9: the old node stands until the old session times out."""
+    await other.create(WRITABLE, b"of the killed process", ephemeral=True)
+    registration = registration_of(store)
+    registering = asyncio.create_task(registration.register())
+    await asyncio.sleep(0.05)
+    assert not registering.done()
+    assert not registration.is_registered
+    await world.expire(other)
+    await registering
+    assert (await store.get(WRITABLE)).data == INFO
+    await registration.close()
+
+
+async def test_a_second_process_under_the_same_id_is_refused(store: MetadataStore, other: MetadataStore) -> None:
+    await other.create(WRITABLE, b"alive", ephemeral=True)
+    registration = registration_of(store, session_timeout_s=-1.9)
+    with pytest.raises(AlreadyExists) as raised:
+        await registration.register()
+    assert raised.value.facts["bookie_id"] == BOOKIE
+    assert raised.value.facts["owner"] == f"{other.session_id:#x}"
+    assert (await store.get(WRITABLE)).data == b"alive"
+    await registration.close()
+    assert (await store.get(WRITABLE)).data == b"alive"
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+async def test_a_bookie_registers_again_after_its_session_expired(
+    world: World, store: MetadataStore, other: MetadataStore, read_only: bool
+) -> None:
+    registration = registration_of(store)
+    heard: list[bool] = []
+    registration.on_change(heard.append)
+    await registration.register(read_only=read_only)
+    await world.expire(store)
+    await until(lambda: heard == [True, False, True])
+    assert registration.is_registered
+    stat = await other.exists(READ_ONLY if read_only else WRITABLE)
+    assert stat is not None
+    assert stat.ephemeral_owner == store.session_id
+    await registration.close()
+    assert heard == [True, False, True, False]
+
+
+async def test_a_broken_connection_leaves_the_bookie_registered(world: World, store: MetadataStore) -> None:
+    registration = registration_of(store)
+    await registration.register()
+    heard: list[bool] = []
+    registration.on_change(heard.append)
+    await world.suspend(store)
+    assert registration.is_registered
+    await world.resume(store)
+    await store.sync("/")
+    assert registration.is_registered
+    assert heard == []
+    await registration.close()
+
+
+async def test_a_mode_changed_during_an_outage_is_carried_out_after_it(world: World, other: MetadataStore) -> None:
+    store = await world.connect(operation_timeout_s=0.1)
+    registration = registration_of(store)
+    await registration.register()
+    await world.suspend(store)
+    with pytest.raises(MetadataUnavailable):
+        await registration.set_read_only(True)
+    await world.resume(store)
+    async with asyncio.timeout(10):
+        while await other.exists(READ_ONLY) is None or await other.exists(WRITABLE) is not None:
+            await asyncio.sleep(0.01)
+    await registration.close()
+
+
+async def test_a_node_that_somebody_removed_comes_back(store: MetadataStore, other: MetadataStore) -> None:
+    registration = registration_of(store)
+    await registration.register()
+    await other.delete(WRITABLE, version=None)
+    async with asyncio.timeout(10):
+        while await other.exists(WRITABLE) is None:
+            await asyncio.sleep(0.01)
+    await registration.close()
+
+
+@pytest.mark.parametrize("applied", [True, False], ids=["done", "not done"])
+async def test_a_registration_whose_answer_is_lost_is_settled(
+    world: World, store: MetadataStore, other: MetadataStore, applied: bool
+) -> None:
+    registration = registration_of(store)
+    world.lose_next_write(store, applied=applied)
+    await registration.register()
+    assert registration.is_registered
+    assert (await other.get(WRITABLE)).data == INFO
+    await registration.close()
+
+
+async def test_a_node_of_ours_with_older_data_is_corrected(store: MetadataStore, other: MetadataStore) -> None:
+    await store.create(WRITABLE, b"older", ephemeral=True)
+    registration = registration_of(store)
+    await registration.register()
+    assert (await other.get(WRITABLE)).data == INFO
+    await registration.close()
+
+
+async def test_registering_again_goes_on_until_it_works() -> None:
+    """The store comes back and fails once more before it works."""
+    tree = MemoryTree()
+    store = tree.connect()
+    await store.create(LAYOUT.available_readonly, make_parents=True)
+    registration = registration_of(store)
+    await registration.register()
+    store.fail_next(MetadataUnavailable(), matching=lambda operation, _: operation == "create")
+    tree.expire(store)
+    await until(lambda: registration.is_registered)
+    await registration.close()
