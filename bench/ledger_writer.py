@@ -1,7 +1,7 @@
 """The ledger writer's own CPU: packing, sending, answers, confirming. No network, no disk.
 
-State machine measured: LedgerWriter.add_many and receive_many, bookies answering at once and in order, one batch at a time
-in flight. Run: `.venv/bin/python bench/ledger_writer.py`.
+Measured: LedgerWriter.add_many and receive_many, one batch in flight, all bookies answering at once and in order.
+Run: `.venv/bin/python bench/ledger_writer.py`.
 """
 
 import statistics
