@@ -1,11 +1,15 @@
 """What is the kazoo adapter's alone."""
 
 import asyncio
+import os
+import signal
 import socket
+from pathlib import Path
 
 import pytest
-from bindery_core.errors import BadRequest, MetadataUnavailable
-from bindery_metadata.embedded import ServerSpec
+from bindery_core.errors import BadRequest, MetadataOutcomeUnknown, MetadataUnavailable
+from bindery_metadata.embedded import EmbeddedZooKeeper, ServerSpec
+from bindery_metadata.store import SessionState
 from bindery_metadata.zookeeper import ZooKeeperStore, _Crossing, validate_hosts
 from conftest import free_port
 
@@ -87,3 +91,61 @@ async def test_the_loop_runs_on_while_requests_are_under_way(zookeeper: ServerSp
         longest, last = max(longest, now - last), now
     assert longest < 0.5
     await store.close()
+
+
+@pytest.mark.integration
+async def test_a_server_that_stands_still_leaves_writes_unknown_and_reads_unavailable(zookeeper: ServerSpec) -> None:
+    """As in a long pause of the JVM: the connection stands, nothing comes back in time; later everything is done."""
+    store = await ZooKeeperStore.connect(zookeeper.hosts, operation_timeout_s=0.3)
+    pid = int(zookeeper.pid_path.read_text())
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(MetadataOutcomeUnknown):
+            await store.create("/still", ephemeral=True)
+        with pytest.raises(MetadataUnavailable):
+            await store.exists("/still")
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    await until_answered(store)
+    stat = await store.exists("/still")  # the same store asks after its own write, so it sees it
+    assert stat is not None
+    assert stat.ephemeral_owner == store.session_id
+    await store.close()
+
+
+@pytest.mark.integration
+async def test_sessions_ephemerals_and_watches_outlive_a_crash_of_the_server(tmp_path: Path) -> None:
+    spec = ServerSpec(tmp_path, free_port())
+    server = EmbeddedZooKeeper(spec)
+    await server.start()
+    store = await ZooKeeperStore.connect(spec.hosts)
+    other = await ZooKeeperStore.connect(spec.hosts)
+    try:
+        await store.create("/kept", b"one", ephemeral=True)
+        states: list[SessionState] = []
+        store.on_session_change(states.append)
+        changed = asyncio.Event()
+        await store.get("/kept", watch=changed.set)
+        session_id = store.session_id
+        os.kill(server.pid, signal.SIGKILL)
+        await server.stop()
+        await server.start()
+        async with asyncio.timeout(20):
+            await changed.wait()
+        assert store.session_id == session_id
+        assert states == [SessionState.SUSPENDED, SessionState.CONNECTED]
+        assert (await other.get("/kept")).data == b"one"
+    finally:
+        await store.close()
+        await other.close()
+        await server.stop()
+
+
+async def until_answered(store: ZooKeeperStore) -> None:
+    async with asyncio.timeout(20):
+        while True:
+            try:
+                await store.sync("/")
+                return
+            except MetadataUnavailable:
+                continue
