@@ -31,6 +31,9 @@ BROKER_HTTP_PORT: Final = 8080
 BROKER_PULSAR_PORT: Final = 6650
 HOST: Final = "127.0.0.1"
 PORT_MAX: Final = 65535
+SESSION_TIMEOUT_S: Final = 4
+"""How soon ZooKeeper takes a silent process for dead. A killed process that is started again first waits for its old
+session to end, so this is what a crash costs in time; over loopback, silence for so long means that it is gone."""
 
 
 class Kind(StrEnum):
@@ -115,6 +118,7 @@ def _bookie(i: int, *, at: int, servers: str, root: Path) -> ProcessPlan:
         *("--port", str(port)),
         *("--http-port", str(http_port)),
         *("--zookeeper", servers),
+        *("--zookeeper-session-timeout-s", str(SESSION_TIMEOUT_S)),
         *("--journal-dir", str(root / name / "journal")),
         *("--ledger-dir", str(root / name / "ledgers")),
     )
@@ -124,7 +128,12 @@ def _bookie(i: int, *, at: int, servers: str, root: Path) -> ProcessPlan:
 def _broker(i: int, *, at: int, servers: str) -> ProcessPlan:
     name = f"{Kind.BROKER}-{i}"
     port = BROKER_HTTP_PORT + at + i
-    command = (*(sys.executable, "-m", "bindery_broker"), *("--port", str(port)), *("--zookeeper", servers))
+    command = (
+        *(sys.executable, "-m", "bindery_broker"),
+        *("--port", str(port)),
+        *("--zookeeper", servers),
+        *("--zookeeper-session-ms", str(1000 * SESSION_TIMEOUT_S)),
+    )
     return ProcessPlan(name, Kind.BROKER, (("HTTP", port),), command)
 
 

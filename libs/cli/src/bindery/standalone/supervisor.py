@@ -30,8 +30,6 @@ RESTART_PAUSE_S_MAX: Final = 15.0
 STABLE_S: Final = 30.0
 """Ready for so long, a child that dies is a new case: the short pause again."""
 PROGRESS_INTERVAL_S: Final = 5.0
-WRITE_QUORUM: Final = 3
-"""Bookies a broker needs to be of use: the default ensemble."""
 LAST_WORDS_LINES: Final = 5
 LEFTOVER_TIMEOUT_S: Final = 10.0
 CONTROL_TIMEOUT_S: Final = 120.0
@@ -97,9 +95,7 @@ class Supervisor:
         self._keep(self._plan.zookeepers)
         await self._wait_ready(self._plan.zookeepers)
         await self._init_cluster(self._plan.zookeeper_servers)
-        self._keep(self._plan.bookies)
-        await self._wait_ready(self._plan.bookies, enough=WRITE_QUORUM)
-        self._keep(self._plan.brokers)
+        self._keep((*self._plan.bookies, *self._plan.brokers))
         await self._wait_ready(self._plan.processes)
         self._say(f"ready after {self._clock() - self._began:.1f} s")
         on_ready()
@@ -111,19 +107,11 @@ class Supervisor:
                 self._may_start[plan.name].set()
             self._keepers[plan.name] = asyncio.create_task(self._keep_one(plan.name), name=f"keep:{plan.name}")
 
-    async def _wait_ready(self, plans: Iterable[ProcessPlan], *, enough: int | None = None) -> None:
-        """Until all of `plans` that are wanted, or `enough` of them, are ready."""
-        waits = {
-            asyncio.create_task(self._children[plan.name].ready.wait()) for plan in plans if plan.name not in self._held
-        }
-        try:
-            for done, wait in enumerate(asyncio.as_completed(waits), start=1):
-                await wait
-                if done == enough:
-                    return
-        finally:
-            for task in waits:
-                task.cancel()
+    async def _wait_ready(self, plans: Iterable[ProcessPlan]) -> None:
+        """Until all of `plans` that are wanted are ready."""
+        for plan in plans:
+            if plan.name not in self._held:
+                await self._children[plan.name].ready.wait()
 
     # -- one child -----------------------------------------------------------------------------------------------
 
