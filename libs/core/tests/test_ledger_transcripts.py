@@ -213,9 +213,7 @@ class Session:
         else:
             answer = ReadResponse(0, Status.OK, LEDGER_ID, -1, frame(int(options["entry"]), int(options["lac"])))
         return [
-            action
-            for name in plain
-            for action in self.machine.receive_reads(BookieId(name), [answer], now=self.now)
+            action for name in plain for action in self.machine.receive_reads(BookieId(name), [answer], now=self.now)
         ]
 
     def do_found(self, options: dict[str, str], plain: list[str], command: str) -> Sequence[Any]:
@@ -230,11 +228,9 @@ class Session:
         return [action for name in names for action in receive(BookieId(name), answers, now=self.now)]
 
     def answer_reads(self, options: dict[str, str], names: list[str], status: Status) -> Sequence[Any]:
+        lac = int(options.get("lac", -1))
         answers = [
-            ReadResponse(
-                0, status, LEDGER_ID, entry_id,
-                frame(entry_id, int(options.get("lac", -1))) if status == Status.OK else None,
-            )  # fmt: skip
+            ReadResponse(0, status, LEDGER_ID, entry_id, frame(entry_id, lac) if status == Status.OK else None)
             for entry_id in ids(options["entry"])
         ]
         receive = self.machine.receive_many if isinstance(self.machine, LedgerRead) else self.machine.receive_reads
