@@ -256,7 +256,10 @@ class LedgerClientContract:
         await deleted.add(b"a")
         await client.delete(deleted.ledger_id)
         await client.delete(deleted.ledger_id)
-        assert [ledger_id async for ledger_id in client.list_ledgers()] == [kept.ledger_id]
+        ledger_ids = [ledger_id async for ledger_id in client.list_ledgers()]
+        assert ledger_ids == sorted(ledger_ids)
+        assert kept.ledger_id in ledger_ids
+        assert deleted.ledger_id not in ledger_ids
         with pytest.raises(NoSuchLedger):
             await client.metadata(deleted.ledger_id)
         with pytest.raises(LostOwnership):

@@ -80,7 +80,7 @@ class ClientSettings:
     long_poll_s: float = 10.0
     """How long a bookie is asked to hold a long poll. Below common idle limits of middle boxes."""
 
-    lac_refresh_s: float = 0.5
+    lac_refresh_s: float = 0.2
     """While a tailing reader waits, how often it looks at the metadata again at most, after long polls that failed."""
 
     quarantine_s: float = 30.0
