@@ -222,6 +222,19 @@ class RawClient:
             await self.writer.wait_closed()
 
 
+async def open_raw(port: int, *, receive_buffer_size: int | None = None) -> RawClient:
+    sock = socket.socket()
+    if receive_buffer_size:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_size)
+    sock.setblocking(False)
+    try:
+        await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", port))
+    except OSError:
+        sock.close()
+        raise
+    return RawClient(*await asyncio.open_connection(sock=sock, limit=2**20))
+
+
 class BookieUnderTest:
     def __init__(self, settings: ServerSettings | None = None) -> None:
         loop = asyncio.get_running_loop()
@@ -240,12 +253,7 @@ class BookieUnderTest:
         await self.server.start(sock)
 
     async def connect(self, *, receive_buffer_size: int | None = None) -> RawClient:
-        sock = socket.socket()
-        if receive_buffer_size:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_size)
-        sock.setblocking(False)
-        await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", self.port))
-        client = RawClient(*await asyncio.open_connection(sock=sock, limit=2**20))
+        client = await open_raw(self.port, receive_buffer_size=receive_buffer_size)
         self._clients.append(client)
         return client
 
@@ -279,3 +287,22 @@ async def bookie(start_bookie: Callable[..., object]) -> BookieUnderTest:
 @pytest.fixture
 async def client(bookie: BookieUnderTest) -> RawClient:
     return await bookie.connect()
+
+
+@pytest.fixture
+async def connect_raw() -> AsyncIterator[Callable[..., object]]:
+    """Connect to a port of this machine; the connections end with the test."""
+    clients: list[RawClient] = []
+
+    async def connect(port: int) -> RawClient:
+        clients.append(await open_raw(port))
+        return clients[-1]
+
+    yield connect
+    for client in clients:
+        await client.close()
+
+
+@pytest.fixture
+def memory_store() -> MemoryEntryStore:
+    return MemoryEntryStore()

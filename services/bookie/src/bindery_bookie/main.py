@@ -1,5 +1,6 @@
 """`bindery-bookie`: settings, logs, signals, and one BookieProcess between them. Exit codes: 0, 1 error, 2 usage."""
 
+import asyncio
 import sys
 import time
 from collections.abc import Sequence
@@ -41,8 +42,8 @@ async def _serve(settings: BookieSettings, shutdown: Shutdown) -> int | None:
         wall_clock_ms=lambda: time.time_ns() // 1_000_000,
     )
     try:
-        await process.start()
-        await process.run()
+        if await _start(process, shutdown):
+            await process.run()
     except (BinderyError, OSError) as error:
         log.error("bookie_failed", **error_fields(error))
         sys.stderr.write(f"{PROGRAM}: {error}\n")
@@ -50,6 +51,20 @@ async def _serve(settings: BookieSettings, shutdown: Shutdown) -> int | None:
     finally:
         await process.stop()
     return None
+
+
+async def _start(process: BookieProcess, shutdown: Shutdown) -> bool:
+    """False when the shutdown came first: a start may wait long, for ZooKeeper or for a replay."""
+    starting, stopping = asyncio.create_task(process.start()), asyncio.create_task(shutdown.wait())
+    try:
+        await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if starting.done():
+            await starting
+        return starting.done()
+    finally:
+        for task in (starting, stopping):
+            task.cancel()
+        await asyncio.gather(starting, stopping, return_exceptions=True)
 
 
 async def _connect(settings: BookieSettings) -> MetadataStore:

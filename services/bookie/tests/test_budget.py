@@ -1,0 +1,58 @@
+"""Budgets: who waits goes on when half is free, in order, once."""
+
+import asyncio
+
+import pytest
+from bindery_bookie.budget import ByteBudget
+
+
+def test_waiters_go_on_in_order_once_the_budget_is_low() -> None:
+    budget = ByteBudget(100)
+    calls: list[str] = []
+    budget.take(150)
+    assert budget.is_over
+    budget.when_low(lambda: calls.append("first"))
+    budget.when_low(lambda: calls.append("second"))
+    budget.give(99)
+    assert calls == []
+    budget.give(1)
+    assert calls == ["first", "second"]
+    budget.give(50)
+    assert calls == ["first", "second"]
+
+
+def test_a_waiter_that_fills_the_budget_again_leaves_the_others_waiting() -> None:
+    budget = ByteBudget(100)
+    calls: list[str] = []
+
+    def greedy() -> None:
+        calls.append("greedy")
+        budget.take(100)
+
+    budget.take(100)
+    budget.when_low(greedy)
+    budget.when_low(lambda: calls.append("patient"))
+    budget.give(100)
+    assert calls == ["greedy"]
+    budget.give(100)
+    assert calls == ["greedy", "patient"]
+
+
+def test_nobody_gives_what_was_not_taken() -> None:
+    budget = ByteBudget(100)
+    with pytest.raises(AssertionError):
+        budget.give(1)
+
+
+async def test_waiting_for_empty() -> None:
+    budget = ByteBudget(100)
+    await budget.wait_empty()
+    budget.take(10)
+    waiting = asyncio.create_task(budget.wait_empty())
+    await asyncio.sleep(0)
+    budget.give(9)
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    budget.give(1)
+    async with asyncio.timeout(1):
+        await waiting

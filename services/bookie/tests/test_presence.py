@@ -1,0 +1,102 @@
+"""What the cluster sees and what the bookie does stay in step, over a real registration on the in-memory store."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from bindery_bookie.presence import Presence
+from bindery_bookie.state import READ_ONLY_DISK, BookieState
+from bindery_core.ids import BookieId
+from bindery_kit.health import Health
+from bindery_metadata.layout import LedgersLayout
+from bindery_metadata.memory import MemoryStore, MemoryTree
+from bindery_metadata.registration import BookieRegistration
+
+LAYOUT = LedgersLayout()
+ID = BookieId("bookie-0")
+
+
+class World:
+    def __init__(self) -> None:
+        self.tree = MemoryTree()
+        self.observer = self.tree.connect()
+        self.store: MemoryStore = self.tree.connect()
+        self.state, self.health = BookieState(), Health()
+        self.registration = BookieRegistration(self.store, LAYOUT, ID, b"info")
+        self.presence = Presence(self.registration, self.state, self.health)
+        self.registration.on_change(self.presence.registration_changed)
+
+    async def lists(self) -> tuple[bool, bool]:
+        """(in the list of writable bookies, in that of read-only ones)."""
+        writable = await self.observer.exists(LAYOUT.bookie(ID, read_only=False))
+        read_only = await self.observer.exists(LAYOUT.bookie(ID, read_only=True))
+        return writable is not None, read_only is not None
+
+    async def until(self, lists: tuple[bool, bool]) -> None:
+        async with asyncio.timeout(5):
+            while await self.lists() != lists:
+                await asyncio.sleep(0.001)
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    world = World()
+    await world.observer.create(LAYOUT.available_readonly, make_parents=True)
+    await world.registration.register()
+    running = asyncio.create_task(world.presence.run())
+    yield world
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    await world.registration.close()
+
+
+async def test_a_registered_bookie_takes_adds(world: World) -> None:
+    assert await world.lists() == (True, False)
+    assert world.state.registered
+    assert not world.state.read_only
+
+
+async def test_a_full_disk_moves_the_bookie_to_the_read_only_list_and_back(world: World) -> None:
+    world.state.set_read_only(READ_ONLY_DISK, "full")
+    await world.until((False, True))
+    world.state.set_read_only(READ_ONLY_DISK, None)
+    await world.until((True, False))
+
+
+async def test_suspended_changes_nothing(world: World) -> None:
+    world.tree.suspend(world.store)
+    await asyncio.sleep(0.01)
+    assert world.state.registered
+    assert world.state.accepts_add(priority=0)
+    world.tree.resume(world.store)
+
+
+async def test_without_its_node_a_bookie_takes_no_adds_until_it_stands_again(world: World) -> None:
+    turns: list[bool] = []
+    world.state.on_change(lambda: turns.append(world.state.accepts_add(priority=0)))
+    world.tree.suspend(world.store)
+    world.tree.expire(world.store)
+    world.tree.resume(world.store)
+    async with asyncio.timeout(5):
+        while turns != [False, True]:
+            await asyncio.sleep(0.001)
+    assert await world.lists() == (True, False)
+    assert "metadata" not in world.health.reasons
+
+
+async def test_a_disk_that_fills_while_the_session_is_lost_is_announced_afterwards(world: World) -> None:
+    world.tree.suspend(world.store)
+    world.tree.expire(world.store)
+    world.state.set_read_only(READ_ONLY_DISK, "full")
+    world.tree.resume(world.store)
+    await world.until((False, True))
+    async with asyncio.timeout(5):
+        while world.state.reasons != {READ_ONLY_DISK: "full"}:
+            await asyncio.sleep(0.001)
+
+
+async def test_an_orderly_end_is_no_reason_for_alarm(world: World) -> None:
+    world.state.shutting_down = True
+    await world.registration.close()
+    assert await world.lists() == (False, False)
+    assert not world.state.read_only

@@ -1,0 +1,297 @@
+"""The real process with real disks and a real ZooKeeper: start, crash, stop, and everything that must be refused."""
+
+import asyncio
+import json
+import random
+import signal
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+from bindery_core.digest import Digester
+from bindery_core.entry import pack_lac, pack_many
+from bindery_core.ids import BookieId
+from bindery_core.ledger_metadata import DigestType
+from bindery_core.wire import messages as m
+from bindery_core.wire.messages import Status
+from bindery_metadata.cluster import initialize_cluster
+from bindery_metadata.embedded import EmbeddedZooKeeper, ServerSpec
+from bindery_metadata.layout import LedgersLayout
+from bindery_metadata.zookeeper import ZooKeeperStore
+
+pytestmark = pytest.mark.integration
+
+DIGESTER = Digester(DigestType.CRC32C, b"pw")
+KEY = DIGESTER.master_key
+PACKET = pack_lac(DIGESTER, ledger_id=9, lac=41)
+LAYOUT = LedgersLayout()
+ID = BookieId("bookie-0")
+WAIT_S = 30.0
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """One server for this module; each test has a ledgers root of its own."""
+    server = EmbeddedZooKeeper(ServerSpec(tmp_path_factory.mktemp("zookeeper"), free_port()))
+    asyncio.run(server.start())
+    yield server.hosts
+    asyncio.run(server.stop())
+
+
+class Bookie:
+    """A `python -m bindery_bookie` of the test's own; killed with the test."""
+
+    def __init__(self, directory: Path, zookeeper: str, root: str) -> None:
+        self.directory = directory
+        self.layout = LedgersLayout(root)
+        self.port, self.http_port = free_port(), free_port()
+        self.log = directory / "bookie.log"
+        self.arguments = {
+            "--zookeeper": zookeeper,
+            "--ledgers-root": root,
+            "--bookie-id": str(ID),
+            "--port": str(self.port),
+            "--http-port": str(self.http_port),
+            "--journal-dir": str(directory / "journal"),
+            "--ledger-dir": str(directory / "ledgers"),
+            "--zookeeper-session-timeout-s": "4",
+        }
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def launch(self, **changes: str) -> None:
+        assert self.process is None
+        arguments = {**self.arguments, **{f"--{name.replace('_', '-')}": value for name, value in changes.items()}}
+        flat = [word for pair in arguments.items() for word in pair]
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen([sys.executable, "-m", "bindery_bookie", *flat], stdout=log, stderr=log)
+
+    async def start(self, **changes: str) -> None:
+        self.launch(**changes)
+        await self.until_ready()
+
+    async def until_ready(self) -> None:
+        async with asyncio.timeout(WAIT_S):
+            while (await self.http("/readyz"))[0] != 200:
+                assert self.process is not None
+                assert self.process.poll() is None, self.log.read_text()
+                await asyncio.sleep(0.02)
+
+    async def http(self, path: str) -> tuple[int, str]:
+        """Status and body; 0 while nobody listens."""
+
+        def get() -> tuple[int, str]:
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{self.http_port}{path}", timeout=5) as answer:
+                    return answer.status, answer.read().decode()
+            except urllib.error.HTTPError as error:
+                return error.code, error.read().decode()
+            except OSError:
+                return 0, ""
+
+        return await asyncio.to_thread(get)
+
+    async def end(self, number: signal.Signals) -> int:
+        assert self.process is not None
+        process, self.process = self.process, None
+        process.send_signal(number)
+        return await asyncio.to_thread(process.wait, WAIT_S)
+
+    async def exit_code(self) -> int:
+        assert self.process is not None
+        process, self.process = self.process, None
+        return await asyncio.to_thread(process.wait, WAIT_S)
+
+    def kill(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+
+
+@pytest.fixture
+async def metadata(zookeeper: str) -> AsyncIterator[ZooKeeperStore]:
+    store = await ZooKeeperStore.connect(zookeeper)
+    yield store
+    await store.close()
+
+
+@pytest.fixture
+async def bookie(tmp_path: Path, zookeeper: str, metadata: ZooKeeperStore) -> AsyncIterator[Bookie]:
+    root = f"/{tmp_path.name}"
+    await initialize_cluster(metadata, LedgersLayout(root), randomness=random.Random(tmp_path.name))
+    bookie = Bookie(tmp_path, zookeeper, root)
+    yield bookie
+    bookie.kill()
+
+
+def adds(ledger_id: int, first: int, count: int, *, size: int = 100) -> list[m.AddRequest]:
+    bodies = pack_many(
+        DIGESTER, [bytes(size)] * count, ledger_id=ledger_id, first_entry_id=first, lac=first - 1, length=first * size
+    )
+    return [m.AddRequest(first + n, ledger_id, first + n, KEY, body) for n, body in enumerate(bodies)]
+
+
+def fence(txn_id: int, ledger_id: int) -> m.ReadRequest:
+    return m.ReadRequest(txn_id, ledger_id, -1, flag=m.ReadFlag.FENCE_LEDGER, master_key=KEY)
+
+
+async def test_a_bookie_starts_serves_stops_and_starts_again(bookie, metadata, connect_raw) -> None:
+    await bookie.start()
+    client = await connect_raw(bookie.port)
+    client.send(*adds(7, 0, 100))
+    assert {a.status for a in (await client.receive_all(100)).values()} == {0}
+    assert (await client.ask(m.ReadRequest(200, 7, -1))).max_lac == -1
+    client.send(*adds(7, 100, 1))
+    await client.receive()
+    assert (await client.ask(m.ReadRequest(200, 7, 50))).max_lac == 99
+
+    assert await metadata.children(bookie.layout.available) == [str(ID), "readonly"]
+    status, page = await bookie.http("/metrics")
+    assert status == 200
+    assert 'bookkeeper_server_ADD_ENTRY_REQUEST_count{success="true"} 101.0' in page
+    assert "bookie_SERVER_STATUS 1.0" in page
+    state = json.loads((await bookie.http("/api/v1/bookie/state"))[1])
+    assert state == {"running": True, "readOnly": False, "shuttingDown": False, "availableForHighPriorityWrites": True}
+    assert (await bookie.http("/startupz"))[0] == (await bookie.http("/livez"))[0] == 200
+
+    async with asyncio.timeout(10):
+        assert await bookie.end(signal.SIGTERM) == 0
+    assert await metadata.children(bookie.layout.available) == ["readonly"]
+
+    await bookie.start()
+    client = await connect_raw(bookie.port)
+    client.send(*[m.ReadRequest(n, 7, n) for n in range(101)])
+    bodies = await client.receive_all(101)
+    assert {n: bodies[n].body for n in range(101)} == {a.entry_id: a.body for a in [*adds(7, 0, 100), *adds(7, 100, 1)]}
+
+
+async def test_what_was_acknowledged_survives_kill_nine(bookie, connect_raw) -> None:
+    """Adds are in flight when the process dies; those that were answered, the fence and the LAC are there again."""
+    await bookie.start()
+    client = await connect_raw(bookie.port)
+    fenced = await connect_raw(bookie.port)
+    await fenced.ask(adds(8, 0, 1)[0])
+    assert (await fenced.ask(fence(1, 8))).status == 0
+    assert (await fenced.ask(m.WriteLacRequest(2, 9, 41, KEY, PACKET))).status == 0
+    sent = adds(7, 0, 3000, size=1000)
+    client.send(*sent)
+    acknowledged = {(await client.receive()).entry_id for _ in range(500)}
+    await bookie.end(signal.SIGKILL)
+    try:
+        while True:
+            acknowledged.add((await client.receive()).entry_id)
+    except (EOFError, ConnectionResetError):
+        pass
+
+    await bookie.start()
+    client = await connect_raw(bookie.port)
+    client.send(*[m.ReadRequest(n, 7, n) for n in sorted(acknowledged)])
+    found = await client.receive_all(len(acknowledged))
+    assert {n: found[n].body for n in found} == {a.entry_id: a.body for a in sent if a.entry_id in acknowledged}
+    assert (await client.ask(adds(8, 1, 1)[0])).status == Status.FENCED
+    assert (await client.ask(m.ReadLacRequest(3, 9))).lac_body == PACKET
+
+
+async def test_random_bytes_at_the_port_leave_one_line_and_a_living_process(bookie, connect_raw) -> None:
+    await bookie.start()
+    noise = random.Random(5)
+    for _ in range(50):
+        client = await connect_raw(bookie.port)
+        client.writer.write(noise.randbytes(200))
+        client.writer.write_eof()
+        assert await client.is_closed()
+    survivor = await connect_raw(bookie.port)
+    assert (await survivor.ask(adds(1, 0, 1)[0])).status == 0
+    lines = [line for line in bookie.log.read_text().splitlines() if "connection_closed_for_bad_bytes" in line]
+    assert 1 <= len(lines) <= 10, "one line a second, not one a connection"
+    assert "Traceback" not in bookie.log.read_text()
+
+
+async def test_another_directory_is_refused_with_expected_and_found(bookie) -> None:
+    await bookie.start()
+    await bookie.end(signal.SIGTERM)
+    bookie.launch(ledger_dir=str(bookie.directory / "elsewhere"))
+    assert await bookie.exit_code() == 1
+    text = bookie.log.read_text()
+    assert "expected" in text
+    assert str(bookie.directory / "elsewhere") in text
+    assert "Traceback" not in text
+
+
+async def test_a_second_process_of_the_same_id_is_refused(bookie, tmp_path, zookeeper) -> None:
+    """It has disks of its own, so only the cookie and the registration can tell."""
+    await bookie.start()
+    second = Bookie(tmp_path / "second", zookeeper, bookie.layout.root)
+    second.directory.mkdir()
+    try:
+        second.launch()
+        assert await second.exit_code() == 1
+        assert "is not what the settings and the cluster say" in second.log.read_text()
+    finally:
+        second.kill()
+    assert (await bookie.http("/readyz"))[0] == 200
+
+
+async def test_a_start_that_waits_for_zookeeper_shows_it_and_gives_up_in_time(bookie) -> None:
+    bookie.launch(zookeeper=f"127.0.0.1:{free_port()}", zookeeper_connect_timeout_s="4")
+    async with asyncio.timeout(WAIT_S):
+        while (answer := await bookie.http("/startupz"))[0] == 0:
+            await asyncio.sleep(0.02)
+    assert answer[0] == 503
+    assert json.loads(answer[1])["progress"]["step"] == "connecting to ZooKeeper"
+    assert (await bookie.http("/readyz"))[0] == 503
+    assert await bookie.exit_code() == 1
+    assert "no zookeeper answers" in bookie.log.read_text()
+
+
+async def test_a_start_may_be_stopped(bookie) -> None:
+    bookie.launch(zookeeper=f"127.0.0.1:{free_port()}", zookeeper_connect_timeout_s="60")
+    async with asyncio.timeout(WAIT_S):
+        while (await bookie.http("/livez"))[0] != 200:
+            await asyncio.sleep(0.02)
+    async with asyncio.timeout(10):
+        assert await bookie.end(signal.SIGTERM) == 0
+
+
+async def test_wrong_settings_are_told_apart(bookie) -> None:
+    for changes, code, text in (
+        ({"port": "70000"}, 2, "--port"),
+        ({"host": "0.0.0.0"}, 1, "--insecure"),
+        ({"bookie_id": "a/b"}, 1, "not a bookie id"),
+        ({"log_level": "loud"}, 2, "--log-level"),
+    ):
+        bookie.launch(**changes)
+        assert await bookie.exit_code() == code, changes
+        assert text in bookie.log.read_text(), changes
+    assert "Traceback" not in bookie.log.read_text()
+
+
+async def test_a_lost_session_stops_adds_until_the_bookie_is_registered_again(bookie, metadata, connect_raw) -> None:
+    """The process is stopped for longer than its session lives; its node goes, and comes back with it."""
+    await bookie.start()
+    client = await connect_raw(bookie.port)
+    assert (await client.ask(adds(1, 0, 1)[0])).status == 0
+    assert bookie.process is not None
+    bookie.process.send_signal(signal.SIGSTOP)
+    try:
+        async with asyncio.timeout(WAIT_S):
+            while await metadata.exists(bookie.layout.bookie(ID, read_only=False)) is not None:
+                await asyncio.sleep(0.05)
+    finally:
+        bookie.process.send_signal(signal.SIGCONT)
+    async with asyncio.timeout(WAIT_S):
+        while await metadata.exists(bookie.layout.bookie(ID, read_only=False)) is None:
+            await asyncio.sleep(0.02)
+    await bookie.until_ready()
+    assert (await client.ask(adds(1, 1, 1)[0])).status == 0
+    assert "bookie_not_registered" in bookie.log.read_text()
