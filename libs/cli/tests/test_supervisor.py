@@ -173,6 +173,21 @@ async def test_a_process_stopped_by_name_stays_down_over_restarts_until_it_is_st
         assert ProcessIdentity.of(second.pid("bookie-2")) is not None
 
 
+async def test_a_process_that_cannot_start_may_be_stopped_by_name_and_the_rest_is_ready(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path)
+    Path(f"{cluster.record}.bookie-1.broken").touch()
+
+    async def hold_when_it_died() -> None:
+        await cluster.until(lambda: any("bookie-1 died" in line for line in cluster.said))
+        await cluster.ask(verb="stop", name="bookie-1")
+
+    holding = asyncio.create_task(hold_when_it_died())
+    async with cluster.running():
+        assert cluster.ready.is_set()
+        assert cluster.supervisor.status()["state"] == "ready"
+    await holding
+
+
 async def test_an_unknown_name_is_answered_with_the_names_there_are(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path)
     async with cluster.running():

@@ -30,6 +30,7 @@ RESTART_PAUSE_S_MAX: Final = 15.0
 STABLE_S: Final = 30.0
 """Ready for so long, a child that dies is a new case: the short pause again."""
 PROGRESS_INTERVAL_S: Final = 5.0
+HELD_CHECK_INTERVAL_S: Final = 0.5
 LAST_WORDS_LINES: Final = 5
 LEFTOVER_TIMEOUT_S: Final = 10.0
 CONTROL_TIMEOUT_S: Final = 120.0
@@ -108,10 +109,12 @@ class Supervisor:
             self._keepers[plan.name] = asyncio.create_task(self._keep_one(plan.name), name=f"keep:{plan.name}")
 
     async def _wait_ready(self, plans: Iterable[ProcessPlan]) -> None:
-        """Until all of `plans` that are wanted are ready."""
+        """Until each of `plans` is ready, or was stopped by name meanwhile."""
         for plan in plans:
-            if plan.name not in self._held:
-                await self._children[plan.name].ready.wait()
+            ready = self._children[plan.name].ready
+            while plan.name not in self._held and not ready.is_set():
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(ready.wait(), HELD_CHECK_INTERVAL_S)
 
     # -- one child -----------------------------------------------------------------------------------------------
 
