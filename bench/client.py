@@ -1,12 +1,14 @@
 """The ledger client's own cost: CPU per entry and adds per second, against bookies that do nearly nothing.
 
     .venv/bin/python bench/client.py                      # the table
-    .venv/bin/python bench/client.py --profile            # where the time goes, for one row
+    .venv/bin/python bench/client.py --real               # the same through real bookies that fsync
+    .venv/bin/python bench/client.py --profile            # where the time goes
     .venv/bin/python bench/client.py --in-flight 1 1000 --size 128 --seconds 5
 
-The bookies run in another process and only acknowledge, so the figures are the client's, not a cluster's. "us CPU" is
-the process time of the client (loop, codec, state machine, callers' tasks) divided by the entries confirmed; each goes
-to three bookies (E=3 Qw=3 Qa=2). "single" callers await one entry per call, "batch" callers 100 per call.
+By default the bookies run in another process and only acknowledge, so the figures are the client's, not a cluster's;
+`--real` starts a throwaway cluster: a real ZooKeeper and three bookies, on the disk of TMPDIR. "us CPU" is the process
+time of the client (loop, codec, state machine, callers' tasks) divided by the entries confirmed; each goes to three
+bookies (E=3 Qw=3 Qa=2). "single" callers await one entry per call, "100 each" callers a hundred per call.
 """
 
 import argparse
@@ -19,9 +21,11 @@ import random
 import subprocess
 import sys
 import time
+from collections.abc import Awaitable
 from typing import cast
 
 import uvloop
+from bindery.standalone.throwaway import ThrowawayCluster
 from bindery_client.client import LedgerClient
 from bindery_client.settings import ClientSettings
 from bindery_client.writer import WriteHandle
@@ -34,6 +38,7 @@ from bindery_metadata.cluster import initialize_cluster
 from bindery_metadata.layout import LedgersLayout
 from bindery_metadata.memory import MemoryTree
 from bindery_metadata.registration import BookieRegistration
+from bindery_metadata.zookeeper import ZooKeeperStore
 
 BOOKIES = 3
 BATCH = 100
@@ -59,6 +64,10 @@ async def serve_bookies() -> None:
     servers = [await loop.create_server(NullBookie, "127.0.0.1", 0) for _ in range(BOOKIES)]
     print(*(server.sockets[0].getsockname()[1] for server in servers), flush=True)
     await loop.run_in_executor(None, sys.stdin.read)
+
+
+async def connect_real(zookeeper: str) -> LedgerClient:
+    return await LedgerClient.connect(await ZooKeeperStore.connect(zookeeper), randomness=random.SystemRandom())
 
 
 async def connect(ports: list[int]) -> LedgerClient:
@@ -94,9 +103,12 @@ async def load(
     return sum(await asyncio.gather(*(caller() for _ in range(max(1, in_flight // batch))))), latencies
 
 
-async def measure(ports: list[int], args: argparse.Namespace) -> None:
-    client = await connect(ports)
-    print(f"{platform.machine()} {os.cpu_count()} cores, Python {platform.python_version()}, uvloop, E=Qw=3 Qa=2")
+async def measure(connecting: Awaitable[LedgerClient], args: argparse.Namespace) -> None:
+    client = await connecting
+    kind = "real bookies" if args.real else "null bookies"
+    print(
+        f"{platform.machine()} {os.cpu_count()} cores, Python {platform.python_version()}, uvloop, E=Qw=3 Qa=2, {kind}"
+    )
     print(f"{'calls':>8} {'in flight':>9} {'bytes':>6} {'adds/s':>9} {'p50 ms':>7} {'p99 ms':>7} {'us CPU':>7}")
     for batch in (1, BATCH):
         for size in args.size:
@@ -132,10 +144,15 @@ def main() -> None:
     parser.add_argument("--size", type=int, nargs="+", default=[128, 1024])
     parser.add_argument("--seconds", type=float, default=1.0)
     parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--real", action="store_true", help="measure through real bookies")
     parser.add_argument("--serve-bookies", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.serve_bookies:
         uvloop.run(serve_bookies())
+        return
+    if args.real:
+        with ThrowawayCluster(bookies=BOOKIES) as cluster:
+            uvloop.run(measure(connect_real(cluster.zookeeper), args))
         return
     bookies = subprocess.Popen(
         [sys.executable, __file__, "--serve-bookies"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -143,7 +160,7 @@ def main() -> None:
     try:
         assert bookies.stdout is not None
         ports = [int(port) for port in bookies.stdout.readline().split()]
-        uvloop.run(measure(ports, args))
+        uvloop.run(measure(connect(ports), args))
     finally:
         bookies.kill()
         bookies.wait()

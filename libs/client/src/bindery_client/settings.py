@@ -81,7 +81,7 @@ class ClientSettings:
     """How long a bookie is asked to hold a long poll. Below common idle limits of middle boxes."""
 
     lac_refresh_s: float = 0.2
-    """While a tailing reader waits, how often it looks at the metadata again at most, after long polls that failed."""
+    """Pause before a long poll that failed is sent again; bookies deny a ledger until its first entry came to them."""
 
     quarantine_s: float = 30.0
     """How long a bookie that failed is avoided when others will do. Source: BookKeeper has 1800 s, off by default."""
