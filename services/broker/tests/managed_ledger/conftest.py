@@ -25,21 +25,27 @@ class Cluster:
         self.ledgers = MemoryLedgers()
         self.tree = MemoryTree()
         self.now_ms = 1_700_000_000_000
+        self.stores: list[Any] = []
+        """Of the brokers, in the order of their coming."""
         self._opened: list[ManagedLedger] = []
 
     async def open(
         self, *, client: Any = None, store: Any = None, create: bool = True, **settings: Any
     ) -> ManagedLedger:
+        self.stores.append(store if store is not None else self.tree.connect())
         topic = await ManagedLedger.open(
             TOPIC,
             client=client if client is not None else MemoryLedgerClient(self.ledgers),
-            store=store if store is not None else self.tree.connect(),
+            store=self.stores[-1],
             clock=lambda: self.now_ms,
             settings=ManagedLedgerSettings(**(QUICK | settings)),
             create=create,
         )
         self._opened.append(topic)
         return topic
+
+    def ledgers_client(self) -> MemoryLedgerClient:
+        return MemoryLedgerClient(self.ledgers)
 
     def forget(self, topic: ManagedLedger) -> None:
         self._opened.remove(topic)

@@ -1,0 +1,302 @@
+"""Adding: order, pipelining, rollover, and what happens when the ledger fails."""
+
+import asyncio
+from itertools import pairwise
+
+import pytest
+from bindery_broker.managed_ledger import ManagedLedger
+from bindery_broker.managed_ledger.ledger import ENTRY_SIZE_MAX
+from bindery_broker.message_id import Position
+from bindery_core.errors import (
+    AddTimeout,
+    BookieUnavailable,
+    LedgerFenced,
+    MetadataUnavailable,
+    NoSuchTopic,
+    NotEnoughBookies,
+    TooLarge,
+    TooManyRequests,
+    TopicFenced,
+    TryAgain,
+)
+from bindery_core.ids import BookieId
+
+from .conftest import TOPIC, Cluster, read_all
+
+
+async def add_ten(topic: ManagedLedger) -> list[Position]:
+    return await topic.add_many([b"%d" % i for i in range(10)])
+
+
+async def test_entries_get_dense_positions_in_the_order_of_the_calls(cluster: Cluster) -> None:
+    topic = await cluster.open()
+    calls = [topic.add_many([b"%d-%d" % (call, i) for i in range(3)]) for call in range(20)]
+    positions = [position for answer in await asyncio.gather(*calls) for position in answer]
+    assert positions == [Position(0, i) for i in range(60)]
+    assert list((await read_all(topic)).values()) == [b"%d-%d" % (call, i) for call in range(20) for i in range(3)]
+    assert topic.last_confirmed == Position(0, 59)
+
+
+async def test_calls_of_one_turn_travel_as_one_group(cluster: Cluster) -> None:
+    topic = await cluster.open()
+    cluster.ledgers.fail_next("add", AddTimeout("made up"), count=1)
+    await asyncio.gather(*[topic.add_many([b"x"]) for _ in range(100)])
+    # One group failed, so one ledger was lost: with a call each the fault would have hit the first of many.
+    assert topic.last_confirmed == Position(1, 99)
+
+
+async def test_nothing_is_answered_before_it_is_durable(cluster: Cluster) -> None:
+    topic = await cluster.open()
+    cluster.ledgers.hold_adds()
+    adding = asyncio.ensure_future(topic.add_many([b"x"]))
+    assert (await asyncio.wait([adding], timeout=0.02))[0] == set()
+    assert topic.last_confirmed == Position(0, -1)
+    assert await topic.read(topic.first_position, entries_max=1, size_max=100) == []
+    cluster.ledgers.release_adds()
+    assert await adding == [Position(0, 0)]
+
+
+async def test_an_empty_add_is_answered_at_once(cluster: Cluster) -> None:
+    topic = await cluster.open()
+    assert await topic.add_many([]) == []
+
+
+async def test_an_entry_over_the_limit_is_refused_with_it(cluster: Cluster) -> None:
+    topic = await cluster.open()
+    with pytest.raises(TooLarge, match=str(ENTRY_SIZE_MAX)):
+        await topic.add_many([b"x", bytes(ENTRY_SIZE_MAX + 1)])
+    assert topic.entries_count == 0
+    assert len(await topic.add_many([bytes(ENTRY_SIZE_MAX)])) == 1
+
+
+async def test_more_than_the_pending_budget_is_refused_and_room_comes_back(cluster: Cluster) -> None:
+    topic = await cluster.open(pending_size_max=1000)
+    cluster.ledgers.hold_adds()
+    adding = asyncio.ensure_future(topic.add_many([bytes(900)]))
+    await asyncio.sleep(0)
+    with pytest.raises(TooManyRequests, match="size_max=1000"):
+        await topic.add_many([bytes(101)])
+    cluster.ledgers.release_adds()
+    await adding
+    assert len(await topic.add_many([bytes(1001)])) == 1  # alone it may be larger
+
+
+async def test_a_caller_that_leaves_before_sending_takes_its_entries_back(cluster: Cluster) -> None:
+    topic = await cluster.open()
+    left = asyncio.ensure_future(topic.add_many([b"left"]))
+    await asyncio.sleep(0)
+    left.cancel()
+    assert await topic.add_many([b"stayed"]) == [Position(0, 0)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "ledgers"),
+    [
+        ({"entries_max": 10}, 4),
+        ({"size_max": 10}, 4),
+        ({"entries_max": 1000}, 1),
+        ({"entries_max": 10, "age_s_min": 60}, 1),
+    ],
+)
+async def test_a_full_ledger_is_followed_by_another(cluster: Cluster, settings: dict[str, int], ledgers: int) -> None:
+    topic = await cluster.open(**settings)
+    positions = []
+    for _ in range(3):
+        positions += await add_ten(topic)
+        if ledgers > 1:
+            await topic.roll()  # waits for the one under way
+    assert len({position.ledger_id for position in positions}) == min(ledgers, 3)
+    assert all(a < b for a, b in pairwise(positions))
+    assert list(await read_all(topic)) == positions
+    assert len(topic.internal_stats()["ledgers"]) == ledgers
+
+
+async def test_an_old_ledger_is_followed_by_another_unless_it_is_empty(cluster: Cluster) -> None:
+    topic = await cluster.open(age_s_max=0.03)
+    await asyncio.sleep(0.08)
+    assert topic.last_confirmed == Position(0, -1)
+    assert len(cluster.ledgers.ledgers) == 1
+    await add_ten(topic)
+    async with asyncio.timeout(2):
+        while topic.internal_stats()["currentLedgerEntries"]:
+            await asyncio.sleep(0.01)
+    assert [ledger["entries"] for ledger in topic.internal_stats()["ledgers"]] == [10, 0]
+    assert (await topic.add_many([b"x"]))[0].entry_id == 0
+
+
+async def test_adds_go_on_while_the_next_ledger_cannot_be_had(cluster: Cluster) -> None:
+    topic = await cluster.open(entries_max=5)
+    bookies = dict(cluster.ledgers.bookies)
+    for bookie in bookies:
+        cluster.ledgers.bookies[bookie] = False
+    for _ in range(5):
+        await add_ten(topic)
+    assert topic.last_confirmed == Position(0, 49)
+
+
+async def test_a_failed_ledger_is_recovered_and_what_it_lacks_is_sent_again(cluster: Cluster) -> None:
+    """A: stored and confirmed. B: in flight and stored, as recovery finds. C: in flight and not stored."""
+    topic = await cluster.open()
+    assert await topic.add_many([b"a"]) == [Position(0, 0)]
+    cluster.ledgers.hold_adds()
+    b = asyncio.ensure_future(topic.add_many([b"b1", b"b2"]))
+    await asyncio.sleep(0.01)
+    c = asyncio.ensure_future(topic.add_many([b"c1", b"c2"]))
+    await asyncio.sleep(0.01)
+    cluster.ledgers.fail_next("add", BookieUnavailable("made up"), stored=True)
+    cluster.ledgers.release_adds()
+    assert await b == [Position(0, 1), Position(0, 2)]
+    assert await c == [Position(1, 0), Position(1, 1)]
+    assert list((await read_all(topic)).values()) == [b"a", b"b1", b"b2", b"c1", b"c2"]
+    assert (await cluster.ledgers_client().metadata(0)).last_entry_id == 2
+
+
+async def test_an_add_that_is_stored_in_part_goes_on_in_the_next_ledger(cluster: Cluster) -> None:
+    topic = await cluster.open()
+    ledger = cluster.ledgers.ledgers[0]
+    cluster.ledgers.hold_adds()
+    adding = asyncio.ensure_future(topic.add_many([b"1", b"2", b"3"]))
+    await asyncio.sleep(0.01)
+    ledger.store([b"1"])  # what one bookie got before all failed
+    ledger.writer.break_with(AddTimeout("made up"))
+    cluster.ledgers.release_adds()
+    assert await adding == [Position(0, 0), Position(1, 0), Position(1, 1)]
+    assert list((await read_all(topic)).values()) == [b"1", b"2", b"3"]
+
+
+async def test_an_empty_failed_ledger_leaves_the_list_and_is_deleted(cluster: Cluster) -> None:
+    topic = await cluster.open()
+    cluster.ledgers.fail_next("add", AddTimeout("made up"))
+    assert await topic.add_many([b"x"]) == [Position(1, 0)]
+    await asyncio.sleep(0.01)
+    assert list(cluster.ledgers.ledgers) == [1]
+    assert len(topic.internal_stats()["ledgers"]) == 1
+
+
+async def test_adds_wait_while_recovery_cannot_be_done(cluster: Cluster) -> None:
+    topic = await cluster.open()
+    cluster.ledgers.fail_next("add", AddTimeout("made up"))
+    cluster.ledgers.fail_next("open", BookieUnavailable("made up"), count=3)
+    cluster.ledgers.fail_next("create", NotEnoughBookies("made up"), count=3)
+    assert await asyncio.gather(topic.add_many([b"x"]), topic.add_many([b"y"])) == [[Position(1, 0)], [Position(1, 1)]]
+
+
+async def test_an_add_that_waits_too_long_says_whether_it_may_be_stored(cluster: Cluster) -> None:
+    topic = await cluster.open(add_timeout_s=0.05)
+    cluster.ledgers.fail_next("add", AddTimeout("made up"))
+    cluster.ledgers.fail_next("open", BookieUnavailable("no recovery now"), count=10**6)
+    sent = asyncio.ensure_future(topic.add_many([b"sent"]))
+    await asyncio.sleep(0.01)
+    queued = asyncio.ensure_future(topic.add_many([b"queued"]))
+    with pytest.raises(AddTimeout, match="no recovery now"):
+        await sent
+    with pytest.raises(BookieUnavailable, match="no recovery now"):
+        await queued
+    assert topic.is_open
+
+
+async def test_entries_certainly_not_stored_fail_as_such(cluster: Cluster) -> None:
+    """The ledger was recovered without them; then no other can be had."""
+    topic = await cluster.open(add_timeout_s=0.05)
+    cluster.ledgers.fail_next("add", AddTimeout("made up"))
+    cluster.ledgers.bookies[BookieId("bookie-0:3181")] = False
+    cluster.ledgers.bookies[BookieId("bookie-1:3182")] = False
+    with pytest.raises(NotEnoughBookies):
+        await topic.add_many([b"x"])
+    cluster.ledgers.bookies[BookieId("bookie-0:3181")] = True
+    assert (await topic.add_many([b"y"]))[0].entry_id == 0
+    assert list((await read_all(topic)).values()) == [b"y"]
+
+
+async def test_being_fenced_ends_the_topic_for_good(cluster: Cluster) -> None:
+    topic = await cluster.open()
+    calls = []
+    topic.on_fenced(lambda: calls.append(1))
+    cluster.ledgers.fail_next("add", LedgerFenced("made up"))
+    results = await asyncio.gather(*[topic.add_many([b"x"]) for _ in range(3)], return_exceptions=True)
+    assert all(isinstance(result, TopicFenced) for result in results)
+    for call in (topic.add_many([b"x"]), topic.read(topic.first_position, entries_max=1, size_max=1), topic.trim()):
+        with pytest.raises(TopicFenced):
+            await call
+    assert calls == [1]
+    assert not topic.is_open
+
+
+async def test_a_roll_that_meets_a_foreign_znode_fences_and_deletes_its_ledger(cluster: Cluster) -> None:
+    topic = await cluster.open()
+    await add_ten(topic)
+    await cluster.tree.connect().set(f"/managed-ledgers/{TOPIC}", b"", version=None)
+    with pytest.raises(TopicFenced):
+        await topic.roll()
+    assert list(cluster.ledgers.ledgers) == [0]
+
+
+@pytest.mark.parametrize("applied", [False, True])
+async def test_a_roll_whose_znode_write_is_unknown_finds_out(cluster: Cluster, applied: bool) -> None:
+    store = cluster.tree.connect()
+    topic = await cluster.open(store=store)
+    await add_ten(topic)
+    store.lose_next_write(applied=applied)
+    await topic.roll()
+    assert await topic.add_many([b"x"]) == [Position(1, 0)]
+    assert (await store.get(f"/managed-ledgers/{TOPIC}")).stat.version == 2
+
+
+async def test_a_roll_waits_for_metadata_and_adds_wait_with_it(cluster: Cluster) -> None:
+    store = cluster.tree.connect()
+    topic = await cluster.open(store=store)
+    await add_ten(topic)
+    for _ in range(4):
+        store.fail_next(MetadataUnavailable("made up"))
+    rolling = asyncio.ensure_future(topic.roll())
+    assert (await topic.add_many([b"x"]))[0].ledger_id in (0, 1)
+    await rolling
+    assert topic.is_open
+
+
+async def test_closing_completes_what_is_pending_and_seals_the_ledger(cluster: Cluster) -> None:
+    topic = await cluster.open()
+    adding = asyncio.ensure_future(topic.add_many([b"x"]))
+    await asyncio.sleep(0)
+    await topic.close()
+    assert await adding == [Position(0, 0)]
+    assert cluster.ledgers.ledgers[0].is_closed
+    with pytest.raises(TryAgain, match="closed here"):
+        await topic.add_many([b"y"])
+    await topic.close()
+
+
+async def test_opening_a_topic_that_is_not_there(cluster: Cluster) -> None:
+    with pytest.raises(NoSuchTopic):
+        await cluster.open(create=False)
+    assert not cluster.ledgers.ledgers
+
+
+async def test_opening_drops_an_empty_last_ledger_and_deletes_it(cluster: Cluster) -> None:
+    await (await cluster.open()).crash()
+    topic = await cluster.open()
+    await asyncio.sleep(0.01)
+    assert list(cluster.ledgers.ledgers) == [1]
+    assert topic.first_position == Position(1, 0)
+
+
+async def test_opening_takes_a_missing_last_ledger_off_the_list(cluster: Cluster) -> None:
+    first = await cluster.open()
+    await add_ten(first)
+    await first.roll()
+    await first.add_many([b"gone"])
+    await first.crash()
+    del cluster.ledgers.ledgers[1]
+    topic = await cluster.open()
+    assert topic.entries_count == 10
+    assert len(await read_all(topic)) == 10
+
+
+async def test_the_ledgers_say_what_they_are_for(cluster: Cluster) -> None:
+    topic = await cluster.open()
+    assert cluster.ledgers.ledgers[0].metadata.custom == {
+        "application": b"pulsar",
+        "component": b"managed-ledger",
+        "pulsar/managed-ledger": TOPIC.encode(),
+    }
+    assert topic.name == TOPIC

@@ -1,0 +1,347 @@
+"""Cursors: what is acknowledged stays acknowledged, and who must not acknowledge cannot."""
+
+import asyncio
+
+import pytest
+from bindery_broker.managed_ledger import BatchAck, ManagedCursor, ManagedLedger
+from bindery_broker.managed_ledger.metadata_codec import decode_cursor, decode_position
+from bindery_broker.message_id import EARLIEST, LATEST, Position
+from bindery_core.errors import (
+    AddTimeout,
+    BadRequest,
+    Corrupt,
+    MetadataOutcomeUnknown,
+    MetadataUnavailable,
+    NoSuchSubscription,
+    NotEnoughBookies,
+    TooManyRequests,
+    TopicFenced,
+)
+from bindery_core.ids import LedgerId
+
+from .conftest import TOPIC, Cluster
+
+SUB = f"/managed-ledgers/{TOPIC}/s"
+
+
+async def topic_of(cluster: Cluster, entries: int = 10, **settings: object) -> tuple[ManagedLedger, ManagedCursor]:
+    topic = await cluster.open(**settings)
+    if entries and not topic.entries_count:
+        await topic.add_many([b"%d" % i for i in range(entries)])
+    return topic, await topic.open_cursor("s", start=EARLIEST)
+
+
+def at(*entries: int, ledger: int = 0) -> list[Position]:
+    return [Position(ledger, entry) for entry in entries]
+
+
+async def unacked(cursor: ManagedCursor) -> list[int]:
+    found = await cursor.read_unacked(EARLIEST, entries_max=1000, size_max=10**9)
+    return [int(entry.payload) for entry in found.entries]
+
+
+async def test_a_new_subscription_is_durable_with_its_properties_before_it_is_answered(cluster: Cluster) -> None:
+    topic = await cluster.open()
+    await topic.add_many([b"0"])
+    await topic.open_cursor("a/b c", start=LATEST, properties={"tag": "1"})
+    await topic.crash()
+    cursor = (await cluster.open()).cursors["a/b c"]
+    assert cursor.properties == {"tag": "1"}
+    assert cursor.backlog_entries == 0
+    assert (await cluster.tree.connect().children(f"/managed-ledgers/{TOPIC}")) == ["a%2Fb+c"]
+
+
+async def test_an_existing_subscription_keeps_position_and_properties(cluster: Cluster) -> None:
+    topic, cursor = await topic_of(cluster)
+    await cursor.ack_many(at(0))
+    again = await topic.open_cursor("s", start=LATEST, properties={"x": "y"})
+    assert again is cursor
+    assert again.properties == {}
+    assert again.backlog_entries == 9
+
+
+async def test_start_decides_what_comes_first(cluster: Cluster) -> None:
+    topic, _ = await topic_of(cluster)
+    for name, start, backlog in [("e", EARLIEST, 10), ("l", LATEST, 0), ("m", Position(0, 4), 6)]:
+        assert (await topic.open_cursor(name, start=start)).backlog_entries == backlog
+
+
+@pytest.mark.parametrize("clean", [False, True])
+async def test_acknowledgements_survive_the_broker(cluster: Cluster, clean: bool) -> None:
+    topic, cursor = await topic_of(cluster)
+    await cursor.ack_many(
+        at(0, 1, 4, 5, 8), batches=[BatchAck(Position(0, 3), 100, [0, 99]), BatchAck(Position(0, 6), 2, [1])]
+    )
+    await cursor.set_position_properties({"n": 7})
+    await (topic.close() if clean else topic.crash())
+    named = decode_cursor((await cluster.tree.connect().get(SUB)).data).ledger_id
+    assert (named == -1) == clean
+    assert len(cluster.ledgers.ledgers) == (1 if clean else 2)
+    _, cursor = await topic_of(cluster)
+    assert cursor.mark_delete == Position(0, 1)
+    assert cursor.individually_acked() == "[(0:3..0:5],(0:7..0:8]]"
+    assert cursor.remaining(Position(0, 3)) == (1 << 100) - 2 - (1 << 99)
+    assert cursor.remaining(Position(0, 6)) == 1
+    assert cursor.position_properties == {"n": 7}
+    assert cursor.backlog_entries == 5
+    assert await unacked(cursor) == [2, 3, 6, 7, 9]
+
+
+async def test_an_acknowledgement_is_answered_when_it_is_durable_and_not_before(cluster: Cluster) -> None:
+    _, cursor = await topic_of(cluster)
+    await cursor.ack_many(at(0))
+    cluster.ledgers.hold_adds()
+    acking = asyncio.ensure_future(cursor.ack_many(at(1)))
+    assert (await asyncio.wait([acking], timeout=0.02))[0] == set()
+    assert cursor.is_acked(Position(0, 1))
+    assert cursor.durable_mark_delete == Position(0, 0)
+    repeated = asyncio.ensure_future(cursor.ack_many(at(1)))
+    assert (await asyncio.wait([repeated], timeout=0.02))[0] == set()
+    cluster.ledgers.release_adds()
+    assert await acking == at(1)
+    assert await repeated == []
+    assert cursor.durable_mark_delete == Position(0, 1)
+
+
+async def test_many_acknowledgements_share_a_record(cluster: Cluster) -> None:
+    _, cursor = await topic_of(cluster, entries=200)
+    await cursor.ack_many(at(0))
+    before = cursor.commits
+    await asyncio.gather(*[cursor.ack_many(at(i)) for i in range(1, 200)])
+    assert cursor.commits - before <= 2
+    assert cursor.backlog_entries == 0
+
+
+async def test_what_is_no_entry_cannot_be_acknowledged_and_nothing_is_applied(cluster: Cluster) -> None:
+    _, cursor = await topic_of(cluster)
+    for wrong in (Position(0, 10), Position(5, 0), LATEST):
+        with pytest.raises(BadRequest, match="no such message"):
+            await cursor.ack_many([*at(3), wrong])
+        with pytest.raises(BadRequest, match="no such message"):
+            await cursor.ack_cumulative(wrong)
+    for index in (-1, 3):
+        with pytest.raises(BadRequest, match="batch"):
+            await cursor.ack_many(at(3), batches=[BatchAck(Position(0, 1), 3, [index])])
+    assert cursor.backlog_entries == 10
+    assert cursor.individually_acked() == "[]"
+
+
+async def test_the_last_index_of_a_batch_completes_its_entry(cluster: Cluster) -> None:
+    _, cursor = await topic_of(cluster)
+    assert await cursor.ack_many([], batches=[BatchAck(Position(0, 0), 3, [0, 1])]) == []
+    assert cursor.remaining(Position(0, 0)) == 0b100
+    assert await cursor.ack_many([], batches=[BatchAck(Position(0, 0), 3, [0])]) == []
+    assert await cursor.ack_many([], batches=[BatchAck(Position(0, 0), 3, [2])]) == at(0)
+    assert cursor.mark_delete == Position(0, 0)
+    assert cursor.remaining(Position(0, 0)) is None
+
+
+async def test_a_cumulative_acknowledgement_may_point_into_a_batch(cluster: Cluster) -> None:
+    _, cursor = await topic_of(cluster)
+    await cursor.ack_many(at(3))
+    await cursor.ack_cumulative(Position(0, 5), batch=BatchAck(Position(0, 5), 4, [0, 1, 2]))
+    assert cursor.mark_delete == Position(0, 4)
+    assert cursor.remaining(Position(0, 5)) == 0b1000
+    await cursor.ack_cumulative(Position(0, 7))
+    assert cursor.mark_delete == Position(0, 7)
+    await cursor.ack_cumulative(Position(0, 2))
+    assert cursor.mark_delete == Position(0, 7)
+
+
+async def test_mark_delete_runs_over_ledger_boundaries(cluster: Cluster) -> None:
+    topic, cursor = await topic_of(cluster)
+    await topic.roll()
+    await topic.add_many([b"10", b"11"])
+    await cursor.ack_many([*at(*range(1, 10)), *at(0, ledger=1)])
+    assert cursor.mark_delete == Position(0, -1)
+    await cursor.ack_many(at(0))
+    assert cursor.mark_delete == Position(1, 0)
+    assert cursor.individually_acked() == "[]"
+
+
+@pytest.mark.parametrize(("target", "rest"), [(EARLIEST, 10), (LATEST, 0), (Position(0, 7), 3), (Position(0, 99), 0)])
+async def test_seek_forgets_acknowledgements_durably(cluster: Cluster, target: Position, rest: int) -> None:
+    topic, cursor = await topic_of(cluster)
+    await cursor.ack_many(at(0, 1, 5, 8), batches=[BatchAck(Position(0, 9), 2, [0])])
+    assert await cursor.seek(target) == Position(0, 10 - rest)
+    await topic.crash()
+    _, cursor = await topic_of(cluster)
+    assert cursor.backlog_entries == rest
+    assert await unacked(cursor) == list(range(10 - rest, 10))
+    assert cursor.remaining(Position(0, 9)) is None
+
+
+async def test_reading_skips_what_is_acknowledged_and_says_where_to_go_on(cluster: Cluster) -> None:
+    topic, cursor = await topic_of(cluster)
+    await topic.roll()
+    await topic.add_many([b"10"])
+    await cursor.ack_many(at(0, 1, 3, 9))
+    read = await cursor.read_unacked(EARLIEST, entries_max=3, size_max=10**6)
+    assert [int(entry.payload) for entry in read.entries] == [2, 4, 5]
+    assert read.next_position == Position(0, 6)
+    read = await cursor.read_unacked(read.next_position, entries_max=100, size_max=2)
+    assert [int(entry.payload) for entry in read.entries] == [6, 7]
+    read = await cursor.read_unacked(read.next_position, entries_max=100, size_max=10**6)
+    assert [int(entry.payload) for entry in read.entries] == [8, 10]
+    assert read.next_position == Position(1, 1)
+    assert await cursor.read_unacked(read.next_position, entries_max=1, size_max=1) == ([], Position(1, 1))
+
+
+@pytest.mark.parametrize("entries_max", [1, 4])
+async def test_a_cursor_ledger_is_rolled_and_the_old_one_deleted(cluster: Cluster, entries_max: int) -> None:
+    topic, cursor = await topic_of(cluster, cursor_entries_max=entries_max)
+    for i in range(9):
+        await cursor.ack_many(at(i))
+    await asyncio.sleep(0)
+    assert len(cluster.ledgers.ledgers) == 2
+    await topic.crash()
+    _, cursor = await topic_of(cluster)
+    assert cursor.mark_delete == Position(0, 8)
+
+
+async def test_a_failed_cursor_ledger_is_replaced(cluster: Cluster) -> None:
+    topic, cursor = await topic_of(cluster)
+    await cursor.ack_many(at(0))
+    cluster.ledgers.fail_next("add", AddTimeout("made up"))
+    await cursor.ack_many(at(1))
+    assert len(cluster.ledgers.ledgers) == 2
+    await topic.crash()
+    assert (await topic_of(cluster))[1].mark_delete == Position(0, 1)
+
+
+async def test_without_bookies_the_znode_takes_the_acknowledgements(cluster: Cluster) -> None:
+    topic, cursor = await topic_of(cluster)
+    await cursor.ack_many(at(0))
+    cluster.ledgers.fail_next("add", AddTimeout("made up"))
+    cluster.ledgers.fail_next("create", NotEnoughBookies("made up"))
+    await cursor.ack_many(at(1, 3))
+    assert decode_cursor((await cluster.tree.connect().get(SUB)).data).ledger_id == -1
+    await cursor.ack_many(at(5))
+    await topic.crash()
+    _, cursor = await topic_of(cluster)
+    assert cursor.mark_delete == Position(0, 1)
+    assert cursor.individually_acked() == "[(0:2..0:3],(0:4..0:5]]"
+
+
+async def test_when_nothing_takes_it_the_acknowledgement_fails_and_its_repetition_waits(cluster: Cluster) -> None:
+    store = cluster.tree.connect()
+    _, cursor = await topic_of(cluster, operation_timeout_s=0.05, entries=3)
+    cluster.ledgers.fail_next("create", NotEnoughBookies("made up"), count=10**6)
+    cluster.tree.suspend(cluster.stores[-1])
+    with pytest.raises((MetadataUnavailable, MetadataOutcomeUnknown)):
+        await cursor.ack_many(at(0))
+    assert cursor.is_acked(Position(0, 0))
+    cluster.tree.resume(cluster.stores[-1])
+    assert await cursor.ack_many(at(0)) == []
+    assert decode_cursor((await store.get(SUB)).data).state.mark_delete == Position(0, 0)
+
+
+@pytest.mark.parametrize("applied", [False, True])
+async def test_an_unknown_switch_of_cursor_ledgers_is_settled_before_the_next_record(
+    cluster: Cluster, applied: bool
+) -> None:
+    """Were the old ledger written on while the znode names the new one, what it takes would be lost."""
+    topic, cursor = await topic_of(cluster, cursor_entries_max=2, operation_timeout_s=0.1)
+    store = cluster.stores[-1]
+    await cursor.ack_many(at(0))
+    await cursor.ack_many(at(1))
+    store.lose_next_write(applied=applied)
+    for _ in range(1000):  # nor can it be looked up
+        store.fail_next(MetadataUnavailable("made up"), matching=lambda operation, path: operation == "sync")
+    with pytest.raises(MetadataOutcomeUnknown):
+        await cursor.ack_many(at(2))
+    store._faults.clear()  # the test double has no other way to call them off
+    await cursor.ack_many(at(3))
+    await topic.crash()
+    assert (await topic_of(cluster))[1].mark_delete == Position(0, 3)
+
+
+async def test_a_state_too_large_to_store_is_refused_until_it_has_fewer_holes(cluster: Cluster) -> None:
+    count = 20_000
+    topic, cursor = await topic_of(cluster, entries=count, cursor_record_size_max=1024, cursor_inline_size_max=512)
+    await cursor.ack_many(at(1, 3, 5))
+    with pytest.raises(TooManyRequests, match="size_max=1024"):
+        await cursor.ack_many(at(*range(7, count, 2)))
+    await cursor.ack_many(at(*range(0, count - 3, 2)))
+    await topic.crash()
+    assert (await topic_of(cluster))[1].individually_acked() == f"[(0:{count - 2}..0:{count - 1}]]"
+
+
+async def test_a_stale_owner_acknowledges_nothing(cluster: Cluster) -> None:
+    """With a cursor ledger (which is fenced), without one (its znode checks the topic's), and when it is new."""
+    old, with_ledger = await topic_of(cluster)
+    without = await old.open_cursor("without", start=EARLIEST)
+    await with_ledger.ack_many(at(0))
+    new = await cluster.open()
+    for cursor in (with_ledger, without):
+        with pytest.raises(TopicFenced):
+            await cursor.ack_many(at(1))
+    with pytest.raises(TopicFenced):
+        await old.open_cursor("late", start=EARLIEST)
+    with pytest.raises(TopicFenced):
+        await old.delete_cursor("s")
+    assert sorted(new.cursors) == ["s", "without"]
+    await new.cursors["without"].ack_many(at(0))
+    assert await new.cursors["s"].ack_many(at(0, 1)) == at(1)
+
+
+async def test_each_guard_alone_stops_a_stale_owner(cluster: Cluster) -> None:
+    for name, first in (("fresh", False), ("used", True)):
+        old = await cluster.open()
+        await old.add_many([b"0", b"1", b"2"])
+        cursor = await old.open_cursor(name, start=EARLIEST)
+        next_entry = cursor.next_unacked(EARLIEST)
+        if first:
+            await cursor.ack_many([next_entry])
+        new = await cluster.open()
+        with pytest.raises(TopicFenced):
+            await cursor.ack_many([old.last_confirmed])
+        assert not new.cursors[name].is_acked(old.last_confirmed)
+        assert not old.is_open
+        await new.crash()
+
+
+async def test_deleting_a_subscription_removes_znode_and_ledger(cluster: Cluster) -> None:
+    topic, cursor = await topic_of(cluster)
+    await cursor.ack_many(at(0))
+    await topic.delete_cursor("s")
+    assert list(cluster.ledgers.ledgers) == [0]
+    assert await cluster.tree.connect().exists(SUB) is None
+    with pytest.raises(NoSuchSubscription):
+        await cursor.ack_many(at(1))
+    with pytest.raises(NoSuchSubscription):
+        await topic.delete_cursor("s")
+    assert (await topic.open_cursor("s", start=EARLIEST)).backlog_entries == 10
+
+
+async def test_a_missing_cursor_ledger_falls_back_to_the_znode(cluster: Cluster) -> None:
+    topic, cursor = await topic_of(cluster)
+    await cursor.ack_many(at(0, 2))
+    await cursor.ack_many(at(1))
+    await topic.crash()
+    del cluster.ledgers.ledgers[LedgerId(1)]
+    _, cursor = await topic_of(cluster)
+    assert cursor.mark_delete == Position(0, 0)
+    assert cursor.individually_acked() == "[(0:1..0:2]]"
+
+
+async def test_a_damaged_cursor_record_is_reported_as_damage(cluster: Cluster) -> None:
+    topic, cursor = await topic_of(cluster)
+    await cursor.ack_many(at(0))
+    await topic.crash()
+    cluster.ledgers.ledgers[LedgerId(1)].store([b"\xff\xff"])
+    with pytest.raises(Corrupt, match="cursor=s"):
+        await cluster.open()
+
+
+async def test_the_cursor_ledger_says_what_it_is_for(cluster: Cluster) -> None:
+    _, cursor = await topic_of(cluster)
+    await cursor.ack_many(at(0, 4))
+    ledger = cluster.ledgers.ledgers[LedgerId(1)]
+    assert ledger.metadata.custom == {
+        "application": b"pulsar",
+        "component": b"managed-ledger",
+        "pulsar/managed-ledger": TOPIC.encode(),
+        "pulsar/cursor": b"s",
+    }
+    assert decode_position(ledger.entries[-1].payload).mark_delete == Position(0, 0)
