@@ -8,6 +8,7 @@ from bindery_core.ledger_metadata import DigestType
 from bindery_core.wire import bookkeeper_pb2 as pb
 from bindery_core.wire import messages as m
 from bindery_core.wire import v3, v3_fast
+from bindery_core.wire.framing import FrameDecoder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -270,3 +271,12 @@ def test_a_group_of_add_responses_is_their_frames_in_a_row() -> None:
         m.AddResponse(a.txn_id, s, a.ledger_id, a.entry_id) for a, s in zip(adds, group_statuses, strict=True)
     )
     assert v3.encode_add_responses(adds, group_statuses) == expected
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(requests, max_size=5), st.lists(responses, max_size=5))
+def test_a_batch_is_the_frames_of_its_members_in_a_row(some: list[m.Request], others: list[m.Response]) -> None:
+    assert v3.encode_requests(some) == b"".join(map(v3.encode_request, some))
+    assert v3.encode_responses(others) == b"".join(map(v3.encode_response, others))
+    messages = FrameDecoder().feed(v3.encode_requests(some))
+    assert v3.decode_requests(messages) == some

@@ -177,6 +177,7 @@ class BookieProcess:
         settings = self._settings
         self._http = http_server.HttpServer(app, host=settings.host, port=self._http_port, insecure=settings.insecure)
         await self._http.start()
+        self._tasks.append(asyncio.create_task(self._http.wait(), name="http"))
 
     async def run(self) -> None:
         """Return when the shutdown is asked for, or a part that must not end ended."""

@@ -55,15 +55,21 @@ AUTH_DISABLED_PLUGIN = "AuthDisabledPlugin"
 def encode_request(request: Request) -> bytes:
     """The frame of one request, length included."""
     if type(request) is AddRequest:
-        return v3_fast.encode_add_request(request)
+        return b"".join(v3_fast.add_request_parts(request))
     if type(request) is ReadRequest:
         return v3_fast.encode_read_request(request)
     return encode_request_generated(request)
 
 
 def encode_requests(requests: Iterable[Request]) -> bytes:
-    """The frames of many requests, one behind the other: one write for a whole batch."""
-    return b"".join(map(encode_request, requests))
+    """The frames of many requests, one behind the other: one write for a whole batch, each body copied once."""
+    parts: list[bytes] = []
+    for request in requests:
+        if type(request) is AddRequest:
+            parts += v3_fast.add_request_parts(request)
+        else:
+            parts.append(encode_request(request))
+    return b"".join(parts)
 
 
 def decode_request(message: bytes) -> Request:
@@ -82,13 +88,19 @@ def encode_response(response: Response) -> bytes:
     if type(response) is AddResponse:
         return v3_fast.encode_add_response(response)
     if type(response) is ReadResponse:
-        return v3_fast.encode_read_response(response)
+        return b"".join(v3_fast.read_response_parts(response))
     return encode_response_generated(response)
 
 
 def encode_responses(responses: Iterable[Response]) -> bytes:
-    """The frames of many responses, one behind the other."""
-    return b"".join(map(encode_response, responses))
+    """The frames of many responses, one behind the other, each body copied once."""
+    parts: list[bytes] = []
+    for response in responses:
+        if type(response) is ReadResponse:
+            parts += v3_fast.read_response_parts(response)
+        else:
+            parts.append(encode_response(response))
+    return b"".join(parts)
 
 
 def encode_add_responses(requests: Sequence[AddRequest], statuses: Sequence[int]) -> bytes:

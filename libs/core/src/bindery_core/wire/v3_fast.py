@@ -34,8 +34,8 @@ _STATUS_OK_THEN_READ = b"\x10\x00" + _READ_TAG
 # --- requests -------------------------------------------------------------------------------------------------------
 
 
-def encode_add_request(request: AddRequest) -> bytes:
-    """The frame, length included."""
+def add_request_parts(request: AddRequest) -> tuple[bytes, ...]:
+    """Pieces of the frame, length included; the body among them is not copied, so that a batch is copied once."""
     txn = varint(request.txn_id)
     priority = b"\x20" + varint(request.priority) if request.priority else b""
     key = request.master_key
@@ -50,9 +50,9 @@ def encode_add_request(request: AddRequest) -> bytes:
     sub_size = varint(len(head) + len(body) + len(tail))
     header_size = 5 + len(txn) + len(priority)
     size = 2 + header_size + 2 + len(sub_size) + len(head) + len(body) + len(tail)
-    return b"".join(
-        (_LENGTH.pack(size), b"\x0a", ONE_BYTE[header_size], _ADD_HEADER, txn, priority, _ADD_TAG, sub_size, head, body,
-         tail)
+    return (
+        _LENGTH.pack(size), b"\x0a", ONE_BYTE[header_size], _ADD_HEADER, txn, priority, _ADD_TAG, sub_size, head, body,
+        tail,
     )  # fmt: skip
 
 
@@ -173,31 +173,31 @@ def encode_add_response(response: AddResponse) -> bytes:
              txn, _STATUS_OK_THEN_ADD, ONE_BYTE[sub_size], b"\x08\x00\x10", ledger_id, b"\x18", entry_id)
         )  # fmt: skip
     status = varint(response.status)
-    return _frame_response(
-        _ADD_HEADER, txn, status, _ADD_TAG, b"".join((b"\x08", status, b"\x10", ledger_id, b"\x18", entry_id))
-    )
+    sub = [b"\x08", status, b"\x10", ledger_id, b"\x18", entry_id]
+    return b"".join(_frame_response(_ADD_HEADER, txn, status, _ADD_TAG, sub))
 
 
-def encode_read_response(response: ReadResponse) -> bytes:
-    """The frame, length included."""
+def read_response_parts(response: ReadResponse) -> list[bytes]:
+    """Pieces of the frame, length included; the body among them is not copied, so that a batch is copied once."""
     status = varint(response.status)
-    parts = [b"\x08", status, b"\x10", varint(response.ledger_id), b"\x18", varint(response.entry_id)]
+    sub = [b"\x08", status, b"\x10", varint(response.ledger_id), b"\x18", varint(response.entry_id)]
     if response.body is not None:
-        parts += (b"\x22", varint(len(response.body)), response.body)
+        sub += (b"\x22", varint(len(response.body)), response.body)
     if response.max_lac is not None:
-        parts += (b"\x28", varint(response.max_lac))
+        sub += (b"\x28", varint(response.max_lac))
     if response.lac_update_timestamp_ms is not None:
-        parts += (b"\x30", varint(response.lac_update_timestamp_ms))
-    return _frame_response(_READ_HEADER, varint(response.txn_id), status, _READ_TAG, b"".join(parts))
+        sub += (b"\x30", varint(response.lac_update_timestamp_ms))
+    return _frame_response(_READ_HEADER, varint(response.txn_id), status, _READ_TAG, sub)
 
 
-def _frame_response(header: bytes, txn: bytes, status: bytes, sub_tag: bytes, sub: bytes) -> bytes:
+def _frame_response(header: bytes, txn: bytes, status: bytes, sub_tag: bytes, sub: list[bytes]) -> list[bytes]:
     header_size = len(header) + len(txn)
-    sub_size = varint(len(sub))
-    size = 2 + header_size + 1 + len(status) + len(sub_tag) + len(sub_size) + len(sub)
-    return b"".join(
-        (_LENGTH.pack(size), b"\x0a", ONE_BYTE[header_size], header, txn, b"\x10", status, sub_tag, sub_size, sub)
-    )
+    sub_length = sum(map(len, sub))
+    sub_size = varint(sub_length)
+    size = 2 + header_size + 1 + len(status) + len(sub_tag) + len(sub_size) + sub_length
+    return [
+        _LENGTH.pack(size), b"\x0a", ONE_BYTE[header_size], header, txn, b"\x10", status, sub_tag, sub_size, *sub
+    ]  # fmt: skip
 
 
 def decode_response(message: bytes) -> AddResponse | ReadResponse | None:

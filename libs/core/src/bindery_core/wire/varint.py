@@ -24,6 +24,8 @@ def encode(value: int) -> bytes:
         return ONE_BYTE[value]
     if 0 <= value < 0x4000:
         return bytes((value & 0x7F | 0x80, value >> 7))
+    if 0 <= value < 0x20_0000:
+        return bytes((value & 0x7F | 0x80, value >> 7 & 0x7F | 0x80, value >> 14))
     if value < 0:
         if value == -1:
             return NEGATIVE_ONE
