@@ -188,6 +188,14 @@ async def test_a_process_that_cannot_start_may_be_stopped_by_name_and_the_rest_i
     await holding
 
 
+async def test_data_of_a_bookie_that_is_not_started_is_mentioned(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path)
+    (tmp_path / "bookie-7").mkdir()
+    async with cluster.running():
+        assert any("bookie-7 has data here and is not started" in line for line in cluster.said)
+        assert not any("bookie-0 has data here" in line for line in cluster.said)
+
+
 async def test_an_unknown_name_is_answered_with_the_names_there_are(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path)
     async with cluster.running():

@@ -21,7 +21,7 @@ from bindery_kit.runtime import Shutdown
 
 from bindery.standalone.control import ControlServer
 from bindery.standalone.directory import DataDirectory, ProcessIdentity, StandaloneError, State, is_port_free
-from bindery.standalone.plan import HOST, ClusterPlan, ProcessPlan
+from bindery.standalone.plan import HOST, ClusterPlan, Kind, ProcessPlan
 from bindery.standalone.process import STOP_TIMEOUT_S, Child, ChildState
 
 RESTART_PAUSE_S: Final = 1.0
@@ -93,6 +93,10 @@ class Supervisor:
     async def _start_all(self, on_ready: Callable[[], None]) -> None:
         for name in sorted(self._held):
             self._say(f"{name} stays down, as it was stopped by name: `bindery standalone start {name}` brings it back")
+        for name in self._idle_data():
+            self._say(
+                f"{name} has data here and is not started: its copies are missing until there are --bookies enough"
+            )
         self._keep(self._plan.zookeepers)
         await self._wait_ready(self._plan.zookeepers)
         await self._init_cluster(self._plan.zookeeper_servers)
@@ -231,6 +235,11 @@ class Supervisor:
             f"in use already by another program: port {which}. Stop that program (`ss -ltnp` shows it; perhaps another "
             f"cluster?), or move all ports of this one: `bindery standalone --port-offset {offset}`"
         )
+
+    def _idle_data(self) -> list[str]:
+        """Bookies of an earlier, larger start."""
+        names = sorted(path.name for path in self._directory.root.glob(f"{Kind.BOOKIE}-*") if path.is_dir())
+        return [name for name in names if name not in self._children]
 
     def _ports(self) -> list[int]:
         return [port for process in self._plan.processes for _, port in process.ports]
