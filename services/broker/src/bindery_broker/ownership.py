@@ -15,8 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
-from bindery_core.errors import Corrupt
-from bindery_kit.logs import get_logger
+from bindery_core.errors import BinderyError, Corrupt
+from bindery_kit.logs import error_fields, get_logger
 from bindery_metadata.leases import Lease, Leases
 
 from bindery_broker.bundles import Bundle
@@ -100,7 +100,10 @@ class Ownership:
         """Give everything up, take nothing any more."""
         self._closing = True
         for bundle in list(self._held):
-            await self.release(bundle)
+            try:
+                await self.release(bundle)
+            except BinderyError as error:  # the session's end will do it
+                log.warning("bundle_not_released", bundle=str(bundle), **error_fields(error))
 
     async def _acquire(self, bundle: Bundle) -> RemoteOwner | None:
         for _ in range(ATTEMPTS_MAX):

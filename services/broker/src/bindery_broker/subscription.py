@@ -186,36 +186,51 @@ class Subscription:
     ) -> list[Delivery[Message]]:
         while True:
             self._check_open()
-            now = self._now()
             self._tick()
             if gone is not None and gone():
                 return []
-            taken = self._dispatcher.take(
-                request.consumer, count_max=request.count_max, bytes_max=request.bytes_max,
-                ack_timeout_s=request.ack_timeout_s, now=now,
-            )  # fmt: skip
-            if taken:
-                return taken
-            if self._draining:
-                deadline = now
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiters.append(waiter)  # before the read, so that nothing can come in between unnoticed
             try:
-                if await self._fill():
+                failure: BinderyError | None = None
+                looked = False
+                if self._wants_more(request.count_max):
+                    try:
+                        looked = await self._fill()
+                    except BinderyError as error:
+                        failure = error
+                taken = self._dispatcher.take(
+                    request.consumer, count_max=request.count_max, bytes_max=request.bytes_max,
+                    ack_timeout_s=request.ack_timeout_s, now=self._now(),
+                )  # fmt: skip
+                if taken:
+                    return taken
+                if failure is not None:
+                    raise failure
+                if looked:
                     continue
+                if self._draining:
+                    return []
                 held = self._dispatcher.leases.count_of(request.consumer)
                 if self._dispatcher.room() == 0 or held >= self._limits.unacked_per_consumer_max:
                     self._blocked_by_limit = True
                 until = min(deadline, self._dispatcher.next_deadline() or deadline)
                 timeout = until - self._now()
-                if timeout <= 0:
-                    if until >= deadline:
-                        return []
-                    continue
-                await asyncio.wait({waiter}, timeout=timeout)
+                if timeout > 0:
+                    await asyncio.wait({waiter}, timeout=timeout)
+                elif until >= deadline:
+                    return []
             finally:
-                if waiter in self._waiters:
+                if not waiter.done():
+                    waiter.cancel()
                     self._waiters.remove(waiter)
+
+    def _wants_more(self, count: int) -> bool:
+        """Whether to read before handing `count` messages out. What came back is read first, so that it goes first."""
+        dispatcher = self._dispatcher
+        if isinstance(dispatcher, SharedDispatcher) and dispatcher.replayable():
+            return True
+        return dispatcher.ready_count < count
 
     async def _repeat(self, request: ReceiveRequest, keys: Sequence[MessageKey]) -> list[Delivery[Message]]:
         """The messages of an earlier answer that the consumer still holds, their leases begun anew."""
@@ -346,7 +361,7 @@ class Subscription:
         dispatcher = self._dispatcher
         ready_before = dispatcher.ready_count
         async with self._read_lock:
-            if dispatcher is not self._dispatcher or dispatcher.ready_count > ready_before:
+            if dispatcher is not self._dispatcher or dispatcher.ready_count > ready_before:  # another call read
                 return True
             if isinstance(dispatcher, SharedDispatcher):
                 keys = dispatcher.replay(READ_ENTRIES_MAX)
@@ -365,6 +380,8 @@ class Subscription:
         return dispatcher.paused_until is not None and self._now() < dispatcher.paused_until
 
     async def _read_on(self, dispatcher: Dispatcher, room: int) -> bool:
+        if self._read_position > self._ledger.last_confirmed:
+            return False
         generation = dispatcher.generation
         read = await self.cursor.read_unacked(
             self._read_position, entries_max=min(room, READ_ENTRIES_MAX), size_max=READ_BYTES_MAX

@@ -1,11 +1,9 @@
 """A broker over in-memory bookies and metadata, spoken to through ASGI: no sockets, no processes."""
 
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
-import pytest
 from bindery_broker.broker import Broker, Components
 from bindery_broker.http.app import BrokerApp
 from bindery_broker.http.proxy import Proxy
@@ -91,6 +89,12 @@ class Harness:
     async def ack(self, ids: list[str], *, sub: str = "s", topic: str = TOPIC) -> httpx.Response:
         return await self.post(f"{topic}/subscriptions/{sub}/ack", {"message_ids": ids})
 
+    async def die(self) -> None:
+        """As kill -9 would: the session ends, nothing is stored or closed."""
+        for topic in self.broker.topics:
+            topic.abandon("killed")
+        await self.store.close()
+
     async def close(self) -> None:
         await self.client.aclose()
         await self.broker.close()
@@ -110,28 +114,6 @@ class _Peers(httpx.AsyncBaseTransport):
         if peer is None:
             raise httpx.ConnectError("refused", request=request)
         return await peer.handle_async_request(request)
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def tree() -> MemoryTree:
-    return MemoryTree()
-
-
-@pytest.fixture
-def ledgers() -> MemoryLedgers:
-    return MemoryLedgers()
-
-
-@pytest.fixture
-async def broker(tree: MemoryTree, ledgers: MemoryLedgers, clock: Clock) -> AsyncIterator[Harness]:
-    harness = Harness(tree=tree, ledgers=ledgers, clock=clock, url="http://one")
-    yield harness
-    await harness.close()
 
 
 def payloads(messages: list[dict[str, Any]]) -> list[str]:

@@ -1,0 +1,35 @@
+"""One broker over in-memory bookies and metadata; `broker_harness` stands beside the tests that import it."""
+
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from bindery_client.memory import MemoryLedgers
+from bindery_metadata.memory import MemoryTree
+from broker_harness import Clock, Harness
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def tree() -> MemoryTree:
+    return MemoryTree()
+
+
+@pytest.fixture
+def ledgers() -> MemoryLedgers:
+    return MemoryLedgers()
+
+
+@pytest.fixture
+async def broker(tree: MemoryTree, ledgers: MemoryLedgers, clock: Clock) -> AsyncIterator[Harness]:
+    harness = Harness(tree=tree, ledgers=ledgers, clock=clock, url="http://one")
+    yield harness
+    await harness.close()

@@ -1,0 +1,152 @@
+"""Several brokers, one cluster: requests find the owner, and a stale owner does no harm."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+from bindery_broker.bundles import Bundle
+from bindery_broker.topic_name import TopicName
+from broker_harness import TOPIC, Harness, ids, payloads, problem
+
+NAME = TopicName.parse("public/default/t")
+
+
+@pytest.fixture
+async def pair(tree, ledgers, clock) -> AsyncIterator[tuple[Harness, Harness]]:
+    """Two brokers that reach one another."""
+    one = Harness(tree=tree, ledgers=ledgers, clock=clock, url="http://one")
+    two = Harness(tree=tree, ledgers=ledgers, clock=clock, url="http://two")
+    one.peers["two"] = httpx.ASGITransport(app=two.app)
+    two.peers["one"] = httpx.ASGITransport(app=one.app)
+    yield one, two
+    await one.close()
+    await two.close()
+
+
+async def test_the_first_broker_asked_becomes_the_owner(pair):
+    one, _ = pair
+    await one.produce("a")
+    assert one.broker.ownership.held == [Bundle.of(NAME)]
+
+
+async def test_the_other_broker_passes_requests_on(pair):
+    one, two = pair
+    await one.produce("a")
+    await two.produce("b")
+    got = await two.receive()
+    assert payloads(got) == ["a", "b"]
+    assert (await two.ack(ids(got))).json() == {"acknowledged": 2}
+    assert payloads(await one.receive()) == []
+    assert (await two.client.get(TOPIC)).json()["owner"] == "http://one"
+    assert len(two.broker.topics) == 0
+
+
+async def test_errors_pass_through_unchanged(pair):
+    one, two = pair
+    await one.produce("a")
+    await one.receive()
+    problem(await two.ack(["9:9"]), status=400, code="unknown_messages")
+    answer = await two.client.get(f"{TOPIC}/messages/0:7", headers={"x-request-id": "mine"})
+    problem(answer, status=404, code="no_such_message")
+    assert answer.headers.get_list("x-request-id") == ["mine"]
+
+
+async def test_a_redirect_on_request(pair):
+    one, two = pair
+    await one.produce("a")
+    answer = await two.client.get(f"{TOPIC}/messages?max=1&redirect=true")
+    assert answer.status_code == 307
+    assert answer.headers["location"] == f"http://one{TOPIC}/messages?max=1&redirect=true"
+    assert (await one.client.get(f"{TOPIC}/messages?redirect=true")).status_code == 200
+
+
+async def test_a_passed_on_request_is_not_passed_on_again(pair):
+    one, two = pair
+    await one.produce("a")
+    answer = await two.client.get(TOPIC, headers={"bindery-proxied": "1"})
+    problem(answer, status=503, code="not_owner")
+
+
+async def test_an_owner_that_cannot_be_reached_is_503_and_looked_up_anew(pair):
+    one, two = pair
+    await one.produce("a")
+    two.peers.clear()
+    answer = await two.client.get(TOPIC)
+    problem(answer, status=503, code="not_owner")
+    assert answer.headers["retry-after"]
+    await one.die()
+    assert payloads((await two.client.get(f"{TOPIC}/messages")).json()["messages"]) == ["a"]
+
+
+async def test_a_large_body_passes_through_unlimited_by_the_middle_mans_budget(pair):
+    one, two = pair
+    await one.produce("a")
+    body = b"x" * 3_000_000
+    answer = await two.client.post(f"{TOPIC}/messages", content=body)
+    assert answer.status_code == 200, answer.text
+    assert two.app._budget.used == 0
+
+
+async def test_the_next_broker_takes_over_with_all_messages_and_acknowledgements(pair):
+    one, two = pair
+    await one.produce("a", "b", "c")
+    got = await one.receive(max=1)
+    await one.ack(ids(got))
+    await one.die()
+    assert payloads(await two.receive()) == ["b", "c"]
+    await two.produce("d")
+    assert payloads(await two.receive()) == ["d"]
+
+
+async def test_losing_the_session_closes_topics_and_waiting_calls_find_the_new_owner(pair, tree):
+    one, two = pair
+    await one.produce("a")
+    await one.ack(ids(await one.receive()))
+    waiting = asyncio.create_task(one.receive_raw(wait_ms=30_000))
+    for _ in range(50):
+        await asyncio.sleep(0)
+    lease = one.broker.ownership._held[Bundle.of(NAME)]
+    await two.store.delete(lease.path, version=None)
+    await two.produce("b")
+    async with asyncio.timeout(5):
+        answer = await waiting
+    # It was run again: on the new owner, which had the message.
+    assert payloads(answer.json()["messages"]) == ["b"]
+    assert one.broker.topics.loaded(NAME) is None
+
+
+async def test_a_stale_owner_is_fenced_and_its_write_is_not_lost_in_silence(pair, monkeypatch):
+    one, two = pair
+    await one.produce("a")
+    lease = one.broker.ownership._held[Bundle.of(NAME)]
+    lease._listeners.clear()  # it will not hear of the loss
+    await two.store.delete(lease.path, version=None)
+    await two.produce("b")
+    answer = await one.client.post(f"{TOPIC}/messages", content=b"stale")
+    assert problem(answer, status=504, code="outcome_unknown")
+    stored = payloads((await two.client.get(f"{TOPIC}/messages")).json()["messages"])
+    assert stored == ["a", "b"]
+
+
+async def test_a_broker_that_stops_gives_its_topics_up_at_once(pair):
+    one, two = pair
+    await one.produce("a")
+    got = await one.receive()
+    await one.ack(ids(got))
+    await one.broker.close()
+    assert await two.receive() == []
+    assert two.broker.ownership.held == [Bundle.of(NAME)]
+    answer = await one.client.put("/v1/topics/public/default/new")
+    assert answer.status_code in (201, 503)
+
+
+async def test_stopping_ends_waiting_calls(broker):
+    await broker.receive()
+    waiting = asyncio.create_task(broker.receive(wait_ms=30_000))
+    for _ in range(50):
+        await asyncio.sleep(0)
+    broker.broker.drain()
+    async with asyncio.timeout(5):
+        assert await waiting == []
+    assert await broker.receive(wait_ms=30_000) == []

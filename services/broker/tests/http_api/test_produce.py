@@ -1,0 +1,324 @@
+"""POST .../messages: every form of body, and that nothing of a bad request is written."""
+
+import asyncio
+import base64
+import json
+
+import pytest
+from bindery_core.errors import AddTimeout, LedgerFenced, NotEnoughBookies
+
+from broker_harness import TOPIC, Harness, problem
+
+NDJSON = {"content-type": "application/x-ndjson"}
+
+
+async def stored(broker: Harness, topic: str = TOPIC) -> list[dict]:
+    answer = await broker.client.get(f"{topic}/messages", params={"max": 1000, "max_bytes": 16 * 2**20})
+    assert answer.status_code == 200, answer.text
+    return answer.json()["messages"]
+
+
+async def entries(broker: Harness) -> int:
+    answer = await broker.client.get(TOPIC)
+    return answer.json()["entries"] if answer.status_code == 200 else 0
+
+
+async def test_a_raw_body_is_one_message(broker):
+    answer = await broker.client.post(
+        f"{TOPIC}/messages?key=k&tags=a||b&producer=p&event_time=7&sequence_id=3",
+        content="größe".encode(),
+        headers={"content-type": "text/plain; charset=utf-8", "Bindery-Property-Place": "caf%C3%A9 1"},
+    )
+    assert answer.status_code == 200
+    (message,) = await stored(broker)
+    assert answer.json() == {"message_ids": [message["message_id"]]}
+    assert message == {
+        "message_id": "0:0:-1:-1",
+        "payload": "größe",
+        "key": "k",
+        "properties": {"place": "café 1"},
+        "tags": "a||b",
+        "publish_time": broker.clock.wall_ms,
+        "event_time": 7,
+        "redelivery_count": 0,
+        "producer": "p",
+        "sequence_id": 3,
+    }
+
+
+@pytest.mark.parametrize("headers", [{}, {"content-type": "application/x-www-form-urlencoded"}], ids=["none", "curl"])
+async def test_any_other_content_type_is_raw_too(broker, headers):
+    await broker.client.post(f"{TOPIC}/messages", content=b'{"payload": "x"}', headers=headers)
+    assert [m["payload"] for m in await stored(broker)] == ['{"payload": "x"}']
+
+
+async def test_bytes_that_are_no_text_come_back_as_base64(broker):
+    await broker.client.post(f"{TOPIC}/messages", content=b"\xff\x00")
+    (message,) = await stored(broker)
+    assert base64.b64decode(message["payload_base64"]) == b"\xff\x00"
+    assert "payload" not in message
+
+
+async def test_an_empty_body_is_an_empty_message(broker):
+    await broker.client.post(f"{TOPIC}/messages", content=b"")
+    assert [m["payload"] for m in await stored(broker)] == [""]
+
+
+async def test_lines_become_a_batch_in_order(broker):
+    lines = [
+        {"payload": "text", "properties": {"a": "1"}, "event_time": 5, "sequence_id": 9},
+        {"payload_json": {"b": [1, None]}},
+        {"payload_base64": base64.b64encode(b"\x00\xfe").decode()},
+    ]
+    body = "\r\n".join(json.dumps(line) for line in lines) + "\n\n"
+    answer = await broker.client.post(f"{TOPIC}/messages?producer=p", content=body, headers=NDJSON)
+    assert answer.json()["message_ids"] == ["0:0:-1:0", "0:0:-1:1", "0:0:-1:2"]
+    first, second, third = await stored(broker)
+    assert (first["payload"], first["properties"], first["event_time"], first["sequence_id"]) == (
+        "text", {"a": "1"}, 5, 9,
+    )  # fmt: skip
+    assert json.loads(second["payload"]) == {"b": [1, None]}
+    assert base64.b64decode(third["payload_base64"]) == b"\x00\xfe"
+
+
+async def test_an_array_is_many_messages_too(broker):
+    answer = await broker.client.post(f"{TOPIC}/messages", json=[{"payload": "a"}, {"payload": "b"}])
+    assert answer.json()["message_ids"] == ["0:0:-1:0", "0:0:-1:1"]
+
+
+async def test_a_change_of_key_or_tags_ends_a_batch_and_keeps_the_order(broker):
+    lines = [{"payload": "1", "key": "a"}, {"payload": "2", "key": "b"}, {"payload": "3", "key": "b"},
+             {"payload": "4", "key": "b", "tags": "t"}, {"payload": "5", "key": "a"}]  # fmt: skip
+    answer = await broker.client.post(f"{TOPIC}/messages", json=lines)
+    assert answer.json()["message_ids"] == ["0:0:-1:-1", "0:1:-1:0", "0:1:-1:1", "0:2:-1:-1", "0:3:-1:-1"]
+    assert [m["payload"] for m in await stored(broker)] == ["1", "2", "3", "4", "5"]
+
+
+async def test_batch_false_gives_each_message_its_entry(broker):
+    answer = await broker.client.post(f"{TOPIC}/messages?batch=false", json=[{"payload": "a"}, {"payload": "b"}])
+    assert answer.json()["message_ids"] == ["0:0:-1:-1", "0:1:-1:-1"]
+
+
+async def test_query_and_headers_are_defaults_of_many(broker):
+    lines = [{"payload": "a"}, {"payload": "b", "key": "own", "tags": "own", "properties": {"x": "2"}}]
+    await broker.client.post(
+        f"{TOPIC}/messages?key=k&tags=t", json=lines, headers={"Bindery-Property-X": "1", "Bindery-Property-Y": "1"}
+    )
+    first, second = await stored(broker)
+    assert (first["key"], first["tags"], first["properties"]) == ("k", "t", {"x": "1", "y": "1"})
+    assert (second["key"], second["tags"], second["properties"]) == ("own", "own", {"x": "2", "y": "1"})
+
+
+@pytest.mark.parametrize(
+    ("bad", "hint"),
+    [
+        ("{", "truncated"),
+        ("[]", "object"),
+        ('{"payload": "a", "payload_json": 1}', "exactly one"),
+        ("{}", "exactly one"),
+        ('{"payload": 5}', "payload"),
+        ('{"payload": "a", "colour": "red"}', "colour"),
+        ('{"payload": "a", "tags": "a||"}', "empty tag"),
+        ('{"payload": "a", "properties": {"a": 1}}', "properties"),
+        ('{"payload": "a", "event_time": -1}', "event_time"),
+        ('{"payload_base64": "!"}', "base64"),
+        ('{"payload": "\\ud800"}', ""),
+        ('{"payload_json": ' + "[" * 5000 + "]" * 5000 + "}", "nested"),
+        ('{"payload": "a"} {"payload": "b"}', "malformed"),
+    ],
+)
+async def test_a_broken_line_is_named_and_nothing_is_written(broker, bad, hint):
+    body = '{"payload": "fine"}\n\n' + bad + '\n{"payload": "fine"}'
+    answer = await broker.client.post(f"{TOPIC}/messages", content=body, headers=NDJSON)
+    body = problem(answer, status=400, code="bad_request")
+    assert body["facts"]["line"] == 3
+    assert body["detail"].startswith("line 3: ")
+    assert hint in body["detail"]
+    assert not await broker.broker.topics.list_names()  # not even the topic was made
+
+
+@pytest.mark.parametrize("text", [b'{"payload": "\xff"}', b'{"payload_json": "\xff"}', b"\xff"])
+async def test_lines_that_are_not_utf8_are_named(broker, text):
+    answer = await broker.client.post(f"{TOPIC}/messages", content=b'{"payload": ""}\n' + text, headers=NDJSON)
+    assert problem(answer, status=400, code="bad_request")["facts"]["line"] == 2
+
+
+@pytest.mark.parametrize(
+    ("body", "hint"),
+    [
+        ('{"payload": "a"}', "array"),
+        ("", "array"),
+        ("[", "truncated"),
+        ("[]", "no message"),
+        ('[{"payload": "a"}, {}]', "message 1"),
+        ('[{"payload": "a"}, {"payload": 1}]', "[1]"),
+        ("[" * 100_000, ""),
+    ],
+)
+async def test_a_broken_array_is_refused(broker, body, hint):
+    answer = await broker.client.post(
+        f"{TOPIC}/messages", content=body, headers={"content-type": "application/json"}
+    )
+    assert hint in problem(answer, status=400, code="bad_request")["detail"]
+    assert await entries(broker) == 0
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["batch=maybe", "colour=red", "key=a&key=b", "sequence_id=-1", "producer=", "producer=%00", "tags=", "key=%FF",
+     "event_time=1e30"],
+)  # fmt: skip
+async def test_a_wrong_query_is_refused(broker, query):
+    answer = await broker.client.post(f"{TOPIC}/messages?{query}", content=b"x")
+    problem(answer, status=400, code="bad_request")
+    assert await entries(broker) == 0
+
+
+@pytest.mark.parametrize("where", ["query", "line"])
+@pytest.mark.parametrize("field", [{"deliver_after_ms": 1}, {"deliver_at": 1_700_000_000_001}])
+async def test_a_delay_is_refused_rather_than_forgotten(broker, where, field):
+    if where == "query":
+        answer = await broker.client.post(f"{TOPIC}/messages", content=b"x", params=field)
+    else:
+        answer = await broker.client.post(f"{TOPIC}/messages", json=[{"payload": "x", **field}])
+    problem(answer, status=400, code="not_supported")
+    assert await entries(broker) == 0
+
+
+async def test_a_delivery_time_that_has_come_is_no_delay(broker):
+    line = {"payload": "x", "deliver_after_ms": 0, "deliver_at": broker.clock.wall_ms}
+    assert (await broker.client.post(f"{TOPIC}/messages", json=[line])).status_code == 200
+
+
+async def test_an_announced_body_over_the_limit_is_refused_unread(broker):
+    limit = broker.settings.request_bytes_max
+
+    async def never_read():
+        raise AssertionError("the body was read")
+        yield b""
+
+    answer = await broker.client.post(
+        f"{TOPIC}/messages", content=never_read(), headers={"content-length": str(limit + 1)}
+    )
+    body = problem(answer, status=413, code="too_large")
+    assert body["facts"] == {"size": limit + 1, "size_max": limit}
+
+
+async def test_a_streamed_body_over_the_limit_is_refused_on_the_way(broker):
+    sent = 0
+
+    async def pieces():
+        nonlocal sent
+        while True:
+            sent += 1
+            yield b"x" * 2**20
+
+    answer = await broker.client.post(f"{TOPIC}/messages", content=pieces())
+    problem(answer, status=413, code="too_large")
+    assert sent == 17
+
+
+async def test_a_message_over_its_limit_is_refused_with_the_limit(broker):
+    answer = await broker.client.post(f"{TOPIC}/messages", content=b"x" * (5 * 2**20))
+    body = problem(answer, status=413, code="too_large")
+    assert body["facts"]["size_max"] < 5 * 2**20
+    lines = json.dumps({"payload": "fine"}) + "\n" + json.dumps({"payload": "x" * (5 * 2**20)})
+    answer = await broker.client.post(f"{TOPIC}/messages", content=lines, headers=NDJSON)
+    problem(answer, status=413, code="too_large")
+    assert await entries(broker) == 0
+
+
+@pytest.mark.parametrize("form", ["lines", "array"])
+async def test_the_number_of_messages_is_bounded(broker, form):
+    line = '{"payload":""}'
+    body = "\n".join([line] * 10_001) if form == "lines" else f"[{','.join([line] * 10_001)}]"
+    content_type = "application/x-ndjson" if form == "lines" else "application/json"
+    answer = await broker.client.post(f"{TOPIC}/messages", content=body, headers={"content-type": content_type})
+    problem(answer, status=413, code="too_large")
+
+
+async def test_the_most_messages_allowed_are_stored(broker):
+    body = "\n".join(['{"payload":"x"}'] * 10_000)
+    answer = await broker.client.post(f"{TOPIC}/messages", content=body, headers=NDJSON)
+    assert len(set(answer.json()["message_ids"])) == 10_000
+
+
+async def test_bodies_over_the_budget_are_put_off(tree, ledgers, clock):
+    harness = Harness(
+        tree=tree, ledgers=ledgers, clock=clock, url="http://one",
+        request_bytes_max=2_000, control_bytes_max=1_024, in_flight_bytes_max=2_000,
+    )  # fmt: skip
+    gate = asyncio.Event()
+
+    async def slow():
+        yield b"x" * 1_500
+        await gate.wait()
+        yield b"y"
+
+    async with asyncio.TaskGroup() as tasks:
+        first = tasks.create_task(harness.client.post(f"{TOPIC}/messages", content=slow()))
+        while harness.app._budget.used == 0:
+            await asyncio.sleep(0)
+        refused = await harness.client.post(f"{TOPIC}/messages", content=b"x" * 600)
+        gate.set()
+    assert problem(refused, status=429, code="too_many_requests")["facts"]["limit"] == 2_000
+    assert refused.headers["retry-after"]
+    assert first.result().status_code == 200
+    assert harness.app._budget.used == 0
+    await harness.close()
+
+
+async def test_the_answer_waits_for_the_bookies(broker):
+    await broker.produce("first")
+    broker.ledgers.hold_adds()
+    task = asyncio.create_task(broker.client.post(f"{TOPIC}/messages", content=b"second"))
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert not task.done()
+    assert [m["payload"] for m in await stored(broker)] == ["first"]
+    broker.ledgers.release_adds()
+    async with asyncio.timeout(5):
+        assert (await task).status_code == 200
+
+
+async def test_a_large_request_tells_what_became_of_each_part(broker, monkeypatch):
+    await broker.produce("open")
+    topic = next(iter(broker.broker.topics))
+    add_many, calls = topic.ledger.add_many, []
+
+    async def failing_second(entries):
+        calls.append(len(entries))
+        if len(calls) == 2:
+            raise AddTimeout("no quorum")
+        return await add_many(entries)
+
+    monkeypatch.setattr(topic.ledger, "add_many", failing_second)
+    lines = [{"payload": "x" * 2**20} for _ in range(7)]
+    answer = await broker.client.post(f"{TOPIC}/messages?batch=false", json=lines)
+    assert answer.status_code == 207
+    results = answer.json()["results"]
+    assert calls == [3, 3, 1]
+    assert ["message_id" in result for result in results] == [True] * 3 + [False] * 3 + [True]
+    assert results[3]["error"]["code"] == "add_timeout"
+    ids = [result["message_id"] for result in results if "message_id" in result]
+    assert len([m for m in await stored(broker) if m["message_id"] in ids]) == 4
+
+
+async def test_a_request_that_failed_as_a_whole_is_an_error(broker, monkeypatch):
+    await broker.produce("open")
+    topic = next(iter(broker.broker.topics))
+
+    async def failing(_entries):
+        raise NotEnoughBookies("asked 3, found 1")
+
+    monkeypatch.setattr(topic.ledger, "add_many", failing)
+    problem(await broker.client.post(f"{TOPIC}/messages", content=b"x"), status=503, code="not_enough_bookies")
+    lines = [{"payload": "x" * 2**20} for _ in range(7)]
+    problem(await broker.client.post(f"{TOPIC}/messages", json=lines), status=503, code="not_enough_bookies")
+
+
+async def test_a_topic_lost_while_writing_is_an_unknown_outcome(broker, ledgers):
+    await broker.produce("open")
+    ledgers.fail_next("add", LedgerFenced("another broker recovered it"))
+    answer = await broker.client.post(f"{TOPIC}/messages", content=b"x")
+    problem(answer, status=504, code="outcome_unknown")
