@@ -239,9 +239,8 @@ class ManagedCursor:
                 continue
             self.commits += 1
             self._durable_version = version
-            moved = mark_delete.ledger_id != self._durable_mark_delete.ledger_id or not self._ledgers.contains(
-                self._ledgers.next(mark_delete)
-            )
+            following, before = self._ledgers.next(mark_delete), self._ledgers.next(self._durable_mark_delete)
+            moved = following.ledger_id != before.ledger_id
             self._durable_mark_delete = mark_delete
             self._answer(version, None)
             if moved:

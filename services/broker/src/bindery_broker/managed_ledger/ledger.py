@@ -222,6 +222,7 @@ class ManagedLedger:
             LedgerList(records)  # what must hold of them holds
             await self._write_ledgers(records)
             self._ledgers.assign(records)
+        self._trim_soon()  # cursors that stood at the end of the ledger just closed do not move for this
 
     async def _write_ledgers(self, records: Sequence[LedgerRecord]) -> None:
         info = TopicInfo(ledgers=tuple(records), terminated=self._terminated, properties=self._properties)

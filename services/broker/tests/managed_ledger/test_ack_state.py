@@ -1,0 +1,77 @@
+"""AckState against a plain set of acknowledged messages, over ledgers that grow and roll."""
+
+from bindery_broker.managed_ledger import BatchAck
+from bindery_broker.managed_ledger.ack_state import AckState
+from bindery_broker.managed_ledger.ledger_list import LedgerList, LedgerRecord
+from bindery_broker.managed_ledger.metadata_codec import CursorState, decode_position, encode_position
+from bindery_broker.message_id import Position
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+BATCH_SIZE = 3
+PICK = st.integers(0, 10**6)
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("grow"), st.integers(1, 6)),
+        st.tuples(st.just("roll"), st.just(0)),
+        st.tuples(st.just("ack"), PICK),
+        st.tuples(st.just("ack"), PICK),
+        st.tuples(st.just("index"), PICK),
+        st.tuples(st.just("cumulative"), PICK),
+        st.tuples(st.just("seek"), PICK),
+        st.tuples(st.just("reload"), st.just(0)),
+    ),
+    max_size=50,
+)
+
+
+@settings(deadline=None, max_examples=200)
+@given(STEPS)
+def test_it_knows_what_a_set_knows(steps: list[tuple[str, int]]) -> None:
+    """Every message counts as (position, index) in the naive model; all entries are batches of three."""
+    ledgers = LedgerList([LedgerRecord(ledger_id=4)])
+    state = AckState(ledgers, CursorState(mark_delete=Position(4, -1)))
+    entries: list[Position] = []
+    acked: set[tuple[Position, int]] = set()
+
+    def whole(position: Position) -> set[tuple[Position, int]]:
+        return {(position, index) for index in range(BATCH_SIZE)}
+
+    for kind, number in steps:
+        entry = entries[number % len(entries)] if entries else None
+        if kind == "grow":
+            entries += [Position(ledgers.end.ledger_id, ledgers.end.entry_id + i) for i in range(number)]
+            ledgers.grow(entries=number, size=number)
+        elif kind == "roll" and ledgers.current.entries:
+            ledgers.assign([*ledgers, LedgerRecord(ledger_id=ledgers.current.ledger_id + 3)])
+        elif kind == "reload":
+            state = AckState(ledgers, decode_position(encode_position(state.stored())))
+        elif entry is None:
+            continue
+        elif kind == "ack":
+            _, completed = state.ack([entry], [])
+            assert completed == ([] if whole(entry) <= acked else [entry])
+            acked |= whole(entry)
+        elif kind == "index":
+            index = number % BATCH_SIZE
+            _, completed = state.ack([], [BatchAck(entry, BATCH_SIZE, [index])])
+            assert completed == ([entry] if whole(entry) - acked == {(entry, index)} else [])
+            acked.add((entry, index))
+        elif kind == "cumulative":
+            state.ack_upto(entry)
+            acked |= {item for other in entries if other <= entry for item in whole(other)}
+        elif kind == "seek":
+            state.seek(entry)
+            acked = {item for other in entries if other < entry for item in whole(other)}
+
+        done = [other for other in entries if whole(other) <= acked]
+        assert [other for other in entries if state.is_acked(other)] == done
+        assert state.backlog_entries == len(entries) - len(done)
+        prefix = next((i for i, other in enumerate(entries) if other not in done), len(entries))
+        assert state.mark_delete == (entries[prefix - 1] if prefix else Position(4, -1))
+        for other in entries:
+            remaining = state.remaining(other)
+            expected = sum(1 << index for position, index in whole(other) - acked)
+            assert remaining == (expected if 0 < expected < 2**BATCH_SIZE - 1 else None)
+            following = [later for later in entries if later >= other and later not in done]
+            assert state.next_unacked(other) == (following[0] if following else ledgers.end)

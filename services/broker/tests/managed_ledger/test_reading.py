@@ -1,0 +1,234 @@
+"""Reading across ledgers, from the cache and from bookies; searching; waiting; trimming; deleting."""
+
+import asyncio
+
+import pytest
+from bindery_broker.managed_ledger import EntryCache, ManagedLedger
+from bindery_broker.message_id import EARLIEST, LATEST, Position
+from bindery_core.errors import BookieUnavailable, MetadataUnavailable, NoSuchTopic, TopicFenced
+from bindery_core.ids import LedgerId
+
+from .conftest import TOPIC, Cluster, read_all
+
+
+async def three_ledgers(cluster: Cluster, **settings: object) -> ManagedLedger:
+    """Entries 0 .. 29, ten in each of ledgers 0, 1 and 2 (the current one)."""
+    topic = await cluster.open(**settings)
+    for ledger in range(3):
+        await topic.add_many([b"%d" % (10 * ledger + i) for i in range(10)])
+        if ledger < 2:
+            await topic.roll()
+    return topic
+
+
+@pytest.mark.parametrize("cache_size_max", [0, 10**6])
+async def test_one_read_goes_on_in_the_next_ledger(cluster: Cluster, cache_size_max: int) -> None:
+    topic = await three_ledgers(cluster, cache_size_max=cache_size_max)
+    found = await topic.read(Position(0, 8), entries_max=14, size_max=10**6)
+    assert [int(payload) for _, payload in found] == list(range(8, 22))
+    assert found[0][0] == Position(0, 8)
+    assert found[-1][0] == Position(2, 1)
+    assert topic.entries_count == 30
+    assert (topic.cache.hits > 0) == (cache_size_max > 0)
+
+
+async def test_a_new_owner_reads_what_the_old_one_wrote(cluster: Cluster) -> None:
+    await (await three_ledgers(cluster)).crash()
+    topic = await cluster.open()
+    assert [int(payload) for payload in (await read_all(topic)).values()] == list(range(30))
+
+
+@pytest.mark.parametrize("cache_size_max", [0, 10**6])
+async def test_a_read_stays_below_its_size_but_gives_one_entry(cluster: Cluster, cache_size_max: int) -> None:
+    topic = await cluster.open(cache_size_max=cache_size_max)
+    await topic.add_many([bytes(100) for _ in range(10)])
+    for size_max, count in [(1, 1), (100, 1), (199, 1), (200, 2), (1000, 10), (10**6, 10)]:
+        assert len(await topic.read(EARLIEST, entries_max=100, size_max=size_max)) == count
+
+
+async def test_positions_that_do_not_exist_read_on_from_the_next_that_does(cluster: Cluster) -> None:
+    topic = await three_ledgers(cluster)
+    assert (await topic.read(Position(0, 99), entries_max=1, size_max=99))[0][0] == Position(1, 0)
+    assert (await topic.read(EARLIEST, entries_max=1, size_max=99))[0][0] == Position(0, 0)
+    assert await topic.read(LATEST, entries_max=1, size_max=99) == []
+    assert await topic.read(Position(2, 10), entries_max=1, size_max=99) == []
+
+
+async def test_reading_goes_on_while_the_current_ledger_is_being_recovered(cluster: Cluster) -> None:
+    topic = await cluster.open(cache_size_max=0)
+    await topic.add_many([b"0", b"1"])
+    cluster.ledgers.fail_next("add", BookieUnavailable("made up"))
+    cluster.ledgers.fail_next("open", BookieUnavailable("made up"), count=1)
+    adding = asyncio.ensure_future(topic.add_many([b"2"]))
+    await asyncio.sleep(0.001)
+    assert list((await read_all(topic)).values())[:2] == [b"0", b"1"]
+    await adding
+
+
+async def test_an_error_of_the_bookies_is_the_reader_s(cluster: Cluster) -> None:
+    topic = await three_ledgers(cluster, cache_size_max=0)
+    cluster.ledgers.fail_next("read", BookieUnavailable("made up"))
+    with pytest.raises(BookieUnavailable):
+        await topic.read(EARLIEST, entries_max=1, size_max=1)
+    assert len(await topic.read(EARLIEST, entries_max=1, size_max=1)) == 1
+
+
+async def test_only_so_many_ledgers_are_kept_open(cluster: Cluster) -> None:
+    topic = await three_ledgers(cluster, cache_size_max=0, read_handles_max=1)
+    for _ in range(2):
+        assert len(await read_all(topic)) == 30
+
+
+async def test_searching_finds_the_first_entry_that_fits(cluster: Cluster) -> None:
+    topic = await three_ledgers(cluster)
+    for wanted, position in [(0, (0, 0)), (9, (0, 9)), (10, (1, 0)), (25, (2, 5)), (-5, (0, 0)), (30, (2, 10))]:
+        assert await topic.find_first(lambda entry, wanted=wanted: int(entry) >= wanted) == position
+    assert await (await cluster.open()).find_first(lambda entry: False) == Position(3, 0)
+
+
+async def test_a_waiting_reader_is_woken_by_the_next_entry(cluster: Cluster) -> None:
+    topic = await cluster.open()
+    heard: list[Position] = []
+    remove = topic.on_new_entries(lambda: heard.append(topic.last_confirmed))
+    waiting = asyncio.ensure_future(topic.wait_for_entry(Position(0, 1), timeout_s=5))
+    await topic.add_many([b"0"])
+    assert not waiting.done()
+    await topic.add_many([b"1"])
+    assert await waiting
+    assert heard == [Position(0, 0), Position(0, 1)]
+    remove()
+    await topic.add_many([b"2"])
+    assert len(heard) == 2
+    assert not await topic.wait_for_entry(Position(0, 3), timeout_s=0.01)
+
+
+async def test_a_waiting_reader_hears_that_the_topic_is_lost(cluster: Cluster) -> None:
+    topic = await cluster.open()
+    waiting = asyncio.ensure_future(topic.wait_for_entry(Position(0, 0), timeout_s=5))
+    await asyncio.sleep(0)
+    await cluster.open()
+    with pytest.raises(TopicFenced):
+        await topic.add_many([b"x"])
+    with pytest.raises(TopicFenced):
+        await waiting
+
+
+# --- trimming
+
+
+async def test_a_ledger_goes_when_every_subscription_has_acknowledged_all_of_it(cluster: Cluster) -> None:
+    topic = await three_ledgers(cluster)
+    one = await topic.open_cursor("one", start=EARLIEST)
+    two = await topic.open_cursor("two", start=EARLIEST)
+    await one.ack_cumulative(Position(1, 9))
+    await two.ack_many([Position(0, i) for i in range(9)])
+    assert await topic.trim() == 0
+    await two.ack_many([Position(0, 9)])
+    await asyncio.sleep(0.01)  # the cursor's move starts trimming
+    assert topic.first_position == Position(1, 0)
+    assert LedgerId(0) not in cluster.ledgers.ledgers
+    assert two.backlog_entries == 20
+    assert [int(entry.payload) for entry in (await two.read_unacked(EARLIEST, entries_max=1, size_max=9)).entries] == [
+        10
+    ]
+    assert await two.ack_many([Position(0, 3)]) == []
+
+
+async def test_what_is_acknowledged_in_memory_only_is_not_trimmed(cluster: Cluster) -> None:
+    topic = await three_ledgers(cluster)
+    cursor = await topic.open_cursor("s", start=EARLIEST)
+    await cursor.ack_many([Position(0, 0)])
+    cluster.ledgers.hold_adds()
+    acking = asyncio.ensure_future(cursor.ack_cumulative(Position(1, 9)))
+    await asyncio.sleep(0.001)
+    assert cursor.mark_delete == Position(1, 9)
+    assert await topic.trim() == 0
+    cluster.ledgers.release_adds()
+    await acking
+    await asyncio.sleep(0.01)
+    assert topic.first_position == Position(2, 0)
+
+
+async def test_without_a_subscription_ledgers_stay_a_week(cluster: Cluster) -> None:
+    topic = await three_ledgers(cluster)
+    cluster.now_ms += 7 * 24 * 3600 * 1000 - 1
+    assert await topic.trim() == 0
+    cluster.now_ms += 1
+    assert await topic.trim() == 2
+    assert topic.entries_count == 10
+    assert list(cluster.ledgers.ledgers) == [2]
+
+
+async def test_nothing_is_deleted_before_metadata_says_so(cluster: Cluster) -> None:
+    topic = await three_ledgers(cluster, operation_timeout_s=0.05)
+    cluster.now_ms += 8 * 24 * 3600 * 1000
+    cluster.tree.suspend(cluster.stores[-1])
+    with pytest.raises(Exception, match="metadata"):
+        await topic.trim()
+    assert len(cluster.ledgers.ledgers) == 3
+    assert topic.entries_count == 30
+
+
+async def test_a_ledger_that_could_not_be_deleted_is_tried_again(cluster: Cluster) -> None:
+    topic = await three_ledgers(cluster)
+    cluster.now_ms += 8 * 24 * 3600 * 1000
+    cluster.ledgers.fail_next("delete", MetadataUnavailable("made up"))
+    assert await topic.trim() == 2
+    assert sorted(cluster.ledgers.ledgers) == [0, 2]
+    assert await topic.trim() == 0
+    assert sorted(cluster.ledgers.ledgers) == [2]
+
+
+async def test_trimming_and_rolling_at_once_lose_nothing(cluster: Cluster) -> None:
+    topic = await three_ledgers(cluster)
+    cluster.now_ms += 8 * 24 * 3600 * 1000
+    adding = asyncio.ensure_future(topic.add_many([b"30"]))
+    await asyncio.gather(topic.roll(), topic.trim(), adding)
+    await topic.crash()
+    payloads = [int(payload) for payload in (await read_all(await cluster.open())).values()]
+    assert payloads == list(range(20, 31))
+
+
+async def test_deleting_a_topic_leaves_nothing(cluster: Cluster) -> None:
+    topic = await three_ledgers(cluster)
+    cursor = await topic.open_cursor("s", start=EARLIEST)
+    await cursor.ack_many([Position(0, 0)])
+    await topic.delete()
+    assert not cluster.ledgers.ledgers
+    assert await cluster.tree.connect().exists(f"/managed-ledgers/{TOPIC}") is None
+    for call in (
+        topic.add_many([b"x"]),
+        cursor.ack_many([Position(0, 1)]),
+        topic.read(EARLIEST, entries_max=1, size_max=1),
+    ):
+        with pytest.raises(NoSuchTopic):
+            await call
+    assert (await cluster.open()).entries_count == 0
+
+
+async def test_a_stale_owner_cannot_delete_the_topic(cluster: Cluster) -> None:
+    old = await three_ledgers(cluster)
+    await cluster.open()
+    with pytest.raises(TopicFenced):
+        await old.delete()
+    assert len(cluster.ledgers.ledgers) == 4
+
+
+async def test_topics_may_share_a_cache(cluster: Cluster) -> None:
+    cache = EntryCache(size_max=10**6)
+    opened = [
+        await ManagedLedger.open(
+            f"t/n/persistent/{name}",
+            client=cluster.ledgers_client(),
+            store=cluster.tree.connect(),
+            clock=lambda: 1,
+            cache=cache,
+        )
+        for name in "ab"
+    ]
+    for topic in opened:
+        await topic.add_many([topic.name.encode()])
+    for topic in opened:
+        assert list((await read_all(topic)).values()) == [topic.name.encode()]
+        await topic.crash()
+    assert len(cache) == 2
