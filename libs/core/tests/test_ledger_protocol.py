@@ -37,6 +37,7 @@ def run_once(seed: int, *, steps: int = 400) -> World:
     writer = WriterClient(world)
     world.fence_loss = rng.choice([0.0, 0.0, 0.3])
     world.refusal = rng.choice([0.0, 0.0, 0.02])
+    world.unknown = rng.choice([0.0, 0.3])
     rates = Rates(
         add=rng.choice([0.03, 0.15]),
         loss=rng.choice([0.0, 0.01, 0.05]),

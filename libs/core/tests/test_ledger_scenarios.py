@@ -3,7 +3,7 @@
 from random import Random
 
 import pytest
-from bindery_core import ledger_recovery
+from bindery_core import ledger_recovery, ledger_writer
 from bindery_core.errors import AddTimeout, LedgerFenced
 from bindery_core.ids import BookieId
 from bindery_core.ledger_metadata import LedgerState
@@ -178,3 +178,54 @@ def test_recovery_does_not_count_a_crashed_bookie_as_a_denial() -> None:
     world.settle()
     assert again.result is not None
     assert again.result.last_entry_id == 0
+
+
+def play_a_recovery_that_dies_after_replacing_bookies(world: World) -> None:
+    """The first one replaces b1 and b2 in memory, writes entry 0 to b0 b3 b4, then entry 1 to b0, and dies."""
+    writer = WriterClient(world)
+    writer.add(b"zero", b"one")
+    for _ in range(2):
+        world.deliver("writer add .* at b0")
+    world.flying.clear()
+    writer.is_gone = True
+    first = RecoveryClient(world, "first", entries_in_flight_max=1)
+    metadata_steps(world, "first")
+    world.deliver("first (read|gets)")
+    world.deliver("first (read|gets)")  # the fence's answers
+    world.deliver("first read 0")
+    world.deliver("first gets read 0 OK")
+    for name in ("b1", "b2"):
+        world.drop(f"first add .* at {name}")
+        first.bookie_failed(BookieId(name))
+    while world.deliver("first plans"):
+        pass
+    world.deliver("first add .*0.* at b[034]")
+    world.deliver("first gets .*0, 'OK'")
+    world.deliver("first read 1 at b0")
+    world.deliver("first gets read 1 OK")
+    assert world.deliver("first add .*1.* at b0") == 1
+    first.is_gone = True
+    world.flying.clear()
+    for name in ("b2", "b3", "b4"):  # the latter stand in no ensemble that anybody published
+        world.bookies[BookieId(name)].is_up = False
+    second = RecoveryClient(world, "second")
+    world.settle()
+    assert second.result is not None
+    assert second.result.last_entry_id == 1
+
+
+def test_a_recovery_that_died_leaves_no_lac_that_rests_on_its_own_ensembles() -> None:
+    """Entry 0 has its ack quorum only where no metadata points to, so the next recovery has to write it back again."""
+    world = world_of(bookie_count=5)
+    play_a_recovery_that_dies_after_replacing_bookies(world)
+    world.verdict()
+
+
+def test_and_with_a_fresh_lac_in_recovered_entries_one_would_have_too_few_copies(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Goal: the scenario above can fail."""
+    fresh = property(lambda self: self.lac, lambda self, lac: None)
+    monkeypatch.setattr(ledger_writer.LedgerWriter, "_recovery_lac", fresh, raising=False)
+    with pytest.raises(AssertionError, match="durable: entry 0 closed with 1 copies"):
+        play_a_recovery_that_dies_after_replacing_bookies(world_of(bookie_count=5))

@@ -18,6 +18,7 @@
   entry and then acknowledge it (BookKeeper issue 2614).
 - Entries are read from the ensembles as metadata had them when recovery began. Bookies that fail during the write-back
   are replaced in memory only; closing publishes them.
+- What is written back carries the lac that recovery began with, never a newer one: see LedgerWriter.add_recovered.
 - All replicas are asked at once, so a dead one costs no time and all are fenced.
 
 Anybody may recover at the same time, or again after a failure (TryAgain: metadata stays IN_RECOVERY).

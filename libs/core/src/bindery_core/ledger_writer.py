@@ -105,6 +105,7 @@ class LedgerWriter:
         self._digester = digester
         self._settings = settings or WriterSettings()
         self._recovery = recovery
+        self._recovery_lac = lac
         self._ensemble_size = metadata.ensemble_size
         self._ack_quorum = metadata.ack_quorum
         self._masks = write_set_masks(ensemble_size=metadata.ensemble_size, write_quorum=metadata.write_quorum)
@@ -174,7 +175,12 @@ class LedgerWriter:
         return self._push(frames, self.length + sum(map(len, payloads)), now)
 
     def add_recovered(self, entries: Sequence[entry_frame.Entry], *, now: float) -> list[WriterAction]:
-        """Write entries back as recovery read them: their ids and lengths kept, the LAC fresh. Raises `error`."""
+        """Write entries back as recovery read them: their ids and lengths kept. Raises `error`.
+
+        Their frames carry the LAC that recovery began with, although more is confirmed by now: that may rest on
+        ensembles changed in memory, and if this recovery dies they are never published. The next one would start above
+        such a LAC and close the ledger over entries without an ack quorum.
+        """
         assert self._recovery
         if self.error is not None:
             raise self.error
@@ -186,7 +192,7 @@ class LedgerWriter:
                     self._digester,
                     ledger_id=self.ledger_id,
                     entry_id=entry_id,
-                    lac=self.lac,
+                    lac=self._recovery_lac,
                     length=entry.length,
                     payload=entry.payload,
                 )

@@ -112,6 +112,8 @@ class World:
         self.version = 0
         self.slow_links: set[tuple[str, str]] = set()
         """(client, bookie): what travels there is overtaken by nearly everything else."""
+        self.unknown = 0.0
+        """Chance that a client does not learn whether its write of metadata succeeded: it reads again and compares."""
         self.refusal = 0.0
         """Chance that a bookie answers a request with one of REFUSALS."""
         self.fence_loss = 0.0
@@ -383,7 +385,7 @@ class Client:
         done: Callable[[LedgerMetadata], None],
         failed: Callable[[BinderyError], None],
     ) -> None:
-        if not self.world.publish(planned, version):
+        if not self.world.publish(planned, version) or self.world.rng.random() < self.world.unknown:
             self._plan(plan, done, failed)
         elif not self.is_gone:
             self.world.fly(f"{self.name} wrote metadata", lambda: None if self.is_gone else done(planned))
@@ -463,8 +465,8 @@ class RecoveryClient(Client):
 
     machine: LedgerRecovery
 
-    def __init__(self, world: World, name: str = "recovery") -> None:
-        settings = RecoverySettings(entries_in_flight_max=world.rng.choice([1, 2, 16]))
+    def __init__(self, world: World, name: str = "recovery", *, entries_in_flight_max: int | None = None) -> None:
+        settings = RecoverySettings(entries_in_flight_max=entries_in_flight_max or world.rng.choice([1, 2, 16]))
         super().__init__(world, name, LedgerRecovery(LEDGER_ID, digester=world.digester, settings=settings))
         self.result: LedgerMetadata | None = None
         self.do(self.machine.start(now=world.now))
