@@ -266,3 +266,13 @@ async def test_a_bare_refusal_counts_as_a_failure_of_the_bookie(connect) -> None
     assert sink.errors[0].facts["status"] == 502
     await connection.close()
     server.close()
+
+
+async def test_answered_requests_are_not_remembered_until_their_deadline(connect) -> None:
+    connection, sink = connect(), Sink()
+    for first in range(50):
+        connection.send(*adds(first, 1), sink, timeout_s=60.0)
+        await sink.all_answered(first + 1)
+    async with asyncio.timeout(LIMIT_S):
+        while connection._slots:
+            await asyncio.sleep(0.01)

@@ -5,11 +5,16 @@ under the same contract suite. Payloads are bytes; entry ids are dense from 0.
 
 | call                    | errors                                                                            |
 |-------------------------|-----------------------------------------------------------------------------------|
-| create                  | NotEnoughBookies, MetadataUnavailable, MetadataOutcomeUnknown                      |
+| create                  | BadRequest, NotEnoughBookies, MetadataUnavailable, MetadataOutcomeUnknown          |
 | open                    | NoSuchLedger, Unauthorized, TryAgain (recovery impossible now; nothing changed)    |
-| add_many                | LedgerFenced, LedgerClosed (a later add too), NotEnoughBookies, AddTimeout         |
+| add_many                | LedgerFenced, LedgerClosed (a later add too), NotEnoughBookies, AddTimeout,        |
+|                         | MetadataUnavailable (a failed bookie could not be replaced); all break the handle  |
+|                         | BadRequest (no payloads), TooLarge: nothing happened, the handle lives on          |
 | read                    | NoSuchEntry (only when every replica denies it), DigestMismatch, BookieUnavailable |
 | close, delete           | MetadataUnavailable, MetadataOutcomeUnknown, LedgerFenced                          |
+
+After an add failed, whatever the error says of itself, its entries may or may not exist until the ledger is closed: by
+`close` of the same handle (then they do not, beyond last_entry_id) or by a recovery (which may keep them).
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence

@@ -26,9 +26,9 @@ from bindery_client.pool import BookiePool
 from bindery_client.reader import ReadHandle
 from bindery_client.recovery import recover as run_recovery
 from bindery_client.replica import FenceAll, ReplicaRead, ReplicaRequest
-from bindery_client.requests import LedgerRequests
+from bindery_client.requests import LedgerRequests, OnDegraded
 from bindery_client.settings import ClientSettings
-from bindery_client.writer import OnDegraded, WriteHandle
+from bindery_client.writer import WriteHandle
 
 DIGEST_TYPE_UNTOLD = DigestType.CRC32
 """For metadata so old that it names none. Source: the default of BookKeeper's client."""
@@ -132,7 +132,9 @@ class LedgerClient:
             raise Unauthorized("wrong ledger password", ledger_id=ledger_id)
         requests = self._requests(ledger_id, found.value)
         if recover and found.value.state is not LedgerState.CLOSED:
-            found = await run_recovery(found, requests=requests, manager=self._manager, settings=self.settings)
+            found = await run_recovery(
+                found, requests=requests, manager=self._manager, settings=self.settings, on_degraded=self._on_degraded
+            )
         reader = ReadHandle(found, requests=requests, manager=self._manager, settings=self.settings)
         self._readers.add(reader)
         try:

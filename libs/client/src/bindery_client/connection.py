@@ -76,6 +76,9 @@ class BookieConnection(asyncio.Protocol):
         self._bytes_in_flight = 0
         self._slots: dict[int, list[_Batch]] = {}
         """Batches by the tick in which their deadline lies."""
+        self._fresh: set[int] = set()
+        """Slots that got batches since the last tick, and those that did in the tick before it."""
+        self._settling: set[int] = set()
         self._tick_done = 0
         self._tick_timer: asyncio.TimerHandle | None = None
         self._failures = 0
@@ -282,22 +285,36 @@ class BookieConnection(asyncio.Protocol):
 
     def _watch(self, batch: _Batch, deadline: float) -> None:
         tick_s = self._settings.timer_tick_s
-        self._slots.setdefault(int(deadline / tick_s) + 1, []).append(batch)
+        slot = int(deadline / tick_s) + 1
+        self._slots.setdefault(slot, []).append(batch)
+        self._fresh.add(slot)
         if self._tick_timer is None:
             self._tick_done = int(self._loop.time() / tick_s)
             self._tick_timer = self._loop.call_later(tick_s, self._tick)
 
     def _tick(self) -> None:
         self._tick_timer = None
-        now = self._loop.time()
-        tick = int(now / self._settings.timer_tick_s)
+        tick = int(self._loop.time() / self._settings.timer_tick_s)
         for slot in range(self._tick_done + 1, tick + 1):
             for batch in self._slots.pop(slot, ()):
                 if batch.left:
                     self._expire(batch)
         self._tick_done = tick
+        self._forget_answered()
         if self._slots:
             self._tick_timer = self._loop.call_later(self._settings.timer_tick_s, self._tick)
+
+    def _forget_answered(self) -> None:
+        """Batches live about as long as their answers take, not until their deadline."""
+        for slot in self._settling:
+            batches = self._slots.get(slot)
+            if batches is not None:
+                waiting = [batch for batch in batches if batch.left]
+                if waiting:
+                    self._slots[slot] = waiting
+                else:
+                    del self._slots[slot]
+        self._settling, self._fresh = self._fresh, set()
 
     def _expire(self, batch: _Batch) -> None:
         for txn_id in batch.txn_ids:

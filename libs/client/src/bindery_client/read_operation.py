@@ -14,7 +14,7 @@ from bindery_core.ledger_metadata import LedgerMetadata
 from bindery_core.ledger_reader import LedgerRead, ReaderSettings
 
 from bindery_client.api import Entry
-from bindery_client.requests import RECOVERY_ENTRY_SLACK_S, LedgerRequests, reason_of
+from bindery_client.requests import DEADLINE_SLACK_S, LedgerRequests, reason_of
 from bindery_client.settings import ClientSettings
 from bindery_client.timers import DeadlineTimer
 
@@ -69,7 +69,7 @@ class ReadOperation:
         for action in actions:
             match action:
                 case SendReads():
-                    timeout_s = self._settings.read_timeout_s + RECOVERY_ENTRY_SLACK_S
+                    timeout_s = self._settings.read_timeout_s + DEADLINE_SLACK_S
                     self._requests.send_reads(action, self, timeout_s=timeout_s)
                 case Done():
                     self._done.set_result(None)

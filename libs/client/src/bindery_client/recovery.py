@@ -29,7 +29,7 @@ from bindery_core.wire.messages import AddResponse, ReadResponse
 from bindery_metadata.ledger_manager import LedgerManager
 from bindery_metadata.versioned import Versioned
 
-from bindery_client.requests import RECOVERY_ENTRY_SLACK_S, LedgerRequests, reason_of
+from bindery_client.requests import DEADLINE_SLACK_S, LedgerRequests, OnDegraded, reason_of
 from bindery_client.settings import ClientSettings
 from bindery_client.timers import DeadlineTimer
 
@@ -37,14 +37,19 @@ log = structlog.get_logger()
 
 
 async def recover(
-    found: Versioned[LedgerMetadata], *, requests: LedgerRequests, manager: LedgerManager, settings: ClientSettings
+    found: Versioned[LedgerMetadata],
+    *,
+    requests: LedgerRequests,
+    manager: LedgerManager,
+    settings: ClientSettings,
+    on_degraded: OnDegraded | None = None,
 ) -> Versioned[LedgerMetadata]:
     """Close the ledger and return its final metadata.
 
     Raises Unauthorized for a wrong password, TryAgain when too few bookies answer (in `recovery_timeout_s`), and what
     the ledger manager raises.
     """
-    run = _RecoveryRun(found, requests=requests, manager=manager, settings=settings)
+    run = _RecoveryRun(found, requests=requests, manager=manager, settings=settings, on_degraded=on_degraded)
     try:
         async with asyncio.timeout(settings.recovery_timeout_s):
             return await run.run()
@@ -59,12 +64,13 @@ async def recover(
 class _RecoveryRun:
     def __init__(
         self, found: Versioned[LedgerMetadata], *, requests: LedgerRequests, manager: LedgerManager,
-        settings: ClientSettings,
+        settings: ClientSettings, on_degraded: OnDegraded | None,
     ) -> None:  # fmt: skip
         self._found = found
         self._requests = requests
         self._manager = manager
         self._settings = settings
+        self._on_degraded = on_degraded
         self._loop = asyncio.get_running_loop()
         self._machine = LedgerRecovery(
             requests.ledger_id, digester=requests.digester,
@@ -128,7 +134,7 @@ class _RecoveryRun:
         for action in todo:  # grows while it runs
             match action:
                 case SendReads():
-                    timeout_s = self._settings.read_timeout_s + RECOVERY_ENTRY_SLACK_S
+                    timeout_s = self._settings.read_timeout_s + DEADLINE_SLACK_S
                     self._requests.send_reads(action, self, timeout_s=timeout_s)
                 case SendAdds():
                     sends.append(action)
@@ -139,6 +145,8 @@ class _RecoveryRun:
                         "ledger_degraded", ledger_id=self._requests.ledger_id, bookie_id=action.bookie_id,
                         first_entry_id=action.first_entry_id, reason=action.reason,
                     )  # fmt: skip
+                    if self._on_degraded is not None:
+                        self._on_degraded(self._requests.ledger_id, action.bookie_id, action.reason)
                 case BeginRecovery():
                     self._start(self._begin())
                 case CloseRecovered():
@@ -148,7 +156,7 @@ class _RecoveryRun:
                 case Fail():
                     self._done.set_exception(action.error)
         if sends:
-            self._requests.send_adds(sends, self, timeout_s=self._settings.add_timeout_s + RECOVERY_ENTRY_SLACK_S)
+            self._requests.send_adds(sends, self, timeout_s=self._settings.add_timeout_s + DEADLINE_SLACK_S)
         if not self._done.done():
             self._timer.arm(self._machine.next_deadline())
 

@@ -3,7 +3,7 @@
 A batch is encoded once, also when it goes to several bookies: transaction ids are the client's, not the connection's.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from bindery_core.digest import Digester
@@ -25,8 +25,11 @@ from bindery_core.wire.messages import (
 from bindery_client.connection import ResponseSink
 from bindery_client.pool import BookiePool
 
-RECOVERY_ENTRY_SLACK_S: Final = 1.0
+DEADLINE_SLACK_S: Final = 1.0
 """Added to the state machines' own deadlines, so that theirs pass first and the connection only tidies up."""
+
+OnDegraded = Callable[[LedgerId, BookieId, str], None]
+"""(ledger, bookie that lacks entries which no spare took over, reason): told once per bookie and handle."""
 
 
 class Unheard:

@@ -12,7 +12,7 @@ compare-and-set.
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import structlog
@@ -47,7 +47,7 @@ from bindery_metadata.versioned import Versioned
 from bindery_client.api import Entry
 from bindery_client.budget import ByteBudget
 from bindery_client.read_operation import read_range
-from bindery_client.requests import RECOVERY_ENTRY_SLACK_S, LedgerRequests, reason_of
+from bindery_client.requests import DEADLINE_SLACK_S, LedgerRequests, OnDegraded, reason_of
 from bindery_client.settings import ClientSettings
 from bindery_client.timers import DeadlineTimer
 
@@ -55,9 +55,6 @@ log = structlog.get_logger()
 
 METADATA_PAUSE_S: Final = 0.1
 METADATA_PAUSE_S_MAX: Final = 2.0
-
-OnDegraded = Callable[[LedgerId, BookieId, str], None]
-"""(ledger, bookie that lacks entries, reason): told once per bookie and handle."""
 
 
 class _Call:
@@ -249,7 +246,7 @@ class WriteHandle:
             else:
                 self._run_rare(action)
         if sends:
-            self._requests.send_adds(sends, self, timeout_s=self._settings.add_timeout_s + RECOVERY_ENTRY_SLACK_S)
+            self._requests.send_adds(sends, self, timeout_s=self._settings.add_timeout_s + DEADLINE_SLACK_S)
         if not self._abandoned:
             self._timer.arm(self._machine.next_deadline())
 

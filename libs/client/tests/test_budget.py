@@ -1,0 +1,35 @@
+"""The bytes that all ledgers of a client share."""
+
+from bindery_client.budget import ByteBudget
+
+
+def test_what_was_refused_is_called_back_in_order_when_bytes_return() -> None:
+    budget = ByteBudget(10)
+    called: list[str] = []
+    assert budget.take(8, lambda: None)
+    assert not budget.take(4, first := lambda: called.append("first"))
+    assert not budget.take(3, lambda: called.append("second"))
+    assert not budget.take(3, first)
+    budget.give_back(8)
+    assert called == ["first", "second"]
+    budget.give_back(0)
+    assert called == ["first", "second"]
+
+
+def test_something_larger_than_all_of_it_goes_alone() -> None:
+    budget = ByteBudget(10)
+    assert budget.take(50, lambda: None)
+    assert not budget.take(1, lambda: None)
+    budget.give_back(50)
+    assert budget.used == 0
+
+
+def test_who_lost_interest_is_not_called() -> None:
+    budget = ByteBudget(10)
+    called: list[str] = []
+    retry = lambda: called.append("retry")  # noqa: E731
+    assert budget.take(10, retry)
+    assert not budget.take(1, retry)
+    budget.forget(retry)
+    budget.give_back(10)
+    assert called == []

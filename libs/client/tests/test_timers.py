@@ -1,0 +1,31 @@
+"""One timer for a machine that is asked for its next deadline after every batch."""
+
+import asyncio
+
+from bindery_client.timers import DeadlineTimer
+
+
+async def test_it_wakes_at_the_earliest_deadline_and_not_again_unless_armed() -> None:
+    loop = asyncio.get_running_loop()
+    woken: list[float] = []
+    timer = DeadlineTimer(lambda: woken.append(loop.time()))
+    began = loop.time()
+    timer.arm(began + 0.05)
+    timer.arm(began + 0.02)
+    timer.arm(None)
+    await asyncio.sleep(0.1)
+    assert len(woken) == 1
+    assert began + 0.015 <= woken[0]
+    timer.arm(loop.time() + 0.01)
+    await asyncio.sleep(0.05)
+    assert len(woken) == 2
+
+
+async def test_a_cancelled_timer_does_not_wake() -> None:
+    loop = asyncio.get_running_loop()
+    woken: list[int] = []
+    timer = DeadlineTimer(lambda: woken.append(1))
+    timer.arm(loop.time() + 0.01)
+    timer.cancel()
+    await asyncio.sleep(0.03)
+    assert woken == []
