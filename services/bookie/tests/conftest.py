@@ -6,6 +6,7 @@ import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 
 import pytest
+import uvloop
 from bindery_bookie.metrics import BookieMetrics
 from bindery_bookie.server import BookieServer, bind
 from bindery_bookie.settings import ServerSettings
@@ -16,6 +17,16 @@ from bindery_core.errors import BadRequest, NoSuchLedger, Unauthorized
 from bindery_core.wire import v3
 from bindery_core.wire.framing import FrameDecoder
 from bindery_core.wire.messages import AddRequest, Request, Response, Status
+
+ON_BOTH_LOOPS = ("test_connection.py", "test_operations.py")
+"""Transports differ in how they pause, buffer and close; the bookie runs on uvloop, simulations on asyncio."""
+
+
+def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """The event loops on which an asynchronous test runs."""
+    if item.path.name in ON_BOTH_LOOPS:
+        return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+    return {"asyncio": asyncio.new_event_loop}
 
 
 class MemoryLedger:
