@@ -309,7 +309,10 @@ async def run(arguments: argparse.Namespace, console: Console) -> dict[str, Any]
     dealt = find_pieces(root, producers=arguments.producers, with_caches=arguments.with_caches, limit=arguments.files)
     pieces = [piece for mine in dealt for piece in mine]
     size = sum(piece.size for piece in pieces)
-    say = console.print
+
+    def say(line: str) -> None:
+        console.print(line, soft_wrap=True, highlight=False)
+
     say(f"{len(pieces)} messages of 0 to {max(p.size for p in pieces)} bytes, {size / 1e6:.1f} MB, from {root}")
     record = Record()
     with ThrowawayCluster(bookies=4) as cluster:
@@ -335,7 +338,11 @@ async def run(arguments: argparse.Namespace, console: Console) -> dict[str, Any]
             began = time.monotonic()
             received = await consume(cluster.url, lambda count, size: shown.advance("consume", count, size))
             consume_s = time.monotonic() - began - DRAIN_WAIT_MS / 1000  # the last call waited for nothing
-        restarts = [line for line in cluster.words(200).splitlines() if " died: " in line or "again ready" in line]
+        restarts = [
+            line.partition("; ")[0]
+            for line in cluster.words(200).splitlines()
+            if " died: " in line or "again ready" in line
+        ]
     verdict = judge(record, received)
     ledgers = sorted({int(message["message_id"].split(":")[0]) for message in received})
     return {
@@ -362,21 +369,20 @@ async def run(arguments: argparse.Namespace, console: Console) -> dict[str, Any]
 
 
 def show(result: dict[str, Any], console: Console) -> None:
-    console.print(
-        f"acknowledged {result['acknowledged']} of {result['messages']} messages, {result['bytes'] / 1e6:.1f} MB in "
-        f"{result['produce_s']} s ({result['produce_mb_per_s']} MB/s); {result['requests_repeated']} requests repeated"
-    )
-    console.print(
+    found = {name: result[name] for name in ("lost", "changed", "out_of_order", "doubled", "invented")}
+    lines = [
+        f"acknowledged {result['acknowledged']} of {result['messages']} messages, {result['bytes'] / 1e6:.1f} MB, in "
+        f"{result['produce_s']} s ({result['produce_mb_per_s']} MB/s); {result['requests_repeated']} requests repeated",
         f"received {result['received']} in {result['consume_s']} s ({result['consume_mb_per_s']} MB/s), "
-        f"{result['duplicates']} of them repetitions"
-    )
-    console.print(f"ledgers used: {', '.join(map(str, result['ledgers']))}")
-    for line in result["restarts"]:
-        console.print(f"  {line}")
-    for name in ("lost", "changed", "out_of_order", "doubled", "invented"):
-        found = result[name]
-        console.print(f"{name.replace('_', ' ')}: {len(found)}{' for example ' + found[0] if found else ''}")
-    console.print(f"verdict: {result['verdict']}")
+        f"{result['duplicates']} of them repetitions",
+        f"ledgers used: {', '.join(map(str, result['ledgers']))}",
+        *(f"  {line}" for line in result["restarts"]),
+        ", ".join(f"{name.replace('_', ' ')}: {len(cases)}" for name, cases in found.items()),
+        *(f"  {name.replace('_', ' ')}, for example: {cases[0]}" for name, cases in found.items() if cases),
+        f"verdict: {result['verdict']}",
+    ]
+    for line in lines:
+        console.print(line, soft_wrap=True, highlight=False, markup=False)
 
 
 def main() -> int:

@@ -174,3 +174,44 @@ def test_nothing_acknowledged_is_lost_when_everything_is_killed_at_once() -> Non
         stored, _ = read_from(cluster.url, "earliest")
         check(history, stored, acknowledged=history.acknowledged, where=f"at the end, BINDERY_KILL_SEED={seed}")
     assert verified >= ROUNDS, "the load was no load"
+
+
+def good_history() -> tuple[History, list[tuple[str, str]]]:
+    history = History(sent={"a", "b", "unknown"}, acknowledged={"0:0": "a", "0:1": "b"})
+    return history, [("0:0", "a"), ("0:1", "b"), ("0:2", "unknown")]
+
+
+def judge(history: History, stored: list[tuple[str, str]]) -> None:
+    check(history, stored, acknowledged=history.acknowledged, where="here")
+
+
+def test_the_check_accepts_what_may_happen() -> None:
+    judge(*good_history())
+
+
+@pytest.mark.parametrize(
+    ("stored", "complaint"),
+    [
+        ([("0:0", "a")], "acknowledged and not there"),
+        ([("0:0", "a"), ("0:1", "unknown")], "acknowledged and not there"),
+        ([("0:0", "a"), ("0:1", "b"), ("0:2", "c")], "nobody sent"),
+        ([("0:0", "a"), ("0:1", "b"), ("0:1", "unknown")], "stands for two"),
+        ([("0:0", "a"), ("0:1", "b"), ("1:0", "b")], "there twice"),
+    ],
+    ids=["lost", "replaced", "invented", "one id twice", "doubled"],
+)
+def test_the_check_sees_each_broken_promise(stored: list[tuple[str, str]], complaint: str) -> None:
+    history, _ = good_history()
+    with pytest.raises(AssertionError, match=complaint):
+        judge(history, stored)
+
+
+def test_the_check_sees_an_id_given_out_twice_and_an_acknowledgement_forgotten() -> None:
+    history, stored = good_history()
+    history.note_answer(httpx.Response(200, json={"message_ids": ["0:1"]}), ["b"])
+    with pytest.raises(AssertionError, match="given out twice"):
+        judge(history, stored)
+    history, stored = good_history()
+    history.returned_consumed.append("0:0")
+    with pytest.raises(AssertionError, match="delivered again"):
+        judge(history, stored)

@@ -255,7 +255,7 @@ def test_a_second_supervisor_on_the_same_data_is_refused(tmp_path: Path) -> None
     first.create()
     first.acquire()
     assert second.is_held
-    with pytest.raises(AlreadyRunning, match="bindery standalone stop"):
+    with pytest.raises(AlreadyRunning, match="standalone stop --data"):
         second.acquire()
     first.release()
     second.acquire()

@@ -102,7 +102,7 @@ def stop(
     directory = _running(_directory(context, data))
     if name is not None:
         _change(directory, {"verb": "stop", "name": name})
-        print(f"{name} is down until `bindery standalone start {name}`")
+        print(f"{name} is down until `{directory.command('start', name)}`")
         return
     _change(directory, {"verb": "stop"})
     deadline = time.monotonic() + STOP_ALL_TIMEOUT_S
@@ -131,7 +131,7 @@ def _directory(context: typer.Context, data: Path | None) -> DataDirectory:
 
 
 def _nothing_runs(directory: DataDirectory) -> str:
-    return f"no cluster runs on {directory.root}; `bindery standalone --data {directory.root}` starts one"
+    return f"no cluster runs on {directory.root}; `{directory.command()}` starts one"
 
 
 def _ask(directory: DataDirectory, request: dict[str, Any], *, timeout_s: float) -> dict[str, Any] | None:
@@ -244,7 +244,7 @@ def _detach(options: Options, directory: DataDirectory) -> None:
         if code is not None:
             raise StandaloneError(f"the cluster did not start (exit code {code}); its words are in {log_path}")
         if is_ready:
-            print(f"runs in the background, supervisor pid {process.pid}; `bindery standalone stop` ends it")
+            print(f"runs in the background, supervisor pid {process.pid}; `{directory.command('stop')}` ends it")
             return
         if time.monotonic() > deadline:
             raise StandaloneError(f"not ready after {DETACH_TIMEOUT_S:.0f} s; it goes on trying, see {log_path}")

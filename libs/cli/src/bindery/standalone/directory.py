@@ -17,9 +17,11 @@ import errno
 import fcntl
 import json
 import os
+import shlex
 import shutil
 import socket
 import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -96,6 +98,14 @@ class DataDirectory:
         except OSError as error:
             raise StandaloneError(f"cannot use the data directory: {error.strerror}", path=self.root) from error
 
+    def command(self, *words: str) -> str:
+        """What to type here for `bindery standalone <words>` on these data: for hints that can be pasted."""
+        program = "bindery"
+        if shutil.which(program) is None and Path(sys.argv[0]).name == program:
+            program = os.path.relpath(sys.argv[0])  # the environment is not activated
+        data = [] if self.root == Path("data").resolve() else ["--data", str(self.root)]
+        return shlex.join([program, "standalone", *words, *data])
+
     def of_process(self, name: str) -> Path:
         return self.root / name
 
@@ -126,8 +136,7 @@ class DataDirectory:
                 raise
             raise AlreadyRunning(
                 f"a cluster runs on this data already (supervisor pid {self._recorded_supervisor()}): "
-                f"`bindery standalone status --data {self.root}` shows it, "
-                f"`bindery standalone stop --data {self.root}` ends it"
+                f"`{self.command('status')}` shows it, `{self.command('stop')}` ends it"
             ) from None
         self._lock_fd = fd
 

@@ -92,7 +92,8 @@ class Supervisor:
 
     async def _start_all(self, on_ready: Callable[[], None]) -> None:
         for name in sorted(self._held):
-            self._say(f"{name} stays down, as it was stopped by name: `bindery standalone start {name}` brings it back")
+            again = self._directory.command("start", name)
+            self._say(f"{name} stays down, as it was stopped by name: `{again}` brings it back")
         for name in self._idle_data():
             self._say(
                 f"{name} has data here and is not started: its copies are missing until there are --bookies enough"
@@ -233,7 +234,7 @@ class Supervisor:
         )
         raise StandaloneError(
             f"in use already by another program: port {which}. Stop that program (`ss -ltnp` shows it; perhaps another "
-            f"cluster?), or move all ports of this one: `bindery standalone --port-offset {offset}`"
+            f"cluster?), or move all ports of this one: `{self._directory.command('--port-offset', str(offset))}`"
         )
 
     def _idle_data(self) -> list[str]:
@@ -324,7 +325,7 @@ class Supervisor:
         await self._stop_children([name])
         if self._children[name].state is not ChildState.DOWN:
             self._children[name].enter(ChildState.DOWN)
-        self._say(f"{name} is down; `bindery standalone start {name}` brings it back")
+        self._say(f"{name} is down; `{self._directory.command('start', name)}` brings it back")
 
     async def _unhold(self, name: str) -> None:
         self._held.discard(name)
