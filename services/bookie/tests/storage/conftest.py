@@ -91,7 +91,9 @@ def small_settings(**changes: Any) -> StorageSettings:
 class World:
     """One bookie's disks through several lives."""
 
-    def __init__(self, seed: int = 0, *, wrap: Callable[[CrashableDisk], Any] = lambda disk: disk, **settings: Any) -> None:
+    def __init__(
+        self, seed: int = 0, *, wrap: Callable[[CrashableDisk], Any] = lambda disk: disk, **settings: Any
+    ) -> None:
         self.lots = random.Random(seed)
         self.wrap = wrap
         self.settings = small_settings(**settings)

@@ -255,8 +255,11 @@ class StorageEngine:
             self._destroy_kv(self._index_path)
             index = Index(self._open_kv(self._index_path))
             opening.IndexRebuild(disk, self._directory, index, mark).run()
-        # One ahead of the mark when the crash came between the two: what follows counts on from the index.
-        return index, replace(mark, generation=index.generation())
+        if index.generation() != mark.generation:
+            # The crash came between index and mark. Say so in the mark before another flush counts on.
+            mark = replace(mark, generation=index.generation())
+            write_mark(disk, self._directory, mark)
+        return index, mark
 
     def _make_new(self) -> LastLogMark:
         for journal_id in opening.list_journals(
@@ -592,11 +595,12 @@ class StorageEngine:
             pass
 
     async def _flush(self, flush: Flush) -> None:
+        # The index must not point to what the journal could still lose: should the crash come before the mark is
+        # written, the entry log is cut back, and only a replay of the very same entries mends such rows.
+        await self._journaled(())
         if not flush.is_stored:
             await self._flusher.store(flush)
             flush.is_stored = True
-        # The mark must not pass what the journal has not synced yet: a start would look for groups that are not there.
-        await self._journaled(())
         await self._flusher.advance_mark(flush.position)
 
     def _flushed(self, flush: Flush, seconds: float) -> None:

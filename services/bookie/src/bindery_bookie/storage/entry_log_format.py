@@ -102,7 +102,7 @@ def parse_file_name(name: str) -> int | None:
         log_id = int(stem, 16)
     except ValueError:
         return None
-    return log_id if file_name(log_id) == name else None
+    return log_id if log_id > 0 and file_name(log_id) == name else None
 
 
 def pack_file_header(log_id: int) -> bytes:

@@ -108,7 +108,7 @@ def parse_file_name(name: str) -> int | None:
         journal_id = int(stem, 16)
     except ValueError:
         return None
-    return journal_id if file_name(journal_id) == name else None
+    return journal_id if journal_id > 0 and file_name(journal_id) == name else None
 
 
 def pack_file_header(journal_id: int) -> bytes:
