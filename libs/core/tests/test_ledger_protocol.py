@@ -124,7 +124,7 @@ def test_and_schedules_that_hypothesis_finds(seed: int, steps: int) -> None:
 def test_the_schedules_reach_what_they_should() -> None:
     """Goal: the runs above are not vacuous. Among them entries are confirmed, ensembles change, recoveries race."""
     worlds = [run_once(seed) for seed in range(SEED_COUNT)]
-    assert sum(world.confirmed >= 5 for world in worlds) > SEED_COUNT / 3
+    assert sum(world.confirmed >= 5 for world in worlds) > SEED_COUNT / 4
     assert sum(len(world.metadata.segments) > 1 for world in worlds) > SEED_COUNT / 15
     assert sum(len(world.clients) > 2 for world in worlds) > SEED_COUNT / 5
     assert any(world.metadata.last_entry_id > world.confirmed for world in worlds)
