@@ -20,6 +20,7 @@ class Proxy:
         self._listener: asyncio.Server | None = None
         self._links: set[asyncio.Task[None]] = set()
         self._writers: set[asyncio.StreamWriter] = set()
+        self._clients: set[asyncio.StreamWriter] = set()
         self._refusing = False
         self._lose: tuple[frozenset[int], bool] | None = None
         self._swallow_answer_to: int | None = None
@@ -47,6 +48,11 @@ class Proxy:
         """Break the connection when a request of these types comes by: before it gets there, or after it was done."""
         self._lose = (types, applied)
 
+    def send_nonsense(self) -> None:
+        """Give the clients an answer to a request that they never made."""
+        for writer in self._clients:
+            writer.write(struct.pack(">iiqi", 16, 12_345, 0, 0))
+
     async def close(self) -> None:
         assert self._listener
         self._listener.close()
@@ -71,6 +77,7 @@ class Proxy:
                 return
             server_reader, server_writer = await asyncio.open_connection(*self._server_address)
             self._writers.add(server_writer)
+            self._clients.add(writer)
             try:
                 with contextlib.suppress(OSError, asyncio.IncompleteReadError):
                     async with asyncio.TaskGroup() as group:
@@ -83,6 +90,7 @@ class Proxy:
                 server_writer.transport.abort()
         finally:
             self._writers.discard(writer)
+            self._clients.discard(writer)
             writer.transport.abort()
 
     async def _forward_requests(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

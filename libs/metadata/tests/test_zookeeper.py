@@ -12,6 +12,7 @@ from bindery_metadata.embedded import EmbeddedZooKeeper, ServerSpec
 from bindery_metadata.store import SessionState
 from bindery_metadata.zookeeper import ZooKeeperStore, _Crossing, validate_hosts
 from conftest import free_port
+from proxy import Proxy
 
 
 @pytest.mark.parametrize("hosts", ["a:2181", "127.0.0.1:2181,127.0.0.1:2182", "[::1]:2181"])
@@ -149,3 +150,35 @@ async def until_answered(store: ZooKeeperStore) -> None:
                 return
             except MetadataUnavailable:
                 continue
+
+
+@pytest.mark.integration
+async def test_an_answer_that_makes_no_sense_costs_the_session_but_not_the_store(zookeeper: ServerSpec) -> None:
+    proxy = Proxy(zookeeper.host, zookeeper.client_port)
+    await proxy.start()
+    store = await ZooKeeperStore.connect(proxy.host_port)
+    states: list[SessionState] = []
+    store.on_session_change(states.append)
+    fired = asyncio.Event()
+    await store.exists("/nonsense", watch=fired.set)
+    proxy.send_nonsense()
+    async with asyncio.timeout(20):
+        await fired.wait()
+    assert states[-2:] == [SessionState.LOST, SessionState.CONNECTED]
+    await store.create("/nonsense", ephemeral=True)
+    await store.close()
+    await proxy.close()
+
+
+@pytest.mark.integration
+async def test_a_store_closed_while_its_thread_is_gone_ends(zookeeper: ServerSpec) -> None:
+    proxy = Proxy(zookeeper.host, zookeeper.client_port)
+    await proxy.start()
+    store = await ZooKeeperStore.connect(proxy.host_port)
+    lost = asyncio.Event()
+    store.on_session_change(lambda state: lost.set() if state is SessionState.LOST else None)
+    proxy.send_nonsense()
+    async with asyncio.timeout(20):
+        await lost.wait()
+        await store.close()
+    await proxy.close()

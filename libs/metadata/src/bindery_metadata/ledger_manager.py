@@ -22,7 +22,6 @@ from bindery_core.errors import (
     MetadataUnavailable,
     NoSuchLedger,
     NoSuchNode,
-    TryAgain,
     VersionConflict,
 )
 from bindery_core.ids import LedgerId
@@ -245,7 +244,8 @@ class LedgerManager:
                 return
             except (Corrupt, BadVersion) as error:
                 _log.error("ledger_metadata_unreadable", extra={"ledger_id": ledger_id, "error": str(error)})
-            except TryAgain:
+            except BinderyError as error:
+                _log.info("ledger_watch_waits", extra={"ledger_id": ledger_id, "error": str(error)})
                 await asyncio.sleep(WATCH_RETRY_S)
                 continue
             if current is not None and current.version != seen:

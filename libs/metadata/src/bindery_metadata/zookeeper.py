@@ -77,10 +77,11 @@ IN_FLIGHT_MAX: Final = 1_024
 _ANY_VERSION: Final = -1
 _RECONNECT_DELAY_S: Final = 0.1
 _RECONNECT_DELAY_S_MAX: Final = 1.0
+_REVIVE_DELAY_S: Final = 0.5
 
 _log = logging.getLogger(__name__)
 _kazoo_log = logging.getLogger(f"{__name__}.kazoo")
-_kazoo_log.setLevel(logging.CRITICAL)  # it repeats what errors and session states say already
+_kazoo_log.setLevel(logging.ERROR)  # below that it repeats what errors and session states say already
 
 _STATES: Final = {
     KazooState.CONNECTED: SessionState.CONNECTED,
@@ -135,9 +136,10 @@ class _Crossing:
 class _LoopHandler(SequentialThreadingHandler):  # type: ignore[misc]
     """kazoo's threading handler, with the loop in place of its two worker threads, which would lose the order."""
 
-    def __init__(self, crossing: _Crossing) -> None:
+    def __init__(self, crossing: _Crossing, thread_ended: Callable[[], None]) -> None:
         super().__init__()
         self.callback_queue = self.completion_queue = crossing
+        self._thread_ended = thread_ended
 
     @property
     def running(self) -> bool:
@@ -148,6 +150,21 @@ class _LoopHandler(SequentialThreadingHandler):  # type: ignore[misc]
 
     def stop(self) -> None:
         """There are no workers to stop."""
+
+    def spawn(self, func: Callable[..., None], *args: Any, **kwargs: Any) -> threading.Thread:
+        """Start kazoo's connection thread, and tell the loop when it has ended, for whatever reason."""
+
+        def run() -> None:
+            try:
+                func(*args, **kwargs)
+            except Exception:
+                _log.exception("kazoo_thread_failed")
+            finally:
+                self.callback_queue.put(self._thread_ended)
+
+        thread = super().spawn(run)
+        assert isinstance(thread, threading.Thread)
+        return thread
 
     def dispatch_callback(self, callback: Callback) -> None:
         self.callback_queue.put(partial(callback.func, *callback.args))
@@ -180,6 +197,7 @@ class ZooKeeperStore:
         self._state = SessionState.LOST
         self._session_id = 0
         self._closed = False
+        self._reviving: asyncio.Task[None] | None = None
         self._connected = asyncio.Event()
         self._in_flight = asyncio.Semaphore(IN_FLIGHT_MAX)
         self._listeners: list[Callable[[SessionState], None]] = []
@@ -188,7 +206,7 @@ class ZooKeeperStore:
         self._client = KazooClient(
             hosts=hosts,
             timeout=session_timeout_s,
-            handler=_LoopHandler(self._crossing),
+            handler=_LoopHandler(self._crossing, self._on_thread_ended),
             connection_retry=KazooRetry(
                 max_tries=-1,
                 delay=_RECONNECT_DELAY_S,
@@ -315,6 +333,8 @@ class ZooKeeperStore:
         self._connected.set()  # those who wait for a connection learn that there will be none
         self._state, self._session_id = SessionState.LOST, 0
         self._dropped_watches.clear()
+        if self._reviving:
+            await asyncio.wait([self._reviving])
         await asyncio.to_thread(self._stop_client)
 
     # --- requests -------------------------------------------------------------------------------------------------
@@ -388,6 +408,16 @@ class ZooKeeperStore:
             dropped, self._dropped_watches = self._dropped_watches, []
             for watch in dropped:
                 self._crossing.put(watch)
+
+    def _on_thread_ended(self) -> None:
+        """A server that sent nonsense ends kazoo's thread. Without it we would be LOST for ever, so start another."""
+        if not self._closed:
+            self._reviving = asyncio.get_running_loop().create_task(self._revive())
+
+    async def _revive(self) -> None:
+        await asyncio.sleep(_REVIVE_DELAY_S)
+        if not self._closed:
+            await asyncio.to_thread(self._client.start_async)
 
     def _wrap(self, watch: Watch | None) -> _KazooWatch | None:
         return _KazooWatch(watch, self._fire) if watch else None
