@@ -1,0 +1,103 @@
+"""Requests made from the OpenAPI document, right and wrong ones: never a 500, only documented statuses and bodies.
+
+The broker runs in a thread of its own, behind a real HTTP server on loopback, over in-memory bookies and metadata.
+"""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+
+import httpx
+import pytest
+import schemathesis
+from bindery_client.memory import MemoryLedgers
+from bindery_kit.http_server import HttpServer
+from bindery_metadata.memory import MemoryTree
+from broker_harness import TOPIC, Clock, Harness
+from hypothesis import HealthCheck, Phase, given, settings
+from schemathesis import Case, GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
+EXAMPLES = 12
+ENDLESS = {"stream"}
+"""Operations whose right answer never ends."""
+
+
+class BrokerThread:
+    """A broker and its server in a thread; `url` once started."""
+
+    def __init__(self) -> None:
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), daemon=True)
+        self._ready = threading.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop: asyncio.Event | None = None
+        self.url = ""
+
+    async def _run(self) -> None:
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        harness = Harness(
+            tree=MemoryTree(), ledgers=MemoryLedgers(), clock=Clock(), url="http://one", receive_wait_ms_max=0
+        )
+        async with HttpServer(harness.app, port=0) as server:
+            self.url = server.url
+            self._ready.set()
+            await self._stop.wait()
+        await harness.close()
+
+    def __enter__(self) -> "BrokerThread":
+        self._thread.start()
+        assert self._ready.wait(10)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._loop is not None
+        assert self._stop is not None
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(20)
+        assert not self._thread.is_alive()
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with BrokerThread() as broker:
+        with httpx.Client(base_url=broker.url) as client:
+            client.post(f"{TOPIC}/messages", content=b"a").raise_for_status()
+            client.post(f"{TOPIC}/messages", json=[{"payload": "b"}, {"payload": "c"}]).raise_for_status()
+            client.put(f"{TOPIC}/subscriptions/s", json={}).raise_for_status()
+        yield broker.url
+
+
+def _operation_ids() -> list[str]:
+    from bindery_broker.http.routes import ROUTES
+
+    return [route.operation_id for route in ROUTES if route.operation_id not in ENDLESS]
+
+
+@pytest.mark.parametrize("operation_id", _operation_ids())
+@pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=["right", "wrong"])
+def test_answers_are_the_documented_ones(url, operation_id, mode):
+    schema = schemathesis.openapi.from_url(f"{url}/openapi.json")
+    operation = schema.find_operation_by_id(operation_id)
+    count = 0
+
+    @settings(
+        max_examples=EXAMPLES, deadline=None, derandomize=True, database=None, phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )  # fmt: skip
+    @given(case=operation.as_strategy(generation_mode=mode))
+    def check(case: Case) -> None:
+        nonlocal count
+        count += 1
+        if count % 2 and case.path_parameters and "topic" in case.path_parameters:  # every other one: what exists
+            known = {"tenant": "public", "namespace": "default", "topic": "t", "subscription": "s", "message_id": "0:0"}
+            case.path_parameters.update({k: v for k, v in known.items() if k in case.path_parameters})
+        case.call_and_validate(checks=CHECKS)
+
+    check()
+    assert count >= EXAMPLES // 2
