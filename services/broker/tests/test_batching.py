@@ -1,0 +1,96 @@
+"""Which messages share an entry, and that every message gets its own id."""
+
+import pytest
+from bindery_broker.batching import EntryPlan, encode_entries, message_ids, plan_entries
+from bindery_broker.message_codec import METADATA_SIZE_MAX, PAYLOAD_SIZE_MAX, OutgoingMessage, decode_entry, read_head
+from bindery_broker.message_id import MessageId, Position
+from bindery_core.errors import TooLarge
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+
+def message(payload: bytes = b"x", **fields: object) -> OutgoingMessage:
+    return OutgoingMessage(payload=payload, **fields)  # type: ignore[arg-type]
+
+
+def shape(plan: list[EntryPlan]) -> list[tuple[int, ...]]:
+    return [entry.indexes for entry in plan]
+
+
+def test_equal_ones_share_an_entry_and_a_lone_one_is_no_batch() -> None:
+    assert shape(plan_entries([message()] * 3)) == [(0, 1, 2)]
+    assert shape(plan_entries([message()])) == [(0,)]
+    assert plan_entries([]) == []
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"key": "k"}, {"key": b"k"}, {"ordering_key": b"o"}, {"deliver_at_ms": 5}, {"properties": {"a": "TAGS"}},
+    ],
+)  # fmt: skip
+def test_a_change_of_key_delay_or_tags_ends_an_entry(fields: dict[str, object]) -> None:
+    plain, other = message(), message(**fields)
+    assert shape(plan_entries([plain, plain, other, other, plain])) == [(0, 1), (2, 3), (4,)]
+    assert shape(plan_entries([plain, plain, other, other, plain], keep_order=False)) == [(0, 1, 4), (2, 3)]
+
+
+def test_other_differences_do_not() -> None:
+    messages = [message(properties={"a": "1"}), message(properties={"b": "2"}, event_time_ms=7), message(sequence_id=9)]
+    assert shape(plan_entries(messages)) == [(0, 1, 2)]
+
+
+def test_entries_are_bounded_in_count_and_size() -> None:
+    assert shape(plan_entries([message()] * 5, messages_max=2)) == [(0, 1), (2, 3), (4,)]
+    small, large = message(bytes(10)), message(bytes(1000))
+    assert shape(plan_entries([small, large, small, small], size_max=200)) == [(0,), (1,), (2, 3)]
+    assert shape(plan_entries([message()] * 3, batch=False)) == [(0,), (1,), (2,)]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"payload": bytes(PAYLOAD_SIZE_MAX + 1)}, {"key": "k" * METADATA_SIZE_MAX}, {"properties": {"a": "b" * 10**6}}],
+)
+def test_what_no_entry_can_hold_is_named_by_its_index(fields: dict[str, object]) -> None:
+    with pytest.raises(TooLarge) as caught:
+        plan_entries([message(), message(**fields)])
+    assert caught.value.facts["index"] == 1
+
+
+def test_the_largest_allowed_message_fits_an_entry() -> None:
+    largest = message(bytes(PAYLOAD_SIZE_MAX), properties={"a": "b" * 10_000}, key="k" * 1000)
+    (entry,) = encode_entries([largest], plan_entries([largest]), producer_name="p", publish_time_ms=1, sequence_id=0)
+    assert decode_entry(entry)[0].payload == largest.payload
+
+
+KINDS = st.sampled_from(
+    [{}, {"key": "a"}, {"key": "b"}, {"deliver_at_ms": 9}, {"properties": {"t": "TAGS"}}, {"properties": {"t": "1"}}]
+)
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.lists(KINDS, max_size=30), st.booleans(), st.booleans(), st.integers(1, 5))
+def test_the_id_in_the_answer_leads_to_the_message_of_the_request(
+    kinds: list[dict[str, object]], batch: bool, keep_order: bool, messages_max: int
+) -> None:
+    messages = [message(b"%d" % i, **fields) for i, fields in enumerate(kinds)]
+    plan = plan_entries(messages, batch=batch, keep_order=keep_order, messages_max=messages_max)
+    entries = encode_entries(messages, plan, producer_name="p", publish_time_ms=7, sequence_id=100)
+    positions = [Position(3, i) for i in range(len(entries))]
+    ids = message_ids(plan, positions, partition=2)
+    assert len(set(ids)) == len(messages)
+    stored = {
+        MessageId.of(position, batch_index=found.batch_index, partition=2): found
+        for position, entry in zip(positions, entries, strict=True)
+        for found in decode_entry(entry)
+    }
+    assert len(stored) == len(messages)
+    for index, (message_id, sent) in enumerate(zip(ids, messages, strict=True)):
+        found = stored[message_id]
+        assert (found.payload, found.key, found.properties) == (sent.payload, sent.key, sent.properties)
+        assert found.deliver_at_ms == sent.deliver_at_ms
+        assert found.sequence_id == 100 + index
+        head = read_head(entries[message_id.entry_id])
+        assert (head.key, head.tags, head.deliver_at_ms) == (sent.key, sent.tags, sent.deliver_at_ms)
+    if keep_order:
+        assert ids == sorted(ids)
