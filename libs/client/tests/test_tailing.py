@@ -90,3 +90,17 @@ async def test_waiting_ends_when_the_ledger_is_deleted_or_the_handle_released() 
         await other.release()
         assert not await asyncio.wait_for(waiting, 2)
         assert not await asyncio.wait_for(released, 2)
+
+
+async def test_what_was_once_confirmed_stays_confirmed_whatever_lagging_bookies_say() -> None:
+    async with FakeCluster(bookies=3) as cluster:
+        writer = await (await cluster.client()).create()
+        await writer.add_many([b"%d" % i for i in range(10)])
+        reader = await (await cluster.client()).open(writer.ledger_id, recover=False)
+        assert await reader.wait_for_entry(EntryId(9), timeout_s=LIMIT_S)
+        for bookie in cluster.bookies.values():
+            ledger = bookie.ledgers[writer.ledger_id]
+            ledger.explicit_packet = None
+            ledger.entries = {0: ledger.entries[0]}
+        assert await reader.read_last_confirmed() == 9
+        assert reader.last_add_confirmed == 9
