@@ -241,6 +241,8 @@ def test_a_second_start_finds_all_data_and_is_ready_in_time() -> None:
         while any(identity is not None and identity.is_alive for identity in identities):
             assert time.monotonic() < deadline, "children outlived their supervisor"
             time.sleep(0.05)
+        for name in ("bookie-0", "broker-0"):
+            assert "killed_while_stopping" not in cluster.directory.log_file(name).read_text()
 
 
 def test_detach_returns_when_ready_and_stop_ends_it(tmp_path: Path) -> None:

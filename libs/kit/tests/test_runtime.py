@@ -62,13 +62,27 @@ def test_a_signal_asks_for_an_orderly_end(number: signal.Signals) -> None:
         assert process.wait(timeout=20) == 0
 
 
-def test_a_second_signal_ends_at_once() -> None:
+def test_a_signal_repeated_by_somebody_impatient_ends_at_once() -> None:
     with started(SERVICE, "slow") as process:
         assert line(process).startswith("up")
         process.send_signal(signal.SIGTERM)
         assert line(process).startswith("stopping")
+        deadline = time.monotonic() + 20
+        while process.poll() is None:
+            assert time.monotonic() < deadline
+            process.send_signal(signal.SIGTERM)
+            time.sleep(0.05)
+        assert process.returncode == 128 + signal.SIGTERM
+
+
+def test_an_echo_of_a_signal_does_not_cut_the_orderly_end_short() -> None:
+    with started(SERVICE.replace("sleep(60)", "sleep(0.3)"), "slow") as process:
+        assert line(process).startswith("up")
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=20) == 128 + signal.SIGTERM
+        assert line(process).startswith("stopping")
+        process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=20) == 0
 
 
 def test_a_child_ends_with_a_parent_that_was_killed() -> None:

@@ -1,7 +1,7 @@
 """A service process: its loop, its signals, its parent.
 
-`run(main)` starts uvloop, hands `main` a `Shutdown` and returns its exit code. SIGTERM and SIGINT set the shutdown; a
-second one ends the process at once, for whoever has no patience.
+`run(main)` starts uvloop, hands `main` a `Shutdown` and returns its exit code. SIGTERM and SIGINT set the shutdown; one
+more after a second ends the process at once, for whoever has no patience.
 
 Importing this module is cheap: a bookie serves its port before any HTTP code is loaded.
 """
@@ -21,6 +21,10 @@ from bindery_kit.logs import get_logger
 SWITCH_INTERVAL_S: Final = 0.0005
 """How soon a thread that wants the interpreter gets it. Python's 5 ms would be added to each fsync that ends while the
 loop is busy; half a millisecond costs nothing measurable."""
+
+IMPATIENCE_S: Final = 1.0
+"""A repeated signal within this time is an echo (a process group, a dying parent and its supervisor may all send
+one)."""
 
 DIE_WITH_PARENT: Final = "BINDERY_DIE_WITH_PARENT"
 """Environment name; its value is the parent's pid. Set by `bindery standalone` for its children."""
@@ -72,12 +76,17 @@ async def _with_signals(main: Main) -> int:
     loop = asyncio.get_running_loop()
     shutdown = Shutdown()
 
+    first_at: float | None = None
+
     def on_signal(number: signal.Signals) -> None:
-        if shutdown.is_set:
+        nonlocal first_at
+        if first_at is None:
+            first_at = loop.time()
+            log.info("shutdown_requested", signal=number.name)
+            shutdown.request(number.name)
+        elif loop.time() - first_at >= IMPATIENCE_S:
             log.warning("killed_while_stopping", signal=number.name)
             os._exit(128 + number)
-        log.info("shutdown_requested", signal=number.name)
-        shutdown.request(number.name)
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal, number)
