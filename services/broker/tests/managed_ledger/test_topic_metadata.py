@@ -1,0 +1,149 @@
+"""Writes to a topic's znodes: only the owner's succeed, and an unknown outcome is found out."""
+
+import asyncio
+
+import pytest
+from bindery_broker.managed_ledger.topic_metadata import OwnedNode, TopicMetadata
+from bindery_core.errors import MetadataOutcomeUnknown, MetadataUnavailable, NoSuchTopic, TopicFenced
+from bindery_metadata.memory import MemoryStore, MemoryTree
+
+NAME = "t/n/persistent/x"
+PATH = f"/managed-ledgers/{NAME}"
+
+
+async def owned(store: MemoryStore, *, timeout_s: float = 1) -> TopicMetadata:
+    metadata = TopicMetadata(store, NAME, timeout_s=timeout_s, pause_s=0.001)
+    await metadata.load(create=True)
+    return metadata
+
+
+async def test_a_topic_is_made_once_and_only_if_wanted() -> None:
+    tree = MemoryTree()
+    with pytest.raises(NoSuchTopic):
+        await TopicMetadata(tree.connect(), NAME, timeout_s=1, pause_s=0.001).load(create=False)
+    first, second = await owned(tree.connect()), await owned(tree.connect())
+    assert first.node.version == second.node.version == 0
+
+
+async def test_the_second_owner_s_write_stops_the_first_for_good() -> None:
+    tree = MemoryTree()
+    first, second = await owned(tree.connect()), await owned(tree.connect())
+    await second.write_topic(b"second")
+    cursor = OwnedNode(first.cursor_path("s"), None)
+    for _ in range(2):
+        for write in (
+            first.write_topic(b"first"),
+            first.write_cursor(cursor, b"cursor"),
+            first.delete_topic([cursor]),
+        ):
+            with pytest.raises(TopicFenced):
+                await write
+    assert (await tree.connect().get(PATH)).data == b"second"
+    assert await tree.connect().children(PATH) == []
+
+
+async def test_a_cursor_is_guarded_by_the_topic_s_version() -> None:
+    tree = MemoryTree()
+    first = await owned(tree.connect())
+    cursor = OwnedNode(first.cursor_path("s"), None)
+    await first.write_cursor(cursor, b"1")
+    await first.write_topic(b"own writes do not stop ourselves")
+    await first.write_cursor(cursor, b"2")
+    second = await owned(tree.connect())
+    await second.write_topic(b"second")
+    with pytest.raises(TopicFenced):
+        await first.write_cursor(cursor, b"3")
+    with pytest.raises(TopicFenced):
+        await first.delete_cursor(cursor)
+    ((name, (node, data)),) = (await second.load_cursors()).items()
+    assert (name, node.version, data) == ("s", 1, b"2")
+
+
+@pytest.mark.parametrize("applied", [False, True])
+@pytest.mark.parametrize("kind", ["topic", "new cursor", "cursor", "delete cursor", "delete topic"])
+async def test_a_lost_answer_is_found_out_and_the_write_happens_once(kind: str, applied: bool) -> None:
+    tree = MemoryTree()
+    store = tree.connect()
+    metadata = await owned(store)
+    cursor = OwnedNode(metadata.cursor_path("s"), None)
+    if "cursor" in kind and kind != "new cursor":
+        await metadata.write_cursor(cursor, b"old")
+    store.lose_next_write(applied=applied)
+    if kind == "topic":
+        await metadata.write_topic(b"new")
+        assert (metadata.node.version, (await store.get(PATH)).stat.version) == (1, 1)
+    elif kind in ("new cursor", "cursor"):
+        await metadata.write_cursor(cursor, b"new")
+        node = await store.get(cursor.path)
+        assert (node.data, node.stat.version) == (b"new", cursor.version)
+        assert cursor.version == (0 if kind == "new cursor" else 1)
+    elif kind == "delete cursor":
+        await metadata.delete_cursor(cursor)
+        assert await store.exists(cursor.path) is None
+    else:
+        await metadata.delete_topic([cursor])
+        assert await store.exists(PATH) is None
+
+
+@pytest.mark.parametrize("applied", [False, True])
+async def test_what_could_not_be_found_out_is_found_out_by_the_next_write(applied: bool) -> None:
+    store = MemoryTree().connect()
+    metadata = await owned(store, timeout_s=0.05)
+    store.lose_next_write(applied=applied)
+    for _ in range(1000):
+        store.fail_next(MetadataUnavailable("made up"), matching=lambda operation, path: operation == "sync")
+    with pytest.raises(MetadataOutcomeUnknown):
+        await metadata.write_topic(b"first")
+    store._faults.clear()
+    await metadata.write_topic(b"second")
+    node = await store.get(PATH)
+    assert (node.data, node.stat.version) == (b"second", 2 if applied else 1)
+    assert metadata.node.version == node.stat.version
+
+
+async def test_a_foreign_write_while_the_outcome_was_unknown_fences() -> None:
+    tree = MemoryTree()
+    store = tree.connect()
+    metadata = await owned(store)
+    store.lose_next_write(applied=False)
+    store.fail_next(MetadataUnavailable("made up"), matching=lambda operation, path: operation == "sync")
+    writing = asyncio.ensure_future(metadata.write_topic(b"ours"))
+    await asyncio.sleep(0)
+    await tree.connect().set(PATH, b"theirs", version=None)
+    with pytest.raises(TopicFenced):
+        await writing
+    assert (await tree.connect().get(PATH)).data == b"theirs"
+
+
+async def test_a_topic_that_was_removed_is_lost() -> None:
+    tree = MemoryTree()
+    metadata = await owned(tree.connect())
+    await tree.connect().delete(PATH, version=None)
+    with pytest.raises(TopicFenced):
+        await metadata.write_topic(b"x")
+
+
+async def test_without_a_connection_nothing_was_done_and_that_is_said() -> None:
+    tree = MemoryTree()
+    store = tree.connect(operation_timeout_s=0.01)
+    metadata = await owned(store, timeout_s=0.05)
+    for _ in range(1000):
+        store.fail_next(MetadataUnavailable("made up"))
+    with pytest.raises(MetadataUnavailable):
+        await metadata.write_topic(b"x")
+    store._faults.clear()
+    assert (await store.get(PATH)).stat.version == 0
+
+
+async def test_writes_at_once_do_not_make_one_another_stale() -> None:
+    store = MemoryTree().connect()
+    metadata = await owned(store)
+    cursors = [OwnedNode(metadata.cursor_path(f"s{i}"), None) for i in range(5)]
+    await asyncio.gather(
+        *(metadata.write_cursor(cursor, b"x") for cursor in cursors),
+        *(metadata.write_topic(b"%d" % i) for i in range(5)),
+        *(metadata.write_cursor(cursor, b"y") for cursor in cursors),
+    )
+    assert (await store.get(PATH)).stat.version == 5
+    await metadata.delete_topic(cursors)
+    assert await store.exists(PATH) is None
