@@ -9,7 +9,7 @@ from bindery_core.errors import BookieUnavailable, DigestMismatch, NoSuchEntry, 
 from bindery_core.ids import EntryId
 from bindery_core.ledger_metadata import Segment
 from bindery_core.wire.messages import ReadRequest, Status
-from fake_bookie import FakeBookie
+from fake_bookie import FakeBookie, Ledger
 from fake_cluster import FakeCluster
 
 
@@ -115,6 +115,34 @@ async def test_copies_that_moved_since_the_ledger_was_opened_are_found() -> None
         )
         entries = await reader.read(EntryId(0), EntryId(8))
         assert [entry.payload for entry in entries] == NUMBERS
+
+
+async def test_the_writer_finds_copies_that_were_moved_too_and_goes_on_writing() -> None:
+    async with FakeCluster(bookies=4) as cluster:
+        client = await cluster.client()
+        writer = await client.create()
+        await writer.add_many([b"%d" % i for i in range(5)])
+        old = writer.metadata.last_segment.ensemble
+        await cluster.bookies[old[0]].stop()
+        async with asyncio.timeout(10):
+            while len((await client.metadata(writer.ledger_id)).segments) == 1:
+                await writer.add(b"x")
+        newcomers = [await cluster.add_bookie(f"new-{i}") for i in range(3)]
+        copied = dict(cluster.of(old)[1].ledgers[writer.ledger_id].entries)
+        moved = tuple(bookie.bookie_id for bookie in newcomers)
+        await (await cluster.client())._manager.update(
+            writer.ledger_id,
+            lambda m: m.with_changes(segments=(Segment(EntryId(0), moved), *m.segments[1:])),
+        )
+        for bookie in cluster.of(old)[1:]:
+            for entry_id in range(5):
+                del bookie.ledgers[writer.ledger_id].entries[entry_id]
+        for new in newcomers:
+            new.ledgers[writer.ledger_id] = Ledger(b"")
+            new.ledgers[writer.ledger_id].entries = copied
+        assert [e.payload for e in await writer.read(EntryId(0), EntryId(4))] == NUMBERS[:5]
+        await writer.add(b"more")
+        assert (await writer.close()).segments[0].ensemble == moved
 
 
 async def test_a_long_range_is_read_in_steps_that_fit_the_limits() -> None:

@@ -20,10 +20,13 @@ from bindery_core.entry import PAYLOAD_SIZE_MAX
 from bindery_core.errors import (
     BadRequest,
     BinderyError,
+    BookieUnavailable,
+    Corrupt,
     LedgerClosed,
     LostOwnership,
     MetadataOutcomeUnknown,
     MetadataUnavailable,
+    NoSuchEntry,
     NotEnoughBookies,
     TooLarge,
 )
@@ -388,10 +391,20 @@ class WriteHandle:
                 "no such range",
                 ledger_id=self.ledger_id, first=first, last=last, last_add_confirmed=self.last_add_confirmed,
             )  # fmt: skip
+        try:
+            return await self._read(self.metadata, first, last)
+        except (NoSuchEntry, BookieUnavailable, Corrupt):
+            # Older segments change without the writer's doing when lost copies are made anew.
+            found = (await self._manager.read(self.ledger_id)).value
+            if found.segments == self.metadata.segments:
+                raise
+            return await self._read(found, first, last)
+
+    async def _read(self, metadata: LedgerMetadata, first: EntryId, last: EntryId) -> list[Entry]:
         average_size = self._length // max(self._next_entry_id, 1)
         return await read_range(
-            self._requests, lambda: self.metadata, first=first, last=last,
-            average_size=average_size, settings=self._settings,
+            self._requests, lambda: metadata, first=first, last=last, average_size=average_size,
+            settings=self._settings,
         )  # fmt: skip
 
     async def close(self) -> LedgerMetadata:
