@@ -6,7 +6,6 @@ import json
 
 import pytest
 from bindery_core.errors import AddTimeout, LedgerFenced, NotEnoughBookies
-
 from broker_harness import TOPIC, Harness, problem
 
 NDJSON = {"content-type": "application/x-ndjson"}

@@ -4,7 +4,6 @@ import asyncio
 import json
 
 import pytest
-
 from broker_harness import TOPIC, Harness, ids, payloads, problem
 
 SUB = f"{TOPIC}/subscriptions/s"

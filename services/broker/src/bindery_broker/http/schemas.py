@@ -72,7 +72,7 @@ class RoutingQuery(Request, kw_only=True):
 
 
 class ProduceQuery(RoutingQuery, kw_only=True):
-    key: Key | UnsetType = UNSET
+    key: Annotated[str, Meta(max_length=4_096)] | UnsetType = UNSET
     """For a raw body; for many messages: of those without their own."""
     tags: Tags | UnsetType = UNSET
     producer: ProducerName | UnsetType = UNSET
