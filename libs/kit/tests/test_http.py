@@ -2,6 +2,8 @@
 
 import asyncio
 import socket
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 
 import httpx
@@ -10,7 +12,8 @@ from bindery_core.errors import DamagedStorage, NoSuchTopic, TooManyRequests
 from bindery_kit.health import Health, OpsApp
 from bindery_kit.http_server import BindRefused, HttpServer, bind_tcp
 from bindery_kit.metrics import Metrics
-from bindery_kit.problem import CONTENT_TYPE, install_problems
+from bindery_kit.problem import CONTENT_TYPE
+from bindery_kit.problem_fastapi import install_problems
 from fastapi import FastAPI
 from pydantic import BaseModel
 
@@ -173,6 +176,12 @@ def test_only_loopback_is_bound_unless_told_otherwise() -> None:
     with pytest.raises(BindRefused, match="--insecure"):
         bind_tcp("0.0.0.0", 0)
     bind_tcp("0.0.0.0", 0, insecure=True).close()
+
+
+def test_a_service_without_fastapi_does_not_load_it() -> None:
+    script = "import sys, bindery_kit.problem, bindery_kit.http_server; print('fastapi' in sys.modules)"
+    out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60).stdout
+    assert out.strip() == "False"
 
 
 def test_a_port_in_use_is_named() -> None:
