@@ -3,7 +3,6 @@
 import asyncio
 from typing import Any
 
-import pytest
 from bindery_core.wire.messages import Status
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -120,13 +119,12 @@ def make_machine(kit: Any) -> type[RuleBasedStateMachine]:
     return Engine
 
 
-@pytest.mark.filterwarnings("ignore:.*differing_executors.*")
 def test_the_engine_agrees_with_a_dict(kit: Any) -> None:
     run_state_machine_as_test(
         make_machine(kit),
         settings=settings(
-            max_examples=40,
-            stateful_step_count=40,
+            max_examples=60,
+            stateful_step_count=50,
             deadline=None,
             database=None,
             suppress_health_check=list(HealthCheck),

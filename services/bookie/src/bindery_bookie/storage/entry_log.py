@@ -21,8 +21,13 @@ _READ_SIZE_MAX: Final = 8 * 1024 * 1024
 class EntryLogWriter:
     """Owns the log being written. All methods run in the flush's worker."""
 
-    def __init__(self, disk: Disk, directory: str, *, log_id: int, offset: int) -> None:
-        """(`log_id`, `offset`): where durable records end; (0, 0) when there is no log."""
+    def __init__(self, disk: Disk, directory: str, *, log_id: int, offset: int, sync_size: int) -> None:
+        """(`log_id`, `offset`): where durable records end; (0, 0) when there is no log.
+
+        `sync_size`: bytes after which the disk is given the data, so that the last sync is a short one.
+        """
+        self._sync_size = sync_size
+        self._unsynced = 0
         self._disk = disk
         self._directory = directory
         self._durable = (log_id, offset)
@@ -55,6 +60,10 @@ class EntryLogWriter:
         assert offset == self._offset
         self._file.write_at(data, offset)
         self._offset += len(data)
+        self._unsynced += len(data)
+        if self._unsynced >= self._sync_size:
+            self._file.datasync()
+            self._unsynced = 0
         for ledger_id, size in sizes.items():
             self._sizes[ledger_id] = self._sizes.get(ledger_id, 0) + size
 
@@ -62,6 +71,7 @@ class EntryLogWriter:
         """Make everything appended durable."""
         if self._file is not None:
             self._file.datasync()
+            self._unsynced = 0
             self._durable = (self._log_id, self._offset)
 
     def seal(self) -> None:

@@ -31,6 +31,11 @@ _Batch = tuple[Sequence[bytes], int, Synced, bool]
 """Record parts, their bytes, who waits, and whether it waits for the write only."""
 
 
+def record_parts(body: bytes) -> tuple[bytes, bytes]:
+    """One record as `append` takes it."""
+    return fmt.pack_record_size(len(body)), body
+
+
 class JournalWriter:
     """Owns the file being written. All methods run in the journal's worker."""
 

@@ -59,6 +59,16 @@ class LedgerState:
         """What the index keeps once entries up to `indexed_entry_id` are in it."""
         return LedgerRow(self.master_key, self.is_fenced, self.lac, indexed_entry_id, self.explicit_lac)
 
+    def set_explicit_lac(self, packet: bytes) -> bool:
+        """Keep the packet. Whether the LAC advanced. The caller puts the state into `changed`."""
+        self.explicit_lac = packet
+        self.has_new_lac = True
+        lac = control.lac_of_packet(packet)
+        if lac <= self.lac:
+            return False
+        self.lac = lac
+        return True
+
     def take_control_records(self) -> list[bytes]:
         """Records for the entry log of what changed since the last time."""
         records: list[bytes] = []
@@ -131,6 +141,11 @@ class LedgerTable:
         """Whether rows in the index are of a deleted ledger and must not be seen."""
         return ledger_id in self.deleted or ledger_id in self._forgetting
 
+    @property
+    def has_changes(self) -> bool:
+        """Whether a flush has something to do besides entries."""
+        return bool(self.changed or self.deleted)
+
     def take_changes(self) -> tuple[dict[int, LedgerState], tuple[int, ...]]:
         """(changed, deleted) for a flush. The deleted stay hidden until `forgotten`."""
         changed, self.changed = self.changed, {}
@@ -143,8 +158,8 @@ class LedgerTable:
         """The flush that took the deleted is done: their rows are gone."""
         self._forgetting = frozenset()
 
-    def evict(self, keep: Container[int], keep_too: Container[int]) -> None:
-        """Drop idle states beyond the bound, oldest first. `keep`: ledgers in the write caches."""
+    def evict(self, keep: Container[int]) -> None:
+        """Drop idle states beyond the bound, oldest first. `keep`: ledgers in a write cache."""
         excess = len(self.states) - self._ledgers_max
         if excess <= 0:
             return
@@ -152,7 +167,7 @@ class LedgerTable:
         for ledger_id, state in self.states.items():
             if len(idle) == excess:
                 break
-            if not (ledger_id in keep or ledger_id in keep_too or ledger_id in self.changed or state.watchers):
+            if not (ledger_id in keep or ledger_id in self.changed or state.watchers):
                 idle.append(ledger_id)
         for ledger_id in idle:
             del self.states[ledger_id]

@@ -12,7 +12,7 @@
 Everything here runs in a worker and may block.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import structlog
@@ -21,16 +21,72 @@ from bindery_core.errors import DamagedStorage
 from bindery_bookie.storage import control_records as control
 from bindery_bookie.storage import entry_log_format, journal_format
 from bindery_bookie.storage.disk import Disk
-from bindery_bookie.storage.entry_log import list_logs
+from bindery_bookie.storage.entry_log import cut_logs, list_logs
 from bindery_bookie.storage.index import Index
 from bindery_bookie.storage.index_format import LedgerRow, Located
+from bindery_bookie.storage.journal import JournalWriter
 from bindery_bookie.storage.journal_format import Group, JournalPosition
-from bindery_bookie.storage.mark import LastLogMark
+from bindery_bookie.storage.kv import OpenKV
+from bindery_bookie.storage.mark import LastLogMark, read_mark, write_mark
 
 log = structlog.get_logger(__name__)
 
 _REBUILD_ENTRIES_MAX = 100_000
 """Entries held while rebuilding, before they go to the index."""
+
+
+def open_storage(
+    disk: Disk, open_kv: OpenKV, destroy_kv: Callable[[str], None], *, journal_directory: str, ledger_directory: str
+) -> tuple[Index, LastLogMark]:
+    """Check what is there, make what is not. The index agrees with the mark on return. Raises DamagedStorage."""
+    index_path = f"{ledger_directory}/index"
+    disk.make_directories(journal_directory)
+    disk.make_directories(ledger_directory)
+    mark = read_mark(disk, ledger_directory)
+    try:
+        index: Index | None = Index(open_kv(index_path))
+        generation = index.generation() if index is not None else 0
+    except DamagedStorage as error:
+        if mark is None:
+            raise
+        log.error("index_damaged", error=str(error))
+        index, generation = None, -1
+    if mark is None:
+        check_new(disk, journal_directory, ledger_directory, index)
+        mark = _make_new(disk, journal_directory, ledger_directory)
+    if index is not None and generation > mark.generation + 1:
+        raise DamagedStorage(
+            "LastLogMark is older than the index",
+            path=ledger_directory,
+            offset=0,
+            mark=mark.generation,
+            index=generation,
+        )
+    cut_logs(disk, ledger_directory, log_id=mark.log_id, offset=mark.log_offset)
+    if index is None or generation < mark.generation:
+        log.warning("index_rebuild", index_generation=generation, mark_generation=mark.generation)
+        if index is not None:
+            index.close()
+        destroy_kv(index_path)
+        index = Index(open_kv(index_path))
+        IndexRebuild(disk, ledger_directory, index, mark).run()
+    if index.generation() != mark.generation:
+        # The crash came between index and mark. Say so in the mark before another flush counts on.
+        mark = replace(mark, generation=index.generation())
+        write_mark(disk, ledger_directory, mark)
+    return index, mark
+
+
+def _make_new(disk: Disk, journal_directory: str, ledger_directory: str) -> LastLogMark:
+    """A first journal, then the mark that points to it. Files of a first start that crashed are empty and go."""
+    for journal_id in list_journals(disk, journal_directory):
+        disk.remove(f"{journal_directory}/{journal_format.file_name(journal_id)}")
+    writer = JournalWriter(disk, journal_directory, file_size=journal_format.HEADER_SIZE, clock=lambda: 0.0)
+    writer.create(1)
+    writer.close()
+    mark = LastLogMark(0, JournalPosition(1, journal_format.HEADER_SIZE, 1), log_id=0, log_offset=0)
+    write_mark(disk, ledger_directory, mark)
+    return mark
 
 
 def list_journals(disk: Disk, directory: str) -> list[int]:

@@ -48,6 +48,9 @@ class StorageSettings(Settings):
     flush_chunk_size: Annotated[int, Ge(4 * KIB), Le(64 * MIB)] = 1 * MIB
     """Bytes of entry log written in one go by the background thread."""
 
+    flush_sync_size: Annotated[int, Ge(4 * KIB), Le(1 * GIB)] = 4 * MIB
+    """Bytes of entry log after which a flush syncs them. One sync of a whole cache would make the journal's wait."""
+
     waiting_size_max: Annotated[int, Ge(0), Le(8 * GIB)] = 32 * MIB
     """Bytes of adds that may wait while both write caches are full. Beyond: TOO_MANY_REQUESTS."""
 

@@ -64,3 +64,26 @@ class WriteCache:
                 return True
             del self.ledgers[ledger_id]
         return False
+
+
+class WriteCaches:
+    """The two: `active` takes adds; `flushing`, if not None, is on its way to an entry log."""
+
+    __slots__ = ("_size_max", "active", "flushing")
+
+    def __init__(self, size_max: int) -> None:
+        self._size_max = size_max
+        self.active = WriteCache(size_max)
+        self.flushing: WriteCache | None = None
+
+    def swap(self) -> WriteCache:
+        """Make the active one the flushing one, which must be free, and return it."""
+        assert self.flushing is None
+        self.flushing, self.active = self.active, WriteCache(self._size_max)
+        return self.flushing
+
+    def drop_ledger(self, ledger_id: int) -> None:
+        """Forget a deleted ledger's entries."""
+        self.active.drop_ledger(ledger_id)
+        if self.flushing is not None:
+            self.flushing.drop_ledger(ledger_id)
