@@ -13,6 +13,7 @@ import itertools
 import os
 import random
 import secrets
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -23,7 +24,10 @@ from bindery.standalone.throwaway import ThrowawayCluster
 
 ROUNDS: Final = int(os.environ.get("BINDERY_KILL_ROUNDS", "20"))
 LOAD_S_MIN: Final = 0.1
-LOAD_S_MAX: Final = 1.2
+LOAD_S_MAX: Final = 1.0
+START_KILL_SHARE: Final = 0.2
+"""Share of the rounds in which the restart itself is killed too, somewhere in its first seconds."""
+START_KILL_S_MAX: Final = 4.0
 PRODUCERS: Final = 4
 FIRST_ANSWER_TIMEOUT_S: Final = 30.0
 TOPIC: Final = "/v1/topics/public/default/killed"
@@ -162,6 +166,11 @@ def test_nothing_acknowledged_is_lost_when_everything_is_killed_at_once() -> Non
         for number in range(ROUNDS):
             before = dict(history.acknowledged)
             asyncio.run(load_until_killed(cluster, history, number=number, lots=lots))
+            if lots.random() < START_KILL_SHARE:
+                cluster.launch()
+                time.sleep(lots.uniform(0.2, START_KILL_S_MAX))
+                cluster.kill_all()
+                print(f"round {number}: killed while it started", flush=True)
             took_s = cluster.start()
             stored, start = read_from(cluster.url, start)
             new = {message_id: p for message_id, p in history.acknowledged.items() if message_id not in before}
@@ -174,6 +183,7 @@ def test_nothing_acknowledged_is_lost_when_everything_is_killed_at_once() -> Non
         stored, _ = read_from(cluster.url, "earliest")
         check(history, stored, acknowledged=history.acknowledged, where=f"at the end, BINDERY_KILL_SEED={seed}")
     assert verified >= ROUNDS, "the load was no load"
+    assert history.consumed, "nothing was consumed"
 
 
 def good_history() -> tuple[History, list[tuple[str, str]]]:

@@ -65,8 +65,14 @@ class ThrowawayCluster:
 
     def start(self) -> float:
         """Start the cluster on its data and wait until it is ready. Returns the seconds it took."""
-        assert self._supervisor is None, "started already"
         began = time.monotonic()
+        self.launch()
+        self.wait_ready()
+        return time.monotonic() - began
+
+    def launch(self) -> None:
+        """Start the supervisor and come back at once."""
+        assert self._supervisor is None, "started already"
         command = [
             *(sys.executable, "-m", "bindery", "standalone"),
             *("--bookies", str(self.bookies), "--brokers", str(self.brokers)),
@@ -85,11 +91,16 @@ class ThrowawayCluster:
             )
         finally:
             os.close(log)
+
+    def wait_ready(self) -> None:
+        """Until everything is ready. Raises StandaloneError with the supervisor's words when it does not become so."""
+        assert self._supervisor is not None
+        deadline = time.monotonic() + START_TIMEOUT_S
         while True:
             status = self.status()
             if status is not None and status["announced"] and status["supervisor_pid"] == self._supervisor.pid:
-                return time.monotonic() - began
-            if self._supervisor.poll() is not None or time.monotonic() - began > START_TIMEOUT_S:
+                return
+            if self._supervisor.poll() is not None or time.monotonic() > deadline:
                 raise StandaloneError("the cluster did not become ready; it said:\n" + self.words())
             time.sleep(POLL_INTERVAL_S)
 
