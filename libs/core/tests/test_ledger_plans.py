@@ -74,6 +74,14 @@ def test_a_partial_change_counts_and_none_does_not() -> None:
         change(ledger(), {0: "b0"}, 0)
 
 
+def test_a_change_that_was_made_in_part_is_adopted_as_it_is() -> None:
+    """Goal: after an outcome that was unknown, the second look never says NotEnoughBookies of a change that stands."""
+    changed = change(ledger(), {0: "b0", 1: "b1"}, 5, "b3")
+    assert changed is not None
+    assert changed.last_segment == segment(5, "b3", "b1", "b2")
+    assert change(changed, {0: "b0", 1: "b1"}, 5) is None
+
+
 @pytest.mark.parametrize(("state", "error"), [(IN_RECOVERY, LedgerFenced), (CLOSED, LedgerClosed)])
 def test_a_change_of_a_ledger_that_is_not_open_is_refused(state: LedgerState, error: type[Exception]) -> None:
     with pytest.raises(error):

@@ -229,3 +229,31 @@ def test_and_with_a_fresh_lac_in_recovered_entries_one_would_have_too_few_copies
     monkeypatch.setattr(ledger_writer.LedgerWriter, "_recovery_lac", fresh, raising=False)
     with pytest.raises(AssertionError, match="durable: entry 0 closed with 1 copies"):
         play_a_recovery_that_dies_after_replacing_bookies(world_of(bookie_count=5))
+
+
+def test_a_partial_change_of_unknown_outcome_is_adopted_not_denied() -> None:
+    """Two failed, one spare, and the compare-and-set's answer is lost: the change stands, so the writer follows it.
+
+    Found by random schedules: the second look tried to replace the other one too, said NotEnoughBookies, and the writer
+    went on confirming by the acks of a bookie that metadata did not name any more.
+    """
+    world = world_of(bookie_count=4)
+    world.unknown = 1.0
+    writer = WriterClient(world)
+    writer.add(b"x")
+    world.deliver("writer add .* at b2")
+    world.deliver("writer gets .* from b2")
+    for name in ("b0", "b1"):
+        world.deliver(f"writer add .* at {name}")
+        world.drop(f"writer gets .* from {name}")
+        world.bookies[BookieId(name)].is_up = False
+    world.now += 11
+    writer.tick()  # both are late at once
+    metadata_steps(world, "writer")
+    assert "b3" in world.metadata.last_segment.ensemble
+    assert writer.machine.metadata == world.metadata
+    world.settle()
+    assert world.confirmed == 0
+    writer.close()
+    world.settle()
+    world.verdict()

@@ -31,8 +31,10 @@ def plan_ensemble_change(
     """Put replacements for `failed` into the last ensemble, from `first_entry_id` (last add confirmed + 1) on.
 
     The last segment is replaced when it begins there too, else a segment is appended. A partial replacement counts.
-    None when no failed bookie stands at its index any more. Raises LedgerClosed, LedgerFenced, and NotEnoughBookies
-    from `choose`.
+    None as soon as one of the failed stands at its index no more: an earlier attempt of unknown outcome succeeded, if
+    only in part, and must be adopted. (Going on to replace the rest could end in NotEnoughBookies, and its writer would
+    then confirm entries on an ensemble that is not the published one.)
+    Raises LedgerClosed, LedgerFenced, and NotEnoughBookies from `choose`: then nothing was changed.
     """
     if metadata.state is LedgerState.CLOSED:
         raise LedgerClosed("the ledger was closed while its writer changed the ensemble")
@@ -47,12 +49,11 @@ def replace_failed(
     """`plan_ensemble_change` without regard to the state: recovery's change in memory."""
     last = metadata.last_segment
     assert last.first_entry_id <= first_entry_id
-    standing = {index: bookie_id for index, bookie_id in failed.items() if last.ensemble[index] == bookie_id}
-    if not standing:
+    if any(last.ensemble[index] != bookie_id for index, bookie_id in failed.items()):
         return None
-    replacements = choose(last.ensemble, standing)
+    replacements = choose(last.ensemble, failed)
     assert replacements
-    assert replacements.keys() <= standing.keys()
+    assert replacements.keys() <= failed.keys()
     ensemble = tuple(replacements.get(index, bookie_id) for index, bookie_id in enumerate(last.ensemble))
     assert len(set(ensemble)) == len(ensemble)
     kept = metadata.segments if last.first_entry_id < first_entry_id else metadata.segments[:-1]

@@ -401,7 +401,10 @@ class LedgerWriter:
         return actions if self.error is not None else actions + self._leave_change(now)
 
     def ensemble_change_failed(self, error: BinderyError, *, now: float) -> list[WriterAction]:
-        """NotEnoughBookies: go on without while an ack quorum is left. Any other error breaks the handle."""
+        """NotEnoughBookies: go on without while an ack quorum is left. Any other error breaks the handle.
+
+        NotEnoughBookies must mean that metadata still is `self.metadata`: `plan_ensemble_change` sees to it.
+        """
         if self.error is not None:
             return []
         assert self._changing
