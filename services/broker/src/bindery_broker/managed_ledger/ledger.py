@@ -152,9 +152,7 @@ class ManagedLedger:
         cache: EntryCache,
         create: bool,
     ) -> Self:
-        metadata = TopicMetadata(
-            store, name, timeout_s=settings.operation_timeout_s, pause_s=settings.retry_pause_s
-        )
+        metadata = TopicMetadata(store, name, timeout_s=settings.operation_timeout_s, pause_s=settings.retry_pause_s)
         info = decode_topic(await metadata.load(create=create))
         records = list(info.ledgers)
         empty: int | None = None

@@ -35,6 +35,7 @@ class ReadHandles:
 
     async def put(self, handle: ReadHandle) -> None:
         """Keep a handle that was opened elsewhere."""
+        await self.drop(handle.ledger_id)
         self._handles[handle.ledger_id] = handle
         while len(self._handles) > self._count_max:
             _, oldest = self._handles.popitem(last=False)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Final
 
 from bindery_client.api import Entry, WriteHandle
-from bindery_core.errors import LostOwnership, NoSuchEntry
+from bindery_core.errors import LostOwnership, NoSuchEntry, TryAgain
 from bindery_core.ids import EntryId
 
 from bindery_broker.managed_ledger.entry_cache import EntryCache
@@ -81,6 +81,7 @@ class EntryReader:
             except LostOwnership:
                 pass  # closed or fenced in this moment; entries stay where they are
         reader = await self._handles.get(ledger_id)
-        if reader.last_add_confirmed < last:
-            await reader.read_last_confirmed()
+        if reader.last_add_confirmed < last and await reader.read_last_confirmed() < last:
+            # Bookies learn of a confirmation with the next entry only; once the ledger is closed they all agree.
+            raise TryAgain("the entries cannot be read until their ledger is closed", ledger_id=ledger_id)
         return await reader.read(EntryId(first), EntryId(last))

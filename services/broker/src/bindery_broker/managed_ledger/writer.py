@@ -137,8 +137,8 @@ class TopicWriter:
 
     @property
     def handle(self) -> WriteHandle | None:
-        """Of the current ledger, to read it; None: it failed and is being recovered."""
-        return None if self._failure is not None else self._handle
+        """Of the current ledger, to read it: it knows what is confirmed, even if it takes no more. None: closed."""
+        return self._handle
 
     @property
     def pending_adds(self) -> int:
