@@ -4,9 +4,9 @@
     python bench/http.py http://127.0.0.1:8080 --seconds 10 --connections 1,16,64 --json
 
 Each row keeps a number of connections busy for some seconds, one request under way on each. `single` is one message a
-request (raw body), `batch` an NDJSON request of --batch messages. Receiving acknowledges everything it gets, one ack call
-for each receive; it reads what the produce rows wrote. The client speaks HTTP over plain sockets, so that it costs little
-beside the broker on the same machine; its own CPU time stands in the table.
+request (raw body), `batch` an NDJSON request of --batch messages. Receiving acknowledges everything it gets, one ack
+call for each receive; it reads what the produce rows wrote. The client speaks HTTP over plain sockets, so that it costs
+little beside the broker on the same machine; its own CPU time stands in the table.
 """
 
 import argparse

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from bindery_kit.metrics import LATENCY_BUCKETS_S, SIZE_BUCKETS, Metrics
+from prometheus_client import Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -32,7 +33,17 @@ class BrokerMetrics:
         )
         self.in_flight_bytes = metrics.gauge("request_bytes_in_flight", "Bytes of request bodies held.")
         self.proxied = metrics.counter("http_proxied_total", "Requests passed on to a topic's owner.")
+        self._by_outcome: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
         metrics.registry.register(_TopicCollector(topics, ownership))
+
+    def answered(self, operation: str, status: int, seconds: float) -> None:
+        """One request is over."""
+        found = self._by_outcome.get((operation, status))
+        if found is None:  # operations and statuses are few
+            found = (self.requests.labels(operation, str(status)), self.request_seconds.labels(operation))
+            self._by_outcome[operation, status] = found
+        found[0].inc()
+        found[1].observe(seconds)
 
 
 class _TopicCollector(Collector):

@@ -171,7 +171,7 @@ async def test_an_unknown_topic_is_named_and_owned_by_nobody(broker, method, pat
 
 
 async def test_any_printable_name_works_percent_encoded(broker):
-    name = "order/🙂 %2F?#".replace("/", "∕")
+    name = "order 🙂 %2F?#+&"
     sub = "a/b c"
     topic = f"/v1/topics/public/default/{quote(name, safe='')}"
     await broker.produce("x", topic=topic)

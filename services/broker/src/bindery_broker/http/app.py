@@ -24,7 +24,6 @@ from bindery_broker.http.exchange import ClientGone, Exchange, Receive, Reply, S
 from bindery_broker.http.proxy import PROXIED_HEADER, Proxy, redirect
 from bindery_broker.http.router import MethodNotAllowed, Route, Router
 from bindery_broker.http.routes import ROUTES
-from bindery_broker.topic_name import TopicName
 
 ATTEMPTS_MAX: Final = 2
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
@@ -70,8 +69,7 @@ class BrokerApp:
         finally:
             exchange.finish()
             took = self._broker.now() - began
-            self._broker.metrics.requests.labels(operation, str(status)).inc()
-            self._broker.metrics.request_seconds.labels(operation).observe(took)
+            self._broker.metrics.answered(operation, status, took)
             if self._broker.settings.access_log:
                 log.info(
                     "request", method=scope["method"], path=scope["path"], status=status, operation=operation,
@@ -90,7 +88,7 @@ class BrokerApp:
                 await exchange.reply(page)
                 return "docs", page.status
             raw_path = exchange.scope.get("raw_path") or exchange.scope["path"].encode()
-            route, exchange.params = self._router.match(exchange.method, raw_path)
+            route, exchange.params, exchange.topic_name = self._router.match(exchange.method, raw_path)
             operation = route.operation_id
             return operation, await self._handle(route, exchange)
         except BinderyError as error:
@@ -111,11 +109,6 @@ class BrokerApp:
             return operation, 500
 
     async def _handle(self, route: Route, exchange: Exchange) -> int:
-        if route.needs_topic:
-            params = exchange.params
-            exchange.topic_name = TopicName.of(
-                tenant=params["tenant"], namespace=params["namespace"], local=params["topic"]
-            )
         for attempt in range(1, ATTEMPTS_MAX + 1):
             try:
                 if exchange.topic_name is not None and self._broker.topics.loaded(exchange.topic_name) is None:

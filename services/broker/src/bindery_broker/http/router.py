@@ -6,12 +6,16 @@ A template is `/v1/topics/{tenant}/{namespace}/{topic}/messages`. Segments are s
 
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import unquote_to_bytes
 
 from bindery_core.errors import BadRequest, BinderyError
 
+from bindery_broker.topic_name import TopicName
+
 SEGMENT_SIZE_MAX = 4_096
+REMEMBERED_MAX = 4_096
+REMEMBERED_PATH_SIZE_MAX = 512
 
 Handler = Callable[..., Awaitable[Any]]
 
@@ -53,8 +57,16 @@ class Route:
         return "{topic}" in self.template
 
 
+class Match(NamedTuple):
+    route: Route
+    params: dict[str, str]
+    """Shared by all requests of this path: not to be changed."""
+    topic: TopicName | None
+
+
 class Router:
     def __init__(self, routes: Iterable[Route]) -> None:
+        self._known: dict[tuple[str, bytes], Match] = {}
         self.routes = list(routes)
         self._shapes: dict[int, dict[tuple[tuple[int, str], ...], dict[str, Route]]] = {}
         self._names: dict[str, tuple[tuple[int, str], ...]] = {}
@@ -70,8 +82,23 @@ class Router:
             shapes.clear()
             shapes.update(ordered)
 
-    def match(self, method: str, raw_path: bytes) -> tuple[Route, dict[str, str]]:
-        """The route and its decoded parameters. Raises NotFound, MethodNotAllowed, BadRequest (not UTF-8)."""
+    def match(self, method: str, raw_path: bytes) -> "Match":
+        """The route, its decoded parameters and the topic they name. Clients repeat themselves: short paths are
+        remembered. Raises NotFound, MethodNotAllowed, BadRequest (not UTF-8, not a topic's name), TooLarge."""
+        known = self._known.get((method, raw_path))
+        if known is None:
+            route, params = self._match(method, raw_path)
+            topic = None
+            if route.needs_topic:
+                topic = TopicName.of(tenant=params["tenant"], namespace=params["namespace"], local=params["topic"])
+            known = Match(route, params, topic)
+            if len(raw_path) <= REMEMBERED_PATH_SIZE_MAX:
+                if len(self._known) >= REMEMBERED_MAX:
+                    self._known.clear()
+                self._known[method, raw_path] = known
+        return known
+
+    def _match(self, method: str, raw_path: bytes) -> tuple[Route, dict[str, str]]:
         try:
             segments = raw_path.decode().strip("/").split("/")
         except UnicodeDecodeError as error:
