@@ -1,4 +1,4 @@
-"""Bookies that die, fall silent and come back at random moments under a writer, by seed.
+"""Bookies that die, fall silent and come back at random moments under a writer, metadata too; by seed.
 
 What was acknowledged is there afterwards although one bookie is gone, in order and once; the rest may or may not be.
 """
@@ -8,17 +8,23 @@ import random
 
 import pytest
 from bindery_client.client import LedgerClient
-from bindery_core.errors import BinderyError, NotEnoughBookies, TryAgain
+from bindery_core.errors import BinderyError, TryAgain
 from bindery_core.ids import EntryId, LedgerId
+from bindery_metadata.memory import MemoryStore
 from fake_cluster import FakeCluster
 
 LIMIT_S = 20.0
 
 
-async def disturb(cluster: FakeCluster, rng: random.Random, *, bearable: int) -> None:
-    """At most `bearable` bookies are unwell at any time."""
+async def disturb(cluster: FakeCluster, store: MemoryStore, rng: random.Random, *, bearable: int) -> None:
+    """At most `bearable` bookies are unwell at any time; now and then `store` is cut off, or its session ended."""
     bookies = list(cluster.bookies.values())
     while True:
+        cut = rng.random() < 0.3
+        if cut:
+            cluster.tree.suspend(store)
+            if rng.random() < 0.3:
+                cluster.tree.expire(store)
         unwell = rng.sample(bookies, bearable)
         kinds = [rng.choice(["stop", "freeze"]) for _ in unwell]
         for bookie, kind in zip(unwell, kinds, strict=True):
@@ -27,6 +33,8 @@ async def disturb(cluster: FakeCluster, rng: random.Random, *, bearable: int) ->
             else:
                 bookie.freeze()
         await asyncio.sleep(rng.uniform(0.005, 0.15))
+        if cut:
+            cluster.tree.resume(store)
         for bookie, kind in zip(unwell, kinds, strict=True):
             if kind == "stop":
                 await bookie.start()
@@ -57,7 +65,7 @@ async def test_every_acknowledged_entry_survives(seed: int) -> None:
     async with FakeCluster(bookies=6) as cluster:
         writing = await cluster.client(add_timeout_s=0.1, add_quorum_timeout_s=2.0)
         written: dict[LedgerId, tuple[list[bytes], list[bytes]]] = {}
-        disturbing = asyncio.ensure_future(disturb(cluster, rng, bearable=1))
+        disturbing = asyncio.ensure_future(disturb(cluster, cluster.stores[writing], rng, bearable=1))
         end = asyncio.get_running_loop().time() + 0.6
         try:
             while asyncio.get_running_loop().time() < end:
@@ -65,7 +73,7 @@ async def test_every_acknowledged_entry_survives(seed: int) -> None:
                     writer = await writing.create(
                         ensemble_size=ensemble_size, write_quorum=write_quorum, ack_quorum=ack_quorum
                     )
-                except NotEnoughBookies:
+                except TryAgain:
                     continue
                 acknowledged, attempted = written.setdefault(writer.ledger_id, ([], []))
                 try:
@@ -83,6 +91,7 @@ async def test_every_acknowledged_entry_survives(seed: int) -> None:
         finally:
             disturbing.cancel()
             await asyncio.gather(disturbing, return_exceptions=True)
+        cluster.tree.resume(cluster.stores[writing])
         for bookie in cluster.bookies.values():
             bookie.thaw()
             await bookie.stop()
