@@ -1,7 +1,7 @@
 """HTTP produce and receive against a running broker: messages/s and latency, single messages and batches.
 
-    python bench/http.py http://127.0.0.1:8080
-    python bench/http.py http://127.0.0.1:8080 --seconds 10 --connections 1,16,64 --json
+    python bench/broker.py http://127.0.0.1:8080
+    python bench/broker.py http://127.0.0.1:8080 --seconds 10 --connections 1,16,64 --json
 
 Each row keeps a number of connections busy for some seconds, one request under way on each. `single` is one message a
 request (raw body), `batch` an NDJSON request of --batch messages. Receiving acknowledges everything it gets, one ack
