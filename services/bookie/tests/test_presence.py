@@ -100,3 +100,23 @@ async def test_an_orderly_end_is_no_reason_for_alarm(world: World) -> None:
     await world.registration.close()
     assert await world.lists() == (False, False)
     assert not world.state.read_only
+
+
+async def test_a_lost_session_is_no_wish_to_be_in_the_read_only_list() -> None:
+    """The node that comes back must be the writable one at once; only reasons of the bookie's own move it."""
+    wishes: list[bool] = []
+
+    class Recorder:
+        async def set_read_only(self, read_only: bool) -> None:
+            wishes.append(read_only)
+
+    state = BookieState()
+    presence = Presence(Recorder(), state, Health())
+    running = asyncio.create_task(presence.run())
+    presence.registration_changed(False)
+    await asyncio.sleep(0.01)
+    assert state.read_only
+    state.set_read_only(READ_ONLY_DISK, "full")
+    await asyncio.sleep(0.01)
+    assert wishes == [False, True]
+    running.cancel()

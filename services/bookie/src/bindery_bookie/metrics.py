@@ -14,7 +14,7 @@
 | bookie_flush                                             | summary | one flush of a write cache, ms                  |
 | bookie_write_cache_size, bookie_read_cache_size          | gauge   | bytes                                           |
 | bookie_ledger_dir_usage                                  | gauge   | per cent of the ledger disk in use              |
-| bindery_bookie_storage_<name>                            | both    | each number of StorageStats by its own name     |
+| bindery_bookie_storage_<name>                            | gauge   | each number of StorageStats by its own name     |
 | bindery_bookie_connections, _long_polls, ..._size        | gauge   | now                                             |
 | bindery_bookie_bad_frames                                | counter | connections ended for bytes that are no request |
 
