@@ -396,7 +396,10 @@ def main() -> int:
     arguments = parser.parse_args()
     console = Console(stderr=arguments.json)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the cluster is removed then too
-    result = asyncio.run(run(arguments, console))
+    try:
+        result = asyncio.run(run(arguments, console))
+    except KeyboardInterrupt:
+        return 130
     if arguments.json:
         print(json.dumps(result, indent=2))
     else:

@@ -223,9 +223,11 @@ async def test_what_a_killed_supervisor_left_is_ended_first(tmp_path: Path) -> N
         identity = ProcessIdentity.of(orphan.pid)
         assert identity is not None
         cluster.directory.save_state(State(children={"bookie-0": identity}))
+        cluster.directory.pid_file("bookie-9").write_text("1\n")
         async with cluster.running():
             assert not identity.is_alive
             assert any("left bookie-0 running" in line for line in cluster.said)
+            assert not cluster.directory.pid_file("bookie-9").exists()
     finally:
         orphan.kill()
         orphan.communicate()

@@ -198,7 +198,15 @@ class Supervisor:
     # -- what was there before -----------------------------------------------------------------------------------
 
     async def _clear_leftovers(self) -> None:
-        """End children of a supervisor that was killed. They were told to end with it; this makes sure."""
+        """End children of a supervisor that was killed. They were told to end with it; this makes sure.
+
+        We hold the directory's lock, so its pid files belong to nobody alive once those are gone.
+        """
+        await self._end_leftovers()
+        for path in self._directory.run.glob("*.pid"):
+            path.unlink(missing_ok=True)
+
+    async def _end_leftovers(self) -> None:
         left = {name: c for name, c in (self._directory.load_state().children or {}).items() if c.is_alive}
         if not left:
             return
