@@ -1,0 +1,49 @@
+"""All benchmarks, one after the other: what `make bench` runs.
+
+    make bench                              # every part
+    make bench ARGS="--seconds 1"           # shorter lines
+    make bench ARGS="--parts bookie http"   # some of it
+
+| part    | what it measures                                                                                      |
+|---------|-------------------------------------------------------------------------------------------------------|
+| storage | the storage engine in one process, without a network: adds with fsync on, reads that catch up          |
+| bookie  | one real bookie over its port: adds with fsync on, reads; latency, CPU and memory of the bookie        |
+| client  | the ledger client's own CPU per entry against bookies that only acknowledge; then through real bookies |
+| http    | produce and receive over the broker's HTTP API, single messages and batches                            |
+
+Each part is a program of its own with more options: see its `--help`. Results with the machine they were measured on
+are in docs/benchmarks.md.
+"""
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+BENCH = Path(__file__).resolve().parent
+PARTS: dict[str, list[list[str]]] = {
+    "storage": [["storage.py"]],
+    "bookie": [["bookie.py"]],
+    "client": [["client.py"], ["client.py", "--real"]],
+    "http": [["http.py"]],
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--seconds", type=float, help="per line of each table; default: each part's own")
+    args = parser.parse_args()
+    for part in args.parts:
+        for command in PARTS[part]:
+            extra = [] if args.seconds is None else ["--seconds", str(args.seconds)]
+            print(f"\n## {' '.join([*command, *extra])}\n", flush=True)
+            code = subprocess.run([sys.executable, BENCH / command[0], *command[1:], *extra], check=False).returncode
+            if code:
+                print(f"{command[0]} failed with exit code {code}", file=sys.stderr)
+                return code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
