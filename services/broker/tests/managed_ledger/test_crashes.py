@@ -128,7 +128,7 @@ async def test_a_broker_may_die_at_any_step(cluster: Cluster, seed: int) -> None
             if isinstance(result, Exception):
                 raise result
         died.cancel()
-        survivor = await cluster.open(**SMALL)
+        survivor = await cluster.open(**(SMALL | {"operation_timeout_s": 30}))
         await history.check(survivor)
         await survivor.crash()
     assert history.sent

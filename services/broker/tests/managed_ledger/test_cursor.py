@@ -225,7 +225,7 @@ async def test_without_bookies_the_znode_takes_the_acknowledgements(cluster: Clu
 
 async def test_when_nothing_takes_it_the_acknowledgement_fails_and_its_repetition_waits(cluster: Cluster) -> None:
     store = cluster.tree.connect()
-    _, cursor = await topic_of(cluster, operation_timeout_s=0.05, entries=3)
+    _, cursor = await topic_of(cluster, operation_timeout_s=0.3, entries=3)
     cluster.ledgers.fail_next("create", NotEnoughBookies("made up"), count=10**6)
     cluster.tree.suspend(cluster.stores[-1])
     with pytest.raises((MetadataUnavailable, MetadataOutcomeUnknown)):
@@ -241,7 +241,7 @@ async def test_an_unknown_switch_of_cursor_ledgers_is_settled_before_the_next_re
     cluster: Cluster, applied: bool
 ) -> None:
     """Were the old ledger written on while the znode names the new one, what it takes would be lost."""
-    topic, cursor = await topic_of(cluster, cursor_entries_max=2, operation_timeout_s=0.1)
+    topic, cursor = await topic_of(cluster, cursor_entries_max=2, operation_timeout_s=0.3)
     store = cluster.stores[-1]
     await cursor.ack_many(at(0))
     await cursor.ack_many(at(1))

@@ -160,7 +160,7 @@ async def test_without_a_subscription_ledgers_stay_a_week(cluster: Cluster) -> N
 
 
 async def test_nothing_is_deleted_before_metadata_says_so(cluster: Cluster) -> None:
-    topic = await three_ledgers(cluster, operation_timeout_s=0.05)
+    topic = await three_ledgers(cluster, operation_timeout_s=0.3)
     cluster.now_ms += 8 * 24 * 3600 * 1000
     cluster.tree.suspend(cluster.stores[-1])
     with pytest.raises(Exception, match="metadata"):
@@ -179,14 +179,25 @@ async def test_a_ledger_that_could_not_be_deleted_is_tried_again(cluster: Cluste
     assert sorted(cluster.ledgers.ledgers) == [2]
 
 
-async def test_trimming_and_rolling_at_once_lose_nothing(cluster: Cluster) -> None:
-    topic = await three_ledgers(cluster)
+async def test_rolling_does_not_bring_back_what_is_being_trimmed(cluster: Cluster) -> None:
+    topic = await three_ledgers(cluster, store=cluster.tree.connect(latency_s=0.01))
     cluster.now_ms += 8 * 24 * 3600 * 1000
-    adding = asyncio.ensure_future(topic.add_many([b"30"]))
-    await asyncio.gather(topic.roll(), topic.trim(), adding)
+    trimming = asyncio.ensure_future(topic.trim())
+    await asyncio.sleep(0)
+    await asyncio.gather(topic.roll(), topic.add_many([b"30"]))
+    assert await trimming == 2
     await topic.crash()
     payloads = [int(payload) for payload in (await read_all(await cluster.open())).values()]
     assert payloads == list(range(20, 31))
+
+
+async def test_a_subscription_that_is_being_made_keeps_what_it_asked_for(cluster: Cluster) -> None:
+    topic = await three_ledgers(cluster, store=cluster.tree.connect(latency_s=0.01))
+    cluster.now_ms += 8 * 24 * 3600 * 1000
+    making = asyncio.ensure_future(topic.open_cursor("s", start=EARLIEST))
+    await asyncio.sleep(0)
+    assert await topic.trim() == 0
+    assert (await making).backlog_entries == 30
 
 
 async def test_deleting_a_topic_leaves_nothing(cluster: Cluster) -> None:
