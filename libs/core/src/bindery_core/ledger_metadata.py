@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Self
 
-from bindery_core.ids import BookieId, EntryId
+from bindery_core.ids import INVALID_ENTRY_ID, BookieId, EntryId
 
 
 class DigestType(IntEnum):
@@ -42,7 +42,7 @@ class LedgerMetadata:
     ack_quorum: int
     segments: tuple[Segment, ...]
     state: LedgerState = LedgerState.OPEN
-    last_entry_id: EntryId = EntryId(-1)
+    last_entry_id: EntryId = INVALID_ENTRY_ID
     """-1 unless CLOSED; -1 in a CLOSED ledger means that it is empty."""
     length: int = 0
     """Payload bytes; 0 unless CLOSED."""
