@@ -546,6 +546,18 @@ async def test_after_an_orderly_close_nothing_is_replayed(world: Any, kit: Any) 
     await engine.close()
 
 
+async def test_nothing_is_replayed_when_the_last_flush_began_before_its_group_was_written(world: Any, kit: Any) -> None:
+    """A full cache is swapped in the same turn in which its last entries reach the journal's queue."""
+    engine = await world.opened()
+    requests = [kit.add_request(kit.entry(5, e, bytes(200))) for e in range(60)]
+    assert await kit.add(engine, *requests) == [OK] * 60
+    assert engine.stats.active_cache_size == 0, "the whole batch went into one cache, which is being flushed"
+    await engine.close()
+    engine = await world.opened()
+    assert engine.stats.replay_entries == 0
+    await engine.close()
+
+
 async def test_replay_reports_its_progress(kit: Any) -> None:
     world = kit.World(write_cache_size_max=2**20, journal_file_size_max=2**20)
     engine = await world.opened()

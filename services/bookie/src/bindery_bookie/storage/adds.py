@@ -16,6 +16,7 @@ from bindery_core.errors import DamagedStorage
 from bindery_core.wire.messages import AddRequest, Status, WriteFlag
 
 from bindery_bookie.storage import control_records as control
+from bindery_bookie.storage.entry_log_format import BODY_SIZE_MAX
 from bindery_bookie.storage.flush_loop import FlushLoop
 from bindery_bookie.storage.journal import Journal, record_parts
 from bindery_bookie.storage.journal_format import RECORD_OVERHEAD, pack_record_size
@@ -94,7 +95,7 @@ class Adds:
         cached = cache.ledgers
         states = self._ledgers.states
         unpack, pack_size = control.unpack_ids_and_lac, pack_record_size
-        entry_size_min = control.ENTRY_SIZE_MIN
+        entry_size_min, entry_size_max = control.ENTRY_SIZE_MIN, BODY_SIZE_MAX
         size = 0
         flags_all = _DEFERRED
         advanced: dict[int, LedgerState] = {}
@@ -104,7 +105,7 @@ class Adds:
         for at, add in enumerate(adds):
             body = add.body
             body_size = len(body)
-            if body_size < entry_size_min:
+            if not entry_size_min <= body_size <= entry_size_max:
                 statuses[at] = Status.BAD_REQUEST
                 continue
             ledger_id, entry_id, lac = unpack(body)

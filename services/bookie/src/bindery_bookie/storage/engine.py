@@ -129,8 +129,9 @@ class StorageEngine:
         await self._flush_loop.stop()
         self._adds.close()
         try:
-            if not self._journal.failed and not self.stats.flush_failed:
-                await self._flusher.close()
+            if self._flush_loop.is_done and not self._journal.failed:
+                await self._journaled(())
+                await self._flusher.close(self._journal.position)
         except (OSError, BinderyError) as error:
             log.error("close_failed", error=str(error))
         finally:
@@ -283,7 +284,7 @@ class StorageEngine:
         await self._flush_loop.flush()
 
     def _flushed(self, flush: Flush) -> None:
-        self._reads.cache.drop(flush.overwritten)
+        self._reads.drop(flush.overwritten)
         self._adds.resume()
 
     # --- fence, explicit LAC, force

@@ -8,6 +8,7 @@ happen in the flush's worker. Adds do not wait for any of it.
 """
 
 import asyncio
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -120,12 +121,15 @@ class Flusher:
         self.mark = mark
         self._stats.journal_files_dropped += dropped
 
-    async def close(self) -> None:
-        """Seal the open entry log, so that tools need not scan it."""
+    async def close(self, position: JournalPosition) -> None:
+        """Seal the open entry log, so that tools need not scan it, and mark all of the journal as flushed.
+
+        `position`: the journal's end; everything before it is stored and synced.
+        """
         durable = self._logs.durable
         await run_in(self._worker, self._logs.close)
-        if self._logs.durable != durable:
-            await self.advance_mark(self.mark.journal, is_stored=False)
+        if self._logs.durable != durable or position != self.mark.journal:
+            await self.advance_mark(position, is_stored=False)
 
     async def write(self, data: bytes, *, log_id: int, offset: int, sizes: dict[int, int]) -> None:
         """For the encoder."""
@@ -199,20 +203,22 @@ class _Encoder:
 
     async def _add_ledger(self, state: LedgerState, entry_ids: Sequence[int], bodies: dict[int, bytes]) -> None:
         ledger_id = state.ledger_id
-        is_new = entry_ids[0] > state.indexed_entry_id and self._flush.attempts == 1
+        # Ids that the index may hold already, and on a second attempt all, are merged with the rows there.
+        known = bisect_right(entry_ids, state.indexed_entry_id) if self._flush.attempts == 1 else len(entry_ids)
         at = 0
         while at < len(entry_ids):
             if self._offset > self._log_size_max:
                 await self._write_chunk()
                 self._log_id, self._offset = self._log_id + 1, fmt.HEADER_SIZE
                 self._chunk_offset = self._offset
-            part = entry_ids[at : at + _SLICE_ENTRIES]
+            is_known = at < known
+            part = entry_ids[at : min(at + _SLICE_ENTRIES, known if is_known else len(entry_ids))]
             sizes = self._add_records(part, bodies)
             part = part[: len(sizes)]
             at += len(part)
             location = self._log_id << fmt.OFFSET_BITS | self._offset + fmt.RECORD_HEADER_SIZE
             self._count(ledger_id, sum(sizes) + fmt.RECORD_HEADER_SIZE * len(sizes))
-            if not is_new:
+            if is_known:
                 self.merges.setdefault(ledger_id, []).extend(_located(part, location, sizes))
                 self._flush.overwritten += [(ledger_id, entry_id) for entry_id in part]
             elif part[-1] - part[0] == len(part) - 1:

@@ -95,6 +95,11 @@ class FlushLoop:
         if self._age_timer is not None:
             self._age_timer.cancel()
 
+    @property
+    def is_done(self) -> bool:
+        """Whether everything is flushed."""
+        return self._next is None and not self._has_more()
+
     def start_age_timer(self) -> None:
         """Something is there to flush: do so in `flush_interval_s` at the latest."""
         if self._age_timer is None and not self._is_stopping:

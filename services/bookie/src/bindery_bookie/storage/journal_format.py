@@ -53,9 +53,9 @@ GROUP_END: Final = b"DNE!"
 SECTOR_SIZE: Final = 512
 HEADER_SIZE: Final = SECTOR_SIZE
 GROUP_HEADER_SIZE: Final = 32
-GROUP_SIZE_MAX: Final = (
-    256 * 1024 * 1024
-)  # far above journal_group_size_max plus one frame; bounds what a reader allocates
+GROUP_SIZE_MAX: Final = 1024 * 1024 * 1024
+"""Bounds what a reader allocates for a damaged size. Far above any batch: adds are bounded by a byte budget."""
+
 FILE_SUFFIX: Final = ".txn"
 
 _HEADER = struct.Struct(">4sIQ")
@@ -118,7 +118,7 @@ def pack_file_header(journal_id: int) -> bytes:
 
 def pack_group(records: bytes, *, journal_id: int, sequence: int) -> bytes:
     """`records`: size words and bodies, joined; not empty."""
-    assert records
+    assert 0 < len(records) <= GROUP_SIZE_MAX
     head = _GROUP.pack(GROUP_MAGIC, len(records), journal_id, sequence, crc32c(records))
     size = GROUP_HEADER_SIZE + len(records) + len(GROUP_END)
     padding = bytes(-size % SECTOR_SIZE)

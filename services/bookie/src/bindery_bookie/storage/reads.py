@@ -50,6 +50,7 @@ class Reads:
         self._cold_wanted: list[_ColdWanted] = []
         self._cold_running = False
         self._deleted_meanwhile: set[int] = set()
+        self._overwritten_meanwhile: set[tuple[int, int]] = set()
 
     def read_many(self, keys: Sequence[tuple[int, int]], done: ReadDone) -> None:
         """See EntryStore."""
@@ -124,6 +125,7 @@ class Reads:
         keys = [key for missing, _ in wanted for key in missing]
         self._cold_running = True
         self._deleted_meanwhile.clear()
+        self._overwritten_meanwhile.clear()
         self._stats.read_jobs += 1
         self._worker.submit(lambda: self._reader.read(keys), partial(self._cold_done, wanted))
 
@@ -141,6 +143,8 @@ class Reads:
             ahead = result.ahead
             if self._deleted_meanwhile:
                 ahead = [item for item in ahead if item[0][0] not in self._deleted_meanwhile]
+            if self._overwritten_meanwhile:
+                ahead = [item for item in ahead if item[0] not in self._overwritten_meanwhile]
             self.cache.put_many(ahead)
             stats.read_cache_size = self.cache.size
             found = sum(type(one) is bytes for one in answers)
@@ -171,7 +175,14 @@ class Reads:
     def drop_ledger(self, ledger_id: int) -> None:
         """Forget a deleted ledger's entries, those of a job under way too."""
         self.cache.drop_ledger(ledger_id)
-        self._deleted_meanwhile.add(ledger_id)
+        if self._cold_running:
+            self._deleted_meanwhile.add(ledger_id)
+
+    def drop(self, keys: Sequence[tuple[int, int]]) -> None:
+        """Forget entries that were overwritten, those of a job under way too."""
+        self.cache.drop(keys)
+        if self._cold_running:
+            self._overwritten_meanwhile.update(keys)
 
 
 def _runs(entry_ids: set[int]) -> list[tuple[int, int]]:
