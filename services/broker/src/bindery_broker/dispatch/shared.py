@@ -76,7 +76,7 @@ class SharedDispatcher(Generic[M]):
         return max(0, min(self.limits.ready_max - self._ready_count, self.limits.unacked_max - len(self._states)))
 
     def replay(self, count_max: int) -> list[MessageKey]:
-        """Up to `count_max` keys to read again, lowest first. Each comes back by `offer_again`, `give_back` or an ack."""
+        """Keys to read again, lowest first. Each comes back by `offer_again` or `give_back`, or is acknowledged."""
         keys: list[MessageKey] = []
         while self._replay and len(keys) < count_max:
             key = heapq.heappop(self._replay)
