@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import gc
 import random
+import socket
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -69,7 +70,7 @@ async def serve(settings: BrokerSettings, shutdown: Shutdown) -> int:
     async with contextlib.AsyncExitStack() as stack:
         await server.start()
         stack.push_async_callback(server.stop)
-        url = settings.advertised_url or server.url
+        url = settings.advertised_url or _own_url(server)
         health.progress(f"connecting to ZooKeeper at {settings.zookeeper}")
         store = await _connect(settings, shutdown)
         if store is None:
@@ -110,6 +111,15 @@ async def serve(settings: BrokerSettings, shutdown: Shutdown) -> int:
         await _quietly("broker_not_closed", broker.close, timeout_s=settings.stop_timeout_s / 2)
         log.info("broker_stopped", reason=shutdown.reason)
     return shutdown.exit_code
+
+
+def _own_url(server: HttpServer) -> str:
+    """Where other brokers reach us: the address, or this machine's name when we listen on all of them."""
+    if server.host not in ("0.0.0.0", "::"):  # noqa: S104 - compared, not bound
+        return server.url
+    name = socket.getfqdn()
+    log.warning("advertising_the_host_name", host=name, hint="--advertised-url says it better")
+    return f"http://{name}:{server.port}"
 
 
 async def _connect(settings: BrokerSettings, shutdown: Shutdown) -> ZooKeeperStore | None:

@@ -34,6 +34,7 @@ import crc32c
 from bindery_core.errors import BinderyError, Corrupt, TooLarge
 from google.protobuf.message import DecodeError
 
+from bindery_broker.entry_size import ENTRY_SIZE_MAX
 from bindery_broker.pulsar_messages_pb2 import (
     LZ4,
     NONE,
@@ -45,8 +46,6 @@ from bindery_broker.pulsar_messages_pb2 import (
     SingleMessageMetadata,
 )
 
-ENTRY_SIZE_MAX: Final = 5 * 2**20 - 10 * 2**10
-"""Bytes of an entry: what fits a bookie's frame of 5 MiB with the request around it."""
 METADATA_SIZE_MAX: Final = 256 * 2**10
 """Bytes of one message's key and properties together."""
 PAYLOAD_SIZE_MAX: Final = ENTRY_SIZE_MAX - 64 * 2**10

@@ -407,7 +407,8 @@ class Subscription:
                 parts.append(BatchAck(position, self._batch_sizes[position], indexes))
         self._read_position = ends_at
         if consumed or parts:
-            await self.cursor.ack_many(consumed, batches=parts)
+            for finished in await self.cursor.ack_many(consumed, batches=parts):
+                self._batch_sizes.pop(finished, None)
         return bool(read.entries) or began_at != ends_at
 
     async def _replay(self, dispatcher: SharedDispatcher[Message], keys: Sequence[MessageKey]) -> None:

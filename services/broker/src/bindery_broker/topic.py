@@ -103,14 +103,14 @@ class Topic:
             publish_time_ms=self._clock(), sequence_id=sequence_id,
         )  # fmt: skip
         size = sum(map(len, entries))
-        self.messages_in += len(messages)
-        self.bytes_in += size
         if size > ADD_CALL_SIZE_MAX:
             return await self._publish_in_parts(plan, entries, count=len(messages))
         try:
             positions = await self.ledger.add_many(entries)
         except TopicFenced as error:
             raise _fenced_while_writing(self.name) from error
+        self.messages_in += len(messages)
+        self.bytes_in += size
         return list(message_ids(plan, positions, partition=self._partition))
 
     async def _publish_in_parts(
@@ -132,6 +132,8 @@ class Topic:
             elif isinstance(outcome, BaseException):
                 raise outcome
             else:
+                self.messages_in += sum(map(len, indexes))
+                self.bytes_in += sum(map(len, entries[start:end]))
                 for entry, position in zip(indexes, outcome, strict=True):
                     for batch_index, index in enumerate(entry):
                         in_batch = batch_index if len(entry) > 1 else -1

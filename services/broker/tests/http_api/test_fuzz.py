@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 import schemathesis
+from bindery_broker.http.routes import ROUTES
 from bindery_client.memory import MemoryLedgers
 from bindery_kit.http_server import HttpServer
 from bindery_metadata.memory import MemoryTree
@@ -25,7 +26,7 @@ from schemathesis.specs.openapi.checks import (
 
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 EXAMPLES = 12
-ENDLESS = {"stream"}
+ENDLESS = {route.operation_id for route in ROUTES if route.endless}
 """Operations whose right answer never ends."""
 
 
@@ -74,7 +75,6 @@ def url() -> Iterator[str]:
 
 
 def _operation_ids() -> list[str]:
-    from bindery_broker.http.routes import ROUTES
 
     return [route.operation_id for route in ROUTES if route.operation_id not in ENDLESS]
 

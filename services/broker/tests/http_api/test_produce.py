@@ -155,9 +155,7 @@ async def test_lines_that_are_not_utf8_are_named(broker, text):
     ],
 )
 async def test_a_broken_array_is_refused(broker, body, hint):
-    answer = await broker.client.post(
-        f"{TOPIC}/messages", content=body, headers={"content-type": "application/json"}
-    )
+    answer = await broker.client.post(f"{TOPIC}/messages", content=body, headers={"content-type": "application/json"})
     assert hint in problem(answer, status=400, code="bad_request")["detail"]
     assert await entries(broker) == 0
 

@@ -232,6 +232,11 @@ async def test_head_answers_without_a_body(broker):
     assert (answer.status_code, answer.content) == (200, b"")
 
 
+async def test_head_of_an_endless_answer_is_refused(broker):
+    answer = await broker.client.head(f"{TOPIC}/subscriptions/s/stream?consumer=c")
+    assert answer.status_code == 405
+
+
 async def test_an_unexpected_fault_is_a_500_that_tells_nothing(broker, monkeypatch):
     async def broken(**_kwargs):
         raise RuntimeError("secret detail")

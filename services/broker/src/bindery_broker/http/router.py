@@ -49,6 +49,8 @@ class Route:
     """Messages to produce."""
     responses: dict[int, type] = field(default_factory=dict)
     media_types: tuple[str, ...] = ("application/json",)
+    endless: bool = False
+    """The answer streams until somebody hangs up."""
     errors: tuple[int, ...] = ()
     """Statuses of problems beside 400, 500, 503 and 504, which every operation has."""
 
@@ -105,8 +107,10 @@ class Router:
             raise BadRequest("the path is not UTF-8") from error
         for fixed, methods in self._shapes.get(len(segments), {}).items():
             if all(segments[i] == text for i, text in fixed):
-                route = methods.get(method) or (methods.get("GET") if method == "HEAD" else None)
-                if route is None:
+                route = methods.get(method)
+                if route is None and method == "HEAD":
+                    route = methods.get("GET")
+                if route is None or (method == "HEAD" and route.endless):
                     raise MethodNotAllowed(methods)
                 return route, {name: _decode(segments[i]) for i, name in self._names[route.template]}
         raise NotFound("nothing is served at this path; the API is described at /docs")

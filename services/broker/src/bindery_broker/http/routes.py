@@ -182,6 +182,7 @@ ROUTES: Final = (
         query=StreamQuery,
         responses={200: str},
         media_types=("text/event-stream",),
+        endless=True,
         errors=(409, 422, 429),
     ),
     _subscription(

@@ -127,6 +127,7 @@ class MessageOut(Answer, kw_only=True):
     publish_time: int
     event_time: int | UnsetType = UNSET
     redelivery_count: int
+    """How often it was returned or ran out of time before. Kept in memory: 0 again once the topic was loaded anew."""
     producer: str
     sequence_id: int
 

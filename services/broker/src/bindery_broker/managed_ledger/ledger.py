@@ -33,6 +33,7 @@ from bindery_core.errors import (
 from bindery_core.ids import LedgerId
 from bindery_metadata.store import MetadataStore
 
+from bindery_broker.entry_size import ENTRY_SIZE_MAX
 from bindery_broker.managed_ledger.cursor import ManagedCursor
 from bindery_broker.managed_ledger.cursor_store import CursorStore
 from bindery_broker.managed_ledger.entry_cache import EntryCache
@@ -47,8 +48,6 @@ from bindery_broker.managed_ledger.topic_metadata import OwnedNode, TopicMetadat
 from bindery_broker.managed_ledger.writer import TopicWriter
 from bindery_broker.message_id import Position
 
-ENTRY_SIZE_MAX: Final = 5 * 2**20 - 10 * 2**10
-"""Bytes of an entry: what fits a bookie's frame of 5 MiB with the request around it."""
 ADD_ENTRIES_MAX: Final = 100_000
 """Entries of one `add_many`."""
 CURSORS_LOADED_AT_ONCE: Final = 16
