@@ -25,7 +25,7 @@ PARTS: dict[str, list[list[str]]] = {
     "storage": [["storage.py"]],
     "bookie": [["bookie.py"]],
     "client": [["client.py"], ["client.py", "--real"]],
-    "http": [["http.py"]],
+    "http": [["broker.py"]],
 }
 
 
