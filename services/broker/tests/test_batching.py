@@ -4,7 +4,7 @@ import pytest
 from bindery_broker.batching import EntryPlan, encode_entries, message_ids, plan_entries
 from bindery_broker.message_codec import METADATA_SIZE_MAX, PAYLOAD_SIZE_MAX, OutgoingMessage, decode_entry, read_head
 from bindery_broker.message_id import MessageId, Position
-from bindery_core.errors import TooLarge
+from bindery_core.errors import BadRequest, TooLarge
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -55,6 +55,29 @@ def test_what_no_entry_can_hold_is_named_by_its_index(fields: dict[str, object])
     with pytest.raises(TooLarge) as caught:
         plan_entries([message(), message(**fields)])
     assert caught.value.facts["index"] == 1
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"properties": {"a": "\ud800"}}, {"key": "\ud800"}, {"sequence_id": -1}, {"sequence_id": 2**64},
+        {"event_time_ms": -1}, {"event_time_ms": 2**64}, {"deliver_at_ms": 2**63},
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("batch", [False, True])
+def test_what_cannot_be_encoded_is_named_by_its_index(fields: dict[str, object], batch: bool) -> None:
+    messages = [message(), message(), message(**fields)]
+    plan = plan_entries(messages, batch=batch)
+    with pytest.raises(BadRequest) as caught:
+        encode_entries(messages, plan, producer_name="p", publish_time_ms=1, sequence_id=0)
+    assert caught.value.facts["index"] == 2
+
+
+def test_a_large_payload_leaves_less_room_for_properties() -> None:
+    large = message(bytes(PAYLOAD_SIZE_MAX), properties={"a": "b" * 60_000})
+    assert encode_entries([large], plan_entries([large]), producer_name="p", publish_time_ms=1, sequence_id=0)
+    with pytest.raises(TooLarge, match="key and properties"):
+        plan_entries([message(bytes(PAYLOAD_SIZE_MAX), properties={"a": "b" * 64_000})])
 
 
 def test_the_largest_allowed_message_fits_an_entry() -> None:

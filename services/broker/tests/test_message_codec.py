@@ -7,8 +7,8 @@ from pathlib import Path
 
 import crc32c
 import pytest
+from bindery_broker.entry_size import ENTRY_SIZE_MAX
 from bindery_broker.message_codec import (
-    ENTRY_SIZE_MAX,
     PAYLOAD_SIZE_MAX,
     CorruptMessage,
     OutgoingMessage,

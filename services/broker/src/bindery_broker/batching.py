@@ -7,7 +7,7 @@ by key, delay and tag need not look inside it. A message alone in its entry is s
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Final, NamedTuple
 
-from bindery_core.errors import TooLarge
+from bindery_core.errors import BadRequest, TooLarge
 
 from bindery_broker.message_codec import OutgoingMessage, check_size, encode_batch, encode_message, metadata_size
 from bindery_broker.message_id import MessageId, Position
@@ -66,7 +66,8 @@ def encode_entries(
 ) -> list[bytes]:
     """The entries' bytes, for `ManagedLedger.add_many`.
 
-    A message without a sequence id gets `sequence_id` plus its index in the request.
+    A message without a sequence id gets `sequence_id` plus its index in the request. Raises BadRequest, with the
+    message's `index`, for text that is no Unicode (half a character) and numbers out of range.
     """
     entries: list[bytes] = []
     for (indexes,) in plan:
@@ -75,16 +76,30 @@ def encode_entries(
             sequence_id + index if message.sequence_id is None else message.sequence_id
             for index, message in zip(indexes, chosen, strict=True)
         ]
-        if len(chosen) == 1:
-            entry = encode_message(
-                chosen[0], producer_name=producer_name, publish_time_ms=publish_time_ms, sequence_id=numbers[0]
-            )
-        else:
-            entry = encode_batch(
-                chosen, producer_name=producer_name, publish_time_ms=publish_time_ms, sequence_ids=numbers
-            )
+        try:
+            if len(chosen) == 1:
+                entry = encode_message(
+                    chosen[0], producer_name=producer_name, publish_time_ms=publish_time_ms, sequence_id=numbers[0]
+                )
+            else:
+                entry = encode_batch(
+                    chosen, producer_name=producer_name, publish_time_ms=publish_time_ms, sequence_ids=numbers
+                )
+        except ValueError as error:
+            culprit = _first_that_fails(chosen, numbers)
+            raise BadRequest("message cannot be encoded", index=indexes[culprit], why=str(error)[:200]) from error
         entries.append(entry)
     return entries
+
+
+def _first_that_fails(messages: Sequence[OutgoingMessage], sequence_ids: Sequence[int]) -> int:
+    """Place of the message that cannot be encoded; 0 when it is what they share."""
+    for place, (message, sequence_id) in enumerate(zip(messages, sequence_ids, strict=True)):
+        try:
+            encode_message(message, producer_name="p", publish_time_ms=0, sequence_id=sequence_id)
+        except ValueError:
+            return place
+    return 0
 
 
 def message_ids(plan: Sequence[EntryPlan], positions: Sequence[Position], *, partition: int = -1) -> list[MessageId]:

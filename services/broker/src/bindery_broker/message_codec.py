@@ -50,6 +50,8 @@ METADATA_SIZE_MAX: Final = 256 * 2**10
 """Bytes of one message's key and properties together."""
 PAYLOAD_SIZE_MAX: Final = ENTRY_SIZE_MAX - 64 * 2**10
 """Bytes of one message's payload; the rest of its entry is left for key and properties."""
+ENTRY_OVERHEAD: Final = 2 * 2**10
+"""Bytes of an entry left for frame, numbers and the producer's name."""
 UNCOMPRESSED_SIZE_MAX: Final = 128 * 2**20
 """Bytes that a compressed payload may become: a bound on memory, not a rule of Pulsar's."""
 BATCH_COUNT_MAX: Final = 1_000_000
@@ -163,9 +165,7 @@ def encode_message(message: OutgoingMessage, *, producer_name: str, publish_time
         publish_time=publish_time_ms,
         uncompressed_size=len(message.payload),
     )
-    for name, value in message.properties.items():
-        metadata.properties.add(key=name, value=value)
-    _set_key(metadata, message)
+    _set_properties_and_key(metadata, message)
     if message.event_time_ms:
         metadata.event_time = message.event_time_ms
     if message.deliver_at_ms is not None:
@@ -227,8 +227,11 @@ def check_size(message: OutgoingMessage) -> None:
     """Raises TooLarge when no entry could hold the message."""
     if len(message.payload) > PAYLOAD_SIZE_MAX:
         raise TooLarge("message is too large", size=len(message.payload), size_max=PAYLOAD_SIZE_MAX)
-    if (message.properties or message.key) and metadata_size(message) > METADATA_SIZE_MAX:
-        raise TooLarge("key and properties are too large", size=metadata_size(message), size_max=METADATA_SIZE_MAX)
+    if not (message.properties or message.key or message.ordering_key):
+        return
+    room = min(METADATA_SIZE_MAX, ENTRY_SIZE_MAX - ENTRY_OVERHEAD - len(message.payload))
+    if metadata_size(message) > room and (size := _metadata_size_exact(message)) > room:
+        raise TooLarge("key and properties are too large", size=size, size_max=room)
 
 
 def metadata_size(message: OutgoingMessage) -> int:
@@ -237,6 +240,12 @@ def metadata_size(message: OutgoingMessage) -> int:
     for name, value in message.properties.items():
         size += 16 + 4 * (len(name) + len(value))
     return size
+
+
+def _metadata_size_exact(message: OutgoingMessage) -> int:
+    metadata = MessageMetadata(producer_name="", sequence_id=0, publish_time=0)
+    _set_properties_and_key(metadata, message)
+    return metadata.ByteSize()
 
 
 def decode_entry(entry: bytes) -> list[Message]:
@@ -295,6 +304,12 @@ def publish_time_ms(entry: bytes) -> int:
     """When a broker stored it, if one noted that, else when it was published. Raises CorruptMessage."""
     metadata, _, broker_time_ms = _split(entry, verify=False)
     return broker_time_ms or int(metadata.publish_time)
+
+
+def _set_properties_and_key(metadata: MessageMetadata, message: OutgoingMessage) -> None:
+    for name, value in message.properties.items():
+        metadata.properties.add(key=name, value=value)
+    _set_key(metadata, message)
 
 
 def _set_key(target: MessageMetadata | SingleMessageMetadata, message: OutgoingMessage) -> None:

@@ -4,8 +4,8 @@ import asyncio
 from itertools import pairwise
 
 import pytest
+from bindery_broker.entry_size import ENTRY_SIZE_MAX
 from bindery_broker.managed_ledger import ManagedLedger
-from bindery_broker.managed_ledger.ledger import ENTRY_SIZE_MAX
 from bindery_broker.message_id import Position
 from bindery_core.errors import (
     AddTimeout,
