@@ -100,6 +100,7 @@ async def test_a_deferred_add_is_answered_before_the_sync_and_force_waits_for_it
     assert sorted(order[:3]) == ["answer [0]", "datasync", "write_at"]
     assert order.index("write_at") < order.index("answer [0]")
     assert order[-1] == "forced"
+    assert engine.stats.journal_queue_groups == 0
     await engine.close()
 
 
@@ -612,4 +613,19 @@ async def test_what_arrives_during_a_sync_is_one_group(kit: Any) -> None:
     await engine.force(5)
     assert len(answers) == 40
     assert engine.stats.journal_groups == 2
+    await engine.close()
+
+
+async def test_a_batch_larger_than_a_group_takes_the_barriers_behind_it_along(kit: Any) -> None:
+    world = kit.World(write_cache_size_max=2**20)
+    engine = await world.opened()
+    answers: list[Sequence[int]] = []
+    for first in (0, 100):
+        large = [kit.add_request(kit.entry(5, e, bytes(1000))) for e in range(first, first + 100)]
+        engine.add_many(large, answers.append)
+    async with asyncio.timeout(10):
+        await asyncio.gather(engine.force(5), engine.force(5))
+    assert [len(statuses) for statuses in answers] == [100, 100]
+    assert engine.stats.journal_groups == 2
+    assert engine.stats.journal_queue_groups == engine.stats.journal_queue_size == 0
     await engine.close()

@@ -152,7 +152,8 @@ class Journal:
         early: list[Synced] = []
         size = 0
         pending = self._pending
-        while pending and (not size or size + pending[0][1] <= self._group_size_max):
+        # A barrier has no size and goes with the records before it: a group is never without records.
+        while pending and (not size or not pending[0][1] or size + pending[0][1] <= self._group_size_max):
             batch_parts, batch_size, synced, when_written = pending.popleft()
             parts += batch_parts
             size += batch_size
@@ -165,6 +166,7 @@ class Journal:
         written = None
         if early:
             waiting.insert(0, self._unless_told(early))
+            self._stats.journal_queue_groups += 1
             written = self._tell_written(early)
         self._worker.submit(lambda: self._writer.write(group, position, written), self._synced)
         self._stats.journal_groups += 1
