@@ -217,6 +217,26 @@ async def test_deleting_a_topic_leaves_nothing(cluster: Cluster) -> None:
     assert (await cluster.open()).entries_count == 0
 
 
+async def test_a_stale_owner_that_trims_learns_that_the_topic_is_lost(cluster: Cluster) -> None:
+    old = await three_ledgers(cluster)
+    await cluster.open()
+    cluster.now_ms += 8 * 24 * 3600 * 1000
+    with pytest.raises(TopicFenced):
+        await old.trim()
+    assert not old.is_open
+    assert len(cluster.ledgers.ledgers) == 4
+
+
+async def test_a_deletion_that_fails_leaves_the_topic_whole_and_the_object_closed(cluster: Cluster) -> None:
+    topic = await three_ledgers(cluster, operation_timeout_s=0.3)
+    for _ in range(1000):
+        cluster.stores[-1].fail_next(MetadataUnavailable("made up"))
+    with pytest.raises(MetadataUnavailable):
+        await topic.delete()
+    assert not topic.is_open
+    assert (await cluster.open()).entries_count == 30
+
+
 async def test_a_stale_owner_cannot_delete_the_topic(cluster: Cluster) -> None:
     old = await three_ledgers(cluster)
     await cluster.open()

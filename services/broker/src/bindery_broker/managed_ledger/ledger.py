@@ -493,7 +493,11 @@ class ManagedLedger:
                 )
                 if count:
                     gone = list(self._ledgers)[:count]
-                    await self._write_ledgers(list(self._ledgers)[count:])
+                    try:
+                        await self._write_ledgers(list(self._ledgers)[count:])
+                    except TopicFenced as error:
+                        self._fence(error)
+                        raise
                     self._ledgers.drop_first(count)
                     self._condemned.extend(record.ledger_id for record in gone)
                     log.info("topic_trimmed", topic=self.name, ledgers=[record.ledger_id for record in gone])
@@ -517,19 +521,22 @@ class ManagedLedger:
 
         After an error the topic may or may not be there, and this object is closed: open it anew.
         """
+        deleted = NoSuchTopic("the topic was deleted", topic=self.name)
         async with self._cursor_lock, self._trim_lock, self._ledgers_lock:
             self._raise_if_ended()
-            self._finish(NoSuchTopic("the topic was deleted", topic=self.name))
-            if self._writer is not None:
-                self._writer.stop(NoSuchTopic("the topic was deleted", topic=self.name))
-            for cursor in self._cursors.values():
-                await cursor.quiesce()
-            await self._metadata.delete_topic([cursor.store.node for cursor in self._cursors.values()])
-            for cursor in self._cursors.values():
-                await cursor.store.delete_ledger()
-            for ledger_id in [*self._condemned, *(record.ledger_id for record in self._ledgers)]:
-                await self._delete_ledger(ledger_id)
-        await self._release()
+            self._finish(deleted)
+            try:
+                if self._writer is not None:
+                    self._writer.stop(deleted)
+                for cursor in self._cursors.values():
+                    await cursor.quiesce()
+                await self._metadata.delete_topic([cursor.store.node for cursor in self._cursors.values()])
+                for cursor in self._cursors.values():
+                    await cursor.store.delete_ledger()
+                for ledger_id in [*self._condemned, *(record.ledger_id for record in self._ledgers)]:
+                    await self._delete_ledger(ledger_id)
+            finally:
+                await self._release()
 
     async def crash(self) -> None:
         """Drop everything without writing a byte, as the end of the process would. For tests and for giving up."""
