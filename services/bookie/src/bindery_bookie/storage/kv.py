@@ -7,7 +7,7 @@ Errors: OSError for input and output, DamagedStorage when the store finds its ow
 
 import bisect
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import plyvel
 from bindery_core.errors import DamagedStorage
@@ -69,8 +69,11 @@ class LevelDbKV:
 
     @staticmethod
     def destroy(path: str) -> None:
-        """Remove the store's files."""
-        plyvel.destroy_db(path)
+        """Remove the store's files. Raises OSError."""
+        try:
+            plyvel.destroy_db(path)
+        except plyvel.Error as error:
+            raise OSError(f"index cannot be removed: {error}") from error
 
     def get(self, key: bytes) -> bytes | None:
         try:
@@ -97,7 +100,13 @@ class LevelDbKV:
 
     def scan(self, *, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
         try:
-            with self._db.iterator(start=start, stop=stop, verify_checksums=True, fill_cache=False) as pairs:
+            return self._drain(self._db.iterator(start=start, stop=stop, verify_checksums=True, fill_cache=False))
+        except plyvel.Error as error:
+            raise self._wrap(error) from error
+
+    def _drain(self, iterator: Any) -> Iterator[tuple[bytes, bytes]]:
+        try:
+            with iterator as pairs:
                 yield from pairs
         except plyvel.Error as error:
             raise self._wrap(error) from error
