@@ -20,13 +20,21 @@ import subprocess
 import sys
 from pathlib import Path
 
+from bindery.standalone.throwaway import ThrowawayCluster
+
 BENCH = Path(__file__).resolve().parent
+URL = "{url}"
+"""Stands for the address of a cluster that exists for this part alone."""
 PARTS: dict[str, list[list[str]]] = {
     "storage": [["storage.py"]],
     "bookie": [["bookie.py"]],
     "client": [["client.py"], ["client.py", "--real"]],
-    "http": [["broker.py"]],
+    "http": [["broker.py", URL]],
 }
+
+
+def measure(words: list[str]) -> int:
+    return subprocess.run([sys.executable, *words], check=False).returncode
 
 
 def main() -> int:
@@ -38,7 +46,12 @@ def main() -> int:
         for command in PARTS[part]:
             extra = [] if args.seconds is None else ["--seconds", str(args.seconds)]
             print(f"\n## {' '.join([*command, *extra])}\n", flush=True)
-            code = subprocess.run([sys.executable, BENCH / command[0], *command[1:], *extra], check=False).returncode
+            words = [str(BENCH / command[0]), *command[1:], *extra]
+            if URL in command:
+                with ThrowawayCluster() as cluster:
+                    code = measure([word.replace(URL, cluster.url) for word in words])
+            else:
+                code = measure(words)
             if code:
                 print(f"{command[0]} failed with exit code {code}", file=sys.stderr)
                 return code
