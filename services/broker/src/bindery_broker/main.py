@@ -63,6 +63,7 @@ async def serve(settings: BrokerSettings, shutdown: Shutdown) -> int:
             port=settings.port,
             insecure=settings.insecure,
             stop_timeout_s=settings.stop_timeout_s / 2,
+            proxy_headers=False,  # nothing here looks at the client's address
         )
     except BindRefused as error:
         log.error("broker_not_started", **error_fields(error))

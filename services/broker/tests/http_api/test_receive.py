@@ -194,6 +194,20 @@ async def test_acknowledgements_survive_the_broker(broker):
     assert payloads(await broker.receive()) == ["b"]
 
 
+async def test_an_acknowledgement_waits_for_the_cursors_record(broker):
+    (message_id,) = await broker.produce("a")
+    await broker.receive()
+    broker.ledgers.hold_adds()
+    task = asyncio.create_task(broker.ack([message_id]))
+    await settle()
+    assert not task.done()
+    broker.clock.advance(60)
+    assert await broker.receive() == []  # neither gone nor out again while nobody knows
+    broker.ledgers.release_adds()
+    async with asyncio.timeout(5):
+        assert (await task).status_code == 200
+
+
 # -- repeated requests
 
 

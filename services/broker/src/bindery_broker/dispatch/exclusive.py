@@ -11,7 +11,7 @@ Source: Pulsar's single-active-consumer dispatcher (rewind to mark-delete + 1).
 """
 
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Generic
 
 from bindery_broker.dispatch.item import NOT_IN_BATCH, Delivery, DispatchLimits, Item, M, MessageKey
@@ -78,11 +78,10 @@ class ExclusiveDispatcher(Generic[M]):
         taken_bytes = 0
         while self._ready and len(taken) < count_max:
             item = self._ready[0]
-            if item.key not in self._acking:
-                if taken and taken_bytes + item.size > bytes_max:
-                    break
-                taken.append(item)
-                taken_bytes += item.size
+            if taken and taken_bytes + item.size > bytes_max:
+                break
+            taken.append(item)
+            taken_bytes += item.size
             self._ready.popleft()
             self._ready_bytes -= item.size
         if not taken:
@@ -121,6 +120,7 @@ class ExclusiveDispatcher(Generic[M]):
         fresh = [key for key in dict.fromkeys(keys) if key not in self._acking]
         self.leases.drop(fresh)
         self._acking.update(fresh)
+        self._drop_ready(fresh)
         return fresh
 
     def begin_cumulative_ack(self, last: MessageKey) -> list[MessageKey]:
@@ -194,6 +194,14 @@ class ExclusiveDispatcher(Generic[M]):
         self.paused_until = None
         self._acking.clear()
         self._counts.clear()
+
+    def _drop_ready(self, keys: Collection[MessageKey]) -> None:
+        """`keys` were acknowledged before they went out, as an earlier delivery's late acknowledgement does."""
+        if not self._ready or not keys or max(keys) < self._ready[0].key:
+            return
+        gone = set(keys)
+        self._ready = deque(item for item in self._ready if item.key not in gone)
+        self._ready_bytes = sum(item.size for item in self._ready)
 
     def state_counts(self) -> dict[str, int]:
         counts = {"ready": len(self._ready), "leased": len(self.leases), "acking": len(self._acking)}

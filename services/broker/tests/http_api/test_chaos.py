@@ -1,0 +1,154 @@
+"""Random producers and consumers over HTTP, with brokers that die: what holds whatever happens.
+
+1. Every message whose id was answered is delivered, until it is acknowledged.
+2. A message whose acknowledgement was answered 200 is never delivered again, by no broker.
+3. At any time at most one consumer holds a lease on a message (within one broker's life).
+4. Exclusive consumers see ascending ids, but for what comes back.
+"""
+
+import random
+
+import httpx
+import pytest
+from bindery_broker.message_id import MessageId
+from broker_harness import TOPIC, Harness
+
+SEEDS = 12
+STEPS = 120
+
+
+class World:
+    def __init__(self, seed: int, kind: str, *, tree, ledgers, clock) -> None:
+        self.lots = random.Random(seed)
+        self.kind = kind
+        self.tree, self.ledgers, self.clock = tree, ledgers, clock
+        self.brokers: list[Harness] = []
+        self.born = 0
+        self.produced: dict[str, str] = {}
+        self.acked: set[str] = set()
+        self.leases: dict[str, tuple[str, float]] = {}
+        """Message -> holder and end, as the present owner must know them."""
+
+    def spawn(self) -> None:
+        self.born += 1
+        url = f"http://broker{self.born}"
+        new = Harness(tree=self.tree, ledgers=self.ledgers, clock=self.clock, url=url)
+        for other in self.brokers:
+            other.peers[new.client.base_url.host] = httpx.ASGITransport(app=new.app)
+            new.peers[other.client.base_url.host] = httpx.ASGITransport(app=other.app)
+        self.brokers.append(new)
+
+    async def step(self) -> None:
+        act = self.lots.choices(
+            [self.produce, self.receive, self.ack, self.nack, self.wait, self.die, self.leave],
+            [4, 6, 5, 2, 2, 0.4, 0.5],
+        )[0]
+        await act()
+
+    @property
+    def broker(self) -> Harness:
+        return self.lots.choice(self.brokers)
+
+    def consumer(self) -> str:
+        return "c" if self.kind == "exclusive" else self.lots.choice("abc")
+
+    async def produce(self) -> None:
+        payloads = [f"p{len(self.produced)}-{n}" for n in range(self.lots.randint(1, 5))]
+        if self.lots.random() < 0.5:
+            ids = await self.broker.produce_batch(*payloads)
+        else:
+            ids = await self.broker.produce(*payloads)
+        assert not self.produced.keys() & set(ids)
+        self.produced.update(zip(ids, payloads, strict=True))
+
+    async def receive(self) -> None:
+        consumer, now = self.consumer(), self.clock.now()
+        timeout_s = self.lots.choice([1, 5, 20])
+        messages = await self.broker.receive(
+            consumer, type=self.kind, max=self.lots.randint(1, 8), ack_timeout_ms=timeout_s * 1000,
+            session_ttl_ms=self.lots.choice([1_000, 60_000]),
+        )  # fmt: skip
+        self.leases = {m: lease for m, lease in self.leases.items() if lease[1] > now}
+        ids = [message["message_id"] for message in messages]
+        assert [MessageId.parse(i) for i in ids] == sorted(MessageId.parse(i) for i in ids)
+        for message in messages:
+            message_id = message["message_id"]
+            assert self.produced[message_id] == message["payload"]
+            assert message_id not in self.acked, "delivered after its acknowledgement was answered"
+            if self.kind == "shared":
+                assert message_id not in self.leases, "two live leases"
+            self.leases[message_id] = (consumer, now + timeout_s)
+
+    def some(self, of: list[str]) -> list[str]:
+        return self.lots.sample(of, self.lots.randint(0, min(4, len(of))))
+
+    async def ack(self) -> None:
+        chosen = self.some(sorted(self.leases) if self.lots.random() < 0.8 else sorted(self.produced))
+        if chosen:
+            answer = await self.broker.ack(chosen)
+            if answer.status_code == 200:
+                self.acked.update(chosen)
+                for message_id in chosen:
+                    self.leases.pop(message_id, None)
+            else:
+                assert answer.json()["code"] == "no_such_subscription", answer.text
+
+    async def nack(self) -> None:
+        chosen = self.some(sorted(self.leases))
+        if chosen:
+            body = {"message_ids": chosen, "delay_ms": self.lots.choice([0, 3_000])}
+            answer = await self.broker.post(f"{TOPIC}/subscriptions/s/nack", body)
+            for message_id in answer.json()["returned"]:
+                self.leases.pop(message_id, None)
+
+    async def leave(self) -> None:
+        consumer = self.consumer()
+        await self.broker.client.delete(f"{TOPIC}/subscriptions/s/consumers/{consumer}")
+        self.leases = {m: lease for m, lease in self.leases.items() if lease[0] != consumer}
+
+    async def wait(self) -> None:
+        self.clock.advance(self.lots.choice([0.5, 2, 10]))
+
+    async def die(self) -> None:
+        victim = self.lots.choice(self.brokers)
+        self.brokers.remove(victim)
+        await victim.die()
+        for other in self.brokers:
+            other.peers.pop(victim.client.base_url.host)
+        self.leases.clear()
+        self.spawn()
+
+    async def finish(self) -> None:
+        """Everything that was not acknowledged comes out, then nothing more."""
+        self.clock.advance(1_000)
+        self.leases.clear()
+        left = set(self.produced) - self.acked
+        for _ in range(200):
+            messages = await self.broker.receive("z", type=self.kind, max=100)
+            if not messages:
+                break
+            ids = [message["message_id"] for message in messages]
+            assert set(ids) <= left
+            assert (await self.broker.ack(ids)).status_code == 200
+            left.difference_update(ids)
+        assert not left
+        stats = (await self.broker.client.get(TOPIC)).json()
+        assert stats["subscriptions"]["s"]["backlog_entries"] == 0
+
+    async def close(self) -> None:
+        for broker in self.brokers:
+            await broker.close()
+
+
+@pytest.mark.parametrize("kind", ["shared", "exclusive"])
+@pytest.mark.parametrize("seed", range(SEEDS))
+async def test_nothing_acknowledged_comes_again_and_nothing_else_is_lost(seed, kind, tree, ledgers, clock):
+    world = World(seed, kind, tree=tree, ledgers=ledgers, clock=clock)
+    world.spawn()
+    world.spawn()
+    await world.produce()
+    await world.receive()
+    for _ in range(STEPS):
+        await world.step()
+    await world.finish()
+    await world.close()
