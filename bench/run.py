@@ -46,7 +46,7 @@ def main() -> int:
     args = parser.parse_args()
     for part in args.parts:
         for command in PARTS[part]:
-            extra = [] if args.seconds is None else ["--seconds", str(args.seconds)]
+            extra = [] if args.seconds is None or part == "topic" else ["--seconds", str(args.seconds)]
             print(f"\n## {' '.join([*command, *extra])}\n", flush=True)
             words = [str(BENCH / command[0]), *command[1:], *extra]
             if URL in command:

@@ -2,7 +2,7 @@
 
 Run: `python bench/storage.py [--directory DIR] [--seconds S] [--profile]`. Prints a table for docs/benchmarks.md: adds
 per second and the latency from `add_many` to its callback, by entries in flight and payload size; then reads per
-second. Everything runs in one process on one event loop (uvloop if there), with the engine's own threads.
+second. Everything runs in one process on one event loop (uvloop), with the engine's own threads.
 """
 
 import argparse
@@ -18,6 +18,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import uvloop
 from bindery_bookie.storage.engine import StorageEngine
 from bindery_bookie.storage.settings import StorageSettings
 from bindery_core.wire.messages import AddRequest
@@ -149,19 +150,13 @@ def main() -> None:
     arguments = parser.parse_args()
     sys.setswitchinterval(arguments.switch_interval_ms / 1e3)
     root = Path(tempfile.mkdtemp(prefix="bindery-bench-", dir=arguments.directory))
-    try:
-        import uvloop
-
-        run = uvloop.run
-    except ImportError:
-        run = asyncio.run
-    print(f"Python {platform.python_version()}, {run.__module__}, {platform.machine()}, fsync on, {root.parent}\n")
+    print(f"Python {platform.python_version()}, uvloop, {platform.machine()}, fsync on, {root.parent}\n")
     try:
         if arguments.profile:
-            run(profile(root, arguments.seconds))
+            uvloop.run(profile(root, arguments.seconds))
         else:
-            run(bench_adds(root, arguments.seconds))
-            run(bench_reads(root, arguments.reads))
+            uvloop.run(bench_adds(root, arguments.seconds))
+            uvloop.run(bench_reads(root, arguments.reads))
     finally:
         shutil.rmtree(root, ignore_errors=True)
 

@@ -6,6 +6,7 @@ Requests of 1,000 messages (or 1,000 requests of one) over ledgers in memory, wh
 Best of several rounds, microseconds per message.
 """
 
+import argparse
 import asyncio
 import logging
 import time
@@ -82,5 +83,8 @@ async def measure() -> None:
 
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="of which the best counts")
+    ROUNDS = parser.parse_args().rounds
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     asyncio.run(measure())
