@@ -34,6 +34,7 @@ from bindery_metadata.zookeeper import ZooKeeperStore
 from bindery_broker.broker import Broker, Components
 from bindery_broker.http.app import BrokerApp
 from bindery_broker.http.late_app import LateApp
+from bindery_broker.http.protocol import ProblemHttpProtocol
 from bindery_broker.registration import keep_registered
 from bindery_broker.settings import BrokerSettings
 
@@ -63,6 +64,7 @@ async def serve(settings: BrokerSettings, shutdown: Shutdown) -> int:
             port=settings.port,
             insecure=settings.insecure,
             stop_timeout_s=settings.stop_timeout_s / 2,
+            http=ProblemHttpProtocol,
             proxy_headers=False,  # nothing here looks at the client's address
         )
     except BindRefused as error:

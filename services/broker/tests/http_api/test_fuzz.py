@@ -4,12 +4,15 @@ The broker runs in a thread of its own, behind a real HTTP server on loopback, o
 """
 
 import asyncio
+import json
+import socket
 import threading
 from collections.abc import Iterator
 
 import httpx
 import pytest
 import schemathesis
+from bindery_broker.http.protocol import ProblemHttpProtocol
 from bindery_broker.http.routes import ROUTES
 from bindery_client.memory import MemoryLedgers
 from bindery_kit.http_server import HttpServer
@@ -45,7 +48,7 @@ class BrokerThread:
         harness = Harness(
             tree=MemoryTree(), ledgers=MemoryLedgers(), clock=Clock(), url="http://one", receive_wait_ms_max=0
         )
-        async with HttpServer(harness.app, port=0) as server:
+        async with HttpServer(harness.app, port=0, http=ProblemHttpProtocol) as server:
             self.url = server.url
             self._ready.set()
             await self._stop.wait()
@@ -101,3 +104,27 @@ def test_answers_are_the_documented_ones(url, operation_id, mode):
 
     check()
     assert count >= EXAMPLES // 2
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"FOO /v1/topics HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /" + b"x" * 70_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"\x00\x01\x02\x03\r\n\r\n",
+        b"POST /v1/topics/public/default/t/messages HTTP/1.1\r\nHost: x\r\nContent-Length: five\r\n\r\n",
+    ],
+    ids=["method", "long", "bytes", "length"],
+)
+def test_what_is_no_http_is_a_problem_and_the_broker_lives_on(url, sent):
+    host, _, port = url.removeprefix("http://").partition(":")
+    with socket.create_connection((host, int(port)), timeout=10) as line:
+        line.sendall(sent)
+        answer = b""
+        while piece := line.recv(65_536):
+            answer += piece
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ")
+    assert b"application/problem+json" in head
+    assert json.loads(body)["code"] == "invalid_http"
+    assert httpx.get(f"{url}/v1/topics").status_code == 200
