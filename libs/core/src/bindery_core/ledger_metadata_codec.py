@@ -4,22 +4,27 @@
 |--------|-----------------------------------------------------------------------------------------------------------|
 | header | ASCII "BookieMetadataFormatVersion", TAB, the version in decimal, LF                                       |
 | body   | version 3: a varint with the size of what follows, then LedgerMetadataFormat (ledger_metadata.proto)       |
+|        | version 2: LedgerMetadataFormat in protobuf's text format                                                  |
+|        | version 1: lines (ledger_metadata_v1.py)                                                                   |
 
-Version 3 is what BookKeeper has written since 4.9; versions 1 and 2 are texts, named but not read here (BadVersion).
-Bytes behind the message are ignored. Which fields are written, all in the order of their numbers:
+Version 3 is what BookKeeper has written since 4.9, and what we write for new ledgers. An update keeps the version that
+a ledger has, so that the clients that wrote it go on understanding it.
+Bytes behind the message of version 3 are ignored. Which fields are written, all in the order of their numbers:
 - quorumSize, ensembleSize, length, lastEntryId, state, segments and ackQuorumSize always; unless CLOSED, length is 0
   and lastEntryId -1, and readers ignore both;
 - digestType and password together, or neither (metadata of very old clients); a password alone means CRC32;
 - ctime only when it was stored: a time taken from the znode is not written back;
-- cToken always, 0 when unset.
+- cToken always, 0 when unset; never in version 2.
 Source: BookKeeper LedgerMetadataSerDe.
 """
 
 from typing import Final
 
+from google.protobuf import text_format
 from google.protobuf.message import DecodeError
 
 from bindery_core import ledger_metadata_pb2 as pb
+from bindery_core import ledger_metadata_v1
 from bindery_core.errors import BadVersion, Corrupt
 from bindery_core.ids import BookieId, EntryId
 from bindery_core.ledger_metadata import DigestType, LedgerMetadata, LedgerState, Segment
@@ -29,18 +34,83 @@ _MAGIC: Final = b"BookieMetadataFormatVersion\t"
 _VERSION_SIZE_MAX = 10
 """Digits of the version that are looked at; more is no version."""
 FORMAT_VERSION: Final = 3
+"""Of new ledgers."""
+FORMAT_VERSION_MIN: Final = 1
 HEADER: Final = b"%b%d\n" % (_MAGIC, FORMAT_VERSION)
 
 assert len(HEADER) == 30
 
 
 def encode(metadata: LedgerMetadata) -> bytes:
-    """`metadata` in its own format version, which must be 3. Raises BadVersion for another one."""
-    if metadata.format_version != FORMAT_VERSION:
-        raise BadVersion("ledger metadata of this version cannot be written", version=metadata.format_version)
+    """`metadata` in its own format version.
+
+    Raises BadVersion for a version that does not exist, and for metadata that its version cannot express: version 1
+    has neither password nor digest type, ack quorum, creation time or custom metadata.
+    """
     closed = metadata.state is LedgerState.CLOSED
     assert closed or (metadata.last_entry_id == -1 and metadata.length == 0)
     assert (metadata.digest_type is None) == (metadata.password is None)
+    header = b"%b%d\n" % (_MAGIC, metadata.format_version)
+    match metadata.format_version:
+        case 3:
+            message = _to_message(metadata)
+            message.cToken = metadata.c_token or 0
+            body = message.SerializeToString()
+            return b"".join((header, varint.encode(len(body)), body))
+        case 2:
+            return header + text_format.MessageToString(_to_message(metadata)).encode()
+        case 1:
+            return header + ledger_metadata_v1.encode(metadata)
+    raise BadVersion("ledger metadata of this version cannot be written", version=metadata.format_version)
+
+
+def decode(data: bytes) -> LedgerMetadata:
+    """What `encode`, or BookKeeper, wrote, in whichever version.
+
+    Raises BadVersion for other versions than 1 to 3, and Corrupt, naming what is wrong, for bytes that are no metadata
+    or contradict themselves: nobody may act on half-understood metadata.
+    """
+    version, at = _decode_header(data)
+    match version:
+        case 3:
+            return _from_message(_parse_binary(data, at), version)
+        case 2:
+            return _from_message(_parse_text(data, at), version)
+        case 1:
+            return _from_v1(ledger_metadata_v1.decode(data[at:]))
+    raise BadVersion("ledger metadata of this version is not understood", version=version)
+
+
+def _parse_binary(data: bytes, at: int) -> pb.LedgerMetadataFormat:
+    try:
+        size, at = varint.decode(data, at)
+    except varint.NotAVarint:
+        raise Corrupt("ledger metadata without its size", data_size=len(data)) from None
+    if at + size > len(data):
+        raise Corrupt("ledger metadata is cut off", size=size, found=len(data) - at)
+    try:
+        message = pb.LedgerMetadataFormat.FromString(data[at : at + size])
+    except DecodeError as error:
+        raise Corrupt("ledger metadata is no message", size=size) from error
+    if not message.IsInitialized():
+        raise Corrupt("ledger metadata lacks a required field")
+    return message
+
+
+def _parse_text(data: bytes, at: int) -> pb.LedgerMetadataFormat:
+    """Fields that we do not know are passed over, as in the binary form."""
+    message = pb.LedgerMetadataFormat()
+    try:
+        text_format.Parse(data[at:].decode(), message, allow_unknown_field=True)
+    except (text_format.ParseError, UnicodeDecodeError, ValueError, RecursionError) as error:
+        raise Corrupt("ledger metadata is no text message", size=len(data) - at) from error
+    if not message.IsInitialized():
+        raise Corrupt("ledger metadata lacks a required field")
+    return message
+
+
+def _to_message(metadata: LedgerMetadata) -> pb.LedgerMetadataFormat:
+    """All but the cToken."""
     message = pb.LedgerMetadataFormat()
     message.quorumSize = metadata.write_quorum
     message.ensembleSize = metadata.ensemble_size
@@ -57,34 +127,7 @@ def encode(metadata: LedgerMetadata) -> bytes:
         message.ctime = metadata.ctime_ms
     for key, value in metadata.custom.items():
         message.customMetadata.add(key=key, value=value)
-    message.cToken = metadata.c_token or 0
-    body = message.SerializeToString()
-    return b"".join((HEADER, varint.encode(len(body)), body))
-
-
-def decode(data: bytes) -> LedgerMetadata:
-    """What `encode`, or BookKeeper, wrote.
-
-    Raises BadVersion for versions other than 3, and Corrupt, naming what is wrong, for bytes that are no metadata or
-    contradict themselves: nobody may act on half-understood metadata.
-    """
-    version, at = _decode_header(data)
-    if version != FORMAT_VERSION:
-        hint = "; versions 1 and 2 are texts that clients before 4.9 wrote" if version in (1, 2) else ""
-        raise BadVersion(f"ledger metadata of this version is not understood{hint}", version=version)
-    try:
-        size, at = varint.decode(data, at)
-    except varint.NotAVarint:
-        raise Corrupt("ledger metadata without its size", data_size=len(data)) from None
-    if at + size > len(data):
-        raise Corrupt("ledger metadata is cut off", size=size, found=len(data) - at)
-    try:
-        message = pb.LedgerMetadataFormat.FromString(data[at : at + size])
-    except DecodeError as error:
-        raise Corrupt("ledger metadata is no message", size=size) from error
-    if not message.IsInitialized():
-        raise Corrupt("ledger metadata lacks a required field")
-    return _from_message(message)
+    return message
 
 
 def _decode_header(data: bytes) -> tuple[int, int]:
@@ -95,15 +138,11 @@ def _decode_header(data: bytes) -> tuple[int, int]:
     return int(digits), end + 1
 
 
-def _from_message(message: pb.LedgerMetadataFormat) -> LedgerMetadata:
+def _from_message(message: pb.LedgerMetadataFormat, version: int) -> LedgerMetadata:
     ensemble_size = message.ensembleSize
     write_quorum = message.quorumSize
     ack_quorum = message.ackQuorumSize if message.HasField("ackQuorumSize") else write_quorum
-    if not 1 <= ack_quorum <= write_quorum <= ensemble_size:
-        raise Corrupt(
-            "ledger metadata with impossible quorums",
-            ensemble_size=ensemble_size, write_quorum=write_quorum, ack_quorum=ack_quorum,
-        )  # fmt: skip
+    _check_quorums(ensemble_size, write_quorum, ack_quorum)
     segments = tuple(
         Segment(EntryId(segment.firstEntryId), tuple(BookieId(member) for member in segment.ensembleMember))
         for segment in message.segment
@@ -131,8 +170,33 @@ def _from_message(message: pb.LedgerMetadataFormat) -> LedgerMetadata:
         ctime_ms=message.ctime if message.HasField("ctime") else None,
         custom=custom,
         c_token=message.cToken if message.HasField("cToken") else None,
-        format_version=FORMAT_VERSION,
+        format_version=version,
     )
+
+
+def _from_v1(found: ledger_metadata_v1.Fields) -> LedgerMetadata:
+    _check_quorums(found.ensemble_size, found.write_quorum, found.write_quorum)
+    _check_segments(found.segments, found.ensemble_size)
+    return LedgerMetadata(
+        ensemble_size=found.ensemble_size,
+        write_quorum=found.write_quorum,
+        ack_quorum=found.write_quorum,
+        segments=found.segments,
+        state=found.state,
+        last_entry_id=found.last_entry_id,
+        length=found.length,
+        digest_type=None,
+        password=None,
+        format_version=1,
+    )
+
+
+def _check_quorums(ensemble_size: int, write_quorum: int, ack_quorum: int) -> None:
+    if not 1 <= ack_quorum <= write_quorum <= ensemble_size:
+        raise Corrupt(
+            "ledger metadata with impossible quorums",
+            ensemble_size=ensemble_size, write_quorum=write_quorum, ack_quorum=ack_quorum,
+        )  # fmt: skip
 
 
 def _check_segments(segments: tuple[Segment, ...], ensemble_size: int) -> None:

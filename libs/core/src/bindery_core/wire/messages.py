@@ -1,7 +1,9 @@
 """Requests and responses of the BookKeeper protocol, free of any encoding.
 
-v3 (and later v2) codecs produce and consume these. They are plain structs, cheap to make by the thousand; `gc=False`
+The v3 and v2 codecs produce and consume these. They are plain structs, cheap to make by the thousand; `gc=False`
 is safe because none can take part in a reference cycle. Ids are ints as they stand on the wire, so -1 may appear.
+
+`txn_id` is what an answer repeats of its request: in v3 the transaction id, in v2, which has none, the version byte.
 Source: BookkeeperProtocol.proto; error numbers: BookieProtocol.
 """
 
@@ -11,7 +13,7 @@ import msgspec
 
 
 class Status(IntEnum):
-    """v3 StatusCode. v2 numbers are mapped by the v2 codec."""
+    """v3 StatusCode. v2 numbers are mapped by `status`."""
 
     OK = 0
     NO_LEDGER = 402
@@ -80,6 +82,23 @@ class ReadRequest(msgspec.Struct, gc=False):
     priority: int = 0
 
 
+class BatchReadRequest(msgspec.Struct, gc=False):
+    """Consecutive entries in one answer. v2 only."""
+
+    txn_id: int
+    ledger_id: int
+    entry_id: int
+    """The first one."""
+    request_id: int
+    count_max: int = 0
+    """0 and below: as many as fit."""
+    size_max: int = 0
+    """Bytes of the answer aimed at, at most; the first entry comes whatever its size."""
+    flag: int = 0
+    master_key: bytes | None = None
+    priority: int = 0
+
+
 class WriteLacRequest(msgspec.Struct, gc=False):
     txn_id: int
     ledger_id: int
@@ -130,11 +149,13 @@ class OtherRequest(msgspec.Struct, gc=False):
     version: int
     ledger_id: int = 0
     entry_id: int = 0
+    request_id: int = 0
 
 
 Request = (
     AddRequest
     | ReadRequest
+    | BatchReadRequest
     | WriteLacRequest
     | ReadLacRequest
     | BookieInfoRequest
@@ -161,6 +182,15 @@ class ReadResponse(msgspec.Struct, gc=False):
     body: bytes | None = None
     max_lac: int | None = None
     lac_update_timestamp_ms: int | None = None
+
+
+class BatchReadResponse(msgspec.Struct, gc=False):
+    txn_id: int
+    status: int
+    ledger_id: int
+    entry_id: int
+    request_id: int
+    bodies: tuple[bytes, ...] = ()
 
 
 class WriteLacResponse(msgspec.Struct, gc=False):
@@ -220,6 +250,7 @@ class ErrorResponse(msgspec.Struct, gc=False):
 Response = (
     AddResponse
     | ReadResponse
+    | BatchReadResponse
     | WriteLacResponse
     | ReadLacResponse
     | BookieInfoResponse
