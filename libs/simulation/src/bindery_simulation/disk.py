@@ -72,6 +72,11 @@ class CrashableDisk:
     def is_cut(self) -> bool:
         return self._cut_after is not None and self.operations >= self._cut_after
 
+    @property
+    def is_cutting(self) -> bool:
+        """Whether `cut_after` was said, be it over already or not."""
+        return self._cut_after is not None
+
     def after_power_cut(self, seed: int) -> "CrashableDisk":
         """What the next start finds. The same seed gives the same disk; this one stays as it is."""
         lots = random.Random(seed)  # noqa: S311 - reproducible, not secret

@@ -1,0 +1,24 @@
+"""Certificates for tests, made by `make.sh`. Their keys are public: never trust them for anything else.
+
+| file      | names                        | signed by | for                                            |
+|-----------|------------------------------|-----------|------------------------------------------------|
+| bookie    | CN bookie, localhost, 127... | ca        | a server on the loopback                       |
+| client    | CN broker, broker.test       | ca        | a client that is allowed                       |
+| guest     | CN guest, guest.test         | ca        | a client that is known, and is not on the list |
+| stranger  | CN broker, broker.test       | other-ca  | a client that only claims to be the first one  |
+"""
+
+from pathlib import Path
+from typing import Final
+
+DIRECTORY: Final = Path(__file__).parent
+CA: Final = DIRECTORY / "ca.pem"
+OTHER_CA: Final = DIRECTORY / "other-ca.pem"
+
+
+def certificate(name: str) -> Path:
+    return DIRECTORY / f"{name}.pem"
+
+
+def key(name: str) -> Path:
+    return DIRECTORY / f"{name}.key"

@@ -1,0 +1,265 @@
+"""SimLoop: an asyncio event loop in which time passes only when nothing is left to do now.
+
+Callbacks run in the order of (time, number of the call that scheduled them); the clock jumps to the next one. There are
+no sockets, threads or signals: what asks for one gets NotImplementedError, and connections are the `Network`'s.
+
+Who runs: each callback belongs to the `Process` that scheduled it, carried by its context, so that tasks and futures keep
+theirs wherever they are woken from. A process that is killed has no callbacks any more, from one instant to the next and
+without a finally block run; one that is paused gets them all, in order, when it goes on.
+
+Invariants: time never goes back; a callback of a dead process never runs; tasks live until `dispose`, so that no garbage
+collection decides when a finally block runs.
+"""
+
+import asyncio
+import contextlib
+import heapq
+from asyncio import events
+from collections import deque
+from collections.abc import Callable, Coroutine, Generator
+from contextvars import Context, ContextVar, copy_context
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+_process: ContextVar["Process | None"] = ContextVar("bindery_simulation_process", default=None)
+
+
+class Stuck(AssertionError):
+    """Simulated time, or the number of callbacks, ran over its limit: somebody waits for what will not come."""
+
+
+class Process:
+    """Code that lives and dies together. Made on a host by its machine; a restart is a new one."""
+
+    def __init__(self, loop: "SimLoop", host: str) -> None:
+        self.host = host
+        self.is_alive = True
+        self.is_paused = False
+        self.deferred: list[SimHandle] = []
+        self._loop = loop
+        self.context = copy_context()
+        self.context.run(_process.set, self)
+
+    def spawn(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
+        return self.context.copy().run(self._loop.create_task, work)
+
+    def call_soon(self, callback: Callable[..., Any], *args: Any) -> None:
+        self._loop.call_soon(callback, *args, context=self.context)
+
+    def kill(self) -> None:
+        """At once, as by SIGKILL."""
+        self.is_alive = False
+        self.deferred.clear()
+
+    def pause(self) -> None:
+        self.is_paused = True
+
+    def resume(self) -> None:
+        if self.is_paused:
+            self.is_paused = False
+            deferred, self.deferred = self.deferred, []
+            self._loop.take_back(deferred)
+
+
+def current_process() -> Process | None:
+    """Whose code runs; None: the world's."""
+    return _process.get()
+
+
+class SimHandle:
+    """A scheduled callback, as asyncio's Handle and TimerHandle."""
+
+    __slots__ = ("_args", "_callback", "_context", "_is_cancelled", "_when")
+
+    def __init__(self, when: float, callback: Callable[..., Any], args: tuple[Any, ...], context: Context) -> None:
+        self._when = when
+        self._callback: Callable[..., Any] | None = callback
+        self._args = args
+        self._context = context
+        self._is_cancelled = False
+
+    def cancel(self) -> None:
+        self._is_cancelled = True
+        self._callback = None
+        self._args = ()
+
+    def cancelled(self) -> bool:
+        return self._is_cancelled
+
+    def when(self) -> float:
+        return self._when
+
+
+class SimTask(asyncio.Task[Any]):
+    """A Task whose place in a set does not depend on where in memory it lies."""
+
+    _number = 0
+
+    def __hash__(self) -> int:
+        return self._number
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+
+class SimLoop(asyncio.AbstractEventLoop):
+    """`network` answers create_server and create_connection; set it before they are called."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+        self._count = 0
+        self._ready: deque[SimHandle] = deque()
+        self._timers: list[tuple[float, int, SimHandle]] = []
+        self._tasks: list[SimTask] = []
+        self._is_disposed = False
+        self.network: Any = None
+        self.on_advance: Callable[[float], None] = lambda now: None
+        self.on_exception: Callable[[dict[str, Any]], None] = lambda context: None
+        self.callbacks_run = 0
+
+    # --- running ----------------------------------------------------------------------------------------------------
+
+    def run_until(self, is_done: Callable[[], bool], *, time_max: float, callbacks_max: int) -> None:
+        """Run until `is_done()`. Raises Stuck when nothing is left to do before that, or a limit is passed."""
+        ready, timers = self._ready, self._timers
+        events._set_running_loop(self)
+        try:
+            while not is_done():
+                if not ready and not self._advance(time_max):
+                    raise Stuck(f"not done at {self._now:.3f} s: {'time is over' if timers else 'nothing left to do'}")
+                if self.callbacks_run > callbacks_max:
+                    raise Stuck(f"not done after {callbacks_max} callbacks, at {self._now:.3f} s")
+                for _ in range(len(ready)):
+                    self._run(ready.popleft())
+        finally:
+            events._set_running_loop(None)
+
+    def _run(self, handle: SimHandle) -> None:
+        callback = handle._callback
+        if callback is None:
+            return
+        process = handle._context.get(_process)
+        if process is not None:
+            if not process.is_alive:
+                return
+            if process.is_paused:
+                process.deferred.append(handle)
+                return
+        self.callbacks_run += 1
+        try:
+            handle._context.run(callback, *handle._args)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:
+            self.call_exception_handler({"message": f"exception in callback {callback!r}", "exception": error})
+
+    def _advance(self, time_max: float) -> bool:
+        timers = self._timers
+        while timers and timers[0][2]._is_cancelled:
+            heapq.heappop(timers)
+        if not timers or timers[0][0] > time_max:
+            return False
+        self._now = now = max(self._now, timers[0][0])
+        self.on_advance(now)
+        while timers and timers[0][0] <= now:
+            handle = heapq.heappop(timers)[2]
+            if not handle._is_cancelled:
+                self._ready.append(handle)
+        return True
+
+    def take_back(self, handles: list[SimHandle]) -> None:
+        """Run these now, in their order."""
+        self._ready.extend(handles)
+
+    def dispose(self) -> None:
+        """Let go of everything: unfinished coroutines are closed, and nothing they then ask for happens."""
+        self._is_disposed = True
+        self._ready.clear()
+        self._timers.clear()
+        events._set_running_loop(self)
+        try:
+            for task in self._tasks:
+                if not task.done():
+                    task._log_destroy_pending = False  # type: ignore[attr-defined]
+                    with contextlib.suppress(BaseException):
+                        task.get_coro().close()  # type: ignore[union-attr]
+                else:
+                    task._log_traceback = False  # type: ignore[attr-defined]
+        finally:
+            events._set_running_loop(None)
+        self._tasks.clear()
+        self.network = None
+
+    @property
+    def tasks(self) -> list[SimTask]:
+        """All that were ever made."""
+        return self._tasks
+
+    # --- asyncio.AbstractEventLoop ----------------------------------------------------------------------------------
+
+    def time(self) -> float:
+        return self._now
+
+    def call_soon(  # type: ignore[override]
+        self, callback: Callable[..., Any], *args: Any, context: Context | None = None
+    ) -> SimHandle:
+        handle = SimHandle(self._now, callback, args, copy_context() if context is None else context)
+        if not self._is_disposed:
+            self._ready.append(handle)
+        return handle
+
+    call_soon_threadsafe = call_soon  # type: ignore[assignment]
+
+    def call_later(  # type: ignore[override]
+        self, delay: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
+    ) -> SimHandle:
+        return self.call_at(self._now + delay, callback, *args, context=context)
+
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
+    ) -> SimHandle:
+        if context is None:
+            place = getattr(getattr(callback, "__self__", None), "simulated_context", None)
+            context = copy_context() if place is None else place(callback)
+        handle = SimHandle(when, callback, args, context)
+        if not self._is_disposed:
+            self._count += 1
+            heapq.heappush(self._timers, (when, self._count, handle))
+        return handle
+
+    def create_future(self) -> "asyncio.Future[Any]":
+        return asyncio.Future(loop=self)
+
+    def create_task(  # type: ignore[override]
+        self, coro: Generator[Any, None, T] | Coroutine[Any, Any, T], *, name: str | None = None, context: Any = None
+    ) -> "asyncio.Task[T]":
+        task = SimTask.__new__(SimTask)
+        task._number = len(self._tasks) + 1
+        SimTask.__init__(task, coro, loop=self, name=name or f"task-{task._number}", context=context)
+        self._tasks.append(task)
+        return task
+
+    def get_debug(self) -> bool:
+        return False
+
+    def is_running(self) -> bool:
+        return True
+
+    def is_closed(self) -> bool:
+        return self._is_disposed
+
+    def default_exception_handler(self, context: dict[str, Any]) -> None:
+        self.on_exception(context)
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        if not self._is_disposed:
+            self.on_exception(context)
+
+    async def create_server(self, protocol_factory: Any, *args: Any, sock: Any = None, **kwargs: Any) -> Any:
+        return self.network.listen(protocol_factory, sock)
+
+    async def create_connection(  # type: ignore[override]
+        self, protocol_factory: Any, host: str | None = None, port: int | None = None, **kwargs: Any
+    ) -> Any:
+        return await self.network.connect(protocol_factory, host, port)

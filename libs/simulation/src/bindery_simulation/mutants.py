@@ -1,0 +1,154 @@
+"""Mutants: the product with one promise broken on purpose. Each must be caught, by the invariant that it breaks.
+
+`with mutant("journal-without-datasync"): run_seed(seed)`. A simulation that finds nothing is worth what it would find.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
+from unittest.mock import patch
+
+from bindery_bookie.storage.engine import StorageEngine
+from bindery_bookie.storage.entry_log import EntryLogWriter
+from bindery_bookie.storage.journal import Journal, JournalWriter
+from bindery_client.requests import LedgerRequests
+from bindery_core.digest import Digester
+from bindery_core.ledger_actions import SendLac, SendReads
+from bindery_core.ledger_writer import LedgerWriter
+
+Patch = Callable[[], contextlib.AbstractContextManager[Any]]
+
+
+def _journal_without_datasync() -> contextlib.AbstractContextManager[Any]:
+    """The journal answers for bytes that are only in the page cache."""
+    real = JournalWriter.write
+
+    class _Unsynced:
+        def __init__(self, file: Any) -> None:
+            self._file = file
+
+        def __getattr__(self, name: str) -> Any:
+            return (lambda: None) if name == "datasync" else getattr(self._file, name)
+
+    def write(self: Any, group: bytes, position: Any, written: Any) -> float:
+        if position.journal_id != self._journal_id:
+            self.create(position.journal_id)
+        file, self._file = self._file, _Unsynced(self._file)
+        try:
+            return real(self, group, position, written)
+        finally:
+            self._file = file
+
+    return patch.object(JournalWriter, "write", write)
+
+
+def _fence_not_journaled() -> contextlib.AbstractContextManager[Any]:
+    """A fence is forgotten with the process's memory."""
+
+    async def fence(self: Any, ledger_id: int, master_key: bytes) -> None:
+        parts: list[bytes] = []
+        state = self._state_for(ledger_id, master_key, parts)
+        state.is_fenced = True
+        state.wake()
+        await self._journaled(parts)
+
+    return patch.object(StorageEngine, "fence", fence)
+
+
+def _ack_before_journal() -> contextlib.AbstractContextManager[Any]:
+    """An add is answered when it was handed to the journal."""
+    real = Journal.append
+
+    def append(self: Any, parts: Sequence[bytes], size: int, synced: Any, *, when_written: bool = False) -> None:
+        real(self, parts, size, lambda ok: None, when_written=when_written)
+        self._loop.call_soon(synced, True)
+
+    return patch.object(Journal, "append", append)
+
+
+def _confirm_before_ensemble_change() -> contextlib.AbstractContextManager[Any]:
+    """The writer confirms while a change of its ensemble is under way, and counts what replaced members stored."""
+    real = LedgerWriter._drain
+
+    def drain(self: Any, now: float) -> Any:
+        changing, self._changing = self._changing, False
+        try:
+            return real(self, now)
+        finally:
+            self._changing = changing
+
+    return patch.object(LedgerWriter, "_drain", drain)
+
+
+def _digest_unchecked() -> contextlib.AbstractContextManager[Any]:
+    """A reader believes whatever a bookie sends."""
+    return patch.object(Digester, "verify", lambda self, header, digest, payload: True)
+
+
+def _recovery_does_not_fence() -> contextlib.AbstractContextManager[Any]:
+    """The fence flag is dropped from recovery's reads."""
+    real = LedgerRequests.send_reads
+
+    def send_reads(self: Any, action: SendReads, sink: Any, *, timeout_s: float) -> None:
+        real(self, SendReads(action.bookie_id, action.entry_ids, False), sink, timeout_s=timeout_s)
+
+    return patch.object(LedgerRequests, "send_reads", send_reads)
+
+
+def _flush_without_sync() -> contextlib.AbstractContextManager[Any]:
+    """LastLogMark moves on although the entry log is only in the page cache."""
+    real = EntryLogWriter.sync
+
+    def sync(self: Any) -> None:
+        file = self._file
+        if file is None:
+            real(self)
+            return
+
+        class _Unsynced:
+            def __getattr__(self, name: str) -> Any:
+                return (lambda: None) if name in ("sync", "datasync") else getattr(file, name)
+
+        self._file = _Unsynced()
+        try:
+            real(self)
+        finally:
+            self._file = file
+
+    return patch.object(EntryLogWriter, "sync", sync)
+
+
+def _early_lac() -> contextlib.AbstractContextManager[Any]:
+    """Bookies are told that everything pushed is confirmed."""
+    real = LedgerRequests.send_adds
+
+    def send_lac(requests: Any, ledger_id: int, last: int, bookies: Sequence[Any], timeout_s: float) -> None:
+        requests.send_lac(SendLac(tuple(bookies), last), timeout_s=timeout_s)
+
+    def send_adds(self: Any, actions: Any, sink: Any, *, timeout_s: float) -> None:
+        real(self, actions, sink, timeout_s=timeout_s)
+        last = max(action.entry_ids[-1] for action in actions)
+        send_lac(self, self.ledger_id, last, [action.bookie_id for action in actions], timeout_s)
+
+    return patch.object(LedgerRequests, "send_adds", send_adds)
+
+
+MUTANTS: Final[dict[str, tuple[Patch, tuple[str, ...]]]] = {
+    "journal-without-datasync": (_journal_without_datasync, ("acknowledged-readable", "bookie-starts", "lac-safe")),
+    "fence-not-journaled": (_fence_not_journaled, ("no-ack-after-fence",)),
+    "ack-before-journal": (_ack_before_journal, ("no-ack-after-fence",)),
+    "confirm-before-ensemble-change": (_confirm_before_ensemble_change, ("quorum-in-metadata",)),
+    "digest-unchecked": (_digest_unchecked, ("right-bytes",)),
+    "recovery-does-not-fence": (_recovery_does_not_fence, ("writer-metadata",)),
+    "flush-without-sync": (_flush_without_sync, ("bookie-starts", "acknowledged-readable")),
+    "early-lac": (_early_lac, ("lac-safe",)),
+}
+"""Name -> how to make it, and the invariants of which one must catch it."""
+
+
+@contextlib.contextmanager
+def mutant(name: str) -> Iterator[None]:
+    with MUTANTS[name][0]():
+        yield
+
+
