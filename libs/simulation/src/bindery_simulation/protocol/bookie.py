@@ -75,7 +75,7 @@ class Bookie:
         self.lac = max(self.explicit_lac, -1 if last is None else peek_lac(last))
 
     def lose_storage(self, *, is_listed: bool) -> None:
-        """It starts with an empty disk. `is_listed`: metadata places the ledger here, so it knows what it cannot know."""
+        """It starts with an empty disk. `is_listed`: metadata places the ledger here, so it knows what it misses."""
         self.gone.update(self.entries)
         self.entries.clear()
         self.rotten.clear()

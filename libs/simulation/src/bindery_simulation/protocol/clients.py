@@ -130,9 +130,7 @@ class Writer(Client):
             if kind is SendAdds:
                 world.send_adds(self, action)
             elif kind is Confirm:
-                world.ledger.confirm(
-                    action.first_entry_id, action.last_entry_id, is_broken=self.failure is not None
-                )
+                world.ledger.confirm(action.first_entry_id, action.last_entry_id, is_broken=self.failure is not None)
                 world.note(f"writer confirms {action.first_entry_id}..{action.last_entry_id}")
             elif kind is ChangeEnsemble:
                 plan = partial(

@@ -1,8 +1,8 @@
 """Comic: a history as a strip of lines: time, from -> to, the message, and the state that it left.
 
-    0.000 writer   -> b1        add 0                                    b1:{0}
-    0.000 b1       -> writer    stored 0                                 lac=-1 pending=1
-    0.000 recovery -> b2        read 0, fence                            b2:{} FENCED
+0.000 writer   -> b1        add 0                                    b1:{0}
+0.000 b1       -> writer    stored 0                                 lac=-1 pending=1
+0.000 recovery -> b2        read 0, fence                            b2:{} FENCED
 """
 
 import hashlib

@@ -1,6 +1,7 @@
 """Ledger: what really happened to the one ledger of a history, and the checks of `invariants`."""
 
 from collections.abc import Mapping
+from itertools import pairwise
 
 from bindery_core.entry import Entry, peek_header
 from bindery_core.ids import BookieId, EntryId, LedgerId
@@ -108,7 +109,7 @@ class Ledger:
         if after.state < before.state:
             raise Violation(Invariant.SEGMENTS, f"state went back from {before.state.name} to {after.state.name}")
         firsts = [segment.first_entry_id for segment in after.segments]
-        if firsts[0] != 0 or any(a >= b for a, b in zip(firsts, firsts[1:], strict=False)):
+        if firsts[0] != 0 or any(a >= b for a, b in pairwise(firsts)):
             raise Violation(Invariant.SEGMENTS, f"segments begin at {firsts}")
         for segment in after.segments:
             if len(set(segment.ensemble)) != after.ensemble_size:
@@ -117,7 +118,7 @@ class Ledger:
             if segment.first_entry_id <= self.confirmed and segment.first_entry_id not in firsts:
                 raise Violation(Invariant.SEGMENTS, f"the segment at {segment.first_entry_id} is gone, entries are not")
         if after.state is LedgerState.CLOSED:
-            last = after.last_entry_id
+            last = int(after.last_entry_id)
             if last < self.confirmed:
                 raise Violation(Invariant.READABLE, f"closed at {last}, but entry {self.confirmed} is confirmed")
             if last >= len(self.payloads):

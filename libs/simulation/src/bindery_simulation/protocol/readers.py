@@ -24,8 +24,9 @@ POLL_TIMEOUT_S = 5.0
 
 
 class Reader(Client):
-    """Rounds of: metadata -> LAC -> entries not read yet -> one long poll. Ends when it has read all of a closed ledger,
-    or after `rounds`.
+    """Rounds of: metadata -> LAC -> entries not read yet -> one long poll.
+
+    Ends when it has read all of a closed ledger, or after `rounds`.
     """
 
     def __init__(self, world: "World", name: str, *, rounds: int) -> None:
@@ -93,9 +94,7 @@ class Reader(Client):
         if self.lac < self.next_entry_id:
             self._poll()
             return
-        self._read = LedgerRead(
-            LEDGER_ID, self._metadata, first=self.next_entry_id, last=self.lac, digester=DIGESTER
-        )
+        self._read = LedgerRead(LEDGER_ID, self._metadata, first=self.next_entry_id, last=self.lac, digester=DIGESTER)
         self._act(self._read.start(now=self.world.now))
 
     def _act(self, actions: Sequence[Any]) -> None:
