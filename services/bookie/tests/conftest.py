@@ -8,17 +8,18 @@ from collections.abc import AsyncIterator, Callable, Sequence
 import pytest
 import uvloop
 from bindery_bookie.metrics import BookieMetrics
+from bindery_bookie.security import OPEN, Security
 from bindery_bookie.server import BookieServer, bind
 from bindery_bookie.settings import ServerSettings
 from bindery_bookie.state import BookieState
 from bindery_bookie.store import AddDone, LacState, ReadDone, ReplayProgress
 from bindery_core.entry import peek_ids, peek_lac
 from bindery_core.errors import BadRequest, NoSuchLedger, Unauthorized
-from bindery_core.wire import v3
+from bindery_core.wire import v2, v3
 from bindery_core.wire.framing import FrameDecoder
 from bindery_core.wire.messages import AddRequest, Request, Response, Status
 
-ON_BOTH_LOOPS = ("test_connection.py", "test_operations.py")
+ON_BOTH_LOOPS = ("test_connection.py", "test_operations.py", "test_v2.py", "test_tls.py", "test_authentication.py")
 """Transports differ in how they pause, buffer and close; the bookie runs on uvloop, simulations on asyncio."""
 
 
@@ -191,6 +192,16 @@ class RawClient:
     def send(self, *requests: Request) -> None:
         self.writer.write(v3.encode_requests(requests))
 
+    def send_v2(self, *requests: Request) -> None:
+        self.writer.write(v2.encode_requests(requests))
+
+    async def receive_v2(self) -> Response:
+        return v2.decode_response(await self.receive_bytes())
+
+    async def ask_v2(self, request: Request) -> Response:
+        self.send_v2(request)
+        return await self.receive_v2()
+
     def send_hex(self, text: str) -> None:
         """One message; its length is put in front."""
         message = bytes.fromhex(text)
@@ -247,13 +258,13 @@ async def open_raw(port: int, *, receive_buffer_size: int | None = None) -> RawC
 
 
 class BookieUnderTest:
-    def __init__(self, settings: ServerSettings | None = None) -> None:
+    def __init__(self, settings: ServerSettings | None = None, security: Security = OPEN) -> None:
         loop = asyncio.get_running_loop()
         self.store = MemoryEntryStore()
         self.state = BookieState()
         self.metrics = BookieMetrics(clock=loop.time)
         self.server = BookieServer(
-            self.store, state=self.state, metrics=self.metrics, settings=settings, clock=loop.time
+            self.store, state=self.state, metrics=self.metrics, settings=settings, security=security, clock=loop.time
         )
         self.port = 0
         self._clients: list[RawClient] = []
@@ -276,11 +287,11 @@ class BookieUnderTest:
 
 @pytest.fixture
 async def start_bookie() -> AsyncIterator[Callable[..., object]]:
-    """Start bookies with given ServerSettings fields; they end with the test."""
+    """Start bookies with given ServerSettings fields, and Security; they end with the test."""
     started: list[BookieUnderTest] = []
 
-    async def start(**settings: object) -> BookieUnderTest:
-        bookie = BookieUnderTest(ServerSettings(**settings))  # type: ignore[arg-type]
+    async def start(*, security: Security = OPEN, **settings: object) -> BookieUnderTest:
+        bookie = BookieUnderTest(ServerSettings(**settings), security)  # type: ignore[arg-type]
         await bookie.start()
         started.append(bookie)
         return bookie

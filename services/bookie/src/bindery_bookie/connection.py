@@ -8,23 +8,43 @@ Nothing is read from the socket while one of these holds; each is a reason of it
 | adds       | this connection sent adds while the budget was used up    | the budget is low                    |
 | reads      | PENDING_READS_MAX reads wait for room                     | half of them do                      |
 | operations | `operations_max` other operations are under way           | half of them are                     |
+| securing   | START_TLS was answered                                    | the handshake is over                |
+
+Both protocols are spoken on the one port (`bindery_core.wire.detection`); an answer goes out in the protocol of its
+request. Until the gate is open (`gate`), requests are answered by it and get no further.
 
 Plain reads are issued in batches of about READ_BATCH_SIZE bytes by the running average of what entries were, so that a
 thousand reads of large entries do not become gigabytes. The bytes of each batch are charged to the budget of reads from
 its issue until its answer left the process, or, while the client reads, until it was handed to the transport.
+
+Securing: START_TLS is answered in clear; all that is written afterwards waits for the handshake and goes out encrypted.
+It must be the last thing that its client sends in clear: bytes behind it end the connection, so that nobody on the way
+can slip requests in before the encryption which are carried out after it.
 """
 
 import asyncio
 from collections import deque
 from collections.abc import Coroutine, Sequence
+from functools import partial
+from itertools import islice, takewhile
 from typing import Any, Final, Protocol, cast
 
-from bindery_core.errors import BinderyError
-from bindery_core.wire import v3
+from bindery_core.errors import BadRequest, BinderyError, Unauthorized
+from bindery_core.wire import v2, v3
+from bindery_core.wire.detection import Codec, RequestDecoder
 from bindery_core.wire.framing import FrameDecoder
-from bindery_core.wire.messages import ReadRequest
+from bindery_core.wire.messages import (
+    BatchReadRequest,
+    ReadRequest,
+    Request,
+    StartTlsRequest,
+    StartTlsResponse,
+    Status,
+)
 
+from bindery_bookie.gate import certificate_names
 from bindery_bookie.operations import Operations
+from bindery_bookie.security import Security
 from bindery_bookie.settings import ServerSettings
 
 READ_BATCH_SIZE: Final = 1024 * 1024
@@ -39,6 +59,7 @@ class ConnectionOwner(Protocol):
     """The server, as its connections see it."""
 
     settings: ServerSettings
+    security: Security
     operations: Operations
 
     def opened(self, connection: "BookieConnection") -> bool:
@@ -47,7 +68,8 @@ class ConnectionOwner(Protocol):
     def closed(self, connection: "BookieConnection", error: Exception | None) -> None: ...
 
     def refused(self, connection: "BookieConnection", error: BinderyError) -> None:
-        """Its bytes were no requests; it is being closed."""
+        """Its bytes were no requests, or, Unauthorized, its client did not show who it is. It is being closed, but for
+        one with a certificate that is not enough, to which the gate stays shut."""
 
     def keep(self, task: asyncio.Task[None]) -> None:
         """Own `task`: hold it, and await it at the end."""
@@ -62,13 +84,27 @@ class BookieConnection(asyncio.Protocol):
         self._operations = owner.operations
         self._settings = owner.settings
         self._decoder = FrameDecoder(frame_size_max=owner.settings.frame_size_max)
+        self._requests = RequestDecoder()
+        self._gate = owner.security.gate()
+        """None once it is open."""
+        self._gate_timer: asyncio.TimerHandle | None = None
+        self._tls_request: StartTlsRequest | None = None
+        self._is_securing = False
+        self._is_secure = False
+        self._held_answers: list[bytes] = []
+        """Written while the handshake goes on."""
+        self._early: list[bytes] = []
+        """Decrypted before we heard that the handshake was over."""
         self._transport: asyncio.Transport | None = None
         self.peer_name = "?"
         self._reasons: set[str] = set()
         self._unsent = False
+        self._is_lost = False
         self._held_size = 0
         """Bytes of read answers that the transport could not get rid of yet."""
-        self._pending_reads: deque[ReadRequest] = deque()
+        self._pending_reads: deque[ReadRequest | BatchReadRequest] = deque()
+        self._pending_v3 = 0
+        """How many of them, the foremost, are to be answered in v3."""
         self._read_batches = 0
         self._waiting_for_room = False
         self._entry_size = float(_FIRST_ENTRY_SIZE_GUESS)
@@ -85,16 +121,40 @@ class BookieConnection(asyncio.Protocol):
         self._transport.set_write_buffer_limits(high=high, low=high // 4)
         if not self._owner.opened(self):
             self._transport.abort()
+        elif self._gate is not None:
+            timeout_s = self._owner.security.auth_timeout_s
+            self._gate_timer = asyncio.get_running_loop().call_later(timeout_s, self._gate_expired)
 
     def data_received(self, data: bytes) -> None:
-        try:
-            requests = v3.decode_requests(self._decoder.feed(data))
-        except BinderyError as error:
-            self._owner.refused(self, error)
-            self.abort()
+        if self._is_securing:
+            self._early.append(data)
             return
-        if requests:
-            self._operations.handle(self, requests)
+        try:
+            in_v3, in_v2 = self._requests.decode(self._decoder.feed(data))
+        except BinderyError as error:
+            self._refuse(error)
+            return
+        if in_v3:
+            self._handle(in_v3, v3)
+            if self._tls_request is not None:
+                self._secure(is_last=in_v3[-1] is self._tls_request and not in_v2)
+                return
+        if in_v2:
+            self._handle(in_v2, v2)
+
+    def _handle(self, requests: Sequence[Request], codec: Codec) -> None:
+        if self._gate is not None:
+            verdict = self._gate.admit(requests, version=codec.VERSION)
+            if verdict.answers:
+                self.send(codec.encode_responses(verdict.answers))
+            if verdict.close is not None:
+                self._owner.refused(self, verdict.close)
+                self.close()
+                return
+            requests = verdict.passed
+            self._look_at_gate()
+        if requests and self._transport is not None and not self._transport.is_closing():
+            self._operations.handle(self, requests, codec)
 
     def eof_received(self) -> bool:
         return False  # nobody half-closes; the answers under way would have no reader
@@ -110,9 +170,17 @@ class BookieConnection(asyncio.Protocol):
         self._issue_reads()
 
     def connection_lost(self, error: Exception | None) -> None:
+        if self._is_lost:
+            return  # the transport in clear and the encrypted one may both tell
+        self._is_lost = True
         self._transport = None
+        self._operations.pending_reads -= len(self._pending_reads)
         self._pending_reads.clear()
+        self._pending_v3 = 0
+        self._held_answers.clear()
         self._give_held()
+        if self._gate_timer is not None:
+            self._gate_timer.cancel()
         for task in self._cancelled_when_gone:
             task.cancel()
         self._owner.closed(self, error)
@@ -120,7 +188,9 @@ class BookieConnection(asyncio.Protocol):
     # --- operations.Peer ------------------------------------------------------------------------------------------
 
     def send(self, data: bytes) -> None:
-        if self._transport is not None:
+        if self._is_securing:
+            self._held_answers.append(data)
+        elif self._transport is not None:
             self._transport.write(data)
 
     def spawn(self, work: Coroutine[Any, Any, None], *, until_gone: bool = False) -> asyncio.Task[None]:
@@ -140,11 +210,19 @@ class BookieConnection(asyncio.Protocol):
             self._pause("adds")
             self._operations.adds_budget.when_low(self._adds_are_low)
 
-    def enqueue_reads(self, reads: Sequence[ReadRequest]) -> None:
+    def enqueue_reads(self, reads: Sequence[ReadRequest | BatchReadRequest], codec: Codec) -> None:
         self._pending_reads.extend(reads)
+        if codec.VERSION == v3.VERSION:
+            self._pending_v3 += len(reads)  # none in v2 can be in front of them
         if len(self._pending_reads) >= PENDING_READS_MAX:
             self._pause("reads")
         self._issue_reads()
+
+    def start_tls(self, request: StartTlsRequest) -> None:
+        if self._owner.security.tls is None or self._is_secure:
+            self.send(v3.encode_response(StartTlsResponse(request.txn_id, Status.BAD_REQUEST)))
+        else:
+            self._tls_request = request  # `data_received` goes on with it, once it has seen what stands behind
 
     # --- the server's side ----------------------------------------------------------------------------------------
 
@@ -166,26 +244,117 @@ class BookieConnection(asyncio.Protocol):
 
     # --- helpers --------------------------------------------------------------------------------------------------
 
+    def _refuse(self, error: BinderyError) -> None:
+        self._owner.refused(self, error)
+        self.abort()
+
+    def _look_at_gate(self) -> None:
+        if self._gate is not None and self._gate.is_open:
+            self._gate = None
+            if self._gate_timer is not None:
+                self._gate_timer.cancel()
+
+    def _gate_expired(self) -> None:
+        self._refuse(Unauthorized("no authentication in time", timeout_s=self._owner.security.auth_timeout_s))
+
+    def _secure(self, *, is_last: bool) -> None:
+        """Answer START_TLS, which was the last request of its feed or not, and begin the handshake."""
+        request, self._tls_request = self._tls_request, None
+        transport = self._transport
+        if request is None or transport is None or transport.is_closing():
+            return
+        if not is_last or self._decoder.buffered_size:
+            self._refuse(BadRequest("bytes in clear behind START_TLS"))
+            return
+        if transport.get_write_buffer_size():
+            self._refuse(BadRequest("START_TLS while answers are unread"))
+            return
+        transport.write(v3.encode_response(StartTlsResponse(request.txn_id, Status.OK)))
+        self._pause("securing")
+        self._is_securing = True
+        self._owner.keep(asyncio.get_running_loop().create_task(self._upgrade(transport)))
+
+    async def _upgrade(self, transport: asyncio.Transport) -> None:
+        security = self._owner.security
+        assert security.tls is not None
+        try:
+            secured = await asyncio.get_running_loop().start_tls(
+                transport, self, security.tls, server_side=True, ssl_handshake_timeout=security.handshake_timeout_s
+            )
+        except (OSError, TimeoutError) as error:
+            self._owner.refused(self, Unauthorized("TLS handshake failed", cause=_handshake_error(error)))
+            transport.abort()
+            self.connection_lost(error)
+            return
+        assert secured is not None
+        if self._is_lost:
+            secured.abort()
+            return
+        self._transport = secured
+        high = self._settings.unsent_size_max
+        secured.set_write_buffer_limits(high=high, low=high // 4)
+        self._is_securing = False
+        self._is_secure = True
+        self._reasons.discard("securing")
+        if self._reasons:
+            secured.pause_reading()
+        if self._gate is not None:
+            try:
+                self._gate.secured(certificate_names(secured.get_extra_info("peercert")))
+            except Unauthorized as error:
+                # As BookKeeper's bookies do: one more answer to START_TLS, and a gate that stays shut.
+                self._owner.refused(self, error)
+                self.send(v3.encode_response(StartTlsResponse(0, Status.IO_ERROR)))
+            self._look_at_gate()
+        held, self._held_answers = self._held_answers, []
+        if held:
+            self.send(b"".join(held))
+        early, self._early = self._early, []
+        for data in early:
+            self.data_received(data)
+        self._issue_reads()
+
     def _issue_reads(self) -> None:
         budget = self._operations.reads_budget
-        while self._pending_reads and not self._unsent and self._read_batches < READ_BATCHES_MAX:
+        pending = self._pending_reads
+        while pending and not self._unsent and not self._is_securing and self._read_batches < READ_BATCHES_MAX:
             if budget.is_over:
                 if not self._waiting_for_room:
                     self._waiting_for_room = True
                     budget.when_low(self._room_for_reads)
                 return
-            count = max(1, min(READ_BATCH_COUNT_MAX, int(READ_BATCH_SIZE / self._entry_size), len(self._pending_reads)))
-            batch = [self._pending_reads.popleft() for _ in range(count)]
-            guess = int(count * self._entry_size)
-            budget.take(guess)
+            codec: Codec = v3 if self._pending_v3 else v2
             self._read_batches += 1
-            self._operations.read(self, batch, lambda size, c=count, g=guess: self._reads_sent(c, g, size))  # type: ignore[misc]
-        if len(self._pending_reads) <= PENDING_READS_MAX // 2:
+            head = pending[0]
+            if type(head) is BatchReadRequest:
+                self._take_pending(1)
+                count_max, size_max = self._operations.batch_limits(head)
+                guess = int(max(self._entry_size, min(count_max * self._entry_size, size_max)))
+                budget.take(guess)
+                sent = partial(self._batch_sent, guess)
+                self._operations.read_batch(self, head, codec, self._entry_size, sent)
+            else:
+                wanted = min(READ_BATCH_COUNT_MAX, int(READ_BATCH_SIZE / self._entry_size), self._pending_v3 or 2**31)
+                batch = [cast(ReadRequest, read) for read in takewhile(_is_plain, islice(pending, max(1, wanted)))]
+                guess = int(len(batch) * self._entry_size)
+                self._take_pending(len(batch))
+                budget.take(guess)
+                self._operations.read(self, batch, codec, partial(self._reads_sent, len(batch), guess))
+        if len(pending) <= PENDING_READS_MAX // 2:
             self._resume("reads")
+
+    def _take_pending(self, count: int) -> None:
+        for _ in range(count):
+            self._pending_reads.popleft()
+        self._operations.pending_reads -= count
+        self._pending_v3 = max(0, self._pending_v3 - count)
+
+    def _batch_sent(self, guess: int, size: int, count: int) -> None:
+        self._reads_sent(count, guess, size)
 
     def _reads_sent(self, count: int, guess: int, size: int) -> None:
         self._read_batches -= 1
-        self._entry_size = max(64.0, 0.5 * self._entry_size + 0.5 * size / count)
+        self._entry_size = max(64.0, 0.5 * self._entry_size + 0.5 * size / max(1, count))
         budget = self._operations.reads_budget
         if self._unsent and self._transport is not None:
             budget.take(size)
@@ -212,10 +381,19 @@ class BookieConnection(asyncio.Protocol):
     def _pause(self, reason: str) -> None:
         if not self._reasons and self._transport is not None and not self._transport.is_closing():
             self._transport.pause_reading()
-        self._reasons.add(reason)
+        self._reasons.add(reason)  # while securing the handshake reads, and "securing" is the reason
 
     def _resume(self, reason: str) -> None:
         if reason in self._reasons:
             self._reasons.discard(reason)
             if not self._reasons and self._transport is not None and not self._transport.is_closing():
                 self._transport.resume_reading()
+
+
+def _is_plain(read: ReadRequest | BatchReadRequest) -> bool:
+    return type(read) is ReadRequest
+
+
+def _handshake_error(error: BaseException) -> str:
+    """What OpenSSL says, without its source line."""
+    return getattr(error, "reason", None) or str(error) or type(error).__name__

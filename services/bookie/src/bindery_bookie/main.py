@@ -34,23 +34,30 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 async def _serve(settings: BookieSettings, shutdown: Shutdown) -> int | None:
-    process = BookieProcess(
-        settings,
-        shutdown,
-        connect=_connect,
-        clock=time.monotonic,
-        wall_clock_ms=lambda: time.time_ns() // 1_000_000,
-    )
+    try:
+        process = BookieProcess(
+            settings,
+            shutdown,
+            connect=_connect,
+            clock=time.monotonic,
+            wall_clock_ms=lambda: time.time_ns() // 1_000_000,
+        )
+    except BinderyError as error:
+        return _failed(error)
     try:
         if await _start(process, shutdown):
             await process.run()
     except (BinderyError, OSError) as error:
-        log.error("bookie_failed", **error_fields(error))
-        sys.stderr.write(f"{PROGRAM}: {error}\n")
-        return EXIT_ERROR
+        return _failed(error)
     finally:
         await process.stop()
     return None
+
+
+def _failed(error: BaseException) -> int:
+    log.error("bookie_failed", **error_fields(error))
+    sys.stderr.write(f"{PROGRAM}: {error}\n")
+    return EXIT_ERROR
 
 
 async def _start(process: BookieProcess, shutdown: Shutdown) -> bool:

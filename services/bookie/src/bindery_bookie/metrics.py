@@ -17,6 +17,7 @@
 | bindery_bookie_storage_<name>                            | gauge   | each number of StorageStats by its own name     |
 | bindery_bookie_connections, _long_polls, ..._size        | gauge   | now                                             |
 | bindery_bookie_bad_frames                                | counter | connections ended for bytes that are no request |
+| bindery_bookie_auth_failures                             | counter | connections whose client is not who it must be  |
 
 OP: ADD_ENTRY, READ_ENTRY, READ_ENTRY_FENCE, READ_ENTRY_LONG_POLL, WRITE_LAC, READ_LAC, FORCE_LEDGER, GET_BOOKIE_INFO,
 GET_LIST_OF_ENTRIES_OF_LEDGER. Summaries carry `success` and quantiles over the last one to two minutes, to 10 %.
@@ -128,6 +129,7 @@ class BookieMetrics(Collector):
         self.write_bytes = 0
         self.read_bytes = 0
         self.bad_frames = 0
+        self.auth_failures = 0
         self.gauges: dict[str, tuple[str, Callable[[], float]]] = {}
         self.storage = storage or StorageStats()
         self._sync_ms = OpStat(clock)
@@ -161,6 +163,7 @@ class BookieMetrics(Collector):
             ("bookie_WRITE_BYTES", "Entry bytes taken.", self.write_bytes),
             ("bookie_READ_BYTES", "Entry bytes given.", self.read_bytes),
             ("bookie_journal_JOURNAL_WRITE_BYTES", "Bytes written to the journal.", storage.journal_bytes),
+            ("bindery_bookie_auth_failures", "Clients that did not show who they are.", self.auth_failures),
             ("bindery_bookie_bad_frames", "Connections ended for bytes that are no request.", self.bad_frames),
         ):
             yield CounterMetricFamily(metric, help, value)

@@ -4,7 +4,11 @@ A batch of requests is what one socket read brought. Its adds go to the store as
 another, with no task, future or closure per entry; everything else is rare and gets a task of its own.
 
 Order. The adds of a batch are handed to the store before anything else of it, so a force or a read that was sent behind
-an add finds it. Answers come in any order: clients tell them apart by transaction id.
+an add finds it. Answers come in any order: clients tell them apart by transaction id, in v2 by operation and ids.
+
+Limits. Back-pressure comes first: a connection is not read while what it brings is over a budget. What very many
+connections bring at once all the same is bounded by refusals: adds beyond twice `adds_size_max`, and reads beyond
+`pending_reads_max`, are answered TOO_MANY_REQUESTS.
 
 What stands behind each answer
 - add OK: the store says so, after its journal record was fdatasynced (DEFERRED_SYNC: written);
@@ -15,23 +19,24 @@ Source: BookKeeper's request processors, observed on 4.17.2.
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from bindery_core import availability
-from bindery_core.errors import (
-    BadRequest,
-    BinderyError,
-    LedgerFenced,
-    LedgerStateUnknown,
-    NoSuchEntry,
-    NoSuchLedger,
-    ReadOnly,
-    TooManyRequests,
-    Unauthorized,
-)
+from bindery_core.errors import BinderyError, NoSuchLedger
 from bindery_core.wire import messages as m
-from bindery_core.wire import v3
-from bindery_core.wire.messages import AddRequest, ReadFlag, ReadRequest, ReadResponse, Request, Response, Status
+from bindery_core.wire import v2, v3
+from bindery_core.wire.detection import Codec
+from bindery_core.wire.messages import (
+    AddRequest,
+    BatchReadRequest,
+    ReadFlag,
+    ReadRequest,
+    ReadResponse,
+    Request,
+    Response,
+    Status,
+)
+from bindery_core.wire.status import of_error
 from bindery_kit.logs import error_fields
 
 from bindery_bookie.budget import ByteBudget
@@ -44,8 +49,10 @@ from bindery_bookie.store import EntryStore
 OK = int(Status.OK)
 RequestT = TypeVar("RequestT", bound=Request)
 Work = Callable[[RequestT], Coroutine[Any, Any, Response]]
-ADD_OVERHEAD = 512
+ADD_OVERHEAD: Final = 512
 """Bytes that an add under way takes beside its body: request, queue entries, its answer."""
+BATCH_STEP_COUNT_MAX: Final = 256
+"""Entries that a batch read asks the store for at once; how many of them fit is known only afterwards."""
 
 
 class Peer(Protocol):
@@ -54,8 +61,11 @@ class Peer(Protocol):
     def send(self, data: bytes) -> None:
         """Write frames; forgotten when the connection is gone."""
 
-    def enqueue_reads(self, reads: Sequence[ReadRequest]) -> None:
+    def enqueue_reads(self, reads: Sequence[ReadRequest | BatchReadRequest], codec: Codec) -> None:
         """Read these when there is room for their answers."""
+
+    def start_tls(self, request: m.StartTlsRequest) -> None:
+        """Answer, and secure the connection if that is offered."""
 
     def spawn(self, work: Coroutine[Any, Any, None], *, until_gone: bool = False) -> asyncio.Task[None]:
         """Run `work` in a task, which the peer's owner holds; `until_gone`: cancel it when the connection goes."""
@@ -86,11 +96,13 @@ class Operations:
         self.adds_budget = ByteBudget(settings.adds_size_max)
         self.reads_budget = ByteBudget(settings.reads_size_max)
         self.long_polls = 0
+        self.pending_reads = 0
+        """Plain and batch reads of all connections that were not issued yet; connections count them down."""
 
-    def handle(self, peer: Peer, requests: Sequence[Request]) -> None:
-        """Start everything in `requests`; answers go to `peer` as they come."""
+    def handle(self, peer: Peer, requests: Sequence[Request], codec: Codec = v3) -> None:
+        """Start everything in `requests`; answers go to `peer`, written by `codec`, as they come."""
         adds: list[AddRequest] = []
-        reads: list[ReadRequest] = []
+        reads: list[ReadRequest | BatchReadRequest] = []
         others: list[Request] = []
         for request in requests:
             if type(request) is AddRequest:
@@ -100,19 +112,35 @@ class Operations:
             else:
                 others.append(request)
         if adds:
-            self._add(peer, adds)
+            self._add(peer, adds, codec)
         if reads:
-            peer.enqueue_reads(reads)
+            self._enqueue(peer, reads, codec)
         for request in others:
-            self._start(peer, request)
+            self._start(peer, request, codec)
+
+    def _enqueue(self, peer: Peer, reads: list[ReadRequest | BatchReadRequest], codec: Codec) -> None:
+        room = self._settings.pending_reads_max - self.pending_reads
+        if len(reads) > room:
+            refused, reads = reads[max(room, 0) :], reads[: max(room, 0)]
+            peer.send(codec.encode_responses([failed(read, Status.TOO_MANY_REQUESTS) for read in refused]))
+            self._metrics.operations["READ_ENTRY"].observe(0.0, ok=False, count=len(refused))
+            self._metrics.reads_rejected += len(refused)
+        if reads:
+            self.pending_reads += len(reads)
+            peer.enqueue_reads(reads, codec)
 
     # --- adds ---------------------------------------------------------------------------------------------------------
 
-    def _add(self, peer: Peer, adds: list[AddRequest]) -> None:
+    def _add(self, peer: Peer, adds: list[AddRequest], codec: Codec) -> None:
         if self._state.read_only:
-            adds = self._refuse_writes(peer, adds)
+            adds = self._refuse_writes(peer, adds, codec)
             if not adds:
                 return
+        if self.adds_budget.used >= 2 * self.adds_budget.limit:
+            self._refuse(peer, adds, Status.TOO_MANY_REQUESTS, codec)
+            self._metrics.adds_rejected += len(adds)
+            peer.wait_for_adds()
+            return
         started = self._clock()
         count = len(adds)
         entry_size = sum([len(add.body) for add in adds])
@@ -123,7 +151,7 @@ class Operations:
 
         def done(statuses: Sequence[int]) -> None:
             assert len(statuses) == count
-            peer.send(v3.encode_add_responses(adds, statuses))
+            peer.send(codec.encode_add_responses(adds, statuses))
             self.adds_budget.give(size)
             metrics.adds_in_progress -= count
             latency_s = self._clock() - started
@@ -143,24 +171,27 @@ class Operations:
         if self.adds_budget.is_over:
             peer.wait_for_adds()
 
-    def _refuse_writes(self, peer: Peer, adds: list[AddRequest]) -> list[AddRequest]:
+    def _refuse_writes(self, peer: Peer, adds: list[AddRequest], codec: Codec) -> list[AddRequest]:
         """Answer READ_ONLY where it applies; return the adds that are taken all the same."""
         accepted = [add for add in adds if self._state.accepts_add(priority=add.priority)]
         refused = [add for add in adds if not self._state.accepts_add(priority=add.priority)]
         if refused:
-            peer.send(v3.encode_add_responses(refused, [int(Status.READ_ONLY)] * len(refused)))
-            self._metrics.operations["ADD_ENTRY"].observe(0.0, ok=False, count=len(refused))
+            self._refuse(peer, refused, Status.READ_ONLY, codec)
         return accepted
+
+    def _refuse(self, peer: Peer, adds: list[AddRequest], status: Status, codec: Codec) -> None:
+        peer.send(codec.encode_add_responses(adds, [int(status)] * len(adds)))
+        self._metrics.operations["ADD_ENTRY"].observe(0.0, ok=False, count=len(adds))
 
     # --- plain reads --------------------------------------------------------------------------------------------------
 
-    def read(self, peer: Peer, reads: Sequence[ReadRequest], sent: Callable[[int], None]) -> None:
-        """Answer plain reads with body and the ledger's LAC; then `sent(bytes of the answers)`."""
+    def read(self, peer: Peer, reads: Sequence[ReadRequest], codec: Codec, sent: Callable[[int], None]) -> None:
+        """Answer plain reads with body and, in v3, the ledger's LAC; then `sent(bytes of the answers)`."""
         started = self._clock()
         self._metrics.reads_in_progress += len(reads)
 
         def done(results: Sequence[bytes | int]) -> None:
-            peer.spawn(self._answer_reads(peer, reads, results, started, sent))
+            peer.spawn(self._answer_reads(peer, reads, results, started, codec, sent))
 
         self._store.read_many([(read.ledger_id, read.entry_id) for read in reads], done)
 
@@ -170,9 +201,11 @@ class Operations:
         reads: Sequence[ReadRequest],
         results: Sequence[bytes | int],
         started: float,
+        codec: Codec,
         sent: Callable[[int], None],
     ) -> None:
         lacs: dict[int, int | None] = {}
+        with_lac = codec.VERSION == v3.VERSION
         responses = []
         ok_count = read_bytes = 0
         data = b""
@@ -183,11 +216,11 @@ class Operations:
                     responses.append(ReadResponse(read.txn_id, result, ledger_id, read.entry_id))
                     continue
                 if ledger_id not in lacs:
-                    lacs[ledger_id] = await self._lac_or_none(ledger_id)
+                    lacs[ledger_id] = await self._lac_or_none(ledger_id) if with_lac else None
                 responses.append(ReadResponse(read.txn_id, OK, ledger_id, read.entry_id, result, lacs[ledger_id]))
                 ok_count += 1
                 read_bytes += len(result)
-            data = v3.encode_responses(responses)
+            data = codec.encode_responses(responses)
             peer.send(data)
         finally:
             self._metrics.reads_in_progress -= len(reads)
@@ -206,16 +239,87 @@ class Operations:
         except BinderyError:
             return None
 
+    # --- batch reads --------------------------------------------------------------------------------------------------
+
+    def batch_limits(self, request: BatchReadRequest) -> tuple[int, int]:
+        """(entries at most, bytes at most) of the answer."""
+        size_max = min(request.size_max, self._settings.batch_read_size_max)
+        return (request.count_max if request.count_max > 0 else 2**31 - 1), size_max
+
+    def read_batch(
+        self, peer: Peer, request: BatchReadRequest, codec: Codec, entry_size: float, sent: Callable[[int, int], None]
+    ) -> None:
+        """Answer with consecutive entries; then `sent(bytes of the answer, entries in it)`.
+
+        The first entry comes whatever its size; the rest while the answer fits. What is missing or cannot be read ends
+        the batch, and is an error of the whole only if it is the first. `entry_size`: what entries are likely to have.
+        Source: BookKeeper BatchedReadEntryProcessor.
+        """
+        peer.spawn(self._answer_batch(peer, request, codec, entry_size, sent))
+
+    async def _answer_batch(
+        self, peer: Peer, request: BatchReadRequest, codec: Codec, entry_size: float, sent: Callable[[int, int], None]
+    ) -> None:
+        started = self._clock()
+        metrics = self._metrics
+        metrics.reads_in_progress += 1
+        bodies: list[bytes] = []
+        data = b""
+        try:
+            try:
+                status = await self._collect_batch(request, bodies, entry_size)
+            except BinderyError as error:
+                status = of_error(error)
+            except Exception as error:
+                self._log.warning("operation_broken", operation="BATCH_READ_ENTRY", **error_fields(error))
+                status = int(Status.IO_ERROR)
+            response = m.BatchReadResponse(
+                request.txn_id, status, request.ledger_id, request.entry_id, request.request_id, tuple(bodies)
+            )
+            data = codec.encode_response(response)
+            peer.send(data)
+        finally:
+            metrics.reads_in_progress -= 1
+            sent(len(data), len(bodies))
+        metrics.read_bytes += sum(map(len, bodies))
+        metrics.operations["READ_ENTRY"].observe(self._clock() - started, ok=status == OK)
+
+    async def _collect_batch(self, request: BatchReadRequest, bodies: list[bytes], entry_size: float) -> int:
+        """Append the batch's entries to `bodies`; the answer's status."""
+        if request.flag == ReadFlag.FENCE_LEDGER:
+            if request.master_key is None:
+                return int(Status.UNAUTHORIZED)
+            await self._store.fence(request.ledger_id, request.master_key)
+        count_max, size_max = self.batch_limits(request)
+        size = v2.BATCH_OVERHEAD
+        while len(bodies) < count_max:
+            likely = int((size_max - size) / (entry_size + v2.BATCH_ENTRY_OVERHEAD)) + 1
+            count = max(1, min(likely, BATCH_STEP_COUNT_MAX, count_max - len(bodies)))
+            first = request.entry_id + len(bodies)
+            for found in await self._read_some([(request.ledger_id, first + n) for n in range(count)]):
+                if isinstance(found, int):
+                    return OK if bodies else found
+                size += len(found) + v2.BATCH_ENTRY_OVERHEAD
+                if bodies and size > size_max:
+                    return OK
+                bodies.append(found)
+            entry_size = max(1.0, (size - v2.BATCH_OVERHEAD) / len(bodies) - v2.BATCH_ENTRY_OVERHEAD)
+            if size >= size_max:
+                return OK
+        return OK
+
     # --- everything else ----------------------------------------------------------------------------------------------
 
-    def _start(self, peer: Peer, request: Request) -> None:
+    def _start(self, peer: Peer, request: Request, codec: Codec) -> None:
         match request:
             case ReadRequest() if request.flag == ReadFlag.FENCE_LEDGER:
-                self._spawn(peer, "READ_ENTRY_FENCE", self._fence_read, request)
+                self._spawn(peer, "READ_ENTRY_FENCE", self._fence_read, request, codec)
+            case BatchReadRequest():
+                self._enqueue(peer, [request], codec)
             case ReadRequest() if request.previous_lac is not None:
                 self._start_long_poll(peer, request)
             case ReadRequest():
-                peer.enqueue_reads([request])  # ENTRY_PIGGYBACK without a previous LAC is a plain read
+                self._enqueue(peer, [request], codec)  # ENTRY_PIGGYBACK without a previous LAC is a plain read
             case m.WriteLacRequest():
                 self._spawn(peer, "WRITE_LAC", self._write_lac, request)
             case m.ReadLacRequest():
@@ -227,42 +331,53 @@ class Operations:
             case m.BookieInfoRequest():
                 self._spawn(peer, "GET_BOOKIE_INFO", self._bookie_info, request)
             case m.AuthRequest():
-                # Nobody is asked to authenticate: BookKeeper's clients take this name as "done".
-                peer.send(v3.encode_response(m.AuthResponse(request.txn_id, OK, v3.AUTH_DISABLED_PLUGIN)))
+                # Nobody is asked to authenticate, or no longer: BookKeeper's clients take this name as "done".
+                txn_id = request.txn_id if codec.VERSION == v3.VERSION else v2.VERSION
+                peer.send(codec.encode_response(m.AuthResponse(txn_id, OK, v3.AUTH_DISABLED_PLUGIN)))
             case m.StartTlsRequest():
-                peer.send(v3.encode_response(m.StartTlsResponse(request.txn_id, Status.BAD_REQUEST)))
+                peer.start_tls(request)
             case m.OtherRequest():
-                peer.send(v3.encode_response(refuse_other(request)))
+                peer.send(codec.encode_response(refuse_other(request, codec)))
 
     def _spawn(
-        self, peer: Peer, name: str, work: Work[RequestT], request: RequestT, *, until_gone: bool = False
+        self,
+        peer: Peer,
+        name: str,
+        work: Work[RequestT],
+        request: RequestT,
+        codec: Codec = v3,
+        *,
+        until_gone: bool = False,
     ) -> asyncio.Task[None]:
-        return peer.spawn(self._answer(peer, name, work, request), until_gone=until_gone)
+        return peer.spawn(self._answer(peer, name, work, request, codec), until_gone=until_gone)
 
-    async def _answer(self, peer: Peer, name: str, work: Work[RequestT], request: RequestT) -> None:
+    async def _answer(self, peer: Peer, name: str, work: Work[RequestT], request: RequestT, codec: Codec) -> None:
         started = self._clock()
         try:
             response = await work(request)
         except BinderyError as error:
-            response = failed(request, status_of(error))
+            response = failed(request, of_error(error))
             if response.status in (Status.IO_ERROR, Status.UNKNOWN_LEDGER_STATE):
                 self._log.warning("operation_failed", operation=name, **error_fields(error))
         except Exception as error:
             # A fault of ours must cost one request, not the connection's other thousand.
             self._log.warning("operation_broken", operation=name, **error_fields(error))
             response = failed(request, Status.IO_ERROR)
-        peer.send(v3.encode_response(response))
+        peer.send(codec.encode_response(response))
         self._metrics.operations[name].observe(self._clock() - started, ok=response.status == OK)
 
-    async def _read_one(self, ledger_id: int, entry_id: int) -> bytes | int:
-        answer: asyncio.Future[bytes | int] = asyncio.get_running_loop().create_future()
+    async def _read_some(self, keys: Sequence[tuple[int, int]]) -> Sequence[bytes | int]:
+        answer: asyncio.Future[Sequence[bytes | int]] = asyncio.get_running_loop().create_future()
 
         def done(results: Sequence[bytes | int]) -> None:
             if not answer.done():
-                answer.set_result(results[0])
+                answer.set_result(results)
 
-        self._store.read_many([(ledger_id, entry_id)], done)
+        self._store.read_many(keys, done)
         return await answer
+
+    async def _read_one(self, ledger_id: int, entry_id: int) -> bytes | int:
+        return (await self._read_some([(ledger_id, entry_id)]))[0]
 
     async def _fence_read(self, request: ReadRequest) -> Response:
         if request.master_key is None:
@@ -363,28 +478,6 @@ class Operations:
         )
 
 
-def status_of(error: BinderyError) -> int:
-    """The status that says what `error` says."""
-    match error:
-        case Unauthorized():
-            return Status.UNAUTHORIZED
-        case NoSuchLedger():
-            return Status.NO_LEDGER
-        case NoSuchEntry():
-            return Status.NO_ENTRY
-        case LedgerStateUnknown():
-            return Status.UNKNOWN_LEDGER_STATE
-        case TooManyRequests():
-            return Status.TOO_MANY_REQUESTS
-        case ReadOnly():
-            return Status.READ_ONLY
-        case LedgerFenced():
-            return Status.FENCED
-        case BadRequest():
-            return Status.BAD_REQUEST
-    return Status.IO_ERROR
-
-
 def failed(request: Request, status: int) -> Response:
     """`request` answered with `status` in both places, ids echoed."""
     match request:
@@ -392,6 +485,8 @@ def failed(request: Request, status: int) -> Response:
             return m.AddResponse(request.txn_id, status, request.ledger_id, request.entry_id)
         case ReadRequest():
             return ReadResponse(request.txn_id, status, request.ledger_id, request.entry_id)
+        case BatchReadRequest():
+            return m.BatchReadResponse(request.txn_id, status, request.ledger_id, request.entry_id, request.request_id)
         case m.WriteLacRequest():
             return m.WriteLacResponse(request.txn_id, status, request.ledger_id)
         case m.ReadLacRequest():
@@ -410,15 +505,17 @@ def failed(request: Request, status: int) -> Response:
             return m.ErrorResponse(request.txn_id, request.operation, status)
 
 
-def refuse_other(request: m.OtherRequest) -> Response:
-    """BAD_VERSION in the operation's own answer for versions 1 and 2, else BAD_REQUEST without one."""
+def refuse_other(request: m.OtherRequest, codec: Codec = v3) -> Response:
+    """BAD_VERSION in the operation's own answer for versions 1 and 2 (in v2: above 2), else BAD_REQUEST without one."""
     txn_id, ledger_id, status = request.txn_id, request.ledger_id, int(Status.BAD_VERSION)
-    if request.version != v3.VERSION:
+    if request.version != v3.VERSION or codec.VERSION == v2.VERSION:
         match request.operation:
             case m.Operation.ADD_ENTRY:
                 return m.AddResponse(txn_id, status, ledger_id, request.entry_id)
             case m.Operation.READ_ENTRY:
                 return ReadResponse(txn_id, status, ledger_id, request.entry_id)
+            case m.Operation.BATCH_READ_ENTRY if codec.VERSION == v2.VERSION:
+                return m.BatchReadResponse(txn_id, status, ledger_id, request.entry_id, request.request_id)
             case m.Operation.WRITE_LAC:
                 return m.WriteLacResponse(txn_id, status, ledger_id)
             case m.Operation.READ_LAC:

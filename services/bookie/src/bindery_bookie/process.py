@@ -29,6 +29,7 @@ from bindery_bookie.admin import AdminApp
 from bindery_bookie.identity import establish_identity
 from bindery_bookie.metrics import BookieMetrics
 from bindery_bookie.presence import Presence
+from bindery_bookie.security import load_security
 from bindery_bookie.server import BookieServer, bind
 from bindery_bookie.settings import BookieSettings
 from bindery_bookie.state import BookieState
@@ -78,7 +79,12 @@ class BookieProcess:
         self._journal_dir, self._ledger_dir = storage.journal_directory, storage.ledger_directory
         self._store = StorageEngine.on_real_disk(storage, wall_clock_ms=wall_clock_ms, stats=self._stats)
         self._server = BookieServer(
-            self._store, state=self.state, metrics=self._metrics, settings=settings.server, clock=clock
+            self._store,
+            state=self.state,
+            metrics=self._metrics,
+            settings=settings.server,
+            security=load_security(settings.auth, settings.tls, now_s=lambda: wall_clock_ms() / 1000),
+            clock=clock,
         )
         self._watch = StorageWatch(
             self._store, self._stats, self.state, self.health, settings, on_journal_failed=self._journal_failed

@@ -9,13 +9,14 @@ import socket
 from collections.abc import Callable
 from typing import Final
 
-from bindery_core.errors import BadRequest, BinderyError
+from bindery_core.errors import BadRequest, BinderyError, Unauthorized
 from bindery_kit.logs import error_fields
 
 from bindery_bookie.connection import BookieConnection
 from bindery_bookie.metrics import BookieMetrics
 from bindery_bookie.operations import Operations
 from bindery_bookie.quiet_log import QuietLog
+from bindery_bookie.security import OPEN, Security
 from bindery_bookie.settings import ServerSettings
 from bindery_bookie.state import BookieState
 from bindery_bookie.store import EntryStore
@@ -64,9 +65,11 @@ class BookieServer:
         state: BookieState,
         metrics: BookieMetrics,
         settings: ServerSettings | None = None,
+        security: Security = OPEN,
         clock: Callable[[], float],
     ) -> None:
         self.settings = settings or ServerSettings()
+        self.security = security
         self.operations = Operations(store, state, metrics, self.settings, clock=clock)
         self._state = state
         self._metrics = metrics
@@ -140,8 +143,12 @@ class BookieServer:
             self._all_closed.set()
 
     def refused(self, connection: BookieConnection, error: BinderyError) -> None:
-        self._metrics.bad_frames += 1
-        self._log.warning("connection_closed_for_bad_bytes", peer=connection.peer_name, **error_fields(error))
+        if isinstance(error, Unauthorized):
+            self._metrics.auth_failures += 1
+            self._log.warning("authentication_failed", peer=connection.peer_name, **error_fields(error))
+        else:
+            self._metrics.bad_frames += 1
+            self._log.warning("connection_closed_for_bad_bytes", peer=connection.peer_name, **error_fields(error))
 
     def keep(self, task: asyncio.Task[None]) -> None:
         self._tasks.add(task)

@@ -10,6 +10,7 @@ from bindery_kit.settings import Settings
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
+from bindery_bookie.security import AuthSettings, TlsSettings
 from bindery_bookie.storage.settings import StorageSettings
 
 KIB: Final = 1024
@@ -37,6 +38,12 @@ class ServerSettings(Settings):
 
     reads_size_max: Annotated[int, Ge(64 * KIB), Le(64 * 1024 * MIB)] = 64 * MIB
     """Bytes of answers to reads that may be under way or unsent, over all connections. Beyond, reads wait."""
+
+    pending_reads_max: Annotated[int, Ge(1), Le(10_000_000)] = 200_000
+    """Reads of all connections that may wait for room; beyond: TOO_MANY_REQUESTS. About 200 bytes each."""
+
+    batch_read_size_max: Annotated[int, Ge(0), Le(64 * MIB)] = 5 * MIB
+    """Bytes of one answer to a batch read, but for its first entry. Source: BookKeeper's maxBatchReadSize."""
 
     unsent_size_max: Annotated[int, Ge(4 * KIB), Le(1024 * MIB)] = 1 * MIB
     """Bytes unsent on one connection before nothing more is read from it. A client that does not read its answers
@@ -113,6 +120,8 @@ class BookieSettings(Settings):
     log_level: str = "info"
     """debug, info, warning or error."""
 
+    auth: AuthSettings = Field(default_factory=AuthSettings)
+    tls: TlsSettings = Field(default_factory=TlsSettings)
     server: ServerSettings = Field(default_factory=ServerSettings)
     storage: StorageSettings = Field(default_factory=StorageSettings)
 
