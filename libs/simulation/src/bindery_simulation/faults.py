@@ -77,8 +77,11 @@ def partition(world: "World") -> None:
 
 
 def slow_link(world: "World") -> None:
+    _slow_down(world, world.lots.choice((0.05, 0.3, 1.0)))
+
+
+def _slow_down(world: "World", delay_s: float) -> None:
     bookie = world.some_bookie()
-    delay_s = world.lots.choice((0.05, 0.3, 1.0))
     for other in world.clients:
         for source, target in ((bookie.name, other.name), (other.name, bookie.name)):
             link = world.network.link(source, target)
@@ -93,6 +96,19 @@ def jitter_everywhere(world: "World") -> None:
 
 def reset_connections(world: "World") -> None:
     world.network.reset_some(world.lots.choice((0.2, 0.5, 1.0)))
+
+
+def flaky_connections(world: "World") -> None:
+    """For a while connections break in the middle of what they carry."""
+    world.network.reset_chance = world.lots.choice((0.01, 0.05))
+    world.later(world.lots.choice((1.0, 4.0)), world.network.calm)
+
+
+def slow_and_flaky(world: "World") -> None:
+    """One bookie lags behind, so that entries wait for it, and meanwhile those that are ahead of it fail."""
+    _slow_down(world, world.lots.choice((0.02, 0.05, 0.1)))
+    world.network.reset_chance = 0.1
+    world.later(2.0, world.network.calm)
 
 
 def disk_errors(world: "World") -> None:
@@ -147,6 +163,7 @@ def lose_metadata_answers(world: "World") -> None:
 
 FAULTS: tuple[Fault, ...] = (
     kill_bookie, cut_power, cut_power, cut_power_everywhere, stop_bookie, pause_bookie, pause_client, kill_client,
-    partition, partition, slow_link, jitter_everywhere, reset_connections, disk_errors, disk_full, slow_disk, bit_rot,
+    partition, partition, slow_link, jitter_everywhere, reset_connections, flaky_connections,
+    flaky_connections, slow_and_flaky, slow_and_flaky, disk_errors, disk_full, slow_disk, bit_rot,
     expire_session, suspend_session, lose_metadata_answers,
 )  # fmt: skip

@@ -152,7 +152,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:
-            self.call_exception_handler({"message": f"exception in callback {callback!r}", "exception": error})
+            self.call_exception_handler({"message": f"exception in {getattr(callback, '__qualname__', type(callback).__name__)}", "exception": error})
 
     def _advance(self, time_max: float) -> bool:
         timers = self._timers

@@ -80,6 +80,18 @@ def _confirm_before_ensemble_change() -> contextlib.AbstractContextManager[Any]:
     return patch.object(LedgerWriter, "_drain", drain)
 
 
+def _replaced_member_counts() -> contextlib.AbstractContextManager[Any]:
+    """What a member stored that was replaced still counts towards the ack quorum."""
+    real = LedgerWriter._replaced
+
+    def replaced(self: Any, bit: int) -> None:
+        acks = list(self._acks)
+        real(self, bit)
+        self._acks[:] = acks
+
+    return patch.object(LedgerWriter, "_replaced", replaced)
+
+
 def _digest_unchecked() -> contextlib.AbstractContextManager[Any]:
     """A reader believes whatever a bookie sends."""
     return patch.object(Digester, "verify", lambda self, header, digest, payload: True)
@@ -138,6 +150,7 @@ MUTANTS: Final[dict[str, tuple[Patch, tuple[str, ...]]]] = {
     "fence-not-journaled": (_fence_not_journaled, ("no-ack-after-fence",)),
     "ack-before-journal": (_ack_before_journal, ("no-ack-after-fence",)),
     "confirm-before-ensemble-change": (_confirm_before_ensemble_change, ("quorum-in-metadata",)),
+    "replaced-member-counts": (_replaced_member_counts, ("quorum-in-metadata",)),
     "digest-unchecked": (_digest_unchecked, ("right-bytes",)),
     "recovery-does-not-fence": (_recovery_does_not_fence, ("writer-metadata",)),
     "flush-without-sync": (_flush_without_sync, ("bookie-starts", "acknowledged-readable")),

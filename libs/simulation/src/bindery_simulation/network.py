@@ -28,6 +28,8 @@ from bindery_simulation.trace import Trace
 
 WINDOW_SIZE: Final = 64 * 1024
 """Bytes that the two kernels hold between a writer and a reader that does not read."""
+JITTERS_S: Final = (0.001, 0.001, 0.02, 0.1)
+"""One of these for a whole run."""
 SYN_RETRY_S: Final = 1.0
 RETRANSMIT_S_MAX: Final = 1.0
 """After a partition healed, waiting bytes move within this time."""
@@ -83,7 +85,9 @@ class Network:
         self.loop = loop
         self.lots = lots
         self.trace = trace
-        self.quality = LinkQuality()
+        self.quality = LinkQuality(jitter_s=lots.choice(JITTERS_S))
+        self.reset_chance = 0.0
+        """Of each write: its connection breaks then and there."""
         self._links: dict[tuple[str, str], LinkQuality] = {}
         self._servers: dict[tuple[str, int], SimServer] = {}
         self._off: set[str] = set()
@@ -111,11 +115,15 @@ class Network:
 
     def heal(self) -> None:
         """All links as they were at the beginning."""
+        self.calm()
         blocked = [hosts for hosts, quality in self._links.items() if quality.is_blocked]
         for quality in self._links.values():
             quality.delay_s, quality.jitter_s = self.quality.delay_s, self.quality.jitter_s
         for source, target in blocked:
             self.unblock(source, target)
+
+    def calm(self) -> None:
+        self.reset_chance = 0.0
 
     def is_blocked(self, source: str, target: str) -> bool:
         found = self._links.get((source, target))
@@ -404,6 +412,8 @@ class SimTransport(asyncio.Transport):
         self._last_arrival = arrival = max(arrival, self._last_arrival)
         self._sent.append(data)
         network.at_time(arrival, self._arrive)
+        if network.reset_chance and network.lots.random() < network.reset_chance:
+            self._connection.reset()
 
     def retransmit(self) -> None:
         """The link is whole again."""

@@ -150,6 +150,10 @@ class Verdict:
         if before is not None:
             self.check(before.state is not LedgerState.CLOSED or _same(before, metadata), "metadata-valid", f"{name}: changed after it was closed")
             self.check(_fixed(before) == _fixed(metadata), "metadata-valid", f"{name}: what never changes changed")
+            if before.segments != metadata.segments:
+                for entry_id in range(history.acknowledged + 1):
+                    if before.segment_of(EntryId(entry_id)).ensemble != metadata.segment_of(EntryId(entry_id)).ensemble:
+                        self._check_quorum(history, metadata, entry_id, "quorum-in-metadata", "moved after it was acknowledged")
         if metadata.state is LedgerState.CLOSED:
             self.check(
                 metadata.last_entry_id >= history.acknowledged, "writer-metadata",

@@ -57,7 +57,7 @@ class Workload:
         lots = self._lots
         await asyncio.sleep(lots.uniform(0, 1.5) * (1 + number))
         bookies = self._world.bookie_count
-        ensemble_size = lots.randint(1, min(bookies, 4)) if lots.random() < 0.3 else min(3, bookies)
+        ensemble_size = lots.randint(1, min(bookies, 5)) if lots.random() < 0.5 else min(3, bookies)
         write_quorum = lots.randint(1, ensemble_size) if lots.random() < 0.3 else min(lots.choice((2, 3)), ensemble_size)
         ack_quorum = lots.randint((write_quorum + 1) // 2, write_quorum)
         password = lots.choice((b"", b"secret"))
@@ -77,7 +77,7 @@ class Workload:
         calls: list[asyncio.Task[None]] = []
         next_entry_id = 0
         pauses_s = lots.choice(PACES_S)
-        for _ in range(lots.choice((2, 6, 15, 60))):
+        for _ in range(lots.choice((2, 8, 30, 100))):
             for _ in range(lots.choice((1, 1, 2, 4))):
                 count = lots.choice((1, 1, 1, 3, 10))
                 calls.append(asyncio.ensure_future(self._add(handle, next_entry_id, count)))

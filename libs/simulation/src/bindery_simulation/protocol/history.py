@@ -99,7 +99,7 @@ class History:
         )
         self._meet(self.writer)
         self._events = {
-            "add": self._add, "crash": self._crash, "restart": self._restart, "recover": self._recover,
+            "add": self._add, "crash": self._crash, "two crash": self._two_crash,"restart": self._restart, "recover": self._recover,
             "kill recovery": self._kill_recovery, "kill writer": self._kill_writer, "close": self.writer.close,
             "lose storage": self._lose_storage, "rot": self._rot, "lose bookie": self._lose_bookie,
             "read": self._read, "replicate": self._replicate, "delete": self._delete, "cut": self._cut,
@@ -142,6 +142,10 @@ class History:
         name = self._any_bookie(is_up=True)
         if name is not None:
             self.world.crash(name)  # type: ignore[arg-type]
+
+    def _two_crash(self) -> None:
+        self._crash()
+        self._crash()
 
     def _restart(self) -> None:
         name = self._any_bookie(is_up=False)

@@ -54,18 +54,20 @@ def _fence_race(rng: Random) -> Plot:
 
 
 def _change_race(rng: Random) -> Plot:
-    """Bookies fail while adds fly, spares are few, and metadata keeps its answers to itself."""
+    """Bookies fail while adds fly, several at once, spares are few, and metadata keeps its answers to itself."""
     return Plot(
         "change race",
-        {"add": 5, "crash": 3, "restart": 1, "time": 1, "recover": 1, "close": 1, "metadata cut": 1},
+        {"add": 6, "crash": 3, "two crash": 2, "restart": 2, "time": 1, "recover": 1, "close": 1, "metadata cut": 1},
         steps=rng.choice((35, 60)),
         event_rate=0.2,
         loss=rng.choice((0.0, 0.03)),
         unknown=rng.choice((0.0, 0.4)),
-        refusal=rng.choice((0.0, 0.03)),
+        refusal=rng.choice((0.0, 0.03, 0.1)),
         slow=rng.choice((0.0, 0.2)),
         haste=rng.choice((0.0, 0.02)),
-        opening=("add", "crash"),
+        spares=(0, 1, 1, 2),
+        quorums=(*QUORUMS, (3, 3, 1), (4, 4, 2), (5, 5, 3)),
+        opening=("add", rng.choice(("crash", "two crash", "add"))),
     )
 
 
