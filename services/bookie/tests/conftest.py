@@ -240,7 +240,7 @@ class RawClient:
 
     async def close(self) -> None:
         self.writer.close()
-        with contextlib.suppress(ConnectionError, TimeoutError):
+        with contextlib.suppress(OSError):  # TLS handshakes that failed, too
             await self.writer.wait_closed()
 
 

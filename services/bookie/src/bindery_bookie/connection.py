@@ -52,6 +52,8 @@ READ_BATCH_COUNT_MAX: Final = 512
 READ_BATCHES_MAX: Final = 4
 """Batches of one connection under way at a time: while one waits for the disk, the next may come from a cache."""
 PENDING_READS_MAX: Final = 10_000
+TLS_SHUTDOWN_TIMEOUT_S: Final = 1.0
+"""How long the end of a secured connection waits for the client to say that it heard of it."""
 _FIRST_ENTRY_SIZE_GUESS = 64 * 1024
 
 
@@ -135,9 +137,14 @@ class BookieConnection(asyncio.Protocol):
             self._refuse(error)
             return
         if in_v3:
+            if self._owner.security.tls is not None and not self._is_secure:
+                at = _start_tls_index(in_v3)
+                if at is not None and (at < len(in_v3) - 1 or in_v2 or self._decoder.buffered_size):
+                    self._refuse(BadRequest("bytes in clear behind START_TLS"))
+                    return
             self._handle(in_v3, v3)
             if self._tls_request is not None:
-                self._secure(is_last=in_v3[-1] is self._tls_request and not in_v2)
+                self._secure()
                 return
         if in_v2:
             self._handle(in_v2, v2)
@@ -222,12 +229,14 @@ class BookieConnection(asyncio.Protocol):
         if self._owner.security.tls is None or self._is_secure:
             self.send(v3.encode_response(StartTlsResponse(request.txn_id, Status.BAD_REQUEST)))
         else:
-            self._tls_request = request  # `data_received` goes on with it, once it has seen what stands behind
+            self._tls_request = request  # `data_received` goes on with it, once all of the batch was handed on
 
     # --- the server's side ----------------------------------------------------------------------------------------
 
     def stop_reading(self) -> None:
         """Take no further requests and end long polls; other answers under way are still sent."""
+        if self._is_securing:
+            self.abort()  # nothing was promised through it yet
         self._pause("stopping")
         for task in self._cancelled_when_gone:
             task.cancel()
@@ -257,14 +266,11 @@ class BookieConnection(asyncio.Protocol):
     def _gate_expired(self) -> None:
         self._refuse(Unauthorized("no authentication in time", timeout_s=self._owner.security.auth_timeout_s))
 
-    def _secure(self, *, is_last: bool) -> None:
-        """Answer START_TLS, which was the last request of its feed or not, and begin the handshake."""
+    def _secure(self) -> None:
+        """Answer START_TLS and begin the handshake."""
         request, self._tls_request = self._tls_request, None
         transport = self._transport
         if request is None or transport is None or transport.is_closing():
-            return
-        if not is_last or self._decoder.buffered_size:
-            self._refuse(BadRequest("bytes in clear behind START_TLS"))
             return
         if transport.get_write_buffer_size():
             self._refuse(BadRequest("START_TLS while answers are unread"))
@@ -279,7 +285,12 @@ class BookieConnection(asyncio.Protocol):
         assert security.tls is not None
         try:
             secured = await asyncio.get_running_loop().start_tls(
-                transport, self, security.tls, server_side=True, ssl_handshake_timeout=security.handshake_timeout_s
+                transport,
+                self,
+                security.tls,
+                server_side=True,
+                ssl_handshake_timeout=security.handshake_timeout_s,
+                ssl_shutdown_timeout=TLS_SHUTDOWN_TIMEOUT_S,
             )
         except (OSError, TimeoutError) as error:
             self._owner.refused(self, Unauthorized("TLS handshake failed", cause=_handshake_error(error)))
@@ -388,6 +399,11 @@ class BookieConnection(asyncio.Protocol):
             self._reasons.discard(reason)
             if not self._reasons and self._transport is not None and not self._transport.is_closing():
                 self._transport.resume_reading()
+
+
+def _start_tls_index(requests: Sequence[Request]) -> int | None:
+    """Where the first START_TLS is."""
+    return next((at for at, request in enumerate(requests) if type(request) is StartTlsRequest), None)
 
 
 def _is_plain(read: ReadRequest | BatchReadRequest) -> bool:

@@ -1,0 +1,259 @@
+"""START_TLS on the ledger port, with real handshakes, on both event loops."""
+
+import asyncio
+import ssl
+
+import pytest
+from bindery_bookie.gate import CertificateAuthenticator, TokenAuthenticator
+from bindery_bookie.security import AuthSettings, Security, TlsSettings, load_security
+from bindery_core.auth_token import SharedSecrets
+from bindery_core.digest import Digester, master_key
+from bindery_core.entry import pack
+from bindery_core.ledger_metadata import DigestType
+from bindery_core.wire import messages as m
+from bindery_core.wire import v2, v3
+from bindery_core.wire.messages import Status
+from bindery_simulation.certificates import CA, OTHER_CA, certificate, key
+
+KEY = master_key(b"")
+CRC32C = Digester(DigestType.CRC32C)
+SECRET = b"correct horse battery staple"
+
+
+def add(txn_id: int, ledger_id: int, entry_id: int, size: int = 10) -> m.AddRequest:
+    body = pack(CRC32C, ledger_id=ledger_id, entry_id=entry_id, lac=-1, length=2**40, payload=bytes(size))
+    return m.AddRequest(txn_id, ledger_id, entry_id, KEY, body)
+
+
+def offered(**fields: object) -> Security:
+    settings = TlsSettings(certificate_file=str(certificate("bookie")), key_file=str(key("bookie")))
+    context = load_security(AuthSettings(), settings, now_s=lambda: 0.0).tls
+    return Security(tls=context, **fields)  # type: ignore[arg-type]
+
+
+def mutual(*allowed: str, **fields: object) -> Security:
+    security = offered(
+        tls_required=True, authenticator=CertificateAuthenticator(plugin="bindery", allowed=allowed), **fields
+    )
+    assert security.tls is not None
+    security.tls.load_verify_locations(CA)
+    security.tls.verify_mode = ssl.CERT_REQUIRED
+    return security
+
+
+def context(name: str | None = None, *, ca: object = CA) -> ssl.SSLContext:
+    made = ssl.create_default_context(cafile=ca)  # type: ignore[arg-type]
+    if name is not None:
+        made.load_cert_chain(certificate(name), key(name))
+    return made
+
+
+async def secure(client, made: ssl.SSLContext | None = None) -> None:  # type: ignore[no-untyped-def]
+    """Ask for TLS, take the answer in clear, do the handshake."""
+    client.send_hex("0a06080310091801d20600")
+    assert (await client.receive_bytes()).hex() == "0a060803100918011000d20600"
+    await client.writer.start_tls(made or context(), server_hostname="localhost")
+
+
+@pytest.fixture
+async def tls_bookie(start_bookie):  # type: ignore[no-untyped-def]
+    return await start_bookie(security=offered())
+
+
+async def test_the_answer_comes_in_clear_and_everything_behind_it_encrypted(tls_bookie) -> None:
+    client = await tls_bookie.connect()
+    assert (await client.ask(add(5, 1, 0))).status == 0
+    await secure(client)
+    assert client.writer.get_extra_info("cipher") is not None
+    assert (await client.ask(add(2, 1, 1))).status == 0
+    assert (await client.ask(m.ReadRequest(3, 1, 0))).body == add(0, 1, 0).body
+
+
+async def test_v2_follows_start_tls_which_is_always_v3(tls_bookie) -> None:
+    client = await tls_bookie.connect()
+    await secure(client)
+    client.send_v2(m.AddRequest(2, 1, 0, KEY, add(0, 1, 0).body), m.ReadRequest(2, 1, 7))
+    assert {type(await client.receive_v2()) for _ in range(2)} == {m.AddResponse, m.ReadResponse}
+
+
+async def test_thousands_of_requests_through_tls(tls_bookie) -> None:
+    client = await tls_bookie.connect()
+    await secure(client)
+    client.send(*[add(n, 1, n, size=2000) for n in range(2000)])
+    answers = await client.receive_all(2000)
+    assert {answer.status for answer in answers.values()} == {0}
+    client.send(*[m.ReadRequest(n, 1, n) for n in range(2000)])
+    answers = await client.receive_all(2000)
+    assert all(len(answer.body) > 2000 for answer in answers.values())
+    budget = tls_bookie.server.operations.reads_budget
+    async with asyncio.timeout(5):
+        while budget.used:
+            await asyncio.sleep(0.001)
+
+
+async def test_a_slow_reader_behind_tls_stops_only_itself(start_bookie) -> None:
+    bookie = await start_bookie(security=offered(), unsent_size_max=64 * 1024)
+    slow, quick = await bookie.connect(receive_buffer_size=4096), await bookie.connect()
+    await secure(slow)
+    assert (await quick.ask(add(1, 1, 0, size=200_000))).status == 0
+    slow.reader._limit = 1024  # type: ignore[attr-defined]
+    slow.send(*[m.ReadRequest(n, 1, 0) for n in range(300)])
+    budget = bookie.server.operations.reads_budget
+    async with asyncio.timeout(10):
+        while budget.used < 64 * 1024:
+            await asyncio.sleep(0.001)
+    await asyncio.sleep(0.1)
+    assert sum(bookie.store.read_groups) < 100
+    assert (await quick.ask(m.ReadRequest(9, 1, 0))).status == 0
+    slow.reader._limit = 2**20  # type: ignore[attr-defined]
+    slow.reader._maybe_resume_transport()  # type: ignore[attr-defined]
+    assert len(await slow.receive_all(300)) == 300
+
+
+async def test_start_tls_without_tls_or_for_the_second_time_is_a_bad_request(bookie, client, tls_bookie) -> None:
+    refused = "0a060803100918011094 03".replace(" ", "")
+    client.send_hex("0a06080310091801d20600")
+    assert (await client.receive_bytes()).hex() == refused
+    assert (await client.ask(add(1, 1, 0))).status == 0
+    secured = await tls_bookie.connect()
+    await secure(secured)
+    secured.send_hex("0a06080310091801d20600")
+    assert (await secured.receive_bytes()).hex() == refused
+    assert (await secured.ask(add(1, 1, 0))).status == 0
+
+
+@pytest.mark.parametrize(
+    "behind",
+    [
+        v3.encode_request(add(2, 1, 0)),
+        v2.encode_request(m.ReadRequest(2, 1, 0)),
+        v3.encode_request(add(2, 1, 0))[:20],
+        b"\x16\x03\x01",
+    ],
+    ids=["v3", "v2", "half a frame", "an eager handshake"],
+)
+async def test_bytes_in_clear_behind_start_tls_end_the_connection(tls_bookie, behind) -> None:
+    """Else whoever sits on the way could slip requests in that are carried out as the client's."""
+    client = await tls_bookie.connect()
+    client.writer.write(v3.encode_request(m.StartTlsRequest(1)) + behind)
+    assert await client.is_closed()
+    assert tls_bookie.store.groups == []
+
+
+async def test_answers_of_earlier_requests_wait_for_the_encryption(tls_bookie) -> None:
+    client = await tls_bookie.connect()
+    await client.ask(add(1, 1, 0))
+    tls_bookie.store.hold()
+    client.send(m.ForceLedgerRequest(2, 1), add(3, 1, 1), m.StartTlsRequest(4))
+    assert await client.receive() == m.StartTlsResponse(4, 0)
+    tls_bookie.store.release()
+    await asyncio.sleep(0.02)
+    await client.writer.start_tls(context(), server_hostname="localhost")
+    assert set(await client.receive_all(2)) == {2, 3}
+
+
+async def test_a_handshake_that_fails_or_never_comes_ends_its_connection_only(start_bookie) -> None:
+    bookie = await start_bookie(security=offered(handshake_timeout_s=0.1))
+    junk, silent, distrustful, good = [await bookie.connect() for _ in range(4)]
+    for client in (junk, silent):
+        client.send(m.StartTlsRequest(1))
+        assert (await client.receive()).status == 0
+    junk.writer.write(b"this is no handshake, and it is long enough to be seen as none" * 9)
+    assert await silent.is_closed()
+    async with asyncio.timeout(5):
+        while await junk.reader.read(100):  # an alert may come first
+            pass
+    with pytest.raises(ssl.SSLError):
+        await secure(distrustful, context(ca=OTHER_CA))
+    await secure(good)
+    assert (await good.ask(add(1, 1, 0))).status == 0
+    async with asyncio.timeout(5):
+        while bookie.server.connection_count != 1:
+            await asyncio.sleep(0.001)
+    assert bookie.metrics.auth_failures == 3
+
+
+async def test_a_client_that_goes_during_the_handshake_leaves_nothing_behind(tls_bookie) -> None:
+    client = await tls_bookie.connect()
+    client.send(m.StartTlsRequest(1))
+    await client.receive()
+    client.writer.transport.abort()
+    async with asyncio.timeout(5):
+        while tls_bookie.server.connection_count:
+            await asyncio.sleep(0.001)
+
+
+async def test_closing_the_server_ends_secured_connections_and_handshakes(tls_bookie) -> None:
+    secured, shaking = await tls_bookie.connect(), await tls_bookie.connect()
+    await secure(secured)
+    shaking.send(m.StartTlsRequest(1))
+    await shaking.receive()
+    async with asyncio.timeout(8):
+        await tls_bookie.server.close()
+    assert await secured.is_closed()
+    assert await shaking.is_closed()
+
+
+# --- required TLS -----------------------------------------------------------------------------------------------------
+
+
+async def test_where_tls_is_required_nothing_is_served_in_clear(start_bookie) -> None:
+    bookie = await start_bookie(security=offered(tls_required=True))
+    client = await bookie.connect()
+    client.send(add(1, 1, 0))
+    assert (await client.receive_bytes()).hex() == "0a0608031002180110f603"
+    assert bookie.store.groups == []
+    await secure(client)
+    assert (await client.ask(add(2, 1, 0))).status == 0
+    in_v2 = await bookie.connect()
+    assert await in_v2.ask_v2(m.ReadRequest(2, 1, 0)) == m.ReadResponse(2, Status.UNAUTHORIZED, 1, 0)
+
+
+async def test_a_token_is_taken_only_through_tls_where_that_is_required(start_bookie) -> None:
+    authenticator = TokenAuthenticator(SharedSecrets([SECRET]), plugin="bindery", now_s=lambda: 0.0)
+    bookie = await start_bookie(security=offered(tls_required=True, authenticator=authenticator))
+    hasty, proper = await bookie.connect(), await bookie.connect()
+    hasty.send(m.AuthRequest(1, "bindery", SECRET))
+    assert (await hasty.receive()).status == Status.UNAUTHORIZED
+    assert await hasty.is_closed()
+    await secure(proper)
+    assert await proper.ask(m.AuthRequest(1, "bindery", SECRET)) == m.AuthResponse(1, 0, "bindery")
+    assert (await proper.ask(add(2, 1, 0))).status == 0
+
+
+# --- mutual TLS -------------------------------------------------------------------------------------------------------
+
+
+async def test_a_certificate_with_an_allowed_name_is_all_that_is_needed(start_bookie) -> None:
+    bookie = await start_bookie(security=mutual("broker.test"))
+    client = await bookie.connect()
+    await secure(client, context("client"))
+    assert (await client.ask(add(2, 1, 0))).status == 0
+    answer = await client.ask(m.AuthRequest(3, "bindery", b""))
+    assert answer == m.AuthResponse(3, 0, "AuthDisabledPlugin"), "authenticated already"
+
+
+async def test_a_known_client_that_is_not_on_the_list_is_told_so_and_served_nothing(start_bookie) -> None:
+    bookie = await start_bookie(security=mutual("broker.test"))
+    client = await bookie.connect()
+    await secure(client, context("guest"))
+    assert await client.receive() == m.StartTlsResponse(0, Status.IO_ERROR)
+    client.send(add(2, 1, 0))
+    assert (await client.receive_bytes()).hex() == "0a0608031002180210f603"
+    assert bookie.store.groups == []
+    assert bookie.metrics.auth_failures == 1
+
+
+@pytest.mark.parametrize("name", [None, "stranger"])
+async def test_a_client_without_a_certificate_of_our_authority_does_not_get_through(start_bookie, name) -> None:
+    bookie = await start_bookie(security=mutual())
+    client = await bookie.connect()
+
+    async def add_through_tls() -> None:
+        await secure(client, context(name))
+        client.send(add(2, 1, 0))
+        await client.receive()
+
+    with pytest.raises((OSError, EOFError)):  # with TLS 1.3 the client hears of it only when it reads
+        await add_through_tls()
+    assert bookie.store.groups == []
