@@ -297,9 +297,10 @@ class BookieConnection(asyncio.Protocol):
             transport.abort()
             self.connection_lost(error)
             return
-        assert secured is not None
-        if self._is_lost:
-            secured.abort()
+        if secured is None or secured.is_closing() or self._is_lost:
+            # Aborted meanwhile: asyncio's loops end such a handshake without an error, and tell the protocol nothing.
+            transport.abort()
+            self.connection_lost(None)
             return
         self._transport = secured
         high = self._settings.unsent_size_max
