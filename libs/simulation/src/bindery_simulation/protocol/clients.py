@@ -90,14 +90,14 @@ class Writer(Client):
         machine = self.machine
         if self.is_gone or machine.error is not None:
             return
-        first = machine.next_entry_id
+        first, lac = machine.next_entry_id, machine.lac
         try:
             actions = machine.add_many(payloads, now=self.world.now)
         except LedgerClosed:
             return
         if first != len(self.world.ledger.payloads):
             raise Violation(Invariant.DENSE, f"entry {first} pushed after {len(self.world.ledger.payloads)} entries")
-        self.world.ledger.pushed(payloads)
+        self.world.ledger.pushed(payloads, lac=lac)
         self.act(actions)
 
     def close(self) -> None:

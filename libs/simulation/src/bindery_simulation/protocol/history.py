@@ -99,11 +99,12 @@ class History:
         )
         self._meet(self.writer)
         self._events = {
-            "add": self._add, "crash": self._crash, "two crash": self._two_crash,"restart": self._restart, "recover": self._recover,
-            "kill recovery": self._kill_recovery, "kill writer": self._kill_writer, "close": self.writer.close,
-            "lose storage": self._lose_storage, "rot": self._rot, "lose bookie": self._lose_bookie,
-            "read": self._read, "replicate": self._replicate, "delete": self._delete, "cut": self._cut,
-            "heal": self._heal_links, "metadata cut": self._metadata_cut, "time": world.pass_time, "rest": self._rest,
+            "add": self._add, "crash": self._crash, "two crash": self._two_crash, "restart": self._restart,
+            "recover": self._recover, "kill recovery": self._kill_recovery, "kill writer": self._kill_writer,
+            "close": self.writer.close, "lose storage": self._lose_storage, "rot": self._rot,
+            "lose bookie": self._lose_bookie, "read": self._read, "replicate": self._replicate,
+            "delete": self._delete, "cut": self._cut, "heal": self._heal_links, "metadata cut": self._metadata_cut,
+            "time": world.pass_time, "rest": self._rest,
         }  # fmt: skip
 
     def run(self) -> None:

@@ -12,6 +12,8 @@ bookies really hold.
 | no-ack-after-fence                   | a bookie that answered a fence takes no ordinary add; nothing is confirmed  |
 |                                      | that a close left out, or that was pushed after a delete had fenced         |
 | lac-never-beyond-safe                | no reader sees a LAC above what is confirmed, or closed                     |
+| covered-lac-reads-are-recent         | a LAC read that covered an open ensemble knows the LAC that the entries     |
+|                                      | carry which were confirmed before it began                                  |
 | ids-dense                            | confirmations follow one another without gap, and end when the handle       |
 |                                      | breaks; a closed ledger has no holes                                        |
 | metadata-segments-valid              | segments ascend, members are distinct, history is not rewritten, states     |
@@ -34,6 +36,7 @@ class Invariant(Enum):
     NO_DIVERGENCE = "no-divergence-of-writer-and-metadata"
     NO_ACK_AFTER_FENCE = "no-ack-after-fence"
     LAC_SAFE = "lac-never-beyond-safe"
+    LAC_RECENT = "covered-lac-reads-are-recent"
     DENSE = "ids-dense"
     SEGMENTS = "metadata-segments-valid"
     FINAL = "closed-is-final"

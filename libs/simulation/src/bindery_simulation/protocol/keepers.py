@@ -93,8 +93,8 @@ class Deleter(Client):
 
 
 class Replicator(Client):
-    """Takes the mark's version, recovers what is open, surveys every fragment, mends the bad ones, surveys again, and
-    removes the mark when all are whole.
+    """Takes the mark's version, surveys every closed fragment, mends the bad ones, surveys again, has an open ledger
+    recovered, and removes the mark when all are whole.
 
     A bookie that answers gets back what it misses; one that does not is replaced. One bad fragment per round.
     """
@@ -146,13 +146,10 @@ class Replicator(Client):
         self._end(None if isinstance(error, NoSuchLedger) else error)
 
     def _found(self, metadata: LedgerMetadata) -> None:
-        if metadata.state is not LedgerState.CLOSED:
-            self.recoverer = Recoverer(self.world, f"{self.name}'s", entries_in_flight_max=4)
-            self.recoverer.start()
-            self._end(TryAgain("the ledger is open: it is recovered first"))
-            return
         self._metadata = metadata
         self._fragments = replication_plan.closed_fragments(metadata)
+        if metadata.state is not LedgerState.CLOSED:
+            self.world.count("replication of open ledgers" if self._fragments else "replication waits for recovery")
         self._bad.clear()
         self._missing.clear()
         self._unseen = {
@@ -201,8 +198,17 @@ class Replicator(Client):
             if any((fragment.bookie_id, entry_id) in self._missing for entry_id in fragment.entry_ids):
                 self._mend(fragment)
                 return
+        if self._metadata is not None and self._metadata.state is not LedgerState.CLOSED:
+            self._recover()
+            return
         self._deadline = self.world.now + STEP_TIMEOUT_S
         self.world.flying.append((self.meta_remove_mark, self, None, None, None))
+
+    def _recover(self) -> None:
+        """All that is closed of it is whole: now the ledger itself, so that its last fragments can be looked at."""
+        self.recoverer = Recoverer(self.world, f"{self.name}'s", entries_in_flight_max=4)
+        self.recoverer.start()
+        self._end(TryAgain("the ledger is open: it is recovered first"))
 
     def meta_remove_mark(self, message: tuple[Any, ...]) -> None:
         if self._deadline is None or self._mark is None or self.is_gone:

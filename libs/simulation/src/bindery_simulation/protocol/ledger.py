@@ -28,6 +28,8 @@ class Ledger:
         self.bookies = bookies
         self.payloads: list[bytes] = []
         self.lengths: list[int] = []
+        self.carried: list[int] = []
+        """The LAC that each entry's frame carries."""
         self.confirmed = -1
         self.pushed_when_deleted: int | None = None
         """Entries pushed when a delete, which had fenced all that it should, took the node away."""
@@ -74,12 +76,13 @@ class Ledger:
 
     # -- checks ----------------------------------------------------------------------------------------------------
 
-    def pushed(self, payloads: tuple[bytes, ...]) -> None:
+    def pushed(self, payloads: tuple[bytes, ...], *, lac: int) -> None:
         length = self.lengths[-1] if self.lengths else 0
         for payload in payloads:
             length += len(payload)
             self.payloads.append(payload)
             self.lengths.append(length)
+            self.carried.append(lac)
 
     def holders(self, entry_id: int) -> list[BookieId]:
         """The write set that published metadata names; counted out here, apart from `bindery_core.write_set`."""
@@ -185,6 +188,17 @@ class Ledger:
 
     def was_read(self, entry: Entry, reader: str) -> None:
         self.check_entry(entry.entry_id, entry.payload, entry.length, f"read by {reader}")
+
+    def lac_to_be_found(self) -> int:
+        """What a LAC read that begins now must find at least, if it covers the ensemble."""
+        return self.carried[self.confirmed] if self.confirmed >= 0 else -1
+
+    def covered_lac(self, lac: int, reader: str, *, version: int, at_least: int) -> None:
+        """A LAC read ended with a quorum's answers; `version`, `at_least`: of when it began."""
+        if version == self.version and self.metadata.state is LedgerState.OPEN and lac < at_least:
+            raise Violation(
+                Invariant.LAC_RECENT, f"{reader} found lac {lac}, but entries confirmed before carry {at_least}"
+            )
 
     def saw_lac(self, lac: int, reader: str) -> None:
         if self.is_deleted:

@@ -1,7 +1,7 @@
 """Mutants: the protocol with one defect put in on purpose, to prove that the checks would see it.
 
-Each is a handful of replaced attributes of the machines, the plans or the model bookie; `applied` puts them in and takes
-them out again. `caught_by` names the invariants that may catch it: which one does depends on what happens first.
+Each is a handful of replaced attributes of the machines, the plans or the model bookie; `applied` puts them in and
+takes them out again. `caught_by` names the invariants that may catch it: which one does depends on what happens first.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -9,13 +9,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from bindery_core import entry, ledger_plans, ledger_reader, ledger_recovery, ledger_writer
+from bindery_core import entry, ledger_plans, ledger_reader, ledger_recovery, ledger_writer, quorum, write_set
 from bindery_core.digest import Digester
 from bindery_core.entry import Entry, pack, unpack
 from bindery_core.errors import LostOwnership
 from bindery_core.ids import BookieId
 from bindery_core.ledger_actions import Confirm, SealLedger
-from bindery_core.ledger_metadata import LedgerMetadata, Segment
+from bindery_core.ledger_metadata import LedgerMetadata, LedgerState, Segment
 from bindery_core.ledger_reader import LacRead
 from bindery_core.ledger_recovery import LedgerRecovery
 from bindery_core.ledger_writer import LedgerWriter
@@ -120,9 +120,7 @@ def _recovery_from_minus_one() -> list[Replacement]:
     return [(LedgerRecovery, "_start_reading", start)]
 
 
-@mutant(
-    "a fence does not survive a restart", Invariant.NO_ACK_AFTER_FENCE, plot="rival recoveries"
-)
+@mutant("a fence does not survive a restart", Invariant.NO_ACK_AFTER_FENCE, plot="rival recoveries")
 def _fence_is_forgotten() -> list[Replacement]:
     original = Bookie.restart
 
@@ -153,16 +151,15 @@ def _limbo_denies() -> list[Replacement]:
     return [(Bookie, "read", read)]
 
 
-@mutant("coverage is off by one", Invariant.READABLE, Invariant.NO_ACK_AFTER_FENCE, Invariant.SEGMENTS)
+@mutant("coverage is off by one", Invariant.LAC_RECENT, plot="tail")
 def _coverage_off_by_one() -> list[Replacement]:
-    original = ledger_recovery.is_covered
+    """In recoveries it does no harm alone: their reads fence too, and need their own denials. LAC reads go stale."""
+    original = quorum.is_covered
 
     def covered(answered: Any, *, ensemble_size: int, write_quorum: int, ack_quorum: int) -> bool:
-        return original(
-            answered, ensemble_size=ensemble_size, write_quorum=write_quorum, ack_quorum=ack_quorum + 1
-        )
+        return original(answered, ensemble_size=ensemble_size, write_quorum=write_quorum, ack_quorum=ack_quorum + 1)
 
-    return [(ledger_recovery, "is_covered", covered)]
+    return [(ledger_recovery, "is_covered", covered), (ledger_reader, "is_covered", covered)]
 
 
 @mutant("one denial ends the ledger", Invariant.READABLE, Invariant.NO_ACK_AFTER_FENCE, plot="fence race")
@@ -182,9 +179,7 @@ def _silence_is_denial() -> list[Replacement]:
     return [(LedgerRecovery, "_go_on", go_on)]
 
 
-@mutant(
-    "recovery closes before its write-back is done", Invariant.DENSE, Invariant.READABLE, plot="rival recoveries"
-)
+@mutant("recovery closes before its write-back is done", Invariant.DENSE, Invariant.READABLE, plot="rival recoveries")
 def _closes_too_early() -> list[Replacement]:
     return [(LedgerWriter, "pending_count", property(lambda self: 0))]
 
@@ -225,7 +220,9 @@ def _fresh_lac_in_recovered_entries() -> list[Replacement]:
 # -- adding and ensemble changes ---------------------------------------------------------------------------------------
 
 
-@mutant("entries are confirmed before the metadata change", Invariant.NO_DIVERGENCE, Invariant.READABLE, plot="change race")
+@mutant(
+    "entries are confirmed before the metadata change", Invariant.NO_DIVERGENCE, Invariant.READABLE, plot="change race"
+)
 def _ack_before_metadata() -> list[Replacement]:
     original = LedgerWriter._drain
 
@@ -258,9 +255,9 @@ def _out_of_order() -> list[Replacement]:
     def drain(self: LedgerWriter, now: float) -> Any:
         actions = original(self, now)
         second = self.lac + 2
-        if not actions and not self._changing and second < self.next_entry_id:
-            if self._acks[second - self._base].bit_count() >= self._ack_quorum:
-                actions.append(Confirm(second, second))
+        is_pending = not actions and not self._changing and second < self.next_entry_id
+        if is_pending and self._acks[second - self._base].bit_count() >= self._ack_quorum:
+            actions.append(Confirm(second, second))
         return actions
 
     return [(LedgerWriter, "_drain", drain)]
@@ -268,7 +265,7 @@ def _out_of_order() -> list[Replacement]:
 
 @mutant("the writer's write sets are off by one", Invariant.NO_DIVERGENCE)
 def _write_set_off_by_one() -> list[Replacement]:
-    original = ledger_writer.write_set_masks
+    original = write_set.write_set_masks
 
     def masks(*, ensemble_size: int, write_quorum: int) -> tuple[int, ...]:
         found = original(ensemble_size=ensemble_size, write_quorum=write_quorum)
@@ -299,14 +296,12 @@ def _change_ignores_state() -> list[Replacement]:
         metadata: LedgerMetadata, *, failed: Mapping[int, BookieId], first_entry_id: int, choose: Any
     ) -> LedgerMetadata | None:
         changed = ledger_plans.replace_failed(metadata, failed=failed, first_entry_id=first_entry_id, choose=choose)
-        return None if changed is None else changed.with_changes(state=ledger_plans.LedgerState.OPEN)
+        return None if changed is None else changed.with_changes(state=LedgerState.OPEN)
 
     return [(ledger_plans, "plan_ensemble_change", plan)]
 
 
-@mutant(
-    "a partial change of unknown outcome is denied, not adopted", Invariant.NO_DIVERGENCE, plot="change race"
-)
+@mutant("a partial change of unknown outcome is denied, not adopted", Invariant.NO_DIVERGENCE, plot="change race")
 def _partial_change_denied() -> list[Replacement]:
     original = ledger_plans.replace_failed
 
@@ -347,7 +342,7 @@ def _close_with_wrong_length() -> list[Replacement]:
 # -- readers -----------------------------------------------------------------------------------------------------------
 
 
-@mutant("entries carry the last entry pushed as their lac", Invariant.LAC_SAFE, Invariant.READABLE)
+@mutant("entries carry the last entry pushed as their lac", Invariant.LAC_SAFE, Invariant.DENSE, plot="tail")
 def _early_lac() -> list[Replacement]:
     original = entry.pack_many
 

@@ -143,7 +143,13 @@ def _repair(rng: Random) -> Plot:
         unknown=rng.choice((0.0, 0.2)),
         spares=(1, 1, 2),
         quorums=((3, 3, 2), (3, 2, 2), (4, 3, 2), (3, 3, 3), (2, 2, 2), (4, 4, 3)),
-        opening=("add", "add", "rest", "close", "rest"),
+        opening=rng.choice(
+            (
+                ("add", "add", "rest", "close", "rest"),
+                ("add", "add", "rest", "close", "rest"),
+                ("add", "rest", "crash", "add", "rest", "restart", "add", "rest"),  # open, of two ensembles or more
+            )
+        ),
     )
 
 

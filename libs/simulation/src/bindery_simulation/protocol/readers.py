@@ -36,6 +36,7 @@ class Reader(Client):
         self.lac = -1
         self._metadata: LedgerMetadata | None = None
         self._version = -1
+        self._lac_expected = -1
         self._lac_read: LacRead | None = None
         self._read: LedgerRead | None = None
         self._polled: list[BookieId] = []
@@ -62,6 +63,7 @@ class Reader(Client):
             self._saw_lac(metadata.last_entry_id)
             self._read_on()
             return
+        self._lac_expected = self.world.ledger.lac_to_be_found()
         self._lac_read = LacRead(LEDGER_ID, metadata, digester=DIGESTER)
         self._deadline = self.world.now + LAC_TIMEOUT_S
         for bookie_id in self._lac_read.targets:
@@ -84,6 +86,10 @@ class Reader(Client):
         if found.result is not None or found.error is not None:
             self._lac_read = None
             self._deadline = None
+            if found.result is not None:
+                self.world.ledger.covered_lac(
+                    found.result, self.name, version=self._version, at_least=self._lac_expected
+                )
             self._saw_lac(found.best)
             self._read_on()
 
