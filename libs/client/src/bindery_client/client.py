@@ -6,8 +6,8 @@ The store is the caller's, and stays open when the client is closed.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping
-from typing import Protocol, Self
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Protocol, Self, TypeVar
 from weakref import WeakSet
 
 from bindery_core.digest import Digester
@@ -25,10 +25,12 @@ from bindery_client.budget import ByteBudget
 from bindery_client.pool import BookiePool
 from bindery_client.reader import ReadHandle
 from bindery_client.recovery import recover as run_recovery
-from bindery_client.replica import FenceAll, ReplicaRead, ReplicaRequest
+from bindery_client.replica import FenceAll, ReplicaBatch, ReplicaRead, ReplicaRequest
 from bindery_client.requests import LedgerRequests, OnDegraded
 from bindery_client.settings import ClientSettings
 from bindery_client.writer import WriteHandle
+
+T = TypeVar("T")
 
 DIGEST_TYPE_UNTOLD = DigestType.CRC32
 """For metadata so old that it names none. Source: the default of BookKeeper's client."""
@@ -180,6 +182,19 @@ class LedgerClient:
         found = await self._manager.read(ledger_id)
         requests = self._requests(ledger_id, found.value)
         return await ReplicaRequest(requests, bookie_id, entry_id).run(timeout_s=self.settings.read_timeout_s)
+
+    async def read_replicas(
+        self, ledger_id: LedgerId, metadata: LedgerMetadata, bookie_id: BookieId, entry_ids: Sequence[EntryId],
+        take: Callable[[ReplicaRead], T],
+    ) -> list[T]:  # fmt: skip
+        """As `read_from_bookie` for many entries, each once, in one request; what `take` makes of each, in their order.
+
+        `metadata`: the ledger's, for its digest. A bookie that cannot be asked is the verdict ERROR of all its entries;
+        nothing is raised for it.
+        """
+        self._check_open()
+        batch = ReplicaBatch(self._requests(ledger_id, metadata), bookie_id, entry_ids, take)
+        return await batch.run(timeout_s=self.settings.read_timeout_s)
 
     async def close(self) -> None:
         """Abandon ledgers being written, release readers, close all connections. Idempotent."""
