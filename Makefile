@@ -52,6 +52,10 @@ types: $(SETUP) ## mypy, strict
 test: $(SETUP) ## every test that needs no Kubernetes
 	@$(BIN)/python -m pytest $(ARGS)
 
+.PHONY: interop
+interop: $(SETUP) ## Apache BookKeeper's client, bookies and tools against ours; needs a JDK and Maven (ARGS=--write)
+	@exec $(BIN)/python -m pytest e2e/interop $(ARGS)
+
 .PHONY: bench
 bench: $(SETUP) ## measure bookie, client and HTTP API apart (ARGS="--seconds 3")
 	@exec $(BIN)/python bench/run.py $(ARGS)

@@ -1,0 +1,173 @@
+"""The clusters of one run, each in a ZooKeeper of its own.
+
+| cluster  | bookies                          | ledger tree made by             |
+|----------|----------------------------------|---------------------------------|
+| bindery  | four of ours                     | `bindery cluster init`          |
+| apache   | four of Apache BookKeeper's      | `bookkeeper shell initnewcluster` |
+| mixed    | two of ours and two of Apache's  | `bookkeeper shell initnewcluster` |
+
+Four bookies and ensembles of three: every ensemble of the mixed cluster has both kinds, and one bookie to spare.
+"""
+
+import asyncio
+import random
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from bindery_client.client import LedgerClient
+from bindery_metadata.embedded import EmbeddedZooKeeper, ServerSpec
+from bindery_metadata.zookeeper import ZooKeeperStore
+
+from e2e.interop.java import DB_STORAGE, SORTED_STORAGE, Driver, apache_bookie, metadata_uri, write_conf
+from e2e.interop.processes import HOST, Process, free_port
+
+ROOT: Final = "/ledgers"
+KINDS: Final = {
+    "bindery": ("bindery",) * 4,
+    "apache": ("apache",) * 4,
+    "mixed": ("bindery", "apache", "bindery", "apache"),
+}
+
+
+@dataclass
+class Bookie:
+    kind: str
+    process: Process
+    storage: str = ""
+
+    @property
+    def id(self) -> str:
+        return f"{HOST}:{self.process.port}"
+
+
+@dataclass
+class Cluster:
+    name: str
+    server: EmbeddedZooKeeper
+    directory: Path
+    bookies: list[Bookie] = field(default_factory=list)
+
+    @property
+    def zookeeper(self) -> str:
+        """What our processes are given."""
+        return self.server.hosts
+
+    @property
+    def uri(self) -> str:
+        """What Apache's processes are given."""
+        return metadata_uri(self.zookeeper, ROOT)
+
+    @property
+    def shell_conf(self) -> Path:
+        return self.directory / "shell.conf"
+
+    def bookie(self, bookie_id: str) -> Bookie:
+        return next(bookie for bookie in self.bookies if bookie.id == bookie_id)
+
+
+def our_bookie(name: str, *, directory: Path, zookeeper: str, port: int, options: tuple[str, ...] = ()) -> Process:
+    directory.mkdir(parents=True, exist_ok=True)
+    command = [
+        *(sys.executable, "-m", "bindery_bookie", "--zookeeper", zookeeper, "--ledgers-root", ROOT),
+        *("--port", str(port), "--http-port", "0", "--zookeeper-session-timeout-s", "4"),
+        *("--journal-dir", str(directory / "journal"), "--ledger-dir", str(directory / "ledgers")),
+        *options,
+    ]
+    return Process(name, command, log=directory / "log", port=port)
+
+
+class Clusters:
+    """All of it: `async with Clusters(directory) as clusters`."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.driver = Driver(log=directory / "driver.log")
+        self._clusters: dict[str, Cluster] = {}
+
+    def __getitem__(self, name: str) -> Cluster:
+        return self._clusters[name]
+
+    async def start(self) -> None:
+        await asyncio.gather(self.driver.start(), *(self.new_cluster(name) for name in KINDS))
+        for name, cluster in self._clusters.items():
+            if name == "bindery":
+                await run_cli("cluster", "init", "--zookeeper", cluster.zookeeper)
+            else:
+                status, said = await self.driver.shell(cluster.shell_conf, "initnewcluster")
+                assert status == 0, said
+        for name, kinds in KINDS.items():
+            for number, kind in enumerate(kinds):
+                storage = DB_STORAGE if name == "mixed" and number == 1 else SORTED_STORAGE
+                self.add_bookie(self[name], kind, storage=storage)
+        everyone = [bookie.process for cluster in self._clusters.values() for bookie in cluster.bookies]
+        for process in everyone:
+            process.start()
+        await asyncio.gather(*(process.serving() for process in everyone))
+
+    async def new_cluster(self, name: str) -> Cluster:
+        """An empty ZooKeeper for one more cluster."""
+        directory = self.directory / name
+        server = EmbeddedZooKeeper(ServerSpec(directory / "zookeeper", free_port()))
+        cluster = Cluster(name, server, directory)
+        await server.start()
+        write_conf(cluster.shell_conf, {
+            "metadataServiceUri": cluster.uri, "allowLoopback": "true", "advertisedAddress": HOST,
+            "journalDirectory": str(cluster.directory / "none"), "ledgerDirectories": str(cluster.directory / "none"),
+        })  # fmt: skip
+        self._clusters[name] = cluster
+        return cluster
+
+    def add_bookie(
+        self, cluster: Cluster, kind: str, *, storage: str = SORTED_STORAGE, settings: dict[str, str] | None = None,
+        options: tuple[str, ...] = (),
+    ) -> Bookie:  # fmt: skip
+        """Not started yet."""
+        port = free_port()
+        name = f"{kind}-{len(cluster.bookies)}"
+        directory = cluster.directory / name
+        if kind == "apache":
+            process = apache_bookie(name, directory=directory, zookeeper=cluster.zookeeper, root=ROOT, port=port,
+                                    storage=storage, settings=settings or {})  # fmt: skip
+        else:
+            process = our_bookie(name, directory=directory, zookeeper=cluster.zookeeper, port=port, options=options)
+        bookie = Bookie(kind, process, storage if kind == "apache" else "")
+        cluster.bookies.append(bookie)
+        return bookie
+
+    async def stop(self) -> None:
+        for cluster in self._clusters.values():
+            for bookie in cluster.bookies:
+                bookie.process.kill()
+        await self.driver.stop()
+        await asyncio.gather(*(cluster.server.stop() for cluster in self._clusters.values()))
+
+
+async def run_cli(*words: str) -> str:
+    """Output of the `bindery` command; its failure is ours."""
+    child = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "bindery", *words),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    said, _ = await child.communicate()
+    assert child.returncode == 0, f"bindery {' '.join(words)}: {said.decode()}"
+    return said.decode()
+
+
+@asynccontextmanager
+async def our_client() -> AsyncIterator[Callable[[str], Awaitable[LedgerClient]]]:
+    """`connect(zookeeper)` makes clients of ours; all are closed at the end."""
+    async with AsyncExitStack() as stack:
+
+        async def connect(zookeeper: str) -> LedgerClient:
+            store = await ZooKeeperStore.connect(zookeeper)
+            stack.push_async_callback(store.close)
+            client = await LedgerClient.connect(store, randomness=random.SystemRandom())
+            stack.push_async_callback(client.close)
+            return client
+
+        yield connect

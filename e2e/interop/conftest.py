@@ -1,0 +1,166 @@
+"""One ZooKeeper, three clusters and one driver serve all cases; see clusters.py. Every case runs for every column."""
+
+from collections.abc import AsyncIterator, Awaitable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import pytest_asyncio
+
+from e2e.interop.actors import Actor, JavaActor, OurActor
+from e2e.interop.clusters import Cluster, Clusters, our_client
+from e2e.interop.jars import JavaMissing, class_path
+from e2e.interop.java import Refused
+from e2e.interop.table import DOCUMENT, FAILED, Table
+
+JAVA_SETTINGS: Final = {
+    "v3": {"useV2WireProtocol": "false"},
+    "v2": {"useV2WireProtocol": "true"},
+    "explicit": {"explicitLacInterval": "50"},
+}
+
+
+@dataclass(frozen=True)
+class Column:
+    actor: str
+    """`java v3`, `java v2` or `bindery`."""
+    cluster: str
+
+    @property
+    def title(self) -> str:
+        who = {"java v3": "Java, v3", "java v2": "Java, v2", "bindery": "ours"}[self.actor]
+        return f"{who} → {self.cluster}"
+
+
+COLUMNS: Final = (
+    Column("java v3", "bindery"),
+    Column("java v2", "bindery"),
+    Column("bindery", "apache"),
+    Column("java v3", "mixed"),
+    Column("java v2", "mixed"),
+    Column("bindery", "mixed"),
+    Column("java v3", "apache"),
+    Column("java v2", "apache"),
+)
+CLIENT_TABLE: Final = Table("ledger cases", "case", tuple(column.title for column in COLUMNS))
+TOOL_TABLE: Final = Table("tools", "tool", ("bindery", "mixed", "apache"))
+TABLES: Final = (CLIENT_TABLE, TOOL_TABLE)
+
+
+@dataclass
+class Side:
+    """One column: who acts, who is the other client, and on which cluster."""
+
+    column: Column
+    actor: Actor
+    other: Actor
+    cluster: Cluster
+    verdicts: list[str] = field(default_factory=list)
+
+    @property
+    def is_java(self) -> bool:
+        return self.column.actor != "bindery"
+
+    @property
+    def is_v2(self) -> bool:
+        return self.column.actor == "java v2"
+
+    async def refused(self, doing: Awaitable[Any], *, java: str, ours: str) -> None:
+        """`doing` is refused with exactly these words; the table shows them."""
+        expected = java if self.is_java else ours
+        with pytest.raises(Refused) as caught:
+            await doing
+        assert caught.value.name == expected, str(caught.value)
+        self.say(f"refused: {expected}")
+
+    def say(self, verdict: str) -> None:
+        if verdict not in self.verdicts:
+            self.verdicts.append(verdict)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--write", action="store_true", help="write the tables into docs/compatibility.md")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Case by case rather than column by column, as the tables have them; the document is compared last."""
+    items.sort(key=lambda item: item.name == "test_the_document_shows_what_this_run_saw")
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """The jars first: resolving them for the first time takes longer than a test may."""
+    if session.config.option.collectonly or not session.items:
+        return
+    try:
+        class_path()
+    except JavaMissing as missing:
+        pytest.exit(str(missing), returncode=1)
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    """Put the outcome of each case into its table."""
+    outcome = yield
+    report = outcome.get_result()  # type: ignore[attr-defined]
+    if report.when == "call" or (report.when == "setup" and report.failed):
+        place = item.funcargs.get("table_place") if hasattr(item, "funcargs") else None
+        if place is not None:
+            table, column, verdicts = place
+            said = "; ".join(verdicts) or "ok"
+            table.put(row_of(item), column, said if report.passed else FAILED)
+
+
+def row_of(item: pytest.Item) -> str:
+    """The case's name: the first line of its docstring, with the parameter in braces put in."""
+    function = item.obj  # type: ignore[attr-defined]
+    title: str = (function.__doc__ or function.__name__).strip().splitlines()[0].rstrip(".")
+    values = {name: value for name, value in item.callspec.params.items() if isinstance(value, str)}  # type: ignore[attr-defined]
+    return title.format(**values)
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def clusters(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Clusters]:
+    world = Clusters(Path(tmp_path_factory.mktemp("interop")))
+    try:
+        await world.start()
+        yield world
+    finally:
+        await world.stop()
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def actors(clusters: Clusters) -> AsyncIterator[dict[tuple[str, str], Actor]]:
+    """Every client on every cluster, by (actor, cluster)."""
+    found: dict[tuple[str, str], Actor] = {}
+    async with our_client() as connect:
+        for name in ("bindery", "apache", "mixed"):
+            for protocol, settings in JAVA_SETTINGS.items():
+                java = JavaActor(clusters.driver, name=f"{protocol}-{name}", uri=clusters[name].uri, settings=settings)
+                await java.connect()
+                found[f"java {protocol}", name] = java
+            found["bindery", name] = OurActor(await connect(clusters[name].zookeeper), name=f"ours-{name}")
+        yield found
+
+
+@pytest.fixture(params=COLUMNS, ids=lambda column: f"{column.actor} to {column.cluster}".replace(" ", "-"))
+def side(request: pytest.FixtureRequest, clusters: Clusters, actors: dict[tuple[str, str], Actor]) -> Side:
+    column: Column = request.param
+    other = "bindery" if column.actor != "bindery" else "java v3"
+    return Side(column, actors[column.actor, column.cluster], actors[other, column.cluster], clusters[column.cluster])
+
+
+@pytest.fixture
+def explicit_lac(side: Side, actors: dict[tuple[str, str], Actor]) -> Actor:
+    """The other client, set to tell of its last entry when it is idle: ours always does."""
+    return actors["java explicit", side.column.cluster] if side.column.actor == "bindery" else side.other
+
+
+@pytest.fixture
+def table_place(side: Side) -> tuple[Table, str, list[str]]:
+    return CLIENT_TABLE, side.column.title, side.verdicts
+
+
+def document_differences() -> list[str]:
+    text = DOCUMENT.read_text()
+    return [line for table in TABLES for line in table.differences(text)]

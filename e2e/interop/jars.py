@@ -1,0 +1,72 @@
+"""Apache BookKeeper's jars, as Maven resolves them from pom.xml, and the compiled Driver.java beside them.
+
+| below the cache directory | holds                                                   |
+|---------------------------|---------------------------------------------------------|
+| `jars-<digest>/`          | what pom.xml names, with all that it needs              |
+| `classes-<digest>/`       | the Java sources of this directory, compiled            |
+
+The digests cover pom.xml and the Java sources, so that a change makes a new one. The cache directory is
+`${XDG_CACHE_HOME:-~/.cache}/bindery/interop`: outside the tree, kept between runs.
+"""
+
+import hashlib
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Final
+
+HERE: Final = Path(__file__).resolve().parent
+POM: Final = HERE / "pom.xml"
+SOURCES: Final = tuple(sorted(HERE.glob("*.java")))
+RESOLVE_TIMEOUT_S: Final = 900.0
+COMPILE_TIMEOUT_S: Final = 120.0
+
+
+class JavaMissing(Exception):
+    """What this machine lacks for the suite."""
+
+
+def cache_directory() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "bindery" / "interop"
+
+
+def class_path() -> str:
+    """The class path of every JVM here; resolves and compiles at the first use. Raises JavaMissing."""
+    tools = {name: _tool(name) for name in ("java", "javac", "mvn")}
+    jars = cache_directory() / f"jars-{_digest(POM)}"
+    if not jars.exists():
+        _fill(jars, [tools["mvn"], "--quiet", "--batch-mode", "--file", str(POM), "dependency:copy-dependencies",
+                     "-DincludeScope=runtime"], "-DoutputDirectory={}", timeout_s=RESOLVE_TIMEOUT_S)  # fmt: skip
+    classes = cache_directory() / f"classes-{_digest(POM, *SOURCES)}"
+    if not classes.exists():
+        compile_all = [tools["javac"], "-nowarn", "-cp", f"{jars}/*", *map(str, SOURCES), "-d"]
+        _fill(classes, compile_all, "{}", timeout_s=COMPILE_TIMEOUT_S)
+    return os.pathsep.join((str(classes), f"{jars}/*"))
+
+
+def _tool(name: str) -> str:
+    found = shutil.which(name)
+    if found is None:
+        raise JavaMissing(f"the interop suite needs {name} on the PATH: a JDK 17 or newer and Maven 3")
+    return found
+
+
+def _digest(*files: Path) -> str:
+    return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()[:16]
+
+
+def _fill(target: Path, command: list[str], destination: str, *, timeout_s: float) -> None:
+    """Run `command` into a directory that gets its name only when complete: half a result never counts."""
+    partial = target.with_name(f"{target.name}.{os.getpid()}")
+    partial.mkdir(parents=True)
+    try:
+        done = subprocess.run(
+            [*command, destination.format(partial)], capture_output=True, text=True, timeout=timeout_s, check=False
+        )
+        if done.returncode:
+            raise JavaMissing(f"{Path(command[0]).name} failed:\n{(done.stdout + done.stderr)[-2000:]}")
+        partial.rename(target)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)

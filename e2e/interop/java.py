@@ -1,0 +1,156 @@
+"""Apache BookKeeper's processes: a bookie, and the driver that holds its client and shell."""
+
+import asyncio
+import itertools
+import json
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from bindery_metadata.embedded import die_with_parent, find_java
+
+from e2e.interop.jars import HERE, class_path
+from e2e.interop.processes import HOST, Process
+
+ANSWER_TIMEOUT_S: Final = 90.0
+SORTED_STORAGE: Final = "org.apache.bookkeeper.bookie.SortedLedgerStorage"
+DB_STORAGE: Final = "org.apache.bookkeeper.bookie.storage.ldb.DbLedgerStorage"
+_OPENED: Final = ("java.io", "java.nio", "java.util.zip", "java.lang", "jdk.internal.misc")
+"""Packages that BookKeeper's own scripts open to it on Java 17."""
+
+
+def java_command(*words: str, heap_mb: int = 256, log_level: str = "warn") -> list[str]:
+    """A JVM that starts quickly rather than runs fast."""
+    return [
+        str(find_java()),
+        f"-Xmx{heap_mb}m",
+        "-XX:MaxDirectMemorySize=256m",
+        "-XX:+UseSerialGC",
+        "-XX:TieredStopAtLevel=1",
+        "-XX:-UsePerfData",
+        "-Xshare:auto",
+        *(f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in _OPENED),
+        "-Dio.netty.tryReflectionSetAccessible=true",
+        "-Djava.net.preferIPv4Stack=true",
+        f"-Dlog4j2.configurationFile={HERE / 'log4j2.properties'}",
+        f"-Dinterop.log={log_level}",
+        "-cp",
+        class_path(),
+        *words,
+    ]
+
+
+def metadata_uri(zookeeper: str, root: str) -> str:
+    return f"zk+hierarchical://{zookeeper}{root}"
+
+
+def apache_bookie(
+    name: str, *, directory: Path, zookeeper: str, root: str, port: int, storage: str, settings: Mapping[str, str]
+) -> Process:
+    """`bookkeeper bookie`, as its own main class starts it. Not started yet; its configuration is `bookie.conf`."""
+    directory.mkdir(parents=True, exist_ok=True)
+    conf = directory / "bookie.conf"
+    write_conf(
+        conf,
+        {
+            "metadataServiceUri": metadata_uri(zookeeper, root),
+            "zkTimeout": "4000",
+            "bookiePort": str(port),
+            "advertisedAddress": HOST,
+            "listeningInterface": "lo",
+            "allowLoopback": "true",
+            "journalDirectory": str(directory / "journal"),
+            "ledgerDirectories": str(directory / "ledgers"),
+            "ledgerStorageClass": storage,
+            "dbStorage_writeCacheMaxSizeMb": "32",
+            "dbStorage_readAheadCacheMaxSizeMb": "32",
+            "journalPreAllocSizeMB": "4",
+            "entryLogFilePreallocationEnabled": "false",
+            "httpServerEnabled": "false",
+            **settings,
+        },
+    )
+    command = java_command("org.apache.bookkeeper.server.Main", "--conf", str(conf))
+    return Process(name, command, log=directory / "log", port=port)
+
+
+def write_conf(path: Path, settings: Mapping[str, str]) -> None:
+    path.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+
+
+class Refused(Exception):
+    """A client said no: `name` is its own word for why."""
+
+    def __init__(self, name: str, text: str = "") -> None:
+        super().__init__(f"{name} {text}".strip())
+        self.name = name
+
+
+class DriverBug(Exception):
+    """The driver failed where it should not, or found bytes that it did not write."""
+
+
+class Driver:
+    """Driver.java in its JVM. `call` is safe side by side: answers find their callers by id."""
+
+    def __init__(self, *, log: Path) -> None:
+        self._log = log
+        self._ids = itertools.count()
+        self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._child: asyncio.subprocess.Process | None = None
+        self._reading: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        with self._log.open("ab") as log:
+            self._child = await asyncio.create_subprocess_exec(
+                *java_command("Driver", heap_mb=768),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                start_new_session=True,
+                preexec_fn=die_with_parent,
+                limit=16 * 1024 * 1024,
+            )
+        self._reading = asyncio.create_task(self._read())
+
+    async def call(self, op: str, **facts: Any) -> dict[str, Any]:
+        """Raises Refused for the client's own errors, DriverBug for everything that must not be."""
+        assert self._child is not None
+        assert self._child.stdin is not None
+        number = next(self._ids)
+        answered = self._waiting[number] = asyncio.get_running_loop().create_future()
+        self._child.stdin.write(json.dumps({"id": number, "op": op, **facts}).encode() + b"\n")
+        try:
+            async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                answer: dict[str, Any] = await answered
+        finally:
+            del self._waiting[number]
+        if "bug" in answer:
+            raise DriverBug(f"{op}: {answer['bug']} (see {self._log})")
+        if "code" in answer:
+            code = f" ({answer['code']})" if answer["code"] else ""
+            raise Refused(answer["error"] + code)
+        return answer
+
+    async def shell(self, conf: Path, *words: str) -> tuple[int, str]:
+        """Exit status and output of `bookkeeper shell` with these words."""
+        answer = await self.call("shell", conf=str(conf), words=list(words))
+        return int(answer["status"]), str(answer["said"])
+
+    async def _read(self) -> None:
+        assert self._child is not None
+        assert self._child.stdout is not None
+        async for line in self._child.stdout:
+            answer = json.loads(line)
+            if waiter := self._waiting.get(answer.pop("id")):
+                waiter.set_result(answer)
+        for waiter in self._waiting.values():
+            waiter.set_exception(DriverBug(f"the driver ended, see {self._log}"))
+
+    async def stop(self) -> None:
+        if self._child is not None:
+            self._child.kill()
+            await self._child.wait()
+        if self._reading is not None:
+            await self._reading

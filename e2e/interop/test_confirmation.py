@@ -1,0 +1,102 @@
+"""Last add confirmed: how a reader of an open ledger learns what it may read."""
+
+import asyncio
+import time
+
+import pytest
+
+from e2e.interop.actors import Actor, Handle, JavaHandle
+from e2e.interop.conftest import Side
+
+NO_LONG_POLL = "answers at once, no entry"
+"""Version 2 has no long poll: Apache's client sends an ordinary read of the last entry instead."""
+
+pytestmark = [pytest.mark.interop, pytest.mark.asyncio(loop_scope="session"), pytest.mark.usefixtures("table_place")]
+
+
+async def test_reader_follows_writer(side: Side) -> None:
+    """open without recovery, read LAC, follow the other client's writer; the writer is not disturbed"""
+    writer = await side.other.create()
+    await add_one_by_one(writer, range(10))
+    reader = await side.actor.open(writer.ledger, recover=False)
+    assert await reader.read_lac() >= 8  # an entry's own confirmation travels with the next
+    await add_one_by_one(writer, range(10, 20))
+    assert await reader.read_lac() >= 18
+    assert await reader.read(0, 18) == 19
+    await writer.close()
+    assert (await side.actor.metadata(writer.ledger))["last"] == 19
+
+
+async def test_explicit_lac(side: Side, explicit_lac: Actor) -> None:
+    """explicit LAC: an idle writer of the other client tells of its last entry"""
+    writer = await explicit_lac.create()
+    await writer.add(5)
+    reader = await side.actor.open(writer.ledger, recover=False)
+    read_lac = reader.explicit_lac if isinstance(reader, JavaHandle) else reader.read_lac
+    deadline = time.monotonic() + 10
+    while await read_lac() < 4:
+        assert time.monotonic() < deadline, "the explicit LAC never came"
+        await asyncio.sleep(0.05)
+    assert await reader.read(4, 4) == 1
+
+
+async def test_long_poll(side: Side, explicit_lac: Actor) -> None:
+    """long poll: parked until the other client adds, then woken"""
+    writer = await explicit_lac.create()
+    await add_one_by_one(writer, range(3))
+    reader = await side.actor.open(writer.ledger, recover=False)
+    if side.is_v2:
+        assert not await reader.wait_for(3, timeout_s=20)
+        side.say(NO_LONG_POLL)
+        return
+    deadline = time.monotonic() + 10
+    while await reader.read_lac() < 2:
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.05)
+    waiting = asyncio.create_task(reader.wait_for(3, timeout_s=20))
+    await asyncio.sleep(0.3)
+    assert not waiting.done()
+    begun = time.monotonic()
+    await writer.add(2, first=3)
+    assert await waiting
+    assert time.monotonic() - begun < 5
+    assert await reader.read(3, 3) == 1
+
+
+async def test_long_poll_times_out(side: Side) -> None:
+    """long poll of a silent ledger: ends at its timeout"""
+    writer = await side.other.create()
+    await writer.add(3)
+    reader = await side.actor.open(writer.ledger, recover=False)
+    lac = await reader.read_lac()
+    begun = time.monotonic()
+    assert not await reader.wait_for(max(lac, 2) + 1, timeout_s=1.0)
+    waited = time.monotonic() - begun
+    if side.is_v2:
+        assert waited < 0.9
+        side.say(NO_LONG_POLL)
+        return
+    assert 0.9 < waited < 8
+
+
+async def test_deferred_sync(side: Side) -> None:
+    """deferred sync: adds confirm nothing, force confirms them all"""
+    if not side.is_java:
+        side.say("not offered")
+        return
+    writer = await side.actor.create(deferred=True)
+    if side.is_v2:
+        await side.refused(writer.add(5), java="IllegalOp (-100)", ours="")
+        return
+    await writer.add(5)
+    assert await writer.known_lac() == -1
+    assert await writer.force() == 4
+    await writer.close()
+    reader = await side.other.open(writer.ledger)
+    assert await reader.read(0, 4) == 5
+
+
+async def add_one_by_one(writer: Handle, entries: range) -> None:
+    """Each waits for the one before: an entry then tells that all before it are confirmed."""
+    for entry in entries:
+        await writer.add(1, first=entry)

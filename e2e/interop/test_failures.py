@@ -1,0 +1,159 @@
+"""A bookie that dies in the middle of a write, and what both clients make of it.
+
+One kill per victim serves every client on the cluster: each has a writer over the victim, and a ledger of a crashed
+writer over it. The victim comes back before the next.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import pytest
+import pytest_asyncio
+
+from e2e.interop.actors import Actor, Handle
+from e2e.interop.clusters import Bookie, Cluster, Clusters
+from e2e.interop.conftest import COLUMNS, Side
+
+pytestmark = [pytest.mark.interop, pytest.mark.asyncio(loop_scope="session"), pytest.mark.usefixtures("table_place")]
+
+VICTIMS = (("bindery", "bindery"), ("apache", "apache"), ("mixed", "bindery"), ("mixed", "apache"))
+"""Which kind of bookie dies on which cluster."""
+ATTEMPTS_MAX = 200
+
+
+@dataclass
+class Outcome:
+    """What became of one client's part; `error` instead of the rest."""
+
+    writer: Handle | None = None
+    last: int = -1
+    recovered: Handle | None = None
+    error: BaseException | None = None
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def outcomes(
+    clusters: Clusters, actors: dict[tuple[str, str], Actor]
+) -> AsyncIterator[dict[tuple[str, str, str], Outcome]]:
+    """By (cluster, kind of the victim, actor)."""
+    found: dict[tuple[str, str, str], Outcome] = {}
+
+    async def kill_in(name: str) -> None:
+        for cluster_name, kind in VICTIMS:
+            if cluster_name == name:
+                parts = await _through_a_kill(clusters[name], kind, actors)
+                found.update({(name, kind, actor): outcome for actor, outcome in parts.items()})
+
+    await asyncio.gather(*(kill_in(name) for name in ("bindery", "apache", "mixed")))
+    yield found
+
+
+async def _through_a_kill(cluster: Cluster, kind: str, actors: dict[tuple[str, str], Actor]) -> dict[str, Outcome]:
+    """Outcomes by actor of one bookie's death and return."""
+    victim = next(bookie for bookie in cluster.bookies if bookie.kind == kind)
+    names = sorted({column.actor for column in COLUMNS if column.cluster == cluster.name})
+    killed = asyncio.Event()
+    ready = {name: asyncio.Event() for name in names}
+    parts = {
+        name: asyncio.create_task(
+            _part(actors[name, cluster.name], actors[_other(name), cluster.name], victim, ready[name], killed)
+        )
+        for name in names
+    }
+    await asyncio.gather(*(event.wait() for event in ready.values()))
+    victim.process.kill()
+    killed.set()
+    outcomes = {name: await part for name, part in parts.items()}
+    await _seen(actors["java v3", cluster.name], victim, present=False)
+    victim.process.start()
+    await victim.process.serving()
+    await _seen(actors["java v3", cluster.name], victim, present=True)
+    return outcomes
+
+
+def _other(actor: str) -> str:
+    return "java v3" if actor == "bindery" else "bindery"
+
+
+async def _part(actor: Actor, other: Actor, victim: Bookie, ready: asyncio.Event, killed: asyncio.Event) -> Outcome:
+    """Write through the kill, and recover what the other left behind while the victim is dead."""
+    outcome = Outcome()
+    try:
+        left = await _over(other, victim)
+        await left.add(40)
+        await left.crash()
+        outcome.writer = await _over(actor, victim)
+        await outcome.writer.add(100)
+        writing = asyncio.create_task(_write(outcome.writer, first=100, ready=ready, killed=killed))
+        await killed.wait()
+        outcome.recovered = await actor.open(left.ledger)
+        outcome.last = await writing
+    except BaseException as error:
+        outcome.error = error
+    finally:
+        ready.set()
+    return outcome
+
+
+async def _write(writer: Handle, *, first: int, ready: asyncio.Event, killed: asyncio.Event) -> int:
+    """Add without a pause before, during and after; then close. Returns the last entry's id."""
+    while not killed.is_set():
+        await writer.add(10, first=first)
+        first += 10
+        ready.set()
+    await writer.add(100, first=first)
+    await writer.close()
+    return first + 99
+
+
+async def _over(actor: Actor, victim: Bookie) -> Handle:
+    """A new ledger whose ensemble has the victim."""
+    for _ in range(ATTEMPTS_MAX):
+        writer = await actor.create()
+        if victim.id in (await actor.metadata(writer.ledger))["segments"][0]["ensemble"]:
+            return writer
+    raise AssertionError("the victim is never chosen")
+
+
+async def _seen(java: Actor, bookie: Bookie, *, present: bool) -> None:
+    """Until Apache's client sees the bookie, or no more."""
+    for _ in range(300):
+        if (bookie.id in (await java.bookies())["writable"]) == present:  # type: ignore[attr-defined]
+            return
+        await asyncio.sleep(0.1)
+    raise AssertionError(f"{bookie.id} is {'not ' if present else ''}registered")
+
+
+def _outcomes_of(side: Side, outcomes: dict[tuple[str, str, str], Outcome]) -> list[tuple[str, Outcome]]:
+    found = [
+        (kind, outcome)
+        for (cluster, kind, actor), outcome in outcomes.items()
+        if (cluster, actor) == (side.column.cluster, side.column.actor)
+    ]
+    assert found
+    for kind, outcome in found:
+        assert outcome.error is None, f"{kind} victim: {outcome.error!r}"
+    return found
+
+
+async def test_ensemble_change(side: Side, outcomes: dict[tuple[str, str, str], Outcome]) -> None:
+    """a bookie is killed in the middle of a write: the ensemble changes, no entry is lost, the other reads all"""
+    for _, outcome in _outcomes_of(side, outcomes):
+        assert outcome.writer is not None
+        facts = await side.other.metadata(outcome.writer.ledger)
+        assert len(facts["segments"]) == 2, facts["segments"]
+        assert facts["last"] == outcome.last
+        for reader in (side.other, side.actor):
+            handle = await reader.open(outcome.writer.ledger)
+            assert await handle.read(0, outcome.last) == outcome.last + 1
+
+
+async def test_recovery_without_a_bookie(side: Side, outcomes: dict[tuple[str, str, str], Outcome]) -> None:
+    """recover the other client's ledger while a bookie of its ensemble is dead"""
+    for _, outcome in _outcomes_of(side, outcomes):
+        assert outcome.recovered is not None
+        assert await outcome.recovered.known_lac() == 39
+        assert await outcome.recovered.read(0, 39) == 40
+        handle = await side.other.open(outcome.recovered.ledger)
+        assert await handle.read(0, 39) == 40
