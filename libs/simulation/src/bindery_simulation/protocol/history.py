@@ -18,7 +18,7 @@ from bindery_simulation.protocol.plots import Plot, draw_plot
 from bindery_simulation.protocol.readers import Reader
 from bindery_simulation.protocol.world import DIGESTER, World
 
-ENTRIES_MAX = 24
+ENTRIES_MAX = 12
 RECOVERIES_MAX = 4
 READERS_MAX = 3
 SETTLE_STEPS_MAX = 20_000
@@ -159,7 +159,7 @@ class History:
 
     def _new_recoverer(self) -> Recoverer:
         name = f"recovery{len(self.recoverers)}"
-        recoverer = Recoverer(self.world, name, entries_in_flight_max=(1, 2, 4)[int(self.draw() * 3)])
+        recoverer = Recoverer(self.world, name, entries_in_flight_max=(1, 1, 2, 4)[int(self.draw() * 4)])
         self.recoverers.append(recoverer)
         self._meet(recoverer)
         recoverer.start()

@@ -415,3 +415,13 @@ def _copies_get_another_length() -> list[Replacement]:
         return pack(digester, length=length + 1, **rest)
 
     return [(keepers, "pack", longer)]
+
+
+@mutant("a delete takes no notice of an ensemble change since it fenced", Invariant.NO_ACK_AFTER_FENCE, plot="deletion")
+def _unconditional_delete() -> list[Replacement]:
+    original = Ledger.delete
+
+    def delete(self: Ledger, version: int, *, has_fenced: bool) -> bool:
+        return original(self, self.version, has_fenced=has_fenced)
+
+    return [(Ledger, "delete", delete)]

@@ -45,7 +45,7 @@ def _fence_race(rng: Random) -> Plot:
     return Plot(
         "fence race",
         {"add": 4, "recover": 3, "kill recovery": 1, "close": 1},
-        steps=rng.choice((30, 45)),
+        steps=rng.choice((20, 30)),
         fence_loss=rng.choice((0.0, 0.4, 0.4)),
         slow=rng.choice((0.0, 0.3, 0.3)),
         spares=(0, 0, 1),
@@ -58,7 +58,7 @@ def _change_race(rng: Random) -> Plot:
     return Plot(
         "change race",
         {"add": 6, "crash": 3, "two crash": 2, "restart": 2, "time": 1, "recover": 1, "close": 1, "metadata cut": 1},
-        steps=rng.choice((35, 60)),
+        steps=rng.choice((25, 50)),
         event_rate=0.2,
         loss=rng.choice((0.0, 0.03)),
         unknown=rng.choice((0.0, 0.4)),
@@ -76,7 +76,7 @@ def _rivals(rng: Random) -> Plot:
     return Plot(
         "rival recoveries",
         {"add": 2, "recover": 4, "kill recovery": 2, "crash": 2, "restart": 2, "kill writer": 1, "time": 1},
-        steps=rng.choice((40, 70)),
+        steps=rng.choice((25, 50)),
         loss=rng.choice((0.0, 0.03)),
         unknown=rng.choice((0.0, 0.3)),
         slow=rng.choice((0.0, 0.3)),
@@ -90,7 +90,7 @@ def _lost_disks(rng: Random) -> Plot:
     return Plot(
         "lost disks",
         {"add": 4, "lose storage": 2, "rot": 2, "recover": 2, "crash": 1, "restart": 1, "read": 1, "replicate": 1},
-        steps=rng.choice((35, 60)),
+        steps=rng.choice((25, 50)),
         loss=rng.choice((0.0, 0.02)),
         slow=rng.choice((0.0, 0.3)),
         quorums=((3, 3, 2), (3, 2, 2), (4, 3, 2), (3, 3, 3), (2, 2, 2), (4, 4, 3), (5, 3, 2)),
@@ -103,7 +103,7 @@ def _tail(rng: Random) -> Plot:
     return Plot(
         "tail",
         {"add": 5, "read": 3, "crash": 1, "restart": 1, "recover": 1, "close": 1, "time": 2},
-        steps=rng.choice((40, 70)),
+        steps=rng.choice((25, 50)),
         event_rate=0.2,
         loss=rng.choice((0.0, 0.02)),
         slow=rng.choice((0.0, 0.2)),
@@ -162,7 +162,7 @@ def _anything(rng: Random) -> Plot:
             "lose storage": 1, "rot": 1, "read": 2, "replicate": 1, "delete": 1, "cut": 1, "heal": 1, "metadata cut": 1,
             "lose bookie": 1, "time": 1,
         },
-        steps=rng.choice((40, 80, 150)),
+        steps=rng.choice((30, 60, 120)),
         event_rate=rng.choice((0.1, 0.2)),
         loss=rng.choice((0.0, 0.02, 0.05)),
         doubling=rng.choice((0.0, 0.1)),

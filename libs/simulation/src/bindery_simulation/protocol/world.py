@@ -118,7 +118,7 @@ class World:
         index = int(self.draw() * count)
         message = flying[index]
         if self.has_slow_links:
-            for _ in range(8):
+            for _ in range(6):
                 if message[2] not in message[1].slow:
                     break
                 index = int(self.draw() * count)
