@@ -6,6 +6,8 @@ UV_VERSION := 0.13.8
 PACKAGES := $(patsubst %/pyproject.toml,%,$(wildcard libs/*/pyproject.toml services/*/pyproject.toml))
 SETUP := $(VENV)/.installed
 ARGS ?=
+SEED ?= 0
+KIND ?= service
 
 .DEFAULT_GOAL := help
 
@@ -55,6 +57,15 @@ test: $(SETUP) ## every test that needs no Kubernetes
 .PHONY: interop
 interop: $(SETUP) ## Apache BookKeeper's client, bookies and tools against ours; needs a JDK and Maven (ARGS=--write)
 	@exec $(BIN)/python -m pytest e2e/interop $(ARGS)
+
+.PHONY: sim
+sim: $(SETUP) ## replay a seed with its trace (SEED=7, KIND=service or protocol)
+	@exec $(BIN)/python -m bindery_simulation $(KIND) --seed $(SEED) --trace $(ARGS)
+
+.PHONY: sim-ci
+sim-ci: $(SETUP) ## simulate clusters and protocol histories for three minutes
+	@$(BIN)/python -m bindery_simulation protocol --seconds 60 --jobs 2
+	@$(BIN)/python -m bindery_simulation service --seconds 120 --jobs 2
 
 .PHONY: bench
 bench: $(SETUP) ## measure bookie, client and HTTP API apart (ARGS="--seconds 3")

@@ -7,7 +7,7 @@ import importlib
 import os
 import sys
 
-COMMANDS = {"protocol": "bindery_simulation.protocol.command", "service": "bindery_simulation.command"}
+COMMANDS = {"protocol": "bindery_simulation.protocol.command", "service": "bindery_simulation.service.command"}
 """Sub-command -> module with `main(argv) -> exit code`."""
 
 

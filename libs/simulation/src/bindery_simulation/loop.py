@@ -3,12 +3,12 @@
 Callbacks run in the order of (time, number of the call that scheduled them); the clock jumps to the next one. There are
 no sockets, threads or signals: what asks for one gets NotImplementedError, and connections are the `Network`'s.
 
-Who runs: each callback belongs to the `Process` that scheduled it, carried by its context, so that tasks and futures keep
-theirs wherever they are woken from. A process that is killed has no callbacks any more, from one instant to the next and
-without a finally block run; one that is paused gets them all, in order, when it goes on.
+Who runs: each callback belongs to the `Process` that scheduled it, carried by its context, so that tasks and futures
+keep theirs wherever they are woken from. A process that is killed has no callbacks any more, from one instant to the
+next and without a finally block run; one that is paused gets them all, in order, when it goes on.
 
-Invariants: time never goes back; a callback of a dead process never runs; tasks live until `dispose`, so that no garbage
-collection decides when a finally block runs.
+Invariants: time never goes back; a callback of a dead process never runs; tasks live until `dispose`, so that no
+garbage collection decides when a finally block runs.
 """
 
 import asyncio
@@ -152,7 +152,8 @@ class SimLoop(asyncio.AbstractEventLoop):
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:
-            self.call_exception_handler({"message": f"exception in {getattr(callback, '__qualname__', type(callback).__name__)}", "exception": error})
+            name = getattr(callback, "__qualname__", type(callback).__name__)
+            self.call_exception_handler({"message": f"exception in {name}", "exception": error})
 
     def _advance(self, time_max: float) -> bool:
         timers = self._timers
@@ -183,9 +184,9 @@ class SimLoop(asyncio.AbstractEventLoop):
                 if not task.done():
                     task._log_destroy_pending = False  # type: ignore[attr-defined]
                     with contextlib.suppress(BaseException):
-                        task.get_coro().close()  # type: ignore[union-attr]
+                        task.get_coro().close()
                 else:
-                    task._log_traceback = False  # type: ignore[attr-defined]
+                    task._log_traceback = False
         finally:
             events._set_running_loop(None)
         self._tasks.clear()
@@ -231,7 +232,7 @@ class SimLoop(asyncio.AbstractEventLoop):
     def create_future(self) -> "asyncio.Future[Any]":
         return asyncio.Future(loop=self)
 
-    def create_task(  # type: ignore[override]
+    def create_task(
         self, coro: Generator[Any, None, T] | Coroutine[Any, Any, T], *, name: str | None = None, context: Any = None
     ) -> "asyncio.Task[T]":
         task = SimTask.__new__(SimTask)
@@ -259,7 +260,7 @@ class SimLoop(asyncio.AbstractEventLoop):
     async def create_server(self, protocol_factory: Any, *args: Any, sock: Any = None, **kwargs: Any) -> Any:
         return self.network.listen(protocol_factory, sock)
 
-    async def create_connection(  # type: ignore[override]
+    async def create_connection(
         self, protocol_factory: Any, host: str | None = None, port: int | None = None, **kwargs: Any
     ) -> Any:
         return await self.network.connect(protocol_factory, host, port)

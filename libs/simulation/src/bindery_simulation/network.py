@@ -3,14 +3,15 @@
 What a connection promises: the bytes of a direction arrive in order, each once, or the connection breaks. What it does
 not promise, and the lots decide: how long they take, and in how many pieces they are received.
 
-| what happens                     | what the two ends see                                                                 |
-|----------------------------------|---------------------------------------------------------------------------------------|
-| a host is partitioned (one way)  | silence; bytes wait and arrive after the heal, or one end gives up (ETIMEDOUT)          |
-| a process is killed              | the peer gets a reset, after a delay; bytes under way may be lost                       |
-| a host loses power               | silence; when the host is back, the next bytes for an old connection are reset          |
-| a connection is reset by lot     | both ends get ConnectionResetError; of each direction an end piece is lost              |
-| a connect to no listener         | ConnectionRefusedError; to a host that is off or cut away: nothing until the caller's own limit |
-| the receiver does not read       | beyond a window the sender's protocol is told to pause writing                          |
+| what happens                     | what the two ends see |
+|----------------------------------|-----------------------|
+| a host is partitioned (one way)  | silence; bytes wait and arrive after the heal, or one end gives up (ETIMEDOUT) |
+| a process is killed              | the peer gets a reset, after a delay; bytes under way may be lost |
+| a host loses power               | silence; when the host is back, the next bytes for an old connection are reset |
+| a connection is reset by lot     | both ends get ConnectionResetError; of each direction an end piece is lost |
+| a connect to no listener         | ConnectionRefusedError |
+| a connect to a host that is off  | nothing, until the caller's own limit; the same behind a partition |
+| the receiver does not read       | beyond a window the sender's protocol is told to pause writing |
 
 The kernel's part (arriving, acknowledging) belongs to no process; what a protocol sees runs in its process.
 """
@@ -344,9 +345,7 @@ class SimTransport(asyncio.Transport):
         """Our kernel answers the peer with a reset, or, while it cannot be heard, leaves it to find out by itself."""
         network = self._network
         if network.is_blocked(self.process.host, self._peer_name):
-            network.at(
-                network.lots.uniform(5, 60), self.peer.fail_later, TimeoutError(110, "Connection timed out")
-            )
+            network.at(network.lots.uniform(5, 60), self.peer.fail_later, TimeoutError(110, "Connection timed out"))
         else:
             self.peer.fail_later(ConnectionResetError(104, "Connection reset by peer"))
 

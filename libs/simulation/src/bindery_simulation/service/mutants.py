@@ -5,6 +5,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 from unittest.mock import patch
 
@@ -15,6 +16,9 @@ from bindery_client.requests import LedgerRequests
 from bindery_core.digest import Digester
 from bindery_core.ledger_actions import SendLac, SendReads
 from bindery_core.ledger_writer import LedgerWriter
+
+from bindery_simulation.service import faults
+from bindery_simulation.service.faults import Fault
 
 Patch = Callable[[], contextlib.AbstractContextManager[Any]]
 
@@ -145,23 +149,33 @@ def _early_lac() -> contextlib.AbstractContextManager[Any]:
     return patch.object(LedgerRequests, "send_adds", send_adds)
 
 
-MUTANTS: Final[dict[str, tuple[Patch, tuple[str, ...]]]] = {
-    "journal-without-datasync": (_journal_without_datasync, ("acknowledged-readable", "bookie-starts", "lac-safe")),
-    "fence-not-journaled": (_fence_not_journaled, ("no-ack-after-fence",)),
-    "ack-before-journal": (_ack_before_journal, ("no-ack-after-fence",)),
-    "confirm-before-ensemble-change": (_confirm_before_ensemble_change, ("quorum-in-metadata",)),
-    "replaced-member-counts": (_replaced_member_counts, ("quorum-in-metadata",)),
-    "digest-unchecked": (_digest_unchecked, ("right-bytes",)),
-    "recovery-does-not-fence": (_recovery_does_not_fence, ("writer-metadata",)),
-    "flush-without-sync": (_flush_without_sync, ("bookie-starts", "acknowledged-readable")),
-    "early-lac": (_early_lac, ("lac-safe",)),
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """How to make it, which invariants may catch it, and the faults under which that takes few seeds."""
+
+    patch: Patch
+    caught_by: tuple[str, ...]
+    faults: tuple[Fault, ...]
+
+
+_POWER: Final = (faults.cut_power, faults.cut_power_everywhere)
+
+MUTANTS: Final[dict[str, Mutant]] = {
+    "journal-without-datasync": Mutant(_journal_without_datasync, ("bookie-keeps", "bookie-starts"), _POWER),
+    "ack-before-journal": Mutant(_ack_before_journal, ("bookie-keeps", "no-ack-after-fence"), _POWER),
+    "flush-without-sync": Mutant(_flush_without_sync, ("bookie-keeps", "bookie-starts"), _POWER),
+    "fence-not-journaled": Mutant(_fence_not_journaled, ("no-ack-after-fence",), (*_POWER, faults.kill_bookie)),
+    "confirm-before-ensemble-change": Mutant(
+        _confirm_before_ensemble_change, ("quorum-in-metadata",), (faults.slow_and_flaky,)
+    ),
+    "replaced-member-counts": Mutant(_replaced_member_counts, ("quorum-in-metadata",), (faults.slow_and_flaky,)),
+    "digest-unchecked": Mutant(_digest_unchecked, ("right-bytes",), (faults.bit_rot,)),
+    "recovery-does-not-fence": Mutant(_recovery_does_not_fence, ("writer-metadata",), faults.FAULTS),
+    "early-lac": Mutant(_early_lac, ("lac-safe",), faults.FAULTS),
 }
-"""Name -> how to make it, and the invariants of which one must catch it."""
 
 
 @contextlib.contextmanager
 def mutant(name: str) -> Iterator[None]:
-    with MUTANTS[name][0]():
+    with MUTANTS[name].patch():
         yield
-
-

@@ -14,13 +14,13 @@ from bindery_core.errors import BinderyError, Corrupt, NoSuchLedger
 from bindery_core.ids import EntryId, LedgerId
 from bindery_core.ledger_metadata import DigestType, LedgerState
 
-from bindery_simulation.verdict import Verdict, payload_of
+from bindery_simulation.service.verdict import Verdict, payload_of
 
 if TYPE_CHECKING:
     from bindery_client.reader import ReadHandle
     from bindery_client.writer import WriteHandle
 
-    from bindery_simulation.world import World
+    from bindery_simulation.service.world import World
 
 DIGESTS = (DigestType.CRC32C, DigestType.CRC32C, DigestType.CRC32, DigestType.MAC)
 READ_STEP = 50
@@ -58,7 +58,9 @@ class Workload:
         await asyncio.sleep(lots.uniform(0, 1.5) * (1 + number))
         bookies = self._world.bookie_count
         ensemble_size = lots.randint(1, min(bookies, 5)) if lots.random() < 0.5 else min(3, bookies)
-        write_quorum = lots.randint(1, ensemble_size) if lots.random() < 0.3 else min(lots.choice((2, 3)), ensemble_size)
+        write_quorum = (
+            lots.randint(1, ensemble_size) if lots.random() < 0.3 else min(lots.choice((2, 3)), ensemble_size)
+        )
         ack_quorum = lots.randint((write_quorum + 1) // 2, write_quorum)
         password = lots.choice((b"", b"secret"))
         handle = await self._client.create(

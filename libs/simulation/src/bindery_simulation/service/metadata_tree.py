@@ -1,7 +1,7 @@
 """SimTree: the metadata store of a simulated cluster. ZooKeeper never fails as a whole; its sessions do.
 
-Requests run at the server as nobody's code, so that one whose sender was killed may still arrive; answers and watches run
-in the process of their session. Every change of a ledger's metadata is told to `on_ledger`.
+Requests run at the server as nobody's code, so that one whose sender was killed may still arrive; answers and watches
+run in the process of their session. Every change of a ledger's metadata is told to `on_ledger`.
 """
 
 import random
@@ -118,4 +118,3 @@ class SimTree(MemoryTree):
             self._on_ledger(ledger_id, None)
         else:
             self._on_ledger(ledger_id, ledger_metadata_codec.decode(data))
-

@@ -3,20 +3,20 @@
 What is seen: what the bookies' stores answered, every committed version of ledger metadata, what writers were told and
 what readers got. Payloads say where they belong, so that wrong bytes cannot look right.
 
-| invariant              | says                                                                                        |
-|------------------------|---------------------------------------------------------------------------------------------|
-| acknowledged-readable  | an acknowledged entry is there with its payload once the ledger is closed                     |
-| writer-metadata        | a closed ledger ends at or after what its writer was told; what its writer closed stays so   |
-| quorum-in-metadata     | an acknowledged entry was stored by Qa bookies of the write set that committed metadata names |
-| metadata-valid         | quorums, digest and password never change, ensembles have no bookie twice, closed is final    |
-| no-ack-after-fence     | a bookie that answered a fence acknowledges no ordinary add to that ledger any more           |
-| lac-safe               | a last add confirmed that a reader saw names an entry with its quorum, and never goes back    |
-| ids-dense              | entry ids are given without holes in the order of the calls; reads give what was asked        |
-| right-bytes            | an entry read is the one that was written                                                   |
-| bookie-keeps           | what a bookie answered OK to it has from then on, whatever befell it                        |
-| bookie-starts          | a bookie never refuses its own disk, whatever the power cut left on it                        |
-| no-crash               | no exception that nobody expects                                                            |
-| liveness               | healed, everything goes on: ledgers can be closed and read, bookies serve, writes are taken   |
+| invariant              | says |
+|------------------------|------|
+| acknowledged-readable  | an acknowledged entry is there with its payload once the ledger is closed |
+| writer-metadata        | a closed ledger ends at or after what its writer was told; what its writer closed stays so |
+| quorum-in-metadata     | an acknowledged entry was stored by Qa bookies of the write set that metadata names |
+| metadata-valid         | quorums, digest and password never change, ensembles have no bookie twice, closed is final |
+| no-ack-after-fence     | a bookie that answered a fence acknowledges no ordinary add to that ledger any more |
+| lac-safe               | a last add confirmed that a reader saw names an entry with its quorum, and never goes back |
+| ids-dense              | entry ids are given without holes in the order of the calls; reads give what was asked |
+| right-bytes            | an entry read is the one that was written |
+| bookie-keeps           | what a bookie answered OK to it has from then on, whatever befell it |
+| bookie-starts          | a bookie never refuses its own disk, whatever the power cut left on it |
+| no-crash               | no exception that nobody expects |
+| liveness               | healed, everything goes on: ledgers can be closed and read, bookies serve, writes are taken |
 """
 
 from collections.abc import Sequence
@@ -104,7 +104,10 @@ class Verdict:
 
     def stored(self, bookie: str, ledger_id: int, entry_id: int, *, recovery: bool) -> None:
         if not recovery and (bookie, ledger_id) in self._fenced:
-            self.broken("no-ack-after-fence", f"{bookie} acknowledged entry {entry_id} of ledger {ledger_id}, which it had fenced")
+            self.broken(
+                "no-ack-after-fence",
+                f"{bookie} acknowledged entry {entry_id} of ledger {ledger_id}, which it had fenced",
+            )
         self.ledger(ledger_id).stored.setdefault(entry_id, set()).add(bookie)
 
     def fenced(self, bookie: str, ledger_id: int) -> None:
@@ -146,14 +149,10 @@ class Verdict:
         )  # fmt: skip
         name = f"ledger {ledger_id}"
         for segment in metadata.segments:
-            self.check(len(set(segment.ensemble)) == len(segment.ensemble), "metadata-valid", f"{name}: a bookie twice in {segment}")
+            is_good = len(set(segment.ensemble)) == len(segment.ensemble)
+            self.check(is_good, "metadata-valid", f"{name}: a bookie twice in {segment}")
         if before is not None:
-            self.check(before.state is not LedgerState.CLOSED or _same(before, metadata), "metadata-valid", f"{name}: changed after it was closed")
-            self.check(_fixed(before) == _fixed(metadata), "metadata-valid", f"{name}: what never changes changed")
-            if before.segments != metadata.segments:
-                for entry_id in range(history.acknowledged + 1):
-                    if before.segment_of(EntryId(entry_id)).ensemble != metadata.segment_of(EntryId(entry_id)).ensemble:
-                        self._check_quorum(history, metadata, entry_id, "quorum-in-metadata", "moved after it was acknowledged")
+            self._check_change(history, before, metadata)
         if metadata.state is LedgerState.CLOSED:
             self.check(
                 metadata.last_entry_id >= history.acknowledged, "writer-metadata",
@@ -163,6 +162,16 @@ class Verdict:
                 metadata.last_entry_id >= history.lac_seen, "lac-safe",
                 f"{name} is closed at {metadata.last_entry_id}, but a reader saw {history.lac_seen} confirmed",
             )  # fmt: skip
+
+    def _check_change(self, history: LedgerHistory, before: LedgerMetadata, after: LedgerMetadata) -> None:
+        name = f"ledger {history.ledger_id}"
+        is_good = before.state is not LedgerState.CLOSED or _same(before, after)
+        self.check(is_good, "metadata-valid", f"{name}: changed after it was closed")
+        self.check(_fixed(before) == _fixed(after), "metadata-valid", f"{name}: what never changes changed")
+        if before.segments != after.segments:
+            for entry_id in map(EntryId, range(history.acknowledged + 1)):
+                if before.segment_of(entry_id).ensemble != after.segment_of(entry_id).ensemble:
+                    self._check_quorum(history, after, entry_id, "quorum-in-metadata", "moved, although acknowledged")
 
     # --- what writers were told -------------------------------------------------------------------------------------
 
@@ -198,9 +207,7 @@ class Verdict:
         self, history: LedgerHistory, metadata: LedgerMetadata, entry_id: int, invariant: str, what: str
     ) -> None:
         ensemble = metadata.segment_of(EntryId(entry_id)).ensemble
-        indexes = write_set(
-            entry_id=entry_id, ensemble_size=metadata.ensemble_size, write_quorum=metadata.write_quorum
-        )
+        indexes = write_set(entry_id=entry_id, ensemble_size=metadata.ensemble_size, write_quorum=metadata.write_quorum)
         stored = history.stored.get(entry_id, set())
         holders = [ensemble[index] for index in indexes if ensemble[index].partition(":")[0] in stored]
         if len(holders) < metadata.ack_quorum:
@@ -215,7 +222,9 @@ class Verdict:
     def saw_lac(self, ledger_id: int, lac: int, *, before: int) -> None:
         """A handle that had said `before` says `lac`."""
         history = self.ledger(ledger_id)
-        self.check(lac >= before, "lac-safe", f"ledger {ledger_id}: last add confirmed went back from {before} to {lac}")
+        self.check(
+            lac >= before, "lac-safe", f"ledger {ledger_id}: last add confirmed went back from {before} to {lac}"
+        )
         metadata = history.metadata
         if metadata is not None:
             for entry_id in range(max(before, history.lac_seen) + 1, lac + 1):
@@ -234,13 +243,18 @@ class Verdict:
         """The end of the run: it is closed, and all of it was read."""
         history = self.ledger(ledger_id)
         last = metadata.last_entry_id
-        self.check(metadata.state is LedgerState.CLOSED, "writer-metadata", f"ledger {ledger_id} was opened and is not closed")
-        self.check(last >= history.acknowledged, "acknowledged-readable", f"ledger {ledger_id} ends at {last}, {history.acknowledged} was acknowledged")
-        self.check(last >= history.lac_seen, "lac-safe", f"ledger {ledger_id} ends at {last}, a reader saw {history.lac_seen} confirmed")
+        name = f"ledger {ledger_id}"
+        self.check(metadata.state is LedgerState.CLOSED, "writer-metadata", f"{name} was opened and is not closed")
+        complaint = f"{name} ends at {last}, {history.acknowledged} was acknowledged"
+        self.check(last >= history.acknowledged, "acknowledged-readable", complaint)
+        complaint = f"{name} ends at {last}, a reader saw {history.lac_seen} confirmed"
+        self.check(last >= history.lac_seen, "lac-safe", complaint)
         length = sum(len(payload_of(ledger_id, entry_id)) for entry_id in range(last + 1))
-        self.check(metadata.length == length, "writer-metadata", f"ledger {ledger_id}: length {metadata.length}, entries give {length}")
+        complaint = f"{name}: length {metadata.length}, entries give {length}"
+        self.check(metadata.length == length, "writer-metadata", complaint)
         if history.closed_by_writer is not None:
-            self.check(_same(history.closed_by_writer, metadata), "writer-metadata", f"ledger {ledger_id} is not as its writer closed it")
+            is_good = _same(history.closed_by_writer, metadata)
+            self.check(is_good, "writer-metadata", f"{name} is not as its writer closed it")
         for entry_id in range(last + 1):
             self._check_quorum(history, metadata, entry_id, "quorum-in-metadata", "part of the closed ledger")
 

@@ -6,10 +6,10 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from bindery_simulation.machine import BookieMachine, Machine
+from bindery_simulation.service.machine import BookieMachine, Machine
 
 if TYPE_CHECKING:
-    from bindery_simulation.world import World
+    from bindery_simulation.service.world import World
 
 Fault = Callable[["World"], None]
 

@@ -1,9 +1,9 @@
 """Machines: a host with a disk, and the process that runs on it for now.
 
-A `BookieMachine` runs the bookie as `bindery_bookie.process` puts it together: identity, storage engine, server, presence
-and storage watch, over a simulated disk, network and metadata session; only the HTTP port is left out. A `ClientMachine`
-runs a LedgerClient. Both can be killed, lose power, be paused and started again; what a process did not sync is the
-kernel's after a kill, and the lots' after a power cut.
+A `BookieMachine` runs the bookie as `bindery_bookie.process` puts it together: identity, storage engine, server,
+presence and storage watch, over a simulated disk, network and metadata session; only the HTTP port is left out. A
+`ClientMachine` runs a LedgerClient. Both can be killed, lose power, be paused and started again; what a process did not
+sync is the kernel's after a kill, and the lots' after a power cut.
 """
 
 import asyncio
@@ -37,12 +37,12 @@ from bindery_metadata.registration import BookieRegistration
 
 from bindery_simulation.disk import CrashableDisk, CrashableKV, FaultyDisk
 from bindery_simulation.loop import Process
-from bindery_simulation.metadata_tree import SimStore
 from bindery_simulation.network import ListeningSocket
-from bindery_simulation.worker import PowerLost, SimWorker, job_times
+from bindery_simulation.service.metadata_tree import SimStore
+from bindery_simulation.service.worker import PowerLost, SimWorker, job_times
 
 if TYPE_CHECKING:
-    from bindery_simulation.world import World
+    from bindery_simulation.service.world import World
 
 SESSION_TIMEOUT_S: Final = 4.0
 RESTART_S: Final = 1.0
@@ -317,9 +317,7 @@ class WatchedEngine(StorageEngine):
             disk=disk,
             open_kv=lambda path: PoweredKV(machine.kv, machine.before_disk),
             destroy_kv=lambda path: machine.kv.clear(),
-            start_worker=lambda name: SimWorker(
-                machine.world.loop, job_times(lots, slow=lambda: machine.slowness)
-            ),
+            start_worker=lambda name: SimWorker(machine.world.loop, job_times(lots, slow=lambda: machine.slowness)),
             wall_clock_ms=machine.wall_clock_ms,
             stats=stats,
         )
@@ -376,6 +374,7 @@ class ClientMachine(Machine):
         self.is_finished = False
 
     async def _life(self, process: Process) -> None:
+        self.is_finished = False
         session = self.session = self.world.tree.open_session(process)
         try:
             client = await LedgerClient.connect(

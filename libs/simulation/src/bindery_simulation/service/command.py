@@ -1,0 +1,66 @@
+"""`python -m bindery_simulation service`: run clusters by seed, count them, and replay one with its trace."""
+
+import argparse
+import itertools
+import sys
+from collections.abc import Iterable, Sequence
+
+from bindery_simulation.service.runner import run_seeds
+from bindery_simulation.service.world import run_seed
+
+
+def main(argv: Sequence[str]) -> int:
+    """0: every invariant held; 1: one did not."""
+    arguments = _parse(argv)
+    if arguments.seed is not None:
+        return _replay(arguments.seed, is_traced=arguments.trace)
+    seeds: Iterable[int] = itertools.count(arguments.first) if arguments.seeds is None else range(*arguments.seeds)
+    summary = run_seeds(seeds, seconds=arguments.seconds, jobs=arguments.jobs, failures_max=arguments.failures)
+    sys.stdout.write(summary.text() + "\n")
+    for seed, failure in summary.failures:
+        sys.stdout.write(f"seed {seed}: VIOLATED {failure}\nreplay: {replay_command(seed)}\n")
+    return int(bool(summary.failures))
+
+
+def replay_command(seed: int) -> str:
+    """One line that runs it again, with its trace."""
+    return f"make sim SEED={seed}"
+
+
+def _replay(seed: int, *, is_traced: bool) -> int:
+    outcome = run_seed(seed, is_traced=True)
+    if is_traced or outcome.violation is not None:
+        sys.stdout.writelines(outcome.trace.lines())
+    sys.stdout.write(
+        f"seed {seed}: {outcome.ledgers} ledgers, {outcome.acknowledged} entries acknowledged, "
+        f"{outcome.simulated_s:.1f} s simulated, faults: {', '.join(outcome.faults) or 'none'}\n"
+        f"trace: {len(outcome.trace.events)} events, sha256 {outcome.trace.digest()}\n"
+    )
+    if outcome.violation is None:
+        sys.stdout.write("every invariant holds\n")
+        return 0
+    sys.stdout.write(f"VIOLATED {outcome.violation}\nreplay: {replay_command(seed)}\n")
+    return 1
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bindery_simulation service", description=__doc__)
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--seed", type=int, help="run this one")
+    which.add_argument("--seeds", type=_range, metavar="A..B", help="run A, A+1, ..., B-1")
+    parser.add_argument("--seconds", type=float, help="run --first, --first + 1, ... for so long")
+    parser.add_argument("--first", type=int, default=0, help="with --seconds (0)")
+    parser.add_argument("--jobs", type=int, default=1, help="processes (1)")
+    parser.add_argument("--failures", type=int, default=1, help="stop after so many (1)")
+    parser.add_argument("--trace", action="store_true", help="with --seed: show every event")
+    arguments = parser.parse_args(argv)
+    if arguments.seed is None and arguments.seeds is None and arguments.seconds is None:
+        parser.error("one of --seed, --seeds and --seconds is needed")
+    return arguments
+
+
+def _range(text: str) -> tuple[int, int]:
+    first, separator, end = text.partition("..")
+    if not separator:
+        raise argparse.ArgumentTypeError("a range is A..B")
+    return int(first), int(end)

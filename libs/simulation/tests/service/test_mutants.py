@@ -1,0 +1,46 @@
+"""A verdict that cannot say no is worth nothing: each broken promise is noticed, by the invariant that it breaks."""
+
+import gc
+import sys
+import time
+
+import pytest
+from bindery_simulation.service.command import main
+from bindery_simulation.service.mutants import MUTANTS, mutant
+from bindery_simulation.service.world import run_seed
+
+SEEDS_MAX = 150
+BUDGET_S = 60.0
+
+
+def catch(name: str) -> tuple[int, str, str]:
+    """(seed, invariant, what was said) of the first violation."""
+    until = time.monotonic() + BUDGET_S
+    with mutant(name):
+        for seed in range(SEEDS_MAX):
+            outcome = run_seed(seed, faults=MUTANTS[name].faults)
+            if outcome.violation is not None:
+                return seed, outcome.violation.invariant, str(outcome.violation)
+            if seed % 10 == 0:
+                gc.collect()
+            assert time.monotonic() < until, f"{name} was not caught in {BUDGET_S} s ({seed} seeds)"
+    raise AssertionError(f"{name} was not caught by {SEEDS_MAX} seeds")
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_mutant_is_caught_by_its_invariant(name, capsys) -> None:
+    seed, invariant, said = catch(name)
+    with capsys.disabled():
+        sys.stdout.write(f"\n{name}: seed {seed}: {said[:110]}\n")
+    assert invariant in MUTANTS[name].caught_by, said
+
+
+def test_what_is_caught_can_be_replayed(capsys) -> None:
+    """The message names the invariant, the seed and the command."""
+    with mutant("recovery-does-not-fence"):
+        seed = next(seed for seed in range(SEEDS_MAX) if run_seed(seed).violation is not None)
+        assert main(["--seed", str(seed)]) == 1
+    told = capsys.readouterr().out
+    assert f"replay: make sim SEED={seed}" in told
+    assert "VIOLATED writer-metadata" in told
+    assert "VERDICT" in told
