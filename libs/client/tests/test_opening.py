@@ -6,7 +6,7 @@ import time
 import pytest
 from bindery_core.errors import BookieUnavailable, LedgerClosed, NoSuchLedger, NotEnoughBookies, TryAgain
 from bindery_core.ids import EntryId
-from bindery_core.ledger_metadata import LedgerState
+from bindery_core.ledger_metadata import LedgerState, Segment
 from fake_cluster import FakeCluster
 
 LIMIT_S = 10.0
@@ -95,6 +95,30 @@ async def test_dead_and_silent_bookies_do_not_hold_up_a_delete() -> None:
         with pytest.raises(NoSuchLedger):
             await client.metadata(writer.ledger_id)
         assert third.ledgers[writer.ledger_id].fenced
+
+
+async def test_a_delete_fences_also_who_joined_the_ledger_while_it_fenced() -> None:
+    """Found by simulation: else the writer goes on confirming entries of a deleted ledger there."""
+    async with FakeCluster(bookies=4) as cluster:
+        client = await cluster.client(fence_timeout_s=0.3)
+        writer = await client.create()
+        await writer.add(b"0")
+        ensemble = writer.metadata.last_segment.ensemble
+        first, _second, third = cluster.of(ensemble)
+        third.freeze()  # the delete waits for its fence
+        deletion = asyncio.create_task(client.delete(writer.ledger_id))
+        async with asyncio.timeout(LIMIT_S):
+            while not first.ledgers[writer.ledger_id].fenced:
+                await asyncio.sleep(0.005)
+        (newcomer,) = set(await client.list_bookies()) - set(ensemble)
+        changed = Segment(EntryId(1), (*ensemble[:2], newcomer))
+        await client._manager.update(
+            writer.ledger_id, lambda metadata: metadata.with_changes(segments=(*metadata.segments, changed))
+        )
+        await asyncio.wait_for(deletion, LIMIT_S)
+        with pytest.raises(NoSuchLedger):
+            await client.metadata(writer.ledger_id)
+        assert cluster.of((newcomer,))[0].ledgers[writer.ledger_id].fenced
 
 
 async def test_not_enough_bookies_says_what_was_asked_what_was_there_and_why() -> None:

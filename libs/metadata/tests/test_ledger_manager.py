@@ -307,6 +307,15 @@ async def test_deleting_what_is_not_there_is_success(ledgers: LedgerManager) -> 
     await ledgers.delete(FIVE)
 
 
+async def test_a_deletion_under_a_version_spares_what_was_changed_since(ledgers: LedgerManager) -> None:
+    created = await ledgers.create_with_id(FIVE, OPEN)
+    changed = await ledgers.update(FIVE, lambda metadata: metadata.with_changes(state=LedgerState.IN_RECOVERY))
+    with pytest.raises(VersionConflict):
+        await ledgers.delete(FIVE, version=created.version)
+    await ledgers.delete(FIVE, version=changed.version)
+    await ledgers.delete(FIVE, version=changed.version)
+
+
 @pytest.mark.parametrize("applied", [True, False], ids=["done", "not done"])
 async def test_a_deletion_whose_answer_is_lost_is_done_again(
     world: World, store: MetadataStore, ledgers: LedgerManager, applied: bool

@@ -11,7 +11,15 @@ from typing import Protocol, Self, TypeVar
 from weakref import WeakSet
 
 from bindery_core.digest import Digester
-from bindery_core.errors import BadRequest, BookieUnavailable, NoSuchLedger, NotEnoughBookies, Unauthorized
+from bindery_core.errors import (
+    BadRequest,
+    BookieUnavailable,
+    MetadataUnavailable,
+    NoSuchLedger,
+    NotEnoughBookies,
+    Unauthorized,
+    VersionConflict,
+)
 from bindery_core.ids import BookieId, EntryId, LedgerId
 from bindery_core.ledger_metadata import DigestType, LedgerMetadata, LedgerState, Segment
 from bindery_core.ledger_plans import fence_targets
@@ -22,11 +30,13 @@ from bindery_metadata.store import MetadataStore
 from bindery_metadata.versioned import Versioned
 
 from bindery_client.budget import ByteBudget
+from bindery_client.force import EntryList, FreeSpace
 from bindery_client.pool import BookiePool
 from bindery_client.reader import ReadHandle
 from bindery_client.recovery import recover as run_recovery
 from bindery_client.replica import FenceAll, ReplicaBatch, ReplicaRead, ReplicaRequest
 from bindery_client.requests import LedgerRequests, OnDegraded
+from bindery_client.security import NO_SECURITY, ClientSecurity
 from bindery_client.settings import ClientSettings
 from bindery_client.writer import WriteHandle
 
@@ -34,6 +44,9 @@ T = TypeVar("T")
 
 DIGEST_TYPE_UNTOLD = DigestType.CRC32
 """For metadata so old that it names none. Source: the default of BookKeeper's client."""
+
+DELETE_ATTEMPTS_MAX = 10
+"""Changes of a ledger that one delete follows. A fenced writer makes no more, so one or two are usual."""
 
 
 class Randomness(Protocol):
@@ -49,13 +62,14 @@ class LedgerClient:
 
     def __init__(
         self, manager: LedgerManager, directory: BookieDirectory, *, randomness: Randomness, settings: ClientSettings,
-        on_degraded: OnDegraded | None = None,
+        on_degraded: OnDegraded | None = None, security: ClientSecurity = NO_SECURITY,
     ) -> None:  # fmt: skip
         """For `connect`; the client owns `manager` and `directory` (which was started)."""
         self.settings = settings
         self._manager = manager
         self._directory = directory
-        self._pool = BookiePool(directory, settings=settings, randomness=randomness)
+        self._pool = BookiePool(directory, settings=settings, randomness=randomness, security=security)
+        self._free_space = FreeSpace(self._pool)
         self._budget = ByteBudget(settings.client_bytes_max)
         self._on_degraded = on_degraded
         self._writers: WeakSet[WriteHandle] = WeakSet()
@@ -71,8 +85,9 @@ class LedgerClient:
         layout: LedgersLayout | None = None,
         settings: ClientSettings | None = None,
         on_degraded: OnDegraded | None = None,
+        security: ClientSecurity = NO_SECURITY,
     ) -> Self:
-        """A client on `store`. `on_degraded` hears of bookies that lack entries which no spare took over.
+        """A client on `store`. `security`: what its connections to bookies begin with. `on_degraded` hears of bookies that lack entries which no spare took over.
 
         Raises MetadataUnavailable.
         """
@@ -81,7 +96,7 @@ class LedgerClient:
         await directory.start()
         return cls(
             LedgerManager(store, layout, randomness=randomness), directory,
-            randomness=randomness, settings=settings or ClientSettings(), on_degraded=on_degraded,
+            randomness=randomness, settings=settings or ClientSettings(), on_degraded=on_degraded, security=security,
         )  # fmt: skip
 
     async def create(
@@ -93,12 +108,14 @@ class LedgerClient:
         digest_type: DigestType = DigestType.CRC32C,
         password: bytes = b"",
         custom: Mapping[str, bytes] | None = None,
+        deferred_sync: bool = False,
     ) -> WriteHandle:
-        """A new ledger and its writer. No bookie is contacted.
+        """A new ledger and its writer. No bookie is contacted for it.
 
         Raises BadRequest for impossible quorums, NotEnoughBookies with the facts asked, usable, known and refused.
         """
         self._check_open()
+        self._free_space.refresh_if_due()
         if not 1 <= ack_quorum <= write_quorum <= ensemble_size:
             raise BadRequest(
                 "quorums must satisfy 1 <= ack_quorum <= write_quorum <= ensemble_size",
@@ -121,7 +138,7 @@ class LedgerClient:
         ledger_id, created = await self._manager.create(metadata)
         handle = WriteHandle(
             created, requests=self._requests(ledger_id, metadata), manager=self._manager, budget=self._budget,
-            settings=self.settings, on_degraded=self._on_degraded,
+            settings=self.settings, on_degraded=self._on_degraded, deferred_sync=deferred_sync,
         )  # fmt: skip
         self._writers.add(handle)
         return handle
@@ -147,16 +164,27 @@ class LedgerClient:
         return reader
 
     async def delete(self, ledger_id: LedgerId) -> None:
-        """See `api.LedgerClient`. Takes `fence_timeout_s` at most beside the metadata."""
+        """See `api.LedgerClient`. Takes `fence_timeout_s` at most beside the metadata, for each ensemble it meets.
+
+        What is deleted is the metadata that was read before fencing: were it changed meanwhile, its writer could go on
+        confirming entries of a deleted ledger on bookies that nobody fenced.
+        """
         self._check_open()
-        try:
-            found = await self._manager.read(ledger_id)
-        except NoSuchLedger:
+        for _ in range(DELETE_ATTEMPTS_MAX):
+            try:
+                found = await self._manager.read(ledger_id)
+            except NoSuchLedger:
+                return
+            targets = fence_targets(found.value)
+            if targets:
+                requests = self._requests(ledger_id, found.value)
+                await FenceAll(requests, targets).run(timeout_s=self.settings.fence_timeout_s)
+            try:
+                await self._manager.delete(ledger_id, version=found.version)
+            except VersionConflict:
+                continue
             return
-        targets = fence_targets(found.value)
-        if targets:
-            await FenceAll(self._requests(ledger_id, found.value), targets).run(timeout_s=self.settings.fence_timeout_s)
-        await self._manager.delete(ledger_id)
+        raise MetadataUnavailable("the ledger keeps changing while it is deleted", ledger_id=ledger_id)
 
     async def metadata(self, ledger_id: LedgerId) -> LedgerMetadata:
         return (await self.metadata_versioned(ledger_id)).value
@@ -195,6 +223,13 @@ class LedgerClient:
         self._check_open()
         batch = ReplicaBatch(self._requests(ledger_id, metadata), bookie_id, entry_ids, take)
         return await batch.run(timeout_s=self.settings.read_timeout_s)
+
+    async def entries_on(self, ledger_id: LedgerId, bookie_id: BookieId) -> Sequence[tuple[int, int]]:
+        """See `api.LedgerClient`. The bookie need not be one of the ledger's."""
+        self._check_open()
+        found = await self._manager.read(ledger_id)
+        requests = self._requests(ledger_id, found.value)
+        return await EntryList(requests, bookie_id).run(timeout_s=self.settings.read_timeout_s)
 
     async def close(self) -> None:
         """Abandon ledgers being written, release readers, close all connections. Idempotent."""

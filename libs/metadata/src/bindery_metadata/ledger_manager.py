@@ -162,12 +162,15 @@ class LedgerManager:
                     raise
         raise VersionConflict("the ledger's metadata keeps changing", ledger_id=ledger_id, attempts=CONFLICTS_MAX)
 
-    async def delete(self, ledger_id: LedgerId) -> None:
-        """Remove the metadata, and parents that became empty. A missing ledger is success."""
+    async def delete(self, ledger_id: LedgerId, *, version: int | None = None) -> None:
+        """Remove the metadata, and parents that became empty. A missing ledger is success.
+
+        Raises VersionConflict when it no longer has the `version` given; None: whatever it holds.
+        """
         path = self._layout.ledger(ledger_id)
         for attempt in range(UNKNOWN_MAX):
             try:
-                await self._store.delete(path, version=None)
+                await self._store.delete(path, version=version)
             except NoSuchNode:
                 pass
             except MetadataOutcomeUnknown:
