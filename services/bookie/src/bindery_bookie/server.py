@@ -74,7 +74,8 @@ class BookieServer:
         self._state = state
         self._metrics = metrics
         self._log = QuietLog(__name__, clock=clock)
-        self._connections: set[BookieConnection] = set()
+        self._connections: dict[BookieConnection, None] = {}
+        """In the order in which they came, so that they end in an order that can be replayed."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
         self._all_closed: asyncio.Event | None = None
@@ -134,11 +135,11 @@ class BookieServer:
                 "connection_refused", peer=connection.peer_name, connections_max=self.settings.connections_max
             )
             return False
-        self._connections.add(connection)
+        self._connections[connection] = None
         return True
 
     def closed(self, connection: BookieConnection, error: Exception | None) -> None:
-        self._connections.discard(connection)
+        self._connections.pop(connection, None)
         if self._all_closed is not None and not self._connections:
             self._all_closed.set()
 
