@@ -39,8 +39,8 @@ def test_what_is_caught_can_be_replayed(capsys) -> None:
     """The message names the invariant, the seed and the command."""
     with mutant("recovery-does-not-fence"):
         seed = next(seed for seed in range(SEEDS_MAX) if run_seed(seed).violation is not None)
-        assert main(["--seed", str(seed)]) == 1
+    assert main(["--seed", str(seed), "--mutant", "recovery-does-not-fence"]) == 1
     told = capsys.readouterr().out
-    assert f"replay: make sim SEED={seed}" in told
+    assert f'replay: make sim SEED={seed} ARGS="--mutant recovery-does-not-fence"' in told
     assert "VIOLATED writer-metadata" in told
     assert "VERDICT" in told

@@ -25,13 +25,14 @@ def test_every_invariant_holds_under_as_many_seeds_as_the_time_allows(capsys) ->
     assert summary.seeds >= 3
 
 
-def test_a_seed_is_the_same_run_in_another_process_byte_for_byte() -> None:
+@pytest.mark.parametrize(("seed", "options"), [(30, ()), (5, ("--faults", "stop_bookie,kill_client,slow_and_flaky"))])
+def test_a_seed_is_the_same_run_in_another_process_byte_for_byte(seed, options) -> None:
     """Another process: other addresses, and without the fixed hash seed other orders of sets."""
-    command = [sys.executable, "-m", "bindery_simulation", "service", "--seed", "30", "--trace"]
+    command = [sys.executable, "-m", "bindery_simulation", "service", "--seed", str(seed), "--trace", *options]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONHASHSEED"}
     runs = [
         subprocess.run(command, env={**environment, **extra}, capture_output=True, timeout=60, check=True).stdout
-        for extra in ({}, {"PYTHONHASHSEED": "17"})
+        for extra in ({}, {"PYTHONHASHSEED": "17", "PYTHONMALLOC": "malloc"})
     ]
     assert runs[0] == runs[1]
     assert b"every invariant holds" in runs[0]

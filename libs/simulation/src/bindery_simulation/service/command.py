@@ -1,10 +1,13 @@
 """`python -m bindery_simulation service`: run clusters by seed, count them, and replay one with its trace."""
 
 import argparse
+import contextlib
 import itertools
 import sys
 from collections.abc import Iterable, Sequence
 
+from bindery_simulation.service.faults import FAULTS, Fault
+from bindery_simulation.service.mutants import MUTANTS, mutant
 from bindery_simulation.service.runner import run_seeds
 from bindery_simulation.service.world import run_seed
 
@@ -13,7 +16,8 @@ def main(argv: Sequence[str]) -> int:
     """0: every invariant held; 1: one did not."""
     arguments = _parse(argv)
     if arguments.seed is not None:
-        return _replay(arguments.seed, is_traced=arguments.trace)
+        with mutant(arguments.mutant) if arguments.mutant else contextlib.nullcontext():
+            return _replay(arguments, is_traced=arguments.trace)
     seeds: Iterable[int] = itertools.count(arguments.first) if arguments.seeds is None else range(*arguments.seeds)
     summary = run_seeds(seeds, seconds=arguments.seconds, jobs=arguments.jobs, failures_max=arguments.failures)
     sys.stdout.write(summary.text() + "\n")
@@ -22,13 +26,18 @@ def main(argv: Sequence[str]) -> int:
     return int(bool(summary.failures))
 
 
-def replay_command(seed: int) -> str:
+def replay_command(seed: int, *options: str) -> str:
     """One line that runs it again, with its trace."""
-    return f"make sim SEED={seed}"
+    return f"make sim SEED={seed}" + (f' ARGS="{" ".join(options)}"' if options else "")
 
 
-def _replay(seed: int, *, is_traced: bool) -> int:
-    outcome = run_seed(seed, is_traced=True)
+def _replay(arguments: argparse.Namespace, *, is_traced: bool) -> int:
+    seed, options = arguments.seed, []
+    if arguments.faults:
+        options += ["--faults", ",".join(fault.__name__ for fault in arguments.faults)]
+    if arguments.mutant:
+        options += ["--mutant", arguments.mutant]
+    outcome = run_seed(seed, is_traced=True, faults=arguments.faults or FAULTS)
     if is_traced or outcome.violation is not None:
         sys.stdout.writelines(outcome.trace.lines())
     sys.stdout.write(
@@ -39,7 +48,7 @@ def _replay(seed: int, *, is_traced: bool) -> int:
     if outcome.violation is None:
         sys.stdout.write("every invariant holds\n")
         return 0
-    sys.stdout.write(f"VIOLATED {outcome.violation}\nreplay: {replay_command(seed)}\n")
+    sys.stdout.write(f"VIOLATED {outcome.violation}\nreplay: {replay_command(seed, *options)}\n")
     return 1
 
 
@@ -53,10 +62,22 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=1, help="processes (1)")
     parser.add_argument("--failures", type=int, default=1, help="stop after so many (1)")
     parser.add_argument("--trace", action="store_true", help="with --seed: show every event")
+    parser.add_argument("--faults", type=_faults, metavar="A,B", help="with --seed: draw from these alone")
+    parser.add_argument("--mutant", choices=sorted(MUTANTS), help="with --seed: break this promise")
     arguments = parser.parse_args(argv)
+    if arguments.seed is None and (arguments.faults or arguments.mutant):
+        parser.error("--faults and --mutant go with --seed")
     if arguments.seed is None and arguments.seeds is None and arguments.seconds is None:
         parser.error("one of --seed, --seeds and --seconds is needed")
     return arguments
+
+
+def _faults(text: str) -> tuple[Fault, ...]:
+    known = {fault.__name__: fault for fault in FAULTS}
+    names = text.split(",")
+    if unknown := [name for name in names if name not in known]:
+        raise argparse.ArgumentTypeError(f"no such fault: {', '.join(unknown)}; there are {', '.join(sorted(known))}")
+    return tuple(known[name] for name in names)
 
 
 def _range(text: str) -> tuple[int, int]:
