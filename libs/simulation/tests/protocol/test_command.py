@@ -21,16 +21,17 @@ def test_a_range_of_seeds_is_counted(jobs: str, capsys: pytest.CaptureFixture[st
 
 
 def test_a_time_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--seconds", "0.2"]) == 0
-    assert "protocol histories in" in capsys.readouterr().out
+    assert main(["--seconds", "0.2", "--first", "5000"]) == 0
+    told = capsys.readouterr().out
+    assert "protocol histories in" in told
+    assert "seeds 5000.." in told
 
 
 def test_a_failure_names_invariant_seed_and_replay(capsys: pytest.CaptureFixture[str]) -> None:
     mutant = MUTANTS["one denial ends the ledger"]
     outcome, _ = hunt(mutant, seeds_max=500)
     assert outcome is not None
-    with applied(mutant):
-        assert main(["--seed", str(outcome.seed), "--plot", "fence race"]) == 1
+    assert main(["--seed", str(outcome.seed), "--plot", "fence race", "--mutant", mutant.name]) == 1
     told = capsys.readouterr().out
     assert "VIOLATED acknowledged-entries-readable" in told
     assert f'protocol --seed {outcome.seed} --plot "fence race" --trace' in told

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from itertools import count, islice
 
 from bindery_simulation.protocol.history import Outcome, play
+from bindery_simulation.protocol.mutants import MUTANTS, applied
 from bindery_simulation.protocol.plots import PLOTS
 
 _clock = time.monotonic  # noqa: TID251  real seconds: how long this command may play
@@ -23,12 +24,17 @@ class Tally:
     """Sums over histories. `reach`: in how many of them something was reached."""
 
     histories: int = 0
+    first: int | None = None
+    last: int = -1
     reach: Counter[str] = field(default_factory=Counter)
     plots: Counter[str] = field(default_factory=Counter)
     failed: list[int] = field(default_factory=list)
 
     def add(self, other: "Tally") -> None:
         self.histories += other.histories
+        if other.first is not None:
+            self.first = other.first if self.first is None else min(self.first, other.first)
+            self.last = max(self.last, other.last)
         self.reach.update(other.reach)
         self.plots.update(other.plots)
         self.failed += other.failed
@@ -40,6 +46,8 @@ def play_all(seeds: Iterable[int], plot: str | None = None) -> Tally:
     for seed in seeds:
         outcome = play(seed, plot=plot)
         tally.histories += 1
+        tally.first = seed if tally.first is None else tally.first
+        tally.last = seed
         tally.plots[outcome.plot] += 1
         for what in outcome.reach:
             tally.reach[what] += 1
@@ -72,12 +80,19 @@ def report(outcome: Outcome, plot: str | None = None, *, trace: bool) -> str:
 def main(argv: Sequence[str]) -> int:
     """0: every invariant held; 1: one did not."""
     arguments = _parse(argv)
+    if arguments.mutant is None:
+        return _run_all(arguments)
+    with applied(MUTANTS[arguments.mutant]):
+        return _run_all(arguments)
+
+
+def _run_all(arguments: argparse.Namespace) -> int:
     if arguments.seed is not None:
         outcome = play(arguments.seed, plot=arguments.plot, trace=True)
         print(report(outcome, arguments.plot, trace=arguments.trace or outcome.violation is not None))  # noqa: T201
         return int(outcome.violation is not None)
     began = _clock()
-    seeds: Iterator[int] = iter(range(*arguments.seeds)) if arguments.seeds is not None else count()
+    seeds: Iterator[int] = iter(range(*arguments.seeds)) if arguments.seeds is not None else count(arguments.first)
     until = began + arguments.seconds if arguments.seconds is not None else None
     tally = _run(seeds, arguments.plot, arguments.jobs, until)
     took = _clock() - began
@@ -92,9 +107,11 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--seed", type=int, help="play this one")
     which.add_argument("--seeds", type=_range, metavar="A..B", help="play A, A+1, ..., B-1")
-    which.add_argument("--seconds", type=float, help="play 0, 1, ... for so long")
+    which.add_argument("--seconds", type=float, help="play --first, --first + 1, ... for so long")
+    parser.add_argument("--first", type=int, default=0, help="with --seconds (0)")
     parser.add_argument("--jobs", type=int, default=1, help="processes (1)")
     parser.add_argument("--plot", choices=sorted(PLOTS), help="only histories of this kind")
+    parser.add_argument("--mutant", choices=sorted(MUTANTS), help="put this defect in (one process only)")
     parser.add_argument("--trace", action="store_true", help="with --seed: show every message")
     return parser.parse_args(argv)
 
@@ -136,5 +153,6 @@ def _summary(tally: Tally, took: float, jobs: int) -> str:
     rate = tally.histories / max(took, 1e-9)
     return (
         f"{tally.histories} protocol histories in {took:.1f} s ({rate:.0f}/s, {jobs} jobs), "
-        f"{len(tally.failed)} violations\nhistories that reached: {reached}"
+        f""
+        f"seeds {tally.first}..{tally.last}, {len(tally.failed)} violations\nhistories that reached: {reached}"
     )
