@@ -84,7 +84,8 @@ class World:
         self.ledgers: list[LedgerId] = []
         self._kept: list[Any] = []
         self._visits: list[tuple[Process, asyncio.Task[None]]] = []
-        self._workloads: dict[str, Workload] = {}
+        self._workloads: dict[str, tuple[Process, Workload]] = {}
+        """By client machine: of its youngest process."""
         self._is_healing = False
 
     @property
@@ -170,7 +171,9 @@ class World:
 
     async def _client_work(self, client: LedgerClient, machine: ClientMachine) -> None:
         """What a client process does from its start."""
-        workload = self._workloads[machine.name] = Workload(self, client, machine.name, machine.lots)
+        assert machine.process is not None
+        workload = Workload(self, client, machine.name, machine.lots)
+        self._workloads[machine.name] = machine.process, workload
         if not self._is_healing:
             await workload.run(ledgers=machine.lots.choice((1, 2, 3)))
 
@@ -179,9 +182,10 @@ class World:
         self.ledgers.append(ledger_id)
         for _ in range(self.lots.choice((0, 1, 1, 2))):
             visitor = self.some_client()
-            workload = self._workloads.get(visitor.name)
-            if workload is not None and visitor.process is not None and len(self.ledgers) <= LEDGERS_MAX:
-                self._visits.append((visitor.process, visitor.process.spawn(workload.visit(ledger_id))))
+            process, workload = self._workloads.get(visitor.name, (None, None))
+            if workload is not None and process is visitor.process and len(self.ledgers) <= LEDGERS_MAX:
+                assert process is not None
+                self._visits.append((process, process.spawn(workload.visit(ledger_id))))
 
     def _strike(self, fault: Fault) -> None:
         if not self._is_healing:
