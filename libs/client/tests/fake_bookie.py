@@ -1,4 +1,4 @@
-"""FakeBookie: a bookie in this process, speaking protocol v3 through the product's codec over a dict.
+"""FakeBookie: a bookie in this process, speaking protocols v3 and v2 through the product's codecs over a dict.
 
 It follows the operations of the protocol as a client sees them: fencing, master keys, LACs, long polls. Tests make it
 fail: `stop` and `start`, `freeze` (takes requests, answers nothing), `refuse` a status, and its entries are in reach.
@@ -10,14 +10,24 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import cast
 
+from bindery_core import availability
 from bindery_core.entry import peek_ids, peek_lac
 from bindery_core.errors import BinderyError
 from bindery_core.ids import BookieId
-from bindery_core.wire import v3
+from bindery_core.wire import v2, v3
+from bindery_core.wire.detection import Codec, RequestDecoder
 from bindery_core.wire.framing import FrameDecoder
 from bindery_core.wire.messages import (
     AddRequest,
     AddResponse,
+    BatchReadRequest,
+    BatchReadResponse,
+    BookieInfoRequest,
+    BookieInfoResponse,
+    ForceLedgerRequest,
+    ForceLedgerResponse,
+    ListEntriesRequest,
+    ListEntriesResponse,
     ReadFlag,
     ReadLacRequest,
     ReadLacResponse,
@@ -50,9 +60,16 @@ class FakeBookie:
         """Requests taken, by the name of their struct."""
         self.add_batches: list[int] = []
         """Adds per socket read."""
+        self.batch_count_max = 3
+        """Entries of one batch read at most; 0: an old bookie, which ends the connection over one."""
+        self.free_disk_space: int | None = None
+        self.wire_versions: dict[str, set[int]] = defaultdict(set)
+        """Versions that requests came in, by the name of their struct."""
+        self.write_flags: set[int] = set()
+        self.batch_reads_refused = 0
         self._refused: dict[str, int] = {}
         self._frozen = False
-        self._held: list[tuple[_Connection, Request]] = []
+        self._held: list[tuple[_Connection, Request, Codec]] = []
         self._server: asyncio.Server | None = None
         self.connections: set[_Connection] = set()
 
@@ -79,8 +96,8 @@ class FakeBookie:
         """Carry out and answer what came meanwhile."""
         self._frozen = False
         held, self._held = self._held, []
-        for connection, request in held:
-            connection.carry_out(request)
+        for connection, request, codec in held:
+            connection.carry_out(request, codec)
 
     def drop_held(self) -> None:
         """Thaw, but never answer what came meanwhile."""
@@ -100,12 +117,13 @@ class FakeBookie:
         frame[-1] ^= 1
         self.ledgers[ledger_id].entries[entry_id] = bytes(frame)
 
-    def take(self, connection: "_Connection", request: Request) -> Response | None:
+    def take(self, connection: "_Connection", request: Request, codec: Codec) -> Response | None:
         """Carry out one request; None: it will be answered later, or never."""
         name = type(request).__name__
         self.requests[name] += 1
+        self.wire_versions[name].add(codec.VERSION)
         if self._frozen:
-            self._held.append((connection, request))
+            self._held.append((connection, request, codec))
             return None
         return self.answer(connection, request)
 
@@ -121,6 +139,14 @@ class FakeBookie:
                 if refused is not None:
                     return ReadResponse(request.txn_id, refused, request.ledger_id, request.entry_id)
                 return self._read(connection, request)
+            case BatchReadRequest():
+                return self._read_batch(connection, request)
+            case ForceLedgerRequest():
+                return ForceLedgerResponse(request.txn_id, refused or Status.OK, request.ledger_id)
+            case BookieInfoRequest():
+                return BookieInfoResponse(request.txn_id, Status.OK, free_disk_space=self.free_disk_space)
+            case ListEntriesRequest():
+                return self._list_entries(request)
             case WriteLacRequest():
                 ledger = self._ledger(request.ledger_id, request.master_key)
                 ledger.explicit_packet = request.body
@@ -142,6 +168,7 @@ class FakeBookie:
         if ledger.fenced and not request.recovery:
             return Status.FENCED
         ledger.entries[entry_id] = request.body
+        self.write_flags.add(request.write_flags)
         self._raise_lac(ledger, peek_lac(request.body))
         return Status.OK
 
@@ -176,6 +203,35 @@ class FakeBookie:
         status = Status.OK if body is not None else Status.NO_ENTRY
         return ReadResponse(request.txn_id, status, request.ledger_id, request.entry_id, body, max_lac)
 
+    def _read_batch(self, connection: "_Connection", request: BatchReadRequest) -> Response | None:
+        if not self.batch_count_max:
+            self.batch_reads_refused += 1
+            connection.transport.close()
+            return None
+        ledger = self.ledgers.get(request.ledger_id)
+        status, bodies = Status.NO_LEDGER, []
+        if ledger is not None:
+            for entry_id in range(request.entry_id, request.entry_id + min(self.batch_count_max, request.count_max)):
+                if entry_id not in ledger.entries:
+                    break
+                bodies.append(ledger.entries[entry_id])
+            status = Status.OK if bodies else Status.NO_ENTRY
+        return BatchReadResponse(
+            request.txn_id, status, request.ledger_id, request.entry_id, request.request_id, tuple(bodies)
+        )
+
+    def _list_entries(self, request: ListEntriesRequest) -> Response:
+        ledger = self.ledgers.get(request.ledger_id)
+        if ledger is None:
+            return ListEntriesResponse(request.txn_id, Status.NO_LEDGER, request.ledger_id)
+        runs: list[tuple[int, int]] = []
+        for entry_id in sorted(ledger.entries):
+            if runs and sum(runs[-1]) == entry_id:
+                runs[-1] = (runs[-1][0], runs[-1][1] + 1)
+            else:
+                runs.append((entry_id, 1))
+        return ListEntriesResponse(request.txn_id, Status.OK, request.ledger_id, availability.encode(runs))
+
     @staticmethod
     def poll_answer(ledger: Ledger, request: ReadRequest) -> Response:
         assert request.previous_lac is not None
@@ -199,6 +255,7 @@ class _Connection(asyncio.Protocol):
     def __init__(self, bookie: FakeBookie) -> None:
         self.bookie = bookie
         self.decoder = FrameDecoder()
+        self.requests = RequestDecoder()
         self.transport: asyncio.Transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -210,25 +267,27 @@ class _Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         try:
-            requests = v3.decode_requests(self.decoder.feed(data))
+            in_v3, in_v2 = self.requests.decode(self.decoder.feed(data))
         except BinderyError:
             self.transport.abort()
             return
-        adds = sum(type(request) is AddRequest for request in requests)
+        adds = sum(type(request) is AddRequest for request in [*in_v3, *in_v2])
         if adds:
             self.bookie.add_batches.append(adds)
-        responses = [self.bookie.take(self, request) for request in requests]
-        self.send([response for response in responses if response is not None])
+        codecs: tuple[tuple[list[Request], Codec], ...] = ((in_v3, v3), (in_v2, v2))
+        for requests, codec in codecs:
+            responses = [self.bookie.take(self, request, codec) for request in requests]
+            self.send([response for response in responses if response is not None], codec)
 
-    def carry_out(self, request: Request) -> None:
+    def carry_out(self, request: Request, codec: Codec) -> None:
         response = self.bookie.answer(self, request)
         if response is not None:
-            self.send([response])
+            self.send([response], codec)
 
-    def send(self, responses: list[Response]) -> None:
+    def send(self, responses: list[Response], codec: Codec = v3) -> None:
         if responses and not self.transport.is_closing():
             with contextlib.suppress(OSError):
-                self.transport.write(v3.encode_responses(responses))
+                self.transport.write(codec.encode_responses(responses))
 
     def park(self, ledger: Ledger, request: ReadRequest) -> None:
         assert request.timeout_ms

@@ -115,6 +115,45 @@ class LedgerClientContract:
         with pytest.raises(BadRequest):
             await writer.add_many([])
 
+    async def test_entries_with_deferred_sync_are_acknowledged_first_and_readable_after_a_force(
+        self, make_client: MakeClient
+    ) -> None:
+        client = await make_client()
+        writer = await client.create(deferred_sync=True)
+        assert await writer.add_many([b"a", b"bc"]) == 0
+        assert await writer.add(b"def") == 2
+        assert (writer.last_add_confirmed, writer.last_add_pushed) == (-1, 2)
+        with pytest.raises(BadRequest):
+            await writer.read(EntryId(0), EntryId(0))
+        assert await writer.force() == writer.last_add_confirmed == 2
+        assert payloads_of(await writer.read(EntryId(0), EntryId(2))) == [b"a", b"bc", b"def"]
+        assert await writer.add(b"ghij") == 3
+        assert writer.last_add_confirmed == 2
+        sealed = await writer.close()
+        assert (sealed.last_entry_id, sealed.length) == (3, 10), "closing forces what was acknowledged"
+        reader = await (await make_client()).open(writer.ledger_id)
+        assert payloads_of(await reader.read(EntryId(3), EntryId(3))) == [b"ghij"]
+
+    async def test_forcing_an_ordinary_ledger_changes_nothing(self, make_client: MakeClient) -> None:
+        client = await make_client()
+        writer = await client.create()
+        assert await writer.force() == -1
+        await writer.add(b"a")
+        assert await writer.force() == 0
+        await writer.close()
+        assert await writer.force() == 0
+
+    async def test_a_bookie_tells_which_entries_it_holds(self, make_client: MakeClient) -> None:
+        client = await make_client()
+        writer = await client.create(ensemble_size=4, write_quorum=3, ack_quorum=3)
+        await writer.add_many([b"x"] * 8)
+        ensemble = writer.metadata.last_segment.ensemble
+        assert await client.entries_on(writer.ledger_id, ensemble[0]) == [(0, 1), (2, 3), (6, 2)]
+        assert await client.entries_on(writer.ledger_id, ensemble[1]) == [(0, 2), (3, 3), (7, 1)]
+        empty = await client.create(ensemble_size=1, write_quorum=1, ack_quorum=1)
+        with pytest.raises(NoSuchLedger):
+            await client.entries_on(empty.ledger_id, ensemble[0])
+
     async def test_recovery_fences_a_living_writer_and_keeps_every_acknowledged_entry(
         self, make_client: MakeClient
     ) -> None:

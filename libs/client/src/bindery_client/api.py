@@ -7,6 +7,8 @@ under the same contract suite. Payloads are bytes; entry ids are dense from 0.
 |-------------------------|-----------------------------------------------------------------------------------|
 | create                  | BadRequest, NotEnoughBookies, MetadataUnavailable, MetadataOutcomeUnknown          |
 | open                    | NoSuchLedger, Unauthorized, TryAgain (recovery impossible now; nothing changed)    |
+| force                   | BookieUnavailable (a bookie did not; may be called again), as add_many             |
+| entries_on              | NoSuchLedger, BookieUnavailable, Corrupt                                           |
 | add_many                | LedgerFenced, LedgerClosed (a later add too), NotEnoughBookies, AddTimeout,        |
 |                         | MetadataUnavailable (a failed bookie could not be replaced); all break the handle  |
 |                         | BadRequest (no payloads), TooLarge: nothing happened, the handle lives on          |
@@ -101,10 +103,20 @@ class WriteHandle(Protocol):
         """
         ...
 
+    async def force(self) -> int:
+        """Have every bookie of the ensemble force what it took to disk; return the last_add_confirmed after it.
+
+        Of a ledger with deferred sync, entries acknowledged before the call are readable and durable from here on.
+        """
+        ...
+
     async def read(self, first: EntryId, last: EntryId) -> list[Entry]: ...
 
     async def close(self) -> LedgerMetadata:
-        """Confirm or fail what is in flight, then seal the ledger at last_add_confirmed. Idempotent."""
+        """Confirm or fail what is in flight, then seal the ledger at last_add_confirmed. Idempotent.
+
+        With deferred sync it forces first; what cannot be forced because the handle broke is lost.
+        """
         ...
 
     async def abandon(self) -> None:
@@ -122,7 +134,13 @@ class LedgerClient(Protocol):
         digest_type: DigestType = DigestType.CRC32C,
         password: bytes = b"",
         custom: Mapping[str, bytes] | None = None,
-    ) -> WriteHandle: ...
+        deferred_sync: bool = False,
+    ) -> WriteHandle:
+        """`deferred_sync`: adds are acknowledged once bookies wrote them, and confirmed, durable, by `force` only.
+
+        Such a ledger keeps its ensemble: a bookie that fails breaks the handle with BookieUnavailable.
+        """
+        ...
 
     async def open(self, ledger_id: LedgerId, *, password: bytes = b"", recover: bool = True) -> ReadHandle:
         """Open for reading. `recover=True` fences the writer and closes the ledger first; False only looks on."""
@@ -140,6 +158,10 @@ class LedgerClient(Protocol):
 
     async def list_bookies(self) -> Mapping[BookieId, bool]:
         """Registered bookies; True: writable, False: read-only."""
+        ...
+
+    async def entries_on(self, ledger_id: LedgerId, bookie_id: BookieId) -> Sequence[tuple[int, int]]:
+        """Runs (first, count) of the entries of a ledger that one bookie says it holds, ascending."""
         ...
 
     async def close(self) -> None: ...

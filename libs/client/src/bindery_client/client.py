@@ -87,7 +87,8 @@ class LedgerClient:
         on_degraded: OnDegraded | None = None,
         security: ClientSecurity = NO_SECURITY,
     ) -> Self:
-        """A client on `store`. `security`: what its connections to bookies begin with. `on_degraded` hears of bookies that lack entries which no spare took over.
+        """A client on `store`. `security`: what its connections to bookies begin with. `on_degraded` hears of bookies
+        that lack entries which no spare took over.
 
         Raises MetadataUnavailable.
         """

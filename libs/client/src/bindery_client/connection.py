@@ -4,25 +4,36 @@ Flow: `send` takes a batch of encoded frames and remembers which sink gets their
 the loop leaves in one write. A socket read is cut into messages, all are decoded, and each sink is called once with its
 answers. Connecting is lazy; after a failed attempt requests fail at once until a pause has passed.
 
+A connection speaks one wire version for good. Answers are matched by key: in v3 the transaction id, in v2, which has
+none, operation and ids. Two equal requests in v2 may be under way, and then either answer serves either; so only adds
+and plain reads may be sent in v2, where that makes no difference. START_TLS and authentication come before all else.
+
 Invariants: each request sent ends exactly once, as answered, failed or expired, and never from within `send`; bytes in
 flight never exceed `connection_bytes_max` (but for a single larger request); one timer serves all deadlines, which are
 late by at most two ticks.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections import deque
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from typing import Any, Final, Protocol, cast
 
 import structlog
 from bindery_core.errors import BinderyError, BookieUnavailable
 from bindery_core.ids import BookieId
-from bindery_core.wire import v3
+from bindery_core.wire import v2, v3
 from bindery_core.wire.framing import FrameDecoder
-from bindery_core.wire.messages import ErrorResponse, Response
+from bindery_core.wire.messages import AuthRequest, AuthResponse, ErrorResponse, Response, StartTlsRequest, Status
 
+from bindery_client.security import NO_SECURITY, ClientSecurity
 from bindery_client.settings import ClientSettings
 
 log = structlog.get_logger()
+
+CLOSED_BY_PEER: Final = "closed by peer"
+"""The cause in an error about a connection that the other side ended in order."""
+GREETING_TXN_ID: Final = 0
+"""Of START_TLS and AUTH, which go out before any request: no request has it."""
 
 Resolve = Callable[[BookieId], Awaitable[tuple[str, int]]]
 """Host and port of a bookie. Raises BookieUnavailable when it is not registered."""
@@ -47,12 +58,12 @@ class ResponseSink(Protocol):
 class _Batch:
     """Requests sent by one call of `send`. Its bytes count as in flight until its last answer."""
 
-    __slots__ = ("left", "sent_at", "sink", "size", "txn_ids")
+    __slots__ = ("keys", "left", "sent_at", "sink", "size")
 
-    def __init__(self, sink: ResponseSink, txn_ids: Sequence[int], size: int, sent_at: float) -> None:
+    def __init__(self, sink: ResponseSink, keys: Sequence[Hashable], size: int, sent_at: float) -> None:
         self.sink = sink
-        self.txn_ids = txn_ids
-        self.left = len(txn_ids)
+        self.keys = keys
+        self.left = len(keys)
         self.size = size
         self.sent_at = sent_at
 
@@ -60,16 +71,27 @@ class _Batch:
 class BookieConnection(asyncio.Protocol):
     """See the module. Owned by the pool; used from one event loop."""
 
-    def __init__(self, bookie_id: BookieId, *, resolve: Resolve, settings: ClientSettings) -> None:
+    def __init__(
+        self, bookie_id: BookieId, *, resolve: Resolve, settings: ClientSettings, wire_version: int = 3,
+        security: ClientSecurity = NO_SECURITY,
+    ) -> None:  # fmt: skip
         self.bookie_id: Final = bookie_id
+        self.wire_version: Final = wire_version
+        self._security = security
+        self._greeted: asyncio.Transport | None = None
+        """While START_TLS and authentication go on."""
+        self._greeting: asyncio.Future[bytes] | None = None
+        """The next message of these."""
         self._resolve = resolve
         self._settings = settings
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._decoder = FrameDecoder(frame_size_max=settings.frame_size_max)
-        self._pending: dict[int, _Batch] = {}
-        """Transaction id -> where its answer belongs."""
+        self._pending: dict[Hashable, _Batch] = {}
+        """Key -> where its answer belongs."""
+        self._twins: dict[Hashable, deque[_Batch]] = {}
+        """v2: key -> further batches that wait for such an answer."""
         self._outgoing: list[bytes] = []
         self._flush_scheduled = False
         self._paused = False
@@ -101,22 +123,27 @@ class BookieConnection(asyncio.Protocol):
 
     @property
     def requests_in_flight(self) -> int:
-        return len(self._pending)
+        return len(self._pending) + sum(map(len, self._twins.values()))
 
     # -- sending ------------------------------------------------------------------------------------------------------
 
-    def send(self, frames: bytes, txn_ids: Sequence[int], sink: ResponseSink, *, timeout_s: float) -> None:
-        """Send `frames`, whole requests one behind the other, whose transaction ids are `txn_ids`.
+    def send(self, frames: bytes, keys: Sequence[Hashable], sink: ResponseSink, *, timeout_s: float) -> None:
+        """Send `frames`, whole requests one behind the other, whose keys are `keys` (v3: transaction ids).
 
-        A transaction id must not be in flight on this connection. `txn_ids` must not be changed afterwards.
+        A transaction id must not be in flight on this connection. `keys` must not be changed afterwards.
         """
         now = self._loop.time()
         error = self._refusal(now, len(frames))
         if error is not None:
             self._loop.call_soon(sink.failed, self.bookie_id, error)
             return
-        batch = _Batch(sink, txn_ids, len(frames), now)
-        self._pending.update(dict.fromkeys(txn_ids, batch))
+        batch = _Batch(sink, keys, len(frames), now)
+        if self.wire_version == v3.VERSION:
+            self._pending.update(dict.fromkeys(keys, batch))
+        else:
+            for key in keys:
+                if self._pending.setdefault(key, batch) is not batch or key in self._twins:
+                    self._twins.setdefault(key, deque()).append(batch)
         self._bytes_in_flight += len(frames)
         self._outgoing.append(frames)
         self._watch(batch, now + timeout_s)
@@ -156,6 +183,8 @@ class BookieConnection(asyncio.Protocol):
             async with asyncio.timeout(self._settings.connect_timeout_s):
                 host, port = await self._resolve(self.bookie_id)
                 await self._loop.create_connection(lambda: self, host, port)
+                if self._greeted is not None:
+                    await self._greet(self._greeted, host)
         except (OSError, TimeoutError, BinderyError) as error:
             self._failures += 1
             doublings = min(self._failures - 1, 20)
@@ -165,19 +194,65 @@ class BookieConnection(asyncio.Protocol):
             self._fail_all(_unavailable("bookie cannot be reached", self.bookie_id, error))
         finally:
             self._connecting = None
+            if self._greeted is not None:
+                self._greeted.abort()
+                self._greeted = None
+
+    async def _greet(self, transport: asyncio.Transport, host: str) -> None:
+        """Secure the connection and authenticate. Raises OSError, BinderyError."""
+        security = self._security
+        if security.tls is not None:
+            answer = await self._ask(transport, v3.encode_request(StartTlsRequest(GREETING_TXN_ID)))
+            status = getattr(v3.decode_response(answer), "status", None)
+            if status != Status.OK:
+                raise BookieUnavailable("bookie refuses TLS", bookie_id=self.bookie_id, status=status)
+            secured = await self._loop.start_tls(transport, self, security.tls, server_hostname=host)
+            if secured is None or secured.is_closing():
+                raise BookieUnavailable("connection ended during the TLS handshake", bookie_id=self.bookie_id)
+            self._greeted = transport = secured
+        if security.token is not None:
+            codec = v3 if self.wire_version == v3.VERSION else v2
+            request = AuthRequest(GREETING_TXN_ID, security.plugin, security.token)
+            response = codec.decode_response(await self._ask(transport, codec.encode_request(request)))
+            # A bookie that asks nobody says OK under another plugin's name.
+            if not isinstance(response, AuthResponse) or response.status != Status.OK:
+                raise BookieUnavailable("bookie does not accept our authentication", bookie_id=self.bookie_id)
+        self._greeted = None
+        self._begin(transport)
+
+    async def _ask(self, transport: asyncio.Transport, frame: bytes) -> bytes:
+        self._greeting = self._loop.create_future()
+        try:
+            transport.write(frame)
+            return await self._greeting
+        finally:
+            self._greeting = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport = cast(asyncio.Transport, transport)  # uvloop's do not inherit from it
         if self._closed:
             transport.abort()
             return
-        self._transport = transport
         self._decoder = FrameDecoder(frame_size_max=self._settings.frame_size_max)
+        if self._security.is_needed:
+            self._greeted = transport
+        else:
+            self._begin(transport)
+
+    def _begin(self, transport: asyncio.Transport) -> None:
+        """From here on requests are sent."""
+        self._transport = transport
         self._paused = False
         self._received_at = 0.0
         self._flush()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        if self._transport is None:
+            if self._greeting is not None and not self._greeting.done():
+                self._greeting.set_exception(
+                    _unavailable("connection to bookie was lost before it was ready", self.bookie_id, exc)
+                )
+            return
         self._transport = None
         self._failures += 1  # the next request tries again at once; only refused attempts make it pause
         self._fail_all(_unavailable("connection to bookie was lost", self.bookie_id, exc))
@@ -209,6 +284,8 @@ class BookieConnection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
             self._transport = None
+        if self._greeted is not None:
+            self._greeted.abort()
         if self._tick_timer is not None:
             self._tick_timer.cancel()
             self._tick_timer = None
@@ -224,8 +301,12 @@ class BookieConnection(asyncio.Protocol):
     # -- receiving ----------------------------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
+        if self._transport is None:
+            self._greeting_received(data)
+            return
+        in_v3 = self.wire_version == v3.VERSION
         try:
-            responses = v3.decode_responses(self._decoder.feed(data))
+            responses = (v3 if in_v3 else v2).decode_responses(self._decoder.feed(data))
         except BinderyError as error:
             log.warning("bookie_sent_nonsense", bookie_id=self.bookie_id, error=repr(error))
             self._abort()
@@ -238,7 +319,7 @@ class BookieConnection(asyncio.Protocol):
         last_sink: ResponseSink | None = None
         answers: list[Response] = []
         for response in responses:
-            batch = pending_pop(response.txn_id, None)
+            batch = pending_pop(response.txn_id, None) if in_v3 else self._take(v2.key_of(response))
             if batch is None:
                 continue  # it came after its deadline
             if batch.sink is not last_sink:
@@ -247,7 +328,7 @@ class BookieConnection(asyncio.Protocol):
             batch.left -= 1
             if not batch.left:
                 self._bytes_in_flight -= batch.size
-                batch.txn_ids = ()
+                batch.keys = ()
             if type(response) is ErrorResponse:
                 refusals[batch.sink] = response
             else:
@@ -264,6 +345,30 @@ class BookieConnection(asyncio.Protocol):
                 ),
             )  # fmt: skip
 
+    def _greeting_received(self, data: bytes) -> None:
+        """One message answers each that we send; anything else is nonsense, and what is left unread as well."""
+        try:
+            messages = self._decoder.feed(data)
+        except BinderyError as error:
+            messages = []
+            if self._greeting is not None and not self._greeting.done():
+                self._greeting.set_exception(error)
+        for message in messages:
+            if self._greeting is not None and not self._greeting.done():
+                self._greeting.set_result(message)
+            elif self._greeted is not None:
+                self._greeted.abort()
+
+    def _take(self, key: Hashable) -> _Batch | None:
+        """Whoever waited longest for an answer with this key."""
+        batch = self._pending.pop(key, None)
+        twins = self._twins.get(key)
+        if twins:
+            self._pending[key] = twins.popleft()
+            if not twins:
+                del self._twins[key]
+        return batch
+
     def _abort(self) -> None:
         if self._transport is not None:
             self._transport.abort()  # connection_lost follows and fails what is in flight
@@ -274,9 +379,10 @@ class BookieConnection(asyncio.Protocol):
         self._slots.clear()
         self._bytes_in_flight = 0
         sinks: dict[ResponseSink, None] = {}  # ordered, each once
-        for batch in pending.values():
+        twins, self._twins = self._twins, {}
+        for batch in [*pending.values(), *(batch for queue in twins.values() for batch in queue)]:
             batch.left = 0
-            batch.txn_ids = ()
+            batch.keys = ()
             sinks[batch.sink] = None
         for sink in sinks:
             sink.failed(self.bookie_id, error)
@@ -317,12 +423,16 @@ class BookieConnection(asyncio.Protocol):
         self._settling, self._fresh = self._fresh, set()
 
     def _expire(self, batch: _Batch) -> None:
-        for txn_id in batch.txn_ids:
-            if self._pending.get(txn_id) is batch:
-                del self._pending[txn_id]
+        for key in batch.keys:
+            if self._pending.get(key) is batch:
+                self._take(key)
+            elif key in self._twins:
+                kept = deque(twin for twin in self._twins.pop(key) if twin is not batch)
+                if kept:
+                    self._twins[key] = kept
         self._bytes_in_flight -= batch.size
         batch.left = 0
-        batch.txn_ids = ()
+        batch.keys = ()
         batch.sink.expired(self.bookie_id, BookieUnavailable("no answer in time", bookie_id=self.bookie_id))
         if self._received_at <= batch.sent_at:
             # Nothing at all came since: the peer may have vanished without a word, so the next request connects anew.
@@ -330,6 +440,6 @@ class BookieConnection(asyncio.Protocol):
 
 
 def _unavailable(message: str, bookie_id: BookieId, cause: BaseException | None) -> BookieUnavailable:
-    error = BookieUnavailable(message, bookie_id=bookie_id, cause=repr(cause) if cause else "closed by peer")
+    error = BookieUnavailable(message, bookie_id=bookie_id, cause=repr(cause) if cause else CLOSED_BY_PEER)
     error.__cause__ = cause
     return error

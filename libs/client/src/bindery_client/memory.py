@@ -18,6 +18,7 @@ from typing import Final, Literal
 from bindery_core.errors import (
     BadRequest,
     BinderyError,
+    BookieUnavailable,
     LedgerClosed,
     LedgerFenced,
     NoSuchLedger,
@@ -26,13 +27,14 @@ from bindery_core.errors import (
 )
 from bindery_core.ids import BookieId, EntryId, LedgerId
 from bindery_core.ledger_metadata import DigestType, LedgerMetadata, LedgerState, Segment
+from bindery_core.write_set import write_set
 
 from bindery_client.api import Entry
 
 TAIL_BATCH_ENTRIES_MAX: Final = 1000
 _TAIL_WAIT_S: Final = 3600.0
 
-Operation = Literal["create", "open", "add", "read", "close", "delete", "metadata"]
+Operation = Literal["create", "open", "add", "force", "read", "close", "delete", "metadata"]
 
 
 class _Fault:
@@ -256,10 +258,11 @@ class MemoryReadHandle:
 class MemoryWriteHandle:
     """`api.WriteHandle`."""
 
-    def __init__(self, ledgers: MemoryLedgers, ledger: _Ledger) -> None:
+    def __init__(self, ledgers: MemoryLedgers, ledger: _Ledger, *, deferred_sync: bool = False) -> None:
         self.ledger_id: LedgerId = ledger.ledger_id
         self._ledgers = ledgers
         self._ledger = ledger
+        self._deferred_sync = deferred_sync
         self._in_flight: deque[tuple[list[bytes], EntryId, asyncio.Future[EntryId]]] = deque()
         self._last_add_pushed = -1
         self._length = 0
@@ -313,7 +316,8 @@ class MemoryWriteHandle:
             return
         self._in_flight.popleft()
         self._ledger.store(payloads)
-        self._ledger.confirm(first + len(payloads) - 1)
+        if not self._deferred_sync:
+            self._ledger.confirm(first + len(payloads) - 1)
         if not future.done():
             future.set_result(first)
 
@@ -327,6 +331,15 @@ class MemoryWriteHandle:
                 future.set_exception(error)
                 future.exception()  # a cancelled or absent caller is no reason for a warning
         self._ledger.wake()
+
+    async def force(self) -> int:
+        await asyncio.sleep(0)
+        if self._error is not None and not self._ledger.is_closed:
+            raise self._error
+        self._ledgers.raise_fault("force")
+        if not self._ledger.is_closed and self._ledger.entries:
+            self._ledger.confirm(max(self._ledger.confirmed, len(self._ledger.entries) - 1))
+        return self._ledger.confirmed
 
     async def read(self, first: EntryId, last: EntryId) -> list[Entry]:
         await asyncio.sleep(0)
@@ -347,6 +360,8 @@ class MemoryWriteHandle:
             raise NoSuchLedger("no such ledger", ledger_id=self.ledger_id)
         if isinstance(self._error, LedgerFenced):
             raise self._error
+        if self._deferred_sync and self._error is None:
+            await self.force()
         if not self._ledger.is_closed:
             self._ledger.seal()
         self._error = LedgerClosed("ledger is closed", ledger_id=self.ledger_id)
@@ -372,6 +387,7 @@ class MemoryLedgerClient:
         digest_type: DigestType = DigestType.CRC32C,
         password: bytes = b"",
         custom: Mapping[str, bytes] | None = None,
+        deferred_sync: bool = False,
     ) -> MemoryWriteHandle:
         if not 1 <= ack_quorum <= write_quorum <= ensemble_size:
             raise BadRequest(
@@ -388,7 +404,7 @@ class MemoryLedgerClient:
                 custom=dict(custom or {}),
             )
         )  # fmt: skip
-        ledger.writer = MemoryWriteHandle(self.ledgers, ledger)
+        ledger.writer = MemoryWriteHandle(self.ledgers, ledger, deferred_sync=deferred_sync)
         self._writers.append(ledger.writer)
         return ledger.writer
 
@@ -430,6 +446,29 @@ class MemoryLedgerClient:
     async def list_bookies(self) -> Mapping[BookieId, bool]:
         await asyncio.sleep(0)
         return dict(self.ledgers.bookies)
+
+    async def entries_on(self, ledger_id: LedgerId, bookie_id: BookieId) -> Sequence[tuple[int, int]]:
+        """As if every bookie had stored every entry of its write sets at once."""
+        await asyncio.sleep(0)
+        ledger = self.ledgers.find(ledger_id)
+        if bookie_id not in self.ledgers.bookies:
+            raise BookieUnavailable("bookie is not registered", bookie_id=bookie_id)
+        metadata = ledger.metadata
+        ensemble = metadata.last_segment.ensemble
+        runs: list[tuple[int, int]] = []
+        for entry_id in range(len(ledger.entries)):
+            indexes = write_set(
+                entry_id=entry_id, ensemble_size=metadata.ensemble_size, write_quorum=metadata.write_quorum
+            )
+            if bookie_id not in [ensemble[index] for index in indexes]:
+                continue
+            if runs and sum(runs[-1]) == entry_id:
+                runs[-1] = (runs[-1][0], runs[-1][1] + 1)
+            else:
+                runs.append((entry_id, 1))
+        if not runs:
+            raise NoSuchLedger("the bookie holds nothing of this ledger", ledger_id=ledger_id, bookie_id=bookie_id)
+        return runs
 
     async def close(self) -> None:
         """Abandon every ledger this client is writing, as the end of its process would."""

@@ -1,4 +1,4 @@
-"""BookiePool: one connection per bookie, found through the registration directory, and who is best avoided.
+"""BookiePool: one connection per bookie and wire version, found through the directory, and who is best avoided.
 
 A bookie that failed somebody is quarantined for `quarantine_s`: new ensembles avoid it while others will do. It is let
 out early when it registers anew. A bookie that vanished from the directory loses its connection once that is idle;
@@ -16,16 +16,25 @@ from bindery_core.placement import Candidate, RandomSource, choose_ensemble, cho
 from bindery_metadata.registration import BookieDirectory, BookieRecord
 
 from bindery_client.connection import BookieConnection
+from bindery_client.security import NO_SECURITY, ClientSecurity
 from bindery_client.settings import ClientSettings
 
 
 class BookiePool:
-    def __init__(self, directory: BookieDirectory, *, settings: ClientSettings, randomness: RandomSource) -> None:
+    def __init__(
+        self, directory: BookieDirectory, *, settings: ClientSettings, randomness: RandomSource,
+        security: ClientSecurity = NO_SECURITY,
+    ) -> None:  # fmt: skip
         self.directory: Final = directory
         self.settings: Final = settings
         self._randomness = randomness
         self._loop = asyncio.get_running_loop()
-        self._connections: dict[BookieId, BookieConnection] = {}
+        self._security = security
+        self._connections: dict[tuple[BookieId, int], BookieConnection] = {}
+        self.without_batch_reads: set[BookieId] = set()
+        """Bookies that end the connection over a batch read: they are asked for one entry at a time."""
+        self.free_bytes: dict[BookieId, int] = {}
+        """What bookies told of their free space."""
         self._quarantined: dict[BookieId, tuple[float, str]] = {}
         """Bookie -> (until, reason)."""
         self._present: Collection[BookieId] = frozenset(directory.bookies)
@@ -36,16 +45,22 @@ class BookiePool:
 
     # -- connections --------------------------------------------------------------------------------------------------
 
-    def connection(self, bookie_id: BookieId) -> BookieConnection:
+    def connection(self, bookie_id: BookieId, wire_version: int = 3) -> BookieConnection:
         """The one to this bookie. After `close` it is one that fails every request."""
-        connection = self._connections.get(bookie_id)
+        connection = self._connections.get((bookie_id, wire_version))
         if connection is None:
-            connection = BookieConnection(bookie_id, resolve=self._resolve, settings=self.settings)
+            connection = BookieConnection(
+                bookie_id, resolve=self._resolve, settings=self.settings, wire_version=wire_version,
+                security=self._security,
+            )  # fmt: skip
             if self._closed:
                 connection.shut()
             else:
-                self._connections[bookie_id] = connection
+                self._connections[bookie_id, wire_version] = connection
         return connection
+
+    def _connections_to(self, bookie_id: BookieId) -> list[BookieConnection]:
+        return [c for version in (2, 3) if (c := self._connections.get((bookie_id, version))) is not None]
 
     def txn_id(self) -> int:
         """A transaction id that no connection has seen: the same request may thus go to several bookies as it is."""
@@ -67,15 +82,18 @@ class BookiePool:
     def _directory_changed(self, bookies: Mapping[BookieId, BookieRecord]) -> None:
         for bookie_id in bookies.keys() - frozenset(self._present):
             self._quarantined.pop(bookie_id, None)
-            if bookie_id in self._connections:
-                self._connections[bookie_id].retry_now()
-        for bookie_id in [b for b in self._connections if b not in bookies]:
-            if not self._connections[bookie_id].requests_in_flight:
-                self._drop(bookie_id)
+            self.without_batch_reads.discard(bookie_id)
+            for connection in self._connections_to(bookie_id):
+                connection.retry_now()
+        for key in [key for key in self._connections if key[0] not in bookies]:
+            if not self._connections[key].requests_in_flight:
+                self._drop(key)
+        for bookie_id in self.free_bytes.keys() - bookies.keys():
+            del self.free_bytes[bookie_id]
         self._present = frozenset(bookies)
 
-    def _drop(self, bookie_id: BookieId) -> None:
-        task = self._loop.create_task(self._connections.pop(bookie_id).close())
+    def _drop(self, key: tuple[BookieId, int]) -> None:
+        task = self._loop.create_task(self._connections.pop(key).close())
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
 
@@ -91,16 +109,19 @@ class BookiePool:
 
     def is_unreachable(self, bookie_id: BookieId) -> bool:
         """Whether the last we know of this bookie is that it did not let us connect."""
-        connection = self._connections.get(bookie_id)
-        return connection is not None and connection.is_unreachable
+        return any(connection.is_unreachable for connection in self._connections_to(bookie_id))
 
     def to_avoid(self) -> frozenset[BookieId]:
         """Bookies to read from last."""
-        return frozenset(b for b, c in self._connections.items() if c.is_unreachable) | self.quarantined().keys()
+        return frozenset(b for (b, _), c in self._connections.items() if c.is_unreachable) | self.quarantined().keys()
 
     def candidates(self) -> list[Candidate]:
         return [
-            Candidate(record.bookie_id, refusal="read-only" if record.read_only else None)
+            Candidate(
+                record.bookie_id,
+                free_bytes=self.free_bytes.get(record.bookie_id),
+                refusal="read-only" if record.read_only else None,
+            )
             for record in self.directory.bookies.values()
         ]
 
@@ -149,7 +170,12 @@ class BookiePool:
         A bookie that was restarted within its session's time shows no other sign of life.
         """
         unreachable = [b for b in self._unreachable(self.quarantined()) if b in self.directory.bookies]
-        probes = [self._loop.create_task(self.connection(bookie_id).probe()) for bookie_id in unreachable]
+        probes = [
+            self._loop.create_task(connection.probe())
+            for bookie_id in unreachable
+            for connection in self._connections_to(bookie_id)
+            if connection.is_unreachable
+        ]
         if probes:
             await asyncio.wait(probes, timeout=self.settings.revisit_timeout_s)
         for probe in probes:

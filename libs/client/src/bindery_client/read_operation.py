@@ -5,7 +5,7 @@ Invariants: one step is in memory at a time beside the entries already given; ev
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 from bindery_core.errors import BinderyError
 from bindery_core.ids import BookieId, EntryId
@@ -17,6 +17,9 @@ from bindery_client.api import Entry
 from bindery_client.requests import DEADLINE_SLACK_S, LedgerRequests, reason_of
 from bindery_client.settings import ClientSettings
 from bindery_client.timers import DeadlineTimer
+
+BATCH_RUN_SIZE: Final = 100
+"""Consecutive entries asked of one bookie where batch reads carry them: a step is thus spread over the ensemble."""
 
 
 class ReadOperation:
@@ -31,6 +34,7 @@ class ReadOperation:
         self._machine = LedgerRead(
             requests.ledger_id, metadata, first=first, last=last, digester=requests.digester,
             avoid=requests.pool.to_avoid(),
+            run_size=BATCH_RUN_SIZE if settings.wire_version == 2 and settings.batch_reads else 1,
             settings=ReaderSettings(
                 speculative_s=settings.speculative_read_s or None, read_timeout_s=settings.read_timeout_s
             ),

@@ -11,8 +11,25 @@ MIB: Final = 1024 * KIB
 class ClientSettings:
     """How patient, how greedy and how suspicious a ledger client is. Times in seconds, sizes in bytes."""
 
+    wire_version: int = 3
+    """Protocol for adds and plain reads: 3, or 2, which costs less to code. All else goes in 3, on a connection beside.
+
+    Source: BookKeeper's useV2WireProtocol."""
+
+    batch_reads: bool = True
+    """In wire version 2: read consecutive entries in one request. Bookies that cannot are found out, and asked singly.
+
+    Source: BookKeeper's batchReadEnabled."""
+
+    bookie_info_interval_s: float = 0.0
+    """How often bookies are asked for their free space, by which new ledgers are then spread; 0: never.
+
+    Source: BookKeeper's getBookieInfoIntervalSeconds, a day; off there too unless diskWeightBasedPlacementEnabled."""
+
     connect_timeout_s: float = 5.0
-    """Longest a TCP connect to a bookie may take. Source: BookKeeper's clientConnectTimeoutMillis is 10 000."""
+    """Longest a connect to a bookie may take, with TLS handshake and authentication.
+
+    Source: BookKeeper's clientConnectTimeoutMillis is 10 000."""
 
     reconnect_pause_s: float = 0.2
     """Pause after a failed connect, in which requests to that bookie fail at once; doubles with every failure."""
@@ -93,6 +110,8 @@ class ClientSettings:
     """Granularity of request deadlines: one timer for all requests of a connection instead of one each."""
 
     def __post_init__(self) -> None:
+        assert self.wire_version in (2, 3)
+        assert self.bookie_info_interval_s >= 0
         assert 0 < self.reconnect_pause_s <= self.reconnect_pause_s_max
         assert 0 < self.add_timeout_s <= self.add_quorum_timeout_s, "a failed bookie must be noticed first"
         assert self.speculative_read_s >= 0

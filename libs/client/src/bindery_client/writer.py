@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import structlog
+from bindery_core.deferred_writer import DeferredLedgerWriter
 from bindery_core.entry import PAYLOAD_SIZE_MAX
 from bindery_core.errors import (
     BadRequest,
@@ -49,6 +50,7 @@ from bindery_metadata.versioned import Versioned
 
 from bindery_client.api import Entry
 from bindery_client.budget import ByteBudget
+from bindery_client.force import ForceAll
 from bindery_client.read_operation import read_range
 from bindery_client.requests import DEADLINE_SLACK_S, LedgerRequests, OnDegraded, reason_of
 from bindery_client.settings import ClientSettings
@@ -85,6 +87,7 @@ class WriteHandle:
     def __init__(
         self, created: Versioned[LedgerMetadata], *, requests: LedgerRequests, manager: LedgerManager,
         budget: ByteBudget, settings: ClientSettings, on_degraded: OnDegraded | None = None,
+        deferred_sync: bool = False,
     ) -> None:  # fmt: skip
         self.ledger_id: LedgerId = requests.ledger_id
         self._committed = created
@@ -94,7 +97,8 @@ class WriteHandle:
         self._settings = settings
         self._on_degraded = on_degraded
         self._loop = asyncio.get_running_loop()
-        self._machine = LedgerWriter(
+        self._deferred_sync = deferred_sync
+        self._machine = (DeferredLedgerWriter if deferred_sync else LedgerWriter)(
             requests.ledger_id, created.value, digester=requests.digester,
             settings=WriterSettings(
                 add_timeout_s=settings.add_timeout_s,
@@ -136,7 +140,7 @@ class WriteHandle:
 
     @property
     def last_add_confirmed(self) -> int:
-        return self._machine.lac
+        return self._machine.published_lac
 
     @property
     def last_add_pushed(self) -> int:
@@ -249,7 +253,10 @@ class WriteHandle:
             else:
                 self._run_rare(action)
         if sends:
-            self._requests.send_adds(sends, self, timeout_s=self._settings.add_timeout_s + DEADLINE_SLACK_S)
+            self._requests.send_adds(
+                sends, self, timeout_s=self._settings.add_timeout_s + DEADLINE_SLACK_S,
+                deferred_sync=self._deferred_sync,
+            )  # fmt: skip
         if not self._abandoned:
             self._timer.arm(self._machine.next_deadline())
 
@@ -383,6 +390,24 @@ class WriteHandle:
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, METADATA_PAUSE_S_MAX)
 
+    # -- forcing ------------------------------------------------------------------------------------------------------
+
+    async def force(self) -> int:
+        """See `api.WriteHandle`."""
+        if self._broken is not None:
+            raise self._broken
+        if not self.is_closed:
+            await self._force()
+        return self.last_add_confirmed
+
+    async def _force(self) -> None:
+        machine = self._machine
+        mark = machine.mark() if isinstance(machine, DeferredLedgerWriter) else None
+        ensemble = self.metadata.last_segment.ensemble
+        await ForceAll(self._requests, ensemble).run(timeout_s=self._settings.add_timeout_s)
+        if mark is not None and isinstance(machine, DeferredLedgerWriter):
+            self._run(machine.forced(mark))
+
     # -- reading, closing ---------------------------------------------------------------------------------------------
 
     async def read(self, first: EntryId, last: EntryId) -> list[Entry]:
@@ -438,9 +463,14 @@ class WriteHandle:
                 self._seal = None
                 raise
         seal = await self._seal
+        last_entry_id, length = seal.last_entry_id, seal.length
+        if isinstance(self._machine, DeferredLedgerWriter):
+            if self._broken is None and self._machine.published_lac < last_entry_id:
+                await self._force()
+            last_entry_id, length = self._machine.published_lac, self._machine.published_length
         try:
             self._committed = await self._update(
-                lambda metadata: plan_close(metadata, last_entry_id=seal.last_entry_id, length=seal.length)
+                lambda metadata: plan_close(metadata, last_entry_id=last_entry_id, length=length)
             )
         except LostOwnership as error:
             self._broken = self._refusal = error

@@ -82,10 +82,16 @@ class LedgerRead:
         last: int,
         digester: Digester,
         avoid: Collection[BookieId] = (),
+        run_size: int = 1,
         settings: ReaderSettings | None = None,
     ) -> None:
-        """`avoid`: bookies to ask last (not connected, slow)."""
+        """`avoid`: bookies to ask last (not connected, slow).
+
+        `run_size`: where every bookie holds every entry, ask one bookie for so many consecutive entries, and the next
+        one for those behind, so that a transport can ask for each run at once.
+        """
         assert 0 <= first <= last
+        assert run_size >= 1
         self.ledger_id = ledger_id
         self.max_lac = -1
         """Highest LAC that an answer carried (`ReadResponse.max_lac`); -1: none. The handle may raise its own."""
@@ -96,7 +102,7 @@ class LedgerRead:
         self._settings = settings or ReaderSettings()
         self._found: list[Entry | None] = [None] * (last - first + 1)
         self._wanted: dict[int, _Wanted] = {
-            entry_id: _Wanted(_replicas(metadata, entry_id, avoid)) for entry_id in range(first, last + 1)
+            entry_id: _Wanted(_replicas(metadata, entry_id, avoid, run_size)) for entry_id in range(first, last + 1)
         }
         # both in the order of time, as each kind of limit is constant
         self._speculations: deque[tuple[float, list[tuple[int, int]]]] = deque()  # when, (entry, how many were asked)
@@ -310,9 +316,16 @@ def long_poll_targets(metadata: LedgerMetadata, *, entry_id: int, avoid: Collect
     return _replicas(metadata, entry_id, avoid)
 
 
-def _replicas(metadata: LedgerMetadata, entry_id: int, avoid: Collection[BookieId]) -> list[BookieId]:
+def _replicas(
+    metadata: LedgerMetadata, entry_id: int, avoid: Collection[BookieId], run_size: int = 1
+) -> list[BookieId]:
     ensemble = metadata.segment_of(EntryId(entry_id)).ensemble
-    members = write_set(entry_id=entry_id, ensemble_size=metadata.ensemble_size, write_quorum=metadata.write_quorum)
+    everywhere = metadata.write_quorum == metadata.ensemble_size
+    members = write_set(
+        entry_id=entry_id // run_size if everywhere else entry_id,  # any order will do there
+        ensemble_size=metadata.ensemble_size,
+        write_quorum=metadata.write_quorum,
+    )
     replicas = [ensemble[index] for index in members]
     if avoid:
         replicas.sort(key=lambda bookie_id: bookie_id in avoid)  # stable

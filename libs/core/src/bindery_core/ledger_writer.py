@@ -142,6 +142,11 @@ class LedgerWriter:
         return self.next_entry_id - 1 - self.lac
 
     @property
+    def published_lac(self) -> int:
+        """What readers may be told: entries up to here are durable on an ack quorum, and so is all before them."""
+        return self.lac
+
+    @property
     def unsettled_count(self) -> int:
         """Entries of which some member of the write set has neither answered nor been given up."""
         return self.next_entry_id - self._base
@@ -169,7 +174,7 @@ class LedgerWriter:
             payloads,
             ledger_id=self.ledger_id,
             first_entry_id=self.next_entry_id,
-            lac=self.lac,
+            lac=self.published_lac,
             length=self.length,
         )
         return self._push(frames, self.length + sum(map(len, payloads)), now)
