@@ -44,6 +44,8 @@ class Client:
         self.is_cut_off = False
         """From metadata."""
         self.failure: BinderyError | None = None
+        self.epoch = 0
+        """Round of requests, told in them and in their answers, as transports match answers to what was asked."""
         self.slow: set[BookieId] = set()
         self.cuts: set[tuple[bool, BookieId]] = set()
         """(towards the bookie?, bookie): what travels there gets lost."""

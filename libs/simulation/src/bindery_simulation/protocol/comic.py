@@ -60,7 +60,7 @@ def describe(message: "Message") -> tuple[str, str, str]:
             text = ", ".join(f"{_status(answer.status, 'stored')} {answer.entry_id}" for answer in first)
             return bookie_id, name, text
         case "to_read":
-            return name, bookie_id, f"read {_entry(first)}{', fence' if second else ''}"
+            return name, bookie_id, f"read {_entry(first)}{', fence' if second[0] else ''}"
         case "from_read":
             lac = "" if first.body is None or len(first.body) < 24 else f" (lac {_lac_in(first.body)})"
             return bookie_id, name, f"{_status(first.status, 'found')} {_entry(first.entry_id)}{lac}"

@@ -1,6 +1,6 @@
 """Who keeps ledgers in order: the Deleter, which fences first, and the Replicator, which brings copies back to Qw."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +44,7 @@ class Deleter(Client):
         self.failure = None if self.is_done else error
 
     def _found(self, metadata: LedgerMetadata) -> None:
+        self.epoch += 1
         self._version = self.world.ledger.version
         self._has_fenced = True
         targets = ledger_plans.fence_targets(metadata)
@@ -54,6 +55,8 @@ class Deleter(Client):
         self._delete_when_fenced()
 
     def receive_reads(self, bookie_id: BookieId, answers: list[ReadResponse]) -> None:
+        if answers[0].txn_id != self.epoch:
+            return
         if answers[0].status not in (Status.OK, Status.NO_ENTRY):
             self._has_fenced = False
         self._waiting.discard(bookie_id)
@@ -114,23 +117,39 @@ class Replicator(Client):
         self._target: BookieId | None = None
         self._read: LedgerRead | None = None
         self._to_store: set[int] = set()
+        self._is_surveying = False
 
     @property
     def is_busy(self) -> bool:
         return not self.is_gone and not self.is_done and self.failure is None
 
     def start(self) -> None:
-        """A round: from metadata on."""
+        """A round: from metadata on. What comes back of earlier ones is ignored."""
+        self.epoch += 1
         self._read = None
         self._fragment = self._target = None
         self._unseen.clear()
         self._to_store.clear()
+        self._is_surveying = False
         self._deadline = self.world.now + STEP_TIMEOUT_S
         self._mark = self.world.ledger.mark
         if self._mark is None:
             self._end()
             return
-        self.world.update(self, (lambda metadata: None, self._found, self._failed))
+        epoch = self.epoch
+        self.world.update(
+            self,
+            (
+                lambda metadata: None,
+                partial(self._in_round, epoch, self._found),
+                partial(self._in_round, epoch, self._failed),
+            ),
+        )
+
+    def _in_round(self, epoch: int, call: Callable[[Any], None], argument: Any) -> None:
+        """Answers of metadata, unless another round has begun since, or the work is over."""
+        if epoch == self.epoch and self.is_busy:
+            call(argument)
 
     def _end(self, error: BinderyError | None = None) -> None:
         self.is_done = error is None
@@ -155,6 +174,7 @@ class Replicator(Client):
         self._unseen = {
             (fragment.bookie_id, entry_id) for fragment in self._fragments for entry_id in fragment.entry_ids
         }
+        self._is_surveying = True
         self._deadline = self.world.now + STEP_TIMEOUT_S
         for fragment in self._fragments:
             if fragment.entry_ids:
@@ -168,7 +188,7 @@ class Replicator(Client):
             self._act(self._read.receive_many(bookie_id, answers, now=self.world.now))
             return
         for answer in answers:
-            if (bookie_id, answer.entry_id) not in self._unseen:
+            if answer.txn_id != self.epoch or (bookie_id, answer.entry_id) not in self._unseen:
                 continue
             self._unseen.discard((bookie_id, answer.entry_id))
             if answer.status == Status.OK:
@@ -192,8 +212,9 @@ class Replicator(Client):
         self._mend_when_seen()
 
     def _mend_when_seen(self) -> None:
-        if self._unseen or self._deadline is None or self._fragment is not None or self._read is not None:
+        if self._unseen or not self._is_surveying:
             return
+        self._is_surveying = False
         for fragment in self._fragments:
             if any((fragment.bookie_id, entry_id) in self._missing for entry_id in fragment.entry_ids):
                 self._mend(fragment)
@@ -202,7 +223,7 @@ class Replicator(Client):
             self._recover()
             return
         self._deadline = self.world.now + STEP_TIMEOUT_S
-        self.world.flying.append((self.meta_remove_mark, self, None, None, None))
+        self.world.flying.append((self.meta_remove_mark, self, None, self.epoch, None))
 
     def _recover(self) -> None:
         """All that is closed of it is whole: now the ledger itself, so that its last fragments can be looked at."""
@@ -211,7 +232,7 @@ class Replicator(Client):
         self._end(TryAgain("the ledger is open: it is recovered first"))
 
     def meta_remove_mark(self, message: tuple[Any, ...]) -> None:
-        if self._deadline is None or self._mark is None or self.is_gone:
+        if message[3] != self.epoch or self._mark is None or not self.is_busy:
             return
         if self.world.ledger.remove_mark(self._mark):
             self.world.count("marks removed")
@@ -317,7 +338,8 @@ class Replicator(Client):
             replacements={fragment.index: (fragment.bookie_id, target)},
         )
         self.world.count("fragments replaced")
-        self.world.update(self, (plan, lambda metadata: self.start(), self._failed))
+        again = partial(self._in_round, self.epoch, lambda metadata: self.start())
+        self.world.update(self, (plan, again, partial(self._in_round, self.epoch, self._failed)))
 
     # -- failures and time -----------------------------------------------------------------------------------------
 

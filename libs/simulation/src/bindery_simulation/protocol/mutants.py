@@ -368,7 +368,7 @@ def _first_denial_is_absence() -> list[Replacement]:
     return [(ledger_reader, "_replicas", lambda *args: original(*args)[:1])]
 
 
-@mutant("digests are not checked", Invariant.AGREE, plot="lost disks")
+@mutant("digests are not checked", Invariant.AGREE, Invariant.MARK, plot="lost disks")
 def _digest_unchecked() -> list[Replacement]:
     return [(Digester, "verify", lambda self, header, digest, payload: True)]
 

@@ -45,6 +45,7 @@ class Reader(Client):
 
     def start(self) -> None:
         """One round more, if there is one."""
+        self.epoch += 1
         self._lac_read = self._read = None
         self._polled = []
         self._deadline = None
@@ -67,7 +68,7 @@ class Reader(Client):
         self._lac_read = LacRead(LEDGER_ID, metadata, digester=DIGESTER)
         self._deadline = self.world.now + LAC_TIMEOUT_S
         for bookie_id in self._lac_read.targets:
-            self.world.post((self.world.to_read_lac, self, bookie_id, None, None))
+            self.world.post((self.world.to_read_lac, self, bookie_id, self.epoch, None))
 
     def _saw_lac(self, lac: int) -> None:
         if lac > self.lac:
@@ -76,7 +77,7 @@ class Reader(Client):
             self.world.count("lacs learned")
 
     def receive_lac(self, bookie_id: BookieId, answer: ReadLacResponse) -> None:
-        if self._lac_read is not None:
+        if self._lac_read is not None and answer.txn_id == self.epoch:
             self._lac_read.receive(bookie_id, answer)
             self._weigh_lac()
 
@@ -146,10 +147,16 @@ class Reader(Client):
         self._polled.append(targets[0])
         self._deadline = self.world.now + POLL_TIMEOUT_S
         self.world.count("long polls")
-        self.world.post((self.world.to_poll, self, targets[0], self.lac, None))
+        self.world.post((self.world.to_poll, self, targets[0], self.lac, self.epoch))
 
     def receive_poll(self, bookie_id: BookieId, answer: ReadResponse) -> None:
-        if not self._polled or bookie_id != self._polled[-1] or self._deadline is None or self._read is not None:
+        if (
+            answer.txn_id != self.epoch
+            or not self._polled
+            or bookie_id != self._polled[-1]
+            or self._deadline is None
+            or self._read is not None
+        ):
             return
         self._deadline = None
         previous = self.lac

@@ -230,15 +230,15 @@ class World:
     # -- reads -----------------------------------------------------------------------------------------------------
 
     def send_reads(self, client: "Client", action: SendReads) -> None:
-        bookie_id, fence = action.bookie_id, action.fence
+        bookie_id, how = action.bookie_id, (action.fence, client.epoch)
         for entry_id in action.entry_ids:
             if entry_id < 0 and self.fence_loss and self.draw() < self.fence_loss:
-                self._vanish((self.to_read, client, bookie_id, entry_id, fence), "lost")
+                self._vanish((self.to_read, client, bookie_id, entry_id, how), "lost")
             else:
-                self.post((self.to_read, client, bookie_id, entry_id, fence))
+                self.post((self.to_read, client, bookie_id, entry_id, how))
 
     def to_read(self, message: Message) -> None:
-        _, client, bookie_id, entry_id, fence = message
+        _, client, bookie_id, entry_id, (fence, epoch) = message
         bookie = self.bookies[bookie_id]
         if not bookie.is_up:
             self.lost(message)
@@ -252,7 +252,7 @@ class World:
             bookie.has_answered_fence = True
             self.count("fences")
         max_lac = None if fence else bookie.lac
-        answer = ReadResponse(0, status, LEDGER_ID, entry_id, frame, max_lac)
+        answer = ReadResponse(epoch, status, LEDGER_ID, entry_id, frame, max_lac)
         self.post((self.from_read, client, bookie_id, answer, None))
 
     def from_read(self, message: Message) -> None:
@@ -262,7 +262,7 @@ class World:
 
     def to_poll(self, message: Message) -> None:
         """A long poll: argument is the previous LAC. It parks while the LAC stands, or its time runs out."""
-        _, client, bookie_id, previous, _ = message
+        _, client, bookie_id, previous, epoch = message
         bookie = self.bookies[bookie_id]
         if not bookie.is_up:
             self.lost(message)
@@ -270,11 +270,11 @@ class World:
         if bookie.lac <= previous and self.draw() < 0.6:
             self.flying.append(message)
             return
-        answer = ReadResponse(0, OK, LEDGER_ID, -1, None, bookie.lac)
+        answer = ReadResponse(epoch, OK, LEDGER_ID, -1, None, bookie.lac)
         if bookie.lac > previous:
             status, frame = bookie.read(previous + 1)
             if status == OK:
-                answer = ReadResponse(0, OK, LEDGER_ID, previous + 1, frame, bookie.lac)
+                answer = ReadResponse(epoch, OK, LEDGER_ID, previous + 1, frame, bookie.lac)
         self.post((self.from_poll, client, bookie_id, answer, None))
 
     def from_poll(self, message: Message) -> None:
@@ -283,7 +283,7 @@ class World:
             client.receive_poll(message[2], message[3])
 
     def to_read_lac(self, message: Message) -> None:
-        _, client, bookie_id, _, _ = message
+        _, client, bookie_id, epoch, _ = message
         bookie = self.bookies[bookie_id]
         if not bookie.is_up:
             self.lost(message)
@@ -292,7 +292,7 @@ class World:
         packet = None if status == UNKNOWN else bookie.explicit_lac_packet
         if status not in (OK, UNKNOWN) and packet is not None:
             status = int(Status.IO_ERROR)  # explicit LAC without entries: as BookKeeper answers it
-        answer = ReadLacResponse(0, status, LEDGER_ID, packet, last)
+        answer = ReadLacResponse(epoch, status, LEDGER_ID, packet, last)
         self.post((self.from_read_lac, client, bookie_id, answer, None))
 
     def from_read_lac(self, message: Message) -> None:
