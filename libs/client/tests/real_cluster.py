@@ -4,9 +4,11 @@ import asyncio
 import random
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from bindery_client.client import LedgerClient
+from bindery_client.security import NO_SECURITY, ClientSecurity
 from bindery_client.settings import ClientSettings
 from bindery_metadata.cluster import initialize_cluster
 from bindery_metadata.directory import BookieDirectory
@@ -19,8 +21,9 @@ BOOKIES = 4
 
 
 class RealCluster:
-    def __init__(self, directory: Path, *, zookeeper_port: int) -> None:
+    def __init__(self, directory: Path, *, zookeeper_port: int, bookie_arguments: Sequence[str] = ()) -> None:
         self.directory = directory
+        self.bookie_arguments = bookie_arguments
         self.spec = ServerSpec(directory / "zookeeper", zookeeper_port, tick_ms=200, session_timeout_ms_min=400)
         self.zookeeper = EmbeddedZooKeeper(self.spec)
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -48,6 +51,7 @@ class RealCluster:
                     sys.executable, "-m", "bindery_bookie", "--bookie-id", name, "--port", "0", "--http-port", "0",
                     "--zookeeper", self.spec.hosts, "--zookeeper-session-timeout-s", "1",
                     "--journal-dir", str(root / "journal"), "--ledger-dir", str(root / "ledgers"),
+                    *self.bookie_arguments,
                 ],
                 stdout=log, stderr=log, preexec_fn=die_with_parent,
             )  # fmt: skip
@@ -89,9 +93,12 @@ async def _all_listen(directory: BookieDirectory, count: int) -> bool:
 class Clients:
     """`async with Clients(cluster) as make:`; `await make()` gives one more client, each with its own session."""
 
-    def __init__(self, cluster: RealCluster, settings: ClientSettings | None = None) -> None:
+    def __init__(
+        self, cluster: RealCluster, settings: ClientSettings | None = None, security: ClientSecurity = NO_SECURITY
+    ) -> None:
         self._cluster = cluster
         self._settings = settings
+        self._security = security
         self._made: list[tuple[LedgerClient, ZooKeeperStore]] = []
 
     async def __aenter__(self) -> "Clients":
@@ -99,7 +106,9 @@ class Clients:
 
     async def __call__(self) -> LedgerClient:
         store = await ZooKeeperStore.connect(self._cluster.spec.hosts)
-        client = await LedgerClient.connect(store, randomness=random.SystemRandom(), settings=self._settings)
+        client = await LedgerClient.connect(
+            store, randomness=random.SystemRandom(), settings=self._settings, security=self._security
+        )
         self._made.append((client, store))
         return client
 

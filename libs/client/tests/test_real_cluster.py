@@ -49,6 +49,13 @@ class TestRealCluster(LedgerClientContract):
             yield make
 
 
+class TestRealClusterInVersion2(LedgerClientContract):
+    @pytest.fixture
+    async def make_client(self, cluster: RealCluster) -> AsyncIterator[MakeClient]:
+        async with Clients(cluster, ClientSettings(wire_version=2)) as make:
+            yield make
+
+
 async def add_numbers(writer: WriteHandle, first: int, end: int) -> None:
     async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as group:
         for number in range(first, end):
