@@ -48,23 +48,33 @@ class Stage:
     def add(self, *payloads: bytes) -> None:
         self.writer.add(payloads)
 
-    def recover(self) -> Recoverer:
-        recoverer = Recoverer(self.world, "recovery", entries_in_flight_max=1)
+    def recover(self, name: str = "recovery") -> Recoverer:
+        recoverer = Recoverer(self.world, name, entries_in_flight_max=1)
         recoverer.start()
         return recoverer
 
-    def deliver(self, pattern: str) -> None:
-        """Let all in flight arrive that match `pattern`, a regular expression for `from -> to what`.
+    def deliver(self, pattern: str) -> int:
+        """Let all in flight arrive that match `pattern`, a regular expression for `from -> to what`. How many did.
 
         At least one must: a script that says nothing is wrong.
         """
-        for message in self._taken(pattern):
+        taken = self._taken(pattern)
+        for message in taken:
             self.world.arrive(message)
+        return len(taken)
 
     def drop(self, pattern: str) -> None:
         """Let all in flight that match vanish; nobody is told. At least one must."""
         for message in self._taken(pattern):
             self.comic.vanished(self.world, message, "lost")
+
+    def lose_answer(self, pattern: str) -> None:
+        """Let a write of metadata be done, and its answer be lost: its client has to look for itself."""
+        (message,) = self._taken(pattern)
+        _, client, _, job, (planned, version) = message
+        self.say(f"{client.name}'s compare-and-set at v{version} is done, but the answer to it gets lost.")
+        assert self.world.ledger.compare_and_set(planned, version)
+        self.world.update(client, job)
 
     def metadata(self, name: str) -> None:
         """Let `name` finish what it does to metadata."""
