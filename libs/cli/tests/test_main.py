@@ -29,6 +29,8 @@ VERBS = [
     ["ledger", "list"],
     ["ledger", "show"],
     ["ledger", "read"],
+    ["ledger", "compare"],
+    ["wire", "decode"],
 ]
 
 

@@ -1,26 +1,21 @@
 """`bindery ledger`: look at ledgers as they are in metadata and on the bookies. Nothing is changed: no recovery, no
 fence."""
 
-import base64
 import json
 import sys
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
-from bindery_core.errors import BadRequest
 
 from bindery.cluster import DEFAULT_ZOOKEEPER
 
 if TYPE_CHECKING:
     from bindery_client.client import LedgerClient
-    from bindery_core.ids import LedgerId
     from bindery_core.ledger_metadata import LedgerMetadata
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Look at ledgers: metadata, entries, replicas.")
 
-READ_BATCH: Final = 100
-PREVIEW_SIZE: Final = 60
 T = TypeVar("T")
 
 ZooKeeper = Annotated[
@@ -73,72 +68,135 @@ def show(ledger: LedgerArgument, zookeeper: ZooKeeper = DEFAULT_ZOOKEEPER, as_js
         if as_json:
             print(json.dumps(facts, indent=2))
             return
-        segments = facts.pop("segments")
-        for name, value in facts.items():
-            print(f"{name:<16} {value}")
-        for segment in segments:
-            print(f"from entry {segment['first_entry_id']:<5} {', '.join(segment['ensemble'])}")
+        for line in _show_lines(facts):
+            print(line)
 
     _with_client(zookeeper, run)
+
+
+First = Annotated[int, typer.Option("--first", metavar="ENTRY", min=0, help="First entry.")]
+Last = Annotated[
+    int | None, typer.Option("--last", metavar="ENTRY", min=0, help="Last entry; default: the last confirmed one.")
+]
 
 
 @app.command("read")
 def read(
     ledger: LedgerArgument,
-    first: Annotated[int, typer.Option(metavar="ENTRY", min=0, help="First entry.")] = 0,
-    last: Annotated[int | None, typer.Option(metavar="ENTRY", min=0, help="Last entry; default: all readable.")] = None,
+    first: First = 0,
+    last: Last = None,
     from_bookie: Annotated[
         str | None, typer.Option(metavar="BOOKIE", help="Ask this bookie alone, and say what it has of each entry.")
     ] = None,
+    raw: Annotated[
+        bool,
+        typer.Option(
+            "--raw", help="Every copy's header, digest and payload as they are, damage included; asks all bookies."
+        ),
+    ] = False,
+    payload: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FORM", help="Whole payloads as hex, escaped or base64; or none. Default: a preview; raw: hex."
+        ),
+    ] = None,
+    decode: Annotated[bool, typer.Option("--decode", help="Take payloads apart as messages of a topic.")] = False,
+    as_bytes: Annotated[
+        bool, typer.Option("--bytes", help="Write the payloads as they are, one after the other.")
+    ] = False,
     zookeeper: ZooKeeper = DEFAULT_ZOOKEEPER,
     as_json: AsJson = False,
-    raw: Annotated[bool, typer.Option("--raw", help="Write the payloads as they are, one after the other.")] = False,
 ) -> None:
-    """Read entries, each verified against its digest. An open ledger is read up to its last confirmed entry."""
+    """Read entries, each verified against its digest. An open ledger is read up to its last confirmed entry.
+
+    With --from-bookie or --raw, copies are shown as the bookies have them: good, absent, corrupt (the bytes contradict
+    their digest) or error (the bookie cannot say). Exit code 1: some copy is corrupt or in error. --last may then lie
+    beyond the last confirmed entry.
+    """
 
     async def run(client: "LedgerClient") -> None:
-        from bindery_core.ids import EntryId, LedgerId
+        from bindery_core.ids import LedgerId
 
-        ledger_id = LedgerId(ledger)
-        metadata = await client.metadata(ledger_id)
-        handle = await client.open(ledger_id, password=metadata.password or b"", recover=False)
-        try:
-            end = handle.last_add_confirmed if last is None else last
-            if end > handle.last_add_confirmed:
-                raise BadRequest("the ledger ends before that", last_entry=handle.last_add_confirmed, asked=end)
-            if from_bookie is not None:
-                await _read_replicas(client, ledger_id, range(first, end + 1), from_bookie, as_json=as_json, raw=raw)
-                return
-            for start in range(first, end + 1, READ_BATCH):
-                for entry in await handle.read(EntryId(start), EntryId(min(start + READ_BATCH - 1, end))):
-                    _print_entry(entry.entry_id, entry.payload, as_json=as_json, raw=raw)
-        finally:
-            await handle.release()
+        from bindery import ledger_read
+
+        out = ledger_read.output(as_json=as_json, as_bytes=as_bytes, form=payload, decode=decode, raw=raw)
+        if raw or from_bookie is not None:
+            await ledger_read.read_copies(
+                client, LedgerId(ledger), first=first, last=last, bookie=from_bookie, raw=raw, out=out
+            )
+        else:
+            await ledger_read.read_verified(client, LedgerId(ledger), first=first, last=last, out=out)
 
     _with_client(zookeeper, run)
 
 
-async def _read_replicas(
-    client: "LedgerClient", ledger_id: "LedgerId", entries: range, bookie: str, *, as_json: bool, raw: bool
+@app.command("compare")
+def compare(
+    ledger: LedgerArgument,
+    first: First = 0,
+    last: Last = None,
+    only_bad: Annotated[bool, typer.Option("--only-bad", help="Leave out entries whose copies agree.")] = False,
+    rate: Annotated[
+        float, typer.Option(metavar="N", min=0, help="At most N entries a second; 0: a batch after the other.")
+    ] = 0,
+    zookeeper: ZooKeeper = DEFAULT_ZOOKEEPER,
+    as_json: AsJson = False,
 ) -> None:
-    """What `bookie` itself has: good, absent, corrupt or an error, for each entry; absent is right outside its write
-    sets."""
-    from bindery_core.ids import EntryId, validate_bookie_id
+    """Read every copy of every entry and compare them; nothing is fenced or changed.
 
-    bookie_id = validate_bookie_id(bookie)
-    bad = 0
-    for number in entries:
-        replica = await client.read_from_bookie(ledger_id, EntryId(number), bookie_id)
-        verdict = replica.verdict.value
-        bad += verdict in ("corrupt", "error")
-        if replica.payload is not None:
-            _print_entry(number, replica.payload, as_json=as_json, raw=raw, bookie=bookie, verdict=verdict)
-        elif as_json:
-            print(json.dumps({"entry_id": number, "bookie": bookie, "verdict": verdict, "status": replica.status}))
-        elif not raw:
-            print(f"{number:>8}  {verdict}{f' (status {replica.status})' if verdict == 'error' else ''}")
-    if bad:
-        raise typer.Exit(1)
+    A line for each entry: its copies (LAC, length, CRC-32C of the payload) and a verdict: agree, missing, corrupt,
+    error, diverged, unreadable; beyond the last confirmed entry unacknowledged, where copies may be missing. Two copies
+    agree when both verify and payload and length are the same; their LACs may differ. With --json the last line is the
+    summary.
+
+    Exit codes: 0 all agree, 1 not done or some bookie could not say, 3 differences found.
+    """
+
+    async def run(client: "LedgerClient") -> None:
+        from bindery_core.ids import LedgerId
+
+        from bindery.ledger_compare import run_compare
+
+        await run_compare(
+            client, LedgerId(ledger), first=first, last=last, only_bad=only_bad, rate=rate, as_json=as_json
+        )
+
+    _with_client(zookeeper, run)
+
+
+def _show_lines(facts: dict[str, Any]) -> list[str]:
+    """`describe` as text."""
+    from datetime import UTC, datetime, timedelta
+
+    until_closed = "unknown until it is closed" if facts["state"] != "closed" else None
+    ctime_ms = facts["ctime_ms"]
+    created = "unknown"
+    if ctime_ms is not None:
+        try:
+            at = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=ctime_ms)
+            created = f"{at.isoformat(timespec='milliseconds')} ({ctime_ms})"
+        except OverflowError:
+            created = str(ctime_ms)
+    values = {
+        "ledger_id": facts["ledger_id"],
+        "state": facts["state"],
+        "ensemble_size": facts["ensemble_size"],
+        "write_quorum": facts["write_quorum"],
+        "ack_quorum": facts["ack_quorum"],
+        "digest_type": facts["digest_type"] or "not told",
+        "last_entry_id": until_closed
+        or (facts["last_entry_id"] if facts["last_entry_id"] >= 0 else "none, it is empty"),
+        "length": until_closed or f"{facts['length']} bytes",
+        "ctime": created,
+        "format_version": facts["format_version"],
+    }
+    lines = [f"{name:<16} {value}" for name, value in values.items()]
+    lines += [f"{'custom':<16} {name}={value}" for name, value in facts["custom"].items()]
+    ends = [segment["first_entry_id"] - 1 for segment in facts["segments"][1:]]
+    for segment, end in zip(facts["segments"], [*ends, None], strict=True):
+        entries = f"{segment['first_entry_id']}..{'' if end is None else end}"
+        lines.append(f"{'entries':<8}{entries:<8} {', '.join(segment['ensemble'])}")
+    return lines
 
 
 def describe(ledger_id: int, metadata: "LedgerMetadata") -> dict[str, Any]:
@@ -154,24 +212,13 @@ def describe(ledger_id: int, metadata: "LedgerMetadata") -> dict[str, Any]:
         "length": metadata.length if is_closed else None,
         "digest_type": metadata.digest_type.name.lower() if metadata.digest_type else None,
         "ctime_ms": metadata.ctime_ms,
-        "custom": {name: value.decode(errors="replace") for name, value in metadata.custom.items()},
+        "format_version": metadata.format_version,
+        "custom": {name: value.decode(errors="backslashreplace") for name, value in metadata.custom.items()},
         "segments": [
             {"first_entry_id": int(segment.first_entry_id), "ensemble": list(segment.ensemble)}
             for segment in metadata.segments
         ],
     }
-
-
-def _print_entry(entry_id: int, payload: bytes, *, as_json: bool, raw: bool, **more: str) -> None:
-    if raw:
-        sys.stdout.buffer.write(payload)
-    elif as_json:
-        encoded = base64.b64encode(payload).decode()
-        print(json.dumps({"entry_id": int(entry_id), **more, "size": len(payload), "payload_base64": encoded}))
-    else:
-        preview = "".join(c if c.isprintable() else "." for c in payload[:PREVIEW_SIZE].decode("latin-1"))
-        cut = "..." if len(payload) > PREVIEW_SIZE else ""
-        print(f"{entry_id:>8}  {len(payload):>9} bytes  {preview}{cut}")
 
 
 def _with_client(zookeeper: str, run: "Callable[[LedgerClient], Awaitable[T]]") -> T:

@@ -5,6 +5,7 @@
 | 0         | done                                        |
 | 1         | not done; the last line on stderr says why  |
 | 2         | wrong usage                                 |
+| 3         | done, and it found differences (`compare`)  |
 | 130       | interrupted (Ctrl-C)                        |
 
 Results go to stdout (JSON with --json), everything else to stderr. A reader that goes away (`| head`) ends it quietly.
@@ -17,7 +18,7 @@ from typing import Annotated, Final
 import typer
 from bindery_core.errors import BadRequest, BinderyError
 
-from bindery import cluster, ledger, messages, topics
+from bindery import cluster, ledger, messages, topics, wire
 from bindery.standalone import commands as standalone
 
 EXIT_ERROR: Final = 1
@@ -38,6 +39,7 @@ app.command("produce")(messages.produce)
 app.command("consume")(messages.consume)
 app.add_typer(topics.app, name="topics")
 app.add_typer(ledger.app, name="ledger")
+app.add_typer(wire.app, name="wire")
 
 
 def _show_version(wanted: bool) -> None:
