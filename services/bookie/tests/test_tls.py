@@ -140,6 +140,45 @@ async def test_bytes_in_clear_behind_start_tls_end_the_connection(tls_bookie, be
     assert tls_bookie.store.groups == []
 
 
+def encoded(request: m.AuthRequest, *, version: int) -> bytes:
+    return v3.encode_request(request) if version == 3 else v2.encode_request(request)
+
+
+async def receive_auth(client, *, version: int):  # type: ignore[no-untyped-def]
+    return await (client.receive() if version == 3 else client.receive_v2())
+
+
+@pytest.mark.parametrize("version", [2, 3])
+async def test_a_token_right_behind_start_tls_is_looked_at_after_the_handshake(start_bookie, version) -> None:
+    """Apache BookKeeper's client does not wait for the handshake with its first AUTH."""
+    authenticator = TokenAuthenticator(SharedSecrets([SECRET]), plugin="bindery", now_s=lambda: 0.0)
+    bookie = await start_bookie(security=offered(authenticator=authenticator))
+    good, bad = await bookie.connect(), await bookie.connect()
+    for client, token in ((good, SECRET), (bad, b"wrong")):
+        hasty = encoded(m.AuthRequest(2, "bindery", token), version=version)
+        client.writer.write(v3.encode_request(m.StartTlsRequest(1)) + hasty)
+        assert await client.receive() == m.StartTlsResponse(1, 0)
+        assert bookie.metrics.auth_failures == 0
+        await client.writer.start_tls(context(), server_hostname="localhost")
+    assert (await receive_auth(good, version=version)).plugin == "bindery"
+    if version == 3:
+        assert (await good.ask(add(3, 1, 0))).status == 0
+        assert (await bad.receive()).status == Status.UNAUTHORIZED
+    assert await bad.is_closed()
+    assert bookie.metrics.auth_failures == 1
+
+
+async def test_a_token_right_behind_start_tls_is_refused_where_tls_is_required(start_bookie) -> None:
+    authenticator = TokenAuthenticator(SharedSecrets([SECRET]), plugin="bindery", now_s=lambda: 0.0)
+    bookie = await start_bookie(security=offered(tls_required=True, authenticator=authenticator))
+    client = await bookie.connect()
+    client.writer.write(
+        v3.encode_request(m.StartTlsRequest(1)) + v3.encode_request(m.AuthRequest(2, "bindery", SECRET))
+    )
+    assert await client.is_closed()
+    assert bookie.metrics.auth_failures == 1
+
+
 async def test_answers_of_earlier_requests_wait_for_the_encryption(tls_bookie) -> None:
     client = await tls_bookie.connect()
     await client.ask(add(1, 1, 0))

@@ -19,7 +19,9 @@ its issue until its answer left the process, or, while the client reads, until i
 
 Securing: START_TLS is answered in clear; all that is written afterwards waits for the handshake and goes out encrypted.
 It must be the last thing that its client sends in clear: bytes behind it end the connection, so that nobody on the way
-can slip requests in before the encryption which are carried out after it.
+can slip requests in before the encryption which are carried out after it. All but AUTH, for Apache's client sends its
+first one behind START_TLS without waiting (AuthHandler.ClientSideHandler.channelActive): where TLS is not required, and
+a token in clear is thus good enough, it is looked at once the connection is secured.
 """
 
 import asyncio
@@ -34,6 +36,7 @@ from bindery_core.wire import v2, v3
 from bindery_core.wire.detection import Codec, RequestDecoder
 from bindery_core.wire.framing import FrameDecoder
 from bindery_core.wire.messages import (
+    AuthRequest,
     BatchReadRequest,
     ReadRequest,
     Request,
@@ -95,6 +98,8 @@ class BookieConnection(asyncio.Protocol):
         self._is_secure = False
         self._held_answers: list[bytes] = []
         """Written while the handshake goes on."""
+        self._hasty: list[tuple[Sequence[Request], Codec]] = []
+        """AUTH that came in clear behind START_TLS."""
         self._early: list[bytes] = []
         """Decrypted before we heard that the handshake was over."""
         self._transport: asyncio.Transport | None = None
@@ -140,8 +145,11 @@ class BookieConnection(asyncio.Protocol):
             if self._owner.security.tls is not None and not self._is_secure:
                 at = _start_tls_index(in_v3)
                 if at is not None and (at < len(in_v3) - 1 or in_v2 or self._decoder.buffered_size):
-                    self._refuse(BadRequest("bytes in clear behind START_TLS"))
-                    return
+                    if reason := self._reason_to_refuse([*in_v3[at + 1 :], *in_v2]):
+                        self._refuse(reason)
+                        return
+                    self._hasty = [(in_v3[at + 1 :], v3), (in_v2, v2)]
+                    in_v3, in_v2 = in_v3[: at + 1], []
             self._handle(in_v3, v3)
             if self._tls_request is not None:
                 self._secure()
@@ -257,6 +265,14 @@ class BookieConnection(asyncio.Protocol):
         self._owner.refused(self, error)
         self.abort()
 
+    def _reason_to_refuse(self, behind: Sequence[Request]) -> BinderyError | None:
+        """Why a connection ends that sent these requests, and perhaps half of one, in clear behind START_TLS."""
+        if self._decoder.buffered_size or any(type(request) is not AuthRequest for request in behind):
+            return BadRequest("bytes in clear behind START_TLS")
+        if self._owner.security.tls_required:
+            return Unauthorized("a token was sent in clear: TLS is required")
+        return None
+
     def _look_at_gate(self) -> None:
         if self._gate is not None and self._gate.is_open:
             self._gate = None
@@ -321,6 +337,9 @@ class BookieConnection(asyncio.Protocol):
         held, self._held_answers = self._held_answers, []
         if held:
             self.send(b"".join(held))
+        hasty, self._hasty = self._hasty, []
+        for requests, codec in hasty:
+            self._handle(requests, codec)
         early, self._early = self._early, []
         for data in early:
             self.data_received(data)
