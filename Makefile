@@ -62,6 +62,10 @@ interop: $(SETUP) ## Apache BookKeeper's client, bookies and tools against ours;
 sim: $(SETUP) ## replay a seed with its trace (SEED=7, KIND=service or protocol)
 	@exec $(BIN)/python -m bindery_simulation $(KIND) --seed $(SEED) --trace $(ARGS)
 
+.PHONY: fuzz
+fuzz: $(SETUP) ## hostile frames against real bookies, 30 s (ARGS="--frames 1000000 --seed 7")
+	@exec $(BIN)/python bench/fuzz_wire.py $(ARGS)
+
 .PHONY: sim-ci
 sim-ci: $(SETUP) ## simulate clusters and protocol histories for three minutes
 	@$(BIN)/python -m bindery_simulation protocol --seconds 60 --jobs 2

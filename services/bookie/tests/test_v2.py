@@ -249,6 +249,14 @@ async def test_a_batch_whose_first_entry_is_missing_is_an_error_as_a_whole(fille
     assert await filled.ask_v2(batch(4, 0)) == m.BatchReadResponse(2, Status.NO_LEDGER, 4, 0, 77)
 
 
+async def test_a_batch_ends_at_the_greatest_entry_id(filled) -> None:
+    top = 2**63 - 1
+    for entry_id in (top - 1, top):
+        assert (await filled.ask_v2(add(3, entry_id, size=100))).status == 0
+    assert len((await filled.ask_v2(batch(3, top - 1, 9))).bodies) == 2
+    assert len((await filled.ask_v2(batch(3, top, 9))).bodies) == 1
+
+
 async def test_the_bookies_own_limit_counts_too(start_bookie) -> None:
     bookie = await start_bookie(batch_read_size_max=fits(2))
     client = await bookie.connect()

@@ -23,6 +23,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 from bindery_core import availability
 from bindery_core.errors import BinderyError, NoSuchLedger
+from bindery_core.ids import ID_MAX
 from bindery_core.wire import messages as m
 from bindery_core.wire import v2, v3
 from bindery_core.wire.detection import Codec
@@ -294,8 +295,10 @@ class Operations:
         size = v2.BATCH_OVERHEAD
         while len(bodies) < count_max:
             likely = int((size_max - size) / (entry_size + v2.BATCH_ENTRY_OVERHEAD)) + 1
-            count = max(1, min(likely, BATCH_STEP_COUNT_MAX, count_max - len(bodies)))
             first = request.entry_id + len(bodies)
+            count = max(1, min(likely, BATCH_STEP_COUNT_MAX, count_max - len(bodies), ID_MAX - first + 1))
+            if first > ID_MAX:
+                return OK
             for found in await self._read_some([(request.ledger_id, first + n) for n in range(count)]):
                 if isinstance(found, int):
                     return OK if bodies else found

@@ -47,6 +47,24 @@ async def test_an_entry_added_twice_is_ok_and_the_last_one_stays(world: Any, kit
     await engine.close()
 
 
+async def test_the_greatest_ids_there_are_survive_flushes(world: Any, kit: Any) -> None:
+    """A client may send them at any time; the index has no key behind them."""
+    top = 2**63 - 1
+    engine = await world.opened()
+    for payload in (b"1", b"22"):
+        for key in ((5, top), (top, top), (top, 0), (5, top - 1)):
+            assert await kit.add(engine, kit.add_request(kit.entry(*key, payload))) == [OK]
+        await engine.flush()
+    assert await kit.read(engine, (5, top), (5, -1), (top, top)) == [
+        kit.entry(5, top, b"22"), kit.entry(5, top, b"22"), kit.entry(top, top, b"22")
+    ]  # fmt: skip
+    assert await engine.entry_ids(5) == [(top - 1, 2)]
+    await engine.close()
+    again = await world.opened()
+    assert await kit.read(again, (5, top), (top, 0)) == [kit.entry(5, top, b"22"), kit.entry(top, 0, b"22")]
+    await again.close()
+
+
 @pytest.mark.parametrize("body", [b"", b"x" * 23], ids=["empty", "no LAC"])
 async def test_a_body_that_is_no_entry_is_refused_alone(world: Any, kit: Any, body: bytes) -> None:
     engine = await world.opened()

@@ -46,7 +46,9 @@ class Index:
         return None if found is None else fmt.unpack_run(*found)
 
     def runs(self, ledger_id: int, *, first: int = 0, last: int = ID_MAX) -> Iterator[Run]:
-        """Runs that *begin* in [first, last], ascending."""
+        """Runs that *begin* in [first, last], ascending. `first` may lie one behind the greatest id there is."""
+        if first > last:
+            return
         stop = fmt.run_key(ledger_id, last) + b"\0"
         for key, value in self._kv.scan(start=fmt.run_key(ledger_id, first), stop=stop):
             yield fmt.unpack_run(key, value)
