@@ -151,6 +151,16 @@ def _limbo_denies() -> list[Replacement]:
     return [(Bookie, "read", read)]
 
 
+@mutant("a fenced bookie refuses the recovery's adds too", Invariant.TERMINATES, plot="fence race")
+def _recovery_adds_are_refused() -> list[Replacement]:
+    original = Bookie.add
+
+    def add(self: Bookie, entry_id: int, frame: bytes, *, recovery: bool) -> int:
+        return original(self, entry_id, frame, recovery=False)
+
+    return [(Bookie, "add", add)]
+
+
 @mutant("coverage is off by one", Invariant.LAC_RECENT, plot="tail")
 def _coverage_off_by_one() -> list[Replacement]:
     """In recoveries it does no harm alone: their reads fence too, and need their own denials. LAC reads go stale."""
