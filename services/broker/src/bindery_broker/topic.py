@@ -116,13 +116,25 @@ class Topic:
     async def _publish_in_parts(
         self, plan: Sequence[EntryPlan], entries: Sequence[bytes], *, count: int
     ) -> list[MessageId | BinderyError]:
-        """Several calls, pipelined; the first error that is certain to have stored nothing stops those behind it."""
+        """Several calls, pipelined; a part that is refused stops those behind it, which would overtake it."""
         results: list[MessageId | BinderyError | None] = [None] * count
         parts = _parts(entries, ADD_CALL_SIZE_MAX)
-        outcomes = await asyncio.gather(
-            *(self.ledger.add_many(entries[start:end]) for start, end in parts), return_exceptions=True
-        )
+        submitted: list[asyncio.Future[list[Position]]] = []
+        refusal: BinderyError | None = None
+        for start, end in parts:
+            try:
+                submitted.append(self.ledger.submit_many(entries[start:end]))
+            except BinderyError as error:
+                refusal = error
+                break
+        if refusal is not None and not submitted:
+            raise refusal
+        outcomes: list[list[Position] | BaseException | None] = [
+            *await asyncio.gather(*submitted, return_exceptions=True),
+            *[refusal] * (len(parts) - len(submitted)),
+        ]
         for (start, end), outcome in zip(parts, outcomes, strict=True):
+            assert outcome is not None
             indexes = [list(entry.indexes) for entry in plan[start:end]]
             if isinstance(outcome, TopicFenced):
                 outcome = _fenced_while_writing(self.name)

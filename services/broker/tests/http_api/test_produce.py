@@ -281,15 +281,17 @@ async def test_the_answer_waits_for_the_bookies(broker):
 async def test_a_large_request_tells_what_became_of_each_part(broker, monkeypatch):
     await broker.produce("open")
     topic = next(iter(broker.broker.topics))
-    add_many, calls = topic.ledger.add_many, []
+    submit_many, calls = topic.ledger.submit_many, []
 
-    async def failing_second(entries):
+    def failing_second(entries):
         calls.append(len(entries))
         if len(calls) == 2:
-            raise AddTimeout("no quorum")
-        return await add_many(entries)
+            outcome = asyncio.get_running_loop().create_future()
+            outcome.set_exception(AddTimeout("no quorum"))
+            return outcome
+        return submit_many(entries)
 
-    monkeypatch.setattr(topic.ledger, "add_many", failing_second)
+    monkeypatch.setattr(topic.ledger, "submit_many", failing_second)
     lines = [{"payload": "x" * 2**20} for _ in range(7)]
     answer = await broker.client.post(f"{TOPIC}/messages?batch=false", json=lines)
     assert answer.status_code == 207
@@ -301,14 +303,29 @@ async def test_a_large_request_tells_what_became_of_each_part(broker, monkeypatc
     assert len([m for m in await stored(broker) if m["message_id"] in ids]) == 4
 
 
+async def test_a_part_that_is_refused_is_not_overtaken_by_those_behind_it(tree, ledgers, clock):
+    """Else the client, repeating what was refused, would turn the order of its own request around."""
+    broker = Harness(tree=tree, ledgers=ledgers, clock=clock, url="http://one", ledger={"pending_size_max": 5 * 2**20})
+    try:
+        lines = [{"payload": letter * size} for letter, size in (("a", 3 * 2**20), ("b", 3 * 2**20), ("c", 2**20))]
+        answer = await broker.client.post(f"{TOPIC}/messages?batch=false", json=lines)
+        assert answer.status_code == 207
+        first, second, third = answer.json()["results"]
+        assert "message_id" in first
+        assert second["error"]["code"] == third["error"]["code"] == "too_many_requests"
+        assert [message["payload"][0] for message in await stored(broker)] == ["a"]
+    finally:
+        await broker.close()
+
+
 async def test_a_request_that_failed_as_a_whole_is_an_error(broker, monkeypatch):
     await broker.produce("open")
     topic = next(iter(broker.broker.topics))
 
-    async def failing(_entries):
+    def failing(_entries):
         raise NotEnoughBookies("asked 3, found 1")
 
-    monkeypatch.setattr(topic.ledger, "add_many", failing)
+    monkeypatch.setattr(topic.ledger, "submit_many", failing)
     problem(await broker.client.post(f"{TOPIC}/messages", content=b"x"), status=503, code="not_enough_bookies")
     lines = [{"payload": "x" * 2**20} for _ in range(7)]
     problem(await broker.client.post(f"{TOPIC}/messages", json=lines), status=503, code="not_enough_bookies")

@@ -314,14 +314,22 @@ class ManagedLedger:
         AddTimeout (unknown), TooLarge (nothing stored), Conflict (the topic is terminated). Cancelling takes back only
         what was not sent.
         """
+        if not payloads:
+            self._raise_if_ended()
+            return []
+        return await self.submit_many(payloads)
+
+    def submit_many(self, payloads: Sequence[bytes]) -> "asyncio.Future[list[Position]]":
+        """`add_many` of at least one entry, cut in two: raises at once what refuses the call (nothing was stored); what
+        is answered later is in the future. For callers that must not send more after a refusal."""
         self._raise_if_ended()
         if self._writer is None:
             raise Conflict("the topic is terminated", topic=self.name)
         if len(payloads) > ADD_ENTRIES_MAX:
             raise TooLarge("too many entries at once", count=len(payloads), count_max=ADD_ENTRIES_MAX)
-        if payloads and len(largest := max(payloads, key=len)) > ENTRY_SIZE_MAX:
+        if len(largest := max(payloads, key=len)) > ENTRY_SIZE_MAX:
             raise TooLarge("entry is too large", size=len(largest), size_max=ENTRY_SIZE_MAX)
-        return await self._writer.add_many(payloads)
+        return self._writer.submit_many(payloads)
 
     def _entries_confirmed(self) -> None:
         self._wake()

@@ -166,13 +166,13 @@ class TopicWriter:
 
     # --- adding
 
-    async def add_many(self, payloads: Sequence[bytes]) -> list[Position]:
+    def submit_many(self, payloads: Sequence[bytes]) -> "asyncio.Future[list[Position]]":
+        """Queue at least one entry; raises what refuses it. The future tells what became of it."""
         if self._end is not None:
             raise _again(self._end)
         if self._closing:
             raise TryAgain("the topic is closed here", topic=self._topic)
-        if not payloads:
-            return []
+        assert payloads
         size = sum(map(len, payloads))
         if self._pending_size and self._pending_size + size > self._settings.pending_size_max:
             raise TooManyRequests(
@@ -185,7 +185,7 @@ class TopicWriter:
         self._pending_size += size
         self._queue.append(add)
         self._pump_soon()
-        return await future
+        return future
 
     def _pump_soon(self) -> None:
         if not self._pump_scheduled:
