@@ -211,7 +211,7 @@ class FenceAll:
 
     def __init__(self, requests: LedgerRequests, targets: tuple[BookieId, ...]) -> None:
         self._requests = requests
-        self._waiting = set(targets)
+        self._waiting = dict.fromkeys(targets)  # not a set: they are asked in the ensemble's order
         self._fenced: set[BookieId] = set()
         self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -232,6 +232,6 @@ class FenceAll:
     expired = failed
 
     def _over(self, bookie_id: BookieId) -> None:
-        self._waiting.discard(bookie_id)
+        self._waiting.pop(bookie_id, None)
         if not self._waiting and not self._done.done():
             self._done.set_result(None)
