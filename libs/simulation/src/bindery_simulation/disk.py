@@ -17,6 +17,7 @@ Failed syncs make nothing durable. Allocated space reads as zeros. A `KV` for th
 """
 
 import random
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -257,6 +258,8 @@ class CrashableKV:
         self._disk = disk
         self._batches = list(batches)
         self._values: dict[bytes, bytes] = {}
+        self._keys: list[bytes] = []
+        """Of `_values`, ascending."""
         for changes, _ in self._batches:
             self._apply(changes)
 
@@ -269,13 +272,14 @@ class CrashableKV:
     def forget(self, batches: int) -> None:
         """Lose the last batches although they were synced: what a lying disk does."""
         del self._batches[len(self._batches) - batches :]
-        self._values = {}
+        self._values, self._keys = {}, []
         for changes, _ in self._batches:
             self._apply(changes)
 
     def clear(self) -> None:
         self._batches.clear()
         self._values.clear()
+        self._keys.clear()
 
     def get(self, key: bytes) -> bytes | None:
         self._disk._check_power()
@@ -294,11 +298,15 @@ class CrashableKV:
 
     def scan(self, *, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
         self._disk._check_power()
-        return iter(sorted((key, value) for key, value in self._values.items() if start <= key < stop))
+        found = self._keys[bisect_left(self._keys, start) : bisect_left(self._keys, stop)]
+        return iter([(key, self._values[key]) for key in found])
 
     def floor(self, *, lowest: bytes, key: bytes) -> tuple[bytes, bytes] | None:
         self._disk._check_power()
-        return max(((at, value) for at, value in self._values.items() if lowest <= at <= key), default=None)
+        at = bisect_right(self._keys, key) - 1
+        if at < 0 or self._keys[at] < lowest:
+            return None
+        return self._keys[at], self._values[self._keys[at]]
 
     def approximate_size(self) -> int:
         return sum(len(key) + len(value) for key, value in self._values.items())
@@ -309,8 +317,11 @@ class CrashableKV:
     def _apply(self, changes: Iterable[tuple[bytes, bytes | None]]) -> None:
         for key, value in changes:
             if value is None:
-                self._values.pop(key, None)
+                if self._values.pop(key, None) is not None:
+                    del self._keys[bisect_left(self._keys, key)]
             else:
+                if key not in self._values:
+                    insort(self._keys, key)
                 self._values[key] = value
 
 

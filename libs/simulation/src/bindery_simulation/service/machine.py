@@ -49,6 +49,8 @@ RESTART_S: Final = 1.0
 """After a process ended by itself, the machine starts it again so much later."""
 BOOKIE_PORT: Final = 3181
 INSPECT_STEP: Final = 200
+REST_S_MAX: Final = 60.0
+"""What was begun on a disk that stood still may take so long after it was mended."""
 INTRUDER_ID: Final = 1_000_000
 """Entry id of adds that only a fence that was forgotten would let in."""
 WALL_CLOCK_START_MS: Final = 1_800_000_000_000
@@ -221,7 +223,7 @@ class BookieMachine(Machine):
         health, state, stats = Health(), BookieState(), StorageStats()
         engine = self.engine = WatchedEngine(self, disk, stats)
         await engine.open()
-        server = BookieServer(
+        server = self.server = BookieServer(
             engine, state=state, metrics=BookieMetrics(clock=loop.time, storage=stats), settings=SERVER_SETTINGS,
             clock=loop.time,
         )  # fmt: skip
@@ -275,6 +277,15 @@ class BookieMachine(Machine):
             request = AddRequest(0, ledger_id, INTRUDER_ID, master_key(password), body)
             self.engine.add_many([request], added.set_result)
             await added  # that none of these is answered OK is judged where all adds are
+        operations = self.server.operations
+        until = self.world.loop.time() + REST_S_MAX
+        while self.world.loop.time() < until and (  # noqa: ASYNC110 - only looked at from outside
+            operations.adds_budget.used or operations.reads_budget.used
+        ):
+            await asyncio.sleep(0.5)
+        for name, budget in (("adds", operations.adds_budget), ("reads", operations.reads_budget)):
+            complaint = f"{self.name} is at rest, and {budget.used} bytes of its budget of {name} are in use"
+            verdict.check(budget.used == 0, "liveness", complaint)
 
     def stop(self) -> None:
         """SIGTERM: end in order, then start again."""
@@ -324,29 +335,30 @@ class WatchedEngine(StorageEngine):
 
     def add_many(self, adds: Sequence[AddRequest], done: Callable[[Sequence[int]], None]) -> None:
         machine = self._machine
+        verdict, trace = machine.world.verdict, machine.world.trace
 
         def answered(statuses: Sequence[int]) -> None:
-            told = []
-            for add, status in zip(adds, statuses, strict=True):
-                ledger_id, entry_id = peek_ids(add.body)
-                told.append((ledger_id, entry_id, Status(status).name))
+            ids = [peek_ids(add.body) for add in adds]
+            for add, (ledger_id, entry_id), status in zip(adds, ids, statuses, strict=True):
                 if status == Status.OK:
-                    machine.world.verdict.stored(machine.name, ledger_id, entry_id, recovery=add.recovery)
-            machine.world.trace.add(machine.name, "adds", answered=told)
+                    verdict.stored(machine.name, ledger_id, entry_id, recovery=add.recovery)
+            if trace.is_on:
+                told = [(*both, Status(status).name) for both, status in zip(ids, statuses, strict=True)]
+                trace.add(machine.name, "adds", answered=told)
             done(statuses)
 
         super().add_many(adds, answered)
 
     def read_many(self, keys: Sequence[tuple[int, int]], done: Callable[[Sequence[bytes | int]], None]) -> None:
         machine = self._machine
+        trace = machine.world.trace
 
         def answered(answers: Sequence[bytes | int]) -> None:
             if machine.rot:
                 answers = [self._rotten(one) if isinstance(one, bytes) else one for one in answers]
-            machine.world.trace.add(
-                machine.name, "reads", keys=keys,
-                answered=[len(one) if isinstance(one, bytes) else Status(one).name for one in answers],
-            )  # fmt: skip
+            if trace.is_on:
+                told = [len(one) if isinstance(one, bytes) else Status(one).name for one in answers]
+                trace.add(machine.name, "reads", keys=keys, answered=told)
             done(answers)
 
         super().read_many(keys, answered)
