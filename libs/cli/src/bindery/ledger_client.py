@@ -5,12 +5,17 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from bindery_client.client import LedgerClient
+from bindery_kit import logs
 from bindery_metadata.zookeeper import ZooKeeperStore
 
 
 @asynccontextmanager
 async def connected(zookeeper: str) -> AsyncIterator[LedgerClient]:
-    """A client on the cluster whose metadata are in `zookeeper`. Raises MetadataUnavailable when no server answers."""
+    """A client on the cluster whose metadata are in `zookeeper`. Raises MetadataUnavailable when no server answers.
+
+    Sets up this process's logs: stdout belongs to results, and what is no warning is nobody's business here.
+    """
+    logs.configure(service="cli", level="warning")
     store = await ZooKeeperStore.connect(zookeeper)
     try:
         client = await LedgerClient.connect(store, randomness=random.SystemRandom())

@@ -180,7 +180,12 @@ class Summary:
     def complaint(self) -> str:
         parts = [f"{b}: {reason} ({n} entries)" for (b, reason), n in self.reasons.most_common(REASONS_MAX)]
         rest = f"; and {len(self.reasons) - REASONS_MAX} other reasons" if len(self.reasons) > REASONS_MAX else ""
-        return "not all copies could be read: " + "; ".join(parts) + rest + ". Are these bookies up? Then repeat"
+        return (
+            "not all copies could be read: "
+            + "; ".join(parts)
+            + rest
+            + ". Bring up those that are down; the logs of the others say more"
+        )
 
 
 def _named(counts: Counter[Verdict]) -> dict[str, int]:
