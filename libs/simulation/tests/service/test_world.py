@@ -25,26 +25,24 @@ def test_every_invariant_holds_under_as_many_seeds_as_the_time_allows(capsys) ->
     assert summary.seeds >= 3
 
 
-@pytest.mark.parametrize(("seed", "options"), [(30, ()), (5, ("--faults", "stop_bookie,kill_client,slow_and_flaky"))])
+@pytest.mark.parametrize(("seed", "options"), [(11, ()), (5, ("--faults", "stop_bookie,kill_client,slow_and_flaky"))])
 def test_a_seed_is_the_same_run_in_another_process_byte_for_byte(seed, options) -> None:
     """Another process: other addresses. Not even the order of sets decides anything: the seed means the same here."""
     arguments = ["service", "--seed", str(seed), "--trace", *options]
     play = f"import sys; from bindery_simulation.service.command import main; sys.exit(main({arguments[1:]!r}))"
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONHASHSEED"}
-    first, second, other_hashes = (
+    first, second = (
         subprocess.run(
             [sys.executable, *command], env={**environment, **extra}, capture_output=True, timeout=60, check=True
         ).stdout
         for command, extra in (
             (["-m", "bindery_simulation", *arguments], {}),
-            (["-m", "bindery_simulation", *arguments], {"PYTHONMALLOC": "malloc"}),
-            (["-c", play], {"PYTHONHASHSEED": "17"}),
+            (["-c", play], {"PYTHONHASHSEED": "17", "PYTHONMALLOC": "malloc"}),
         )
     )
-    assert first == second
     assert b"every invariant holds" in first
     assert b"sha256" in first
-    assert first == other_hashes, "the product's own choices depend on the hashes of strings"
+    assert first == second
 
 
 def test_tracing_changes_nothing() -> None:

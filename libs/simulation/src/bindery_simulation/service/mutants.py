@@ -5,7 +5,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 from unittest.mock import patch
 
@@ -14,7 +14,7 @@ from bindery_bookie.storage.entry_log import EntryLogWriter
 from bindery_bookie.storage.journal import Journal, JournalWriter
 from bindery_client.requests import LedgerRequests
 from bindery_core.digest import Digester
-from bindery_core.ledger_actions import SendLac, SendReads
+from bindery_core.ledger_actions import SendAdds, SendLac, SendReads
 from bindery_core.ledger_writer import LedgerWriter
 
 from bindery_simulation.service import faults
@@ -105,8 +105,8 @@ def _recovery_does_not_fence() -> contextlib.AbstractContextManager[Any]:
     """The fence flag is dropped from recovery's reads."""
     real = LedgerRequests.send_reads
 
-    def send_reads(self: Any, action: SendReads, sink: Any, *, timeout_s: float) -> None:
-        real(self, SendReads(action.bookie_id, action.entry_ids, False), sink, timeout_s=timeout_s)
+    def send_reads(self: Any, action: SendReads, sink: Any, **others: Any) -> None:
+        real(self, replace(action, fence=False), sink, **others)
 
     return patch.object(LedgerRequests, "send_reads", send_reads)
 
@@ -138,13 +138,10 @@ def _early_lac() -> contextlib.AbstractContextManager[Any]:
     """Bookies are told that everything pushed is confirmed."""
     real = LedgerRequests.send_adds
 
-    def send_lac(requests: Any, ledger_id: int, last: int, bookies: Sequence[Any], timeout_s: float) -> None:
-        requests.send_lac(SendLac(tuple(bookies), last), timeout_s=timeout_s)
-
-    def send_adds(self: Any, actions: Any, sink: Any, *, timeout_s: float) -> None:
-        real(self, actions, sink, timeout_s=timeout_s)
+    def send_adds(self: Any, actions: Sequence[SendAdds], sink: Any, *, timeout_s: float, **others: Any) -> None:
+        real(self, actions, sink, timeout_s=timeout_s, **others)
         last = max(action.entry_ids[-1] for action in actions)
-        send_lac(self, self.ledger_id, last, [action.bookie_id for action in actions], timeout_s)
+        self.send_lac(SendLac(tuple(action.bookie_id for action in actions), last), timeout_s=timeout_s)
 
     return patch.object(LedgerRequests, "send_adds", send_adds)
 
