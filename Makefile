@@ -69,7 +69,7 @@ fuzz: $(SETUP) ## hostile frames against real bookies, 30 s (ARGS="--frames 1000
 .PHONY: sim-ci
 sim-ci: $(SETUP) ## simulate clusters and protocol histories for three minutes
 	@$(BIN)/python -m bindery_simulation protocol --seconds 60 --first $$(git log -1 --format=%ct 2>/dev/null || echo 0) --jobs 2
-	@$(BIN)/python -m bindery_simulation service --seconds 120 --jobs 2
+	@$(BIN)/python -m bindery_simulation service --seconds 120 --first $$(git log -1 --format=%ct 2>/dev/null || echo 0) --jobs 2
 
 .PHONY: bench
 bench: $(SETUP) ## measure bookie, client and HTTP API apart (ARGS="--seconds 3")

@@ -86,6 +86,6 @@ def test_a_run_reaches_what_it_is_meant_to_reach() -> None:
 
 def test_the_command_counts_and_names_the_replay(capsys) -> None:
     assert main(["--seeds", "0..2"]) == 0
-    assert capsys.readouterr().out.startswith("2 service seeds in")
+    assert capsys.readouterr().out.startswith("2 service seeds from 0 in")
     assert main(["--seed", "1"]) == 0
     assert "every invariant holds" in capsys.readouterr().out

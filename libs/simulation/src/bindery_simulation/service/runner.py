@@ -26,6 +26,8 @@ Result = tuple[int, list[str], str | None]
 @dataclass(slots=True)
 class Summary:
     seeds: int = 0
+    first: int | None = None
+    """The least seed that was run."""
     faults: Counter[str] = field(default_factory=Counter)
     seconds: float = 0.0
     failures: list[tuple[int, str]] = field(default_factory=list)
@@ -34,6 +36,7 @@ class Summary:
     def add(self, results: Iterable[Result]) -> None:
         for seed, faults, failure in results:
             self.seeds += 1
+            self.first = seed if self.first is None else min(self.first, seed)
             self.faults.update(faults)
             if failure is not None:
                 self.failures.append((seed, failure))
@@ -42,7 +45,7 @@ class Summary:
         injected = ", ".join(f"{name} {count}" for name, count in sorted(self.faults.items()))
         per_minute = 60 * self.seeds / self.seconds if self.seconds else 0.0
         return (
-            f"{self.seeds} service seeds in {self.seconds:.1f} s ({per_minute:.0f} a minute), "
+            f"{self.seeds} service seeds from {self.first} in {self.seconds:.1f} s ({per_minute:.0f} a minute), "
             f"{sum(self.faults.values())} faults injected, {len(self.failures)} violations\n"
             f"faults: {injected or 'none'}"
         )
