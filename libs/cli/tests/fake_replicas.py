@@ -13,6 +13,7 @@ from bindery_core.ids import BookieId, EntryId, LedgerId
 from bindery_core.ledger_metadata import DigestType, LedgerMetadata, LedgerState, Segment
 from bindery_core.wire.messages import ReadResponse, Status
 from bindery_core.write_set import write_set
+from bindery_metadata.versioned import Versioned
 
 T = TypeVar("T")
 LEDGER = LedgerId(7)
@@ -51,6 +52,7 @@ class FakeReplicas:
         self.metadata_reads = 0
         self.on_read: Callable[[], None] = lambda: None
         self.deleted = False
+        self.created_ms = 0
         for entry_id, payload in enumerate(payloads):
             for bookie in self.write_set(entry_id):
                 self.put(bookie, entry_id, payload)
@@ -77,6 +79,9 @@ class FakeReplicas:
         if ledger_id != LEDGER or self.deleted:
             raise NoSuchLedger("no such ledger", ledger_id=ledger_id)
         return self.found
+
+    async def metadata_versioned(self, ledger_id: LedgerId) -> Versioned[LedgerMetadata]:
+        return Versioned(await self.metadata(ledger_id), 3, self.created_ms)
 
     async def list_bookies(self) -> Mapping[BookieId, bool]:
         return {bookie: True for bookie in self.frames if bookie not in self.down}

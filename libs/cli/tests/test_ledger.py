@@ -290,6 +290,9 @@ def test_show_of_odd_metadata_is_no_crash() -> None:
     assert f"ctime            {2**62}" in run(source, "show").stdout
     source.found = source.found.with_changes(ctime_ms=None, state=LedgerState.IN_RECOVERY, last_entry_id=EntryId(-1))
     assert "ctime            unknown" in run(source, "show").stdout
+    source.created_ms = 1000
+    assert "ctime            1970-01-01T00:00:01.000+00:00 (1000)" in run(source, "show").stdout
+    assert "metadata_version 3" in run(source, "show").stdout
 
 
 @pytest.mark.parametrize("verb", ["show", "read", "compare"])

@@ -13,6 +13,7 @@ from bindery.cluster import DEFAULT_ZOOKEEPER
 if TYPE_CHECKING:
     from bindery_client.client import LedgerClient
     from bindery_core.ledger_metadata import LedgerMetadata
+    from bindery_metadata.versioned import Versioned
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Look at ledgers: metadata, entries, replicas.")
 
@@ -35,13 +36,14 @@ def list_ledgers(zookeeper: ZooKeeper = DEFAULT_ZOOKEEPER, as_json: AsJson = Fal
         count = 0
         async for ledger_id in client.list_ledgers():
             try:
-                metadata = await client.metadata(ledger_id)
+                found = await client.metadata_versioned(ledger_id)
             except NoSuchLedger:
                 continue  # deleted since it was listed
             count += 1
             if as_json:
-                print(json.dumps(describe(ledger_id, metadata)))
+                print(json.dumps(describe(ledger_id, found)))
                 continue
+            metadata = found.value
             if count == 1:
                 print(f"{'ledger':>10}  {'state':<11} {'E/Qw/Qa':<8} {'last':>8} {'bytes':>12}  bookies")
             quorums = f"{metadata.ensemble_size}/{metadata.write_quorum}/{metadata.ack_quorum}"
@@ -64,7 +66,7 @@ def show(ledger: LedgerArgument, zookeeper: ZooKeeper = DEFAULT_ZOOKEEPER, as_js
     async def run(client: "LedgerClient") -> None:
         from bindery_core.ids import LedgerId
 
-        facts = describe(ledger, await client.metadata(LedgerId(ledger)))
+        facts = describe(ledger, await client.metadata_versioned(LedgerId(ledger)))
         if as_json:
             print(json.dumps(facts, indent=2))
             return
@@ -189,6 +191,7 @@ def _show_lines(facts: dict[str, Any]) -> list[str]:
         "length": until_closed or f"{facts['length']} bytes",
         "ctime": created,
         "format_version": facts["format_version"],
+        "metadata_version": facts["metadata_version"],
     }
     lines = [f"{name:<16} {value}" for name, value in values.items()]
     lines += [f"{'custom':<16} {name}={value}" for name, value in facts["custom"].items()]
@@ -199,8 +202,9 @@ def _show_lines(facts: dict[str, Any]) -> list[str]:
     return lines
 
 
-def describe(ledger_id: int, metadata: "LedgerMetadata") -> dict[str, Any]:
-    """A ledger's metadata as JSON; the password stays out."""
+def describe(ledger_id: int, found: "Versioned[LedgerMetadata]") -> dict[str, Any]:
+    """A ledger's metadata as JSON; the password stays out. `ctime_ms`: its znode's if it tells none of its own."""
+    metadata = found.value
     is_closed = metadata.state.name == "CLOSED"
     return {
         "ledger_id": ledger_id,
@@ -211,8 +215,9 @@ def describe(ledger_id: int, metadata: "LedgerMetadata") -> dict[str, Any]:
         "last_entry_id": int(metadata.last_entry_id) if is_closed else None,
         "length": metadata.length if is_closed else None,
         "digest_type": metadata.digest_type.name.lower() if metadata.digest_type else None,
-        "ctime_ms": metadata.ctime_ms,
+        "ctime_ms": metadata.ctime_ms if metadata.ctime_ms is not None else found.created_ms or None,
         "format_version": metadata.format_version,
+        "metadata_version": found.version,
         "custom": {name: value.decode(errors="backslashreplace") for name, value in metadata.custom.items()},
         "segments": [
             {"first_entry_id": int(segment.first_entry_id), "ensemble": list(segment.ensemble)}
