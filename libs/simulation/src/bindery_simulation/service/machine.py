@@ -169,8 +169,9 @@ class BookieMachine(Machine):
 
     def finish_power_cut(self) -> None:
         """The disk was not asked for enough since `cut_power_within`: the power goes now."""
-        if self.disk.is_cutting and self.process is not None:
+        if self.process is not None and self.disk.is_cutting:
             self.kill(power=True)
+        self.disk.cut_after(None)
 
     def after_power_cut(self) -> None:
         seed = self.lots.getrandbits(32)

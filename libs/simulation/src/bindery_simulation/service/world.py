@@ -164,10 +164,16 @@ class World:
         await self._inspect()
 
     async def _inspect(self) -> None:
-        """Look into the bookies themselves."""
+        """Look into the bookies themselves. One may yet end by itself, of an error that its disk was slow to tell."""
         for bookie in self.bookies:
-            assert bookie.process is not None
-            await bookie.process.spawn(bookie.inspect())
+            is_done = False
+            while not is_done and self.verdict.violation is None:
+                await self._within(START_S_MAX, partial(getattr, bookie, "is_serving"), f"{bookie.name} does not serve")
+                process = bookie.process
+                if process is not None:
+                    inspection = process.spawn(bookie.inspect())
+                    await self._poll(lambda: inspection.done() or not process.is_alive)  # noqa: B023 - awaited within this turn
+                    is_done = inspection.done()
 
     async def _client_work(self, client: LedgerClient, machine: ClientMachine) -> None:
         """What a client process does from its start."""
