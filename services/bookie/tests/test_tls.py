@@ -168,6 +168,54 @@ async def test_a_token_right_behind_start_tls_is_looked_at_after_the_handshake(s
     assert bookie.metrics.auth_failures == 1
 
 
+@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("pieces", [1, 3])
+async def test_a_token_that_comes_in_clear_after_start_tls_was_answered_is_no_handshake(
+    start_bookie, version, pieces
+) -> None:
+    """Apache's client sent it before it heard of the answer; TCP was slower than we."""
+    authenticator = TokenAuthenticator(SharedSecrets([SECRET]), plugin="bindery", now_s=lambda: 0.0)
+    bookie = await start_bookie(security=offered(authenticator=authenticator))
+    client = await bookie.connect()
+    assert await client.ask(m.StartTlsRequest(1)) == m.StartTlsResponse(1, 0)
+    hasty = encoded(m.AuthRequest(2, "bindery", SECRET), version=version)
+    size = len(hasty) // pieces + 1
+    for at in range(0, len(hasty), size):
+        await asyncio.sleep(0.01)
+        client.writer.write(hasty[at : at + size])
+    await client.writer.start_tls(context(), server_hostname="localhost")
+    assert (await receive_auth(client, version=version)).plugin == "bindery"
+    if version == 3:
+        assert (await client.ask(add(3, 1, 0))).status == 0
+
+
+@pytest.mark.parametrize("what", ["a read", "a long frame", "nothing", "half a frame"])
+async def test_whatever_else_comes_in_clear_after_start_tls_ends_the_connection(start_bookie, what) -> None:
+    authenticator = TokenAuthenticator(SharedSecrets([SECRET]), plugin="bindery", now_s=lambda: 0.0)
+    bookie = await start_bookie(security=offered(authenticator=authenticator, handshake_timeout_s=0.2))
+    client = await bookie.connect()
+    assert await client.ask(m.StartTlsRequest(1)) == m.StartTlsResponse(1, 0)
+    frame = v3.encode_request(m.ReadRequest(2, 1, 0))
+    sent = {"a read": frame, "a long frame": b"\x00\x10\x00\x00", "nothing": b"", "half a frame": frame[:9]}
+    client.writer.write(sent[what])
+    assert await client.is_closed()
+    async with asyncio.timeout(5):
+        while bookie.server.connection_count:
+            await asyncio.sleep(0.001)
+
+
+async def test_closing_the_server_does_not_wait_for_a_handshake_that_has_not_begun(start_bookie) -> None:
+    authenticator = TokenAuthenticator(SharedSecrets([SECRET]), plugin="bindery", now_s=lambda: 0.0)
+    bookie = await start_bookie(security=offered(authenticator=authenticator))
+    client, gone = await bookie.connect(), await bookie.connect()
+    for one in (client, gone):
+        assert await one.ask(m.StartTlsRequest(1)) == m.StartTlsResponse(1, 0)
+    gone.writer.transport.abort()
+    async with asyncio.timeout(2):
+        await bookie.server.close()
+    assert await client.is_closed()
+
+
 async def test_a_token_right_behind_start_tls_is_refused_where_tls_is_required(start_bookie) -> None:
     authenticator = TokenAuthenticator(SharedSecrets([SECRET]), plugin="bindery", now_s=lambda: 0.0)
     bookie = await start_bookie(security=offered(tls_required=True, authenticator=authenticator))

@@ -45,6 +45,7 @@ from bindery_core.wire.messages import (
     Status,
 )
 
+from bindery_bookie.clear_frames import frames_before_handshake
 from bindery_bookie.gate import certificate_names
 from bindery_bookie.operations import Operations
 from bindery_bookie.security import Security
@@ -98,6 +99,9 @@ class BookieConnection(asyncio.Protocol):
         self._is_secure = False
         self._held_answers: list[bytes] = []
         """Written while the handshake goes on."""
+        self._upgrading: asyncio.Task[None] | None = None
+        self._is_waiting_in_clear = False
+        """The handshake has not begun; its task holds the socket too, and has to be told when the connection goes."""
         self._hasty: list[tuple[Sequence[Request], Codec]] = []
         """AUTH that came in clear behind START_TLS."""
         self._early: list[bytes] = []
@@ -189,6 +193,8 @@ class BookieConnection(asyncio.Protocol):
             return  # the transport in clear and the encrypted one may both tell
         self._is_lost = True
         self._transport = None
+        if self._upgrading is not None and self._is_waiting_in_clear:
+            self._upgrading.cancel()
         self._operations.pending_reads -= len(self._pending_reads)
         self._pending_reads.clear()
         self._pending_v3 = 0
@@ -273,6 +279,20 @@ class BookieConnection(asyncio.Protocol):
             return Unauthorized("a token was sent in clear: TLS is required")
         return None
 
+    async def _take_hasty(self, transport: asyncio.Transport) -> None:
+        """AUTH that was sent with START_TLS and came later than it. Raises BadRequest, TooLarge, OSError."""
+        self._is_waiting_in_clear = True
+        try:
+            frames = await frames_before_handshake(transport)
+        finally:
+            self._is_waiting_in_clear = False
+        messages = self._decoder.feed(b"".join(frames))
+        in_v3, in_v2 = self._requests.decode(messages)
+        reason = self._reason_to_refuse([*in_v3, *in_v2])
+        if reason is not None:
+            raise reason
+        self._hasty += [(requests, codec) for requests, codec in ((in_v3, v3), (in_v2, v2)) if requests]
+
     def _look_at_gate(self) -> None:
         if self._gate is not None and self._gate.is_open:
             self._gate = None
@@ -294,12 +314,16 @@ class BookieConnection(asyncio.Protocol):
         transport.write(v3.encode_response(StartTlsResponse(request.txn_id, Status.OK)))
         self._pause("securing")
         self._is_securing = True
-        self._owner.keep(asyncio.get_running_loop().create_task(self._upgrade(transport)))
+        self._upgrading = asyncio.get_running_loop().create_task(self._upgrade(transport))
+        self._owner.keep(self._upgrading)
 
     async def _upgrade(self, transport: asyncio.Transport) -> None:
         security = self._owner.security
         assert security.tls is not None
         try:
+            if self._gate is not None and not security.tls_required:
+                async with asyncio.timeout(security.handshake_timeout_s):
+                    await self._take_hasty(transport)
             secured = await asyncio.get_running_loop().start_tls(
                 transport,
                 self,
@@ -308,6 +332,9 @@ class BookieConnection(asyncio.Protocol):
                 ssl_handshake_timeout=security.handshake_timeout_s,
                 ssl_shutdown_timeout=TLS_SHUTDOWN_TIMEOUT_S,
             )
+        except BinderyError as error:
+            self._refuse(error)
+            return
         except (OSError, TimeoutError) as error:
             self._owner.refused(self, Unauthorized("TLS handshake failed", cause=_handshake_error(error)))
             transport.abort()
