@@ -1,6 +1,6 @@
 """Fuzz the ledger port of real bookie processes: hostile frames by seed, of both protocols, in clear and through TLS.
 
-Two bookies on this machine, one that offers TLS, one that asks for it and for a token. While the frames come, checks
+Two bookies on this machine, both offer TLS, one asks for a token. While the frames come, checks
 - that the processes live, and log no fault of their own;
 - that a healthy client, over a connection of its own and over a new one, gets its add and read within HEALTHY_S;
 - that resident memory stays below RSS_MAX_MIB.
@@ -122,14 +122,21 @@ class Connection:
         self.messages: list[bytes] = []
         self.answered_size = 0
 
-    async def open(self, *, tls: bool, token: bool) -> None:
+    async def open(self, *, tls: bool, token: bool, hasty: bool = False) -> None:
+        """`hasty`: send the token right behind START_TLS, in clear, as Apache's client does."""
         self.reader, self.writer = await asyncio.open_connection("127.0.0.1", self.bookie.port)
+        token = token and self.bookie.guarded
+        auth = v3.encode_request(m.AuthRequest(0, "bindery", SECRET))
         if tls:
             self.writer.write(v3.encode_request(m.StartTlsRequest(0)))
+            if token and hasty:
+                await asyncio.sleep(0)
+                self.writer.write(auth)
             await self.receive()
             await self.writer.start_tls(tls_context(), server_hostname="localhost")
-        if token and self.bookie.guarded:
-            self.writer.write(v3.encode_request(m.AuthRequest(0, "bindery", SECRET)))
+        if token:
+            if not (tls and hasty):
+                self.writer.write(auth)
             if tls:
                 await self.receive()
 
@@ -171,7 +178,7 @@ class Fuzzer:
         reading = None
         try:
             async with asyncio.timeout(CONNECTION_LIMIT_S):
-                await connection.open(tls=one.tls or (bookie.guarded and one.token), token=one.token)
+                await connection.open(tls=one.tls, token=one.token, hasty=one.number % 2 == 1)
                 reading = asyncio.create_task(connection.drain())
                 for piece, complete in one.pieces(self.seed):
                     if reading.done() or connection.writer.transport.is_closing():
@@ -273,7 +280,7 @@ async def fuzz(arguments: argparse.Namespace, directory: Path) -> None:
         store = await ZooKeeperStore.connect(spec.hosts)
         await initialize_cluster(store, LedgersLayout(), randomness=random.SystemRandom())
         await store.close()
-        guard = ["--tls-required", "--auth-provider", "token", "--auth-secrets-file", str(secrets)]
+        guard = ["--auth-provider", "token", "--auth-secrets-file", str(secrets)]
         bookies += [
             Bookie(directory / "open", "open", spec.hosts, [], guarded=False),
             Bookie(directory / "guarded", "guarded", spec.hosts, guard, guarded=True),
