@@ -1,6 +1,7 @@
 """What every service's HTTP looks like: problems, health, metrics, a server that its owner starts and stops."""
 
 import asyncio
+import contextlib
 import socket
 import subprocess
 import sys
@@ -190,3 +191,65 @@ def test_a_port_in_use_is_named() -> None:
         other.listen()
         with pytest.raises(BindRefused, match=str(other.getsockname()[1])):
             bind_tcp("127.0.0.1", other.getsockname()[1])
+
+
+@pytest.mark.parametrize(
+    ("begin", "more"),
+    [
+        (b"GET /livez HTTP/1.1\r\nHost: x\r\n", b"X-Filler: " + b"a" * 65_000 + b"\r\n"),
+        (b"GET /livez HTTP/1.1\r\nHost: x\r\nX-Endless: ", b"a" * 65_000),
+        (
+            b"POST /count HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n1\r\n0\r\n",
+            b"X-Trailer: " + b"a" * 65_000 + b"\r\n",
+        ),
+    ],
+    ids=["many headers", "one header", "trailers"],
+)
+async def test_headers_without_end_are_refused_before_they_fill_the_memory(health, begin, more):
+    async with HttpServer(OpsApp(health, Metrics("kittest"), app=make_app()), port=0) as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        sent = 0
+        async with asyncio.timeout(20):
+            writer.write(begin)
+            answer = asyncio.create_task(reader.read())
+            while not answer.done() and sent < 64 * 2**20:
+                writer.write(more)
+                sent += len(more)
+                try:
+                    await writer.drain()
+                except ConnectionError:
+                    break
+                await asyncio.sleep(0)
+            with contextlib.suppress(ConnectionError):  # a reset may take the answer along
+                assert (await answer).startswith(b"HTTP/1.1 431 ")
+        writer.close()
+        assert sent < 16 * 2**20
+        async with httpx.AsyncClient(base_url=server.url, trust_env=False) as http:
+            assert (await http.get("/livez")).status_code == 200
+
+
+async def test_a_long_body_in_small_pieces_is_no_header_without_end(health):
+    seen = 0
+
+    async def app(scope, receive, send):
+        nonlocal seen
+        if scope["type"] != "http":
+            return
+        is_more = True
+        while is_more:
+            message = await receive()
+            seen += len(message.get("body", b""))
+            is_more = message.get("more_body", False)
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body"})
+
+    async def pieces():
+        for _ in range(600):
+            yield b"x" * 1000
+
+    async with (
+        HttpServer(OpsApp(health, Metrics("kittest"), app=app), port=0) as server,
+        httpx.AsyncClient(base_url=server.url, trust_env=False) as http,
+    ):
+        assert (await http.post("/any", content=pieces())).status_code == 204
+        assert seen == 600_000

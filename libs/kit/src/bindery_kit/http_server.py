@@ -15,8 +15,10 @@ from typing import Any, Final
 
 import uvicorn
 from bindery_core.errors import BinderyError
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from bindery_kit.health import AsgiApp
+from bindery_kit.http_limits import with_head_limit
 from bindery_kit.logs import get_logger
 
 BACKLOG: Final = 1024
@@ -91,14 +93,16 @@ class HttpServer:
         port: int,
         insecure: bool = False,
         stop_timeout_s: float = STOP_TIMEOUT_S,
+        http: type[HttpToolsProtocol] = HttpToolsProtocol,
         **uvicorn_options: Any,
     ) -> None:
+        """`http`: the protocol of each connection; it gets the bound of `http_limits`, whatever it is."""
         self.host = host
         self._sock = bind_tcp(host, port, insecure=insecure)
         self.port: int = self._sock.getsockname()[1]
         self._stop_timeout_s = stop_timeout_s
         options: dict[str, Any] = {
-            "http": "httptools",
+            "http": with_head_limit(http),
             "ws": "none",
             "lifespan": "auto",
             "log_config": None,
