@@ -94,6 +94,18 @@ def test_one_request_per_bookie_and_round() -> None:
     assert sum(len(action.entry_ids) for action in sent if isinstance(action, SendReads)) == 100
 
 
+def test_where_every_bookie_holds_everything_runs_of_entries_may_be_asked_of_one() -> None:
+    actions = read_of(0, 9, run_size=4).start(now=0.0)
+    runs = sorted((action.entry_ids for action in actions if isinstance(action, SendReads)), key=min)
+    assert runs == [(0, 1, 2, 3), (4, 5, 6, 7), (8, 9)]
+    assert len({action.bookie_id for action in actions if isinstance(action, SendReads)}) == 3
+    striped = LedgerRead(
+        LEDGER_ID, metadata(write_quorum=2), first=0, last=5, digester=DIGESTER, run_size=4
+    )  # fmt: skip
+    asked = [action.entry_ids for action in striped.start(now=0.0) if isinstance(action, SendReads)]
+    assert sorted(asked) == [(0, 3), (1, 4), (2, 5)], "elsewhere the write sets say whom to ask"
+
+
 def test_bookies_to_avoid_are_asked_last() -> None:
     read = read_of(0, 0, avoid=[B0, B1])
     (first,) = read.start(now=0.0)
