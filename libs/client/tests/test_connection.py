@@ -1,19 +1,32 @@
 """One connection to one bookie: batches, deadlines, losses, limits."""
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
 from bindery_client.connection import BookieConnection
+from bindery_client.security import ClientSecurity
 from bindery_client.settings import ClientSettings
 from bindery_core.digest import Digester
 from bindery_core.entry import pack_many
 from bindery_core.errors import BinderyError, BookieUnavailable
 from bindery_core.ids import BookieId
 from bindery_core.ledger_metadata import DigestType
-from bindery_core.wire import v3
-from bindery_core.wire.messages import AddRequest, ErrorResponse, ReadRequest, Response
+from bindery_core.wire import v2, v3
+from bindery_core.wire.messages import (
+    AddRequest,
+    AuthRequest,
+    AuthResponse,
+    ErrorResponse,
+    ReadRequest,
+    ReadResponse,
+    Response,
+    StartTlsResponse,
+    Status,
+)
+from bindery_simulation.certificates import CA, certificate, key
 from fake_bookie import FakeBookie
 from fake_cluster import QUICK
 
@@ -276,3 +289,48 @@ async def test_answered_requests_are_not_remembered_until_their_deadline(connect
     async with asyncio.timeout(LIMIT_S):
         while connection._slots:
             await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("wire_version", [2, 3])
+async def test_a_second_answer_to_start_tls_is_not_taken_for_the_answer_to_auth(wire_version: int) -> None:
+    """An Apache bookie complains so of a client that had not authenticated before; AUTH is answered then."""
+    codec = v3 if wire_version == 3 else v2
+    server_tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server_tls.load_cert_chain(certificate("bookie"), key("bookie"))
+
+    async def receive(reader: asyncio.StreamReader) -> bytes:
+        return await reader.readexactly(int.from_bytes(await reader.readexactly(4), "big"))
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await receive(reader)
+        writer.write(v3.encode_response(StartTlsResponse(0, Status.OK)))
+        await writer.start_tls(server_tls)
+        writer.write(v3.encode_response(StartTlsResponse(0, Status.IO_ERROR)))
+        requests = codec.decode_requests([await receive(reader)])
+        assert isinstance(requests[0], AuthRequest)
+        writer.write(codec.encode_response(AuthResponse(0, Status.OK, "bindery")))
+        requests = codec.decode_requests([await receive(reader)])
+        assert isinstance(requests[0], ReadRequest)
+        writer.write(codec.encode_response(ReadResponse(1, Status.NO_ENTRY, 7, 0)))
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()
+
+    async def resolve(_: BookieId) -> tuple[str, int]:
+        return host, port
+
+    security = ClientSecurity(tls=ssl.create_default_context(cafile=str(CA)), token=b"a token")
+    connection = BookieConnection(BOOKIE, resolve=resolve, settings=QUICK, wire_version=wire_version, security=security)
+    sink = Sink()
+    request = ReadRequest(1 if wire_version == 3 else 2, 7, 0)
+    keys = [1] if wire_version == 3 else [v2.key_of(request)]
+    try:
+        connection.send(codec.encode_request(request), keys, sink, timeout_s=LIMIT_S)
+        await sink.news()
+        assert not sink.errors
+        assert [response.status for batch in sink.batches for response in batch] == [Status.NO_ENTRY]
+    finally:
+        await connection.close()
+        server.close()

@@ -23,7 +23,16 @@ from bindery_core.errors import BinderyError, BookieUnavailable
 from bindery_core.ids import BookieId
 from bindery_core.wire import v2, v3
 from bindery_core.wire.framing import FrameDecoder
-from bindery_core.wire.messages import AuthRequest, AuthResponse, ErrorResponse, Response, StartTlsRequest, Status
+from bindery_core.wire.messages import (
+    AuthRequest,
+    AuthResponse,
+    ErrorResponse,
+    Operation,
+    Response,
+    StartTlsRequest,
+    StartTlsResponse,
+    Status,
+)
 
 from bindery_client.security import NO_SECURITY, ClientSecurity
 from bindery_client.settings import ClientSettings
@@ -80,6 +89,7 @@ class BookieConnection(asyncio.Protocol):
         self._security = security
         self._greeted: asyncio.Transport | None = None
         """While START_TLS and authentication go on."""
+        self._tls_granted = False
         self._greeting: asyncio.Future[bytes] | None = None
         """The next message of these."""
         self._resolve = resolve
@@ -206,6 +216,7 @@ class BookieConnection(asyncio.Protocol):
             status = getattr(v3.decode_response(answer), "status", None)
             if status != Status.OK:
                 raise BookieUnavailable("bookie refuses TLS", bookie_id=self.bookie_id, status=status)
+            self._tls_granted = True
             secured = await self._loop.start_tls(transport, self, security.tls, server_hostname=host)
             if secured is None or secured.is_closing():
                 raise BookieUnavailable("connection ended during the TLS handshake", bookie_id=self.bookie_id)
@@ -234,6 +245,7 @@ class BookieConnection(asyncio.Protocol):
             transport.abort()
             return
         self._decoder = FrameDecoder(frame_size_max=self._settings.frame_size_max)
+        self._tls_granted = False
         if self._security.is_needed:
             self._greeted = transport
         else:
@@ -346,7 +358,12 @@ class BookieConnection(asyncio.Protocol):
             )  # fmt: skip
 
     def _greeting_received(self, data: bytes) -> None:
-        """One message answers each that we send; anything else is nonsense, and what is left unread as well."""
+        """One message answers each that we send; anything else is nonsense, and what is left unread as well.
+
+        But for a second answer to START_TLS: an Apache bookie with an auth provider sends it when the client did not
+        authenticate during the handshake, which would mean to send its token in clear, and then goes on to take AUTH.
+        Source: BookKeeper, BookieRequestProcessor.processStartTLSRequestV3.
+        """
         try:
             messages = self._decoder.feed(data)
         except BinderyError as error:
@@ -354,6 +371,8 @@ class BookieConnection(asyncio.Protocol):
             if self._greeting is not None and not self._greeting.done():
                 self._greeting.set_exception(error)
         for message in messages:
+            if self._tls_granted and _is_about_tls(message):
+                continue
             if self._greeting is not None and not self._greeting.done():
                 self._greeting.set_result(message)
             elif self._greeted is not None:
@@ -443,3 +462,14 @@ def _unavailable(message: str, bookie_id: BookieId, cause: BaseException | None)
     error = BookieUnavailable(message, bookie_id=bookie_id, cause=repr(cause) if cause else CLOSED_BY_PEER)
     error.__cause__ = cause
     return error
+
+
+def _is_about_tls(message: bytes) -> bool:
+    """Whether this answers START_TLS: always in v3, also where the connection speaks v2."""
+    try:
+        response = v3.decode_response(message)
+    except BinderyError:
+        return False
+    return isinstance(response, StartTlsResponse) or (
+        isinstance(response, ErrorResponse) and response.operation == Operation.START_TLS
+    )
