@@ -2,6 +2,7 @@
 /readyz, so that a test takes a second; `test_standalone.py` has the real ones."""
 
 import asyncio
+import errno
 import os
 import signal
 import socket
@@ -19,7 +20,7 @@ from bindery.standalone.directory import AlreadyRunning, DataDirectory, ProcessI
 from bindery.standalone.options import Options
 from bindery.standalone.plan import ClusterPlan, Kind, ProcessPlan, plan_cluster
 from bindery.standalone.process import ChildState
-from bindery.standalone.supervisor import Supervisor, first_steps
+from bindery.standalone.supervisor import Supervisor, first_steps, welcome
 from bindery_core.errors import BadRequest
 from bindery_kit.runtime import Shutdown
 from bindery_metadata.embedded import ServerSpec
@@ -156,6 +157,27 @@ async def test_a_child_that_dies_is_started_again_and_its_last_words_are_shown(t
         await cluster.until(lambda: cluster.supervisor.status()["state"] == "ready")
         assert cluster.pid("bookie-1") != before
         assert any(line.startswith("bookie-1 is again ready") for line in cluster.said)
+
+
+async def test_a_full_disk_neither_loses_a_child_nor_keeps_the_cluster_from_stopping(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_directory: DataDirectory, _state: State) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    cluster = Cluster(tmp_path)
+    async with cluster.running():
+        before = cluster.pid("bookie-1")
+        with monkeypatch.context() as patch:
+            patch.setattr(DataDirectory, "save_state", full)
+            patch.setattr(DataDirectory, "pid_file", lambda self, name: self.root / "no" / "room" / name)
+            os.kill(before, signal.SIGKILL)
+            await cluster.until(lambda: any("No space left on device" in line for line in cluster.said))
+            await cluster.until(lambda: cluster.supervisor.status()["state"] == "ready")
+        after = next(row["pid"] for row in cluster.supervisor.status()["processes"] if row["name"] == "bookie-1")
+        os.kill(after, signal.SIGKILL)
+        await cluster.until(lambda: cluster.directory.pid_file("bookie-1").exists())
+    assert cluster.said[-1] == "all stopped"
 
 
 async def test_a_process_stopped_by_name_stays_down_over_restarts_until_it_is_started(tmp_path: Path) -> None:
@@ -340,3 +362,14 @@ def test_the_first_steps_send_receive_and_acknowledge() -> None:
     assert "8180/v1/topics/public/default/hello/messages" in produce
     assert "/subscriptions/me/receive" in receive
     assert "/subscriptions/me/ack" in ack
+
+
+def test_too_few_bookies_for_any_topic_are_mentioned_instead_of_lines_that_would_fail() -> None:
+    def printed(**options: object) -> str:
+        plan = plan_cluster(Options(**options), root=Path("/d"), zookeeper_command=fake_zookeeper)
+        return "\n".join(welcome(plan, DataDirectory(Path("/d"))))
+
+    assert "fewer than 3 bookies" in printed(bookies=2)
+    assert "curl" not in printed(bookies=2)
+    assert "curl" in printed(bookies=3)
+    assert "curl" in printed(bookies=0, zookeeper="127.0.0.1:2181")

@@ -1,7 +1,7 @@
 """One child process: started, probed until it is ready, watched until it ends, stopped.
 
 Invariants: at most one operating-system process at a time; a child that was started has its pid file until it has
-ended; `state` tells what happens now, `since` since when.
+ended, unless the disk takes none; `state` tells what happens now, `since` since when.
 """
 
 import asyncio
@@ -91,7 +91,8 @@ class Child:
         self.starts += 1
         self.waiting_for = "the process to answer"
         self.identity = ProcessIdentity.of(self._process.pid)
-        self._directory.pid_file(self.name).write_text(f"{self._process.pid}\n")
+        with contextlib.suppress(OSError):  # the disk is full: it runs all the same, and `identity` knows its pid
+            self._directory.pid_file(self.name).write_text(f"{self._process.pid}\n")
         self.enter(ChildState.STARTING)
 
     async def wait_ready(self) -> None:
@@ -108,7 +109,7 @@ class Child:
         code = await self._process.wait()
         self._process = None
         self.identity = None
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):
             self._directory.pid_file(self.name).unlink()
         self.gone.set()
         return code

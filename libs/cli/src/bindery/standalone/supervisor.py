@@ -40,6 +40,10 @@ InitCluster = Callable[[str], Awaitable[None]]
 """Makes sure that the metadata of the cluster exist, given the ZooKeeper connect string."""
 
 
+BOOKIES_NEEDED: Final = 3
+"""What a broker asks for a ledger unless told otherwise: E=3 Qw=3 Qa=2."""
+
+
 class Supervisor:
     def __init__(
         self,
@@ -254,10 +258,13 @@ class Supervisor:
         return [port for process in self._plan.processes for _, port in process.ports]
 
     def _save_state(self) -> None:
+        """Best effort: children are kept and stopped from memory, on a full disk too."""
         children = {name: child.identity for name, child in self._children.items() if child.identity is not None}
-        self._directory.save_state(
-            State(supervisor=ProcessIdentity.of(os.getpid()), children=children, held=frozenset(self._held))
-        )
+        state = State(supervisor=ProcessIdentity.of(os.getpid()), children=children, held=frozenset(self._held))
+        try:
+            self._directory.save_state(state)
+        except OSError as error:
+            self._say(f"cannot note what runs in {self._directory.run}: {error.strerror or error}")
 
     # -- telling -------------------------------------------------------------------------------------------------
 
@@ -366,7 +373,9 @@ def welcome(plan: ClusterPlan, directory: DataDirectory) -> list[str]:
     lines = ["", f"  data and logs    {directory.root}", f"  ZooKeeper        {plan.zookeeper_servers}"]
     lines += [f"  HTTP API         {url}   (described at {url}/docs)" for url in plan.broker_urls]
     lines += [f"  {bookie.name:<16} http://{HOST}:{bookie.probe_port}/metrics" for bookie in plan.bookies]
-    if plan.broker_urls:
+    if plan.options.zookeeper is None and len(plan.bookies) < BOOKIES_NEEDED:
+        lines += ["", f"No topic can be written with fewer than {BOOKIES_NEEDED} bookies: --bookies {BOOKIES_NEEDED}"]
+    elif plan.broker_urls:
         lines += ["", "Try it, in another terminal: send, receive, acknowledge"]
         lines += ["", *(f"  {line}" for line in first_steps(plan.broker_urls[0]))]
     return [*lines, "", "Ctrl-C stops everything; a later start finds all data again.", ""]
