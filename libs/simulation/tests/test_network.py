@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 from bindery_simulation.loop import Process, SimLoop
-from bindery_simulation.network import WINDOW_SIZE, ListeningSocket, Network
+from bindery_simulation.network import ListeningSocket, Network
 from bindery_simulation.trace import Trace
+from bindery_simulation.transport import WINDOW_SIZE
 
 
 class Recorder(asyncio.Protocol):

@@ -13,5 +13,6 @@
 | `runner`        | many seeds in several processes                                                    |
 | `command`       | `python -m bindery_simulation service`                                             |
 
-Below it: `bindery_simulation.loop` (simulated time and processes), `network`, `disk` and `trace`.
+Below it: `bindery_simulation.loop` (simulated time and processes), `network` with
+`transport`, `disk` and `trace`.
 """
