@@ -287,3 +287,8 @@ def test_random_bytes_are_a_message_or_the_named_error(message: bytes) -> None:
         assert isinstance(v2.decode_request(message), m.Request)
     with contextlib.suppress(BadRequest):
         assert isinstance(v2.decode_response(message), m.Response)
+
+
+def test_an_authentication_plugin_whose_name_is_not_utf_8_is_refused() -> None:
+    with pytest.raises(BadRequest, match="not UTF-8"):
+        v2.decode_request(bytes.fromhex("02030000") + b"\x0a\x02\xff\xfe\x12\x00")

@@ -280,3 +280,13 @@ def test_a_batch_is_the_frames_of_its_members_in_a_row(some: list[m.Request], ot
     assert v3.encode_responses(others) == b"".join(map(v3.encode_response, others))
     messages = FrameDecoder().feed(v3.encode_requests(some))
     assert v3.decode_requests(messages) == some
+
+
+def test_an_authentication_plugin_whose_name_is_not_utf_8_is_refused() -> None:
+    good = v3.encode_request(m.AuthRequest(1, "ab", b"token"))
+    assert b"\x0a\x02ab" in good
+    with pytest.raises(BadRequest, match="not UTF-8"):
+        v3.decode_request(good.replace(b"\x0a\x02ab", b"\x0a\x02\xff\xfe")[4:])
+    answer = v3.encode_response(m.AuthResponse(1, 0, "ab", b"token"))
+    with pytest.raises(BadRequest, match="not UTF-8"):
+        v3.decode_response(answer.replace(b"\x0a\x02ab", b"\x0a\x02\xff\xfe")[4:])

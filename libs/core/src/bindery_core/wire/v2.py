@@ -41,6 +41,7 @@ from google.protobuf.message import DecodeError
 from bindery_core.digest import MASTER_KEY_SIZE
 from bindery_core.errors import BadRequest
 from bindery_core.wire import bookkeeper_pb2 as pb
+from bindery_core.wire.auth_name import plugin_name
 from bindery_core.wire.messages import (
     AddRequest,
     AddResponse,
@@ -350,7 +351,7 @@ def _decode_auth(message: bytes) -> tuple[str, bytes]:
     try:
         auth = pb.AuthMessage.FromString(message[_HEADER.size :])
         if auth.IsInitialized():
-            return auth.plugin, auth.payload
-    except (DecodeError, UnicodeDecodeError) as error:
+            return plugin_name(auth.plugin), auth.payload
+    except DecodeError as error:
         raise BadRequest("no authentication message", size=len(message)) from error
     raise BadRequest("authentication message lacks a required field", size=len(message))

@@ -19,6 +19,7 @@ from google.protobuf.message import DecodeError
 from bindery_core.errors import BadRequest
 from bindery_core.wire import bookkeeper_pb2 as pb
 from bindery_core.wire import v3_fast
+from bindery_core.wire.auth_name import plugin_name
 from bindery_core.wire.messages import (
     AddRequest,
     AddResponse,
@@ -246,10 +247,7 @@ def decode_request_generated(message: bytes) -> Request:
         case pb.START_TLS:
             return StartTlsRequest(txn_id)
         case pb.AUTH if frame.HasField("auth"):
-            try:
-                return AuthRequest(txn_id, frame.auth.plugin, frame.auth.payload)
-            except UnicodeDecodeError as error:
-                raise BadRequest("not a request: plugin name is not UTF-8") from error
+            return AuthRequest(txn_id, plugin_name(frame.auth.plugin), frame.auth.payload)
     return _other(frame)
 
 
@@ -393,10 +391,7 @@ def decode_response_generated(message: bytes) -> Response:
         case pb.START_TLS:
             return StartTlsResponse(txn_id, outer)
         case pb.AUTH:
-            try:
-                return AuthResponse(txn_id, outer, frame.auth.plugin, frame.auth.payload)
-            except UnicodeDecodeError as error:
-                raise BadRequest("not a response: plugin name is not UTF-8") from error
+            return AuthResponse(txn_id, outer, plugin_name(frame.auth.plugin), frame.auth.payload)
     if not outer:
         raise BadRequest("response without its body", operation=Operation(operation).name, txn_id=txn_id)
     return ErrorResponse(txn_id, operation, outer)
