@@ -295,3 +295,10 @@ async def test_a_lost_session_stops_adds_until_the_bookie_is_registered_again(bo
     await bookie.until_ready()
     assert (await client.ask(adds(1, 1, 1)[0])).status == 0
     assert "bookie_not_registered" in bookie.log.read_text()
+
+
+async def test_security_that_cannot_be_set_up_is_refused_before_anything_is_touched(bookie) -> None:
+    bookie.launch(auth_provider="certificate")
+    assert await bookie.exit_code() == 1
+    assert "TLS needs tls.certificate_file" in bookie.log.read_text()
+    assert not (bookie.directory / "journal").exists()
