@@ -498,9 +498,11 @@ class Subscription:
                 positions[message_id.position] = None
             else:
                 indexed.setdefault(message_id.position, set()).add(message_id.batch_index)
+        sizes: dict[Position, int | None] = {}
+        """Kept here: `_batch_sizes` may be cleared while the next one is read."""
         if not unknown:
             for position, indexes in indexed.items():
-                size = await self._batch_size(position)
+                size = sizes[position] = await self._batch_size(position)
                 bad = [index for index in indexes if size is not None and index >= size]
                 unknown += [MessageId.of(position, batch_index=index, partition=self._partition) for index in bad]
         if unknown:
@@ -510,7 +512,7 @@ class Subscription:
             )
         batches = []
         for position, indexes in indexed.items():
-            size = self._batch_sizes.get(position)
+            size = sizes[position]
             if size is not None and position not in positions:
                 batches.append(BatchAck(position, size, sorted(indexes)))
         return list(positions), batches

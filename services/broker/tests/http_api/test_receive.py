@@ -4,6 +4,7 @@ import asyncio
 import json
 
 import pytest
+from bindery_broker.message_id import MessageId
 from broker_harness import TOPIC, Harness, ids, payloads, problem
 
 SUB = f"{TOPIC}/subscriptions/s"
@@ -36,6 +37,37 @@ async def test_messages_of_one_batch_can_go_to_different_consumers_and_are_ackno
     broker.clock.advance(31)
     again = await broker.receive("c1")
     assert sorted(payloads(again)) == ["b", "c"]
+
+
+async def test_an_acknowledgement_is_whole_though_the_first_consumer_comes_while_its_batches_are_looked_up(
+    broker, tree, ledgers, clock, monkeypatch
+):
+    first, second = await broker.produce_batch("a", "b"), await broker.produce_batch("c", "d")
+    await broker.receive()
+    await broker.die()
+    successor = Harness(tree=tree, ledgers=ledgers, clock=clock, url="http://two")
+    try:
+        await successor.client.get(TOPIC)
+        topic = next(iter(successor.broker.topics))
+        subscription, read = topic.subscription("s"), topic.ledger.read
+        is_reading, may_read = asyncio.Event(), asyncio.Event()
+
+        async def slow_second(position, **limits):
+            if position == MessageId.parse(second[0]).position:
+                is_reading.set()
+                await may_read.wait()
+            return await read(position, **limits)
+
+        monkeypatch.setattr(topic.ledger, "read", slow_second)
+        acknowledging = asyncio.create_task(successor.ack([first[0], second[0]]))
+        async with asyncio.timeout(5):
+            await is_reading.wait()
+            subscription.join("c2", "exclusive")
+            may_read.set()
+            assert (await acknowledging).status_code == 200
+        assert payloads(await successor.receive("c2", type="exclusive")) == ["b", "d"]
+    finally:
+        await successor.close()
 
 
 async def test_max_bytes_bounds_an_answer_but_not_below_one_message(broker):
