@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from bindery_bookie import storage_watch
 from bindery_bookie.settings import BookieSettings
 from bindery_bookie.state import BookieState
 from bindery_bookie.storage.stats import StorageStats
@@ -55,6 +56,32 @@ async def test_a_disk_that_does_not_answer_is_full(watched, monkeypatch) -> None
     monkeypatch.setattr(watched.store, "disk_usage", broken)
     watched.watch.check_disk()
     assert watched.state.reasons == {"disk": "the ledger disk does not answer: Input/output error"}
+
+
+async def test_flushes_that_go_on_failing_turn_the_bookie_read_only_until_one_succeeds(watched) -> None:
+    watched.stats.flush_failed = True
+    looks = []
+    for _ in range(4):
+        watched.watch.check_flush()
+        looks.append(watched.state.read_only)
+    assert looks == [False, False, True, True]
+    assert watched.state.reasons == {"flush": "entries cannot be moved from the journal to the ledger disk"}
+    watched.stats.flush_failed = False
+    watched.watch.check_flush()
+    assert not watched.state.read_only
+    watched.stats.flush_failed = True
+    watched.watch.check_flush()
+    assert not watched.state.read_only
+
+
+async def test_the_watch_looks_at_flushes(watched, monkeypatch) -> None:
+    monkeypatch.setattr(storage_watch, "TICK_S", 0.001)
+    watched.stats.flush_failed = True
+    watching = asyncio.create_task(watched.watch.run())
+    async with asyncio.timeout(5):
+        while not watched.state.read_only:
+            await asyncio.sleep(0.001)
+    watching.cancel()
 
 
 async def test_a_journal_that_failed_ends_the_bookie_once(watched) -> None:

@@ -5,6 +5,7 @@ from typing import Final
 
 READ_ONLY_SESSION: Final = "session"
 READ_ONLY_DISK: Final = "disk"
+READ_ONLY_FLUSH: Final = "flush"
 READ_ONLY_JOURNAL: Final = "journal"
 READ_ONLY_ADMIN: Final = "admin"
 

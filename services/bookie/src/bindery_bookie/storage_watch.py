@@ -1,6 +1,8 @@
 """StorageWatch: looks after the disks and the journal while the bookie runs.
 
 - The ledger disk fuller than `disk_usage_max`: read-only. Emptier than `disk_usage_low`: writable again, by itself.
+- Flushes go on failing (no space, a disk that refuses writes): read-only until one succeeds, for what is taken meanwhile
+  piles up in memory and journal.
 - The journal failed: nothing can be made durable any more, and after a failed fdatasync nobody knows what the disk
   holds. The process ends with an error; the next start replays what is really there.
 """
@@ -13,11 +15,13 @@ from bindery_kit.health import Health
 from bindery_kit.logs import get_logger
 
 from bindery_bookie.settings import BookieSettings
-from bindery_bookie.state import READ_ONLY_DISK, READ_ONLY_JOURNAL, BookieState
+from bindery_bookie.state import READ_ONLY_DISK, READ_ONLY_FLUSH, READ_ONLY_JOURNAL, BookieState
 from bindery_bookie.storage.stats import StorageStats
 from bindery_bookie.store import EntryStore
 
 TICK_S: Final = 1.0
+FLUSH_FAILED_TICKS_MAX: Final = 3
+"""Looks that may find the last flush failed before that counts: one failure may pass."""
 
 log = get_logger(__name__)
 
@@ -42,6 +46,7 @@ class StorageWatch:
         self._settings = settings
         self._on_journal_failed = on_journal_failed
         self._journal_failed = False
+        self._flush_failed_ticks = 0
         self.usage = 0.0
         """Part of the ledger disk in use at the last look, 0 .. 1."""
 
@@ -53,6 +58,7 @@ class StorageWatch:
             self.check_disk()
             for _ in range(ticks):
                 self.check_journal()
+                self.check_flush()
                 await asyncio.sleep(pause_s)
 
     def check_disk(self) -> None:
@@ -79,6 +85,20 @@ class StorageWatch:
             self._health.fail("journal", reason)
             self._state.set_read_only(READ_ONLY_JOURNAL, reason)
             self._on_journal_failed(reason)
+
+    def check_flush(self) -> None:
+        """Look once whether what is in the journal can be moved to the ledger disk."""
+        if not self._stats.flush_failed:
+            self._flush_failed_ticks = 0
+            if READ_ONLY_FLUSH in self._state.reasons:
+                log.info("flushes_succeed_again")
+                self._state.set_read_only(READ_ONLY_FLUSH, None)
+            return
+        self._flush_failed_ticks += 1
+        if self._flush_failed_ticks == FLUSH_FAILED_TICKS_MAX:
+            reason = "entries cannot be moved from the journal to the ledger disk"
+            log.warning("bookie_turns_read_only", reason=reason)
+            self._state.set_read_only(READ_ONLY_FLUSH, reason)
 
     def _turn_read_only(self, reason: str) -> None:
         if READ_ONLY_DISK not in self._state.reasons:
