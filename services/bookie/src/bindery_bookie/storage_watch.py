@@ -1,8 +1,8 @@
 """StorageWatch: looks after the disks and the journal while the bookie runs.
 
 - The ledger disk fuller than `disk_usage_max`: read-only. Emptier than `disk_usage_low`: writable again, by itself.
-- Flushes go on failing (no space, a disk that refuses writes): read-only until one succeeds, for what is taken meanwhile
-  piles up in memory and journal.
+- Flushes go on failing (no space, a disk that refuses writes): read-only until one succeeds, for what is taken
+  meanwhile piles up in memory and journal.
 - The journal failed: nothing can be made durable any more, and after a failed fdatasync nobody knows what the disk
   holds. The process ends with an error; the next start replays what is really there.
 """
