@@ -25,6 +25,8 @@ from bindery_broker.errors import NotOwner
 ATTEMPTS_MAX = 3
 """Rounds of "nobody owns it" and "somebody was faster" in one call."""
 REMOTE_REMEMBERED_MAX = 10_000
+PREDECESSOR_WAIT_S = 10.0
+"""Longest wait for the node of an earlier process at our own address to go, which its session's end brings about."""
 
 log = get_logger(__name__)
 
@@ -50,6 +52,7 @@ class Ownership:
         """`on_lost` is called in the loop when a bundle is no longer ours, except by `release`."""
         self._leases = leases
         self._record = msgspec.json.encode(record)
+        self._http_url = record.http_url
         self._on_lost = on_lost
         self._held: dict[Bundle, Lease] = {}
         self._remote: dict[Bundle, RemoteOwner] = {}
@@ -109,9 +112,18 @@ class Ownership:
         for _ in range(ATTEMPTS_MAX):
             if self._closing:
                 break
-            owner = await self._leases.owner(bundle.owner_path, on_change=lambda: self.forget_remote(bundle))
+            changed = asyncio.Event()
+
+            def on_change(changed: asyncio.Event = changed) -> None:
+                self.forget_remote(bundle)
+                changed.set()
+
+            owner = await self._leases.owner(bundle.owner_path, on_change=on_change)
             if owner is not None and not owner.mine:
                 remote = _decode_owner(bundle, owner.value)
+                if remote.http_url == self._http_url:  # killed, not stopped: to proxy there would be to ask ourselves
+                    await self._predecessor_gone(bundle, changed)
+                    continue
                 if len(self._remote) >= REMOTE_REMEMBERED_MAX:
                     self._remote.clear()
                 self._remote[bundle] = remote
@@ -123,6 +135,17 @@ class Ownership:
                 log.info("bundle_acquired", bundle=str(bundle))
                 return None
         raise NotOwner("the bundle's owner is changing; ask again", bundle=str(bundle))
+
+    async def _predecessor_gone(self, bundle: Bundle, changed: asyncio.Event) -> None:
+        log.info("bundle_awaits_end_of_earlier_session", bundle=str(bundle))
+        try:
+            async with asyncio.timeout(PREDECESSOR_WAIT_S):
+                await changed.wait()
+        except TimeoutError:
+            raise NotOwner(
+                "an earlier broker at this address still holds the topic's bundle; its session ends soon, ask again",
+                bundle=str(bundle),
+            ) from None
 
     def _lost(self, bundle: Bundle) -> None:
         self._held.pop(bundle, None)

@@ -1,0 +1,38 @@
+import asyncio
+
+from bindery_broker.bundles import Bundle
+from bindery_broker.ownership import Ownership, OwnerRecord, RemoteOwner
+from bindery_broker.topic_name import TopicName
+from bindery_metadata.leases import Leases
+from bindery_metadata.memory import MemoryStore, MemoryTree
+
+BUNDLE = Bundle.of(TopicName.parse("persistent://public/default/orders"))
+HERE = OwnerRecord(http_url="http://127.0.0.1:8080")
+THERE = OwnerRecord(http_url="http://127.0.0.1:8081")
+
+
+def ownership(tree: MemoryTree, record: OwnerRecord) -> tuple[Ownership, MemoryStore]:
+    store = tree.connect()
+    return Ownership(Leases(store), record=record, on_lost=lambda _: None), store
+
+
+async def test_a_bundle_that_nobody_owns_is_taken_by_whoever_is_asked_first() -> None:
+    tree = MemoryTree()
+    first, _ = ownership(tree, HERE)
+    second, _ = ownership(tree, THERE)
+    assert await first.locate(BUNDLE) is None
+    assert await second.locate(BUNDLE) == RemoteOwner(HERE.http_url)
+
+
+async def test_a_broker_started_anew_waits_for_the_end_of_its_predecessors_session_instead_of_asking_itself() -> None:
+    tree = MemoryTree()
+    killed, its_store = ownership(tree, HERE)
+    assert await killed.locate(BUNDLE) is None
+    successor, _ = ownership(tree, HERE)
+    asked = asyncio.create_task(successor.locate(BUNDLE))
+    done, _ = await asyncio.wait([asked], timeout=0.05)
+    assert not done
+    tree.expire(its_store)
+    async with asyncio.timeout(5):
+        assert await asked is None
+    assert successor.is_mine(BUNDLE)
