@@ -1,7 +1,7 @@
 import asyncio
 
 from bindery_broker.bundles import Bundle
-from bindery_broker.ownership import Ownership, OwnerRecord, RemoteOwner
+from bindery_broker.ownership import OwnerRecord, Ownership, RemoteOwner
 from bindery_broker.topic_name import TopicName
 from bindery_metadata.leases import Leases
 from bindery_metadata.memory import MemoryStore, MemoryTree
