@@ -54,7 +54,7 @@ public class Driver {
     private static final ObjectMapper JSON = new ObjectMapper();
     private static final PrintStream ANSWERS = new PrintStream(new FileOutputStream(FileDescriptor.out), true);
     private static final int PIPELINE_MAX = 1000;
-    private static final long WAIT_SECONDS = 60;
+    private static final long WAIT_SECONDS = 20;
 
     private final Map<String, BookKeeper> clients = new ConcurrentHashMap<>();
     private final Map<String, LedgerHandle> handles = new ConcurrentHashMap<>();
@@ -115,7 +115,6 @@ public class Driver {
     private void run(JsonNode in, ObjectNode out) throws Exception {
         switch (in.get("op").asText()) {
             case "connect": connect(in); break;
-            case "disconnect": clients.remove(in.get("client").asText()).close(); break;
             case "create": create(in, out); break;
             case "open": open(in, out); break;
             case "add": add(in, out); break;

@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol, TypeVar
 from bindery_client.api import ReadHandle, WriteHandle
 from bindery_client.client import LedgerClient
 from bindery_core.errors import BinderyError
-from bindery_core.ids import EntryId, LedgerId
+from bindery_core.ids import EntryId, LedgerId, validate_bookie_id
 from bindery_core.ledger_metadata import DigestType
 
 from e2e.interop.java import Driver, Refused
@@ -89,9 +89,6 @@ class JavaActor:
 
     async def connect(self) -> None:
         await self._driver.call("connect", client=self.name, uri=self._uri, settings=dict(self._settings))
-
-    async def disconnect(self) -> None:
-        await self._driver.call("disconnect", client=self.name)
 
     def _next_handle(self) -> str:
         self._handles += 1
@@ -191,12 +188,11 @@ class OurActor:
         self, *, e: int = 3, qw: int = 3, qa: int = 2, digest: str = "CRC32C", password: str = "secret",
         custom: Mapping[str, str] | None = None, deferred: bool = False,
     ) -> Handle:  # fmt: skip
-        if deferred:
-            raise NotOffered("adds without sync")
         with translated():
             handle = await self.client.create(
                 ensemble_size=e, write_quorum=qw, ack_quorum=qa, digest_type=DIGESTS[digest],
                 password=password.encode(), custom={k: v.encode() for k, v in (custom or {}).items()},
+                deferred_sync=deferred,
             )  # fmt: skip
         return OurHandle(writer=handle)
 
@@ -226,7 +222,14 @@ class OurActor:
         }  # fmt: skip
 
     async def entries(self, ledger: int, bookie: str, last: int) -> list[int]:
-        raise NotOffered("list of a bookie's entries")
+        with translated():
+            runs = await self.client.entries_on(LedgerId(ledger), validate_bookie_id(bookie))
+        return [entry for start, count in runs for entry in range(start, start + count) if entry <= last]
+
+    @property
+    def single_readers(self) -> frozenset[str]:
+        """Bookies that were found not to know batch reads."""
+        return frozenset(self.client._pool.without_batch_reads)
 
 
 class OurHandle:
@@ -256,7 +259,7 @@ class OurHandle:
         raise NotOffered("reads beyond what is confirmed")
 
     async def batch_read(self, first: int, *, max_count: int, max_size: int, size: int = 100, seed: int = 1) -> int:
-        raise NotOffered("batch reads")
+        raise NotOffered("a limit in bytes")  # the client uses batch reads by itself
 
     async def known_lac(self) -> int:
         return int(self._handle.last_add_confirmed)
@@ -270,7 +273,8 @@ class OurHandle:
             return await _there(self._reader).wait_for_entry(EntryId(entry), timeout_s=timeout_s)
 
     async def force(self) -> int:
-        raise NotOffered("force")
+        with translated():
+            return await _there(self._writer).force()
 
     async def close(self) -> None:
         with translated():

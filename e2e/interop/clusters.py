@@ -12,18 +12,22 @@ Four bookies and ensembles of three: every ensemble of the mixed cluster has bot
 import asyncio
 import random
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+import time
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from bindery_client.client import LedgerClient
+from bindery_client.security import NO_SECURITY, ClientSecurity
+from bindery_client.settings import ClientSettings
 from bindery_metadata.embedded import EmbeddedZooKeeper, ServerSpec
+from bindery_metadata.layout import LedgersLayout
 from bindery_metadata.zookeeper import ZooKeeperStore
 
 from e2e.interop.java import DB_STORAGE, SORTED_STORAGE, Driver, apache_bookie, metadata_uri, write_conf
-from e2e.interop.processes import HOST, Process, free_port
+from e2e.interop.processes import HOST, POLL_S, START_TIMEOUT_S, Process, free_port
 
 ROOT: Final = "/ledgers"
 KINDS: Final = {
@@ -49,6 +53,7 @@ class Cluster:
     name: str
     server: EmbeddedZooKeeper
     directory: Path
+    root: str = ROOT
     bookies: list[Bookie] = field(default_factory=list)
 
     @property
@@ -59,7 +64,7 @@ class Cluster:
     @property
     def uri(self) -> str:
         """What Apache's processes are given."""
-        return metadata_uri(self.zookeeper, ROOT)
+        return metadata_uri(self.zookeeper, self.root)
 
     @property
     def shell_conf(self) -> Path:
@@ -69,10 +74,12 @@ class Cluster:
         return next(bookie for bookie in self.bookies if bookie.id == bookie_id)
 
 
-def our_bookie(name: str, *, directory: Path, zookeeper: str, port: int, options: tuple[str, ...] = ()) -> Process:
+def our_bookie(
+    name: str, *, directory: Path, zookeeper: str, root: str, port: int, options: tuple[str, ...] = ()
+) -> Process:
     directory.mkdir(parents=True, exist_ok=True)
     command = [
-        *(sys.executable, "-m", "bindery_bookie", "--zookeeper", zookeeper, "--ledgers-root", ROOT),
+        *(sys.executable, "-m", "bindery_bookie", "--zookeeper", zookeeper, "--ledgers-root", root),
         *("--port", str(port), "--http-port", "0", "--zookeeper-session-timeout-s", "4"),
         *("--journal-dir", str(directory / "journal"), "--ledger-dir", str(directory / "ledgers")),
         *options,
@@ -103,22 +110,30 @@ class Clusters:
             for number, kind in enumerate(kinds):
                 storage = DB_STORAGE if name == "mixed" and number == 1 else SORTED_STORAGE
                 self.add_bookie(self[name], kind, storage=storage)
-        everyone = [bookie.process for cluster in self._clusters.values() for bookie in cluster.bookies]
-        for process in everyone:
-            process.start()
-        await asyncio.gather(*(process.serving() for process in everyone))
+        await start_bookies(*self._clusters.values())
 
     async def new_cluster(self, name: str) -> Cluster:
         """An empty ZooKeeper for one more cluster."""
         directory = self.directory / name
         server = EmbeddedZooKeeper(ServerSpec(directory / "zookeeper", free_port()))
-        cluster = Cluster(name, server, directory)
+        cluster = self._place(Cluster(name, server, directory))
         await server.start()
+        return cluster
+
+    async def neighbour(self, name: str) -> Cluster:
+        """One more cluster in the ZooKeeper of the mixed one, initialised, without bookies."""
+        cluster = self._place(Cluster(name, self["mixed"].server, self.directory / name, root=f"/{name}"))
+        status, said = await self.driver.shell(cluster.shell_conf, "initnewcluster")
+        assert status == 0, said
+        return cluster
+
+    def _place(self, cluster: Cluster) -> Cluster:
+        cluster.directory.mkdir(exist_ok=True)
         write_conf(cluster.shell_conf, {
             "metadataServiceUri": cluster.uri, "allowLoopback": "true", "advertisedAddress": HOST,
             "journalDirectory": str(cluster.directory / "none"), "ledgerDirectories": str(cluster.directory / "none"),
         })  # fmt: skip
-        self._clusters[name] = cluster
+        self._clusters[cluster.name] = cluster
         return cluster
 
     def add_bookie(
@@ -130,10 +145,13 @@ class Clusters:
         name = f"{kind}-{len(cluster.bookies)}"
         directory = cluster.directory / name
         if kind == "apache":
-            process = apache_bookie(name, directory=directory, zookeeper=cluster.zookeeper, root=ROOT, port=port,
-                                    storage=storage, settings=settings or {})  # fmt: skip
+            process = apache_bookie(
+                name, directory=directory, zookeeper=cluster.zookeeper, root=cluster.root, port=port, storage=storage,
+                settings=settings or {},
+            )  # fmt: skip
         else:
-            process = our_bookie(name, directory=directory, zookeeper=cluster.zookeeper, port=port, options=options)
+            process = our_bookie(name, directory=directory, zookeeper=cluster.zookeeper, root=cluster.root, port=port,
+                                 options=options)  # fmt: skip
         bookie = Bookie(kind, process, storage if kind == "apache" else "")
         cluster.bookies.append(bookie)
         return bookie
@@ -158,15 +176,48 @@ async def run_cli(*words: str) -> str:
     return said.decode()
 
 
+async def start_bookies(*clusters: Cluster) -> None:
+    """All at once, until they serve and are registered."""
+    everyone = [bookie.process for cluster in clusters for bookie in cluster.bookies]
+    for process in everyone:
+        process.start()
+    await asyncio.gather(*(process.serving() for process in everyone))
+    await registered(*clusters)
+
+
+async def registered(*clusters: Cluster) -> None:
+    """Until every bookie of these is in its cluster's list: a port may be open before."""
+    async with our_client() as connect:
+        for cluster in clusters:
+            client = await connect(cluster.zookeeper, root=cluster.root)
+            deadline = time.monotonic() + START_TIMEOUT_S
+            while not {bookie.id for bookie in cluster.bookies} <= set(await client.list_bookies()):
+                assert time.monotonic() < deadline, f"not every bookie of {cluster.name} registered"
+                await asyncio.sleep(POLL_S)
+
+
+class Connect(Protocol):
+    def __call__(
+        self, zookeeper: str, *, root: str = ROOT, settings: ClientSettings | None = None,
+        security: ClientSecurity = NO_SECURITY,
+    ) -> Awaitable[LedgerClient]: ...  # fmt: skip
+
+
 @asynccontextmanager
-async def our_client() -> AsyncIterator[Callable[[str], Awaitable[LedgerClient]]]:
+async def our_client() -> AsyncIterator[Connect]:
     """`connect(zookeeper)` makes clients of ours; all are closed at the end."""
     async with AsyncExitStack() as stack:
 
-        async def connect(zookeeper: str) -> LedgerClient:
+        async def connect(
+            zookeeper: str, *, root: str = ROOT, settings: ClientSettings | None = None,
+            security: ClientSecurity = NO_SECURITY,
+        ) -> LedgerClient:  # fmt: skip
             store = await ZooKeeperStore.connect(zookeeper)
             stack.push_async_callback(store.close)
-            client = await LedgerClient.connect(store, randomness=random.SystemRandom())
+            client = await LedgerClient.connect(
+                store, randomness=random.SystemRandom(), layout=LedgersLayout(root), settings=settings,
+                security=security,
+            )  # fmt: skip
             stack.push_async_callback(client.close)
             return client
 

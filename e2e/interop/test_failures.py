@@ -13,7 +13,7 @@ import pytest_asyncio
 
 from e2e.interop.actors import Actor, Handle
 from e2e.interop.clusters import Bookie, Cluster, Clusters
-from e2e.interop.conftest import COLUMNS, Side
+from e2e.interop.conftest import COLUMNS, Side, other_of
 
 pytestmark = [pytest.mark.interop, pytest.mark.asyncio(loop_scope="session"), pytest.mark.usefixtures("table_place")]
 
@@ -57,7 +57,7 @@ async def _through_a_kill(cluster: Cluster, kind: str, actors: dict[tuple[str, s
     ready = {name: asyncio.Event() for name in names}
     parts = {
         name: asyncio.create_task(
-            _part(actors[name, cluster.name], actors[_other(name), cluster.name], victim, ready[name], killed)
+            _part(actors[name, cluster.name], actors[other_of(name), cluster.name], victim, ready[name], killed)
         )
         for name in names
     }
@@ -70,10 +70,6 @@ async def _through_a_kill(cluster: Cluster, kind: str, actors: dict[tuple[str, s
     await victim.process.serving()
     await _seen(actors["java v3", cluster.name], victim, present=True)
     return outcomes
-
-
-def _other(actor: str) -> str:
-    return "java v3" if actor == "bindery" else "bindery"
 
 
 async def _part(actor: Actor, other: Actor, victim: Bookie, ready: asyncio.Event, killed: asyncio.Event) -> Outcome:

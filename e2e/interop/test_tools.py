@@ -9,7 +9,7 @@ import pytest
 from e2e.interop.actors import Actor, Handle
 from e2e.interop.clusters import Bookie, Cluster, Clusters, our_client, run_cli
 from e2e.interop.conftest import TOOL_TABLE
-from e2e.interop.java import write_conf
+from e2e.interop.java import Refused, write_conf
 from e2e.interop.table import Table
 
 pytestmark = [pytest.mark.interop, pytest.mark.asyncio(loop_scope="session"), pytest.mark.usefixtures("table_place")]
@@ -79,7 +79,7 @@ async def test_endpointinfo(clusters: Clusters, cluster: Cluster) -> None:
 @everywhere
 async def test_listledgers(clusters: Clusters, cluster: Cluster, actors: Actors) -> None:
     """`bookkeeper shell listledgers -meta`"""
-    ledger = (await written(actors["bindery", cluster.name])).ledger
+    ledger = (await written(actors["bindery v3", cluster.name])).ledger
     text = await said(clusters, cluster, "listledgers", "-meta")
     lines = text.splitlines()
     metadata = lines[lines.index(f"ledgerID: {ledger}") + 1]
@@ -90,7 +90,7 @@ async def test_listledgers(clusters: Clusters, cluster: Cluster, actors: Actors)
 @everywhere
 async def test_ledgermetadata(clusters: Clusters, cluster: Cluster, actors: Actors) -> None:
     """`bookkeeper shell ledgermetadata`"""
-    ledger = (await written(actors["bindery", cluster.name], custom={"application": "interop"})).ledger
+    ledger = (await written(actors["bindery v3", cluster.name], custom={"application": "interop"})).ledger
     text = await said(clusters, cluster, "ledgermetadata", "-ledgerid", str(ledger))
     for words in ("formatVersion=3", "ensembleSize=3, writeQuorumSize=3, ackQuorumSize=2", "state=CLOSED",
                   "lastEntryId=4", "digestType=CRC32C", "customMetadata={application="):  # fmt: skip
@@ -100,7 +100,7 @@ async def test_ledgermetadata(clusters: Clusters, cluster: Cluster, actors: Acto
 @everywhere
 async def test_readledger(clusters: Clusters, cluster: Cluster, actors: Actors) -> None:
     """`bookkeeper shell readledger`, also with forced recovery"""
-    writer = await written(actors["bindery", cluster.name])
+    writer = await written(actors["bindery v3", cluster.name])
     words = ("readledger", "-ledgerid", str(writer.ledger))
     for more in ((), ("-r",)):
         text = await said(clusters, cluster, *words, *more)
@@ -147,17 +147,17 @@ async def test_cookies(clusters: Clusters, cluster: Cluster) -> None:
 @everywhere
 async def test_deleteledger(clusters: Clusters, cluster: Cluster, actors: Actors) -> None:
     """`bookkeeper shell deleteledger`"""
-    writer = await written(actors["bindery", cluster.name])
+    writer = await written(actors["bindery v3", cluster.name])
     await said(clusters, cluster, "deleteledger", "-ledgerid", str(writer.ledger), "-f")
     with pytest.raises(Exception, match="NoSuchLedger"):
-        await actors["bindery", cluster.name].open(writer.ledger)
+        await actors["bindery v3", cluster.name].open(writer.ledger)
 
 
 @everywhere
 async def test_recover(clusters: Clusters, cluster: Cluster, actors: Actors) -> None:
     """`bookkeeper shell recover`: copies a ledger from one bookie to another"""
     bookie = cluster.bookies[0]
-    client = actors["bindery", cluster.name]
+    client = actors["bindery v3", cluster.name]
     writer = await _over(client, bookie)
     await writer.add(20)
     await writer.close()
@@ -245,7 +245,7 @@ async def test_their_bookie_joins_our_cluster(clusters: Clusters, cluster: Clust
             await asyncio.sleep(0.05)
         async with our_client() as connect:
             assert (await (await connect(cluster.zookeeper)).list_bookies())[guest.id]  # type: ignore[index]
-        for actor in (java, actors["bindery", cluster.name]):
+        for actor in (java, actors["bindery v3", cluster.name]):
             writer = await actor.create(e=5, qw=5, qa=5)
             await writer.add(10)
             await writer.close()
@@ -254,6 +254,28 @@ async def test_their_bookie_joins_our_cluster(clusters: Clusters, cluster: Clust
     finally:
         guest.process.kill()
         cluster.bookies.remove(guest)
+
+
+@pytest.mark.parametrize("cluster", ["bindery", "mixed"], indirect=True)
+async def test_read_only_bookie(clusters: Clusters, cluster: Cluster, actors: Actors) -> None:
+    """`bookkeeper shell listbookies -ro`; Apache's client puts no new ledger on our bookie with a full disk"""
+    full = clusters.add_bookie(
+        cluster, "bindery", options=("--disk-usage-max", "0.000002", "--disk-usage-low", "0.000001")
+    )
+    try:
+        full.process.start()
+        await full.process.serving()
+        java = actors["java v3", cluster.name]
+        while full.id not in (await java.bookies())["read_only"]:  # type: ignore[attr-defined]
+            await asyncio.sleep(0.05)
+        assert f"BookieID:{full.id}" in await said(clusters, cluster, "listbookies", "-ro")
+        writable = (await java.bookies())["writable"]  # type: ignore[attr-defined]
+        assert full.id not in writable
+        with pytest.raises(Refused, match="NotEnoughBookies"):
+            await java.create(e=len(writable) + 1, qw=3, qa=2)
+    finally:
+        full.process.kill()
+        cluster.bookies.remove(full)
 
 
 async def _over(actor: Actor, bookie: Bookie) -> Handle:
