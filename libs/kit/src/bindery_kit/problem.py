@@ -8,7 +8,7 @@
 | code        | stable, for programs (`no_such_topic`); see bindery_core.errors          |
 | detail      | what happened here, for people                                           |
 | facts       | the fields behind the detail: `{"ledger_id": 7}`                         |
-| errors      | only `validation_failed`: one object per wrong field: `where`, `message` |
+| errors      | only where fields are wrong: one object for each: `where`, `message`     |
 
 429 and 503 carry `Retry-After` (seconds). An error that is none of ours is a 500 with code `internal`, and its text
 stays in the log: it may hold what a stranger should not read.

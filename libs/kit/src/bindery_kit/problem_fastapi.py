@@ -41,9 +41,8 @@ class Problem(BaseModel):
 
 def install_problems(app: FastAPI) -> None:
     """Make every error of `app` a problem answer, and its OpenAPI document say so."""
+    install_refusals(app)
     app.add_exception_handler(BinderyError, _on_bindery_error)
-    app.add_exception_handler(RequestValidationError, _on_validation_error)
-    app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(Exception, _on_unexpected)
     make = app.openapi
 
@@ -55,6 +54,19 @@ def install_problems(app: FastAPI) -> None:
     app.openapi = openapi  # type: ignore[method-assign]
 
 
+def install_refusals(app: FastAPI, *, validation_code: str = "validation_failed") -> None:
+    """Only what FastAPI itself refuses: no such path or method, wrong parameters. `install_problems` does this too.
+
+    For an app that answers errors of the tree itself. `validation_code`: the `code` of wrong parameters.
+    """
+
+    async def on_validation_error(_request: Request, error: Exception) -> Response:
+        return _validation_problem(error, code=validation_code)
+
+    app.add_exception_handler(RequestValidationError, on_validation_error)
+    app.add_exception_handler(HTTPException, _on_http_exception)
+
+
 async def _on_bindery_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, BinderyError)
     if error.status >= 500 and error.status not in (503, 504):
@@ -62,7 +74,7 @@ async def _on_bindery_error(request: Request, error: Exception) -> Response:
     return problem_of(error)
 
 
-async def _on_validation_error(_request: Request, error: Exception) -> Response:
+def _validation_problem(error: Exception, *, code: str) -> Response:
     assert isinstance(error, RequestValidationError)
     found = error.errors()
     errors = [
@@ -71,7 +83,7 @@ async def _on_validation_error(_request: Request, error: Exception) -> Response:
     ]
     detail = "; ".join(f"{e['where']}: {e['message']}" for e in errors[:3])
     more = f" (and {len(found) - 3} more)" if len(found) > 3 else ""
-    return problem_response(status=400, code="validation_failed", detail=detail + more, errors=errors)
+    return problem_response(status=400, code=code, detail=detail + more, errors=errors)
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:

@@ -32,7 +32,6 @@ from bindery_metadata.store import MetadataStore, SessionState
 from bindery_metadata.zookeeper import ZooKeeperStore
 
 from bindery_broker.broker import Broker, Components
-from bindery_broker.http.app import BrokerApp
 from bindery_broker.http.late_app import LateApp
 from bindery_broker.http.protocol import ProblemHttpProtocol
 from bindery_broker.registration import keep_registered
@@ -74,6 +73,9 @@ async def serve(settings: BrokerSettings, shutdown: Shutdown) -> int:
         await server.start()
         stack.push_async_callback(server.stop)
         url = settings.advertised_url or _own_url(server)
+        health.progress("loading the HTTP API")
+        from bindery_broker.http.app import BrokerApp  # FastAPI takes a while: not before the port, nor in a session
+
         health.progress(f"connecting to ZooKeeper at {settings.zookeeper}")
         store = await _connect(settings, shutdown)
         if store is None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import httpx
 from bindery_broker.broker import Broker, Components
-from bindery_broker.http.app import BrokerApp
+from bindery_broker.http.app import ROUTERS, BrokerApp
 from bindery_broker.http.proxy import Proxy
 from bindery_broker.settings import BrokerSettings
 from bindery_client.memory import MemoryLedgerClient, MemoryLedgers
@@ -14,6 +14,8 @@ from bindery_metadata.leases import Leases
 from bindery_metadata.memory import MemoryStore, MemoryTree
 
 TOPIC = "/v1/topics/public/default/t"
+ROUTES = [route for router in ROUTERS for route in router.routes]
+"""All operations."""
 
 
 class Clock:

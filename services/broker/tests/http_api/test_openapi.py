@@ -1,18 +1,47 @@
 """The OpenAPI document: valid, complete, and true of what the broker answers."""
 
-from bindery_broker.http.routes import ROUTES
+import re
+
+from broker_harness import ROUTES
 
 
 async def test_every_route_is_described(broker):
     document = (await broker.client.get("/openapi.json")).json()
     assert document["openapi"].startswith("3.1")
     described = {(method.upper(), path) for path, found in document["paths"].items() for method in found}
-    assert described == {(route.method, route.template) for route in ROUTES}
+    assert described == {(method, route.path_format) for route in ROUTES for method in route.methods}
     for path, operations in document["paths"].items():
         for operation in operations.values():
             names = {parameter["name"] for parameter in operation["parameters"] if parameter["in"] == "path"}
             assert names == {part[1:-1] for part in path.split("/") if part.startswith("{")}
             assert "400" in operation["responses"]
+
+
+async def test_operations_keep_their_ids_and_say_how_they_refuse(broker):
+    document = (await broker.client.get("/openapi.json")).json()
+    operations = {found["operationId"]: found for path in document["paths"].values() for found in path.values()}
+    assert sorted(operations) == [
+        "ack", "createTopic", "deleteTopic", "explainSubscription", "leave", "listSubscriptions", "listTopics", "nack",
+        "produce", "readMessage", "readMessages", "receive", "seek", "stream", "subscribe", "topicInternalStats",
+        "topicStats", "unsubscribe",
+    ]  # fmt: skip
+    for operation in operations.values():
+        for status, answer in operation["responses"].items():
+            if int(status) >= 400:
+                assert list(answer["content"]) == ["application/problem+json"]
+    assert set(operations["produce"]["responses"]) == {
+        "200", "207", "307", "400", "404", "408", "409", "413", "415", "429", "500", "503", "504",
+    }  # fmt: skip
+    assert "422" not in operations["topicStats"]["responses"]
+    assert "HTTPValidationError" not in document["components"]["schemas"]
+
+
+async def test_every_reference_is_defined(broker):
+    text = (await broker.client.get("/openapi.json")).text
+    schemas = (await broker.client.get("/openapi.json")).json()["components"]["schemas"]
+    referred = set(re.findall(r'"#/components/schemas/(\w+)"', text))
+    assert referred <= set(schemas)
+    assert {"ReceiveBody", "MessageOut", "TopicStats", "SeekBody", "Problem"} <= referred
 
 
 async def test_fields_carry_their_explanations(broker):
@@ -28,4 +57,4 @@ async def test_the_page_needs_nothing_from_elsewhere(broker):
     assert "http://" not in answer.text.replace("http://one", "")
     assert "https://" not in answer.text
     for route in ROUTES:
-        assert route.template in answer.text
+        assert route.path_format in answer.text

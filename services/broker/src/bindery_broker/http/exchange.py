@@ -1,33 +1,38 @@
-"""Exchange: one request and its answer over raw ASGI.
-
-Why not a framework's request object: producing one message takes about as long as building one.
+"""Exchange: one request and its answer. A Starlette request with limits, that FastAPI takes as its own.
 
 Bodies are read whole, within a limit and a budget for the whole process; the bytes are kept until the answer is out, so
 that a request can be tried again on the topic's next owner.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, MutableMapping
-from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from collections.abc import AsyncIterator, Callable, MutableMapping
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 from urllib.parse import parse_qsl
 
 import msgspec
 from bindery_core.errors import BadRequest, BinderyError, TooLarge
+from starlette.datastructures import Headers, QueryParams
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
 
+from bindery_broker.broker import Broker
 from bindery_broker.http.budget import ByteBudget
 from bindery_broker.http.schemas import StreamQuery
 from bindery_broker.topic_name import TopicName
 
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+if TYPE_CHECKING:
+    from bindery_broker.http.at_owner import AtOwner
+
 StructT = TypeVar("StructT", bound=msgspec.Struct)
 
 JSON_TYPE: Final = b"application/json"
+SCOPE_KEY: Final = "bindery.exchange"
 QUERY_SIZE_MAX: Final = 256 * 1024
 BODY_TIMEOUT_S: Final = 60.0
 """Longest pause between two pieces of a body."""
+_JSON_TYPES: Final = ("", "application/json", "application/x-www-form-urlencoded")
+"""curl sends the last one unless told otherwise, and the body is JSON all the same."""
 
 _encoder = msgspec.json.Encoder()
 _with_required: Final[set[type]] = {StreamQuery}
@@ -35,59 +40,96 @@ _with_required: Final[set[type]] = {StreamQuery}
 _decoders: dict[type, msgspec.json.Decoder[Any]] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
-    status: int
-    body: bytes
-    content_type: bytes = JSON_TYPE
-    headers: tuple[tuple[bytes, bytes], ...] = ()
+class Reply(Response):
+    """An answer whose bytes are known: no more work than two messages."""
+
+    def __init__(
+        self,
+        status: int,
+        body: bytes,
+        content_type: bytes = JSON_TYPE,
+        headers: tuple[tuple[bytes, bytes], ...] = (),
+    ) -> None:
+        self.status_code = status
+        self.body = body
+        self.background = None
+        self.raw_headers = [(b"content-type", content_type), (b"content-length", b"%d" % len(body)), *headers]
+
+    async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        await send({"type": "http.response.body", "body": self.body})
 
 
-def json_reply(value: Any, *, status: int = 200, headers: tuple[tuple[bytes, bytes], ...] = ()) -> Reply:
-    return Reply(status, _encoder.encode(value) + b"\n", JSON_TYPE, headers)
+class Answered(Response):
+    """Stands for an answer that is already out."""
+
+    async def __call__(self, _scope: Scope, _receive: Receive, _send: Send) -> None:
+        return
+
+
+def json_reply(value: Any, *, status: int = 200) -> Reply:
+    return Reply(status, _encoder.encode(value) + b"\n")
 
 
 class ClientGone(Exception):
     """The client closed the connection before its request was complete: nobody waits for an answer."""
 
 
-class Exchange:
-    __slots__ = (
-        "_answered", "_body", "_charged", "_receive", "_send", "budget", "gone", "params", "request_id",
-        "scope", "topic_name",
-    )  # fmt: skip
+class UnsupportedMediaType(BinderyError):
+    status = 415
+    code = "unsupported_media_type"
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, *, budget: ByteBudget, request_id: str) -> None:
-        self.scope = scope
+
+class RequestTimeout(BinderyError):
+    status = 408
+    code = "request_timeout"
+
+
+class Exchange(Request):
+    topic_name: TopicName | None = None
+    operation: str = "none"
+    """The operation's id, for the records."""
+    status: int = 0
+    """Of the answer, once its first bytes are out."""
+    failure: Exception | None = None
+    """What ended an ordinary operation without an answer."""
+    gone: bool = False
+    """The client closed the connection."""
+    _read: bytes | None = None
+    _charged: int = 0
+
+    def __init__(
+        self, scope: Scope, receive: Receive, send: Send, *, at_owner: "AtOwner", budget: ByteBudget, request_id: str
+    ) -> None:
+        super().__init__(scope, receive, send)
+        self.at_owner = at_owner
         self.budget = budget
         self.request_id = request_id
-        self.params: dict[str, str] = {}
-        self.gone = False
-        """The client closed the connection."""
-        self.topic_name: TopicName | None = None
-        self._receive = receive
-        self._send = send
-        self._body: bytes | None = None
-        self._charged = 0
-        self._answered = False
+        self.path: str = scope["path"]
+        self.asked_method: str = scope["method"]
 
     # -- what was asked -------------------------------------------------------------------------------------------
 
     @property
     def method(self) -> str:
-        return str(self.scope["method"])
+        """As the client said it: routes see the GET that a HEAD stands for."""
+        return self.asked_method
+
+    @property
+    def broker(self) -> Broker:
+        return self.at_owner.broker
+
+    @property
+    def raw_path(self) -> bytes:
+        return cast(bytes, self.scope.get("raw_path") or self.path.encode())
 
     @property
     def is_answered(self) -> bool:
         """Whether the answer's first bytes are out."""
-        return self._answered
+        return self.status != 0
 
     @property
-    def body_read(self) -> bytes | None:
-        return self._body
-
-    @property
-    def name(self) -> TopicName:
+    def topic(self) -> TopicName:
         assert self.topic_name is not None
         return self.topic_name
 
@@ -109,11 +151,24 @@ class Exchange:
             part.partition(b";")[0].strip().lower() == media_type for part in accept.split(b",")
         )
 
+    @property
+    def query_params(self) -> QueryParams:
+        """For FastAPI. Raises BadRequest for what is not UTF-8, and for a parameter that is given twice."""
+        if not hasattr(self, "_query_params"):
+            self._query_params = QueryParams(self._query_values())
+        return self._query_params
+
     def query(self, cls: type[StructT]) -> StructT:
         """The query parameters as `cls`. Raises BadRequest for unknown, repeated or wrong ones."""
-        text = self.scope["query_string"]
-        if not text and cls not in _with_required:
+        if not self.scope["query_string"] and cls not in _with_required:
             return cls()
+        try:
+            return msgspec.convert(self._query_values(), cls, strict=False)
+        except (msgspec.ValidationError, ValueError) as error:
+            raise BadRequest(f"query: {error}") from error
+
+    def _query_values(self) -> dict[str, str]:
+        text = self.scope["query_string"]
         if len(text) > QUERY_SIZE_MAX:
             raise TooLarge("the query is too long", size=len(text), size_max=QUERY_SIZE_MAX)
         values: dict[str, str] = {}
@@ -125,15 +180,16 @@ class Exchange:
             if name in values:
                 raise BadRequest("a query parameter is given twice", parameter=name[:100])
             values[name] = value
-        try:
-            return msgspec.convert(values, cls, strict=False)
-        except (msgspec.ValidationError, ValueError) as error:
-            raise BadRequest(f"query: {error}") from error
+        return values
 
-    async def body(self, *, size_max: int) -> bytes:
+    async def body(self) -> bytes:
+        """A body of an ordinary operation."""
+        return await self.read_body(size_max=self.broker.settings.control_bytes_max)
+
+    async def read_body(self, *, size_max: int) -> bytes:
         """The whole body. Raises TooLarge beyond `size_max`, TooManyRequests beyond the budget, ClientGone."""
-        if self._body is not None:
-            return self._body
+        if self._read is not None:
+            return self._read
         announced = self.header(b"content-length")
         if announced:
             if not announced.isdigit():
@@ -155,29 +211,39 @@ class Exchange:
                 chunks.append(chunk)
             if not message.get("more_body"):
                 break
-        self._body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
-        return self._body
+        self._read = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        return self._read
 
-    async def json_body(self, cls: type[StructT], *, size_max: int) -> StructT:
+    async def json_body(self, cls: type[StructT]) -> StructT:
         """The body as `cls`; the content type may be left out or be JSON."""
+        value: StructT = await self._decode(cls)
+        return value
+
+    async def load_json(self) -> None:
+        """Read and parse the body for FastAPI, which would make any error here a 400 and asks for a content type."""
+        if hasattr(self, "_json"):
+            return
+        self._json = await self._decode(object)
+        headers = [(k, v) for k, v in self.scope["headers"] if k != b"content-type"]
+        self._headers = Headers(raw=[*headers, (b"content-type", JSON_TYPE)])
+
+    async def _decode(self, cls: type) -> Any:
         media_type = self.media_type()
-        body = await self.body(size_max=size_max)
-        if media_type not in ("", "application/json", "application/x-www-form-urlencoded"):
-            # curl sends the last one unless told otherwise, and the body is JSON all the same
+        body = await self.body()
+        if media_type not in _JSON_TYPES:
             raise UnsupportedMediaType("want application/json", content_type=media_type)
         decoder = _decoders.get(cls)
         if decoder is None:
             decoder = _decoders[cls] = msgspec.json.Decoder(cls)
         try:
-            value: StructT = decoder.decode(body)
+            return decoder.decode(body)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise BadRequest(f"body: {error}") from error
-        return value
 
-    async def stream_body(self, *, size_max: int) -> Any:
+    async def stream_body(self, *, size_max: int) -> AsyncIterator[bytes]:
         """The body's pieces as they come, for passing on; charged to no budget, never kept."""
-        if self._body is not None:
-            yield self._body
+        if self._read is not None:
+            yield self._read
             return
         size = 0
         while True:
@@ -192,8 +258,8 @@ class Exchange:
                 return
 
     async def watch_connection(self, on_gone: Callable[[], None]) -> None:
-        """Runs beside a waiting handler, the body being read: sets `gone` when the client closes the connection."""
-        assert self._body is not None
+        """Runs beside a waiting operation, the body being read: sets `gone` when the client closes the connection."""
+        assert self._read is not None
         while True:
             message = await self._receive()
             if message["type"] == "http.disconnect":
@@ -201,31 +267,23 @@ class Exchange:
                 on_gone()
                 return
 
-    # -- what is answered -------------------------------------------------------------------------------------------
+    # -- what is answered -----------------------------------------------------------------------------------------
 
-    async def reply(self, reply: Reply) -> None:
-        body = b"" if self.method == "HEAD" else reply.body
-        await self._start(
-            reply.status,
-            [
-                (b"content-type", reply.content_type),
-                (b"content-length", str(len(reply.body)).encode()),
-                *reply.headers,
-            ],
-        )
-        await self._send({"type": "http.response.body", "body": body})
+    async def answer(self, message: Message) -> None:
+        """ASGI's `send`: adds the request's id, and leaves the body out where HEAD asked."""
+        if message["type"] == "http.response.start":
+            assert not self.status, "answered twice"
+            self.status = message["status"]
+            message["headers"] = [*message["headers"], (b"x-request-id", self.request_id.encode("latin-1"))]
+        elif self.asked_method == "HEAD":
+            message["body"] = b""
+        await self._send(message)
 
     async def start_stream(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
-        await self._start(status, headers)
+        await self.answer({"type": "http.response.start", "status": status, "headers": headers})
 
     async def send_chunk(self, chunk: bytes, *, more: bool) -> None:
-        await self._send({"type": "http.response.body", "body": chunk, "more_body": more})
-
-    async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
-        assert not self._answered
-        self._answered = True
-        headers.append((b"x-request-id", self.request_id.encode("latin-1")))
-        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+        await self.answer({"type": "http.response.body", "body": chunk, "more_body": more})
 
     def finish(self) -> None:
         """Give the budget back."""
@@ -247,13 +305,3 @@ class Exchange:
             self.gone = True
             raise ClientGone
         return message
-
-
-class UnsupportedMediaType(BinderyError):
-    status = 415
-    code = "unsupported_media_type"
-
-
-class RequestTimeout(BinderyError):
-    status = 408
-    code = "request_timeout"

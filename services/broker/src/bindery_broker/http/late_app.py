@@ -1,9 +1,10 @@
-"""The HTTP port before the broker is there: 503 for everything but the health paths in front of it."""
+"""The HTTP port before the broker is there: 503 for everything but the health paths in front of it.
 
-from bindery_kit.health import AsgiApp
+It needs no web framework: FastAPI is imported while the port already answers.
+"""
+
+from bindery_kit.health import AsgiApp, Receive, Scope, Send
 from bindery_kit.problem import problem_response
-
-from bindery_broker.http.exchange import Receive, Scope, Send
 
 
 class LateApp:

@@ -44,7 +44,7 @@ class Proxy:
         the way.
         """
         scope = exchange.scope
-        target = url.rstrip("/") + scope["raw_path"].decode("ascii")
+        target = url.rstrip("/") + exchange.raw_path.decode("ascii")
         if scope["query_string"]:
             target += "?" + scope["query_string"].decode("ascii")
         headers = [(k, v) for k, v in scope["headers"] if k not in _HOP_HEADERS]
@@ -88,7 +88,7 @@ class Proxy:
 
 def redirect(exchange: Exchange, url: str) -> Reply:
     """307 to the same path at the owner."""
-    location = url.rstrip("/").encode() + exchange.scope["raw_path"]
+    location = url.rstrip("/").encode() + exchange.raw_path
     if exchange.scope["query_string"]:
         location += b"?" + exchange.scope["query_string"]
     return Reply(307, b"", b"text/plain", ((b"location", location),))

@@ -1,4 +1,6 @@
-"""Bodies and query parameters of the HTTP data API. They validate requests and describe themselves in OpenAPI.
+"""Bodies and query parameters of hot operations, and messages. They validate and describe themselves in OpenAPI.
+
+The other operations' are pydantic `models`.
 
 Unknown fields are refused: a misspelled `delay` must not become an undelayed message. Times are milliseconds; those
 that name a moment count from 1970.
@@ -28,7 +30,6 @@ NO_CONTROLS: Final = r"^[^\x00-\x1f\x7f]+$"
 
 Time = Annotated[int, Meta(ge=0, le=MS_MAX)]
 MessageIdText = Annotated[str, Meta(max_length=64, pattern=ID_PATTERN, examples=["5:0:-1:0"])]
-PlaceText = Annotated[str, Meta(max_length=64, pattern=PLACE_PATTERN, examples=["earliest"])]
 ConsumerName = Annotated[str, Meta(min_length=1, max_length=256, pattern=NO_CONTROLS)]
 ProducerName = Annotated[str, Meta(min_length=1, max_length=256, pattern=NO_CONTROLS)]
 Key = Annotated[str, Meta(max_length=TEXT_MAX)]
@@ -136,16 +137,6 @@ class Received(Answer, kw_only=True):
     messages: list[MessageOut]
 
 
-class ReadQuery(RoutingQuery, kw_only=True):
-    start: PlaceText = "earliest"
-    """This message, and those after it."""
-    max: Annotated[int, Meta(ge=1, le=MESSAGES_PER_RECEIVE_MAX)] = 100
-    max_bytes: Annotated[int, Meta(ge=1, le=RECEIVE_BYTES_MAX)] = 4 * 2**20
-    """One message is answered whatever its size."""
-    wait_ms: Annotated[int, Meta(ge=0, le=WAIT_MS_MAX)] = 0
-    """Wait so long for a message when there is none."""
-
-
 class ReadAnswer(Answer, kw_only=True):
     messages: list[MessageOut]
     next: str
@@ -200,12 +191,6 @@ class ReceiveBody(Request, kw_only=True):
     """Kept with the subscription that this call makes."""
 
 
-class SubscribeBody(Request, kw_only=True):
-    initial: Literal["earliest", "latest"] = "earliest"
-    tags: Tags | UnsetType = UNSET
-    subscription_properties: Annotated[dict[Text, Text], Meta(max_length=100)] | UnsetType = UNSET
-
-
 class StreamQuery(RoutingQuery, kw_only=True):
     consumer: ConsumerName
     type: Literal["shared", "exclusive", "failover", "key_shared"] = "shared"
@@ -214,11 +199,6 @@ class StreamQuery(RoutingQuery, kw_only=True):
     ack_timeout_ms: Annotated[int, Meta(ge=100, le=ACK_TIMEOUT_MS_MAX)] = 30_000
     session_ttl_ms: Annotated[int, Meta(ge=1_000, le=SESSION_TTL_MS_MAX)] = 60_000
     tags: Tags | UnsetType = UNSET
-
-
-class ForceQuery(RoutingQuery, kw_only=True):
-    force: bool = False
-    """Also while consumers are connected."""
 
 
 class AckBody(Request, kw_only=True):
@@ -247,110 +227,7 @@ class Returned(Answer, kw_only=True):
     """Messages that were held and will be delivered again. What nobody held (a lease ran out) is left out."""
 
 
-class SeekBody(Request, kw_only=True):
-    """Exactly one of the two."""
-
-    message_id: PlaceText | UnsetType = UNSET
-    """This message comes next."""
-    timestamp: Time | UnsetType = UNSET
-    """The first message published then or later comes next."""
-
-
-class Sought(Answer, kw_only=True):
-    next: str
-
-
-class ConsumerInfo(Answer, kw_only=True):
-    consumer: str
-    unacked: int
-    oldest_lease_age_ms: int | UnsetType = UNSET
-    next_timeout_in_ms: int | UnsetType = UNSET
-    session_ends_in_ms: int | UnsetType = UNSET
-    """Left out while a call is under way."""
-    calls_open: int
-    calls: int
-    messages: int
-    """Handed out in this session."""
-
-
-class SubscriptionInfo(Answer, kw_only=True):
-    subscription: str
-    type: str | None
-    """None: nobody consumed since the topic was loaded."""
-    mark_delete: str
-    """Everything up to this entry is acknowledged."""
-    read_position: str
-    backlog_entries: int
-    unacked: int
-    """Messages in consumers' hands."""
-    consumers: list[ConsumerInfo]
-    tags: str | UnsetType = UNSET
-    properties: dict[str, str]
-
-
-class SubscriptionList(Answer, kw_only=True):
-    subscriptions: list[SubscriptionInfo]
-
-
-class Explanation(Answer, kw_only=True):
-    subscription: SubscriptionInfo
-    states: dict[str, int]
-    """Messages that were read and are not acknowledged, by what they wait for."""
-    limits: dict[str, int]
-    summary: str
-    """One sentence."""
-    blocked_by: list[str]
-    """What keeps messages from being delivered now; empty: nothing."""
-
-
-# -- topics
-
-
-class TopicList(Answer, kw_only=True):
-    topics: list[str]
-    next: str | UnsetType = UNSET
-    """`after` of the next call, when there are more."""
-
-
-class TopicListQuery(Request, kw_only=True):
-    namespace: Annotated[str, Meta(max_length=257, pattern=r"^[-=:.\w]{1,128}/[-=:.\w]{1,128}$")] | UnsetType = UNSET
-    after: Annotated[str, Meta(max_length=1_024)] | UnsetType = UNSET
-    max: Annotated[int, Meta(ge=1, le=10_000)] = 1_000
-
-
-class SubscriptionStats(Answer, kw_only=True):
-    type: str | None
-    backlog_entries: int
-    unacked: int
-    consumers: int
-    mark_delete: str
-
-
-class TopicStats(Answer, kw_only=True):
-    topic: str
-    owner: str
-    entries: int
-    size: int
-    """Payload bytes of all entries."""
-    ledgers: int
-    first: str
-    last: str
-    """The last entry that was written, `-1` its entry id when there is none."""
-    messages_in: int
-    bytes_in: int
-    messages_out: int
-    bytes_out: int
-    """Since the topic was loaded here."""
-    subscriptions: dict[str, SubscriptionStats]
-
-
-class Created(Answer, kw_only=True):
-    topic: str
-    created: bool
-
-
-class Deleted(Answer, kw_only=True):
-    deleted: str
+# -- errors
 
 
 class Problem(Answer, kw_only=True):

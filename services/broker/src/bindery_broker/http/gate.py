@@ -1,0 +1,167 @@
+"""The gate: what stands around the application, through which every request and every answer goes.
+
+Hot operations are called from here. FastAPI's way to a route (its middleware, its routers, its handling of a request)
+costs more than all of ours before a message is stored; see docs/adr. Errors of either way become problems here, and
+every answer carries `X-Request-Id`: the client's, if it sent a sensible one, else a number of ours.
+"""
+
+import functools
+import itertools
+import re
+from collections.abc import Iterable
+from typing import Any, Final, NamedTuple
+
+from bindery_core.errors import BinderyError
+from bindery_kit.logs import error_fields, get_logger
+from bindery_kit.problem import problem_of, problem_response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from bindery_broker.http import paths
+from bindery_broker.http.at_owner import AtOwner
+from bindery_broker.http.budget import ByteBudget
+from bindery_broker.http.exchange import SCOPE_KEY, ClientGone, Exchange
+from bindery_broker.http.route import HotRoute
+from bindery_broker.topic_name import TopicName
+
+REMEMBERED_MAX: Final = 4_096
+REMEMBERED_PATH_SIZE_MAX: Final = 512
+CLIENT_GONE: Final = 499
+_REQUEST_ID: Final = re.compile(rb"[\x21-\x7e]{1,128}")
+_PAGES: Final = ("/docs", "/openapi.json")
+
+log = get_logger(__name__)
+
+
+class HotMatch(NamedTuple):
+    route: HotRoute
+    params: dict[str, Any]
+    """Shared by all requests of this path: not to be changed."""
+    topic: TopicName
+
+
+class HotRoutes:
+    """Hot routes by method and path. Clients repeat themselves: short paths are remembered, up to a number."""
+
+    def __init__(self, routes: Iterable[HotRoute]) -> None:
+        self._routes = list(routes)
+        self.remembered = functools.lru_cache(REMEMBERED_MAX)(self._find)
+
+    def find(self, method: str, raw_path: bytes) -> HotMatch | None:
+        """None: not a hot operation. Raises BadRequest or TooLarge for a path that names no topic."""
+        if len(raw_path) <= REMEMBERED_PATH_SIZE_MAX:
+            return self.remembered(method, raw_path)
+        return self._find(method, raw_path)
+
+    def _find(self, method: str, raw_path: bytes) -> HotMatch | None:
+        path = paths.route_path(raw_path)
+        for route in self._routes:
+            found = route.path_regex.match(path) if method in route.methods else None
+            if found is not None:
+                params = {name: route.param_convertors[name].convert(text) for name, text in found.groupdict().items()}
+                topic = paths.topic_of(params["tenant"], params["namespace"], params["topic"])
+                return HotMatch(route, params, topic)
+        return None
+
+
+class Carry:
+    """Middleware that hands failures to the gate: Starlette's own layer around it would answer them first."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        try:
+            await self._app(scope, receive, send)
+        except Exception as error:
+            scope[SCOPE_KEY].failure = error
+
+
+class Gate:
+    def __init__(self, app: ASGIApp, *, at_owner: AtOwner, budget: ByteBudget, routes: HotRoutes) -> None:
+        self._app = app
+        self._at_owner = at_owner
+        self._broker = at_owner.broker
+        self._budget = budget
+        self._routes = routes
+        self._serials = itertools.count(1)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        exchange = Exchange(
+            scope, receive, send, at_owner=self._at_owner, budget=self._budget, request_id=self._request_id(scope)
+        )
+        began = self._broker.now()
+        try:
+            await self._serve(exchange)
+        except ClientGone:
+            exchange.status = CLIENT_GONE
+        finally:
+            exchange.finish()
+            took = self._broker.now() - began
+            self._broker.metrics.answered(exchange.operation, exchange.status, took)
+            if self._broker.settings.access_log:
+                log.info(
+                    "request", method=exchange.method, path=exchange.path, status=exchange.status,
+                    operation=exchange.operation, ms=round(took * 1000, 3), request_id=exchange.request_id,
+                )  # fmt: skip
+
+    async def _serve(self, exchange: Exchange) -> None:
+        try:
+            scope, raw_path = exchange.scope, exchange.raw_path
+            found = self._routes.find(exchange.asked_method, raw_path)
+            if found is None:
+                await self._ordinary(exchange)
+                return
+            route, scope["path_params"], exchange.topic_name = found
+            exchange.operation = route.unique_id
+            response = await self._at_owner.run(exchange, route.endpoint)
+            await response(scope, exchange.receive, exchange.answer)
+        except BinderyError as error:
+            await self._problem(exchange, error)
+        except ClientGone:
+            raise
+        except Exception as error:
+            self._log_failure(exchange, error)
+            if exchange.is_answered:
+                raise
+            response = problem_response(
+                status=500, code="internal", detail="an error of ours; the service's log has the details"
+            )
+            await response(exchange.scope, exchange.receive, exchange.answer)
+
+    async def _ordinary(self, exchange: Exchange) -> None:
+        """Through FastAPI, which shall match the path before it is decoded, and knows no HEAD."""
+        scope = exchange.scope
+        if exchange.path in _PAGES:
+            exchange.operation = "docs"
+        scope["path"] = paths.route_path(exchange.raw_path)
+        if scope["method"] == "HEAD":
+            scope["method"] = "GET"
+        scope[SCOPE_KEY] = exchange
+        await self._app(scope, exchange.receive, exchange.answer)
+        if exchange.failure is not None:
+            raise exchange.failure
+
+    async def _problem(self, exchange: Exchange, error: BinderyError) -> None:
+        if error.status >= 500 and error.status not in (503, 504):
+            self._log_failure(exchange, error)
+        if exchange.is_answered:
+            raise error
+        await problem_of(error)(exchange.scope, exchange.receive, exchange.answer)
+
+    def _log_failure(self, exchange: Exchange, error: Exception) -> None:
+        log.error(
+            "request_failed", method=exchange.method, path=exchange.path, operation=exchange.operation,
+            request_id=exchange.request_id, **error_fields(error), exc_info=error,
+        )  # fmt: skip
+
+    def _request_id(self, scope: Scope) -> str:
+        for name, value in scope["headers"]:
+            if name == b"x-request-id" and _REQUEST_ID.fullmatch(value):
+                return str(value.decode("ascii"))
+        return str(next(self._serials))

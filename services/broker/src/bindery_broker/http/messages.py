@@ -1,0 +1,137 @@
+"""Messages: producing them, and reading them without a subscription."""
+
+from typing import Annotated
+
+from bindery_core.errors import BadRequest, BinderyError
+from bindery_core.ids import EntryId, LedgerId
+from bindery_core.ledger_metadata import LedgerState
+from bindery_core.write_set import write_set
+from fastapi import APIRouter, Query
+from starlette.responses import Response
+
+from bindery_broker.broker import Broker
+from bindery_broker.http import openapi, paths
+from bindery_broker.http.exchange import Exchange, json_reply
+from bindery_broker.http.message_view import parse_place, view
+from bindery_broker.http.models import ReadQuery, RoutingQuery
+from bindery_broker.http.produce_request import PROPERTY_HEADER, ProduceLimits, parse_produce
+from bindery_broker.http.route import JsonLine, OwnedRoute, hot
+from bindery_broker.http.schemas import (
+    LedgerOfMessage,
+    MessageError,
+    OneMessage,
+    Produced,
+    ProducedPartly,
+    ProduceQuery,
+    ProduceResult,
+    ReadAnswer,
+)
+from bindery_broker.message_id import MessageId, Position
+
+STRUCTS = (Produced, ProducedPartly, ReadAnswer, OneMessage)
+router = APIRouter(route_class=OwnedRoute, default_response_class=JsonLine, tags=["messages"])
+
+
+@hot(
+    router,
+    "POST",
+    paths.TOPIC + "/messages",
+    operation_id="produce",
+    summary="Store one message (any body) or many (NDJSON, JSON array); answers once they are durable",
+    query=ProduceQuery,
+    body=openapi.PRODUCE_BODY,
+    answers={200: Produced, 207: ProducedPartly},
+    errors=(*openapi.OF_TOPICS, *openapi.BODY_ERRORS, 409),
+)
+async def produce(exchange: Exchange) -> Response:
+    """Headers `Bindery-Property-<name>` set properties (percent-encoded UTF-8).
+
+    Everything is validated before anything is written.
+    """
+    broker = exchange.broker
+    settings = broker.settings
+    query = exchange.query(ProduceQuery)
+    body = await exchange.read_body(size_max=settings.request_bytes_max)
+    messages = parse_produce(
+        body,
+        content_type=exchange.media_type(),
+        query=query,
+        headers=exchange.scope["headers"],
+        now_ms=broker.clock(),
+        limits=ProduceLimits(messages_max=settings.messages_per_request_max),
+    )
+    broker.metrics.produce_bytes.observe(len(body))
+    topic = await broker.topic(exchange.topic, create=True)
+    producer = query.producer if isinstance(query.producer, str) else None
+    results = await topic.publish(messages, producer=producer, batch=query.batch)
+    ids = [str(result) for result in results if isinstance(result, MessageId)]
+    if len(ids) == len(results):
+        return json_reply(Produced(message_ids=ids))
+    return json_reply(ProducedPartly(results=[_result(result) for result in results]), status=207)
+
+
+assert produce.__doc__ is not None
+assert PROPERTY_HEADER.decode().title() in produce.__doc__
+
+
+def _result(result: MessageId | BinderyError) -> ProduceResult:
+    if isinstance(result, BinderyError):
+        return ProduceResult(error=MessageError(code=result.code, status=result.status, detail=str(result)))
+    return ProduceResult(message_id=str(result))
+
+
+@router.get(
+    paths.TOPIC + "/messages",
+    operation_id="readMessages",
+    summary="Read without a subscription",
+    responses={**openapi.answers({200: ReadAnswer}), **openapi.problems(*openapi.OF_TOPICS, 409, 422)},
+)
+async def read_messages(exchange: Exchange, name: paths.Topic, query: Annotated[ReadQuery, Query()]) -> Response:
+    broker = exchange.broker
+    start = parse_place(query.start)
+    topic = await broker.topic(name)
+    if isinstance(start, MessageId) and start.partition not in (-1, topic.partition):
+        raise BadRequest("the id is of another partition", message_id=str(start))
+    wait_ms = 0 if broker.draining else min(query.wait_ms, broker.settings.receive_wait_ms_max)
+    found, following = await topic.read(start, count_max=query.max, bytes_max=query.max_bytes, wait_s=wait_ms / 1000)
+    return json_reply(
+        ReadAnswer(messages=[view(row.message, message_id=str(row.id)) for row in found], next=str(following))
+    )
+
+
+@router.get(
+    paths.TOPIC + "/messages/{message_id:segment}",
+    operation_id="readMessage",
+    summary="One message, with its ledger and the bookies that hold it",
+    responses={**openapi.answers({200: OneMessage}), **openapi.problems(*openapi.OF_TOPICS, 409, 422)},
+)
+async def read_message(
+    exchange: Exchange, name: paths.Topic, message_id: paths.MessageIdPath, _query: Annotated[RoutingQuery, Query()]
+) -> Response:
+    wanted = MessageId.parse(message_id)
+    topic = await exchange.broker.topic(name)
+    found = await topic.read_one(wanted)
+    return json_reply(
+        OneMessage(
+            message=view(found.message, message_id=str(found.id)),
+            batch_size=found.message.batch_size,
+            ledger=await _ledger_of(exchange.broker, found.id.position),
+        )
+    )
+
+
+async def _ledger_of(broker: Broker, position: Position) -> LedgerOfMessage:
+    metadata = await broker.topics.client.metadata(LedgerId(position.ledger_id))
+    entry_id = EntryId(position.entry_id)
+    ensemble = metadata.segment_of(entry_id).ensemble
+    indexes = write_set(entry_id=entry_id, ensemble_size=metadata.ensemble_size, write_quorum=metadata.write_quorum)
+    return LedgerOfMessage(
+        ledger_id=position.ledger_id,
+        entry_id=position.entry_id,
+        state=LedgerState(metadata.state).name.lower(),
+        ensemble_size=metadata.ensemble_size,
+        write_quorum=metadata.write_quorum,
+        ack_quorum=metadata.ack_quorum,
+        ensemble=[str(bookie) for bookie in ensemble],
+        write_set=[str(ensemble[index]) for index in indexes],
+    )

@@ -1,0 +1,165 @@
+"""Bodies, query parameters and answers of the ordinary operations.
+
+Unknown fields are refused. Times are milliseconds; those that name a moment count from 1970. Fields that were not set
+are left out of answers.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from bindery_broker.http.schemas import (
+    MESSAGES_PER_RECEIVE_MAX,
+    MS_MAX,
+    PLACE_PATTERN,
+    RECEIVE_BYTES_MAX,
+    TEXT_MAX,
+    WAIT_MS_MAX,
+)
+
+Place = Annotated[str, Field(max_length=64, pattern=PLACE_PATTERN, examples=["earliest"])]
+Text = Annotated[str, Field(max_length=TEXT_MAX)]
+Tags = Annotated[str, Field(min_length=1, max_length=4_096, description="one tag, or several: `a||b`")]
+
+
+class Query(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, regex_engine="python-re", use_attribute_docstrings=True)
+
+
+class Body(BaseModel):
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, regex_engine="python-re", use_attribute_docstrings=True
+    )
+
+
+class Answer(BaseModel):
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+
+class RoutingQuery(Query):
+    redirect: bool = False
+    """Answer 307 to the topic's owner instead of passing the request on."""
+
+
+class ForceQuery(RoutingQuery):
+    force: bool = False
+    """Also while consumers are connected."""
+
+
+class ReadQuery(RoutingQuery):
+    start: Place = "earliest"
+    """This message, and those after it."""
+    max: Annotated[int, Field(ge=1, le=MESSAGES_PER_RECEIVE_MAX)] = 100
+    max_bytes: Annotated[int, Field(ge=1, le=RECEIVE_BYTES_MAX)] = 4 * 2**20
+    """One message is answered whatever its size."""
+    wait_ms: Annotated[int, Field(ge=0, le=WAIT_MS_MAX)] = 0
+    """Wait so long for a message when there is none."""
+
+
+class TopicListQuery(Query):
+    namespace: Annotated[str, Field(max_length=257, pattern=r"^[-=:.\w]{1,128}/[-=:.\w]{1,128}$")] | None = None
+    after: Annotated[str, Field(max_length=1_024)] | None = None
+    max: Annotated[int, Field(ge=1, le=10_000)] = 1_000
+
+
+class SubscribeBody(Body):
+    initial: Literal["earliest", "latest"] = "earliest"
+    tags: Tags | None = None
+    subscription_properties: Annotated[dict[Text, Text], Field(max_length=100)] | None = None
+
+
+class SeekBody(Body):
+    """Exactly one of the two."""
+
+    message_id: Place | None = None
+    """This message comes next."""
+    timestamp: Annotated[int, Field(ge=0, le=MS_MAX)] | None = None
+    """The first message published then or later comes next."""
+
+
+class Sought(Answer):
+    next: str
+
+
+class ConsumerInfo(Answer):
+    consumer: str
+    unacked: int
+    oldest_lease_age_ms: int | None = None
+    next_timeout_in_ms: int | None = None
+    session_ends_in_ms: int | None = None
+    """Left out while a call is under way."""
+    calls_open: int
+    calls: int
+    messages: int
+    """Handed out in this session."""
+
+
+class SubscriptionInfo(Answer):
+    subscription: str
+    type: str | None
+    """None: nobody consumed since the topic was loaded."""
+    mark_delete: str
+    """Everything up to this entry is acknowledged."""
+    read_position: str
+    backlog_entries: int
+    unacked: int
+    """Messages in consumers' hands."""
+    consumers: list[ConsumerInfo]
+    tags: str | None = None
+    properties: dict[str, str]
+
+
+class SubscriptionList(Answer):
+    subscriptions: list[SubscriptionInfo]
+
+
+class Explanation(Answer):
+    subscription: SubscriptionInfo
+    states: dict[str, int]
+    """Messages that were read and are not acknowledged, by what they wait for."""
+    limits: dict[str, int]
+    summary: str
+    """One sentence."""
+    blocked_by: list[str]
+    """What keeps messages from being delivered now; empty: nothing."""
+
+
+class TopicList(Answer):
+    topics: list[str]
+    next: str | None = None
+    """`after` of the next call, when there are more."""
+
+
+class SubscriptionStats(Answer):
+    type: str | None
+    backlog_entries: int
+    unacked: int
+    consumers: int
+    mark_delete: str
+
+
+class TopicStats(Answer):
+    topic: str
+    owner: str
+    entries: int
+    size: int
+    """Payload bytes of all entries."""
+    ledgers: int
+    first: str
+    last: str
+    """The last entry that was written, `-1` its entry id when there is none."""
+    messages_in: int
+    bytes_in: int
+    messages_out: int
+    bytes_out: int
+    """Since the topic was loaded here."""
+    subscriptions: dict[str, SubscriptionStats]
+
+
+class Created(Answer):
+    topic: str
+    created: bool
+
+
+class Deleted(Answer):
+    deleted: str

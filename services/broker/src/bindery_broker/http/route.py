@@ -1,0 +1,123 @@
+"""The two kinds of operations: ordinary ones, which FastAPI handles, and hot ones, which the gate calls directly.
+
+Both are FastAPI routes of one application and one OpenAPI document; both run at their topic's owner.
+"""
+
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
+from typing import Any, Final
+
+import msgspec
+from fastapi import APIRouter, Depends
+from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from bindery_broker.http import openapi, paths
+from bindery_broker.http.exchange import SCOPE_KEY, Exchange
+
+HotOperation = Callable[[Exchange], Awaitable[Response]]
+Handler = Callable[[Request], Coroutine[Any, Any, Response]]
+_methods: Final[dict[str, set[str]]] = {}
+"""Methods by path, for 405: a route knows its own only."""
+
+
+class JsonLine(JSONResponse):
+    """JSON with the end of line that terminals like, as all our answers have it."""
+
+    def render(self, content: Any) -> bytes:
+        return msgspec.json.encode(content) + b"\n"
+
+
+class OwnedRoute(APIRoute):
+    """An ordinary operation."""
+
+    methods: set[str]
+
+    def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
+        super().__init__(path, endpoint, **options)
+        _methods.setdefault(self.path_format, set()).update(self.methods)
+
+    def get_route_handler(self) -> Handler:
+        handle = super().get_route_handler()
+        has_body = self.body_field is not None
+
+        async def operation(exchange: Exchange) -> Response:
+            if has_body:
+                await exchange.load_json()
+            return await handle(exchange)
+
+        return self._at_owner(operation)
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] not in self.methods:
+            allowed = ", ".join(sorted(_methods[self.path_format]))
+            raise HTTPException(405, headers={"Allow": allowed})
+        await super().handle(scope, receive, send)
+
+    def _at_owner(self, operation: HotOperation) -> Handler:
+        async def handler(request: Request) -> Response:
+            exchange: Exchange = request.scope[SCOPE_KEY]
+            exchange.operation = self.unique_id
+            params = request.path_params
+            if "topic" in params:
+                exchange.topic_name = paths.topic_of(params["tenant"], params["namespace"], params["topic"])
+            return await exchange.at_owner.run(exchange, operation)
+
+        return handler
+
+
+class HotRoute(OwnedRoute):
+    """An operation without FastAPI's handling: its endpoint takes the exchange and checks what it is sent itself.
+
+    HEAD is not served: of the hot operations only the endless one is a GET.
+    """
+
+    endpoint: HotOperation
+
+    def get_route_handler(self) -> Handler:
+        async def operation(exchange: Exchange) -> Response:
+            if exchange.method not in self.methods:
+                raise HTTPException(405, headers={"Allow": ", ".join(sorted(_methods[self.path_format]))})
+            return await self.endpoint(exchange)
+
+        return self._at_owner(operation)
+
+
+def hot(
+    router: APIRouter,
+    method: str,
+    path: str,
+    *,
+    operation_id: str,
+    summary: str,
+    answers: Mapping[int, Any],
+    errors: Collection[int],
+    query: type[msgspec.Struct],
+    body: Mapping[str, Any] | type[msgspec.Struct] | None = None,
+    media_types: Collection[str] = ("application/json",),
+    response_class: type[Response] = JsonLine,
+) -> Callable[[HotOperation], HotOperation]:
+    """Register a hot operation. `body`: a struct, or OpenAPI's `requestBody`; the rest is its documentation too."""
+    extra: dict[str, Any] = {"parameters": openapi.query_parameters(query)}
+    if isinstance(body, type):
+        schema = openapi.reference(body)
+        extra["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+    elif body is not None:
+        extra["requestBody"] = dict(body)
+    dependencies = [Depends(paths.topic_parameter)]  # documented by them, never run
+    if "{subscription:" in path:
+        dependencies.append(Depends(paths.subscription_parameter))
+
+    def register(endpoint: HotOperation) -> HotOperation:
+        router.add_api_route(
+            path, endpoint, methods=[method], status_code=200, operation_id=operation_id, summary=summary,
+            openapi_extra=extra, dependencies=dependencies,
+            response_class=response_class, response_description=openapi.TITLES[200],
+            responses={**openapi.answers(answers, media_types), **openapi.problems(*errors)},
+            route_class_override=HotRoute,
+        )  # fmt: skip
+        return endpoint
+
+    return register

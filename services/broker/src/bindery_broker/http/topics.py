@@ -1,0 +1,129 @@
+"""Topics: which there are, what they hold, making and deleting them."""
+
+from typing import Annotated, Any
+
+from bindery_core.errors import BadRequest
+from fastapi import APIRouter, Query, Response
+
+from bindery_broker.http import openapi, paths
+from bindery_broker.http.exchange import Exchange
+from bindery_broker.http.models import (
+    Created,
+    Deleted,
+    ForceQuery,
+    RoutingQuery,
+    SubscriptionStats,
+    TopicList,
+    TopicListQuery,
+    TopicStats,
+)
+from bindery_broker.http.route import JsonLine, OwnedRoute
+
+router = APIRouter(route_class=OwnedRoute, default_response_class=JsonLine, tags=["topics"])
+Routing = Annotated[RoutingQuery, Query()]
+
+
+@router.get(
+    "/v1/topics",
+    operation_id="listTopics",
+    summary="The topics of the cluster, or of a namespace, by name",
+    response_model_exclude_unset=True,
+    response_description=openapi.TITLES[200],
+    responses=openapi.problems(413),
+)
+async def list_topics(exchange: Exchange, query: Annotated[TopicListQuery, Query()]) -> TopicList:
+    namespace: tuple[str, str] | None = None
+    if query.namespace is not None:
+        tenant, _, space = query.namespace.partition("/")
+        namespace = (tenant, space)
+        if {tenant, space} & {".", ".."}:
+            raise BadRequest("not a namespace", namespace=query.namespace)
+    names = [name.short for name in await exchange.broker.topics.list_names(namespace=namespace)]
+    if query.after is not None:
+        names = [name for name in names if name > query.after]
+    answer = TopicList(topics=names[: query.max])
+    if len(names) > query.max:
+        answer.next = names[query.max - 1]
+    return answer
+
+
+@router.get(
+    paths.TOPIC,
+    operation_id="topicStats",
+    summary="What a topic holds and who consumes it",
+    response_description=openapi.TITLES[200],
+    responses=openapi.problems(*openapi.OF_TOPICS, 409),
+)
+async def topic_stats(exchange: Exchange, name: paths.Topic, _query: Routing) -> TopicStats:
+    topic = await exchange.broker.topic(name)
+    ledger = topic.ledger
+    subscriptions = {}
+    messages_out = bytes_out = 0
+    for subscription_name, subscription in topic.subscriptions.items():
+        subscription.tick()
+        messages_out += subscription.messages_out
+        bytes_out += subscription.bytes_out
+        subscriptions[subscription_name] = SubscriptionStats(
+            type=subscription.type,
+            backlog_entries=subscription.cursor.backlog_entries,
+            unacked=len(subscription.dispatcher.leases),
+            consumers=len(subscription.sessions),
+            mark_delete=str(subscription.cursor.mark_delete),
+        )
+    ledgers = ledger.internal_stats().get("ledgers")
+    return TopicStats(
+        topic=topic.name.short,
+        owner=exchange.broker.url,
+        entries=ledger.entries_count,
+        size=ledger.size,
+        ledgers=len(ledgers) if isinstance(ledgers, list) else 0,
+        first=str(ledger.first_position),
+        last=str(ledger.last_confirmed),
+        messages_in=topic.messages_in,
+        bytes_in=topic.bytes_in,
+        messages_out=messages_out,
+        bytes_out=bytes_out,
+        subscriptions=subscriptions,
+    )
+
+
+@router.put(
+    paths.TOPIC,
+    operation_id="createTopic",
+    summary="Make a topic; repeating is harmless",
+    response_description=openapi.TITLES[200],
+    responses={
+        201: {"model": Created, "description": openapi.TITLES[201]},
+        **openapi.problems(*openapi.OF_TOPICS, 409, 429),
+    },
+)
+async def create_topic(exchange: Exchange, name: paths.Topic, _query: Routing, response: Response) -> Created:
+    broker = exchange.broker
+    created = not await broker.topics.exists(name)
+    topic = await broker.topic(name, create=True)
+    response.status_code = 201 if created else 200
+    return Created(topic=topic.name.short, created=created)
+
+
+@router.delete(
+    paths.TOPIC,
+    operation_id="deleteTopic",
+    summary="Delete a topic with its subscriptions and messages",
+    response_description=openapi.TITLES[200],
+    responses=openapi.problems(*openapi.OF_TOPICS, 409),
+)
+async def delete_topic(exchange: Exchange, name: paths.Topic, query: Annotated[ForceQuery, Query()]) -> Deleted:
+    await exchange.broker.topics.delete(name, force=query.force)
+    return Deleted(deleted=name.short)
+
+
+@router.get(
+    paths.TOPIC + "/internal",
+    operation_id="topicInternalStats",
+    summary="Ledgers and cursors, as Pulsar's internalStats",
+    response_description=openapi.TITLES[200],
+    responses=openapi.problems(*openapi.OF_TOPICS, 409),
+)
+async def topic_internal_stats(exchange: Exchange, name: paths.Topic, _query: Routing) -> dict[str, Any]:
+    topic = await exchange.broker.topic(name)
+    return dict(topic.ledger.internal_stats())
