@@ -97,13 +97,8 @@ class ExclusiveDispatcher(Generic[M]):
         self, consumer: str, keys: Iterable[MessageKey], *, ack_timeout_s: float, now: float
     ) -> tuple[str, list[MessageKey]]:
         """Start the leases of those `keys` anew that `consumer` still holds; answers the lease and the keys."""
-        held = [(key, grant.sizes[key]) for key in keys if (grant := self.leases.grant_of(key)) is not None
-                and grant.consumer == consumer]  # fmt: skip
-        if not held:
-            return "", []
-        kept = self.leases.drop([key for key, _ in held])
-        grant = self.leases.grant(consumer, held, deadline=now + ack_timeout_s, now=now)
-        return str(grant.serial), kept
+        grant, kept = self.leases.renew(consumer, keys, deadline=now + ack_timeout_s, now=now)
+        return "" if grant is None else str(grant.serial), kept
 
     def redelivery_count(self, key: MessageKey) -> int:
         return self._counts.get(key, 0)

@@ -99,6 +99,20 @@ class LeaseTable:
                 self._forget(grant)
         return dropped
 
+    def renew(
+        self, consumer: str, keys: Iterable[MessageKey], *, deadline: float, now: float
+    ) -> tuple[Grant | None, list[MessageKey]]:
+        """One new grant of those `keys` that `consumer` still holds, and which they are; None when it holds none."""
+        held = [
+            (key, grant.sizes[key])
+            for key in keys
+            if (grant := self.grant_of(key)) is not None and grant.consumer == consumer
+        ]
+        if not held:
+            return None, []
+        kept = self.drop([key for key, _ in held])
+        return self.grant(consumer, held, deadline=deadline, now=now), kept
+
     def release(self, consumer: str) -> list[MessageKey]:
         """End everything that `consumer` holds; answers the keys in order of hand-out."""
         return self.drop([key for grant in self.grants_of(consumer) for key in grant.sizes])
