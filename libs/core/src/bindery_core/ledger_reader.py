@@ -38,7 +38,10 @@ _ERROR_OF: dict[int, tuple[type[BinderyError], str]] = {
     Status.NO_ENTRY: (NoSuchEntry, "no such entry"),
     Status.NO_LEDGER: (NoSuchEntry, "no such entry"),  # this bookie holds nothing of the ledger
     Status.IO_ERROR: (DamagedStorage, "the bookie could not read the entry"),
-    Status.UNAUTHORIZED: (Unauthorized, "the bookie knows this ledger under another password"),
+    Status.UNAUTHORIZED: (
+        Unauthorized,
+        "the bookie refuses this client: not authenticated there, or another password for the ledger",
+    ),
     Status.BAD_VERSION: (BadVersion, "the bookie does not speak this protocol version"),
     Status.TOO_MANY_REQUESTS: (TooManyRequests, "the bookie has too many requests"),
     Status.UNKNOWN_LEDGER_STATE: (LedgerStateUnknown, "the bookie cannot tell whether it held the entry"),

@@ -268,7 +268,7 @@ class LedgerRecovery:
             if self._step in (_Step.FENCE, _Step.READ, _Step.MEASURE) and response.status == Status.UNAUTHORIZED:
                 return self._fail(
                     Unauthorized(
-                        "the bookie knows this ledger under another password",
+                        "the bookie refuses this client: not authenticated there, or another password for the ledger",
                         ledger_id=self.ledger_id,
                         bookie_id=bookie_id,
                     )

@@ -303,7 +303,10 @@ class LedgerWriter:
             if response.status == Status.FENCED:
                 return LedgerFenced("the ledger was fenced: another client recovers or owns it", **facts)
             if response.status == Status.UNAUTHORIZED:
-                return Unauthorized("the bookie knows this ledger under another password", **facts)
+                return Unauthorized(
+                    "the bookie refuses this client: not authenticated there, or another password for the ledger",
+                    **facts,
+                )
         return None
 
     def _drain(self, now: float) -> list[WriterAction]:
