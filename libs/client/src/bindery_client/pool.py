@@ -6,9 +6,9 @@ requests still under way are let finish, since the bookie may only have lost its
 """
 
 import asyncio
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from itertools import count
-from typing import Final
+from typing import Final, TypeVar
 
 from bindery_core.errors import BookieUnavailable, NotEnoughBookies
 from bindery_core.ids import BookieId
@@ -18,6 +18,8 @@ from bindery_metadata.registration import BookieDirectory, BookieRecord
 from bindery_client.connection import BookieConnection
 from bindery_client.security import NO_SECURITY, ClientSecurity
 from bindery_client.settings import ClientSettings
+
+Chosen = TypeVar("Chosen")
 
 
 class BookiePool:
@@ -130,39 +132,33 @@ class BookiePool:
 
         The quarantined are taken when it cannot be done without them, but for those that cannot be reached.
         """
-        exclude = self.quarantined()
-        try:
-            return choose_ensemble(
+        return self._without_quarantined(
+            lambda exclude: choose_ensemble(
                 self.candidates(), ensemble_size=ensemble_size, write_quorum=write_quorum, ack_quorum=ack_quorum,
                 rng=self._randomness, exclude=exclude,
-            )  # fmt: skip
-        except NotEnoughBookies:
-            unreachable = self._unreachable(exclude)
-            if len(unreachable) == len(exclude):
-                raise
-            return choose_ensemble(
-                self.candidates(), ensemble_size=ensemble_size, write_quorum=write_quorum, ack_quorum=ack_quorum,
-                rng=self._randomness, exclude=unreachable,
-            )  # fmt: skip
+            )
+        )  # fmt: skip
 
     def choose_replacements(
         self, ensemble: tuple[BookieId, ...], failed: Mapping[int, BookieId], *, write_quorum: int
     ) -> dict[int, BookieId]:
         """As `choose_ensemble`, for the members of `ensemble` that failed."""
-        exclude = self.quarantined()
-        try:
-            return choose_replacements(
+        return self._without_quarantined(
+            lambda exclude: choose_replacements(
                 self.candidates(), ensemble=ensemble, failed=failed, write_quorum=write_quorum,
                 rng=self._randomness, exclude=exclude,
-            )  # fmt: skip
+            )
+        )  # fmt: skip
+
+    def _without_quarantined(self, choose: Callable[[Mapping[BookieId, str]], Chosen]) -> Chosen:
+        exclude = self.quarantined()
+        try:
+            return choose(exclude)
         except NotEnoughBookies:
             unreachable = self._unreachable(exclude)
             if len(unreachable) == len(exclude):
                 raise
-            return choose_replacements(
-                self.candidates(), ensemble=ensemble, failed=failed, write_quorum=write_quorum,
-                rng=self._randomness, exclude=unreachable,
-            )  # fmt: skip
+            return choose(unreachable)
 
     async def revisit(self) -> bool:
         """Knock at quarantined bookies that could not be reached; whether any of them opens. For when spares ran out.

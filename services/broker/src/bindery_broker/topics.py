@@ -116,10 +116,6 @@ class Topics:
             raise TopicInUse("the topic has consumers; force=true deletes it all the same", topic=name.short)
         await topic.delete()
 
-    async def unload(self, bundle: Bundle) -> None:
-        """Close the topics of a bundle cleanly."""
-        await self._close_all([topic for topic in self if Bundle.of(topic.name) == bundle])
-
     def abandon(self, bundle: Bundle) -> None:
         """The bundle is no longer ours: stop serving its topics at once."""
         for topic in self:

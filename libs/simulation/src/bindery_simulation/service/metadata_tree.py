@@ -62,11 +62,6 @@ class SimTree(MemoryTree):
         self._sessions.append(store)
         return store
 
-    def session_of(self, process: Process) -> SimStore | None:
-        """Its youngest."""
-        found = [store for store in self._sessions if isinstance(store, SimStore) and store.process is process]
-        return found[-1] if found else None
-
     # --- faults; to be called in the process of the store ----------------------------------------------
 
     def suspend_if_open(self, store: SimStore) -> None:

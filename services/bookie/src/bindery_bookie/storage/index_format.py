@@ -36,7 +36,7 @@ from typing import Final
 
 from bindery_core.errors import DamagedStorage
 
-from bindery_bookie.storage.entry_log_format import OFFSET_BITS, RECORD_HEADER_SIZE
+from bindery_bookie.storage.entry_log_format import RECORD_HEADER_SIZE
 
 ROW_VERSION: Final = 1
 RUN_SLOTS_MAX: Final = 128
@@ -208,7 +208,3 @@ def run_rows(ledger_id: int, entries: Iterable[Located]) -> list[tuple[bytes, by
     if sizes:
         rows.append((run_key(ledger_id, first), pack_run(start, sizes)))
     return rows
-
-
-def log_id_of(location: int) -> int:
-    return location >> OFFSET_BITS

@@ -367,10 +367,6 @@ class ManagedLedger:
         """The entry after `position`, trimmed ones skipped; for the last one: where the next may stand."""
         return self._ledgers.next(position)
 
-    def previous_position(self, position: Position) -> Position:
-        """The entry before `position`; entry -1 of the first ledger when there is none."""
-        return self._ledgers.previous(position)
-
     def contains(self, position: Position) -> bool:
         """Whether `position` is an acknowledged entry that still exists."""
         return self._ledgers.contains(position)
