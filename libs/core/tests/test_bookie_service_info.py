@@ -1,6 +1,7 @@
 """What a bookie publishes of itself, against BookKeeper's bytes."""
 
 import pytest
+from bindery_core import bookie_service_info_pb2 as pb
 from bindery_core.bookie_service_info import BookieServiceInfo, Endpoint, decode, encode, of_bookie
 from bindery_core.errors import Corrupt
 from bindery_core.ids import BookieId
@@ -53,6 +54,9 @@ def test_it_round_trips(endpoints: list[Endpoint], properties: dict[str, str]) -
     data = encode(info)
     if data:
         assert decode(data, bookie_id=ID) == info
+        written = pb.BookieServiceInfoFormat.FromString(data).SerializeToString(deterministic=True)
+        assert sorted(written) == sorted(data)  # its order of properties is its own
+        assert written == data or len(properties) > 1
 
 
 @pytest.mark.parametrize("data", [b"\x32", b"\x32\x02\x0a\x00", GOLDEN[:-1], b"random"])

@@ -1,8 +1,10 @@
 """Cookies: the text BookKeeper writes, older layouts, and what an operator reads when they differ."""
 
 import pytest
+from bindery_core import cookie_pb2 as pb
 from bindery_core.cookie import Cookie, Difference, describe, differences, parse
 from bindery_core.errors import BadRequest, BadVersion, Corrupt
+from google.protobuf import text_format
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -64,6 +66,46 @@ dirs = st.lists(names, min_size=1, max_size=3).map(tuple)
 def test_cookies_round_trip_and_equal_themselves(cookie: Cookie) -> None:
     assert parse(cookie.text()) == cookie
     assert differences(cookie, parse(cookie.text())) == []
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.builds(
+    Cookie, bookie_id=names, journal_dirs=dirs, ledger_dirs=dirs, index_dirs=st.none() | dirs,
+    instance_id=st.none() | st.text(st.characters(blacklist_categories=["Cs"]), max_size=10),
+))  # fmt: skip
+def test_the_text_is_the_one_that_protobuf_writes(cookie: Cookie) -> None:
+    message = pb.CookieFormat()
+    text = cookie.text()
+    text_format.Parse(text.decode().removeprefix("5\n"), message)
+    assert message.bookieHost == cookie.bookie_id
+    assert text == f"5\n{text_format.MessageToString(message, as_utf8=False)}".encode()
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        b'bookieHost: "b" journalDir: "/j" ledgerDirs: "1\\t/l"',
+        b"bookieHost: 'b'\njournalDir: '/j'\nledgerDirs: '1\\t/l'\n",
+        b'# by hand\n\n  bookieHost : "b"\r\n  journalDir: "/"\n  "j"\n  ledgerDirs: "1\\x09/l"\n',
+        b'bookieHost: "b"\nlater: 7\njournalDir: "/j"\nledgerDirs: "1\\t/l"\n',
+        b'bookieHost: "b"\nledgerDirs: "1\\t\\057\\154"\njournalDir: "/j"',
+    ],
+)
+def test_any_form_of_protobufs_text_is_read(rest: bytes) -> None:
+    assert parse(b"5\n" + rest) == Cookie(bookie_id="b", journal_dirs=("/j",), ledger_dirs=("/l",))
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        b'bookieHost: "a"\nbookieHost: "b"\njournalDir: "/j"\nledgerDirs: "1\\t/l"\n',
+        b'bookieHost: "\\377"\njournalDir: "/j"\nledgerDirs: "1\\t/l"\n',
+        b'bookieHost: "b"\njournalDir: "/j"\nledgerDirs: "1\\t/l\n',
+    ],
+)
+def test_what_protobuf_refuses_is_corrupt(rest: bytes) -> None:
+    with pytest.raises(Corrupt, match="not a cookie"):
+        parse(b"5\n" + rest)
 
 
 @pytest.mark.parametrize("directory", ["", "a\tb", "a\nb", "a,b"])

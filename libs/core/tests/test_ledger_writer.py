@@ -187,6 +187,35 @@ def test_what_a_lost_member_owed_is_forgotten_too() -> None:
     assert writer.degraded == {"b2"}
 
 
+def test_who_still_owes_copies_of_a_sealed_ledger_can_be_told() -> None:
+    """An ack quorum seals; answers that come later still count, and those that never come are known."""
+    writer = writer_of()
+    writer.add_many([b"x"] * 10, now=0.0)
+    ack(writer, "b0", *range(10))
+    ack(writer, "b1", *range(10))
+    ack(writer, "b2", *range(4))
+    assert writer.close(now=0.0) == [SealLedger(9, 10)]
+    assert writer.unanswered() == {"b2": 4}
+    ack(writer, "b2", 4, 5, 7)
+    assert writer.unanswered() == {"b2": 6}
+    ack(writer, "b2", 6, 8, 9)
+    assert writer.unanswered() == {}
+
+
+def test_what_an_error_leaves_unanswered_is_still_told_after_it() -> None:
+    """The ledger can be sealed where it stands, and then somebody has to look for those copies."""
+    writer = writer_of(quorum_timeout_s=10.0, add_timeout_s=60.0)
+    writer.add_many([b"x"] * 3, now=0.0)
+    ack(writer, "b0", 0, 1)
+    ack(writer, "b1", 0, 1)
+    ack(writer, "b2", 0)
+    assert [type(action) for action in writer.tick(now=10.0)] == [Fail]
+    assert writer.close(now=11.0) == [SealLedger(1, 2)]
+    assert writer.unanswered() == {"b2": 1}
+    ack(writer, "b2", 1)
+    assert writer.unanswered() == {"b2": 1}, "who failed listens to nobody"
+
+
 def test_a_bookie_that_owes_nothing_may_restart() -> None:
     """An idle ledger keeps its ensemble."""
     writer = writer_of()

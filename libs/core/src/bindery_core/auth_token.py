@@ -15,6 +15,7 @@ import binascii
 import hashlib
 import hmac
 import json
+import math
 from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
@@ -133,4 +134,10 @@ def _time(claims: dict[str, Any], name: str, *, default: float) -> float:
     value = claims.get(name, default)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise Unauthorized("token with a time that is none", claim=name)
-    return float(value)
+    try:
+        seconds = float(value)
+    except OverflowError:
+        seconds = math.inf
+    if not math.isfinite(seconds):
+        raise Unauthorized("token with a time that is none", claim=name)
+    return seconds

@@ -9,14 +9,15 @@
 Journal directories are joined by ','; ledger and index directories are their count, TAB, and the directories joined by
 TAB. Directories are those configured, without the `current` below them. Layouts below 3 are too old to be compared.
 Source: BookKeeper Cookie.
+
+The plain form of that text, a field a line as we and BookKeeper write it, is written and read by hand: a bookie does
+both before it serves, and protobuf takes a sixth of its start. Any other form is left to protobuf's parser.
 """
 
+import re
 from dataclasses import dataclass
 from typing import Final
 
-from google.protobuf import text_format
-
-from bindery_core import cookie_pb2 as pb
 from bindery_core.errors import BadRequest, BadVersion, Corrupt
 
 LAYOUT_VERSION: Final = 5
@@ -24,6 +25,14 @@ LAYOUT_VERSION_MIN: Final = 3
 FILE_NAME: Final = "VERSION"
 """Name of the copy in each directory's `current`."""
 TEXT_SIZE_MAX: Final = 1024 * 1024
+
+
+_PLAIN_LINE: Final = re.compile(
+    r'(bookieHost|journalDir|ledgerDirs|instanceId|indexDirs): "((?:[ !#-\[\]-~]|\\[tnr"\'\\]|\\[0-3][0-7]{2})*)"'
+)
+_ESCAPE: Final = re.compile(rb"\\(?:([0-7]{3})|(.))")
+_ESCAPED: Final = {b"\t": b"t", b"\n": b"n", b"\r": b"r", b'"': b'"', b"'": b"'", b"\\": b"\\"}
+_ESCAPES: Final = {letter: byte for byte, letter in _ESCAPED.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,14 +52,15 @@ class Cookie:
                 raise BadRequest("a cookie cannot hold this directory's name", directory=directory)
         if any("," in directory for directory in self.journal_dirs):
             raise BadRequest("a journal directory's name must not hold a comma", journal_dirs=self.journal_dirs)
-        message = pb.CookieFormat(
-            bookieHost=self.bookie_id, journalDir=",".join(self.journal_dirs), ledgerDirs=_pack_dirs(self.ledger_dirs)
-        )
-        if self.instance_id is not None:
-            message.instanceId = self.instance_id
-        if self.index_dirs is not None:
-            message.indexDirs = _pack_dirs(self.index_dirs)
-        return f"{LAYOUT_VERSION}\n{text_format.MessageToString(message, as_utf8=False)}".encode("ascii")
+        fields = {
+            "bookieHost": self.bookie_id,
+            "journalDir": ",".join(self.journal_dirs),
+            "ledgerDirs": _pack_dirs(self.ledger_dirs),
+            "instanceId": self.instance_id,
+            "indexDirs": None if self.index_dirs is None else _pack_dirs(self.index_dirs),
+        }
+        lines = [f"{name}: {_quoted(value)}\n" for name, value in fields.items() if value is not None]
+        return "".join((f"{LAYOUT_VERSION}\n", *lines)).encode("ascii")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,20 +87,44 @@ def parse(text: bytes) -> Cookie:
         if len(lines) < 3:
             raise Corrupt("not a cookie: lines are missing", layout=layout, lines=len(lines))
         return Cookie(bookie_id=lines[0], journal_dirs=tuple(lines[1].split(",")), ledger_dirs=_unpack_dirs(lines[2]))
+    fields = _plain_fields(rest) or _any_fields(rest, layout=layout)
+    return Cookie(
+        bookie_id=fields["bookieHost"],
+        journal_dirs=tuple(fields["journalDir"].split(",")),
+        ledger_dirs=_unpack_dirs(fields["ledgerDirs"]),
+        index_dirs=_unpack_dirs(fields["indexDirs"]) if "indexDirs" in fields else None,
+        instance_id=fields.get("instanceId"),
+    )
+
+
+def _plain_fields(text: str) -> dict[str, str] | None:
+    """The fields of a text in the plain form; None for any other text, and for one that lacks a field."""
+    fields: dict[str, str] = {}
+    for line in text.removesuffix("\n").split("\n"):
+        match = _PLAIN_LINE.fullmatch(line)
+        if match is None or match[1] in fields:
+            return None
+        try:
+            fields[match[1]] = _unquoted(match[2])
+        except UnicodeDecodeError:
+            return None
+    return fields if fields.keys() >= {"bookieHost", "journalDir", "ledgerDirs"} else None
+
+
+def _any_fields(text: str, *, layout: int) -> dict[str, str]:
+    """The same of any text, by protobuf. Raises Corrupt."""
+    from google.protobuf import text_format
+
+    from bindery_core import cookie_pb2 as pb
+
     message = pb.CookieFormat()
     try:
-        text_format.Parse(rest, message, allow_unknown_field=True)
+        text_format.Parse(text, message, allow_unknown_field=True)
     except text_format.ParseError as error:
         raise Corrupt("not a cookie", reason=str(error)) from error
     if not message.IsInitialized():
         raise Corrupt("not a cookie: a required field is missing", layout=layout)
-    return Cookie(
-        bookie_id=message.bookieHost,
-        journal_dirs=tuple(message.journalDir.split(",")),
-        ledger_dirs=_unpack_dirs(message.ledgerDirs),
-        index_dirs=_unpack_dirs(message.indexDirs) if message.HasField("indexDirs") else None,
-        instance_id=message.instanceId if message.HasField("instanceId") else None,
-    )
+    return {field.name: value for field, value in message.ListFields()}
 
 
 def differences(expected: Cookie, found: Cookie) -> list[Difference]:
@@ -131,3 +165,20 @@ def _unpack_dirs(text: str) -> tuple[str, ...]:
     if not count.isdigit() or int(count) != len(directories):
         raise Corrupt("not a cookie: directories are miscounted", directories=text)
     return tuple(directories)
+
+
+def _quoted(text: str) -> str:
+    """As protobuf's text form has it: UTF-8, and in it whatever is not printable ASCII as three octal digits."""
+    parts = []
+    for code in text.encode():
+        letter = _ESCAPED.get(bytes((code,)))
+        if letter is not None:
+            parts.append("\\" + letter.decode())
+        else:
+            parts.append(chr(code) if 0x20 <= code < 0x7F else f"\\{code:03o}")
+    return '"' + "".join(parts) + '"'
+
+
+def _unquoted(text: str) -> str:
+    """The reverse, of what `_PLAIN_LINE` lets through. Raises UnicodeDecodeError."""
+    return _ESCAPE.sub(lambda m: bytes((int(m[1], 8),)) if m[1] else _ESCAPES[m[2]], text.encode()).decode()

@@ -14,6 +14,7 @@ BinderyError                never raised itself                                 
     LedgerFenced            another client recovers or owns the ledger
     LedgerClosed            the ledger was closed
     TopicFenced             another broker owns the topic
+    NotLeader               the auditor's leadership is over
   Conflict                  what is there is not what you expected                 409
     AlreadyExists, VersionConflict, NotEmpty
   NotThere                                                                         404
@@ -65,6 +66,10 @@ class MetadataUnavailable(TryAgain):
     code = "metadata_unavailable"
 
 
+class MetadataUnreachable(MetadataUnavailable):
+    """Nothing answered at all: a server is not there, or is called something else."""
+
+
 class TooManyRequests(TryAgain):
     status = 429
     code = "too_many_requests"
@@ -106,6 +111,10 @@ class LedgerClosed(LostOwnership):
 
 class TopicFenced(LostOwnership):
     code = "topic_fenced"
+
+
+class NotLeader(LostOwnership):
+    code = "not_leader"
 
 
 class Conflict(BinderyError):

@@ -35,7 +35,7 @@ from bindery_core.errors import (
     NotEnoughBookies,
     Unauthorized,
 )
-from bindery_core.ids import BookieId, LedgerId
+from bindery_core.ids import BookieId, EntryId, LedgerId
 from bindery_core.ledger_actions import (
     ChangeEnsemble,
     Confirm,
@@ -126,6 +126,7 @@ class LedgerWriter:
         self._changing = False
         self._retrying = False  # the running change began because `_retry_at` had come
         self._degraded: set[BookieId] = set()
+        self._unanswered: dict[BookieId, EntryId] = {}  # when `error` came
         self._no_spare: NotEnoughBookies | None = None  # the last attempt's, for whom it breaks later
         self._closing = False
         self._sealed = False
@@ -248,7 +249,10 @@ class LedgerWriter:
     def receive_many(self, bookie_id: BookieId, responses: Sequence[AddResponse], *, now: float) -> list[WriterAction]:
         """Answers of one bookie; `entry_id` and `status` count. Those of a bookie that was replaced are ignored."""
         index = self._index_of.get(bookie_id)
-        if index is None or self.error is not None or self._sealed:
+        if index is None or self.error is not None:
+            return []
+        if self._sealed:
+            self._note_late(1 << index, responses)
             return []
         bit = 1 << index
         acks, base, count = self._acks, self._base, len(self._acks)
@@ -557,6 +561,7 @@ class LedgerWriter:
         return self._drain(now)
 
     def _fail(self, error: BinderyError) -> list[WriterAction]:
+        self._unanswered = self.unanswered()
         self.error = error
         self._changing = False
         self._frames.clear()
@@ -565,6 +570,27 @@ class LedgerWriter:
         self._add_deadlines.clear()
         self._quorum_deadlines.clear()
         return [Fail(error)]
+
+    def unanswered(self) -> dict[BookieId, EntryId]:
+        """Of a sealed ledger: who has not said yet that it stored all that it should, and the first entry of that.
+
+        An ack quorum is enough to seal, so copies may still be on their way, or lost. Without those of Degraded.
+        After an error: as it was then, for nobody is listened to any more.
+        """
+        if self.error is not None:
+            return self._unanswered
+        missing: dict[BookieId, EntryId] = {}
+        size, masks = self._ensemble_size, self._masks
+        for entry_id, acks in enumerate(self._acks[: self.lac + 1 - self._base], self._base):
+            for index in _indexes(masks[entry_id % size] & ~(acks | self._lost.get(entry_id, 0))):
+                missing.setdefault(self._ensemble[index], EntryId(entry_id))
+        return {bookie_id: entry_id for bookie_id, entry_id in missing.items() if bookie_id not in self._degraded}
+
+    def _note_late(self, bit: int, responses: Sequence[AddResponse]) -> None:
+        for response in responses:
+            position = response.entry_id - self._base
+            if response.status == _OK and 0 <= position < len(self._acks):
+                self._acks[position] |= bit
 
     def _set_ensemble(self, metadata: LedgerMetadata) -> None:
         self.metadata = metadata

@@ -41,6 +41,22 @@ def test_v3_behind_v2_ends_the_connection() -> None:
         RequestDecoder().decode([V3_MESSAGES[0], V2_MESSAGES[0], V3_MESSAGES[1]])
 
 
+@pytest.mark.parametrize("txn_id", [1, 200, 2**40])
+def test_start_tls_behind_v2_is_understood_and_the_mode_stays(txn_id: int) -> None:
+    start = m.StartTlsRequest(txn_id)
+    message = v3.encode_request(start)[4:]
+    decoder = RequestDecoder()
+    assert decoder.decode([V2_MESSAGES[0], message]) == ([start], V2[:1])
+    assert decoder.is_v2
+    assert decoder.decode([message]) == ([start], [])
+    assert decoder.decode([V2_MESSAGES[1], message, V2_MESSAGES[2]]) == ([start], V2[1:])
+    assert decoder.decode(V2_MESSAGES) == ([], V2)
+    with pytest.raises(BadRequest):
+        decoder.decode([message, V3_MESSAGES[1]])
+    with pytest.raises(BadRequest):
+        decoder.decode([message[:-1]])
+
+
 def test_a_v3_request_without_a_required_field_is_taken_for_v2_and_is_none() -> None:
     frame = pb.Request()
     frame.header.version = pb.VERSION_THREE

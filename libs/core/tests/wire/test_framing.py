@@ -73,7 +73,7 @@ def test_a_large_frame_in_many_small_feeds_takes_linear_time() -> None:
     """A quadratic splitter needs minutes for this; the bound is far from both."""
     stream = framed(bytes(4 * 1024 * 1024))
     decoder = FrameDecoder()
-    started = time.monotonic()
+    started = time.process_time()
     found = [message for at in range(0, len(stream), 100) for message in decoder.feed(stream[at : at + 100])]
     assert [len(message) for message in found] == [4 * 1024 * 1024]
-    assert time.monotonic() - started < 5
+    assert time.process_time() - started < 20

@@ -4,19 +4,24 @@
 |------|-----------------------------|------------------------------------------------------------------------------|
 | v3   | parses as a v3 request      | it is one                                                                    |
 | v3   | does not                    | the mode is v2 for good, and this frame is the first to be read so           |
-| v2   | any                         | read as v2; what cannot be ends the connection                               |
+| v2   | a START_TLS, which is v3    | the mode stays v2                                                            |
+| v2   | any other                   | read as v2; what cannot be ends the connection                               |
 
-So v2 may follow v3 on a connection, never the other way round. A v2 packet begins with 0, 1 or 2, which as a protobuf
-tag means field 0 and never parses; a v3 request begins with 0x0A. There is no greeting: a client just begins.
-Source: BookieProtoEncoding.RequestDecoder.
+So v2 may follow v3 on a connection, never the other way round but for START_TLS. A v2 packet begins with 0, 1 or 2,
+which as a protobuf tag means field 0 and never parses; a v3 request begins with 0x0A. There is no greeting: a client
+just begins. Source: BookieProtoEncoding.RequestDecoder; START_TLS behind v2 is ours. Apache's v2 client sends its AUTH
+when the channel is active and START_TLS from a listener that it adds behind the connect: once in a while, on a busy
+machine, in this order (PerChannelBookieClient.connect, AuthHandler.ClientSideHandler). Apache's bookies close then.
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 from bindery_core.errors import BadRequest
 from bindery_core.wire import v2, v3
-from bindery_core.wire.messages import AddRequest, Request, Response
+from bindery_core.wire.messages import AddRequest, ReadResponse, Request, Response, StartTlsRequest
+
+_V3_START: Final = 0x0A
 
 
 class Codec(Protocol):
@@ -31,27 +36,46 @@ class Codec(Protocol):
 
     def encode_responses(self, responses: Sequence[Response]) -> bytes: ...
 
+    def encode_read_responses(self, responses: Sequence[ReadResponse]) -> bytes: ...
+
     def encode_add_responses(self, requests: Sequence[AddRequest], statuses: Sequence[int]) -> bytes: ...
 
 
 class RequestDecoder:
     """The requests of one connection. Invariant: once `is_v2`, always."""
 
-    __slots__ = ("is_v2",)
+    __slots__ = ("_v3", "is_v2")
 
     def __init__(self) -> None:
         self.is_v2 = False
+        self._v3 = v3.RequestReader()
 
     def decode(self, messages: Sequence[bytes]) -> tuple[list[Request], list[Request]]:
         """(v3 requests, v2 requests that follow them), in order. Raises BadRequest: close the connection."""
         if self.is_v2:
-            return [], v2.decode_requests(messages)
-        requests: list[Request] = []
-        decode = v3.decode_request
+            return self._decode_v2(messages)
+        requests, error = self._v3.decode_readable(messages)
+        if error is None:
+            return requests, []
+        self.is_v2 = True
+        start_tls, behind = self._decode_v2(messages[len(requests) :])
+        return requests + start_tls, behind
+
+    def _decode_v2(self, messages: Sequence[bytes]) -> tuple[list[Request], list[Request]]:
+        start_tls: list[Request] = []
+        packets: list[bytes] = []
         for message in messages:
-            try:
-                requests.append(decode(message))
-            except BadRequest:
-                self.is_v2 = True
-                break
-        return requests, v2.decode_requests(messages[len(requests) :]) if self.is_v2 else []
+            request = _start_tls(message) if message[0] == _V3_START else None
+            if request is None:
+                packets.append(message)
+            else:
+                start_tls.append(request)
+        return start_tls, v2.decode_requests(packets)
+
+
+def _start_tls(message: bytes) -> StartTlsRequest | None:
+    try:
+        request = v3.decode_request(message)
+    except BadRequest:
+        return None
+    return request if type(request) is StartTlsRequest else None

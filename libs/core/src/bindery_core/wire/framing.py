@@ -40,6 +40,11 @@ class FrameDecoder:
         """Total bytes that must be held before anything can be cut."""
         self._failed = False
 
+    def allow(self, frame_size_max: int) -> None:
+        """Frames of this size from the next feed on."""
+        assert frame_size_max > LENGTH_SIZE
+        self._frame_size_max = frame_size_max
+
     @property
     def buffered_size(self) -> int:
         """Bytes of an unfinished frame held back."""

@@ -36,11 +36,8 @@ import struct
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Final
 
-from google.protobuf.message import DecodeError
-
 from bindery_core.digest import MASTER_KEY_SIZE
 from bindery_core.errors import BadRequest
-from bindery_core.wire import bookkeeper_pb2 as pb
 from bindery_core.wire.auth_name import plugin_name
 from bindery_core.wire.messages import (
     AddRequest,
@@ -104,6 +101,9 @@ _OPERATION_OF: Final = {ADD: Operation.ADD_ENTRY, READ: Operation.READ_ENTRY, BA
 def header(opcode: int, *, version: int = VERSION, flags: int = 0) -> int:
     """The first word of a packet. `version` 0 .. 255, as the byte stands there."""
     return version << 24 | opcode << 16 | flags if version else opcode
+
+
+_ADD_WORDS: Final = tuple(header(ADD, version=version) for version in range(VERSION_MAX + 1))
 
 
 # --- requests: a bookie's side ----------------------------------------------------------------------------------------
@@ -197,11 +197,16 @@ def encode_responses(responses: Iterable[Response]) -> bytes:
     return b"".join(parts)
 
 
+def encode_read_responses(responses: Sequence[ReadResponse]) -> bytes:
+    """The answers to a group of reads, in one piece, each body copied once."""
+    return encode_responses(responses)
+
+
 def encode_add_responses(requests: Sequence[AddRequest], statuses: Sequence[int]) -> bytes:
     """The answers to a group of adds, in one piece. The ids are those of the requests."""
     pack = _FRAMED_ANSWER.pack
     size = _ANSWER.size
-    words = {version: header(ADD, version=version) for version in range(VERSION_MAX + 1)}
+    words = _ADD_WORDS
     return b"".join(
         [
             pack(size, words[add.txn_id], v2_answer(status) if status else 0, add.ledger_id, add.entry_id)
@@ -340,14 +345,21 @@ def key_of(message: Request | Response) -> Hashable:
 
 
 # --- AUTH -------------------------------------------------------------------------------------------------------------
+# By protobuf, which takes a sixth of a bookie's start and is imported when it is needed.
 
 
 def _auth_frame(version: int, plugin: str, payload: bytes) -> bytes:
+    from bindery_core.wire import bookkeeper_pb2 as pb
+
     message = pb.AuthMessage(plugin=plugin, payload=payload).SerializeToString()
     return _LENGTH.pack(_HEADER.size + len(message)) + _HEADER.pack(header(AUTH, version=version)) + message
 
 
 def _decode_auth(message: bytes) -> tuple[str, bytes]:
+    from google.protobuf.message import DecodeError
+
+    from bindery_core.wire import bookkeeper_pb2 as pb
+
     try:
         auth = pb.AuthMessage.FromString(message[_HEADER.size :])
         if auth.IsInitialized():

@@ -1,7 +1,8 @@
 """Protocol version 3: protobuf messages (bookkeeper.proto), one per frame, as the structs of `messages`.
 
 Encoding gives whole frames, length included; decoding takes what `framing.FrameDecoder` cut out, without the length.
-Adds and reads go through `v3_fast`; all that is rare, and all that is odd, through the generated code.
+Adds and reads go through `v3_fast`; all that is rare, and all that is odd, through `v3_generated`, which is imported
+when it is needed: protobuf takes a sixth of a bookie's start.
 
 What a bookie makes of requests that it cannot serve (source: BookKeeper's decoder, observed on 4.17):
 - unreadable: no protobuf, a required field missing, an operation or version outside its enum: BadRequest is raised, and
@@ -11,43 +12,24 @@ What a bookie makes of requests that it cannot serve (source: BookKeeper's decod
 A response has two statuses. The outer one counts unless it is OK, as for BookKeeper's client; we write both.
 """
 
-import struct
-from collections.abc import Iterable, Sequence
-
-from google.protobuf.message import DecodeError
+from collections.abc import Callable, Iterable, Sequence
 
 from bindery_core.errors import BadRequest
-from bindery_core.wire import bookkeeper_pb2 as pb
 from bindery_core.wire import v3_fast
-from bindery_core.wire.auth_name import plugin_name
 from bindery_core.wire.messages import (
     AddRequest,
     AddResponse,
-    AuthRequest,
-    AuthResponse,
-    BookieInfoRequest,
-    BookieInfoResponse,
-    ErrorResponse,
-    ForceLedgerRequest,
-    ForceLedgerResponse,
-    ListEntriesRequest,
-    ListEntriesResponse,
-    Operation,
-    OtherRequest,
-    ReadLacRequest,
-    ReadLacResponse,
     ReadRequest,
     ReadResponse,
     Request,
     Response,
-    StartTlsRequest,
-    StartTlsResponse,
-    WriteLacRequest,
-    WriteLacResponse,
 )
 
 VERSION = 3
-_LENGTH = struct.Struct(">i")
+PATTERN_COUNT_MIN = 4
+"""Adds or reads before looking for a pattern in them is worth it, and that one must serve to have been worth it."""
+PATTERN_PAUSE = 64
+"""As many to go by after a pattern that was not worth it: they are of many ledgers."""
 
 AUTH_DISABLED_PLUGIN = "AuthDisabledPlugin"
 """The plugin name by which a bookie says that it asks for no authentication."""
@@ -59,7 +41,9 @@ def encode_request(request: Request) -> bytes:
         return b"".join(v3_fast.add_request_parts(request))
     if type(request) is ReadRequest:
         return v3_fast.encode_read_request(request)
-    return encode_request_generated(request)
+    from bindery_core.wire import v3_generated
+
+    return v3_generated.encode_request(request)
 
 
 def encode_requests(requests: Iterable[Request]) -> bytes:
@@ -75,13 +59,70 @@ def encode_requests(requests: Iterable[Request]) -> bytes:
 
 def decode_request(message: bytes) -> Request:
     """One request. Raises BadRequest when it is unreadable."""
-    return v3_fast.decode_request(message) or decode_request_generated(message)
+    request = v3_fast.decode_request(message)
+    if request is not None:
+        return request
+    from bindery_core.wire import v3_generated
+
+    return v3_generated.decode_request(message)
 
 
 def decode_requests(messages: Sequence[bytes]) -> list[Request]:
     """Many requests, in order. Raises BadRequest at the first unreadable one."""
-    fast = v3_fast.decode_request
-    return [fast(message) or decode_request_generated(message) for message in messages]
+    requests, error = decode_readable(messages)
+    if error is not None:
+        raise error
+    return requests
+
+
+def decode_readable(messages: Sequence[bytes]) -> tuple[list[Request], BadRequest | None]:
+    """Requests in order, up to the first unreadable one; then what is wrong with it."""
+    return RequestReader().decode_readable(messages)
+
+
+class RequestReader:
+    """The requests of one connection, batch after batch: a row of adds or of reads is read by the pattern of its first
+    ones, even when each comes alone."""
+
+    __slots__ = ("_follow", "_followed", "_wait")
+
+    def __init__(self) -> None:
+        self._follow: Callable[[bytes], AddRequest | ReadRequest | None] | None = None
+        self._followed = 0
+        """Requests that the pattern served so far, and the one that it was made of."""
+        self._wait = PATTERN_COUNT_MIN - 1
+        """Adds and reads to go by before a pattern is looked for."""
+
+    def decode_readable(self, messages: Sequence[bytes]) -> tuple[list[Request], BadRequest | None]:
+        """As the function of this name."""
+        requests: list[Request] = []
+        append = requests.append
+        follow, wait = self._follow, self._wait
+        looked_at = -self._followed
+        """Where the pattern was made, by its place in this batch."""
+        error: BadRequest | None = None
+        try:
+            for message in messages:
+                if follow is not None:
+                    followed = follow(message)
+                    if followed is not None:
+                        append(followed)
+                        continue
+                    follow = None
+                    wait = 0 if len(requests) - looked_at >= PATTERN_COUNT_MIN else PATTERN_PAUSE
+                request = decode_request(message)
+                append(request)
+                if type(request) is AddRequest or type(request) is ReadRequest:
+                    if wait:
+                        wait -= 1
+                    else:
+                        pattern = v3_fast.pattern_of(message, request)
+                        if pattern is not None:
+                            follow, looked_at = pattern.decode, len(requests) - 1
+        except BadRequest as unreadable:
+            error = unreadable
+        self._follow, self._wait, self._followed = follow, wait, len(requests) - looked_at
+        return requests, error
 
 
 def encode_response(response: Response) -> bytes:
@@ -90,7 +131,9 @@ def encode_response(response: Response) -> bytes:
         return v3_fast.encode_add_response(response)
     if type(response) is ReadResponse:
         return b"".join(v3_fast.read_response_parts(response))
-    return encode_response_generated(response)
+    from bindery_core.wire import v3_generated
+
+    return v3_generated.encode_response(response)
 
 
 def encode_responses(responses: Iterable[Response]) -> bytes:
@@ -106,315 +149,25 @@ def encode_responses(responses: Iterable[Response]) -> bytes:
 
 def encode_add_responses(requests: Sequence[AddRequest], statuses: Sequence[int]) -> bytes:
     """The answers to a group of adds, in one piece. The ids are those of the requests, not those of their bodies."""
-    encode = v3_fast.encode_add_response
-    return b"".join(
-        [
-            encode(AddResponse(request.txn_id, status, request.ledger_id, request.entry_id))
-            for request, status in zip(requests, statuses, strict=True)
-        ]
-    )
+    return v3_fast.encode_add_responses(requests, statuses)
+
+
+def encode_read_responses(responses: Sequence[ReadResponse]) -> bytes:
+    """The answers to a group of reads, in one piece, each body copied once."""
+    return v3_fast.encode_read_responses(responses)
 
 
 def decode_response(message: bytes) -> Response:
     """One response. Raises BadRequest when it is unreadable."""
-    return v3_fast.decode_response(message) or decode_response_generated(message)
+    response = v3_fast.decode_response(message)
+    if response is not None:
+        return response
+    from bindery_core.wire import v3_generated
+
+    return v3_generated.decode_response(message)
 
 
 def decode_responses(messages: Sequence[bytes]) -> list[Response]:
     """Many responses, in order. Raises BadRequest at the first unreadable one."""
     fast = v3_fast.decode_response
-    return [fast(message) or decode_response_generated(message) for message in messages]
-
-
-# --- by the generated code ------------------------------------------------------------------------------------------
-
-
-def encode_request_generated(request: Request) -> bytes:
-    """As `encode_request`, for every kind of request; the twin that the fast path is compared with."""
-    frame = pb.Request()
-    header = frame.header
-    header.version = pb.VERSION_THREE
-    header.txn_id = request.txn_id
-    match request:
-        case AddRequest():
-            header.operation = pb.ADD_ENTRY
-            if request.priority:
-                header.priority = request.priority
-            add = frame.add
-            add.ledger_id = request.ledger_id
-            add.entry_id = request.entry_id
-            add.master_key = request.master_key
-            add.body = request.body
-            if request.write_flags:
-                add.write_flags = request.write_flags
-            if request.recovery:
-                add.flag = pb.AddRequest.RECOVERY_ADD
-        case ReadRequest():
-            header.operation = pb.READ_ENTRY
-            if request.priority:
-                header.priority = request.priority
-            read = frame.read
-            read.ledger_id = request.ledger_id
-            read.entry_id = request.entry_id
-            if request.master_key is not None:
-                read.master_key = request.master_key
-            if request.previous_lac is not None:
-                read.previous_lac = request.previous_lac
-            if request.timeout_ms is not None:
-                read.timeout_ms = request.timeout_ms
-            if request.flag:
-                read.flag = _flag(request.flag)
-        case WriteLacRequest():
-            header.operation = pb.WRITE_LAC
-            if request.priority:
-                header.priority = request.priority
-            frame.write_lac.ledger_id = request.ledger_id
-            frame.write_lac.lac = request.lac
-            frame.write_lac.master_key = request.master_key
-            frame.write_lac.body = request.body
-        case ReadLacRequest():
-            header.operation = pb.READ_LAC
-            if request.priority:
-                header.priority = request.priority
-            frame.read_lac.ledger_id = request.ledger_id
-        case BookieInfoRequest():
-            header.operation = pb.GET_BOOKIE_INFO
-            frame.bookie_info.SetInParent()
-            if request.requested:
-                frame.bookie_info.requested = request.requested
-        case ForceLedgerRequest():
-            header.operation = pb.FORCE_LEDGER
-            frame.force_ledger.ledger_id = request.ledger_id
-        case ListEntriesRequest():
-            header.operation = pb.GET_LIST_OF_ENTRIES_OF_LEDGER
-            frame.list_entries.ledger_id = request.ledger_id
-        case StartTlsRequest():
-            header.operation = pb.START_TLS
-            frame.start_tls.SetInParent()
-        case AuthRequest():
-            header.operation = pb.AUTH
-            frame.auth.plugin = request.plugin
-            frame.auth.payload = request.payload
-        case OtherRequest():
-            header.version = _version(request.version)
-            header.operation = _operation(request.operation)
-    return _framed(frame.SerializeToString())
-
-
-def decode_request_generated(message: bytes) -> Request:
-    """As `decode_request`, for every kind of request; the twin that the fast path is compared with."""
-    try:
-        frame = pb.Request.FromString(message)
-    except DecodeError as error:
-        raise BadRequest("not a request", size=len(message)) from error
-    if not frame.IsInitialized():
-        raise BadRequest("not a request: a required field is missing or unknown", size=len(message))
-    header = frame.header
-    txn_id = header.txn_id
-    if header.version != pb.VERSION_THREE:
-        return _other(frame)
-    match header.operation:
-        case pb.ADD_ENTRY if frame.HasField("add"):
-            add = frame.add
-            return AddRequest(
-                txn_id, add.ledger_id, add.entry_id, add.master_key, add.body,
-                add.HasField("flag"), add.write_flags, header.priority,
-            )  # fmt: skip
-        case pb.READ_ENTRY if frame.HasField("read"):
-            read = frame.read
-            return ReadRequest(
-                txn_id, read.ledger_id, read.entry_id,
-                flag=read.flag if read.HasField("flag") else 0,
-                master_key=read.master_key if read.HasField("master_key") else None,
-                previous_lac=read.previous_lac if read.HasField("previous_lac") else None,
-                timeout_ms=read.timeout_ms if read.HasField("timeout_ms") else None,
-                priority=header.priority,
-            )  # fmt: skip
-        case pb.WRITE_LAC if frame.HasField("write_lac"):
-            write = frame.write_lac
-            return WriteLacRequest(
-                txn_id, write.ledger_id, write.lac, write.master_key, write.body, priority=header.priority
-            )
-        case pb.READ_LAC if frame.HasField("read_lac"):
-            return ReadLacRequest(txn_id, frame.read_lac.ledger_id, priority=header.priority)
-        case pb.GET_BOOKIE_INFO:
-            # Its only field is optional, so an absent sub-message says the same as an empty one.
-            return BookieInfoRequest(txn_id, frame.bookie_info.requested)
-        case pb.FORCE_LEDGER if frame.HasField("force_ledger"):
-            return ForceLedgerRequest(txn_id, frame.force_ledger.ledger_id)
-        case pb.GET_LIST_OF_ENTRIES_OF_LEDGER if frame.HasField("list_entries"):
-            return ListEntriesRequest(txn_id, frame.list_entries.ledger_id)
-        case pb.START_TLS:
-            return StartTlsRequest(txn_id)
-        case pb.AUTH if frame.HasField("auth"):
-            return AuthRequest(txn_id, plugin_name(frame.auth.plugin), frame.auth.payload)
-    return _other(frame)
-
-
-def _other(frame: pb.Request) -> OtherRequest:
-    header = frame.header
-    ledger_id = entry_id = 0
-    match header.operation:
-        case pb.ADD_ENTRY:
-            ledger_id, entry_id = frame.add.ledger_id, frame.add.entry_id
-        case pb.READ_ENTRY:
-            ledger_id, entry_id = frame.read.ledger_id, frame.read.entry_id
-        case pb.WRITE_LAC:
-            ledger_id = frame.write_lac.ledger_id
-        case pb.READ_LAC:
-            ledger_id = frame.read_lac.ledger_id
-        case pb.FORCE_LEDGER:
-            ledger_id = frame.force_ledger.ledger_id
-        case pb.GET_LIST_OF_ENTRIES_OF_LEDGER:
-            ledger_id = frame.list_entries.ledger_id
-    return OtherRequest(header.txn_id, header.operation, header.version, ledger_id, entry_id)
-
-
-def encode_response_generated(response: Response) -> bytes:
-    """As `encode_response`, for every kind of response; the twin that the fast path is compared with."""
-    frame = pb.Response()
-    header = frame.header
-    header.version = pb.VERSION_THREE
-    header.txn_id = response.txn_id
-    status = _status(response.status)
-    frame.status = status
-    match response:
-        case AddResponse():
-            header.operation = pb.ADD_ENTRY
-            frame.add.status = status
-            frame.add.ledger_id = response.ledger_id
-            frame.add.entry_id = response.entry_id
-        case ReadResponse():
-            header.operation = pb.READ_ENTRY
-            read = frame.read
-            read.status = status
-            read.ledger_id = response.ledger_id
-            read.entry_id = response.entry_id
-            if response.body is not None:
-                read.body = response.body
-            if response.max_lac is not None:
-                read.max_lac = response.max_lac
-            if response.lac_update_timestamp_ms is not None:
-                read.lac_update_timestamp_ms = response.lac_update_timestamp_ms
-        case WriteLacResponse():
-            header.operation = pb.WRITE_LAC
-            frame.write_lac.status = status
-            frame.write_lac.ledger_id = response.ledger_id
-        case ReadLacResponse():
-            header.operation = pb.READ_LAC
-            lac = frame.read_lac
-            lac.status = status
-            lac.ledger_id = response.ledger_id
-            if response.lac_body is not None:
-                lac.lac_body = response.lac_body
-            if response.last_entry_body is not None:
-                lac.last_entry_body = response.last_entry_body
-        case BookieInfoResponse():
-            header.operation = pb.GET_BOOKIE_INFO
-            info = frame.bookie_info
-            info.status = status
-            if response.total_disk_capacity is not None:
-                info.total_disk_capacity = response.total_disk_capacity
-            if response.free_disk_space is not None:
-                info.free_disk_space = response.free_disk_space
-        case ForceLedgerResponse():
-            header.operation = pb.FORCE_LEDGER
-            frame.force_ledger.status = status
-            frame.force_ledger.ledger_id = response.ledger_id
-        case ListEntriesResponse():
-            header.operation = pb.GET_LIST_OF_ENTRIES_OF_LEDGER
-            frame.list_entries.status = status
-            frame.list_entries.ledger_id = response.ledger_id
-            if response.availability is not None:
-                frame.list_entries.availability = response.availability
-        case StartTlsResponse():
-            header.operation = pb.START_TLS
-            if response.status == 0:
-                frame.start_tls.SetInParent()
-        case AuthResponse():
-            header.operation = pb.AUTH
-            if response.plugin:
-                frame.auth.plugin = response.plugin
-                frame.auth.payload = response.payload
-        case ErrorResponse():
-            header.operation = _operation(response.operation)
-    return _framed(frame.SerializeToString())
-
-
-def decode_response_generated(message: bytes) -> Response:
-    """As `decode_response`, for every kind of response; the twin that the fast path is compared with."""
-    try:
-        frame = pb.Response.FromString(message)
-    except DecodeError as error:
-        raise BadRequest("not a response", size=len(message)) from error
-    if not frame.IsInitialized():
-        raise BadRequest("not a response: a required field is missing or unknown", size=len(message))
-    txn_id = frame.header.txn_id
-    operation = frame.header.operation
-    outer = frame.status
-    match operation:
-        case pb.ADD_ENTRY if frame.HasField("add"):
-            add = frame.add
-            return AddResponse(txn_id, outer or add.status, add.ledger_id, add.entry_id)
-        case pb.READ_ENTRY if frame.HasField("read"):
-            read = frame.read
-            return ReadResponse(
-                txn_id, outer or read.status, read.ledger_id, read.entry_id,
-                read.body if read.HasField("body") else None,
-                read.max_lac if read.HasField("max_lac") else None,
-                read.lac_update_timestamp_ms if read.HasField("lac_update_timestamp_ms") else None,
-            )  # fmt: skip
-        case pb.WRITE_LAC if frame.HasField("write_lac"):
-            return WriteLacResponse(txn_id, outer or frame.write_lac.status, frame.write_lac.ledger_id)
-        case pb.READ_LAC if frame.HasField("read_lac"):
-            lac = frame.read_lac
-            return ReadLacResponse(
-                txn_id, outer or lac.status, lac.ledger_id,
-                lac.lac_body if lac.HasField("lac_body") else None,
-                lac.last_entry_body if lac.HasField("last_entry_body") else None,
-            )  # fmt: skip
-        case pb.GET_BOOKIE_INFO if frame.HasField("bookie_info"):
-            info = frame.bookie_info
-            return BookieInfoResponse(
-                txn_id, outer or info.status,
-                info.total_disk_capacity if info.HasField("total_disk_capacity") else None,
-                info.free_disk_space if info.HasField("free_disk_space") else None,
-            )  # fmt: skip
-        case pb.FORCE_LEDGER if frame.HasField("force_ledger"):
-            return ForceLedgerResponse(txn_id, outer or frame.force_ledger.status, frame.force_ledger.ledger_id)
-        case pb.GET_LIST_OF_ENTRIES_OF_LEDGER if frame.HasField("list_entries"):
-            listed = frame.list_entries
-            return ListEntriesResponse(
-                txn_id, outer or listed.status, listed.ledger_id,
-                listed.availability if listed.HasField("availability") else None,
-            )  # fmt: skip
-        case pb.START_TLS:
-            return StartTlsResponse(txn_id, outer)
-        case pb.AUTH:
-            return AuthResponse(txn_id, outer, plugin_name(frame.auth.plugin), frame.auth.payload)
-    if not outer:
-        raise BadRequest("response without its body", operation=Operation(operation).name, txn_id=txn_id)
-    return ErrorResponse(txn_id, operation, outer)
-
-
-def _framed(message: bytes) -> bytes:
-    return _LENGTH.pack(len(message)) + message
-
-
-# Enum fields take plain ints when the program runs; only the generated stubs insist on their own classes.
-
-
-def _flag(number: int) -> pb.ReadRequest.Flag:
-    return number  # type: ignore[return-value]
-
-
-def _version(number: int) -> pb.ProtocolVersion:
-    return number  # type: ignore[return-value]
-
-
-def _operation(number: int) -> pb.OperationType:
-    return number  # type: ignore[return-value]
-
-
-def _status(number: int) -> pb.StatusCode:
-    return number  # type: ignore[return-value]
+    return [fast(message) or decode_response(message) for message in messages]

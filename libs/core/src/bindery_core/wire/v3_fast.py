@@ -9,6 +9,7 @@ Layout of every message: field 1 header {1: version = 3, 2: operation, 3: txn id
 """
 
 import struct
+from collections.abc import Sequence
 
 from bindery_core.wire.messages import AddRequest, AddResponse, ReadRequest, ReadResponse
 from bindery_core.wire.varint import ONE_BYTE, NotAVarint, decode, to_signed
@@ -29,7 +30,8 @@ _FLAG_TAG = b"\xa0\x06"  # field 100 of the sub-message, varint
 _RECOVERY = _FLAG_TAG + b"\x01"
 _STATUS_OK_THEN_ADD = b"\x10\x00" + _ADD_TAG
 _STATUS_OK_THEN_READ = b"\x10\x00" + _READ_TAG
-
+_MORE = tuple(bytes((value | 0x80,)) for value in range(128))
+"""Seven bits of a varint that goes on."""
 
 # --- requests -------------------------------------------------------------------------------------------------------
 
@@ -157,7 +159,139 @@ def _decode_read(message: bytes, at: int, txn_id: int, priority: int) -> ReadReq
     return ReadRequest(txn_id, to_signed(ledger_id), to_signed(entry_id), priority=priority)
 
 
+class _Pattern:
+    """The usual request of its kind, as the bytes of one show it, with two bytes open: the lowest of its transaction
+    and entry ids.
+
+    A row of requests about one ledger from one client differs in these two and in an add's body alone, 128 long.
+    Whatever else has all the other bytes in their places is decoded alike by the generated code: they hold every tag
+    and every size.
+    """
+
+    __slots__ = ("entry_base", "ledger_id", "shown", "size", "txn_base", "unpack")
+
+    def __init__(self, message: bytes, request: AddRequest | ReadRequest, *, entry_at: int, body_at: int) -> None:
+        """Of `message`, decoded to `request`: where its entry id begins, and its body, which ends it."""
+        assert request.txn_id >= 0x80
+        assert request.entry_id >= 0x80
+        unpack = struct.Struct(f"7sB{entry_at - 8}sB{body_at - entry_at - 1}s").unpack_from
+        head, _, middle, _, tail = unpack(message)
+        self.unpack = unpack
+        self.shown = (head, middle, tail)
+        self.size = len(message)
+        self.txn_base = request.txn_id & ~0x7F
+        self.entry_base = request.entry_id & ~0x7F
+        self.ledger_id = request.ledger_id
+
+
+class AddPattern(_Pattern):
+    """Of adds."""
+
+    __slots__ = ("body_at", "key")
+
+    def __init__(self, message: bytes, request: AddRequest) -> None:
+        """See `pattern_of`."""
+        self.body_at = len(message) - len(request.body)
+        self.key = request.master_key
+        entry_size = len(varint(request.entry_id))
+        entry_at = self.body_at - len(varint(len(request.body))) - len(request.master_key) - 3 - entry_size
+        super().__init__(message, request, entry_at=entry_at, body_at=self.body_at)
+
+    def decode(self, message: bytes) -> AddRequest | None:
+        """None: another pattern."""
+        if len(message) != self.size:
+            return None
+        head, txn, middle, entry, tail = self.unpack(message)
+        if (head, middle, tail) != self.shown or txn < 0x80 or entry < 0x80:
+            return None
+        return AddRequest(
+            self.txn_base | txn & 0x7F,
+            self.ledger_id,
+            self.entry_base | entry & 0x7F,
+            self.key,
+            message[self.body_at :],
+        )
+
+
+class ReadPattern(_Pattern):
+    """Of plain reads, which end with the entry id."""
+
+    __slots__ = ()
+
+    def __init__(self, message: bytes, request: ReadRequest) -> None:
+        """See `pattern_of`."""
+        entry_at = len(message) - len(varint(request.entry_id))
+        super().__init__(message, request, entry_at=entry_at, body_at=len(message))
+
+    def decode(self, message: bytes) -> ReadRequest | None:
+        """None: another pattern."""
+        if len(message) != self.size:
+            return None
+        head, txn, middle, entry, tail = self.unpack(message)
+        if (head, middle, tail) != self.shown or txn < 0x80 or entry < 0x80:
+            return None
+        return ReadRequest(self.txn_base | txn & 0x7F, self.ledger_id, self.entry_base | entry & 0x7F)
+
+
+def pattern_of(message: bytes, request: AddRequest | ReadRequest) -> AddPattern | ReadPattern | None:
+    """The pattern that `message` shows, which was decoded to `request`. None for one that is unusual, or too short."""
+    if request.txn_id < 0x80 or request.entry_id < 0x80 or request.priority:
+        return None
+    if type(request) is ReadRequest:
+        usual = ReadRequest(request.txn_id, request.ledger_id, request.entry_id)
+        return ReadPattern(message, request) if encode_read_request(usual)[4:] == message else None
+    assert type(request) is AddRequest
+    if request.recovery or request.write_flags or b"".join(add_request_parts(request)[1:]) != message:
+        return None
+    return AddPattern(message, request)
+
+
 # --- responses ------------------------------------------------------------------------------------------------------
+
+
+def encode_add_responses(requests: Sequence[AddRequest], statuses: Sequence[int]) -> bytes:
+    """The frames of the answers to a group of adds, whose ids count, lengths included.
+
+    Ids in a row differ in their last seven bits: the rest of each frame is made once for many.
+    """
+    if len(requests) == 1 == len(statuses):
+        request = requests[0]
+        return encode_add_response(AddResponse(request.txn_id, statuses[0], request.ledger_id, request.entry_id))
+    parts: list[bytes] = []
+    ledger_before = -1
+    shape_before = (-1, -1)
+    txn_high = entry_high = -1
+    txn_rest = entry_rest = start = middle = b""
+    for request, status in zip(requests, statuses, strict=True):
+        txn_id, ledger_id, entry_id = request.txn_id, request.ledger_id, request.entry_id
+        if status or txn_id < 0x80 or entry_id < 0x80:
+            parts.append(encode_add_response(AddResponse(txn_id, status, ledger_id, entry_id)))
+            continue
+        if txn_id >> 7 != txn_high or entry_id >> 7 != entry_high or ledger_id != ledger_before:
+            if txn_id >> 7 != txn_high:
+                txn_high = txn_id >> 7
+                txn_rest = varint(txn_high)
+            if entry_id >> 7 != entry_high:
+                entry_high = entry_id >> 7
+                entry_rest = varint(entry_high)
+            shape = (len(txn_rest), len(entry_rest))
+            if shape != shape_before or ledger_id != ledger_before:
+                shape_before, ledger_before = shape, ledger_id
+                ledger = varint(ledger_id)
+                header_size = 6 + len(txn_rest)
+                sub_size = 5 + len(ledger) + len(entry_rest)
+                start = b"".join(
+                    (
+                        b"\x00\x00\x00",
+                        ONE_BYTE[2 + header_size + 5 + sub_size],
+                        b"\x0a",
+                        ONE_BYTE[header_size],
+                        _ADD_HEADER,
+                    )
+                )
+                middle = b"".join((_STATUS_OK_THEN_ADD, ONE_BYTE[sub_size], b"\x08\x00\x10", ledger, b"\x18"))
+        parts += (start, _MORE[txn_id & 0x7F], txn_rest, middle, _MORE[entry_id & 0x7F], entry_rest)
+    return b"".join(parts)
 
 
 def encode_add_response(response: AddResponse) -> bytes:
@@ -188,6 +322,54 @@ def read_response_parts(response: ReadResponse) -> list[bytes]:
     if response.lac_update_timestamp_ms is not None:
         sub += (b"\x30", varint(response.lac_update_timestamp_ms))
     return _frame_response(_READ_HEADER, varint(response.txn_id), status, _READ_TAG, sub)
+
+
+def encode_read_responses(responses: Sequence[ReadResponse]) -> bytes:
+    """The frames of the answers to a group of reads, lengths included, each body copied once.
+
+    As for adds: what ids in a row share is made once for many, and so is what bodies of one size share.
+    """
+    if len(responses) == 1:
+        return b"".join(read_response_parts(responses[0]))
+    parts: list[bytes] = []
+    shared_before: tuple[int, int, int, int | None] | None = None
+    by_size: dict[int, tuple[bytes, bytes, bytes]] = {}
+    lac_tail = b""
+    for response in responses:
+        txn_id, entry_id, body = response.txn_id, response.entry_id, response.body
+        if (
+            response.status
+            or body is None
+            or txn_id < 0x80
+            or entry_id < 0x80
+            or response.lac_update_timestamp_ms is not None
+        ):
+            parts += read_response_parts(response)
+            continue
+        shared = (txn_id >> 7, entry_id >> 7, response.ledger_id, response.max_lac)
+        if shared != shared_before:
+            shared_before, by_size = shared, {}
+            lac_tail = b"" if response.max_lac is None else b"\x28" + varint(response.max_lac)
+        pieces = by_size.get(len(body))
+        if pieces is None:
+            pieces = by_size[len(body)] = _around_body(shared, len(body), lac_tail)
+        start, middle, end = pieces
+        parts += (start, _MORE[txn_id & 0x7F], middle, _MORE[entry_id & 0x7F], end, body, lac_tail)
+    return b"".join(parts)
+
+
+def _around_body(shared: tuple[int, int, int, int | None], size: int, lac_tail: bytes) -> tuple[bytes, bytes, bytes]:
+    """The bytes of an answer in front of the lowest byte of its transaction id, between that and the lowest of its
+    entry id, and between that and its body of `size` bytes."""
+    txn_rest, entry_rest = varint(shared[0]), varint(shared[1])
+    ledger = b"".join((b"\x08\x00\x10", varint(shared[2]), b"\x18"))
+    end = b"".join((entry_rest, b"\x22", varint(size)))
+    sub_length = len(ledger) + 1 + len(end) + size + len(lac_tail)
+    sub_size = varint(sub_length)
+    header_size = 6 + len(txn_rest)
+    frame_size = 2 + header_size + len(_STATUS_OK_THEN_READ) + len(sub_size) + sub_length
+    start = b"".join((_LENGTH.pack(frame_size), b"\x0a", ONE_BYTE[header_size], _READ_HEADER))
+    return start, b"".join((txn_rest, _STATUS_OK_THEN_READ, sub_size, ledger)), end
 
 
 def _frame_response(header: bytes, txn: bytes, status: bytes, sub_tag: bytes, sub: list[bytes]) -> list[bytes]:
