@@ -11,6 +11,7 @@ import httpx
 import pytest
 from bindery_core.errors import DamagedStorage, NoSuchTopic, TooManyRequests
 from bindery_kit.health import Health, OpsApp
+from bindery_kit.http_limits import PIPELINED_MAX
 from bindery_kit.http_server import BindRefused, HttpServer, bind_tcp
 from bindery_kit.metrics import Metrics
 from bindery_kit.problem import CONTENT_TYPE
@@ -139,8 +140,14 @@ async def test_health_tells_what_is_missing_until_nothing_is(client: httpx.Async
     health.clear("disk")
     answer = await client.get("/readyz")
     assert (answer.status_code, answer.json()["reasons"]) == (503, {"metadata": "session lost"})
+    text = (await client.get("/metrics")).text
+    assert "\nbindery_ready 0\n" in text
+    assert '\nbindery_not_ready{part="metadata"} 1\nbindery_not_ready{part="startup"} 0\n' in text
 
     health.clear("metadata")
+    text = (await client.get("/metrics")).text
+    assert "\nbindery_ready 1\n" in text
+    assert '\nbindery_not_ready{part="metadata"} 0\n' in text
     assert (await client.get("/readyz")).json() == {"status": "ready"}
 
     health.fail("journal", "its thread died")
@@ -165,7 +172,7 @@ async def test_a_server_stops_in_time_whatever_its_clients_do(health: Health) ->
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     writer.write(b"GET /slow HTTP/1.1\r\nHost: x\r\n\r\n")
     await writer.drain()
-    async with asyncio.timeout(4):
+    async with asyncio.timeout(30):
         await server.stop()
         await reader.read()
     with pytest.raises(OSError):
@@ -209,7 +216,7 @@ async def test_headers_without_end_are_refused_before_they_fill_the_memory(healt
     async with HttpServer(OpsApp(health, Metrics("kittest"), app=make_app()), port=0) as server:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         sent = 0
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(30):
             writer.write(begin)
             answer = asyncio.create_task(reader.read())
             while not answer.done() and sent < 64 * 2**20:
@@ -224,6 +231,33 @@ async def test_headers_without_end_are_refused_before_they_fill_the_memory(healt
                 assert (await answer).startswith(b"HTTP/1.1 431 ")
         writer.close()
         assert sent < 16 * 2**20
+        async with httpx.AsyncClient(base_url=server.url, trust_env=False) as http:
+            assert (await http.get("/livez")).status_code == 200
+
+
+async def test_pipelined_requests_are_answered_and_endless_ones_end_the_connection(health):
+    """uvicorn would keep as many as a client sends while it answers the first: gigabytes, from anybody."""
+    request = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
+    async with HttpServer(OpsApp(health, Metrics("kittest"), app=make_app()), port=0) as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        async with asyncio.timeout(30):
+            writer.write(request * PIPELINED_MAX)
+            for _ in range(PIPELINED_MAX):
+                assert b"HTTP/1.1 200 " in await reader.readuntil(b"}")
+            writer.write(b"GET /slow HTTP/1.1\r\nHost: x\r\n\r\n" + request * (PIPELINED_MAX + 1))
+            assert b"HTTP/1.1 400 " in await reader.read()
+        writer.close()
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        async with asyncio.timeout(30):
+            writer.write(b"GET /slow HTTP/1.1\r\nHost: x\r\n\r\n" + request)
+            sent = 0
+            with contextlib.suppress(ConnectionError, TimeoutError):
+                while sent < 32 * 2**20:  # more than sockets hold: nothing is read while one waits
+                    writer.write(request * 1000)
+                    sent += 1000 * len(request)
+                    await asyncio.wait_for(writer.drain(), timeout=1)
+            assert sent < 32 * 2**20
+        writer.transport.abort()
         async with httpx.AsyncClient(base_url=server.url, trust_env=False) as http:
             assert (await http.get("/livez")).status_code == 200
 

@@ -1,10 +1,12 @@
 """Logs are events with fields, one JSON object a line, without secrets, cheap to import."""
 
 import json
+import logging
 import subprocess
 import sys
 
 import pytest
+from bindery_kit import logs
 
 SCRIPT = """
 import logging
@@ -57,6 +59,15 @@ def test_the_standard_library_s_records_become_events_too() -> None:
     assert (event["event"], event["message"], event["module"]) == ("library_message", "it is late", "other")
 
 
+def test_an_event_of_ours_keeps_its_name_and_fields_also_through_the_standard_library() -> None:
+    said = run(
+        "logging.getLogger('bindery_metadata.x').warning('vote_lost', extra={'vote': 7, 'zk_password': 'hunter2'})"
+    )
+    event = json.loads(said)
+    assert (event["event"], event["vote"], event["module"]) == ("vote_lost", 7, "bindery_metadata.x")
+    assert "hunter2" not in said
+
+
 def test_an_exception_travels_in_its_event() -> None:
     event = json.loads(run("try:\n    1 / 0\nexcept ZeroDivisionError:\n    log.exception('failed')"))
     assert "ZeroDivisionError" in event["exception"]
@@ -80,3 +91,30 @@ def test_what_a_bookie_imports_before_it_serves_loads_no_http_stack(module: str)
     script = f"import sys, bindery_kit.{module}; print([name for name in {heavy} if name in sys.modules])"
     out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60).stdout
     assert out.strip() == "[]"
+
+
+class _Gone:
+    """A stream whose reader left, or that was closed."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def write(self, text: str) -> int:
+        raise self._error
+
+    def flush(self) -> None:
+        raise self._error
+
+
+@pytest.mark.parametrize("error", [BrokenPipeError(), ValueError("I/O operation on closed file")])
+def test_a_line_that_cannot_be_written_ends_nothing(monkeypatch, capsys, error) -> None:
+    logs.configure(service="x", level="info")
+    logger = logs.get_logger("late")
+    monkeypatch.setattr(sys, "stderr", _Gone(error))
+    logger.error("lost")
+    logging.getLogger("library").warning("lost too")
+    monkeypatch.undo()
+    logger.error("told")
+    said = capsys.readouterr().err
+    assert "told" in said
+    assert "lost" not in said

@@ -1,5 +1,6 @@
 """A process ends when it is told to, at once when told twice, and with its parent."""
 
+import asyncio
 import contextlib
 import os
 import signal
@@ -9,6 +10,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from bindery_kit import runtime
 
 SERVICE = """
 import asyncio, os, sys
@@ -59,7 +61,7 @@ def test_a_signal_asks_for_an_orderly_end(number: signal.Signals) -> None:
         assert line(process).startswith("up")
         process.send_signal(number)
         assert line(process) == f"stopping {number.name}"
-        assert process.wait(timeout=20) == 0
+        assert process.wait(timeout=30) == 0
 
 
 def test_a_signal_repeated_by_somebody_impatient_ends_at_once() -> None:
@@ -67,7 +69,7 @@ def test_a_signal_repeated_by_somebody_impatient_ends_at_once() -> None:
         assert line(process).startswith("up")
         process.send_signal(signal.SIGTERM)
         assert line(process).startswith("stopping")
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 30
         while process.poll() is None:
             assert time.monotonic() < deadline
             process.send_signal(signal.SIGTERM)
@@ -82,7 +84,7 @@ def test_an_echo_of_a_signal_does_not_cut_the_orderly_end_short() -> None:
         assert line(process).startswith("stopping")
         process.send_signal(signal.SIGTERM)
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=20) == 0
+        assert process.wait(timeout=30) == 0
 
 
 def test_a_child_ends_with_a_parent_that_was_killed() -> None:
@@ -92,7 +94,7 @@ def test_a_child_ends_with_a_parent_that_was_killed() -> None:
         # The pipe ends when its last writer, the child, is gone.
         assert parent.stdout is not None
         assert parent.stdout.read() == "stopping SIGTERM\n"
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 30
         while True:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(child, os.WNOHANG)  # only where we are the one who inherits orphans
@@ -108,3 +110,33 @@ def test_a_child_whose_parent_is_gone_already_does_not_begin() -> None:
     environment = {**os.environ, "BINDERY_DIE_WITH_PARENT": "1" if os.getpid() != 1 else "2"}
     done = subprocess.run([sys.executable, "-c", SERVICE], env=environment, capture_output=True, text=True, timeout=30)
     assert (done.returncode, done.stdout) == (1, "")
+
+
+async def test_work_is_over_as_soon_as_the_shutdown_comes_even_if_it_clings() -> None:
+    """Work that a cancellation makes close something, which takes long, is told a second time."""
+    shutdown, cancelled = runtime.Shutdown(), []
+
+    async def cling() -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.append(1)
+            await asyncio.Event().wait()
+
+    working = asyncio.ensure_future(runtime.unless_shutdown(shutdown, cling()))
+    await asyncio.sleep(0)
+    shutdown.request("SIGTERM")
+    began = time.monotonic()
+    assert await working is None
+    assert time.monotonic() - began < 2 * runtime.CANCEL_TIMEOUT_S + 15
+    assert cancelled == [1]
+
+
+async def test_work_that_ends_first_gives_its_result_or_its_error() -> None:
+    async def fail() -> None:
+        raise ValueError("no")
+
+    shutdown = runtime.Shutdown()
+    assert await runtime.unless_shutdown(shutdown, asyncio.sleep(0, 5)) == 5
+    with pytest.raises(ValueError, match="no"):
+        await runtime.unless_shutdown(shutdown, fail())

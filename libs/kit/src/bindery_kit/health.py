@@ -4,7 +4,9 @@
 |-----------|---------------------------------------------|------------------------------------------------------------|
 | /livez    | no part has died                            | `{"status": "ok"}` or `{"status": "failed", "reasons": {}}`|
 | /startupz | start-up is over                            | `{"status": "starting", "progress": {...}}` before         |
-| /readyz   | started, alive and nothing blocks           | `{"status": "not_ready", "reasons": {part: why}}`          |
+| /readyz   | started, alive and nothing blocks           | `{"status": "not_ready", "reasons": {part: why}}`, and     |
+|           |                                             | `notes` where a part has something to say all the same     |
+| /metrics  | always                                      | the service's, then `bindery_ready` and `bindery_not_ready`|
 
 Otherwise 503. A part owns its reason under its own name (`metadata`, `disk`, `cookie`), so that two parts never clear
 one another's. `OpsApp` serves the three and `/metrics` in front of any ASGI app and needs no web framework.
@@ -15,14 +17,27 @@ Invariants: a process that failed is never ready; start-up ends once and never b
 import json
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Final, Protocol
 
-from bindery_kit.metrics import CONTENT_TYPE, Metrics
+from bindery_kit.metrics_page import Page, labels
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+PARTS_SHOWN: Final = ("startup", "metadata")
+"""Parts that every service has: metrics show them while nothing blocks too, so that an alert sees them change."""
+
+
+class MetricsPage(Protocol):
+    """What /metrics answers: `bindery_kit.metrics.Metrics`, or what a service writes itself."""
+
+    @property
+    def content_type(self) -> str: ...
+
+    def render(self) -> bytes: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +54,7 @@ class Health:
     def __init__(self) -> None:
         self._failed: dict[str, str] = {}
         self._blocked: dict[str, str] = {}
+        self._notes: dict[str, str] = {}
         self._started = False
         self._progress = StartupProgress("starting")
 
@@ -75,6 +91,13 @@ class Health:
     def clear(self, part: str) -> None:
         self._blocked.pop(part, None)
 
+    def note(self, part: str, text: str | None) -> None:
+        """Something to know that keeps nobody from being ready; None: no longer."""
+        if text is None:
+            self._notes.pop(part, None)
+        else:
+            self._notes[part] = text
+
     def fail(self, part: str, reason: str) -> None:
         """A part died for good: only a new process helps."""
         self._failed[part] = reason
@@ -84,18 +107,32 @@ class Health:
         return (200, {"status": "ok"}) if self.is_live else (503, {"status": "failed", "reasons": dict(self._failed)})
 
     def ready_answer(self) -> tuple[int, dict[str, Any]]:
-        return (200, {"status": "ready"}) if self.is_ready else (503, {"status": "not_ready", "reasons": self.reasons})
+        notes = {"notes": dict(self._notes)} if self._notes else {}
+        if self.is_ready:
+            return 200, {"status": "ready", **notes}
+        return 503, {"status": "not_ready", "reasons": self.reasons, **notes}
 
     def startup_answer(self) -> tuple[int, dict[str, Any]]:
         if self._started:
             return 200, {"status": "started"}
         return 503, {"status": "starting", "progress": asdict(self._progress)}
 
+    def metrics(self) -> bytes:
+        """Whether it gets traffic, and which parts stand in the way, as text for Prometheus."""
+        blocked = dict.fromkeys(PARTS_SHOWN, 0) | dict.fromkeys(self.reasons, 1)
+        page = Page()
+        page.add("bindery_ready", "gauge", "1: takes traffic, as /readyz says.", [("", int(self.is_ready))])
+        page.add(
+            "bindery_not_ready", "gauge", "1: this part keeps it from being ready.",
+            [(labels({"part": part}), value) for part, value in sorted(blocked.items())],
+        )  # fmt: skip
+        return page.render()
+
 
 class OpsApp:
     """ASGI: /livez, /readyz, /startupz and /metrics; everything else goes to `app`, or is 404 without one."""
 
-    def __init__(self, health: Health, metrics: Metrics, *, app: AsgiApp | None = None) -> None:
+    def __init__(self, health: Health, metrics: MetricsPage, *, app: AsgiApp | None = None) -> None:
         self._health = health
         self._metrics = metrics
         self._app = app
@@ -109,7 +146,7 @@ class OpsApp:
         if self._app is not None:
             await self._app(scope, receive, send)
         elif scope["type"] == "lifespan":
-            await _lifespan(receive, send)
+            await answer_lifespan(receive, send)
         elif scope["type"] == "http":
             body = {
                 "type": "about:blank",
@@ -124,7 +161,7 @@ class OpsApp:
 
     def _answer(self, path: str) -> tuple[int, bytes, str] | None:
         if path == "/metrics":
-            return 200, self._metrics.render(), CONTENT_TYPE
+            return 200, self._metrics.render() + self._health.metrics(), self._metrics.content_type
         if path == "/livez":
             status, body = self._health.live_answer()
         elif path == "/readyz":
@@ -149,7 +186,8 @@ def _json(body: dict[str, Any]) -> bytes:
     return json.dumps(body).encode() + b"\n"
 
 
-async def _lifespan(receive: Receive, send: Send) -> None:
+async def answer_lifespan(receive: Receive, send: Send) -> None:
+    """For an app with nothing to do at its start and end."""
     while True:
         message = await receive()
         await send({"type": f"{message['type']}.complete"})

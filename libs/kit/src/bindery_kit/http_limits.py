@@ -3,6 +3,9 @@
 uvicorn keeps headers and trailers for as long as they come, so that one connection could fill the memory of a process
 that holds other people's data. Here whatever arrives without finishing a head or carrying on a body counts, and over
 the limit the answer is 431 and the connection is closed.
+
+Requests that are sent before the ones in front of them were answered wait in uvicorn, which reads on after each answer.
+Here nothing is read while some wait, and more than PIPELINED_MAX of them end the connection with a 400.
 """
 
 from typing import Any, Final
@@ -13,6 +16,10 @@ from bindery_kit.problem import CONTENT_TYPE, problem_response
 
 HEAD_SIZE_MAX: Final = 256 * 1024
 """Bytes of request line and headers, or of trailers. One read of the socket more may be taken."""
+
+
+PIPELINED_MAX: Final = 64
+"""Requests of one connection that wait for answers to those in front of them."""
 
 
 class HeadLimit(HttpToolsProtocol):
@@ -35,7 +42,15 @@ class HeadLimit(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._moved_on = True
+        if len(self.pipeline) >= PIPELINED_MAX:
+            self.pipeline.clear()
+            raise ValueError("too many requests are pipelined")  # the parser makes an invalid request of it: 400
         super().on_headers_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.pipeline and not self.transport.is_closing():
+            self.flow.pause_reading()
 
     def on_body(self, body: bytes) -> None:
         self._moved_on = True

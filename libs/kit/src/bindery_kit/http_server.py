@@ -19,6 +19,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from bindery_kit.health import AsgiApp
 from bindery_kit.http_limits import with_head_limit
+from bindery_kit.last_words import bind_fix
 from bindery_kit.logs import get_logger
 
 BACKLOG: Final = 1024
@@ -49,9 +50,8 @@ def check_bind(host: str, *, insecure: bool) -> None:
     """Raise BindRefused for an address that others can reach, unless `insecure`."""
     if not insecure and not is_loopback(host):
         raise BindRefused(
-            "refusing to listen where other machines can connect without authentication: use 127.0.0.1, "
-            "or say --insecure if the network itself is trusted",
-            host=host,
+            f"refusing to listen on {host}, where other machines can connect without authentication; "
+            "use 127.0.0.1, or say --insecure (..._INSECURE=true) if the network itself is trusted"
         )
 
 
@@ -65,7 +65,7 @@ def bind_tcp(host: str, port: int, *, insecure: bool = False) -> socket.socket:
         sock.bind((host, port))
     except OSError as error:
         sock.close()
-        raise BindRefused(f"cannot listen: {error.strerror or error}", host=host, port=port) from error
+        raise BindRefused(f"cannot listen on {host}:{port}: {error.strerror or error}; {bind_fix(error)}") from error
     sock.setblocking(False)
     return sock
 

@@ -2,7 +2,7 @@
 
 `log = get_logger(__name__)`, then `log.warning("bookie_replaced", ledger_id=7, failed="b2")`: the event is a stable
 snake_case name, the facts are fields with the names that metrics and errors use. Everything goes to stderr, records of
-the standard `logging` (uvicorn, kazoo) too.
+the standard `logging` (uvicorn, kazoo) too; their `extra` are fields.
 
 Fields whose name says secret (`password`, `token`, `authorization`, ...) are masked before anything is rendered; bytes
 are shown as their length and first bytes, never whole.
@@ -18,15 +18,7 @@ from typing import Any, Final
 
 from bindery_core.errors import BinderyError
 
-if "rich" in sys.modules:
-    import structlog
-else:
-    # structlog loads rich for a renderer that we do not use, at the price of half of this import.
-    sys.modules["rich"] = None  # type: ignore[assignment]
-    try:
-        import structlog
-    finally:
-        del sys.modules["rich"]
+from bindery_kit.lean_imports import structlog
 
 MASK: Final = "********"
 _SECRET_PARTS: Final = (
@@ -41,6 +33,8 @@ _SECRET_PARTS: Final = (
 )
 _BYTES_SHOWN: Final = 16
 _DEPTH_MAX: Final = 4
+_OWN_LOGGERS: Final = "bindery"
+"""Loggers of the standard library below this name say events, as structlog's do; others say sentences."""
 LEVELS: Final = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
 
 
@@ -76,18 +70,40 @@ def configure(*, service: str, level: str = "info", as_json: bool | None = None,
     structlog.configure(
         processors=[*shared, _mask, renderer],
         wrapper_class=structlog.make_filtering_bound_logger(LEVELS[level]),
-        logger_factory=structlog.WriteLoggerFactory(sys.stderr),
+        logger_factory=structlog.WriteLoggerFactory(_STDERR),  # type: ignore[arg-type]
         cache_logger_on_first_use=True,
     )
-    handler = logging.StreamHandler(sys.stderr)
+    handler = logging.StreamHandler(_STDERR)
     handler.setFormatter(
-        structlog.stdlib.ProcessorFormatter(foreign_pre_chain=shared, processors=[_drop_record, _mask, renderer])
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[structlog.stdlib.ExtraAdder(), *shared], processors=[_drop_record, _mask, renderer]
+        )
     )
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(max(LEVELS[level], logging.INFO))
     for chatty in ("kazoo", "uvicorn", "httpx", "httpcore", "asyncio"):
         logging.getLogger(chatty).setLevel(max(LEVELS[level], logging.WARNING))
+
+
+class _Stderr:
+    """Standard error as it is at the moment. A line that cannot be written, because whoever read it is gone or the
+    stream was closed, is lost: it must not end what wanted to tell of something."""
+
+    def write(self, text: str) -> int:
+        try:
+            return sys.stderr.write(text)
+        except (OSError, ValueError):
+            return 0
+
+    def flush(self) -> None:
+        try:
+            sys.stderr.flush()
+        except (OSError, ValueError):
+            return
+
+
+_STDERR: Final = _Stderr()
 
 
 def error_fields(error: BaseException) -> dict[str, Any]:
@@ -126,8 +142,9 @@ def _drop_record(_logger: Any, _method: str, event: MutableMapping[str, Any]) ->
     event.pop("_from_structlog", None)
     if record is not None:
         event.setdefault("module", record.name)
-        event["message"] = event.get("event")
-        event["event"] = "library_message"
+        if not record.name.startswith(_OWN_LOGGERS):
+            event["message"] = event.get("event")
+            event["event"] = "library_message"
     return event
 
 

@@ -37,6 +37,10 @@ class Metrics:
             PlatformCollector(registry=self.registry)
             GCCollector(registry=self.registry)
 
+    @property
+    def content_type(self) -> str:
+        return CONTENT_TYPE
+
     def counter(self, name: str, help: str, labels: Sequence[str] = ()) -> Counter:
         return Counter(name, help, labels, namespace="bindery", subsystem=self.subsystem, registry=self.registry)
 

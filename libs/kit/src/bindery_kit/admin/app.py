@@ -1,0 +1,232 @@
+"""AdminApp: finds the route of a request, asks for a token where one is needed, and turns errors into answers.
+
+Invariants: no handler of a method other than GET runs without `Access` having agreed, whatever its route says; a
+handler that breaks or takes too long is answered, and takes nothing else with it.
+Probes and metrics (`/livez`, `/readyz`, `/startupz`, `/metrics`) are `bindery_kit.health.OpsApp`'s, in front of this.
+Source: BookKeeper HttpRouter.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Final, Generic, cast
+from urllib.parse import unquote
+
+from bindery_core.errors import BinderyError, TooManyRequests, Unauthorized
+
+from bindery_kit.admin.access import Access
+from bindery_kit.admin.http import (
+    QUERY_SIZE_MAX,
+    Answer,
+    ContextT,
+    Request,
+    Route,
+    parse_query,
+    problem,
+    problem_of,
+    read_body,
+)
+from bindery_kit.health import Receive, Scope, Send, answer_lifespan
+from bindery_kit.logs import error_fields, get_logger
+
+REQUEST_TIMEOUT_S: Final = 60.0
+SEND_TIMEOUT_S: Final = 30.0
+"""How long a client may take none of what a request sends piece by piece; then it is cut off."""
+HEAVY_MAX: Final = 4
+"""Requests at a time that read much or wait for other machines; beyond: 429. Where tokens are asked for, those without
+one have as many places of their own: they keep no operator from working."""
+
+log = get_logger(__name__)
+
+
+class AdminApp(Generic[ContextT]):
+    """An ASGI application. `access` None: nobody is asked for a token. `is_open`: whether the service can answer more
+    than its routes `during_start`. `service`: what it calls itself in errors."""
+
+    def __init__(
+        self,
+        context: ContextT,
+        routes: Sequence[Route[ContextT]],
+        *,
+        access: Access | None,
+        is_open: Callable[[], bool] = lambda: True,
+        service: str,
+    ) -> None:
+        self._context = context
+        self._access = access
+        self._is_open = is_open
+        self._service = service
+        self._routes: dict[str, dict[str, Route[ContextT]]] = {}
+        for route in routes:
+            methods = self._routes.setdefault(route.path, {})
+            assert route.method not in methods, f"{route.method} {route.path} is there twice"
+            methods[route.method] = route
+        self._patterns = [path for path in self._routes if "{" in path]
+        self._heavy = {True: 0, False: 0}
+        """Under way, of those who are trusted and of the others."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await answer_lifespan(receive, send)
+            return
+        if scope["type"] != "http":
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        answer = await self._answer(scope, receive)
+        pieces: AsyncIterator[bytes] | None = None
+        length: tuple[tuple[bytes, bytes], ...] = ()
+        if isinstance(answer.body, bytes):
+            first = answer.body
+            length = ((b"content-length", str(len(first)).encode()),)
+        else:
+            pieces, first = answer.body, b""
+        headers = [
+            (b"content-type", answer.content_type.encode()),
+            (b"cache-control", b"no-store"),
+            *answer.headers,
+            *length,
+        ]
+        await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+        if pieces is not None:
+            await self._send_pieces(pieces, receive, send, none_wanted=scope["method"] == "HEAD")
+        await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else first})
+
+    async def _send_pieces(
+        self, pieces: AsyncIterator[bytes], receive: Receive, send: Send, *, none_wanted: bool
+    ) -> None:
+        """Send until all is sent, or the client is gone."""
+        gone = asyncio.create_task(_until_gone(receive))
+        try:
+            async with contextlib.aclosing(cast(AsyncGenerator[bytes, None], pieces)):
+                if none_wanted:
+                    return
+                async for piece in pieces:
+                    async with asyncio.timeout(SEND_TIMEOUT_S):
+                        await send({"type": "http.response.body", "body": piece, "more_body": True})
+                    if gone.done():
+                        return
+        finally:
+            gone.cancel()
+            await asyncio.gather(gone, return_exceptions=True)
+
+    async def _answer(self, scope: Scope, receive: Receive) -> Answer:
+        path, method = scope["path"], "GET" if scope["method"] == "HEAD" else scope["method"]
+        methods, in_path = self._find(scope)
+        if methods is None:
+            return self.not_found(path)
+        route = methods.get(method)
+        if route is None:
+            allowed = ", ".join(methods)
+            return problem(
+                405, "method_not_allowed", f"{method} is not served at {path}; there is: {allowed}",
+                headers=((b"allow", allowed.encode()),),
+            )  # fmt: skip
+        try:
+            if len(scope["query_string"]) > QUERY_SIZE_MAX:
+                return problem(414, "query_too_long", f"the query string may have {QUERY_SIZE_MAX} bytes")
+            is_trusted = self._admit(route, scope)
+            body = await read_body(receive) if method != "GET" else b""
+            request = Request(method, path, parse_query(scope["query_string"]), body, is_trusted, in_path)
+            return await self._run(route, request)
+        except BinderyError as error:
+            return problem_of(error)
+        except Exception as error:
+            log.error("admin_request_broken", method=method, path=path, **error_fields(error))
+            return problem(500, "internal", f"the {self._service}'s log says more")
+
+    def _find(self, scope: Scope) -> tuple[Mapping[str, Route[ContextT]] | None, Mapping[str, str]]:
+        """The methods at a request's path, and what stood for the names in it."""
+        path = scope["path"]
+        methods = self._routes.get(path)
+        if methods is not None or not self._patterns:
+            return methods, {}
+        # As it was sent, so that an encoded slash is no separator.
+        raw = scope.get("raw_path") or path.encode()
+        words = raw.partition(b"?")[0].decode("ascii", "replace").split("/")
+        for pattern in self._patterns:
+            found = _match(pattern.split("/"), words)
+            if found is not None:
+                return self._routes[pattern], found
+        return None, {}
+
+    def _admit(self, route: Route[ContextT], scope: Scope) -> bool:
+        """Whether a good token came, or none is asked for. Raises Unauthorized where one is needed."""
+        access = self._access
+        if access is None:
+            return True
+        try:
+            who = access.check(scope["headers"])
+        except Unauthorized:
+            if route.needs_token or route.method != "GET":
+                raise
+            return False
+        if route.method != "GET":
+            log.info("admin_request", method=route.method, path=route.path, who=who)
+        return True
+
+    async def _run(self, route: Route[ContextT], request: Request) -> Answer:
+        if not (route.during_start or self._is_open()):
+            return problem(503, "starting", f"the {self._service} is starting: /startupz says how far it is")
+        heavy, is_trusted = self._heavy, request.is_trusted
+        if route.is_heavy and heavy[is_trusted] >= HEAVY_MAX:
+            raise TooManyRequests("too many requests of this kind are under way", requests_max=HEAVY_MAX)
+        heavy[is_trusted] += route.is_heavy
+        is_over = True
+        try:
+            async with asyncio.timeout(REQUEST_TIMEOUT_S):
+                answer = await route.handler(self._context, request)
+                if isinstance(answer.body, bytes):
+                    return answer
+                pieces = self._all_pieces(answer.body, route, is_trusted=is_trusted)
+                await anext(pieces)  # an error before the first piece has a status of its own
+                is_over = False
+                return replace(answer, body=pieces)
+        except TimeoutError:
+            return problem(504, "timeout", f"no answer within {REQUEST_TIMEOUT_S:g} s")
+        finally:
+            if is_over:
+                heavy[is_trusted] -= route.is_heavy
+
+    async def _all_pieces(
+        self, pieces: AsyncIterator[bytes], route: Route[ContextT], *, is_trusted: bool
+    ) -> AsyncGenerator[bytes, None]:
+        """Once a first piece is there: nothing, to say so; then all pieces. Its end is the request's."""
+        is_started = False
+        try:
+            async with contextlib.aclosing(cast(AsyncGenerator[bytes, None], pieces)):
+                first = await anext(pieces)
+                is_started = True
+                yield b""
+                yield first
+                async for piece in pieces:
+                    yield piece
+        finally:
+            if is_started:
+                self._heavy[is_trusted] -= route.is_heavy
+
+    def not_found(self, path: str) -> Answer:
+        """Nothing is served at `path`."""
+        there = ", ".join(sorted(self._routes))
+        return problem(404, "not_found", f"nothing is served at {path[:200]}; there is: {there}")
+
+
+def _match(pattern: Sequence[str], words: Sequence[str]) -> dict[str, str] | None:
+    """What stands for the names of `pattern` in `words`; None: it does not fit. Both are segments of a path."""
+    if len(pattern) != len(words):
+        return None
+    found: dict[str, str] = {}
+    for name, word in zip(pattern, words, strict=True):
+        if name.startswith("{"):
+            text = unquote(word)
+            if not text or "/" in text:
+                return None
+            found[name[1:-1]] = text
+        elif name != unquote(word):
+            return None
+    return found
+
+
+async def _until_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

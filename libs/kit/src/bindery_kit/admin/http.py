@@ -1,0 +1,182 @@
+"""Requests, answers and routes of an admin API, on bare ASGI: no web framework, which would cost a bookie more memory
+and start-up time than all that it serves.
+
+Everything a client sends is bounded: query strings by QUERY_SIZE_MAX, bodies by BODY_SIZE_MAX, heads by the server.
+Errors are RFC 9457 problems with the error tree's status and code, as in every service here.
+"""
+
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from urllib.parse import parse_qsl
+
+from bindery_core.errors import BadRequest, BinderyError, TooLarge
+from bindery_core.ids import ID_MAX
+
+if TYPE_CHECKING:
+    from bindery_kit.health import Receive
+
+BODY_SIZE_MAX: Final = 64 * 1024
+QUERY_SIZE_MAX: Final = 4096
+PARAMETERS_MAX: Final = 32
+RETRY_AFTER_S: Final = 1
+
+ContextT = TypeVar("ContextT")
+"""What the handlers of one service see of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    method: str
+    path: str
+    query: Mapping[str, str] = field(default_factory=dict)
+    body: bytes = b""
+    is_trusted: bool = True
+    """A good token came with it, or nobody is asked for one here."""
+    in_path: Mapping[str, str] = field(default_factory=dict)
+    """What stood for the names in braces of the route's path, decoded; not empty, and without a slash."""
+
+    def number(self, name: str, default: int | None = None, *, low: int = 0, high: int = ID_MAX) -> int:
+        """A parameter, of path or query, in decimal or, with `0x`, in hex. Raises BadRequest; so does its absence
+        without a default."""
+        text = self.in_path.get(name, self.query.get(name))
+        if text is None:
+            if default is None:
+                raise BadRequest(f"the parameter {name} is missing", parameter=name)
+            return default
+        try:
+            value = int(text, 16) if text[:2] in ("0x", "0X") else int(text)
+        except ValueError:
+            raise BadRequest(f"{name} must be a number", parameter=name, found=text[:100]) from None
+        if not low <= value <= high:
+            raise BadRequest(f"{name} must be in {low}..{high}", parameter=name, found=value)
+        return value
+
+    def flag(self, name: str, *, default: bool = False) -> bool:
+        """A parameter that is `true` or `false`. Raises BadRequest."""
+        text = self.query.get(name)
+        if text is None:
+            return default
+        if text.lower() not in ("true", "false"):
+            raise BadRequest(f"{name} must be true or false", parameter=name, found=text[:100])
+        return text.lower() == "true"
+
+    def json_object(self, *, may_be_empty: bool = False, only: Sequence[str] = ()) -> dict[str, Any]:
+        """The body. Raises BadRequest for what is no JSON object, and for members other than `only`, if that is given:
+        a wrong name would else be a default that nobody asked for."""
+        if not self.body.strip():
+            if may_be_empty:
+                return {}
+            raise BadRequest("empty request body: a JSON object is expected")
+        try:
+            value = json.loads(self.body)
+        except (ValueError, RecursionError):
+            value = None
+        if not isinstance(value, dict):
+            raise BadRequest("the body must be a JSON object")
+        for name in value:
+            if only and name not in only:
+                raise BadRequest(f"the body may have {', '.join(only)} and nothing else", member=name)
+        return value
+
+
+def boolean(body: Mapping[str, Any], name: str, default: bool | None = None) -> bool | None:
+    """A member of a body that is true, false or absent. Raises BadRequest."""
+    value = body.get(name, default)
+    if value is not None and not isinstance(value, bool):
+        raise BadRequest(f"{name} must be true or false", member=name)
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    status: int
+    content_type: str
+    body: bytes | AsyncIterator[bytes]
+    """An iterator is sent piece by piece; what it raises before its first piece is an answer of its own."""
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Route(Generic[ContextT]):
+    """One method of one path. Whatever may change anything asks for a token; a reading one only if `is_guarded`."""
+
+    method: str
+    path: str
+    """`{name}` for a segment that may be anything."""
+    handler: Callable[[ContextT, Request], Awaitable[Answer]]
+    is_guarded: bool = False
+    """Though it only reads: what it shows is not for everybody, or it costs work."""
+    is_heavy: bool = False
+    """It works for long: only a few of these at a time."""
+    during_start: bool = False
+    """It can be answered while storage and metadata are not there yet."""
+
+    @property
+    def needs_token(self) -> bool:
+        return self.is_guarded or self.method != "GET"
+
+
+def json_answer(body: Any, status: int = 200) -> Answer:
+    return Answer(status, "application/json", json.dumps(body, indent=2).encode() + b"\n")
+
+
+def text_answer(body: str, status: int = 200) -> Answer:
+    return Answer(status, "text/plain; charset=utf-8", body.encode())
+
+
+def problem(
+    status: int, code: str, detail: str, *, headers: tuple[tuple[bytes, bytes], ...] = (), **facts: Any
+) -> Answer:
+    body = {
+        "type": f"urn:bindery:problem:{code}",
+        "title": code.replace("_", " "),
+        "status": status,
+        "code": code,
+        "detail": detail,
+        "facts": facts,
+    }
+    if status in (429, 503):
+        headers = (*headers, (b"retry-after", str(RETRY_AFTER_S).encode()))
+    return Answer(status, "application/problem+json", json.dumps(body, default=str).encode() + b"\n", headers)
+
+
+def problem_of(error: BinderyError) -> Answer:
+    headers = ((b"www-authenticate", b"Bearer"),) if error.status == 401 else ()
+    return problem(error.status, error.code, str(error), headers=headers, **error.facts)
+
+
+def parse_query(text: bytes) -> dict[str, str]:
+    """The last of several values counts. Raises BadRequest for what is too long, too many, or no text."""
+    if len(text) > QUERY_SIZE_MAX:
+        raise BadRequest("the query string is too long", size=len(text), size_max=QUERY_SIZE_MAX)
+    try:
+        return dict(
+            parse_qsl(text.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=PARAMETERS_MAX)
+        )
+    except ValueError:
+        raise BadRequest("the query string cannot be read") from None
+
+
+async def read_body(receive: "Receive") -> bytes:
+    """Raises TooLarge over BODY_SIZE_MAX."""
+    body: bytes = b""
+    while True:
+        message = await receive()
+        if message["type"] != "http.request":
+            return b""
+        body += message.get("body", b"")
+        if len(body) > BODY_SIZE_MAX:
+            raise TooLarge("the body is too large", size_max=BODY_SIZE_MAX)
+        if not message.get("more_body"):
+            return body
+
+
+async def stream_object(pairs: AsyncIterator[tuple[str, Any]]) -> AsyncIterator[bytes]:
+    """A JSON object, member by member, so that a million ledgers take no more memory than one."""
+    first = True
+    async for name, value in pairs:
+        yield (b"{\n  " if first else b",\n  ") + json.dumps(name).encode() + b" : " + json.dumps(value).encode()
+        first = False
+    yield b"{ }\n" if first else b"\n}\n"

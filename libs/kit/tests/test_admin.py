@@ -1,0 +1,60 @@
+"""The application behind the admin ports: which route a path finds, and what it is told of it."""
+
+import httpx
+import pytest
+from bindery_kit.admin.app import AdminApp
+from bindery_kit.admin.http import Answer, Request, Route, json_answer
+
+
+async def _tell(context: str, request: Request) -> Answer:
+    return json_answer({"context": context, "in_path": dict(request.in_path)})
+
+
+async def _number(context: str, request: Request) -> Answer:
+    return json_answer(request.number("id"))
+
+
+async def _break(context: str, request: Request) -> Answer:
+    raise RuntimeError("secret")
+
+
+ROUTES: list[Route[str]] = [
+    Route("GET", "/things", _tell),
+    Route("GET", "/things/{id}", _number),
+    Route("DELETE", "/things/{id}", _tell),
+    Route("GET", "/things/special", _tell),
+    Route("GET", "/things/{id}/parts/{part}", _tell),
+    Route("GET", "/broken", _break),
+]
+
+
+@pytest.fixture
+def http() -> httpx.AsyncClient:
+    app = AdminApp("here", ROUTES, access=None, service="shop")
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://shop")
+
+
+async def test_names_in_a_path(http: httpx.AsyncClient) -> None:
+    assert (await http.get("/things/7/parts/a%20b%2Fc")).status_code == 404, "a name holds no slash"
+    found = (await http.get("/things/7/parts/a%20b")).json()
+    assert found == {"context": "here", "in_path": {"id": "7", "part": "a b"}}
+    assert (await http.get("/things/7/parts/")).status_code == 404
+    assert (await http.get("/things/7")).json() == 7
+    assert (await http.get("/things/7?id=8")).json() == 7
+    assert (await http.get("/things/0x10")).json() == 16
+    assert (await http.delete("/things/7")).json()["in_path"] == {"id": "7"}
+
+
+async def test_a_plain_path_comes_before_a_name(http: httpx.AsyncClient) -> None:
+    assert (await http.get("/things/special")).json() == {"context": "here", "in_path": {}}
+    assert (await http.delete("/things/special")).status_code == 405
+
+
+async def test_what_is_wrong_is_said_in_the_service_s_name(http: httpx.AsyncClient) -> None:
+    answer = await http.get("/things/seven")
+    assert answer.status_code == 400
+    assert answer.json()["facts"]["parameter"] == "id"
+    answer = await http.get("/broken")
+    assert (answer.status_code, answer.json()["detail"]) == (500, "the shop's log says more")
+    answer = await http.post("/things/7")
+    assert (answer.status_code, answer.headers["allow"]) == (405, "GET, DELETE")

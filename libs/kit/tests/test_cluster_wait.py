@@ -1,0 +1,155 @@
+"""A start that waits says for what, since when, why and what ends it; and it goes on, or gives up, when it should."""
+
+import asyncio
+import random
+import socket
+from collections.abc import AsyncIterator
+
+import pytest
+import structlog
+from bindery_core.errors import BadRequest, MetadataOutcomeUnknown, MetadataUnavailable
+from bindery_kit import cluster_wait
+from bindery_kit.cluster_wait import ClusterNotInitialised, ClusterWait, asked_again
+from bindery_kit.health import Health
+from bindery_metadata.cluster import initialize_cluster
+from bindery_metadata.layout import LedgersLayout
+from bindery_metadata.memory import MemoryTree
+
+LAYOUT = LedgersLayout()
+SERVERS = "127.0.0.1:1,no-such-host.invalid:2181,no-namespace..svc:2181"
+
+
+def wait_for(zookeeper: str = SERVERS, *, timeout_s: float = 0.0) -> tuple[ClusterWait, Health]:
+    health = Health()
+    wait = ClusterWait(
+        zookeeper, LAYOUT, setting="TEST_ZOOKEEPER", health=health, timeout_s=timeout_s, wall_clock_ms=lambda: 61_000
+    )
+    return wait, health
+
+
+@pytest.fixture
+async def silent() -> AsyncIterator[str]:
+    """A server that takes connections and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+
+
+async def never() -> None:
+    await asyncio.Event().wait()
+
+
+async def test_each_server_has_its_cause(monkeypatch: pytest.MonkeyPatch, silent: str) -> None:
+    monkeypatch.setattr(cluster_wait, "FIRST_TOLD_S", 0.0)
+    wait, health = wait_for(f"{SERVERS},{silent}")
+    with structlog.testing.capture_logs() as logs:
+        waiting = asyncio.create_task(wait.for_zookeeper(never()))
+        async with asyncio.timeout(30):
+            while not logs:
+                await asyncio.sleep(0.01)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+    reason = (
+        "127.0.0.1:1: connection refused, the name no-such-host.invalid does not resolve, "
+        "the name no-namespace..svc does not resolve, "
+        f"{silent} takes connections but gives no session (has it a quorum?); "
+        "start ZooKeeper, or name its servers in TEST_ZOOKEEPER"
+    )
+    assert (logs[0]["event"], logs[0]["since"], logs[0]["reason"]) == ("zookeeper_not_reached", "00:01:01 UTC", reason)
+    assert "gives_up_in_s" not in logs[0]
+    assert health.reasons == {"startup": f"waiting for ZooKeeper since 00:01:01 UTC: {reason}"}
+
+
+async def test_a_session_that_never_comes_is_given_up_with_the_cause() -> None:
+    async def give_up() -> None:
+        raise MetadataUnavailable("no zookeeper answers")
+
+    wait, _ = wait_for(timeout_s=7)
+    assert wait.limit_s == 7
+    with pytest.raises(MetadataUnavailable, match=r"gave up waiting for ZooKeeper after 7 s: 127.0.0.1:1: connection"):
+        await wait.for_zookeeper(give_up())
+
+
+async def test_a_client_that_cannot_let_go_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its thread may ask a name server that is silent."""
+    monkeypatch.setattr(cluster_wait, "CLOSE_TIMEOUT_S", 0.01)
+
+    async def give_up() -> None:
+        try:
+            raise MetadataUnavailable("no zookeeper answers")
+        finally:
+            await never()
+
+    wait, _ = wait_for("127.0.0.1:1", timeout_s=0.01)
+    async with asyncio.timeout(30):
+        with pytest.raises(MetadataUnavailable, match=r"gave up waiting for ZooKeeper after 0.01 s"):
+            await wait.for_zookeeper(give_up())
+
+
+async def test_other_errors_are_told_as_they_are() -> None:
+    async def refuse() -> None:
+        raise BadRequest("not a list")
+
+    wait, _ = wait_for()
+    with pytest.raises(BadRequest, match="not a list"):
+        await wait.for_zookeeper(refuse())
+
+
+async def test_a_short_wait_is_worth_no_line() -> None:
+    async def connect() -> int:
+        return 5
+
+    wait, _ = wait_for()
+    with structlog.testing.capture_logs() as logs:
+        assert await wait.for_zookeeper(connect()) == 5
+    assert logs == []
+
+
+async def test_the_start_goes_on_once_the_cluster_is_initialised(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_wait, "POLL_S", 0.001)
+    tree = MemoryTree()
+    store = tree.connect()
+    wait, health = wait_for("zk:2181")
+    with structlog.testing.capture_logs() as logs:
+        waiting = asyncio.create_task(wait.for_cluster(store))
+        await asyncio.sleep(0.05)
+        assert not waiting.done()
+        assert [event["event"] for event in logs] == ["cluster_not_initialised"], "once, then every ten seconds"
+    assert health.startup_answer()[1]["progress"]["step"] == (
+        "waiting for the cluster since 00:01:01 UTC: ZooKeeper at zk:2181 has no cluster at /ledgers; "
+        "`bindery cluster init --zookeeper zk:2181` makes one"
+    )
+    await initialize_cluster(store, LAYOUT, randomness=random.Random(1))
+    async with asyncio.timeout(30):
+        await waiting
+
+
+async def test_a_cluster_that_nobody_initialises_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_wait, "POLL_S", 0.001)
+    wait, _ = wait_for("zk:2181", timeout_s=0.02)
+    with pytest.raises(ClusterNotInitialised, match=r"gave up waiting for the cluster after 0.02 s: .*cluster init"):
+        await wait.for_cluster(MemoryTree().connect())
+
+
+async def test_what_zookeeper_does_not_answer_is_asked_again_and_what_it_refuses_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cluster_wait, "RETRY_S", 0.0)
+    errors = [
+        MetadataUnavailable("away"),
+        MetadataOutcomeUnknown("lost"),
+        BadRequest("no"),
+        MetadataUnavailable("away"),
+    ]
+
+    async def ask() -> str:
+        if errors:
+            raise errors.pop(0)
+        return "answer"
+
+    with structlog.testing.capture_logs() as logs:
+        with pytest.raises(BadRequest):
+            await asked_again(ask, event="not_read")
+        assert await asked_again(ask, event="not_read") == "answer"
+    assert [(event["event"], event["error"]) for event in logs] == [
+        ("not_read", "away"), ("not_read", "lost"), ("not_read", "away"),
+    ]  # fmt: skip
