@@ -1,7 +1,6 @@
 """Fixtures: `world` gives each test both worlds."""
 
 import asyncio
-import socket
 import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -12,13 +11,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from bindery_metadata.embedded import EmbeddedZooKeeper, ServerSpec
 from bindery_metadata.store import MetadataStore
-from worlds import MemoryWorld, World, ZooKeeperWorld
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+from worlds import MemoryWorld, World, ZooKeeperWorld, free_port
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ from bindery_core.errors import MetadataOutcomeUnknown, MetadataUnavailable
 from bindery_metadata import embedded
 from bindery_metadata.embedded import EmbeddedZooKeeper, EmbeddedZooKeeperFailed, ServerSpec
 from bindery_metadata.zookeeper import ZooKeeperStore
-from conftest import free_port
+from worlds import free_port
 
 
 def fake_java(directory: Path, version: str | None) -> Path:
@@ -175,7 +175,7 @@ async def _ended(descriptor: int) -> None:
     loop = asyncio.get_running_loop()
     loop.add_reader(descriptor, ended.set)
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await ended.wait()
     finally:
         loop.remove_reader(descriptor)

@@ -4,7 +4,15 @@ import pytest
 from bindery_core.errors import BadRequest
 from bindery_core.ids import ID_MAX, BookieId, LedgerId
 from bindery_metadata import pulsar_layout
-from bindery_metadata.layout import LAYOUT_TEXT, SHORT_ID_END, LedgersLayout, is_long_top, is_short_top
+from bindery_metadata.layout import (
+    LAYOUT_TEXT,
+    SHORT_ID_END,
+    BinderyLayout,
+    CheckKind,
+    LedgersLayout,
+    is_long_top,
+    is_short_top,
+)
 from bindery_metadata.znode_path import ancestors, validate_path
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -120,6 +128,7 @@ def test_fixed_paths_are_bookkeepers() -> None:
         LAYOUT.auditor_election,
         LAYOUT.replication_disabled,
         LAYOUT.lost_bookie_delay,
+        *(LAYOUT.check_time(kind) for kind in CheckKind),
     ] == [
         "/ledgers/LAYOUT",
         "/ledgers/INSTANCEID",
@@ -136,7 +145,35 @@ def test_fixed_paths_are_bookkeepers() -> None:
         "/ledgers/underreplication/auditorelection",
         "/ledgers/underreplication/disable",
         "/ledgers/underreplication/lostBookieRecoveryDelay",
+        "/ledgers/underreplication/checkallledgersctime",
+        "/ledgers/underreplication/placementpolicycheckctime",
+        "/ledgers/underreplication/replicascheckctime",
     ]
+
+
+def test_what_is_ours_alone_stands_below_one_node() -> None:
+    ours = BinderyLayout()
+    assert [
+        ours.membership(BookieId("10.0.0.1:3181")),
+        ours.recovery_record(LedgerId(10_001)),
+        ours.recovery_record(LedgerId(ID_MAX)),
+        ours.recovery_closing(LedgerId(10_001)),
+        ours.recovery_cursor("ledger-check"),
+        ours.recovery_worker("bookie-1.bookies:3181"),
+        ours.recovery_history,
+        ours.recovery_pause,
+    ] == [
+        "/bindery/membership/10.0.0.1:3181",
+        "/bindery/recovery/ledgers/1/0000000000000010001",
+        "/bindery/recovery/ledgers/922337203685477/9223372036854775807",
+        "/bindery/recovery/closings/1/0000000000000010001",
+        "/bindery/recovery/cursors/ledger-check",
+        "/bindery/recovery/workers/bookie-1.bookies:3181",
+        "/bindery/recovery/history",
+        "/bindery/recovery/pause",
+    ]
+    with pytest.raises(BadRequest):
+        BinderyLayout("/")
 
 
 def test_the_layout_text_is_63_bytes_without_a_newline_at_the_end() -> None:

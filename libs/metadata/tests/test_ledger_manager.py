@@ -17,11 +17,13 @@ from bindery_core.errors import (
 )
 from bindery_core.ids import BookieId, EntryId, LedgerId
 from bindery_core.ledger_metadata import LedgerMetadata, LedgerState, Segment
-from bindery_metadata.layout import LedgersLayout
+from bindery_metadata.closing_notes import ClosingCause, ClosingNotes
+from bindery_metadata.layout import BinderyLayout, LedgersLayout
 from bindery_metadata.ledger_manager import UNKNOWN_MAX, LedgerManager
 from bindery_metadata.memory import MemoryStore, MemoryTree
 from bindery_metadata.store import MetadataStore
 from bindery_metadata.versioned import Versioned
+from bindery_metadata.znode_path import parent_of
 from worlds import World, until
 
 LAYOUT = LedgersLayout()
@@ -316,6 +318,38 @@ async def test_a_deletion_under_a_version_spares_what_was_changed_since(ledgers:
     await ledgers.delete(FIVE, version=changed.version)
 
 
+async def test_a_deleted_ledger_takes_the_note_of_its_closing_along(
+    ledgers: LedgerManager, others: LedgerManager, store: MetadataStore
+) -> None:
+    notes, six = ClosingNotes(store), LedgerId(6)
+    for ledger_id in (FIVE, six):
+        await ledgers.create_with_id(ledger_id, OPEN)
+        await notes.add(ledger_id, ClosingCause.RECOVERED)
+    with pytest.raises(VersionConflict):
+        await ledgers.delete(FIVE, version=9)
+    assert await notes.ledger_ids() == [5, 6]
+    await others.delete(FIVE)
+    assert await notes.ledger_ids() == [6]
+    await ledgers.delete(six)
+    await ledgers.delete(six)
+    assert await store.children("/bindery/recovery/closings") == []
+
+
+@pytest.mark.parametrize("what", ["note", "directory"])
+async def test_a_note_that_cannot_be_removed_is_left_to_the_auditor(what: str) -> None:
+    store = MemoryTree().connect()
+    ledgers, notes = manager_of(store), ClosingNotes(store)
+    await ledgers.create_with_id(FIVE, OPEN)
+    await notes.add(FIVE, ClosingCause.RECOVERED)
+    note = BinderyLayout().recovery_closing(FIVE)
+    path = note if what == "note" else parent_of(note)
+    store.fail_next(MetadataUnavailable("away"), matching=lambda _, asked: asked == path)
+    await ledgers.delete(FIVE)
+    with pytest.raises(NoSuchLedger):
+        await ledgers.read(FIVE)
+    assert await notes.ledger_ids() == ([5] if what == "note" else [])
+
+
 @pytest.mark.parametrize("applied", [True, False], ids=["done", "not done"])
 async def test_a_deletion_whose_answer_is_lost_is_done_again(
     world: World, store: MetadataStore, ledgers: LedgerManager, applied: bool
@@ -441,7 +475,7 @@ async def test_a_stopped_watcher_hears_nothing_more(ledgers: LedgerManager) -> N
     await until(lambda: control.seen == [0, 1])
     assert follower.seen == [0]
     await ledgers.close()
-    assert not ledgers._watches
+    assert not ledgers._followers
 
 
 async def test_a_watcher_waits_out_unreadable_metadata(ledgers: LedgerManager, store: MetadataStore) -> None:

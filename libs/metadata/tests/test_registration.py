@@ -42,6 +42,19 @@ async def test_a_registered_bookie_is_seen_with_its_service_info(store: Metadata
     await registration.close()
 
 
+async def test_a_wish_that_comes_after_the_end_does_nothing(store: MetadataStore, other: MetadataStore) -> None:
+    """A disk may fill while the bookie stops."""
+    registration = registration_of(store)
+    await registration.register()
+    closing = asyncio.create_task(registration.close())
+    await asyncio.sleep(0)
+    await registration.set_read_only(True)
+    await closing
+    await registration.set_read_only(True)
+    assert await other.exists(READ_ONLY) is None
+    assert await other.exists(WRITABLE) is None
+
+
 async def test_a_bookie_can_start_read_only(store: MetadataStore, other: MetadataStore) -> None:
     registration = registration_of(store)
     await registration.register(read_only=True)
@@ -145,7 +158,7 @@ async def test_a_mode_changed_during_an_outage_is_carried_out_after_it(world: Wo
     with pytest.raises(MetadataUnavailable):
         await registration.set_read_only(True)
     await world.resume(store)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while await other.exists(READ_ONLY) is None or await other.exists(WRITABLE) is not None:
             await asyncio.sleep(0.01)
     await registration.close()
@@ -155,7 +168,7 @@ async def test_a_node_that_somebody_removed_comes_back(store: MetadataStore, oth
     registration = registration_of(store)
     await registration.register()
     await other.delete(WRITABLE, version=None)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while await other.exists(WRITABLE) is None:
             await asyncio.sleep(0.01)
     await registration.close()

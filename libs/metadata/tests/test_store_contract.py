@@ -650,7 +650,7 @@ async def test_closing_without_a_connection_ends(world: World, store: MetadataSt
     await world.suspend(store)
     waiting = asyncio.create_task(store.get("/"))
     await asyncio.sleep(0)
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(30):
         await store.close()
     with pytest.raises(MetadataUnavailable):
         await waiting

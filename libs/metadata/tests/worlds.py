@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import socket
 from abc import ABC, abstractmethod
 
 from bindery_core.errors import MetadataUnavailable, NoSuchNode
@@ -11,7 +12,13 @@ from bindery_metadata.zookeeper import ZooKeeperStore
 from kazoo.client import KazooClient
 from proxy import READ_TYPES, WRITE_TYPES, Proxy
 
-PATIENCE_S = 10.0
+PATIENCE_S = 30.0
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 class World(ABC):

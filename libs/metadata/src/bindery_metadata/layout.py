@@ -1,7 +1,8 @@
 """Znode paths of the ledger tree: BookKeeper's own, so that its tools and ours read one another.
 
 All paths are below `root` (default `/ledgers`). <b>: a bookie id; <id>: a ledger id, `%010d`; <hex>: its four 16-bit
-groups in hex, as directories; set(v), delete(v): under the version that was read; any: under no version check.
+groups in hex, as directories; set(v), delete(v): under the version that was read; any: under no version check;
+own only: `ephemerals.delete_own`.
 
 | key                                      | value             | written by, how          | removed by, how           |
 |------------------------------------------|-------------------|--------------------------|---------------------------|
@@ -19,9 +20,12 @@ groups in hex, as directories; set(v), delete(v): under the version that was rea
 | XXX/XXXX/XXXX/XXXX/LXXXX                 | ledger metadata   | client: create, set(v)   | client: any               |
 | parents of these two                     | empty             | client: on demand        | who empties them: any     |
 | underreplication/ledgers/<hex>/urL<id>   | text proto        | marker: create, set(v)   | worker: delete(v locked)  |
-| underreplication/locks/urL<id>           | text proto        | worker: ephemeral        | its session; it: any      |
+| underreplication/locks/urL<id>           | text proto        | worker: ephemeral        | its session; it: own only |
+| underreplication/LAYOUT                  | text proto        | auditor, worker: create  | never                     |
 | underreplication/disable                 | empty             | operator: create         | operator: any             |
-| underreplication/lostBookieRecoveryDelay | ASCII seconds     | operator: set(any)       | never                     |
+| underreplication/lostBookieRecoveryDelay | ASCII seconds     | auditor, operator: any   | never                     |
+| underreplication/<CheckKind>             | proto, ms         | auditor, operator: any   | never                     |
+| underreplication/auditorelection         | text proto        | last winner: set(any)    | never                     |
 | underreplication/auditorelection/V_<10>  | text proto        | candidate: eph. seq.     | its session; it: any      |
 
 Ids below 2^31 - 1 are `%010d` split 2/4/4, others `%019d` split 3/4/4/4/4; the last part carries the prefix `L`.
@@ -33,12 +37,31 @@ Ids below 2^31 - 1 are `%010d` split 2/4/4, others `%019d` split 3/4/4/4/4; the 
 | 2147483647 | `000/0000/0021/4748/L3647`     |
 | 4294967301 | `000/0000/0042/9496/L7301`     |
 
-What is ours alone stands under BINDERY_ROOT, never in these nodes. Pulsar's trees: `pulsar_layout`.
+What is ours alone stands under BINDERY_ROOT, never in these nodes; all of it is JSON in UTF-8, keys sorted. <g>: the
+ledger id divided by 10000, decimal; <id19>: the id, `%019d`; guarded: with a check of the auditor's
+vote.
+
+| key                             | value           | written by, how                   | removed by, how            |
+|---------------------------------|-----------------|-----------------------------------|----------------------------|
+| membership/<b>                  | Membership      | operator, bookie b: create, set(v)| operator, bookie b: any    |
+| recovery/ledgers/<g>/<id19>     | RecoveryRecord  | auditor (guarded), worker: set(v) | who removes the mark: any  |
+| recovery/closings/<g>/<id19>    | ClosingNote     | who closes the ledger: create     | auditor (guarded), who     |
+|                                 |                 |                                   | deletes the ledger: any    |
+| recovery/history/E_<10 digits>  | HistoryEvent    | anybody: create sequential        | who appends: oldest, any   |
+| recovery/cursors/<name>         | object          | auditor (guarded): any            | the same: any              |
+| recovery/workers/<name>         | WorkerReport    | worker: ephemeral, any            | its session                |
+| recovery/pause                  | Pause           | operator: any                     | operator: any              |
+| audit/verified/<id / 1000>      | Verified, many  | audit: create, set(v)             | audit: delete(v)           |
+| audit/last/<level>              | LastAudit       | audit: create, set(v)             | never                      |
+| audit/readers/<b>/slot-<n>      | reader, text    | audit's reader: ephemeral         | its session; it: own only  |
+
+Pulsar's trees: `pulsar_layout`.
 Source: BookKeeper 4.17, HierarchicalLedgerManagerFactory, ZkLedgerUnderreplicationManager.
 """
 
 import re
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Final
 
 from bindery_core.errors import BadRequest
@@ -50,7 +73,6 @@ LEDGERS_ROOT_DEFAULT: Final = "/ledgers"
 BINDERY_ROOT: Final = "/bindery"
 
 LAYOUT_TEXT: Final = b"2\norg.apache.bookkeeper.meta.HierarchicalLedgerManagerFactory:1"
-UNDERREPLICATION_LAYOUT_TEXT: Final = b'type: "BASIC"\nversion: 1\n'
 
 SHORT_ID_END: Final = 2**31 - 1
 """First id that takes the long path."""
@@ -60,6 +82,10 @@ ID_PREFIX: Final = "ID-"
 HOB_PREFIX: Final = "HOB-"
 MARK_PREFIX: Final = "urL"
 VOTE_PREFIX: Final = "V_"
+EVENT_PREFIX: Final = "E_"
+
+RECORDS_PER_DIRECTORY: Final = 10_000
+"""Recovery records of this many ids in a row share a directory."""
 
 SHORT_DEPTH: Final = 2
 """Directories above a short id's leaf; LONG_DEPTH: above a long id's."""
@@ -71,9 +97,19 @@ _SHORT_TOP = re.compile(r"\d{2}")
 _LONG_TOP = re.compile(r"\d{3}")
 _MARK = re.compile(r"urL(\d{10,19})")
 
+_PART = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9:._@-]{1,255}")
+
 assert len(LAYOUT_TEXT) == 63
 assert len(str(ID_MAX)) == 19
 assert SHORT_ID_END < 10**10
+
+
+class CheckKind(StrEnum):
+    """The auditor's periodic checks, by the node that holds the time of the last one."""
+
+    LEDGERS = "checkallledgersctime"
+    PLACEMENT = "placementpolicycheckctime"
+    REPLICAS = "replicascheckctime"
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +180,9 @@ class LedgersLayout:
     def lost_bookie_delay(self) -> str:
         return f"{self.underreplication}/lostBookieRecoveryDelay"
 
+    def check_time(self, kind: CheckKind) -> str:
+        return f"{self.underreplication}/{kind.value}"
+
     def bookie(self, bookie_id: BookieId, *, read_only: bool) -> str:
         return f"{self.available_readonly if read_only else self.available}/{validate_bookie_id(bookie_id)}"
 
@@ -186,6 +225,82 @@ class LedgersLayout:
         match = _MARK.fullmatch(path.rsplit("/", 1)[-1])
         value = int(match.group(1)) if match else -1
         return LedgerId(value) if 0 <= value <= ID_MAX else None
+
+
+@dataclass(frozen=True, slots=True)
+class BinderyLayout:
+    """The paths of what is ours alone. `root`: absolute, not `/`."""
+
+    root: str = BINDERY_ROOT
+
+    def __post_init__(self) -> None:
+        if validate_path(self.root) == "/":
+            raise BadRequest("bindery's root cannot be the root of the tree", root=self.root)
+
+    @property
+    def memberships(self) -> str:
+        return f"{self.root}/membership"
+
+    @property
+    def recovery_ledgers(self) -> str:
+        return f"{self.root}/recovery/ledgers"
+
+    @property
+    def recovery_closings(self) -> str:
+        return f"{self.root}/recovery/closings"
+
+    @property
+    def recovery_history(self) -> str:
+        return f"{self.root}/recovery/history"
+
+    @property
+    def recovery_cursors(self) -> str:
+        return f"{self.root}/recovery/cursors"
+
+    @property
+    def recovery_workers(self) -> str:
+        return f"{self.root}/recovery/workers"
+
+    @property
+    def recovery_pause(self) -> str:
+        return f"{self.root}/recovery/pause"
+
+    def membership(self, bookie_id: BookieId) -> str:
+        return f"{self.memberships}/{validate_bookie_id(bookie_id)}"
+
+    def recovery_record(self, ledger_id: LedgerId) -> str:
+        """Raises BadRequest for an id outside 0..2^63-1."""
+        return f"{self.recovery_ledgers}/{_grouped(ledger_id)}"
+
+    def recovery_closing(self, ledger_id: LedgerId) -> str:
+        """Raises BadRequest for an id outside 0..2^63-1."""
+        return f"{self.recovery_closings}/{_grouped(ledger_id)}"
+
+    @property
+    def audit_readers(self) -> str:
+        return f"{self.root}/audit/readers"
+
+    def audit_reader_slot(self, bookie_id: BookieId, slot: int) -> str:
+        """`slot`: from 0. Who has one may read that bookie."""
+        return f"{self.audit_readers}/{validate_bookie_id(bookie_id)}/slot-{slot}"
+
+    def recovery_cursor(self, name: str) -> str:
+        return f"{self.recovery_cursors}/{_validate_part(name)}"
+
+    def recovery_worker(self, name: str) -> str:
+        return f"{self.recovery_workers}/{_validate_part(name)}"
+
+
+def _grouped(ledger_id: LedgerId) -> str:
+    if not 0 <= ledger_id <= ID_MAX:
+        raise BadRequest("not a ledger id", ledger_id=ledger_id)
+    return f"{ledger_id // RECORDS_PER_DIRECTORY}/{ledger_id:019d}"
+
+
+def _validate_part(name: str) -> str:
+    if not _PART.fullmatch(name):
+        raise BadRequest("not a name that a path can hold", name=name[:300])
+    return name
 
 
 def is_short_top(name: str) -> bool:

@@ -17,6 +17,7 @@ from typing import Final
 
 from bindery_core.errors import AlreadyExists, BinderyError, MetadataOutcomeUnknown, NoSuchNode, VersionConflict
 
+from bindery_metadata.ephemerals import delete_own
 from bindery_metadata.store import MetadataStore, SessionState
 
 ATTEMPTS_MAX: Final = 5
@@ -76,19 +77,11 @@ class Lease:
         return self._held
 
     async def release(self) -> None:
-        """Give it up: the node goes, unless it is no longer ours. Errors of the store pass; it is given up anyway."""
+        """Give it up: the node goes, unless it is no longer ours; a node that another session made meanwhile is never
+        touched (see `ephemerals`). Errors of the store pass; it is given up anyway."""
         self._held = False
         self._listeners.clear()
-        stat = await self._store.exists(self.path)
-        if stat is None or stat.ephemeral_owner != self.session_id:
-            return
-        try:
-            await self._store.delete(self.path, version=stat.version)
-        except (NoSuchNode, VersionConflict):
-            pass
-        except MetadataOutcomeUnknown:
-            if await self._store.exists(self.path) is not None:
-                raise
+        await delete_own(self._store, self.path, self.session_id)
 
     def _lose(self) -> None:
         if not self._held:

@@ -6,7 +6,6 @@ write drops the token, as BookKeeper's do.
 Source: BookKeeper's AbstractZkLedgerManager, HierarchicalLedgerManager and MetadataUpdateLoop.
 """
 
-import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Final, Protocol, TypeVar
@@ -14,7 +13,6 @@ from typing import Final, Protocol, TypeVar
 from bindery_core import ledger_metadata_codec as codec
 from bindery_core.errors import (
     AlreadyExists,
-    BadVersion,
     BinderyError,
     Conflict,
     Corrupt,
@@ -27,6 +25,8 @@ from bindery_core.errors import (
 from bindery_core.ids import LedgerId
 from bindery_core.ledger_metadata import LedgerMetadata
 
+from bindery_metadata.closing_notes import ClosingNotes
+from bindery_metadata.following import End, Followers
 from bindery_metadata.id_generator import LedgerIdGenerator
 from bindery_metadata.layout import LONG_DEPTH, SHORT_DEPTH, LedgersLayout, is_long_top, is_short_top
 from bindery_metadata.parents import prune_empty_parents
@@ -38,7 +38,6 @@ ID_ATTEMPTS_MAX: Final = 1_000
 CONFLICTS_MAX: Final = 100
 UNKNOWN_MAX: Final = 5
 """Lost answers in a row that one call settles by itself."""
-WATCH_RETRY_S: Final = 0.5
 C_TOKEN_BITS: Final = 63
 NO_TOKEN: Final = 0
 
@@ -68,7 +67,8 @@ class LedgerManager:
         self._layout = layout
         self._randomness = randomness
         self._ids = LedgerIdGenerator(store, layout)
-        self._watches: set[asyncio.Task[None]] = set()
+        self._notes = ClosingNotes(store)
+        self._followers = Followers()
 
     # --- one ledger -----------------------------------------------------------------------------------------------
 
@@ -163,7 +163,7 @@ class LedgerManager:
         raise VersionConflict("the ledger's metadata keeps changing", ledger_id=ledger_id, attempts=CONFLICTS_MAX)
 
     async def delete(self, ledger_id: LedgerId, *, version: int | None = None) -> None:
-        """Remove the metadata, and parents that became empty. A missing ledger is success.
+        """Remove the metadata, parents that became empty, and a note of its closing. A missing ledger is success.
 
         Raises VersionConflict when it no longer has the `version` given; None: whatever it holds.
         """
@@ -182,6 +182,7 @@ class LedgerManager:
             await prune_empty_parents(self._store, path, up_to=self._layout.root)
         except BinderyError as error:  # the ledger is gone; an empty directory hurts nobody
             _log.info("parents_left", extra={"ledger_id": ledger_id, "error": str(error)})
+        await self._notes.forget(ledger_id)
 
     # --- all ledgers ----------------------------------------------------------------------------------------------
 
@@ -218,43 +219,25 @@ class LedgerManager:
 
         Changes in quick succession may be seen as one. Outages and session losses are ridden out.
         """
-        task = asyncio.create_task(self._follow(ledger_id, listener))
-        self._watches.add(task)
-        task.add_done_callback(self._watches.discard)
+        seen: int | None = None
 
-        def stop() -> None:
-            task.cancel()
+        async def look(watch: Watch) -> None:
+            nonlocal seen
+            try:
+                current = self._decode(ledger_id, await self._node(ledger_id, watch=watch))
+            except NoSuchLedger:
+                _tell(listener, None)
+                raise End from None
+            if current.version != seen:
+                seen = current.version
+                _tell(listener, current)
 
-        return stop
+        return self._followers.follow("ledger_metadata", look, ledger_id=ledger_id)
 
     async def close(self) -> None:
         """End all watches. The store stays open."""
-        watches = list(self._watches)
-        for task in watches:
-            task.cancel()
-        await asyncio.gather(*watches, return_exceptions=True)
+        await self._followers.close()
         await self._ids.close()
-
-    async def _follow(self, ledger_id: LedgerId, listener: MetadataListener) -> None:
-        seen: int | None = None
-        while True:
-            changed = asyncio.Event()
-            current: Versioned[LedgerMetadata] | None = None
-            try:
-                current = self._decode(ledger_id, await self._node(ledger_id, watch=changed.set))
-            except NoSuchLedger:
-                _tell(listener, None)
-                return
-            except (Corrupt, BadVersion) as error:
-                _log.error("ledger_metadata_unreadable", extra={"ledger_id": ledger_id, "error": str(error)})
-            except BinderyError as error:
-                _log.info("ledger_watch_waits", extra={"ledger_id": ledger_id, "error": str(error)})
-                await asyncio.sleep(WATCH_RETRY_S)
-                continue
-            if current is not None and current.version != seen:
-                seen = current.version
-                _tell(listener, current)
-            await changed.wait()
 
     # --- helpers --------------------------------------------------------------------------------------------------
 

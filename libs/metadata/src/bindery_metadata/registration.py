@@ -62,6 +62,7 @@ class BookieRegistration:
         self._wanted: bool | None = None
         """True: read-only, False: writable, None: not at all."""
         self._registered_session = 0
+        self._closed = False
         self._listeners: list[Callable[[bool], None]] = []
         self._lock = asyncio.Lock()
         self._look_again = asyncio.Event()
@@ -82,10 +83,13 @@ class BookieRegistration:
         self._keeper = asyncio.create_task(self._keep())
 
     async def set_read_only(self, read_only: bool) -> None:
-        """Move between the lists. On an error the wish stays, and is carried out as soon as the store answers."""
-        assert self._wanted is not None, "register first"
+        """Move between the lists. On an error the wish stays, and is carried out as soon as the store answers.
+
+        After `close`, which may come in between, it does nothing.
+        """
+        assert self._wanted is not None or self._closed, "register first"
         async with self._lock:
-            if self._wanted == read_only and self.is_registered:
+            if self._closed or (self._wanted == read_only and self.is_registered):
                 return
             self._wanted = read_only
             try:
@@ -116,6 +120,7 @@ class BookieRegistration:
 
     async def close(self) -> None:
         """Take the node away, as far as the store can be reached, and stop. Idempotent."""
+        self._closed = True
         if self._forget_session:
             self._forget_session()
         if self._keeper:

@@ -34,6 +34,7 @@ from bindery_core.errors import (
     BinderyError,
     MetadataOutcomeUnknown,
     MetadataUnavailable,
+    MetadataUnreachable,
     NoSuchNode,
     NotEmpty,
     Unauthorized,
@@ -229,7 +230,7 @@ class ZooKeeperStore:
     ) -> "ZooKeeperStore":
         """Connect to `hosts` ("a:2181,b:2181").
 
-        Raises MetadataUnavailable naming them when nobody answers within `connect_timeout_s`; BadRequest for a list
+        Raises MetadataUnreachable naming them when nobody answers within `connect_timeout_s`; BadRequest for a list
         that cannot be read.
         """
         store = cls(validate_hosts(hosts), session_timeout_s=session_timeout_s, operation_timeout_s=operation_timeout_s)
@@ -239,7 +240,7 @@ class ZooKeeperStore:
                 await store._connected.wait()
         except TimeoutError:
             await store.close()
-            raise MetadataUnavailable("no zookeeper answers", hosts=hosts, waited_s=connect_timeout_s) from None
+            raise MetadataUnreachable("no zookeeper answers", hosts=hosts, waited_s=connect_timeout_s) from None
         except BaseException:
             await store.close()
             raise
@@ -443,9 +444,14 @@ def validate_hosts(hosts: str) -> str:
     """Return `hosts`; raises BadRequest unless it reads "host:port,host:port"."""
     for host_port in hosts.split(","):
         host, colon, port = host_port.strip().rpartition(":")
-        if not (host and colon and port.isdecimal() and 0 < int(port) < 65536) or "/" in host:
+        if not (_is_host(host) and colon and port.isdecimal() and 0 < int(port) < 65536):
             raise BadRequest("not a list of zookeeper servers (host:port,host:port)", hosts=hosts)
     return hosts
+
+
+def _is_host(name: str) -> bool:
+    """Whether it can be asked for at all: no part of a name may be empty or longer than 63."""
+    return "/" not in name and all(0 < len(part) < 64 for part in name.removesuffix(".").split("."))
 
 
 def _land(answer: "asyncio.Future[Any]", result: Any) -> None:

@@ -1,0 +1,89 @@
+"""Records of the last audits: one for each level, the later over the earlier, and nothing where nothing can be read."""
+
+import asyncio
+import json
+from dataclasses import replace
+
+import pytest
+from bindery_metadata.last_audits import LastAudit, LastAudits, findings_text
+from bindery_metadata.store import MetadataStore
+
+DEEP = LastAudit(
+    level="deep", run_id="20260301T020000Z-1f2e3d", verdict="CORRUPT", exit_code=2, began_ms=1_000, ended_ms=61_000,
+    copies_expected=400, copies_verified=300, bytes_read=5_000, oldest_verified_ms=500,
+    kinds={"DIGEST_MISMATCH": 2, "ORPHAN_DATA": 1}, severities={"corrupt": 2, "warning": 1},
+)  # fmt: skip
+QUICK = replace(DEEP, level="quick", verdict="HEALTHY", exit_code=0, kinds={}, severities={})
+
+
+@pytest.fixture
+def audits(store: MetadataStore) -> LastAudits:
+    return LastAudits(store)
+
+
+async def test_each_level_has_its_own_and_the_deepest_comes_first(audits: LastAudits) -> None:
+    assert await audits.all() == []
+    await audits.put(QUICK)
+    await audits.put(DEEP)
+    assert await audits.all() == [DEEP, QUICK]
+    later = replace(QUICK, run_id="r2", verdict="INCOMPLETE", exit_code=3)
+    await audits.put(later)
+    assert await audits.all() == [DEEP, later]
+
+
+async def test_the_node_is_json_that_others_may_read(store: MetadataStore, audits: LastAudits) -> None:
+    await audits.put(DEEP)
+    assert json.loads((await store.get("/bindery/audit/last/deep")).data) == {
+        "run_id": "20260301T020000Z-1f2e3d", "verdict": "CORRUPT", "exit_code": 2, "began_ms": 1_000,
+        "ended_ms": 61_000, "copies_expected": 400, "copies_verified": 300, "bytes_read": 5_000,
+        "oldest_verified_ms": 500, "kinds": {"DIGEST_MISMATCH": 2, "ORPHAN_DATA": 1},
+        "severities": {"corrupt": 2, "warning": 1},
+    }  # fmt: skip
+
+
+async def test_of_two_that_end_at_once_one_stands_whole(audits: LastAudits, other: MetadataStore) -> None:
+    runs = [replace(DEEP, run_id=f"r{n}") for n in range(8)]
+    await asyncio.gather(
+        *(audits.put(one) for one in runs[:4]), *(LastAudits(other).put(one) for one in runs[4:])
+    )  # fmt: skip
+    [standing] = await audits.all()
+    assert standing in runs
+
+
+@pytest.mark.parametrize(
+    "data", [b"{", b"[]", b"{}", b'{"run_id": 7}', None], ids=["cut", "a list", "empty", "typed wrong", "a new verdict"]
+)
+async def test_what_cannot_be_read_says_nothing_and_is_written_over(
+    store: MetadataStore, audits: LastAudits, data: bytes | None
+) -> None:
+    if data is None:
+        await audits.put(DEEP)
+        node = await store.get("/bindery/audit/last/deep")
+        data = node.data.replace(b"CORRUPT", b"PERFECT")
+        await store.set("/bindery/audit/last/deep", data, version=node.stat.version)
+    else:
+        await store.create("/bindery/audit/last/deep", data, make_parents=True)
+    assert await audits.all() == []
+    await audits.put(DEEP)
+    assert await audits.all() == [DEEP]
+
+
+async def test_a_member_of_a_later_version_is_passed_over(store: MetadataStore, audits: LastAudits) -> None:
+    await audits.put(DEEP)
+    node = await store.get("/bindery/audit/last/deep")
+    await store.set(
+        "/bindery/audit/last/deep", b'{"added_later": 1, ' + node.data[1:], version=node.stat.version
+    )  # fmt: skip
+    assert await audits.all() == [DEEP]
+
+
+def test_coverage_and_age_are_told_beside_what_is_kept() -> None:
+    facts = DEEP.to_json(now_ms=64_000)
+    assert (facts["level"], facts["coverage"], facts["age_s"]) == ("deep", 0.75, 3.0)
+    assert replace(DEEP, copies_expected=0, copies_verified=0).coverage == 1.0
+    assert DEEP.age_s(0) == 0.0, "a clock that is behind makes no audit of the future"
+
+
+def test_findings_are_told_the_worst_first_and_only_those_that_are_there() -> None:
+    assert findings_text({"warning": 3, "under_replicated": 2, "corrupt": 0}) == "2 under-replicated, 3 warning"
+    assert findings_text({}) == "none"

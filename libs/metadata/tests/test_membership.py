@@ -1,0 +1,231 @@
+"""What is said about a bookie's membership: compare-and-set, ends by itself, heard by who follows it."""
+
+import asyncio
+import json
+
+import pytest
+from bindery_core.errors import BadRequest, Corrupt, MetadataUnavailable, VersionConflict
+from bindery_core.ids import BookieId
+from bindery_metadata import following
+from bindery_metadata.membership import ABSENT, Intent, Membership, MembershipStore
+from bindery_metadata.memory import MemoryTree
+from bindery_metadata.store import MetadataStore
+from worlds import World, until
+
+ONE, TWO = BookieId("bookie-1.bookies:3181"), BookieId("10.0.0.2:3181")
+PATH = f"/bindery/membership/{ONE}"
+
+
+class Clock:
+    now_ms = 1_000
+
+    def __call__(self) -> int:
+        return self.now_ms
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+async def memberships(store: MetadataStore, clock: Clock):
+    memberships = MembershipStore(store, clock_ms=clock)
+    yield memberships
+    await memberships.close()
+
+
+@pytest.fixture
+def others(other: MetadataStore, clock: Clock) -> MembershipStore:
+    return MembershipStore(other, clock_ms=clock)
+
+
+async def test_nothing_said_is_active(memberships: MembershipStore) -> None:
+    assert await memberships.get(ONE) == Membership(ONE, Intent.ACTIVE, version=ABSENT)
+    assert await memberships.all() == {}
+    await memberships.clear(ONE)
+
+
+async def test_what_is_said_stands_as_json(memberships: MembershipStore, store: MetadataStore) -> None:
+    said = await memberships.set(
+        ONE, Intent.DRAINING, reason="disk", by="ann", drain={"ledgers_total": 7, "bytes_total": 99}
+    )
+    assert said == Membership(
+        ONE, Intent.DRAINING, since_ms=1_000, reason="disk", by="ann", drain=said.drain, version=0
+    )
+    assert said.drain == {"ledgers_total": 7, "bytes_total": 99}
+    assert (await store.get(PATH)).data == (
+        b'{"by":"ann","drain":{"bytes_total":99,"ledgers_total":7},"intent":"draining","reason":"disk",'
+        b'"since_ms":1000,"until_ms":null}'
+    )
+    assert await memberships.get(ONE) == said
+    await memberships.set(TWO, Intent.REMOVED)
+    assert {bookie: one.intent for bookie, one in (await memberships.all()).items()} == {
+        ONE: Intent.DRAINING,
+        TWO: Intent.REMOVED,
+    }
+    await memberships.clear(ONE)
+    assert list(await memberships.all()) == [TWO]
+
+
+def test_a_maintenance_ends_by_the_clock() -> None:
+    lease = Membership(ONE, Intent.MAINTENANCE, until_ms=5_000)
+    assert lease.effective(4_999) is Intent.MAINTENANCE
+    assert lease.effective(5_000) is Intent.ACTIVE
+    assert Membership(ONE, Intent.MAINTENANCE).effective(10**15) is Intent.MAINTENANCE
+    assert Membership(ONE, Intent.DRAINING, until_ms=5_000).effective(6_000) is Intent.DRAINING
+
+
+async def test_the_same_intent_again_keeps_its_beginning_and_its_sizes(
+    memberships: MembershipStore, clock: Clock
+) -> None:
+    await memberships.set(ONE, Intent.DRAINING, drain={"ledgers_total": 7})
+    clock.now_ms = 2_000
+    again = await memberships.set(ONE, Intent.DRAINING, reason="still")
+    assert (again.since_ms, again.drain, again.reason, again.version) == (1_000, {"ledgers_total": 7}, "still", 1)
+    removed = await memberships.set(ONE, Intent.REMOVED)
+    assert (removed.since_ms, removed.drain, removed.reason) == (2_000, {}, "")
+
+
+async def test_under_a_version_only_what_was_read_is_changed(
+    memberships: MembershipStore, others: MembershipStore
+) -> None:
+    first = await memberships.set(ONE, Intent.DRAINING, version=ABSENT)
+    with pytest.raises(VersionConflict):
+        await others.set(ONE, Intent.MAINTENANCE, version=ABSENT)
+    second = await others.set(ONE, Intent.ACTIVE, version=first.version)
+    with pytest.raises(VersionConflict):
+        await memberships.set(ONE, Intent.REMOVED, version=first.version)
+    assert await memberships.get(ONE) == second
+    await memberships.clear(ONE)
+    with pytest.raises(VersionConflict):
+        await memberships.set(ONE, Intent.REMOVED, version=second.version)
+
+
+async def test_writers_at_once_all_succeed_one_after_another(
+    memberships: MembershipStore, others: MembershipStore
+) -> None:
+    said = await asyncio.gather(*((memberships, others)[n % 2].set(ONE, Intent.DRAINING, by=str(n)) for n in range(8)))
+    assert sorted(one.version for one in said) == list(range(8))
+
+
+@pytest.mark.parametrize("applied", [True, False], ids=["done", "not done"])
+@pytest.mark.parametrize("existing", [True, False], ids=["changed", "new"])
+async def test_a_lost_answer_is_settled(
+    world: World, memberships: MembershipStore, store: MetadataStore, applied: bool, existing: bool
+) -> None:
+    await memberships.set(TWO, Intent.DRAINING)  # makes the parents
+    version = (await memberships.set(ONE, Intent.DRAINING)).version if existing else ABSENT
+    world.lose_next_write(store, applied=applied)
+    said = await memberships.set(ONE, Intent.MAINTENANCE, until_ms=9, version=version)
+    assert said.version == version + 1
+    assert await memberships.get(ONE) == said
+    world.lose_next_write(store, applied=applied)
+    await memberships.clear(ONE)
+    assert (await memberships.get(ONE)).version == ABSENT
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xff",
+        b"[]",
+        b"{",
+        b"[" * 100_000,
+        b'{"intent":"dancing"}',
+        b'{"intent":7}',
+        b'{"intent":"draining","since_ms":"x"}',
+        b'{"intent":"draining","drain":{"ledgers_total":"many"}}',
+        b'{"intent":"draining","reason":"' + b"x" * 300_000 + b'"}',
+    ],
+    ids=lambda data: repr(data[:20]),
+)
+async def test_what_cannot_be_read_is_told_passed_over_in_the_list_and_overwritten(
+    memberships: MembershipStore, store: MetadataStore, data: bytes
+) -> None:
+    await memberships.set(TWO, Intent.DRAINING)
+    await store.create(PATH, data)
+    with pytest.raises(Corrupt, match=f"path={PATH}"):
+        await memberships.get(ONE)
+    assert list(await memberships.all()) == [TWO]
+    with pytest.raises(VersionConflict):
+        await memberships.set(ONE, Intent.REMOVED, version=ABSENT)
+    assert (await memberships.set(ONE, Intent.REMOVED)).version == 1
+    assert (await memberships.get(ONE)).intent is Intent.REMOVED
+
+
+async def test_members_of_a_later_release_are_passed_over(memberships: MembershipStore, store: MetadataStore) -> None:
+    await store.create(
+        PATH,
+        json.dumps({"intent": "draining", "later": 1, "version": 77, "bookie_id": "x"}).encode(),
+        make_parents=True,
+    )
+    assert await memberships.get(ONE) == Membership(ONE, Intent.DRAINING, version=0)
+
+
+async def test_a_name_that_is_no_bookie_id_is_refused(memberships: MembershipStore, store: MetadataStore) -> None:
+    with pytest.raises(BadRequest):
+        await memberships.set(BookieId("a/b"), Intent.DRAINING)
+    await store.create("/bindery/membership/readonly", make_parents=True)
+    assert await memberships.all() == {}
+
+
+# --- following --------------------------------------------------------------------------------------------------------
+
+
+async def test_the_list_tells_of_any_change(memberships: MembershipStore, others: MembershipStore) -> None:
+    async def after(change) -> None:
+        heard: list[str] = []  # the node and the list may both tell, the second late
+        await memberships.all(watch=lambda: heard.append("changed"))
+        assert heard == []
+        await change
+        await until(lambda: "changed" in heard)
+
+    await after(others.set(ONE, Intent.DRAINING))  # before there was even a list
+    await after(others.set(TWO, Intent.DRAINING))
+    await after(others.set(ONE, Intent.ACTIVE))
+    await after(others.clear(TWO))
+
+
+async def test_a_follower_hears_every_standing_change(
+    world: World, memberships: MembershipStore, others: MembershipStore, store: MetadataStore, other: MetadataStore
+) -> None:
+    heard: list[Intent] = []
+    stop = memberships.watch(ONE, lambda one: heard.append(one.intent))
+    await until(lambda: heard == [Intent.ACTIVE])
+    await others.set(ONE, Intent.DRAINING)
+    await until(lambda: heard[1:] == [Intent.DRAINING])
+    await other.set(PATH, b"nonsense", version=None)
+    await world.suspend(store)
+    await others.set(ONE, Intent.MAINTENANCE)
+    await world.resume(store)
+    await until(lambda: heard[2:] == [Intent.MAINTENANCE])
+    await world.expire(store)
+    await others.clear(ONE)
+    await until(lambda: heard[3:] == [Intent.ACTIVE])
+    stop()
+    await others.set(ONE, Intent.REMOVED)
+    await asyncio.sleep(0.05)
+    assert len(heard) == 4
+
+
+async def test_a_follower_survives_errors_of_the_store_and_of_its_listener(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(following, "WATCH_RETRY_S", 0.01)
+    store = MemoryTree().connect()
+    memberships = MembershipStore(store, clock_ms=lambda: 1)
+    heard: list[Intent] = []
+
+    def listener(membership: Membership) -> None:
+        heard.append(membership.intent)
+        raise ZeroDivisionError("a defect")
+
+    store.fail_next(MetadataUnavailable())
+    memberships.watch(ONE, listener)
+    await until(lambda: heard == [Intent.ACTIVE])
+    await memberships.set(ONE, Intent.DRAINING)
+    await until(lambda: heard == [Intent.ACTIVE, Intent.DRAINING])
+    await memberships.close()
+    await memberships.set(ONE, Intent.ACTIVE)
+    await asyncio.sleep(0.02)
+    assert len(heard) == 2

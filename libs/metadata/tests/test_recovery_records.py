@@ -1,0 +1,297 @@
+"""Records of recovery: written by leader and workers, readable whatever else stands there, bounded."""
+
+import asyncio
+
+import pytest
+from bindery_core.errors import BadRequest, BinderyError, MetadataUnavailable, NotLeader, VersionConflict
+from bindery_core.ids import ID_MAX, LedgerId
+from bindery_metadata import recovery_records as module
+from bindery_metadata.election import Leadership
+from bindery_metadata.layout import BinderyLayout, LedgersLayout
+from bindery_metadata.memory import MemoryTree
+from bindery_metadata.recovery_records import (
+    HISTORY_MAX,
+    HISTORY_PRUNE_EVERY,
+    NOT_STORED,
+    HistoryEvent,
+    Obstacle,
+    Pause,
+    Reason,
+    RecoveryRecord,
+    RecoveryRecords,
+    RecoveryState,
+    WorkerReport,
+)
+from bindery_metadata.store import MetadataStore
+from worlds import World
+
+SEVEN, FAR = LedgerId(7), LedgerId(4294967301)
+ROOT = "/bindery/recovery"
+RECORD = RecoveryRecord(
+    SEVEN,
+    state=RecoveryState.BLOCKED,
+    reason=Reason.BOOKIE_LOST,
+    obstacle=Obstacle.NO_SPARE,
+    detail="3 bookies are needed and 2 are writable",
+    attempts=2,
+    first_marked_ms=1_000,
+    next_retry_ms=2_000,
+    missing_entries=10,
+    bookies=("b1:3181",),
+    worker="w1",
+)
+
+
+@pytest.fixture
+def records(store: MetadataStore) -> RecoveryRecords:
+    return RecoveryRecords(store)
+
+
+@pytest.fixture
+def others(other: MetadataStore) -> RecoveryRecords:
+    return RecoveryRecords(other)
+
+
+async def leader(store: MetadataStore) -> Leadership:
+    election = LedgersLayout().auditor_election
+    vote = await store.create(f"{election}/V_", ephemeral=True, sequential=True, make_parents=True)
+    return Leadership(store, name="n", vote_path=vote, version=0, session_id=store.session_id)
+
+
+async def listed(records: RecoveryRecords) -> list[int]:
+    return [record.ledger_id async for record in records.list()]
+
+
+# --- ledgers ----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_record_stands_as_json_and_is_read_back(records: RecoveryRecords, store: MetadataStore) -> None:
+    assert await records.get(SEVEN) is None
+    stored = await records.put(RECORD)
+    assert stored == RECORD.with_changes(version=0)
+    assert await records.get(SEVEN) == stored
+    assert (await store.get(f"{ROOT}/ledgers/0/0000000000000000007")).data == (
+        b'{"attempts":2,"bookies":["b1:3181"],"detail":"3 bookies are needed and 2 are writable",'
+        b'"first_marked_ms":1000,"last_error":"","missing_bytes":null,"missing_entries":10,"next_retry_ms":2000,"obstacle":"no_spare",'
+        b'"reason":"bookie_lost","state":"blocked","worker":"w1"}'
+    )
+
+
+async def test_records_are_listed_by_ledger_and_removed_with_their_directory(
+    records: RecoveryRecords, store: MetadataStore
+) -> None:
+    ids = [7, 9_999, 10_000, 99_999, 100_000, 4294967301, ID_MAX]
+    for ledger_id in reversed(ids):
+        await records.put(RecoveryRecord(LedgerId(ledger_id)))
+    for strange in ("x", "0/x", "0/0000000000000000008x", "5", "0/9999999999999999999", "\u0661"):
+        await store.create(f"{ROOT}/ledgers/{strange}")
+    assert await listed(records) == ids
+    await records.remove(FAR)
+    await records.remove(FAR)
+    await records.remove(LedgerId(9_999))
+    assert await listed(records) == [ledger_id for ledger_id in ids if ledger_id not in (FAR, 9_999)]
+    assert "429496" not in await store.children(f"{ROOT}/ledgers")
+    assert "0" in await store.children(f"{ROOT}/ledgers")
+
+
+async def test_a_record_is_changed_under_its_version_or_over_whatever_stands(
+    records: RecoveryRecords, others: RecoveryRecords
+) -> None:
+    first = await records.put(RECORD)
+    second = await others.put(first.with_changes(attempts=3))
+    assert second.version == 1
+    with pytest.raises(VersionConflict):
+        await records.put(first.with_changes(attempts=9))
+    assert await records.get(SEVEN) == second
+    third = await records.put(RECORD.with_changes(attempts=4, version=NOT_STORED))
+    assert (third.version, third.attempts) == (2, 4)
+    await records.remove(SEVEN)
+    with pytest.raises(VersionConflict):
+        await records.put(third)
+
+
+async def test_updates_at_once_lose_nothing(records: RecoveryRecords, others: RecoveryRecords) -> None:
+    def once_more(record: RecoveryRecord | None) -> RecoveryRecord:
+        record = record or RECORD.with_changes(attempts=0)
+        return record.with_changes(attempts=record.attempts + 1)
+
+    await records.update(SEVEN, once_more)
+    await asyncio.gather(*((records, others)[n % 2].update(SEVEN, once_more) for n in range(8)))
+    record = await records.get(SEVEN)
+    assert record is not None
+    assert record.attempts == 9
+    assert await records.update(SEVEN, lambda _: None) == record
+    assert await records.update(SEVEN, lambda record: record) == record
+
+
+@pytest.mark.parametrize("applied", [True, False], ids=["done", "not done"])
+async def test_lost_answers_are_settled(
+    world: World, records: RecoveryRecords, store: MetadataStore, applied: bool
+) -> None:
+    await records.put(RecoveryRecord(LedgerId(8)))  # makes the parents
+    world.lose_next_write(store, applied=applied)
+    await records.put(RECORD)
+    current = await records.get(SEVEN)
+    assert current is not None
+    assert current.with_changes(version=NOT_STORED) == RECORD
+    world.lose_next_write(store, applied=applied)
+    if applied:
+        assert await records.put(current.with_changes(attempts=5)) == await records.get(SEVEN)
+    else:
+        with pytest.raises(MetadataUnavailable):
+            await records.put(current.with_changes(attempts=5))
+        assert await records.get(SEVEN) == current
+    world.lose_next_write(store, applied=applied)
+    await records.remove(SEVEN)
+    assert await records.get(SEVEN) is None
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\xff", b"7", b'{"state":"dancing"}', b"[" * 100_000, b'{"worker":"' + b"x" * 300_000 + b'"}']
+)
+async def test_what_cannot_be_read_is_passed_over_and_overwritten(
+    records: RecoveryRecords, store: MetadataStore, data: bytes
+) -> None:
+    await records.put(RecoveryRecord(LedgerId(8)))
+    await store.create(f"{ROOT}/ledgers/0/0000000000000000007", data)
+    assert await records.get(SEVEN) is None
+    assert await listed(records) == [8]
+    updated = await records.update(SEVEN, lambda record: record or RECORD)
+    assert updated == await records.get(SEVEN) == RECORD.with_changes(version=1)
+
+
+async def test_an_error_ends_the_list(records: RecoveryRecords) -> None:
+    store = MemoryTree().connect()
+    records = RecoveryRecords(store)
+    await records.put(RECORD)
+    for operation in ("children", "get"):
+        store.fail_next(MetadataUnavailable(), matching=lambda found, _, operation=operation: found == operation)
+        with pytest.raises(MetadataUnavailable):
+            await listed(records)
+
+
+async def test_long_texts_are_cut(records: RecoveryRecords) -> None:
+    stored = await records.put(RECORD.with_changes(last_error="x" * 10**6, detail="y" * 10**6))
+    assert len(stored.last_error) == len(stored.detail) == module.TEXT_SIZE_MAX
+    assert await records.get(SEVEN) == stored
+
+
+@pytest.mark.parametrize("ledger_id", [-1, ID_MAX + 1])
+def test_ids_out_of_range_have_no_record(ledger_id: int) -> None:
+    with pytest.raises(BadRequest):
+        BinderyLayout().recovery_record(LedgerId(ledger_id))
+
+
+async def test_a_former_leader_writes_none_of_it(
+    world: World, records: RecoveryRecords, others: RecoveryRecords, store: MetadataStore
+) -> None:
+    leadership = await leader(store)
+    stored = await records.put(RECORD, guard=leadership)
+    stored = await records.put(stored.with_changes(attempts=7), guard=leadership)
+    await records.append_history(HistoryEvent(1, "leader", "n leads"), guard=leadership)
+    await records.put_cursor("ledger-check", {"next_ledger": 5}, guard=leadership)
+    await world.expire(store)
+    assert not leadership.is_over
+    for write in (
+        records.put(stored.with_changes(attempts=8), guard=leadership),
+        records.put(RecoveryRecord(SEVEN), guard=leadership),
+        records.put(RecoveryRecord(FAR), guard=leadership),
+        records.update(SEVEN, lambda record: record and record.with_changes(attempts=9), guard=leadership),
+        records.remove(SEVEN, guard=leadership),
+        records.append_history(HistoryEvent(2, "marked"), guard=leadership),
+        records.put_cursor("ledger-check", {"next_ledger": 6}, guard=leadership),
+        records.put_cursor("placement-check", {}, guard=leadership),
+        records.remove_cursor("ledger-check", guard=leadership),
+    ):
+        leadership._over = False
+        with pytest.raises(NotLeader):
+            await write
+    assert await others.get(SEVEN) == stored
+    assert await listed(others) == [SEVEN]
+    assert await others.history() == [HistoryEvent(1, "leader", "n leads")]
+    assert await others.get_cursor("ledger-check") == {"next_ledger": 5}
+    assert await others.get_cursor("placement-check") is None
+
+
+# --- history ----------------------------------------------------------------------------------------------------------
+
+
+async def test_history_is_told_newest_first(records: RecoveryRecords, store: MetadataStore) -> None:
+    assert await records.history() == []
+    events = [HistoryEvent(n, "marked", f"ledger {n}", {"ledger_id": n, "bookies": ["a"]}) for n in range(5)]
+    for event in events:
+        await records.append_history(event)
+    await store.create(f"{ROOT}/history/other", b"")
+    await store.set(f"{ROOT}/history/E_0000000003", b"\xff", version=None)
+    assert await records.history() == [events[4], events[2], events[1], events[0]]
+    assert await records.history(2) == [events[4], events[2]]
+
+
+async def test_history_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "HISTORY_MAX", 40)
+    store = MemoryTree().connect()
+    records = RecoveryRecords(store)
+    for n in range(40 + 5 * HISTORY_PRUNE_EVERY):
+        await records.append_history(HistoryEvent(n, "marked"))
+        assert len(await store.children(f"{ROOT}/history")) <= 40 + HISTORY_PRUNE_EVERY
+    assert (await records.history(1))[0].at_ms == 40 + 5 * HISTORY_PRUNE_EVERY - 1
+    assert HISTORY_MAX == 1_000
+
+
+async def test_an_event_whose_answer_is_lost_is_not_written_twice(
+    world: World, records: RecoveryRecords, store: MetadataStore
+) -> None:
+    await records.append_history(HistoryEvent(1, "marked"))
+    world.lose_next_write(store, applied=True)
+    await records.append_history(HistoryEvent(2, "marked"))
+    assert [event.at_ms for event in await records.history()] == [2, 1]
+
+
+# --- cursors, workers, pause ------------------------------------------------------------------------------------------
+
+
+async def test_cursors_are_kept_by_name(records: RecoveryRecords, others: RecoveryRecords) -> None:
+    assert await records.get_cursor("ledger-check") is None
+    await records.put_cursor("ledger-check", {"next_ledger": 5, "started_ms": 1})
+    await records.put_cursor("ledger-check", {"next_ledger": 6, "started_ms": 1})
+    assert await others.get_cursor("ledger-check") == {"next_ledger": 6, "started_ms": 1}
+    await others.remove_cursor("ledger-check")
+    await others.remove_cursor("ledger-check")
+    assert await records.get_cursor("ledger-check") is None
+    for name in ("", ".", "..", "a/b", "a b", "x" * 300):
+        with pytest.raises(BadRequest):
+            await records.put_cursor(name, {})
+
+
+async def test_reports_live_as_long_as_their_worker(
+    world: World, records: RecoveryRecords, others: RecoveryRecords, store: MetadataStore, other: MetadataStore
+) -> None:
+    assert await others.reports() == []
+    report = WorkerReport("bookie-1:3181", 5, "copying", SEVEN, 100, 2, 1e6, 12.5, 2e6)
+    await records.report(WorkerReport("bookie-1:3181", 4))
+    await records.report(report)
+    await other.create(f"{ROOT}/workers/else", b"nonsense")
+    assert await others.reports() == [report]
+    await world.expire(store)
+    assert await others.reports() == []
+    await records.report(report)
+    assert await others.reports() == [report]
+
+
+async def test_a_pause_says_who_and_why(records: RecoveryRecords, others: RecoveryRecords) -> None:
+    assert await records.pause_info() is None
+    await records.set_pause_info(Pause("ann", "moving racks", 5))
+    assert await others.pause_info() == Pause("ann", "moving racks", 5)
+    await others.clear_pause_info()
+    await others.clear_pause_info()
+    assert await records.pause_info() is None
+
+
+async def test_a_node_that_cannot_be_written_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = MemoryTree().connect()
+    records = RecoveryRecords(store)
+    await records.put(RECORD)
+    for _ in range(module.ATTEMPTS_MAX):
+        store.lose_next_write(applied=False)
+    with pytest.raises(BinderyError):
+        await records.put(RECORD)
