@@ -10,9 +10,13 @@ from pathlib import Path
 
 import pytest
 import uvloop
+from bindery_simulation.instant import InstantLoop
 
 sys.path.insert(0, str(Path(__file__).parent))
 pytest.register_assert_rewrite("ledger_client_contract")
+
+WITHOUT_SOCKETS = ("test_memory.py", "test_timers.py", "test_budget.py")
+"""Their time may jump."""
 
 
 def pytest_asyncio_loop_factories(
@@ -20,4 +24,6 @@ def pytest_asyncio_loop_factories(
 ) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
     if item.get_closest_marker("integration"):
         return {"uvloop": uvloop.new_event_loop}
+    if item.path.name in WITHOUT_SOCKETS:
+        return {"instant": InstantLoop}
     return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}

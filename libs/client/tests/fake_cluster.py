@@ -15,24 +15,24 @@ from bindery_metadata.registration import BookieRegistration
 from fake_bookie import FakeBookie
 
 QUICK = ClientSettings(
-    connect_timeout_s=1.0,
+    connect_timeout_s=5.0,
     reconnect_pause_s=0.02,
     reconnect_pause_s_max=0.2,
-    add_timeout_s=0.4,
-    add_quorum_timeout_s=3.0,
-    read_timeout_s=0.6,
+    add_timeout_s=2.0,
+    add_quorum_timeout_s=10.0,
+    read_timeout_s=3.0,
     speculative_read_s=0.1,
     fence_timeout_s=0.2,
-    recovery_timeout_s=5.0,
+    recovery_timeout_s=20.0,
     replacement_retry_s=0.1,
-    metadata_timeout_s=2.0,
+    metadata_timeout_s=10.0,
     explicit_lac_idle_s=0.01,
     long_poll_s=1.0,
     lac_refresh_s=0.02,
     quarantine_s=5.0,
     timer_tick_s=0.02,
 )
-"""Patience for tests: whatever must wait for a deadline waits a fraction of a second."""
+"""Patience for tests: seconds with bookies that may just be slow today. Who waits for a deadline sets a shorter one."""
 
 
 class FakeCluster:

@@ -9,8 +9,10 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 from bindery_client.api import Entry, LedgerClient
+from bindery_client.replica import ReplicaRead, Verdict
 from bindery_core.errors import (
     BadRequest,
+    BookieUnavailable,
     LedgerClosed,
     LedgerFenced,
     LostOwnership,
@@ -18,11 +20,12 @@ from bindery_core.errors import (
     NotEnoughBookies,
     Unauthorized,
 )
-from bindery_core.ids import EntryId, LedgerId
-from bindery_core.ledger_metadata import DigestType, LedgerState
+from bindery_core.ids import BookieId, EntryId, LedgerId
+from bindery_core.ledger_metadata import DigestType, LedgerMetadata, LedgerState, Segment
+from bindery_core.wire.messages import Status
 
 MakeClient = Callable[[], Awaitable[LedgerClient]]
-LIMIT_S = 20.0
+LIMIT_S = 30.0
 
 
 def payloads_of(entries: list[Entry]) -> list[bytes]:
@@ -150,6 +153,7 @@ class LedgerClientContract:
         ensemble = writer.metadata.last_segment.ensemble
         assert await client.entries_on(writer.ledger_id, ensemble[0]) == [(0, 1), (2, 3), (6, 2)]
         assert await client.entries_on(writer.ledger_id, ensemble[1]) == [(0, 2), (3, 3), (7, 1)]
+        assert await client.entries_on(writer.ledger_id, ensemble[1], durable=True) == [(0, 2), (3, 3), (7, 1)]
         empty = await client.create(ensemble_size=1, write_quorum=1, ack_quorum=1)
         with pytest.raises(NoSuchLedger):
             await client.entries_on(empty.ledger_id, ensemble[0])
@@ -317,3 +321,69 @@ class LedgerClientContract:
         bookies = await client.list_bookies()
         assert len(bookies) == 4
         assert all(bookies.values())
+
+    async def test_copies_are_stored_as_they_are_on_a_bookie_that_never_had_them(self, make_client: MakeClient) -> None:
+        client = await make_client()
+        writer = await client.create(password=b"pw", digest_type=DigestType.MAC)
+        await writer.add_many([b"one", b"", b"three"])
+        metadata = await writer.close()
+        ledger_id, ensemble = writer.ledger_id, metadata.last_segment.ensemble
+        ids = [EntryId(0), EntryId(1), EntryId(2)]
+        (spare,) = set(await client.list_bookies()) - set(ensemble)
+        before = await client.read_replicas(ledger_id, metadata, spare, ids, lambda r: r.verdict)
+        assert before == [Verdict.ABSENT] * 3
+        originals = await client.read_replicas(ledger_id, metadata, ensemble[1], ids, _whole)
+        frames = [replica.frame or b"" for replica in originals]
+        for _again_is_harmless in range(2):
+            assert await client.store_replicas(ledger_id, metadata, spare, frames[::-1]) == [Status.OK] * 3
+        copies = await client.read_replicas(ledger_id, metadata, spare, ids, _whole)
+        assert [copy.verdict for copy in copies] == [Verdict.GOOD] * 3
+        assert [(copy.frame, copy.payload) for copy in copies] == [(r.frame, r.payload) for r in originals]
+        assert await client.entries_on(ledger_id, spare) == [(0, 3)]
+        with pytest.raises(BookieUnavailable):
+            await client.store_replicas(ledger_id, metadata, BookieId("nowhere:3181"), frames)
+
+    async def test_a_fenced_ledger_takes_copies_and_a_wrong_password_does_not(self, make_client: MakeClient) -> None:
+        client = await make_client()
+        writer = await client.create(password=b"pw")
+        await writer.add(b"x")
+        reader = await client.open(writer.ledger_id, password=b"pw")
+        metadata, holder = reader.metadata, reader.metadata.last_segment.ensemble[0]
+        (frame,) = await client.read_replicas(
+            writer.ledger_id, metadata, holder, [EntryId(0)], lambda r: r.frame or b""
+        )
+        assert await client.store_replicas(writer.ledger_id, metadata, holder, [frame]) == [Status.OK]
+        wrong = metadata.with_changes(password=b"wrong")
+        assert await client.store_replicas(writer.ledger_id, wrong, holder, [frame]) == [Status.UNAUTHORIZED]
+
+    async def test_replacements_are_neither_members_nor_excluded(self, make_client: MakeClient) -> None:
+        client = await make_client()
+        ensemble = (await client.create()).metadata.last_segment.ensemble
+        (spare,) = set(await client.list_bookies()) - set(ensemble)
+        failed = {1: ensemble[1]}
+        assert await client.choose_replacements(ensemble, failed, write_quorum=3) == {1: spare}
+        with pytest.raises(NotEnoughBookies, match="draining"):
+            await client.choose_replacements(ensemble, failed, write_quorum=3, exclude={spare: "draining"})
+
+    async def test_metadata_are_changed_by_a_function_that_may_decline(self, make_client: MakeClient) -> None:
+        client = await make_client()
+        writer = await client.create()
+        metadata = await writer.close()
+        moved = (*metadata.last_segment.ensemble[:2], BookieId("another:3181"))
+
+        def move(found: LedgerMetadata) -> LedgerMetadata | None:
+            return (
+                None
+                if found.last_segment.ensemble == moved
+                else found.with_changes(segments=(Segment(EntryId(0), moved),))
+            )
+
+        for _second_time_declined in range(2):
+            assert (await client.update_metadata(writer.ledger_id, move)).last_segment.ensemble == moved
+        assert (await client.metadata(writer.ledger_id)).last_segment.ensemble == moved
+        with pytest.raises(NoSuchLedger):
+            await client.update_metadata(LedgerId(123456), move)
+
+
+def _whole(replica: ReplicaRead) -> ReplicaRead:
+    return replica

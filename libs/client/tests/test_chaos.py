@@ -13,7 +13,7 @@ from bindery_core.ids import EntryId, LedgerId
 from bindery_metadata.memory import MemoryStore
 from fake_cluster import FakeCluster
 
-LIMIT_S = 20.0
+LIMIT_S = 30.0
 
 
 async def disturb(cluster: FakeCluster, store: MemoryStore, rng: random.Random, *, bearable: int) -> None:

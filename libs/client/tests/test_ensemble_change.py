@@ -3,15 +3,18 @@
 import asyncio
 
 import pytest
+from bindery_client import pool
 from bindery_client.client import LedgerClient
 from bindery_client.writer import WriteHandle
 from bindery_core.errors import MetadataUnavailable, NotEnoughBookies
 from bindery_core.ids import BookieId, EntryId, LedgerId
 from bindery_core.ledger_metadata import LedgerState
 from bindery_core.wire.messages import AddRequest, Status
+from bindery_metadata.closing_notes import ClosingCause, ClosingNotes
+from bindery_metadata.layout import BinderyLayout
 from fake_cluster import FakeCluster
 
-LIMIT_S = 15.0
+LIMIT_S = 30.0
 
 
 async def all_readable(client: LedgerClient, ledger_id: LedgerId, count: int) -> bool:
@@ -95,6 +98,86 @@ async def test_without_a_spare_it_goes_on_while_the_ack_quorum_holds_and_then_sa
         assert await all_readable(await cluster.client(), writer.ledger_id, 30)
 
 
+async def test_a_ledger_with_a_hole_is_noted_before_it_is_closed() -> None:
+    async with FakeCluster(bookies=3) as cluster:
+        client = await cluster.client(metadata_timeout_s=0.0)
+        notes = ClosingNotes(cluster.tree.connect())
+        writer = await client.create()
+        await add_numbers(writer, 0, 10)
+        await cluster.of(writer.metadata.last_segment.ensemble)[0].stop()
+        await add_numbers(writer, 10, 30)
+        assert writer.degraded
+        note = BinderyLayout().recovery_closing(writer.ledger_id)
+        cluster.stores[client].fail_next(MetadataUnavailable("away"), matching=lambda _, path: path == note)
+        with pytest.raises(MetadataUnavailable):
+            await writer.close()
+        assert (await client.metadata(writer.ledger_id)).state is LedgerState.OPEN
+        assert await notes.ledger_ids() == []
+        assert (await writer.close()).state is LedgerState.CLOSED
+        found = await notes.get(writer.ledger_id)
+        assert found is not None
+        assert found.cause is ClosingCause.DEGRADED
+
+
+async def test_a_deleted_ledger_takes_its_note_along_also_when_others_deleted_it() -> None:
+    async with FakeCluster(bookies=3) as cluster:
+        client = await cluster.client()
+        notes = ClosingNotes(cluster.tree.connect())
+        writer = await client.create()
+        await writer.close()
+        for ledger_id in (writer.ledger_id, LedgerId(123456)):
+            await notes.add(ledger_id, ClosingCause.RECOVERED)
+            await client.delete(ledger_id)
+            assert await notes.ledger_ids() == []
+
+
+async def test_a_ledger_that_is_sealed_after_an_error_is_noted_if_copies_were_on_their_way() -> None:
+    async with FakeCluster(bookies=4) as cluster:
+        client = await cluster.client(metadata_timeout_s=0.0)
+        notes = ClosingNotes(cluster.tree.connect())
+        writer = await client.create()
+        first, _, slow = cluster.of(writer.metadata.last_segment.ensemble)
+        slow.freeze()
+        await add_numbers(writer, 0, 10)
+        cluster.stores[client].fail_next(MetadataUnavailable("away"))
+        await first.stop()
+        with pytest.raises(MetadataUnavailable):
+            await writer.add(b"not to be had")
+        assert not writer.degraded
+        assert (await writer.close()).last_entry_id == 9
+        found = await notes.get(writer.ledger_id)
+        assert found is not None
+        assert found.cause is ClosingCause.IN_FLIGHT
+
+
+async def test_copies_that_are_missing_when_the_ledger_is_closed_are_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of three answers confirm and seal; the third that never comes would otherwise be a hole that nobody knows."""
+    monkeypatch.setattr("bindery_client.writer.LAST_COPIES_S", 0.2)
+    monkeypatch.setattr("bindery_client.writer.LAST_COPIES_GRACE_S", 1.0)
+    async with FakeCluster(bookies=3) as cluster:
+        told: list[tuple[int, BookieId]] = []
+        client = await cluster.client()
+        notes = ClosingNotes(cluster.tree.connect())
+        client._on_degraded = lambda ledger_id, bookie_id, _reason: told.append((ledger_id, bookie_id))
+        whole = await client.create()
+        await add_numbers(whole, 0, 10)
+        await whole.close()
+        assert await notes.ledger_ids() == []
+        writer = await client.create()
+        slow = cluster.of(writer.metadata.last_segment.ensemble)[2]
+        slow.freeze()
+        await add_numbers(writer, 0, 10)
+        await writer.close()
+        found = await notes.get(writer.ledger_id)
+        assert found is not None, "who is to tell may die before it does"
+        assert found.cause is ClosingCause.IN_FLIGHT
+        async with asyncio.timeout(LIMIT_S):
+            while not told:
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(0.3)
+        assert told == [(writer.ledger_id, slow.bookie_id)]
+
+
 async def test_a_left_out_bookie_is_used_again_after_it_came_back() -> None:
     async with FakeCluster(bookies=3) as cluster:
         client = await cluster.client()
@@ -115,7 +198,7 @@ async def test_a_left_out_bookie_is_used_again_after_it_came_back() -> None:
 
 async def test_nothing_is_acknowledged_on_a_new_ensemble_before_it_is_in_the_metadata() -> None:
     async with FakeCluster(bookies=4) as cluster:
-        client = await cluster.client(add_quorum_timeout_s=10.0, metadata_timeout_s=8.0)
+        client = await cluster.client(add_quorum_timeout_s=30.0, metadata_timeout_s=30.0)
         writer = await client.create(ack_quorum=3)
         await add_numbers(writer, 0, 5)
         dead = cluster.of(writer.metadata.last_segment.ensemble)[0]
@@ -193,3 +276,47 @@ async def test_every_bookie_of_the_ensemble_is_replaced_one_after_the_other() ->
         for bookie in cluster.of(first_ensemble):
             await bookie.start()
         assert await all_readable(await cluster.client(), writer.ledger_id, number + 20)
+
+
+async def gone_from(client: LedgerClient) -> None:
+    async with asyncio.timeout(LIMIT_S):
+        while client._directory.bookies:
+            await asyncio.sleep(0.01)
+
+
+async def test_when_all_bookies_lose_their_registrations_adds_go_on_as_if_nothing_were() -> None:
+    """As when ZooKeeper comes back after longer than their sessions: they register anew, and served all along."""
+    async with FakeCluster(bookies=3) as cluster:
+        client = await cluster.client()
+        writer = await client.create()
+        await add_numbers(writer, 0, 5)
+        for bookie in cluster.bookies.values():
+            await cluster.unregister(bookie)
+        await gone_from(client)
+        await add_numbers(writer, 5, 10)
+        async with asyncio.timeout(LIMIT_S):  # for the third copies
+            while any(len(bookie.ledgers[writer.ledger_id].entries) < 10 for bookie in cluster.bookies.values()):
+                await asyncio.sleep(0.01)
+        for bookie in cluster.bookies.values():
+            await cluster.register(bookie)
+        await add_numbers(writer, 10, 15)
+        await writer.close()
+        assert len(writer.metadata.segments) == 1
+        assert await all_readable(await cluster.client(), writer.ledger_id, 15)
+
+
+async def test_connections_to_bookies_that_stay_away_are_closed_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "ABSENT_TIME_S", 0.2)
+    async with FakeCluster(bookies=3) as cluster:
+        client = await cluster.client()
+        writer = await client.create()
+        await add_numbers(writer, 0, 5)
+        left, back, _ = cluster.bookies.values()
+        for bookie in (left, back):
+            await cluster.unregister(bookie)
+        await cluster.register(back)
+        async with asyncio.timeout(LIMIT_S):
+            while left.connections:
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(0.3)
+        assert back.connections

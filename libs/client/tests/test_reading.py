@@ -1,7 +1,6 @@
 """Reads that meet bad, silent, dead and moved replicas."""
 
 import asyncio
-import time
 
 import pytest
 from bindery_client.writer import WriteHandle
@@ -84,12 +83,10 @@ async def test_dead_replicas_are_passed_over() -> None:
 async def test_a_silent_replica_is_overtaken_by_speculation() -> None:
     async with FakeCluster(bookies=3) as cluster:
         writer, bookies = await written(cluster)
-        reader = await (await cluster.client(read_timeout_s=30.0, speculative_read_s=0.05)).open(writer.ledger_id)
+        reader = await (await cluster.client(read_timeout_s=300.0, speculative_read_s=0.05)).open(writer.ledger_id)
         bookies[0].freeze()
-        started_at = time.monotonic()
-        entries = await reader.read(EntryId(0), EntryId(8))
+        entries = await asyncio.wait_for(reader.read(EntryId(0), EntryId(8)), 30)
         assert [entry.payload for entry in entries] == NUMBERS
-        assert time.monotonic() - started_at < 5
 
 
 async def test_reads_are_spread_over_the_replicas() -> None:
@@ -124,7 +121,7 @@ async def test_the_writer_finds_copies_that_were_moved_too_and_goes_on_writing()
         await writer.add_many([b"%d" % i for i in range(5)])
         old = writer.metadata.last_segment.ensemble
         await cluster.bookies[old[0]].stop()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while len((await client.metadata(writer.ledger_id)).segments) == 1:
                 await writer.add(b"x")
         newcomers = [await cluster.add_bookie(f"new-{i}") for i in range(3)]

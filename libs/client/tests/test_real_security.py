@@ -20,7 +20,7 @@ from real_cluster import Clients, RealCluster
 pytestmark = pytest.mark.integration
 SIGNING_KEY = "a signing key of at least thirty-two bytes"
 SERVER_TLS = ["--tls-certificate-file", str(certificate("bookie")), "--tls-key-file", str(key("bookie"))]
-IMPATIENT = replace(QUICK, add_quorum_timeout_s=1.0)
+IMPATIENT = replace(QUICK, add_timeout_s=1.0, add_quorum_timeout_s=1.0)
 
 
 def start(directory: Path, arguments: list[str]) -> Iterator[RealCluster]:

@@ -15,7 +15,7 @@ from bindery_core.wire.messages import AddRequest, ReadRequest, Status
 from fake_bookie import FakeBookie
 from fake_cluster import QUICK, FakeCluster
 from ledger_client_contract import LedgerClientContract, MakeClient, payloads_of
-from test_connection import Sink
+from sink import Sink
 
 
 class TestTheContractInVersion2(LedgerClientContract):
@@ -71,7 +71,9 @@ async def test_a_corrupt_entry_of_a_batch_is_read_from_another_bookie() -> None:
         writer = await client.create()
         await writer.add_many([b"%d" % n for n in range(10)])
         first, second, _ = cluster.of(writer.metadata.last_segment.ensemble)
-        await asyncio.sleep(0.05)
+        async with asyncio.timeout(30):
+            while any(len(bookie.ledgers[writer.ledger_id].entries) < 10 for bookie in (first, second)):
+                await asyncio.sleep(0.005)
         first.corrupt(writer.ledger_id, 4)
         del second.ledgers[writer.ledger_id].entries[5]
         assert payloads_of(await writer.read(EntryId(0), EntryId(9))) == [b"%d" % n for n in range(10)]
@@ -107,7 +109,7 @@ async def test_a_bookie_that_dies_is_replaced_in_version_2_too() -> None:
         before = writer.metadata.last_segment.ensemble
         await cluster.bookies[before[0]].stop()
         for n in range(1, 20):
-            await asyncio.wait_for(writer.add(b"%d" % n), 5)
+            await asyncio.wait_for(writer.add(b"%d" % n), 30)
         assert before[0] not in writer.metadata.last_segment.ensemble
         assert payloads_of(await writer.read(EntryId(0), EntryId(19))) == [b"%d" % n for n in range(20)]
 
@@ -123,7 +125,7 @@ async def test_deferred_adds_carry_their_flag_and_the_last_forced_lac() -> None:
         await writer.add(b"b")
         await writer.add(b"c")
         bookies = cluster.of(writer.metadata.last_segment.ensemble)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while any(len(bookie.ledgers[writer.ledger_id].entries) < 3 for bookie in bookies):
                 await asyncio.sleep(0.001)
         for bookie in bookies:
@@ -149,6 +151,24 @@ async def test_a_force_that_one_bookie_refuses_confirms_nothing_and_may_be_repea
         assert writer.last_add_confirmed == -1
         last.refuse(ForceLedgerRequest, None)
         assert await writer.force() == 0
+
+
+async def test_what_is_listed_as_durable_was_forced_after_it_was_listed() -> None:
+    from bindery_core.wire.messages import ForceLedgerRequest
+
+    async with FakeCluster() as cluster:
+        client = await cluster.client()
+        writer = await client.create()
+        await writer.add_many([b"a", b"b"])
+        name = writer.metadata.last_segment.ensemble[0]
+        bookie = cluster.bookies[name]
+        assert await client.entries_on(writer.ledger_id, name) == [(0, 2)]
+        assert not bookie.requests["ForceLedgerRequest"]
+        assert await client.entries_on(writer.ledger_id, name, durable=True) == [(0, 2)]
+        assert bookie.requests["ForceLedgerRequest"] == 1
+        bookie.refuse(ForceLedgerRequest, Status.IO_ERROR)
+        with pytest.raises(BookieUnavailable):
+            await client.entries_on(writer.ledger_id, name, durable=True)
 
 
 async def test_a_bookie_that_fails_breaks_a_ledger_with_deferred_sync() -> None:
@@ -179,7 +199,7 @@ async def test_new_ledgers_prefer_bookies_with_room_once_these_told() -> None:
             bookie.free_disk_space = 1 if number == 0 else 10**12
         client = await cluster.client(bookie_info_interval_s=60.0)
         await client.create()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while len(client._pool.free_bytes) < 4:
                 await asyncio.sleep(0.001)
         full = BookieId("bookie-0")
@@ -216,11 +236,11 @@ async def test_equal_requests_of_several_sinks_are_all_answered(pair: tuple[Book
     add = AddRequest(2, 7, 0, DIGESTER.master_key, frame(0))
     read = ReadRequest(2, 7, 0)
     sinks = [Sink() for _ in range(5)]
-    connection.send(v2.encode_request(add), [v2.key_of(add)], sinks[0], timeout_s=5)
+    connection.send(v2.encode_request(add), [v2.key_of(add)], sinks[0], timeout_s=30)
     await sinks[0].news()
     for sink in sinks[1:4]:
-        connection.send(v2.encode_request(read), [v2.key_of(read)], sink, timeout_s=5)
-    connection.send(v2.encode_requests([read, read]), [v2.key_of(read)] * 2, sinks[4], timeout_s=5)
+        connection.send(v2.encode_request(read), [v2.key_of(read)], sink, timeout_s=30)
+    connection.send(v2.encode_requests([read, read]), [v2.key_of(read)] * 2, sinks[4], timeout_s=30)
     assert connection.requests_in_flight == 5
     for sink in sinks[1:4]:
         await sink.all_answered(1)

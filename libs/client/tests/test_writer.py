@@ -9,7 +9,7 @@ from bindery_core.ids import EntryId
 from bindery_core.ledger_metadata import LedgerState
 from fake_cluster import FakeCluster
 
-LIMIT_S = 10.0
+LIMIT_S = 30.0
 
 
 async def settle() -> None:

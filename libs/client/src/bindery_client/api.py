@@ -13,17 +13,24 @@ under the same contract suite. Payloads are bytes; entry ids are dense from 0.
 |                         | MetadataUnavailable (a failed bookie could not be replaced); all break the handle  |
 |                         | BadRequest (no payloads), TooLarge: nothing happened, the handle lives on          |
 | read                    | NoSuchEntry (only when every replica denies it), DigestMismatch, BookieUnavailable |
+| store_replicas          | BookieUnavailable (some may be stored; may be repeated)                            |
+| choose_replacements     | NotEnoughBookies, MetadataUnavailable                                              |
+| update_metadata         | NoSuchLedger, MetadataUnavailable, MetadataOutcomeUnknown, what `transform` raises |
 | close, delete           | MetadataUnavailable, MetadataOutcomeUnknown, LedgerFenced                          |
 
 After an add failed, whatever the error says of itself, its entries may or may not exist until the ledger is closed: by
 `close` of the same handle (then they do not, beyond last_entry_id) or by a recovery (which may keep them).
 """
 
-from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import NamedTuple, Protocol, TypeVar
 
 from bindery_core.ids import BookieId, EntryId, LedgerId
 from bindery_core.ledger_metadata import DigestType, LedgerMetadata
+
+from bindery_client.replica import ReplicaRead
+
+T = TypeVar("T")
 
 
 class Entry(NamedTuple):
@@ -160,8 +167,70 @@ class LedgerClient(Protocol):
         """Registered bookies; True: writable, False: read-only."""
         ...
 
-    async def entries_on(self, ledger_id: LedgerId, bookie_id: BookieId) -> Sequence[tuple[int, int]]:
-        """Runs (first, count) of the entries of a ledger that one bookie says it holds, ascending."""
+    async def entries_on(
+        self, ledger_id: LedgerId, bookie_id: BookieId, *, durable: bool = False
+    ) -> Sequence[tuple[int, int]]:
+        """Runs (first, count) of the entries of a ledger that one bookie says it holds, ascending.
+
+        It lists what it has in memory alone, too; with `durable` this returns once all of that is on its disk.
+        """
+        ...
+
+    # -- replicas, for whoever looks after them -----------------------------------------------------------------------
+
+    async def read_replicas(
+        self,
+        ledger_id: LedgerId,
+        metadata: LedgerMetadata,
+        bookie_id: BookieId,
+        entry_ids: Sequence[EntryId],
+        take: Callable[[ReplicaRead], T],
+    ) -> list[T]:
+        """What one bookie answers for many entries, each once and judged; what `take` makes of each, in their order.
+
+        `metadata`: the ledger's, for its digest. A bookie that cannot be asked is the verdict ERROR of all its entries;
+        nothing is raised for it.
+        """
+        ...
+
+    async def store_replicas(
+        self,
+        ledger_id: LedgerId,
+        metadata: LedgerMetadata,
+        bookie_id: BookieId,
+        frames: Sequence[bytes],
+        *,
+        timeout_s: float | None = None,
+    ) -> list[int]:
+        """Store entry frames at one bookie as they are, whether or not it is one of the ledger's; fenced or not.
+
+        The caller has verified them, and they are of different entries. Returns a `Status` for each, in their order;
+        OK: it is on that bookie's disk. A bookie that is busy is asked again until `timeout_s` (None: the client's
+        `add_quorum_timeout_s`), and then counts as TOO_MANY_REQUESTS.
+        """
+        ...
+
+    async def choose_replacements(
+        self,
+        ensemble: tuple[BookieId, ...],
+        failed: Mapping[int, BookieId],
+        *,
+        write_quorum: int,
+        exclude: Mapping[BookieId, str] | None = None,
+    ) -> dict[int, BookieId]:
+        """Writable bookies by ensemble index for the members `failed`, by the placement policy; perhaps fewer.
+
+        Members of `ensemble` are never chosen, nor those in `exclude` (bookie -> why not, for the error's text).
+        """
+        ...
+
+    async def update_metadata(
+        self, ledger_id: LedgerId, transform: Callable[[LedgerMetadata], LedgerMetadata | None]
+    ) -> LedgerMetadata:
+        """Read, `transform`, compare-and-set, from the start on conflict; returns what stands at the end.
+
+        `transform` answers None when nothing needs to change, and may be called many times.
+        """
         ...
 
     async def close(self) -> None: ...

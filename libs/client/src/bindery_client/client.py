@@ -23,6 +23,7 @@ from bindery_core.errors import (
 from bindery_core.ids import BookieId, EntryId, LedgerId
 from bindery_core.ledger_metadata import DigestType, LedgerMetadata, LedgerState, Segment
 from bindery_core.ledger_plans import fence_targets
+from bindery_metadata.closing_notes import ClosingNotes
 from bindery_metadata.layout import LedgersLayout
 from bindery_metadata.ledger_manager import LedgerManager
 from bindery_metadata.registration import BookieDirectory
@@ -30,11 +31,12 @@ from bindery_metadata.store import MetadataStore
 from bindery_metadata.versioned import Versioned
 
 from bindery_client.budget import ByteBudget
-from bindery_client.force import EntryList, FreeSpace
+from bindery_client.force import DiskSpaces, EntryList, ForceAll, FreeSpace
 from bindery_client.pool import BookiePool
 from bindery_client.reader import ReadHandle
 from bindery_client.recovery import recover as run_recovery
 from bindery_client.replica import FenceAll, ReplicaBatch, ReplicaRead, ReplicaRequest
+from bindery_client.replica_store import ReplicaStore
 from bindery_client.requests import LedgerRequests, OnDegraded
 from bindery_client.security import NO_SECURITY, ClientSecurity
 from bindery_client.settings import ClientSettings
@@ -61,12 +63,13 @@ class LedgerClient:
     """`api.LedgerClient`. Made by `connect`, used from one event loop."""
 
     def __init__(
-        self, manager: LedgerManager, directory: BookieDirectory, *, randomness: Randomness, settings: ClientSettings,
-        on_degraded: OnDegraded | None = None, security: ClientSecurity = NO_SECURITY,
+        self, manager: LedgerManager, directory: BookieDirectory, notes: ClosingNotes, *, randomness: Randomness,
+        settings: ClientSettings, on_degraded: OnDegraded | None = None, security: ClientSecurity = NO_SECURITY,
     ) -> None:  # fmt: skip
         """For `connect`; the client owns `manager` and `directory` (which was started)."""
         self.settings = settings
         self._manager = manager
+        self._notes = notes
         self._directory = directory
         self._pool = BookiePool(directory, settings=settings, randomness=randomness, security=security)
         self._free_space = FreeSpace(self._pool)
@@ -96,7 +99,7 @@ class LedgerClient:
         directory = BookieDirectory(store, layout)
         await directory.start()
         return cls(
-            LedgerManager(store, layout, randomness=randomness), directory,
+            LedgerManager(store, layout, randomness=randomness), directory, ClosingNotes(store),
             randomness=randomness, settings=settings or ClientSettings(), on_degraded=on_degraded, security=security,
         )  # fmt: skip
 
@@ -138,8 +141,8 @@ class LedgerClient:
         )  # fmt: skip
         ledger_id, created = await self._manager.create(metadata)
         handle = WriteHandle(
-            created, requests=self._requests(ledger_id, metadata), manager=self._manager, budget=self._budget,
-            settings=self.settings, on_degraded=self._on_degraded, deferred_sync=deferred_sync,
+            created, requests=self._requests(ledger_id, metadata), manager=self._manager, notes=self._notes,
+            budget=self._budget, settings=self.settings, on_degraded=self._on_degraded, deferred_sync=deferred_sync,
         )  # fmt: skip
         self._writers.add(handle)
         return handle
@@ -153,8 +156,9 @@ class LedgerClient:
         requests = self._requests(ledger_id, found.value)
         if recover and found.value.state is not LedgerState.CLOSED:
             found = await run_recovery(
-                found, requests=requests, manager=self._manager, settings=self.settings, on_degraded=self._on_degraded
-            )
+                found, requests=requests, manager=self._manager, notes=self._notes, settings=self.settings,
+                on_degraded=self._on_degraded,
+            )  # fmt: skip
         reader = ReadHandle(found, requests=requests, manager=self._manager, settings=self.settings)
         self._readers.add(reader)
         try:
@@ -175,6 +179,7 @@ class LedgerClient:
             try:
                 found = await self._manager.read(ledger_id)
             except NoSuchLedger:
+                await self._notes.forget(ledger_id)  # whoever deleted it may have left it
                 return
             targets = fence_targets(found.value)
             if targets:
@@ -202,6 +207,12 @@ class LedgerClient:
         self._check_open()
         return {b: not record.read_only for b, record in (await self._directory.refresh()).items()}
 
+    async def disk_spaces(self) -> Mapping[BookieId, tuple[int, int]]:
+        """(total, free) bytes of every writable bookie that answers. Raises MetadataUnavailable."""
+        self._check_open()
+        bookies = [b for b, record in (await self._directory.refresh()).items() if not record.read_only]
+        return await DiskSpaces(self._pool).run(bookies, timeout_s=self.settings.read_timeout_s)
+
     async def read_from_bookie(self, ledger_id: LedgerId, entry_id: EntryId, bookie_id: BookieId) -> ReplicaRead:
         """What one bookie itself answers for one entry, raw and judged, whether or not it should hold it.
 
@@ -216,21 +227,56 @@ class LedgerClient:
         self, ledger_id: LedgerId, metadata: LedgerMetadata, bookie_id: BookieId, entry_ids: Sequence[EntryId],
         take: Callable[[ReplicaRead], T],
     ) -> list[T]:  # fmt: skip
-        """As `read_from_bookie` for many entries, each once, in one request; what `take` makes of each, in their order.
-
-        `metadata`: the ledger's, for its digest. A bookie that cannot be asked is the verdict ERROR of all its entries;
-        nothing is raised for it.
-        """
+        """See `api.LedgerClient`. One request, as `read_from_bookie` for each of many entries."""
         self._check_open()
         batch = ReplicaBatch(self._requests(ledger_id, metadata), bookie_id, entry_ids, take)
         return await batch.run(timeout_s=self.settings.read_timeout_s)
 
-    async def entries_on(self, ledger_id: LedgerId, bookie_id: BookieId) -> Sequence[tuple[int, int]]:
+    async def store_replicas(
+        self, ledger_id: LedgerId, metadata: LedgerMetadata, bookie_id: BookieId, frames: Sequence[bytes], *,
+        timeout_s: float | None = None,
+    ) -> list[int]:  # fmt: skip
+        """See `api.LedgerClient`. Recovery adds, with the ledger's own master key."""
+        self._check_open()
+        store = ReplicaStore(self._requests(ledger_id, metadata), bookie_id, frames)
+        settings = self.settings
+        return await store.run(
+            attempt_timeout_s=settings.add_timeout_s,
+            timeout_s=settings.add_quorum_timeout_s if timeout_s is None else timeout_s,
+        )
+
+    async def choose_replacements(
+        self, ensemble: tuple[BookieId, ...], failed: Mapping[int, BookieId], *, write_quorum: int,
+        exclude: Mapping[BookieId, str] | None = None,
+    ) -> dict[int, BookieId]:  # fmt: skip
+        """See `api.LedgerClient`. Bookies that failed lately are taken when there are no others."""
+        self._check_open()
+        self._free_space.refresh_if_due()
+        try:
+            return self._pool.choose_replacements(ensemble, failed, write_quorum=write_quorum, exclude=exclude)
+        except NotEnoughBookies:
+            await self._directory.refresh()  # what we know may be older than the newest bookie
+            await self._pool.revisit()
+            return self._pool.choose_replacements(ensemble, failed, write_quorum=write_quorum, exclude=exclude)
+
+    async def update_metadata(
+        self, ledger_id: LedgerId, transform: Callable[[LedgerMetadata], LedgerMetadata | None]
+    ) -> LedgerMetadata:
+        """See `api.LedgerClient`."""
+        self._check_open()
+        return (await self._manager.update(ledger_id, transform)).value
+
+    async def entries_on(
+        self, ledger_id: LedgerId, bookie_id: BookieId, *, durable: bool = False
+    ) -> Sequence[tuple[int, int]]:
         """See `api.LedgerClient`. The bookie need not be one of the ledger's."""
         self._check_open()
         found = await self._manager.read(ledger_id)
         requests = self._requests(ledger_id, found.value)
-        return await EntryList(requests, bookie_id).run(timeout_s=self.settings.read_timeout_s)
+        runs = await EntryList(requests, bookie_id).run(timeout_s=self.settings.read_timeout_s)
+        if durable:  # after the list: what came in between is forced too, not listed
+            await ForceAll(requests, (bookie_id,)).run(timeout_s=self.settings.add_timeout_s)
+        return runs
 
     async def close(self) -> None:
         """Abandon ledgers being written, release readers, close all connections. Idempotent."""

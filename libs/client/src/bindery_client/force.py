@@ -13,8 +13,9 @@ from bindery_core.wire.messages import BookieInfoRequest, BookieInfoResponse, Li
 from bindery_client.pool import BookiePool
 from bindery_client.requests import LedgerRequests
 
+TOTAL_SPACE = 1
 FREE_SPACE = 2
-"""Bit of a bookie info request."""
+"""Bits of a bookie info request."""
 
 
 class ForceAll:
@@ -85,6 +86,46 @@ class EntryList:
             self._done.set_exception(error)
 
     expired = failed
+
+
+class DiskSpaces:
+    """What bookies themselves say of their disks."""
+
+    def __init__(self, pool: BookiePool) -> None:
+        self._pool = pool
+        self._waiting: set[BookieId] = set()
+        self._found: dict[BookieId, tuple[int, int]] = {}
+        self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def run(self, bookies: Sequence[BookieId], *, timeout_s: float) -> dict[BookieId, tuple[int, int]]:
+        """(total, free) bytes by bookie; who does not answer is left out."""
+        self._waiting = set(bookies)
+        if not self._waiting:
+            return {}
+        for bookie_id in bookies:
+            request = BookieInfoRequest(self._pool.txn_id(), TOTAL_SPACE | FREE_SPACE)
+            self._pool.connection(bookie_id).send(
+                v3.encode_request(request), (request.txn_id,), self, timeout_s=timeout_s
+            )
+        await self._done
+        return self._found
+
+    def answered(self, bookie_id: BookieId, responses: list[Any]) -> None:
+        response: BookieInfoResponse = responses[-1]
+        total, free = response.total_disk_capacity, response.free_disk_space
+        if response.status == Status.OK and total is not None and free is not None:
+            self._found[bookie_id] = total, free
+        self._told(bookie_id)
+
+    def failed(self, bookie_id: BookieId, error: BinderyError) -> None:
+        self._told(bookie_id)
+
+    expired = failed
+
+    def _told(self, bookie_id: BookieId) -> None:
+        self._waiting.discard(bookie_id)
+        if not self._waiting and not self._done.done():
+            self._done.set_result(None)
 
 
 class FreeSpace:

@@ -1,8 +1,8 @@
 """MemoryLedgerClient: ledgers in this process's memory, for tests of everything that stands on `api.LedgerClient`.
 
 Several clients share one `MemoryLedgers`, as several brokers share one cluster. The same contract suite holds for this
-and for the real client; what it leaves out is replication: an add is stored once and confirmed in a later turn of the
-loop.
+and for the real client; what it leaves out is the network: an add is at all its bookies at once, and confirmed in a
+later turn of the loop. Which bookie holds what is in `memory_copies`; readers take no notice of lost copies.
 
 Invariants: entries of a ledger are dense from 0; confirmed <= stored; a fenced writer confirms nothing more; a CLOSED
 ledger never changes.
@@ -13,7 +13,7 @@ Faults are asked for by the test: `fail_next` makes calls fail, `hold_adds` keep
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import Final, Literal
+from typing import Final, Literal, TypeVar
 
 from bindery_core.errors import (
     BadRequest,
@@ -27,14 +27,28 @@ from bindery_core.errors import (
 )
 from bindery_core.ids import BookieId, EntryId, LedgerId
 from bindery_core.ledger_metadata import DigestType, LedgerMetadata, LedgerState, Segment
-from bindery_core.write_set import write_set
+from bindery_core.placement import Candidate, choose_replacements
+from bindery_core.wire.messages import Status
 
 from bindery_client.api import Entry
+from bindery_client.memory_copies import Copies
+from bindery_client.replica import ReplicaRead
+
+T = TypeVar("T")
 
 TAIL_BATCH_ENTRIES_MAX: Final = 1000
 _TAIL_WAIT_S: Final = 3600.0
 
 Operation = Literal["create", "open", "add", "force", "read", "close", "delete", "metadata"]
+
+
+class _NoChance:
+    def random(self) -> float:
+        return 0.0
+
+
+_NO_CHANCE: Final = _NoChance()
+"""Placement that always chooses the first that will do."""
 
 
 class _Fault:
@@ -55,6 +69,7 @@ class _Ledger:
         self.ledger_id = ledger_id
         self.metadata = metadata
         self.entries: list[Entry] = []
+        self.copies = Copies(ledger_id)
         self.confirmed = -1
         self.deleted = False
         self.writer: MemoryWriteHandle | None = None
@@ -72,6 +87,7 @@ class _Ledger:
         length = self.entries[-1].length if self.entries else 0
         for payload in payloads:
             length += len(payload)
+            self.copies.add(self.metadata, len(self.entries))
             self.entries.append(Entry(EntryId(len(self.entries)), bytes(payload), length))
 
     def confirm(self, entry_id: int) -> None:
@@ -82,6 +98,7 @@ class _Ledger:
     def seal(self) -> None:
         """Close at the last confirmed entry."""
         del self.entries[self.confirmed + 1 :]
+        self.copies.cut(len(self.entries))
         self.metadata = self.metadata.with_changes(
             state=LedgerState.CLOSED, last_entry_id=EntryId(self.confirmed), length=self.length_confirmed
         )
@@ -123,7 +140,11 @@ class MemoryLedgers:
     ) -> None:
         """`add_delay_s`: how long an add is in flight; 0: until the loop's next turn."""
         self.bookies: dict[BookieId, bool] = {BookieId(bookie): True for bookie in bookies}
-        """Bookie id -> writable. A test may change it at any time; it counts for `create` and `list_bookies` only."""
+        """Bookie id -> writable. A test may change it at any time; no open writer takes notice."""
+        self.read_answers: dict[BookieId, Status] = {}
+        """What a bookie answers to every read of a replica, instead of the entry."""
+        self.store_answers: dict[BookieId, Status] = {}
+        """What a bookie answers to every replica that it is to store, instead of storing it."""
         self.add_delay_s = add_delay_s
         self.ledgers: dict[LedgerId, _Ledger] = {}
         self._next_ledger_id = 0
@@ -447,28 +468,72 @@ class MemoryLedgerClient:
         await asyncio.sleep(0)
         return dict(self.ledgers.bookies)
 
-    async def entries_on(self, ledger_id: LedgerId, bookie_id: BookieId) -> Sequence[tuple[int, int]]:
-        """As if every bookie had stored every entry of its write sets at once."""
+    async def entries_on(
+        self, ledger_id: LedgerId, bookie_id: BookieId, *, durable: bool = False
+    ) -> Sequence[tuple[int, int]]:
         await asyncio.sleep(0)
         ledger = self.ledgers.find(ledger_id)
-        if bookie_id not in self.ledgers.bookies:
-            raise BookieUnavailable("bookie is not registered", bookie_id=bookie_id)
-        metadata = ledger.metadata
-        ensemble = metadata.last_segment.ensemble
-        runs: list[tuple[int, int]] = []
-        for entry_id in range(len(ledger.entries)):
-            indexes = write_set(
-                entry_id=entry_id, ensemble_size=metadata.ensemble_size, write_quorum=metadata.write_quorum
-            )
-            if bookie_id not in [ensemble[index] for index in indexes]:
-                continue
-            if runs and sum(runs[-1]) == entry_id:
-                runs[-1] = (runs[-1][0], runs[-1][1] + 1)
-            else:
-                runs.append((entry_id, 1))
+        self._check_registered(bookie_id)
+        runs = ledger.copies.runs(bookie_id)
         if not runs:
             raise NoSuchLedger("the bookie holds nothing of this ledger", ledger_id=ledger_id, bookie_id=bookie_id)
         return runs
+
+    async def read_replicas(
+        self, ledger_id: LedgerId, metadata: LedgerMetadata, bookie_id: BookieId, entry_ids: Sequence[EntryId],
+        take: Callable[[ReplicaRead], T],
+    ) -> list[T]:  # fmt: skip
+        await asyncio.sleep(0)
+        ledger = self.ledgers.ledgers.get(ledger_id)
+        copies, entries = (ledger.copies, ledger.entries) if ledger is not None else (Copies(ledger_id), [])
+        status = self.ledgers.read_answers.get(bookie_id)
+        return [
+            take(copies.read(metadata, entries, bookie_id, entry_id, bookies=self.ledgers.bookies, status=status))
+            for entry_id in entry_ids
+        ]
+
+    async def store_replicas(
+        self, ledger_id: LedgerId, metadata: LedgerMetadata, bookie_id: BookieId, frames: Sequence[bytes], *,
+        timeout_s: float | None = None,
+    ) -> list[int]:  # fmt: skip
+        await asyncio.sleep(0)
+        ledger = self.ledgers.find(ledger_id)
+        self._check_registered(bookie_id)
+        answer = self.ledgers.store_answers.get(bookie_id, Status.OK)
+        if metadata.password != ledger.metadata.password:
+            answer = Status.UNAUTHORIZED
+        if answer == Status.OK:
+            ledger.copies.store(bookie_id, frames)
+        return [int(answer)] * len(frames)
+
+    async def choose_replacements(
+        self, ensemble: tuple[BookieId, ...], failed: Mapping[int, BookieId], *, write_quorum: int,
+        exclude: Mapping[BookieId, str] | None = None,
+    ) -> dict[int, BookieId]:  # fmt: skip
+        await asyncio.sleep(0)
+        candidates = [
+            Candidate(bookie_id, refusal=None if is_writable else "read-only")
+            for bookie_id, is_writable in self.ledgers.bookies.items()
+        ]
+        return choose_replacements(
+            candidates, ensemble=ensemble, failed=failed, write_quorum=write_quorum, rng=_NO_CHANCE, exclude=exclude
+        )
+
+    async def update_metadata(
+        self, ledger_id: LedgerId, transform: Callable[[LedgerMetadata], LedgerMetadata | None]
+    ) -> LedgerMetadata:
+        await asyncio.sleep(0)
+        self.ledgers.raise_fault("metadata")
+        ledger = self.ledgers.find(ledger_id)
+        changed = transform(ledger.metadata)
+        if changed is not None:
+            ledger.metadata = changed
+            ledger.wake()
+        return ledger.metadata
+
+    def _check_registered(self, bookie_id: BookieId) -> None:
+        if bookie_id not in self.ledgers.bookies:
+            raise BookieUnavailable("bookie is not registered", bookie_id=bookie_id)
 
     async def close(self) -> None:
         """Abandon every ledger this client is writing, as the end of its process would."""

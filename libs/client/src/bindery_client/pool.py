@@ -1,8 +1,9 @@
 """BookiePool: one connection per bookie and wire version, found through the directory, and who is best avoided.
 
 A bookie that failed somebody is quarantined for `quarantine_s`: new ensembles avoid it while others will do. It is let
-out early when it registers anew. A bookie that vanished from the directory loses its connection once that is idle;
-requests still under way are let finish, since the bookie may only have lost its session.
+out early when it registers anew. A bookie that vanished from the directory keeps its connection for ABSENT_TIME_S, and
+then while requests are under way: it may only have lost its session, as all bookies do at once when ZooKeeper was away
+for longer, and they serve all along. New ledgers do not choose it meanwhile.
 """
 
 import asyncio
@@ -20,6 +21,9 @@ from bindery_client.security import NO_SECURITY, ClientSecurity
 from bindery_client.settings import ClientSettings
 
 Chosen = TypeVar("Chosen")
+
+ABSENT_TIME_S: Final = 60.0
+"""Of a bookie that registers anew, many times over; BookKeeper's clients keep such connections for good."""
 
 
 class BookiePool:
@@ -87,12 +91,19 @@ class BookiePool:
             self.without_batch_reads.discard(bookie_id)
             for connection in self._connections_to(bookie_id):
                 connection.retry_now()
-        for key in [key for key in self._connections if key[0] not in bookies]:
-            if not self._connections[key].requests_in_flight:
-                self._drop(key)
+        if gone := frozenset(self._present) - bookies.keys():
+            self._loop.call_later(ABSENT_TIME_S, self._drop_absent, gone)
         for bookie_id in self.free_bytes.keys() - bookies.keys():
             del self.free_bytes[bookie_id]
         self._present = frozenset(bookies)
+
+    def _drop_absent(self, gone: Collection[BookieId]) -> None:
+        absent = [key for key in self._connections if key[0] in gone and key[0] not in self.directory.bookies]
+        for key in absent:
+            if not self._connections[key].requests_in_flight:
+                self._drop(key)
+        if any(key in self._connections for key in absent):
+            self._loop.call_later(ABSENT_TIME_S, self._drop_absent, gone)
 
     def _drop(self, key: tuple[BookieId, int]) -> None:
         task = self._loop.create_task(self._connections.pop(key).close())
@@ -140,13 +151,15 @@ class BookiePool:
         )  # fmt: skip
 
     def choose_replacements(
-        self, ensemble: tuple[BookieId, ...], failed: Mapping[int, BookieId], *, write_quorum: int
-    ) -> dict[int, BookieId]:
-        """As `choose_ensemble`, for the members of `ensemble` that failed."""
+        self, ensemble: tuple[BookieId, ...], failed: Mapping[int, BookieId], *, write_quorum: int,
+        exclude: Mapping[BookieId, str] | None = None,
+    ) -> dict[int, BookieId]:  # fmt: skip
+        """As `choose_ensemble`, for the members of `ensemble` that failed; never one in `exclude`."""
+        never = exclude or {}
         return self._without_quarantined(
-            lambda exclude: choose_replacements(
+            lambda avoided: choose_replacements(
                 self.candidates(), ensemble=ensemble, failed=failed, write_quorum=write_quorum,
-                rng=self._randomness, exclude=exclude,
+                rng=self._randomness, exclude={**avoided, **never},
             )
         )  # fmt: skip
 

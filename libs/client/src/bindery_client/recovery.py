@@ -1,7 +1,10 @@
 """Recovery of a ledger: `LedgerRecovery` driven over the pool and the ledger manager.
 
 It fences the writer, finds the last entry, writes back what may lack copies and closes the ledger by compare-and-set.
-Invariants: the ledger is either closed when `recover` returns, or it raises and anybody may start again.
+What it writes back lies behind the last confirmed entry; of those before it, which the writer may have gone on without,
+it knows nothing. So it notes the ledger for the auditor before it closes it.
+Invariants: the ledger is either closed when `recover` returns, or it raises and anybody may start again; one that was
+closed here and has entries was noted before.
 """
 
 import asyncio
@@ -26,6 +29,7 @@ from bindery_core.ledger_metadata import LedgerMetadata
 from bindery_core.ledger_plans import plan_begin_recovery, plan_recovery_close, replace_failed
 from bindery_core.ledger_recovery import LedgerRecovery, RecoverySettings
 from bindery_core.wire.messages import AddResponse, ReadResponse
+from bindery_metadata.closing_notes import ClosingCause, ClosingNotes
 from bindery_metadata.ledger_manager import LedgerManager
 from bindery_metadata.versioned import Versioned
 
@@ -41,6 +45,7 @@ async def recover(
     *,
     requests: LedgerRequests,
     manager: LedgerManager,
+    notes: ClosingNotes,
     settings: ClientSettings,
     on_degraded: OnDegraded | None = None,
 ) -> Versioned[LedgerMetadata]:
@@ -49,7 +54,9 @@ async def recover(
     Raises Unauthorized for a wrong password, TryAgain when too few bookies answer (in `recovery_timeout_s`), and what
     the ledger manager raises.
     """
-    run = _RecoveryRun(found, requests=requests, manager=manager, settings=settings, on_degraded=on_degraded)
+    run = _RecoveryRun(
+        found, requests=requests, manager=manager, notes=notes, settings=settings, on_degraded=on_degraded
+    )
     try:
         async with asyncio.timeout(settings.recovery_timeout_s):
             return await run.run()
@@ -64,11 +71,12 @@ async def recover(
 class _RecoveryRun:
     def __init__(
         self, found: Versioned[LedgerMetadata], *, requests: LedgerRequests, manager: LedgerManager,
-        settings: ClientSettings, on_degraded: OnDegraded | None,
+        notes: ClosingNotes, settings: ClientSettings, on_degraded: OnDegraded | None,
     ) -> None:  # fmt: skip
         self._found = found
         self._requests = requests
         self._manager = manager
+        self._notes = notes
         self._settings = settings
         self._on_degraded = on_degraded
         self._loop = asyncio.get_running_loop()
@@ -201,8 +209,11 @@ class _RecoveryRun:
                 length=action.length,
             )
 
+        ledger_id = self._requests.ledger_id
         try:
-            self._found = await self._manager.update(self._requests.ledger_id, plan, known=self._found)
+            if action.last_entry_id >= 0:
+                await self._notes.add(ledger_id, ClosingCause.RECOVERED)
+            self._found = await self._manager.update(ledger_id, plan, known=self._found)
         except BinderyError as error:
             self._run(self._machine.metadata_failed(error, now=self._loop.time()))
         else:

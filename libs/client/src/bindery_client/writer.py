@@ -45,6 +45,7 @@ from bindery_core.ledger_actions import (
 from bindery_core.ledger_metadata import LedgerMetadata
 from bindery_core.ledger_plans import Plan, plan_close, plan_ensemble_change
 from bindery_core.ledger_writer import LedgerWriter, WriterSettings
+from bindery_metadata.closing_notes import ClosingCause, ClosingNotes
 from bindery_metadata.ledger_manager import LedgerManager
 from bindery_metadata.versioned import Versioned
 
@@ -60,6 +61,11 @@ log = structlog.get_logger()
 
 METADATA_PAUSE_S: Final = 0.1
 METADATA_PAUSE_S_MAX: Final = 2.0
+LAST_COPIES_GRACE_S: Final = 0.005
+"""Before the seal: how long copies that are not needed for it are waited for. Less than the note costs that they save,
+a write to the metadata."""
+LAST_COPIES_S: Final = 5.0
+"""After the seal: how long copies that were not needed for it may take before they count as missing."""
 
 
 class _Call:
@@ -86,13 +92,14 @@ class WriteHandle:
 
     def __init__(
         self, created: Versioned[LedgerMetadata], *, requests: LedgerRequests, manager: LedgerManager,
-        budget: ByteBudget, settings: ClientSettings, on_degraded: OnDegraded | None = None,
+        notes: ClosingNotes, budget: ByteBudget, settings: ClientSettings, on_degraded: OnDegraded | None = None,
         deferred_sync: bool = False,
     ) -> None:  # fmt: skip
         self.ledger_id: LedgerId = requests.ledger_id
         self._committed = created
         self._requests = requests
         self._manager = manager
+        self._notes = notes
         self._budget = budget
         self._settings = settings
         self._on_degraded = on_degraded
@@ -373,15 +380,17 @@ class WriteHandle:
         self._ensemble_change = None
         self._run(self._machine.ensemble_changed(committed.value, now=self._loop.time()))
 
-    async def _update(self, plan: Plan) -> Versioned[LedgerMetadata]:
+    async def _update(self, plan: Plan, *, note: ClosingCause | None = None) -> Versioned[LedgerMetadata]:
         """Change the metadata; repeat while the store cannot be asked, for `metadata_timeout_s` at most.
 
-        The plans know their own result, so one of unknown outcome may be repeated too.
+        The plans know their own result, so one of unknown outcome may be repeated too. `note`: made before.
         """
         deadline = self._loop.time() + self._settings.metadata_timeout_s
         pause_s = METADATA_PAUSE_S
         while True:
             try:
+                if note is not None:
+                    await self._notes.add(self.ledger_id, note)
                 return await self._manager.update(self.ledger_id, plan, known=self._committed)
             except (MetadataUnavailable, MetadataOutcomeUnknown) as error:
                 if self._loop.time() + pause_s > deadline:
@@ -468,16 +477,33 @@ class WriteHandle:
             if self._broken is None and self._machine.published_lac < last_entry_id:
                 await self._force()
             last_entry_id, length = self._machine.published_lac, self._machine.published_length
+        if self._doubt() is ClosingCause.IN_FLIGHT:
+            await asyncio.sleep(LAST_COPIES_GRACE_S)
         try:
             self._committed = await self._update(
-                lambda metadata: plan_close(metadata, last_entry_id=last_entry_id, length=length)
+                lambda metadata: plan_close(metadata, last_entry_id=last_entry_id, length=length), note=self._doubt()
             )
         except LostOwnership as error:
             self._broken = self._refusal = error
             raise
         self._sealed = True
         self._timer.cancel()
+        if self._on_degraded is not None and self._broken is None and self._machine.unanswered():
+            self._loop.call_later(LAST_COPIES_S, self._tell_of_missing_copies)
         return self.metadata
+
+    def _doubt(self) -> ClosingCause | None:
+        """Why the sealed ledger may lack copies, though that be told, for who tells it may die; None: it lacks none."""
+        if self._machine.degraded:
+            return ClosingCause.DEGRADED
+        return ClosingCause.IN_FLIGHT if self._machine.unanswered() else None
+
+    def _tell_of_missing_copies(self) -> None:
+        """The ledger was sealed while some copies were still on their way: what did not arrive is a hole."""
+        assert self._on_degraded is not None
+        for bookie_id, entry_id in self._machine.unanswered().items():
+            log.warning("ledger_degraded", ledger_id=self.ledger_id, bookie_id=bookie_id, first_entry_id=entry_id)
+            self._on_degraded(self.ledger_id, bookie_id, "it did not confirm its copies before the ledger was closed")
 
     async def abandon(self) -> None:
         if self._abandoned or self._sealed:
