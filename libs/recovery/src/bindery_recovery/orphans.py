@@ -1,0 +1,245 @@
+"""Ledgers that nothing refers to any more: found by comparing the ledgers with what topics, cursors and schemas name.
+
+Wrongly deleting a ledger loses acknowledged messages, wrongly keeping one costs disk space. So all doubt keeps:
+
+| fate       | the ledger                                                               | deleted             |
+|------------|--------------------------------------------------------------------------|---------------------|
+| REFERENCED | is named by a topic or a cursor                                          | never               |
+| YOUNG      | is younger than the grace: who made it may still be about to name it     | never               |
+| UNCERTAIN  | belongs to a topic or schema that is there, and only data that are not   | never               |
+|            | read here tell whether it is in use (compaction, schemas, delay buckets) |                     |
+| UNREADABLE | has metadata that cannot be read                                         | never               |
+| FOREIGN    | was made by another application, or does not tell by whom                | only when all are   |
+| ORPHAN     | was made by a broker for a topic or cursor, and none names it            | yes                 |
+
+Ledgers are listed before the references are read: a ledger that a topic begins to name meanwhile was listed first, and
+its name is then found. A reference that cannot be read ends the search: no ledger may be called an orphan by a list
+that is not whole. Before one is deleted the references of its topic are read once more (`still_orphan`).
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final, Protocol, TypeVar
+
+from bindery_core.errors import BadVersion, Corrupt, NoSuchLedger, NoSuchNode
+from bindery_core.ids import LedgerId
+from bindery_core.ledger_metadata import LedgerMetadata, LedgerState
+from bindery_metadata import pulsar_layout
+from bindery_metadata.store import MetadataStore
+from bindery_metadata.versioned import Versioned
+
+T = TypeVar("T")
+OUR_APPLICATIONS: Final = frozenset({"pulsar", "bindery"})
+SCHEMAS_ROOT: Final = "/schemas"
+READS_IN_FLIGHT: Final = 64
+
+_TOPIC_KEYS: Final = ("pulsar/managed-ledger", "pulsar/compactedTopic", "pulsar/delayedIndexTopic")
+"""Custom metadata that name a topic, as `T/N/persistent/<encoded>` or `persistent://T/N/<local>`."""
+_SCHEMA_KEY: Final = "pulsar/schemaId"
+_INDIRECT_COMPONENTS: Final = frozenset({"compacted-ledger", "delayed-index-bucket", "schema"})
+"""What makes use of these stands inside ledgers."""
+
+
+class Fate(StrEnum):
+    REFERENCED = "referenced"
+    YOUNG = "young"
+    UNCERTAIN = "uncertain"
+    UNREADABLE = "unreadable"
+    FOREIGN = "foreign"
+    ORPHAN = "orphan"
+
+
+class TopicCodec(Protocol):
+    """Reads what brokers wrote into znodes. Both raise Corrupt."""
+
+    def topic_ledgers(self, data: bytes) -> Iterable[int]: ...
+
+    def cursor_ledgers(self, data: bytes) -> Iterable[int]: ...
+
+
+class Ledgers(Protocol):
+    """The part of the ledger client that is needed here."""
+
+    def list_ledgers(self) -> AsyncIterator[LedgerId]: ...
+
+    async def metadata_versioned(self, ledger_id: LedgerId) -> Versioned[LedgerMetadata]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class References:
+    """What the cluster names."""
+
+    named: Mapping[int, str]
+    """Ledger id -> the topic, or topic and cursor, that names it."""
+    topics: frozenset[str]
+    """Managed ledger names, `T/N/persistent/<encoded>`."""
+    schemas: frozenset[str]
+    """Schema ids, `T/N/<encoded>`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One ledger and what is to become of it."""
+
+    ledger_id: LedgerId
+    fate: Fate
+    why: str
+    application: str = ""
+    topic: str = ""
+    """Of whom its custom metadata say it is."""
+    created_ms: int | None = None
+    state: str = ""
+    size: int | None = None
+    """Payload bytes of all copies; None: not closed, so not known."""
+    custom: Mapping[str, str] = field(default_factory=dict)
+
+
+async def read_references(store: MetadataStore, codec: TopicCodec) -> References:
+    """Read every topic, cursor and schema. Raises Corrupt naming the one that cannot be read, MetadataUnavailable."""
+    named: dict[int, str] = {}
+    topics: set[str] = set()
+    root = pulsar_layout.MANAGED_LEDGERS_ROOT
+    for tenant in await _children(store, root):
+        for namespace in await _children(store, f"{root}/{tenant}"):
+            for domain in await _children(store, f"{root}/{tenant}/{namespace}"):
+                parent = f"{tenant}/{namespace}/{domain}"
+                parts = await _children(store, f"{root}/{parent}")
+                for batch in _in_steps([f"{parent}/{part}" for part in parts]):
+                    for found in await asyncio.gather(*(_of_topic(store, codec, name) for name in batch)):
+                        named.update(found)
+                topics.update(f"{parent}/{part}" for part in parts)
+    schemas = set()
+    for tenant in await _children(store, SCHEMAS_ROOT):
+        for namespace in await _children(store, f"{SCHEMAS_ROOT}/{tenant}"):
+            for name in await _children(store, f"{SCHEMAS_ROOT}/{tenant}/{namespace}"):
+                schemas.add(f"{tenant}/{namespace}/{name}")
+    return References(named, frozenset(topics), frozenset(schemas))
+
+
+async def survey(
+    store: MetadataStore, ledgers: Ledgers, codec: TopicCodec, *, now_ms: int, older_than_ms: int
+) -> AsyncIterator[Finding]:
+    """Every ledger, ascending, with its fate. Raises as `read_references`."""
+    ids = [ledger_id async for ledger_id in ledgers.list_ledgers()]
+    references = await read_references(store, codec)
+    for batch in _in_steps(ids):
+        for finding in await asyncio.gather(
+            *(_finding(ledgers, references, ledger_id, now_ms, older_than_ms) for ledger_id in batch)
+        ):
+            if finding is not None:
+                yield finding
+
+
+async def still_orphan(store: MetadataStore, codec: TopicCodec, finding: Finding) -> bool:
+    """Whether its topic still does not name it. Ask just before deleting. Raises as `read_references`."""
+    if not finding.topic:
+        return True
+    return int(finding.ledger_id) not in await _of_topic(store, codec, finding.topic)
+
+
+async def _of_topic(store: MetadataStore, codec: TopicCodec, name: str) -> dict[int, str]:
+    """Ledgers that a topic and its cursors name; a topic that is not there names none."""
+    path = f"{pulsar_layout.MANAGED_LEDGERS_ROOT}/{name}"
+    named: dict[int, str] = {}
+    try:
+        cursors = await store.children(path)
+        data = (await store.get(path)).data
+    except NoSuchNode:
+        return {}
+    for cursor in cursors:
+        try:
+            cursor_data = (await store.get(f"{path}/{cursor}")).data
+        except NoSuchNode:
+            continue  # the subscription was deleted meanwhile
+        for ledger_id in _decoded(codec.cursor_ledgers, cursor_data, f"{path}/{cursor}"):
+            named[ledger_id] = f"{name}, subscription {cursor}"
+    for ledger_id in _decoded(codec.topic_ledgers, data, path):
+        named[ledger_id] = name
+    return named
+
+
+def _decoded(decode: "_Decode", data: bytes, path: str) -> list[int]:
+    try:
+        return list(decode(data)) if data else []
+    except Corrupt as error:
+        raise Corrupt(
+            f"cannot tell which ledgers {path} names: {error}; so none can be called an orphan", path=path
+        ) from error
+
+
+class _Decode(Protocol):
+    def __call__(self, data: bytes, /) -> Iterable[int]: ...
+
+
+async def _finding(
+    ledgers: Ledgers, references: References, ledger_id: LedgerId, now_ms: int, older_than_ms: int
+) -> Finding | None:
+    try:
+        found = await ledgers.metadata_versioned(ledger_id)
+    except NoSuchLedger:
+        return None  # deleted since it was listed
+    except (Corrupt, BadVersion) as error:
+        return Finding(ledger_id, Fate.UNREADABLE, f"its metadata cannot be read: {error}")
+    return judge(ledger_id, found, references, now_ms=now_ms, older_than_ms=older_than_ms)
+
+
+def judge(
+    ledger_id: LedgerId, found: Versioned[LedgerMetadata], references: References, *, now_ms: int, older_than_ms: int
+) -> Finding:
+    """The fate of one ledger. Pure."""
+    metadata = found.value
+    custom = {name: value.decode(errors="backslashreplace") for name, value in metadata.custom.items()}
+    application = custom.get("application", "")
+    component = custom.get("component", "")
+    topic = next((_managed_ledger_name(custom[key]) for key in _TOPIC_KEYS if key in custom), "")
+    # A clock that was wrong once must not make a young ledger old.
+    created_ms = max((at for at in (metadata.ctime_ms, found.created_ms) if at), default=None)
+
+    def fate(fate: Fate, why: str) -> Finding:
+        is_closed = metadata.state is LedgerState.CLOSED
+        return Finding(
+            ledger_id, fate, why, application, topic, created_ms, metadata.state.name.lower(),
+            metadata.length * metadata.write_quorum if is_closed else None, custom,
+        )  # fmt: skip
+
+    name = references.named.get(ledger_id)
+    if name is not None:
+        return fate(Fate.REFERENCED, f"named by {name}")
+    if created_ms is None or now_ms - created_ms < older_than_ms:
+        return fate(Fate.YOUNG, "younger than the grace" if created_ms else "does not tell when it was made")
+    if application not in OUR_APPLICATIONS:
+        return fate(Fate.FOREIGN, f"made by {application}" if application else "does not tell who made it")
+    if component in _INDIRECT_COMPONENTS:
+        owner = custom.get(_SCHEMA_KEY, "") if component == "schema" else topic
+        there = references.schemas if component == "schema" else references.topics
+        if not owner or owner in there:
+            return fate(Fate.UNCERTAIN, f"{component} of {owner or 'an unknown topic'}, which is there")
+        return fate(Fate.ORPHAN, f"{component} of {owner}, which is gone")
+    if application == "pulsar" and component not in ("", "managed-ledger"):
+        return fate(Fate.UNCERTAIN, f"a component that is not known here: {component}")
+    if not topic:
+        return fate(Fate.ORPHAN, "no topic and no subscription names it")
+    there_too = "which is there, does not name it" if topic in references.topics else "which is gone"
+    return fate(Fate.ORPHAN, f"made for {topic}, {there_too}")
+
+
+def _managed_ledger_name(text: str) -> str:
+    """`persistent://T/N/<local>` and `T/N/persistent/<encoded>` as the latter."""
+    domain, separator, rest = text.partition("://")
+    parts = rest.split("/", 2)
+    if not separator or len(parts) != 3:
+        return text
+    return f"{parts[0]}/{parts[1]}/{domain}/{pulsar_layout.encode_name(parts[2])}"
+
+
+def _in_steps(items: list[T]) -> Iterable[list[T]]:
+    return (items[at : at + READS_IN_FLIGHT] for at in range(0, len(items), READS_IN_FLIGHT))
+
+
+async def _children(store: MetadataStore, path: str) -> list[str]:
+    try:
+        return await store.children(path)
+    except NoSuchNode:
+        return []

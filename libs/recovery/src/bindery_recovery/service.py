@@ -1,0 +1,168 @@
+"""RecoveryService: a cluster's healing as one object, for the process that has it: an auditor's, or a bookie's own.
+
+| part     | does                                                                                                   |
+|----------|--------------------------------------------------------------------------------------------------------|
+| election | stands for auditor; while elected, `auditor` finds what lacks copies, and marks it                     |
+| worker   | takes marks and makes the copies, `settings.workers` at a time, whether this process leads or not      |
+| progress | reads how healing stands in the whole cluster, for metrics                                            |
+| watcher  | starts a part that died again, and asks the process to end when one dies too often                     |
+
+All of it stands on one session of the metadata store and one ledger client, which are the caller's. One a session: a
+second would take the first one's locks for its own.
+
+End: the worker first, which releases its locks, then the office, so that the next auditor finds work that is free.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final, Protocol
+
+from bindery_client.api import LedgerClient
+from bindery_core.errors import BinderyError
+from bindery_kit.logs import error_fields, get_logger
+from bindery_metadata.cookies import CookieStore
+from bindery_metadata.election import AuditorElection
+from bindery_metadata.layout import LedgersLayout
+from bindery_metadata.membership import MembershipStore
+from bindery_metadata.recovery_records import RecoveryRecords
+from bindery_metadata.store import MetadataStore
+from bindery_metadata.underreplication import UnderreplicationManager
+
+from bindery_recovery.auditor import Auditor, AuditorLimits
+from bindery_recovery.budget import RepairBudget
+from bindery_recovery.cluster_view import ClusterLook
+from bindery_recovery.death_watcher import DeathWatcher
+from bindery_recovery.progress import ProgressCollector
+from bindery_recovery.settings import RecoverySettings
+from bindery_recovery.worker import ReplicationWorker
+
+ELECTION: Final = "election"
+WORKER: Final = "worker"
+PROGRESS: Final = "progress"
+PROGRESS_INTERVAL_S: Final = 10.0
+
+log = get_logger(__name__)
+
+
+class Randomness(Protocol):
+    """`random.SystemRandom()` in processes, `random.Random(seed)` in tests."""
+
+    def random(self) -> float: ...
+
+    def getrandbits(self, k: int, /) -> int: ...
+
+
+class RecoveryService:
+    """Use: `prepare`, `run` as a task, `stop`. `name`: unlike that of any other process. `clock_ms`: wall clock."""
+
+    def __init__(
+        self,
+        store: MetadataStore,
+        layout: LedgersLayout,
+        client: LedgerClient,
+        *,
+        settings: RecoverySettings,
+        name: str,
+        randomness: Randomness,
+        clock_ms: Callable[[], int],
+        ask_exit: Callable[[str], None],
+        limits: AuditorLimits | None = None,
+    ) -> None:
+        """`ask_exit(reason)`: healing cannot go on in this process; called once."""
+        self.name = name
+        self.settings = settings
+        self.marks = UnderreplicationManager(store, layout, randomness=randomness, clock_ms=clock_ms, worker_name=name)
+        self.records = RecoveryRecords(store)
+        self.memberships = MembershipStore(store, clock_ms=clock_ms)
+        self.budget = RepairBudget(
+            bytes_per_s_max=settings.bytes_per_s_max,
+            bytes_per_s_min=settings.bytes_per_s_min,
+            entries_in_flight_max=settings.entries_in_flight_max,
+            target_ms=settings.foreground_p99_target_ms,
+        )
+        self.auditor = Auditor(
+            client,
+            store,
+            layout,
+            self.marks,
+            self.records,
+            self.memberships,
+            settings=settings,
+            clock_ms=clock_ms,
+            randomness=randomness,
+            limits=limits,
+        )
+        self.worker = ReplicationWorker(
+            name=name,
+            store=store,
+            client=client,
+            marks=self.marks,
+            records=self.records,
+            look=ClusterLook(client, self.memberships, CookieStore(store, layout), clock_ms=clock_ms).look,
+            budget=self.budget,
+            settings=settings,
+            clock_ms=clock_ms,
+            randomness=randomness,
+        )
+        self.progress = ProgressCollector(
+            store, layout, marks=self.marks, records=self.records, memberships=self.memberships, clock_ms=clock_ms
+        )
+        self.election = AuditorElection(store, layout, name=name)
+        self.watcher = DeathWatcher(ask_exit=ask_exit)
+        self._running: dict[str, asyncio.Task[None]] = {}
+        self._is_stopping = False
+        self._add(ELECTION, lambda: self.election.run(self.auditor.lead))
+        if settings.workers:
+            self._add(WORKER, self.worker.run)
+        self._add(PROGRESS, self._keep_progress)
+
+    @property
+    def is_leader(self) -> bool:
+        """As far as is known here."""
+        leadership = self.election.leadership
+        return leadership is not None and not leadership.is_over
+
+    async def prepare(self) -> None:
+        """Raises BadVersion when the cluster's marks are of another kind; MetadataUnavailable."""
+        await self.marks.prepare()
+
+    async def run(self) -> None:
+        """Until cancelled, or until a part has died too often and `ask_exit` was called."""
+        await self.watcher.run()
+
+    async def stop(self) -> None:
+        """End in order, as above. `run` is the caller's to cancel, afterwards. Idempotent."""
+        self._is_stopping = True
+        worker = self._running.get(WORKER)
+        if worker is not None:
+            worker.cancel()
+            await asyncio.gather(worker, return_exceptions=True)
+        await self.election.resign()
+        await self.memberships.close()
+
+    async def _keep_progress(self) -> None:
+        while True:
+            try:
+                await self.progress.get()
+            except BinderyError as error:
+                log.info("progress_not_read", **error_fields(error))
+            await asyncio.sleep(PROGRESS_INTERVAL_S)
+
+    def _add(self, name: str, part: Callable[[], Awaitable[None]]) -> None:
+        """Have `part` watched; once `stop` was called its end is no death."""
+
+        async def run() -> None:
+            if not self._is_stopping:
+                task = asyncio.ensure_future(part())
+                self._running[name] = task
+                try:
+                    await asyncio.wait({task})
+                finally:
+                    task.cancel()
+                    await asyncio.gather(task, return_exceptions=True)
+                if not self._is_stopping:
+                    task.result()
+                    return
+            await asyncio.Event().wait()
+
+        self.watcher.add(name, run)

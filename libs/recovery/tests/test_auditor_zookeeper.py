@@ -1,0 +1,79 @@
+"""Two processes' worth of healing on a real ZooKeeper with real bookies: a bookie is killed, then the leader."""
+
+import asyncio
+import random
+from pathlib import Path
+
+import pytest
+from bindery_core.ids import BookieId
+from bindery_metadata.election import current_auditor
+from bindery_metadata.zookeeper import ZooKeeperStore
+from bindery_recovery.auditor import AuditorLimits
+from bindery_recovery.progress import collect, summarise
+from bindery_recovery.service import RecoveryService
+from bindery_recovery.settings import RecoverySettings
+from bookie_cluster import LAYOUT, assert_whole, clock_ms
+from zookeeper_cluster import write_all, zookeeper_cluster
+
+pytestmark = pytest.mark.integration
+DELAY_S = 8
+WAIT_S = 120.0
+
+
+@pytest.mark.timeout(400)
+async def test_a_killed_bookie_and_a_killed_leader_within_the_delay(tmp_path: Path) -> None:
+    exits: list[str] = []
+    async with zookeeper_cluster(tmp_path) as cluster:
+
+        async def start(name: str) -> tuple[RecoveryService, ZooKeeperStore, asyncio.Task[None]]:
+            store, client = await cluster.connect()
+            service = RecoveryService(
+                store, LAYOUT, client, settings=RecoverySettings(lost_bookie_delay_s=DELAY_S), name=name,
+                randomness=random.SystemRandom(), clock_ms=clock_ms, ask_exit=exits.append,
+                limits=AuditorLimits(settle_s=2.0, debounce_s=0.1, look_interval_s=1.0, save_interval_s=0.5),
+            )  # fmt: skip
+            await service.prepare()
+            return service, store, asyncio.create_task(service.run())
+
+        store, client = await cluster.connect()
+        counts = await write_all(client, 200, 1, 300, 40, 0, 60)
+        first, first_store, first_task = await start("first")
+        second, _, second_task = await start("second")
+        loop = asyncio.get_running_loop()
+        lost = BookieId("bookie-1")
+        async with asyncio.timeout(WAIT_S):
+            while not (first.is_leader and first.auditor.state.audit.audits):
+                await asyncio.sleep(0.05)
+            cluster.kill(lost)
+            while lost in await client.list_bookies():
+                await asyncio.sleep(0.05)
+            unregistered_at = loop.time()
+            while not (await first.records.get_cursor("lost-bookies") or {}).get("bookies"):
+                await asyncio.sleep(0.05)
+            await asyncio.sleep(DELAY_S / 2)
+            await first_store.close()  # as a crash
+            first_task.cancel()
+            while await current_auditor(store, LAYOUT) != "second":
+                await asyncio.sleep(0.05)
+            while not [mark async for mark in second.marks.list()]:
+                assert loop.time() - unregistered_at < DELAY_S + 30
+                await asyncio.sleep(0.02)
+            assert loop.time() - unregistered_at >= DELAY_S - 1.5, "registered until then; looks are a second apart"
+            snapshot = await collect(
+                store, LAYOUT, marks=second.marks, records=second.records, memberships=second.memberships,
+                clock_ms=clock_ms,
+            )  # fmt: skip
+            progress = summarise(snapshot)
+            assert progress.auditor == "second"
+            assert [(b.bookie_id) for b in progress.lost] == [lost]
+            while [mark async for mark in second.marks.list()]:
+                await asyncio.sleep(0.1)
+        for ledger_id, count in counts.items():
+            metadata = await assert_whole(client, ledger_id, count)
+            assert lost not in metadata.last_segment.ensemble
+        kinds = [event.kind for event in await second.records.history()]
+        assert kinds.count("bookie_lost") == 1
+        assert exits == []
+        await second.stop()
+        second_task.cancel()
+        await asyncio.gather(first_task, second_task, return_exceptions=True)

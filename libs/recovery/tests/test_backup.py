@@ -1,0 +1,337 @@
+"""Backup and restore of a cluster's metadata, over memory and over a real ZooKeeper."""
+
+import asyncio
+import json
+import random
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from bindery_core.errors import BadRequest, BadVersion, Corrupt, MetadataUnavailable, NoSuchNode
+from bindery_core.ids import BookieId, EntryId, LedgerId
+from bindery_core.ledger_metadata import LedgerMetadata, LedgerState, Segment
+from bindery_core.ledger_plans import plan_close
+from bindery_metadata.closing_notes import ClosingCause, ClosingNotes
+from bindery_metadata.cluster import initialize_cluster
+from bindery_metadata.embedded import EmbeddedZooKeeper, ServerSpec
+from bindery_metadata.layout import LedgersLayout
+from bindery_metadata.ledger_manager import LedgerManager
+from bindery_metadata.memory import MemoryStore, MemoryTree
+from bindery_metadata.store import MetadataStore, Node
+from bindery_metadata.zookeeper import ZooKeeperStore
+from bindery_recovery.backup import BackupSummary, verify_backup, walk, write_backup
+from bindery_recovery.restore import CannotRestore, RestoreSummary, restore_backup
+
+LAYOUT = LedgersLayout()
+METADATA = LedgerMetadata(
+    ensemble_size=1, write_quorum=1, ack_quorum=1, segments=(Segment(EntryId(0), (BookieId("b0"),)),),
+    password=b"secret", custom={"application": b"pulsar"},
+)  # fmt: skip
+Connect = Callable[[], Awaitable[MetadataStore]]
+
+
+@pytest.fixture(scope="module")
+def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    server = EmbeddedZooKeeper(ServerSpec(tmp_path_factory.mktemp("zookeeper"), port))
+    asyncio.run(server.start())
+    yield f"127.0.0.1:{port}"
+    asyncio.run(server.stop())
+
+
+@pytest.fixture(params=["memory", pytest.param("zookeeper", marks=pytest.mark.integration)])
+def server(request: pytest.FixtureRequest) -> str | None:
+    """None: in memory."""
+    return None if request.param == "memory" else str(request.getfixturevalue("zookeeper"))
+
+
+@pytest.fixture
+async def clusters(server: str | None) -> AsyncIterator[tuple[MetadataStore, Connect]]:
+    """A store, and a way to an empty tree; on ZooKeeper it is the same one, wiped."""
+    opened: list[MetadataStore] = []
+
+    async def connect() -> MetadataStore:
+        if server is None:
+            opened.append(MemoryTree().connect())
+        else:
+            opened.append(await ZooKeeperStore.connect(server))
+            await wipe(opened[-1])
+        return opened[-1]
+
+    yield await connect(), connect
+    for store in opened:
+        await store.close()
+
+
+async def wipe(store: MetadataStore, path: str = "") -> None:
+    for name in await store.children(path or "/"):
+        if name != "zookeeper":
+            await wipe(store, f"{path}/{name}")
+            with suppress(NoSuchNode):
+                await store.delete(f"{path}/{name}", version=None)
+
+
+async def populated(store: MetadataStore, *, ledgers: int = 5) -> LedgerManager:
+    """A cluster with a bookie, ledgers, a topic and what is ours."""
+    await initialize_cluster(store, LAYOUT, randomness=random.Random(1))
+    manager = LedgerManager(store, LAYOUT, randomness=random.Random(2))
+    for _ in range(ledgers):
+        await manager.create(METADATA)
+    await store.create(LAYOUT.cookie(BookieId("b0")), b"cookie\n", make_parents=True)
+    await store.create(LAYOUT.bookie(BookieId("b0"), read_only=False), b"here", ephemeral=True)
+    await store.create("/managed-ledgers/public/default/persistent/t", b"\x00\xff topic", make_parents=True)
+    await store.create(LAYOUT.mark(LedgerId(3)), b'replica: "b0"\n', make_parents=True)
+    await store.create(LAYOUT.mark_lock(LedgerId(3)), b"lock", ephemeral=True, make_parents=True)
+    await store.create("/bindery/membership/b0", b'{"intent":"draining"}', make_parents=True)
+    await store.create("/bindery/recovery/history", make_parents=True)
+    for number in range(7):
+        path = await store.create("/bindery/recovery/history/E_", b"event", sequential=True)
+        if number < 4:
+            await store.delete(path, version=None)
+    return manager
+
+
+async def backed_up(store: MetadataStore, **options: Any) -> tuple[list[bytes], BackupSummary]:
+    lines: list[bytes] = []
+    summary = await write_backup(store, LAYOUT, lines.append, now_ms=1_700_000_000_000, **options)
+    return lines, summary
+
+
+async def restored(store: MetadataStore, lines: list[bytes], **options: Any) -> RestoreSummary:
+    return await restore_backup(store, LAYOUT, verify_backup(lines), lines, **({"id_margin": 10} | options))
+
+
+async def tree_of(store: MetadataStore) -> dict[str, bytes]:
+    """Every persistent node that is not ZooKeeper's own."""
+    names = [name for name in await store.children("/") if name != "zookeeper"]
+    return {path: node.data for name in names async for path, node in walk(store, f"/{name}")}
+
+
+async def test_what_was_backed_up_comes_back_and_ephemerals_do_not(clusters: tuple[MetadataStore, Connect]) -> None:
+    store, connect = clusters
+    manager = await populated(store)
+    lines, summary = await backed_up(store)
+    assert summary.settled
+    assert (summary.ledgers, summary.passes) == (5, 2)
+    before = await tree_of(store)
+    target = await connect()
+    result = await restored(target, lines)
+    assert (result.created, result.kept, result.differing) == (summary.nodes, 0, 0)
+    assert await tree_of(target) == before
+    assert len(before) == summary.nodes
+    assert LAYOUT.bookie(BookieId("b0"), read_only=False) not in before
+    assert LAYOUT.mark_lock(LedgerId(3)) not in before
+    there = LedgerManager(target, LAYOUT, randomness=random.Random(3))
+    assert (await there.read(LedgerId(4))).value.password == b"secret"
+    await manager.close()
+
+
+async def test_new_ledgers_get_ids_above_all_that_were_seen_and_history_goes_on(
+    clusters: tuple[MetadataStore, Connect],
+) -> None:
+    store, connect = clusters
+    manager = await populated(store)
+    for ledger_id in (2, 3, 4):  # the counter knows of ids that no metadata tell of any more
+        await manager.delete(LedgerId(ledger_id))
+    await manager.create_with_id(LedgerId(1200), METADATA)
+    lines, _ = await backed_up(store)
+    target = await connect()
+    result = await restored(target, lines, id_margin=50)
+    assert result.next_ledger_id == 1251
+    there = LedgerManager(target, LAYOUT, randomness=random.Random(3))
+    assert (await there.create(METADATA))[0] == 1251
+    assert (await target.create("/bindery/recovery/history/E_", sequential=True)).endswith("E_0000000007")
+    await manager.close()
+    await there.close()
+
+
+async def test_a_counter_beyond_reach_makes_the_cluster_go_on_with_long_ids(
+    clusters: tuple[MetadataStore, Connect],
+) -> None:
+    store, connect = clusters
+    manager = await populated(store)
+    await manager.create_with_id(LedgerId(1_999_999_999), METADATA)
+    lines, _ = await backed_up(store)
+    target = await connect()
+    result = await restored(target, lines)
+    there = LedgerManager(target, LAYOUT, randomness=random.Random(3))
+    assert (await there.create(METADATA))[0] == result.next_ledger_id == 1 << 32
+    # A second generation, of a cluster with long ids, begins above the upper half that was in use.
+    lines, _ = await backed_up(target)
+    result = await restored(target, lines, merge=True)
+    assert (await LedgerManager(target, LAYOUT, randomness=random.Random(4)).create(METADATA))[0] == 2 << 32
+    assert result.next_ledger_id == 2 << 32
+    await manager.close()
+
+
+async def test_restore_refuses_what_is_not_empty_and_merge_adds_only_what_is_missing(
+    clusters: tuple[MetadataStore, Connect],
+) -> None:
+    store, _ = clusters
+    manager = await populated(store)
+    lines, summary = await backed_up(store)
+    await manager.delete(LedgerId(1))
+    await store.set("/bindery/membership/b0", b"{}", version=None)
+    await store.delete("/managed-ledgers/public/default/persistent/t", version=None)
+    with pytest.raises(CannotRestore, match="--merge adds what is missing"):
+        await restored(store, lines)
+    planned = await restored(store, lines, merge=True, dry_run=True)
+    with pytest.raises(NoSuchNode):
+        await store.get("/managed-ledgers/public/default/persistent/t")
+    done = await restored(store, lines, merge=True)
+    assert (planned.created, planned.kept, planned.differing) == (done.created, done.kept, done.differing)
+    assert (done.created, done.kept, done.differing) == (2, summary.nodes - 2, 1)
+    assert (await store.get("/bindery/membership/b0")).data == b"{}"
+    assert (await manager.read(LedgerId(1))).value.custom == METADATA.custom
+    await manager.close()
+
+
+async def test_another_cluster_is_never_merged_into(clusters: tuple[MetadataStore, Connect]) -> None:
+    store, connect = clusters
+    await populated(store)
+    lines, _ = await backed_up(store)
+    target = await connect()
+    await initialize_cluster(target, LAYOUT, randomness=random.Random(99))
+    with pytest.raises(CannotRestore, match="another cluster is here"):
+        await restored(target, lines, merge=True)
+
+
+async def test_a_restore_that_was_cut_short_is_no_cluster_and_merge_finishes_it() -> None:
+    source, target = MemoryTree().connect(), MemoryTree().connect()
+    await populated(source, ledgers=600)
+    lines, summary = await backed_up(source)
+    multis = 0
+    create = target.multi
+
+    async def failing(ops: Any) -> Any:
+        nonlocal multis
+        multis += 1
+        if multis == 3:
+            raise MetadataUnavailable("gone")
+        return await create(ops)
+
+    target.multi = failing  # type: ignore[method-assign]
+    with pytest.raises(MetadataUnavailable):
+        await restored(target, lines)
+    assert await target.exists(LAYOUT.instance_id) is None
+    assert await target.exists(LAYOUT.root) is not None
+    result = await restored(target, lines, merge=True)
+    assert result.created + result.kept == summary.nodes
+    assert result.kept > 0
+    assert await tree_of(target) == await tree_of(source)
+
+
+async def test_what_changes_while_it_is_read_is_read_again() -> None:
+    """A ledger is made, one deleted, a topic written between the first reading and the second."""
+    store = MemoryTree().connect()
+    manager = await populated(store)
+    waiting = True
+
+    def change(count: int) -> None:
+        nonlocal waiting
+        if waiting and count == 38:  # topics and most ledgers are read
+            waiting = False
+            tasks.append(asyncio.ensure_future(changes()))
+
+    async def changes() -> None:
+        await manager.create(METADATA)
+        await manager.delete(LedgerId(0))
+        await store.set("/managed-ledgers/public/default/persistent/t", b"rolled over", version=None)
+
+    tasks: list[asyncio.Future[None]] = []
+    lines, summary = await backed_up(store, progress=change)
+    await asyncio.gather(*tasks)
+    assert summary.settled
+    assert summary.passes == 3
+    target = MemoryTree().connect()
+    await restored(target, lines)
+    assert await tree_of(target) == await tree_of(store)
+    await manager.close()
+
+
+async def test_a_cluster_that_never_rests_is_backed_up_and_what_changed_is_told() -> None:
+    store = MemoryTree().connect()
+    await populated(store)
+
+    def restless(count: int) -> None:
+        if count == 1:
+            tasks.append(asyncio.ensure_future(store.set("/bindery/membership/b0", b"again", version=None)))
+
+    tasks: list[asyncio.Future[Any]] = []
+    lines, summary = await backed_up(store, progress=restless, passes_max=3)
+    await asyncio.gather(*tasks)
+    assert (summary.settled, summary.passes, summary.changed) == (False, 3, ("/bindery/membership/b0",))
+    assert verify_backup(lines).summary == summary
+
+
+async def test_a_ledger_that_is_closed_in_a_backup_has_its_note_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However late it was noted and closed, and if there is no second reading."""
+    store = MemoryTree().connect()
+    manager = await populated(store)
+    notes = ClosingNotes(store)
+    read = store.get
+    is_closed = False
+
+    async def get(path: str, **options: Any) -> Node:
+        nonlocal is_closed
+        if path == LAYOUT.ledger(LedgerId(2)) and not is_closed:
+            is_closed = True
+            await notes.add(LedgerId(2), ClosingCause.RECOVERED)
+            await manager.update(LedgerId(2), lambda found: plan_close(found, last_entry_id=3, length=9))
+        return await read(path, **options)
+
+    monkeypatch.setattr(store, "get", get)
+    lines, _ = await backed_up(store, passes_max=1)
+    target = MemoryTree().connect()
+    await restored(target, lines)
+    found = (await LedgerManager(target, LAYOUT, randomness=random.Random(3)).read(LedgerId(2))).value
+    assert found.state is LedgerState.CLOSED
+    assert await ClosingNotes(target).ledger_ids() == [2]
+
+
+async def small_backup() -> list[bytes]:
+    store = MemoryTree().connect()
+    await populated(store, ledgers=1)
+    return (await backed_up(store))[0]
+
+
+async def test_no_damaged_backup_is_taken_for_a_good_one() -> None:
+    """Every line missing, doubled or swapped with the next, and every byte of a line flipped, is noticed."""
+    lines = await small_backup()
+    verify_backup(lines)
+    for at in range(len(lines)):
+        for damaged in (
+            lines[:at] + lines[at + 1 :],
+            [*lines[: at + 1], *lines[at:]],
+            lines[:at],
+            *([[*lines[:at], lines[at + 1], lines[at], *lines[at + 2 :]]] if at + 1 < len(lines) else []),
+        ):
+            with pytest.raises((Corrupt, BadRequest)):
+                verify_backup(damaged)
+    line = lines[5]
+    for offset in range(len(line) - 1):
+        flipped = line[:offset] + bytes([line[offset] ^ 1]) + line[offset + 1 :]
+        with pytest.raises((Corrupt, BadRequest)):
+            verify_backup([*lines[:5], flipped, *lines[6:]])
+
+
+async def test_other_files_and_other_versions_are_refused_by_name() -> None:
+    lines = await small_backup()
+    header = json.loads(lines[0])
+    for first in (b"hello\n", b"[1]\n", json.dumps(header | {"format": "x"}).encode()):
+        with pytest.raises((BadRequest, Corrupt)):
+            verify_backup([first, *lines[1:]])
+    with pytest.raises(BadVersion, match="newer version"):
+        verify_backup([json.dumps(header | {"version": 2}).encode(), *lines[1:]])
+    with pytest.raises(BadRequest, match="the ledgers root /ledgers"):
+        await restore_backup(MemoryTree().connect(), LedgersLayout("/other"), verify_backup(lines), lines)
+
+
+async def test_without_a_cluster_there_is_nothing_to_back_up() -> None:
+    store: MemoryStore = MemoryTree().connect()
+    with pytest.raises(NoSuchNode, match="not initialised"):
+        await backed_up(store)

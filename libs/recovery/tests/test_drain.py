@@ -1,0 +1,339 @@
+"""Beginning, refusing, following and cancelling drains and recoveries; what moves the ledgers is played by the test."""
+
+import random
+from collections.abc import AsyncIterator, Mapping
+
+import pytest
+from bindery_core.errors import Conflict, Corrupt, NotThere, VersionConflict
+from bindery_core.ids import BookieId, EntryId, LedgerId
+from bindery_core.ledger_metadata import LedgerMetadata, LedgerState, Segment
+from bindery_metadata.cookies import CookieStore
+from bindery_metadata.layout import LedgersLayout
+from bindery_metadata.ledger_manager import LedgerManager
+from bindery_metadata.membership import Intent, MembershipStore
+from bindery_metadata.memory import MemoryStore, MemoryTree
+from bindery_metadata.recovery_records import (
+    Obstacle,
+    Pause,
+    Reason,
+    RecoveryRecord,
+    RecoveryRecords,
+    RecoveryState,
+    WorkerReport,
+)
+from bindery_metadata.underreplication import UnderreplicationManager
+from bindery_recovery.drain import (
+    BelowQuorum,
+    BookieEmptier,
+    CannotDrain,
+    CannotRecover,
+    Held,
+    Holdings,
+    Progress,
+    _Pace,
+    end_maintenance,
+    set_maintenance,
+)
+
+LAYOUT = LedgersLayout()
+B = [BookieId(f"b{number}") for number in range(6)]
+
+
+class Cluster:
+    """Metadata in memory, and ledgers that a test moves by hand. The clock stands still unless a test moves it."""
+
+    def __init__(self, bookies: int) -> None:
+        self.store: MemoryStore = MemoryTree().connect()
+        self.manager = LedgerManager(self.store, LAYOUT, randomness=random.Random(1))
+        self.memberships = MembershipStore(self.store, clock_ms=self.clock_ms)
+        self.records = RecoveryRecords(self.store)
+        self.marks = UnderreplicationManager(
+            self.store, LAYOUT, randomness=random.Random(2), clock_ms=self.clock_ms, worker_name="w"
+        )
+        self.cookies = CookieStore(self.store, LAYOUT)
+        self.registered: dict[BookieId, bool] = dict.fromkeys(B[:bookies], True)
+        self.now_ms = 1_000_000
+        self.unreadable: set[LedgerId] = set()
+        self.emptier = BookieEmptier(
+            self.store, LAYOUT, self, randomness=random.Random(3), clock_ms=self.clock_ms, by="operator"
+        )
+
+    def clock_ms(self) -> int:
+        return self.now_ms
+
+    async def ledger(self, *ensemble: BookieId, entries: int = 10, length: int = 1000, closed: bool = True) -> LedgerId:
+        metadata = LedgerMetadata(
+            ensemble_size=len(ensemble), write_quorum=min(2, len(ensemble)), ack_quorum=1,
+            segments=(Segment(EntryId(0), tuple(ensemble)),),
+        )  # fmt: skip
+        if closed:
+            metadata = metadata.with_changes(
+                state=LedgerState.CLOSED, last_entry_id=EntryId(entries - 1), length=length
+            )
+        return (await self.manager.create(metadata))[0]
+
+    async def move(self, ledger_id: LedgerId, old: BookieId, new: BookieId) -> None:
+        def transform(metadata: LedgerMetadata) -> LedgerMetadata:
+            (segment,) = metadata.segments
+            ensemble = tuple(new if bookie == old else bookie for bookie in segment.ensemble)
+            return metadata.with_changes(segments=(Segment(EntryId(0), ensemble),))
+
+        await self.manager.update(ledger_id, transform)
+
+    # what the emptier uses of a ledger client
+
+    def list_ledgers(self) -> AsyncIterator[LedgerId]:
+        return self.manager.list()
+
+    async def metadata(self, ledger_id: LedgerId) -> LedgerMetadata:
+        if ledger_id in self.unreadable:
+            raise Corrupt("ledger metadata cannot be read")
+        return (await self.manager.read(ledger_id)).value
+
+    async def list_bookies(self) -> Mapping[BookieId, bool]:
+        return self.registered
+
+
+async def cluster_of(bookies: int) -> Cluster:
+    cluster = Cluster(bookies)
+    await cluster.store.create(LAYOUT.root)
+    return cluster
+
+
+async def test_a_drain_is_said_with_its_size_and_followed_to_its_end() -> None:
+    cluster = await cluster_of(4)
+    first = await cluster.ledger(B[0], B[1])
+    second = await cluster.ledger(B[2], B[0], length=3000)
+    await cluster.ledger(B[1], B[2])
+    started = await cluster.emptier.start_drain(B[0], reason="old disks")
+    assert not started.goes_on
+    membership = await cluster.memberships.get(B[0])
+    assert (membership.intent, membership.reason, membership.by) == (Intent.DRAINING, "old disks", "operator")
+    assert dict(membership.drain) == {"ledgers_total": 2, "bytes_total": 4000}
+    steps = iter((cluster.move(first, B[0], B[3]), cluster.move(second, B[0], B[3])))
+
+    async def pause(seconds: float) -> None:
+        await next(steps)
+
+    seen = [progress async for progress in cluster.emptier.follow(started, pause=pause)]
+    assert [(p.ledgers_left, p.size_left, p.part, p.done) for p in seen] == [
+        (2, 4000, 0.0, False), (1, 3000, 0.25, False), (0, 0, 1.0, True),
+    ]  # fmt: skip
+    assert [event.kind for event in await cluster.records.history()] == ["drain_started"]
+
+
+async def test_who_asks_again_goes_on_with_the_first_totals() -> None:
+    cluster = await cluster_of(4)
+    moved = await cluster.ledger(B[0], B[1])
+    await cluster.ledger(B[0], B[1])
+    await cluster.emptier.start_drain(B[0])
+    await cluster.move(moved, B[0], B[2])
+    cluster.registered = {B[1]: True}  # too few for a new drain; this one goes on
+    again = await cluster.emptier.start_drain(B[0])
+    assert again.goes_on
+    progress = await anext(cluster.emptier.follow(again))
+    assert (progress.ledgers_left, progress.ledgers_total, progress.size_left, progress.part) == (1, 2, 1000, 0.5)
+    assert len(await cluster.records.history()) == 1
+
+
+async def test_ledgers_that_come_while_it_drains_are_found_before_it_is_called_empty() -> None:
+    cluster = await cluster_of(4)
+    first = await cluster.ledger(B[0], B[1])
+    started = await cluster.emptier.start_drain(B[0])
+    late: list[LedgerId] = []
+
+    async def pause(seconds: float) -> None:
+        if not late:
+            late.append(await cluster.ledger(B[0], B[2]))
+            await cluster.move(first, B[0], B[3])
+        else:
+            await cluster.move(late[0], B[0], B[3])
+
+    seen = [progress async for progress in cluster.emptier.follow(started, pause=pause)]
+    assert [(p.ledgers_left, p.done) for p in seen] == [(1, False), (1, False), (0, True)]
+
+
+async def test_below_quorum_is_refused_with_ledger_and_numbers() -> None:
+    cluster = await cluster_of(4)
+    await cluster.ledger(B[0], B[1])
+    wide = await cluster.ledger(B[0], B[1], B[2])
+    await cluster.memberships.set(B[3], Intent.DRAINING)
+    with pytest.raises(BelowQuorum, match=rf"ledger {wide} needs 3 bookies, and without it 2 would .*: b1, b2. Add 1"):
+        await cluster.emptier.start_drain(B[0])
+    assert (await cluster.memberships.get(B[0])).intent is Intent.ACTIVE
+    cluster.registered[B[4]] = False  # a read-only one takes nothing over
+    with pytest.raises(BelowQuorum):
+        await cluster.emptier.start_drain(B[0])
+    await cluster.memberships.set(B[3], Intent.MAINTENANCE, until_ms=cluster.now_ms)  # it has run out
+    assert not (await cluster.emptier.start_drain(B[0])).goes_on
+
+
+async def test_a_bookie_that_holds_nothing_can_be_drained_whatever_is_left() -> None:
+    cluster = await cluster_of(1)
+    started = await cluster.emptier.start_drain(B[0])
+    assert [progress.done async for progress in cluster.emptier.follow(started)] == [True]
+
+
+async def test_what_cannot_be_drained_is_refused_with_the_way_out() -> None:
+    cluster = await cluster_of(3)
+    with pytest.raises(NotThere, match="b5 is not a bookie of this cluster; those that are: b0, b1, b2"):
+        await cluster.emptier.start_drain(B[5])
+    await cluster.cookies.write(B[5], b"cookie", version=None)
+    with pytest.raises(CannotDrain, match="bindery bookie recover b5"):
+        await cluster.emptier.start_drain(B[5])
+    await cluster.memberships.set(B[0], Intent.REMOVED)
+    with pytest.raises(CannotDrain, match="drain b0 --cancel"):
+        await cluster.emptier.start_drain(B[0])
+    with pytest.raises(CannotDrain, match="b1 is not being drained: it is active"):
+        await cluster.emptier.cancel_drain(B[1])
+
+
+async def test_cancelling_makes_it_a_member_again() -> None:
+    cluster = await cluster_of(3)
+    await cluster.emptier.start_drain(B[0])
+    assert (await cluster.emptier.cancel_drain(B[0])).intent is Intent.DRAINING
+    assert (await cluster.memberships.get(B[0])).intent is Intent.ACTIVE
+    assert [event.kind for event in await cluster.records.history()] == ["drain_cancelled", "drain_started"]
+
+
+async def first_progress(cluster: Cluster, bookie_id: BookieId) -> Progress:
+    return await anext(cluster.emptier.follow(await cluster.emptier.start_drain(bookie_id)))
+
+
+async def test_why_nothing_moves_is_said_in_sentences() -> None:
+    cluster = await cluster_of(3)
+    ledger_id = await cluster.ledger(B[0], B[1])
+    assert (await first_progress(cluster, B[0])).obstacles == (
+        "no auditor is running: nobody marks ledgers; start one",
+    )
+    await cluster.store.create(f"{LAYOUT.auditor_election}/V_", b'bookieId: "a"\n', sequential=True, make_parents=True)
+    assert (await first_progress(cluster, B[0])).obstacles == (
+        "no replication worker is running: nobody copies; start an auditor with workers",
+    )
+    await cluster.records.report(WorkerReport("w0", 1))
+    assert (await first_progress(cluster, B[0])).obstacles == ()
+    await cluster.marks.disable()
+    await cluster.records.set_pause_info(Pause("anna", "moving racks", 1))
+    record = RecoveryRecord(
+        ledger_id, state=RecoveryState.BLOCKED, obstacle=Obstacle.NO_SPARE, detail="no spare bookie"
+    )
+    await cluster.records.put(record)
+    assert (await first_progress(cluster, B[0])).obstacles == (
+        "recovery is paused (anna: moving racks); `bindery recovery resume` lets it go on",
+        f"1 ledgers wait (no_spare); ledger {ledger_id}: no spare bookie",
+    )
+
+
+async def test_following_ends_when_nothing_but_lost_ledgers_is_left() -> None:
+    cluster = await cluster_of(3)
+    ledger_id = await cluster.ledger(B[0], B[1])
+    started = await cluster.emptier.start_drain(B[0])
+    await cluster.records.put(RecoveryRecord(ledger_id, state=RecoveryState.UNRECOVERABLE))
+    seen = [progress async for progress in cluster.emptier.follow(started)]
+    assert [(p.done, p.unrecoverable) for p in seen] == [(False, (ledger_id,))]
+
+
+def test_rate_and_time_left_come_from_what_was_seen_to_move() -> None:
+    def left(count: int) -> Holdings:
+        return Holdings({LedgerId(ledger_id): Held(10, 1000, 3, False) for ledger_id in range(count)})
+
+    pace = _Pace({"ledgers_total": 8, "bytes_total": 8000}, left(4))
+    seen = [pace.progress(left(count), (), (), now_s=at_s) for at_s, count in ((100, 4), (102, 3), (130, 3), (160, 3))]
+    assert [(p.bytes_per_s, p.eta_s) for p in seen] == [
+        (0, None),
+        (500.0, 6.0),
+        (pytest.approx(1000 / 30), 90.0),
+        (0, None),
+    ]
+    assert [p.part for p in seen] == [0.5, 0.625, 0.625, 0.625]
+
+
+# --- recover ----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_bookie_that_is_gone_is_removed_marked_and_retired_once_nothing_names_it() -> None:
+    cluster = await cluster_of(3)
+    await cluster.cookies.write(B[0], b"cookie", version=None)
+    ledger_id = await cluster.ledger(B[0], B[1])
+    await cluster.ledger(B[1], B[2])
+    with pytest.raises(CannotRecover, match="b0 is registered: it is not gone"):
+        await cluster.emptier.plan_recovery(B[0])
+    del cluster.registered[B[0]]
+    plan = await cluster.emptier.plan_recovery(B[0])
+    assert (await cluster.memberships.get(B[0])).intent is Intent.ACTIVE
+    assert await cluster.marks.get(ledger_id) is None
+    started = await cluster.emptier.start_recovery(plan, reason="burnt")
+    assert started.marked == 1
+    assert (await cluster.memberships.get(B[0])).intent is Intent.REMOVED
+    mark = await cluster.marks.get(ledger_id)
+    assert mark is not None
+    assert mark.replicas == ("b0",)
+    record = await cluster.records.get(ledger_id)
+    assert record is not None
+    assert (record.reason, record.bookies, record.missing_entries, record.missing_bytes) == (
+        Reason.OPERATOR, ("b0",), 10, 1000,
+    )  # fmt: skip
+    with pytest.raises(CannotRecover, match="ledgers still name b0"):
+        await cluster.emptier.retire(B[0])
+
+    async def pause(seconds: float) -> None:
+        await cluster.move(ledger_id, B[0], B[2])
+
+    assert [progress.done async for progress in cluster.emptier.follow(started, pause=pause)] == [False, True]
+    assert await cluster.emptier.retire(B[0])
+    assert await cluster.cookies.bookies() == []
+    assert not await cluster.emptier.retire(B[0])
+
+
+async def test_a_recovery_goes_on_where_it_was_left_and_keeps_what_workers_wrote() -> None:
+    cluster = await cluster_of(3)
+    del cluster.registered[B[0]]
+    ledgers = [await cluster.ledger(B[0], B[1]) for _ in range(2)]
+    await cluster.records.put(RecoveryRecord(ledgers[1], reason=Reason.BOOKIE_LOST, attempts=7, bookies=("b9",)))
+    await cluster.emptier.start_recovery(await cluster.emptier.plan_recovery(B[0]))
+    plan = await cluster.emptier.plan_recovery(B[0])
+    assert plan.goes_on
+    assert (await cluster.emptier.start_recovery(plan)).marked == 0
+    record = await cluster.records.get(ledgers[1])
+    assert record is not None
+    assert (record.reason, record.attempts, record.bookies) == (Reason.BOOKIE_LOST, 7, ("b0", "b9"))
+
+
+async def test_nothing_is_recovered_behind_the_back_of_somebody_who_changed_the_membership() -> None:
+    cluster = await cluster_of(3)
+    del cluster.registered[B[0]]
+    ledger_id = await cluster.ledger(B[0], B[1])
+    plan = await cluster.emptier.plan_recovery(B[0])
+    await cluster.memberships.set(B[0], Intent.MAINTENANCE, until_ms=2_000_000)
+    with pytest.raises(VersionConflict):
+        await cluster.emptier.start_recovery(plan)
+    assert await cluster.marks.get(ledger_id) is None
+
+
+async def test_unreadable_metadata_keep_the_cookie_and_are_told() -> None:
+    cluster = await cluster_of(3)
+    await cluster.cookies.write(B[5], b"cookie", version=None)
+    cluster.unreadable.add(await cluster.ledger(B[5], B[1]))
+    started = await cluster.emptier.start_recovery(await cluster.emptier.plan_recovery(B[5]))
+    progress = await anext(cluster.emptier.follow(started))
+    assert not progress.done
+    assert "the metadata of 1 ledgers cannot be read: 0" in progress.obstacles
+    with pytest.raises(CannotRecover):
+        await cluster.emptier.retire(B[5])
+
+
+# --- maintenance ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_lease_is_given_extended_and_ended_and_never_hides_a_drain() -> None:
+    cluster = await cluster_of(3)
+    await set_maintenance(cluster.memberships, B[0], until_ms=2_000_000, reason="disks", by="anna")
+    later = await set_maintenance(cluster.memberships, B[0], until_ms=3_000_000)
+    assert (later.until_ms, later.effective(2_500_000)) == (3_000_000, Intent.MAINTENANCE)
+    assert await end_maintenance(cluster.memberships, B[0])
+    assert not await end_maintenance(cluster.memberships, B[0])
+    await cluster.emptier.start_drain(B[1])
+    with pytest.raises(Conflict, match="b1 is draining"):
+        await set_maintenance(cluster.memberships, B[1], until_ms=2_000_000)
+    assert not await end_maintenance(cluster.memberships, B[1])
+    assert (await cluster.memberships.get(B[1])).intent is Intent.DRAINING

@@ -1,0 +1,189 @@
+"""Which ledgers nothing refers to: every fate, every doubt, and a list that is not whole."""
+
+import json
+from collections.abc import AsyncIterator
+
+import pytest
+from bindery_core.errors import Corrupt, NoSuchLedger
+from bindery_core.ids import BookieId, EntryId, LedgerId
+from bindery_core.ledger_metadata import LedgerMetadata, LedgerState, Segment
+from bindery_metadata.memory import MemoryStore, MemoryTree
+from bindery_metadata.versioned import Versioned
+from bindery_recovery.orphans import Fate, Finding, read_references, still_orphan, survey
+
+HOUR_MS = 3_600_000
+NOW_MS = 100 * HOUR_MS
+TOPIC = "public/default/persistent/t"
+MANAGED = {"application": b"pulsar", "component": b"managed-ledger", "pulsar/managed-ledger": TOPIC.encode()}
+
+
+class JsonCodec:
+    """Lists of ids as JSON in place of what brokers write."""
+
+    def topic_ledgers(self, data: bytes) -> list[int]:
+        try:
+            return list(json.loads(data))
+        except ValueError as error:
+            raise Corrupt("topic metadata cannot be read") from error
+
+    cursor_ledgers = topic_ledgers
+
+
+class Ledgers:
+    def __init__(self) -> None:
+        self.found: dict[int, Versioned[LedgerMetadata] | Exception] = {}
+
+    def put(
+        self,
+        ledger_id: int,
+        custom: dict[str, bytes],
+        *,
+        made_ms: int | None = 0,
+        node_ms: int = 0,
+        closed: bool = True,
+    ) -> None:  # fmt: skip
+        metadata = LedgerMetadata(
+            ensemble_size=3, write_quorum=2, ack_quorum=2, ctime_ms=made_ms, custom=custom,
+            segments=(Segment(EntryId(0), (BookieId("a"), BookieId("b"), BookieId("c"))),),
+        )  # fmt: skip
+        if closed:
+            metadata = metadata.with_changes(state=LedgerState.CLOSED, last_entry_id=EntryId(9), length=1000)
+        self.found[ledger_id] = Versioned(metadata, 0, node_ms or (made_ms or 1))
+
+    async def list_ledgers(self) -> AsyncIterator[LedgerId]:
+        for ledger_id in sorted(self.found):
+            yield LedgerId(ledger_id)
+
+    async def metadata_versioned(self, ledger_id: LedgerId) -> Versioned[LedgerMetadata]:
+        found = self.found[ledger_id]
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+
+@pytest.fixture
+async def store() -> MemoryStore:
+    """One topic with ledgers 1 and 2 and a subscription with the cursor ledger 3; one schema."""
+    store = MemoryTree().connect()
+    await store.create(f"/managed-ledgers/{TOPIC}", b"[1,2]", make_parents=True)
+    await store.create(f"/managed-ledgers/{TOPIC}/s", b"[3]")
+    await store.create(f"/managed-ledgers/{TOPIC}/idle", b"[]")
+    await store.create("/schemas/public/default/t", b"\x08", make_parents=True)
+    return store
+
+
+async def fates(store: MemoryStore, ledgers: Ledgers) -> dict[int, Finding]:
+    findings = survey(store, ledgers, JsonCodec(), now_ms=NOW_MS, older_than_ms=HOUR_MS)
+    return {int(finding.ledger_id): finding async for finding in findings}
+
+
+async def test_a_ledger_is_an_orphan_only_when_topics_and_cursors_are_silent_about_it(store: MemoryStore) -> None:
+    ledgers = Ledgers()
+    for ledger_id in (1, 2, 3, 4):
+        ledgers.put(ledger_id, MANAGED)
+    ledgers.put(5, MANAGED | {"pulsar/managed-ledger": b"public/default/persistent/gone"}, closed=False)
+    found = await fates(store, ledgers)
+    assert [finding.fate for finding in found.values()] == [Fate.REFERENCED] * 3 + [Fate.ORPHAN] * 2
+    assert "subscription s" in found[3].why
+    assert (found[4].topic, found[4].why) == (TOPIC, f"made for {TOPIC}, which is there, does not name it")
+    assert "which is gone" in found[5].why
+    assert (found[4].size, found[5].size) == (2000, None)
+
+
+@pytest.mark.parametrize(
+    ("made_ms", "node_ms", "fate"),
+    [
+        (NOW_MS - HOUR_MS + 1, 1, Fate.YOUNG),
+        (NOW_MS - HOUR_MS, 1, Fate.ORPHAN),
+        (1, NOW_MS - 1, Fate.YOUNG),  # its maker's clock was wrong, or the cluster was restored just now
+        (None, NOW_MS - 1, Fate.YOUNG),
+    ],
+)
+async def test_the_grace_goes_by_the_younger_of_both_clocks(
+    store: MemoryStore, made_ms: int | None, node_ms: int, fate: Fate
+) -> None:
+    ledgers = Ledgers()
+    ledgers.put(9, MANAGED, made_ms=made_ms, node_ms=node_ms)
+    assert (await fates(store, ledgers))[9].fate is fate
+
+
+@pytest.mark.parametrize(
+    ("custom", "fate"),
+    [
+        ({}, Fate.FOREIGN),
+        ({"application": b"kafka"}, Fate.FOREIGN),
+        ({"application": b"bindery"}, Fate.ORPHAN),
+        ({"application": b"pulsar"}, Fate.ORPHAN),
+        ({"application": b"pulsar", "component": b"new-thing"}, Fate.UNCERTAIN),
+        ({"application": b"pulsar", "component": b"schema", "pulsar/schemaId": b"public/default/t"}, Fate.UNCERTAIN),
+        ({"application": b"pulsar", "component": b"schema", "pulsar/schemaId": b"public/default/u"}, Fate.ORPHAN),
+        ({"application": b"pulsar", "component": b"schema"}, Fate.UNCERTAIN),
+        (
+            {
+                "application": b"pulsar",
+                "component": b"compacted-ledger",
+                "pulsar/compactedTopic": b"persistent://public/default/t",
+            },
+            Fate.UNCERTAIN,
+        ),
+        (
+            {
+                "application": b"pulsar",
+                "component": b"compacted-ledger",
+                "pulsar/compactedTopic": b"persistent://public/default/no more",
+            },
+            Fate.ORPHAN,
+        ),
+    ],
+)
+async def test_doubt_keeps_a_ledger(store: MemoryStore, custom: dict[str, bytes], fate: Fate) -> None:
+    ledgers = Ledgers()
+    ledgers.put(9, custom)
+    assert (await fates(store, ledgers))[9].fate is fate
+
+
+async def test_unreadable_metadata_keep_a_ledger_and_a_deleted_one_is_no_finding(store: MemoryStore) -> None:
+    ledgers = Ledgers()
+    ledgers.put(4, MANAGED)
+    ledgers.found[5] = Corrupt("ledger metadata cannot be read")
+    ledgers.found[6] = NoSuchLedger(ledger_id=6)
+    found = await fates(store, ledgers)
+    assert {ledger_id: finding.fate for ledger_id, finding in found.items()} == {4: Fate.ORPHAN, 5: Fate.UNREADABLE}
+
+
+@pytest.mark.parametrize("path", ["public/default/persistent/t", "public/default/persistent/t/s"])
+async def test_one_reference_that_cannot_be_read_ends_the_search(store: MemoryStore, path: str) -> None:
+    ledgers = Ledgers()
+    ledgers.put(4, MANAGED)
+    await store.set(f"/managed-ledgers/{path}", b"\xff", version=None)
+    with pytest.raises(Corrupt, match="so none can be called an orphan"):
+        await fates(store, ledgers)
+
+
+async def test_references_made_after_the_ledgers_were_listed_count(store: MemoryStore) -> None:
+    """The listing is slow; before the references are read a topic begins to name ledger 4."""
+    ledgers = Ledgers()
+    ledgers.put(4, MANAGED)
+    listed = ledgers.list_ledgers
+
+    async def slow() -> AsyncIterator[LedgerId]:
+        async for ledger_id in listed():
+            yield ledger_id
+        await store.set(f"/managed-ledgers/{TOPIC}", b"[1,2,4]", version=None)
+
+    ledgers.list_ledgers = slow  # type: ignore[method-assign]
+    assert (await fates(store, ledgers))[4].fate is Fate.REFERENCED
+
+
+async def test_the_topic_is_asked_once_more_before_a_ledger_is_deleted(store: MemoryStore) -> None:
+    ledgers = Ledgers()
+    ledgers.put(4, MANAGED)
+    finding = (await fates(store, ledgers))[4]
+    assert await still_orphan(store, JsonCodec(), finding)
+    await store.set(f"/managed-ledgers/{TOPIC}/idle", b"[4]", version=None)
+    assert not await still_orphan(store, JsonCodec(), finding)
+
+
+async def test_references_of_an_empty_cluster_are_none() -> None:
+    references = await read_references(MemoryTree().connect(), JsonCodec())
+    assert (references.named, references.topics, references.schemas) == ({}, frozenset(), frozenset())

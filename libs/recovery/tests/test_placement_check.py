@@ -1,0 +1,60 @@
+"""What adheres and what does not, and the figures over all ledgers."""
+
+import pytest
+from bindery_core.errors import Corrupt, MetadataUnavailable
+from bindery_core.ids import BookieId
+from bindery_recovery.placement_check import Adherence, check_placement, judge_ensemble, judge_ledger
+from scripted import ScriptedClient, bookies, ledger
+from simulated import simulate
+
+ONE_RACK = dict.fromkeys(bookies("b1", "b2", "b3", "b4"), "/default-rack")
+TWO_RACKS = {**dict.fromkeys(bookies("b1", "b2", "b3"), "/a"), BookieId("b4"): "/b"}
+
+
+@pytest.mark.parametrize(
+    ("ensemble", "write_quorum", "racks", "unwanted", "expected"),
+    [
+        (("b1", "b2", "b3"), 3, ONE_RACK, (), Adherence.STRICT),
+        (("b1", "b2", "b1"), 3, ONE_RACK, (), Adherence.FAIL),
+        (("b1", "b2", "b3"), 3, ONE_RACK, ("b2",), Adherence.FAIL),
+        (("b1", "b2", "b3"), 3, ONE_RACK, ("b4",), Adherence.STRICT),
+        (("b1", "b2", "b3"), 3, TWO_RACKS, (), Adherence.SOFT),
+        (("b1", "b2", "b4"), 3, TWO_RACKS, (), Adherence.STRICT),
+        (("b1", "b2", "b4"), 2, TWO_RACKS, (), Adherence.SOFT),
+        (("b1", "b4"), 1, TWO_RACKS, (), Adherence.STRICT),
+        (("b1", "b2", "gone"), 3, ONE_RACK, (), Adherence.STRICT),
+        (("b1", "b2", "b3"), 3, {}, (), Adherence.STRICT),
+    ],
+)
+def test_an_ensemble(ensemble, write_quorum, racks, unwanted, expected) -> None:  # type: ignore[no-untyped-def]
+    assert judge_ensemble(ensemble, write_quorum=write_quorum, racks=racks, unwanted=unwanted) is expected
+
+
+def test_a_ledger_is_as_good_as_its_worst_ensemble() -> None:
+    metadata = ledger(("b1", "b2", "b4"), ("b1", "b2", "b3"), firsts=(0, 5))
+    assert judge_ledger(metadata, racks=TWO_RACKS) is Adherence.SOFT
+    assert judge_ledger(metadata, racks=TWO_RACKS, unwanted=bookies("b4")) is Adherence.FAIL
+
+
+def test_figures_over_all_closed_ledgers() -> None:
+    client = ScriptedClient(
+        {
+            1: ledger(("b1", "b2", "b4")),
+            2: ledger(("b1", "b2", "b3")),
+            3: ledger(("b1", "b1", "b4")),
+            4: ledger(("b1", "b1", "b4"), last=None),
+            5: Corrupt("garbage"),
+        }
+    )
+    client.deleted_since = {6}
+    result = simulate(check_placement(client, racks=TWO_RACKS))
+    assert result.to_json() == {
+        "ledgers": 3, "open_ledgers": 1, "unreadable": 1, "strict": 1, "soft": 1, "failed": 1,
+    }  # fmt: skip
+    assert result.failed_ids == [3]
+
+
+def test_half_a_check_is_none() -> None:
+    client = ScriptedClient({1: ledger(("b1", "b2", "b4")), 2: MetadataUnavailable("away")})
+    with pytest.raises(MetadataUnavailable):
+        simulate(check_placement(client, racks=ONE_RACK))

@@ -1,0 +1,55 @@
+"""A reason that calls for reading everything is not lost under one that calls for less."""
+
+from itertools import product
+
+import pytest
+from bindery_core.ids import BookieId
+from bindery_metadata.recovery_records import Reason
+from bindery_metadata.store import Op
+from bindery_recovery.bookie_audit import LedgerMarker
+from bindery_recovery.reasons import CHECKED_ALL, stronger
+from healing_world import World, clock_ms, payloads, world
+
+
+@pytest.mark.parametrize(("standing", "new"), list(product(Reason, Reason)))
+def test_the_stronger_reason_wins_and_of_equals_the_first(standing: Reason, new: Reason) -> None:
+    found = stronger(standing, new)
+    assert found in (standing, new)
+    assert (found in CHECKED_ALL) == (standing in CHECKED_ALL or new in CHECKED_ALL)
+    if (standing in CHECKED_ALL) == (new in CHECKED_ALL):
+        assert found is standing
+
+
+class _Always:
+    """A leadership that never ends."""
+
+    def __init__(self, here: World) -> None:
+        self._here = here
+
+    async def multi(self, ops: list[Op]) -> list[object]:
+        return await self._here.store.multi(ops)  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("only_new", [True, False])
+@pytest.mark.parametrize("turned", [False, True], ids=["lost-first", "missing-first"])
+async def test_a_hole_found_in_a_ledger_that_is_marked_for_a_lost_bookie_is_filled(
+    only_new: bool, turned: bool
+) -> None:
+    """The bookie is back, and its first and last entries are there: nothing but reading all shows the hole."""
+    async with world() as here:
+        writer = await here.write(30)
+        holder = writer.metadata.last_segment.ensemble[1]
+        here.ledgers.find(writer.ledger_id).copies.lose(holder, 15)
+        marker = LedgerMarker(here.marks, here.records, leadership=_Always(here), clock_ms=clock_ms)  # type: ignore[arg-type]
+        reasons = [Reason.BOOKIE_LOST, Reason.ENTRY_MISSING]
+        for reason in reversed(reasons) if turned else reasons:
+            await marker.mark(
+                writer.ledger_id, [BookieId(holder)], reason, missing_entries=1, missing_bytes=10, only_new=only_new
+            )
+        record = await here.records.get(writer.ledger_id)
+        assert record is not None
+        assert record.reason is Reason.ENTRY_MISSING
+        healer = here.healer().start()
+        await here.until_healed(writer.ledger_id)
+        assert healer.client.stored == [(writer.ledger_id, holder, 1)]
+        await here.assert_whole(writer.ledger_id, payloads(30))

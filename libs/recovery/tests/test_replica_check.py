@@ -1,0 +1,125 @@
+"""Counts of entries with too few copies, against a count entry by entry; ledgers and bookies that do not answer."""
+
+import random
+
+import pytest
+from bindery_core.errors import BookieUnavailable, Corrupt, MetadataUnavailable, NoSuchLedger
+from bindery_core.ids import BookieId
+from bindery_core.ledger_metadata import LedgerMetadata
+from bindery_core.write_set import write_set
+from bindery_recovery.replica_check import ReplicaCheckResult, Shortage, check_replicas, count_shortage
+from scripted import LOT_BOOKIES, ScriptedClient, ledger, ledger_by_lot
+from simulated import simulate
+
+
+def figures(**changed: int) -> dict[str, int]:
+    return {**ReplicaCheckResult().to_json(), **changed}
+
+
+def naive(metadata: LedgerMetadata, held: dict[BookieId, list[int] | None]) -> Shortage:
+    counts = []
+    for entry_id in range(metadata.last_entry_id + 1):
+        ensemble = metadata.segment_of(entry_id).ensemble  # type: ignore[arg-type]
+        members = write_set(entry_id=entry_id, ensemble_size=metadata.ensemble_size, write_quorum=metadata.write_quorum)
+        holders = [held[ensemble[index]] for index in members]
+        counts.append(sum(entries is None or entry_id in entries for entries in holders))
+    return Shortage(
+        sum(count == 0 for count in counts),
+        sum(count < metadata.ack_quorum for count in counts),
+        sum(count < metadata.write_quorum for count in counts),
+    )
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_counting_by_runs_is_counting_entry_by_entry(seed: int) -> None:
+    rng = random.Random(seed)
+    metadata = ledger_by_lot(rng)
+    held: dict[BookieId, list[int] | None] = {}
+    runs = {}
+    for bookie_id in LOT_BOOKIES:
+        if rng.random() < 0.1:
+            held[bookie_id], runs[bookie_id] = None, None
+            continue
+        entries = [e for e in range(60) if rng.random() < 0.8]
+        held[bookie_id] = entries
+        joined: list[tuple[int, int]] = []
+        for entry_id in entries:
+            if joined and sum(joined[-1]) == entry_id and rng.random() < 0.8:  # runs may touch
+                joined[-1] = (joined[-1][0], joined[-1][1] + 1)
+            else:
+                joined.append((entry_id, 1))
+        runs[bookie_id] = joined
+    assert count_shortage(metadata, runs) == naive(metadata, held)
+
+
+def test_entries_listed_twice_count_once() -> None:
+    metadata = ledger(("b1",), last=9, ack_quorum=1)
+    assert count_shortage(metadata, {BookieId("b1"): [(0, 5), (3, 4)]}) == Shortage(3, 3, 3)
+
+
+def test_what_is_missing_is_counted_once_for_each_line_it_falls_below() -> None:
+    client = ScriptedClient(
+        {1: ledger(("b1", "b2", "b3")), 2: ledger(("b1", "b2", "b3")), 3: ledger(("b1", "b2", "b3"))}
+    )
+    client.entries[1, "b1"] = [(0, 7)]  # 7, 8, 9 have two copies
+    client.entries[2, "b1"] = client.entries[2, "b2"] = client.entries[2, "b3"] = [(0, 9)]  # 9 has none
+    result = simulate(check_replicas(client))
+    assert result.to_json() == figures(
+        ledgers=3, ledgers_without_replica=1, entries_without_replica=1,
+        ledgers_below_ack_quorum=1, entries_below_ack_quorum=1,
+        ledgers_below_write_quorum=2, entries_below_write_quorum=4,
+    )  # fmt: skip
+
+
+def test_a_bookie_that_cannot_be_asked_takes_nothing_away_and_one_without_the_ledger_all() -> None:
+    client = ScriptedClient({1: ledger(("b1", "b2", "b3")), 2: ledger(("b1", "b2", "b3"))})
+    client.entries[1, "b1"] = BookieUnavailable("down")
+    client.entries[2, "b1"] = NoSuchLedger("the bookie holds nothing of this ledger")
+    result = simulate(check_replicas(client))
+    assert result.to_json() == figures(
+        ledgers=2, unanswered=1, ledgers_below_write_quorum=1, entries_below_write_quorum=10
+    )
+
+
+def test_a_ledger_that_hangs_does_not_stop_the_walk() -> None:
+    client = ScriptedClient({n: ledger(("b1", "b2", "b3")) for n in range(50)})
+    for n in (3, 4, 5, 17):
+        client.entries[n, "b2"] = None
+    result = simulate(check_replicas(client, ledgers_in_flight=2, ledger_timeout_s=120))
+    assert result.to_json() == figures(ledgers=46, hung=4)
+
+
+def test_open_deleted_and_unreadable_ledgers_are_left_out() -> None:
+    client = ScriptedClient({1: ledger(("b1", "b2", "b3"), last=None), 2: Corrupt("garbage")})
+    client.deleted_since = {3}
+    assert simulate(check_replicas(client)).to_json() == figures(unreadable=1)
+
+
+def test_a_ledger_deleted_under_the_questions_is_no_loss() -> None:
+    client = ScriptedClient({1: ledger(("b1", "b2", "b3"))})
+
+    class Deleting(ScriptedClient):
+        async def entries_on(self, ledger_id, bookie_id):  # type: ignore[no-untyped-def]
+            self.deleted_since.add(ledger_id)
+            raise NoSuchLedger("the bookie holds nothing of this ledger")
+
+    client = Deleting(client.ledgers)
+    assert simulate(check_replicas(client)).to_json() == figures()
+
+
+def test_a_ledger_repaired_under_the_questions_is_counted_as_it_is_then() -> None:
+    class Repairing(ScriptedClient):
+        async def entries_on(self, ledger_id, bookie_id):  # type: ignore[no-untyped-def]
+            if bookie_id == "b3":
+                self.ledgers[ledger_id] = ledger(("b1", "b2", "b4"))
+                raise NoSuchLedger("the bookie holds nothing of this ledger")
+            return await super().entries_on(ledger_id, bookie_id)
+
+    client = Repairing({1: ledger(("b1", "b2", "b3"))})
+    assert simulate(check_replicas(client)).to_json() == figures(ledgers=1)
+
+
+def test_an_outage_of_the_metadata_ends_the_check() -> None:
+    client = ScriptedClient({1: ledger(("b1", "b2", "b3")), 2: MetadataUnavailable("away")})
+    with pytest.raises(MetadataUnavailable):
+        simulate(check_replicas(client))
