@@ -1,9 +1,13 @@
-"""A bookie's server over an in-memory store, and a raw socket to talk to it."""
+"""A bookie's server over an in-memory store, and a raw socket to talk to it. Tests import what stands beside them."""
 
 import asyncio
 import contextlib
+import random
 import socket
-from collections.abc import AsyncIterator, Callable, Sequence
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 import uvloop
@@ -18,15 +22,23 @@ from bindery_core.errors import BadRequest, NoSuchLedger, Unauthorized
 from bindery_core.wire import v2, v3
 from bindery_core.wire.framing import FrameDecoder
 from bindery_core.wire.messages import AddRequest, Request, Response, Status
+from bindery_metadata.layout import LedgersLayout
+from bindery_simulation.instant import InstantLoop
+
+sys.path.insert(0, str(Path(__file__).parent))
 
 ON_BOTH_LOOPS = ("test_connection.py", "test_operations.py", "test_v2.py", "test_tls.py", "test_authentication.py")
 """Transports differ in how they pause, buffer and close; the bookie runs on uvloop, simulations on asyncio."""
+WITHOUT_SOCKETS = ("test_budget.py", "test_garbage.py", "test_over_replicated.py", "test_presence.py")
+"""Their time may jump: nothing of theirs is outside the process."""
 
 
 def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
     """The event loops on which an asynchronous test runs."""
     if item.path.name in ON_BOTH_LOOPS:
         return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+    if item.path.name in WITHOUT_SOCKETS:
+        return {"instant": InstantLoop}
     return {"asyncio": asyncio.new_event_loop}
 
 
@@ -49,6 +61,7 @@ class MemoryEntryStore:
         self.groups: list[int] = []
         """Sizes of the groups of adds, in order."""
         self.read_groups: list[int] = []
+        self.forces = 0
         self.usage = (1000, 400)
         self._held: list[Callable[[], None]] | None = None
         self._fence_gate = asyncio.Event()
@@ -142,7 +155,7 @@ class MemoryEntryStore:
         last = ledger.entries[max(ledger.entries)] if ledger.entries else None
         return LacState(ledger.explicit_packet, last)
 
-    async def last_add_confirmed(self, ledger_id: int) -> int:
+    def last_add_confirmed(self, ledger_id: int) -> int:
         return self._ledger(ledger_id).lac
 
     def watch_lac(self, ledger_id: int, wake: Callable[[], None]) -> Callable[[], None]:
@@ -159,6 +172,7 @@ class MemoryEntryStore:
         return self._ledger(ledger_id).lac_updated_at_ms
 
     async def force(self, ledger_id: int) -> None:
+        self.forces += 1
         await self._fence_gate.wait()
 
     async def entry_ids(self, ledger_id: int) -> Sequence[tuple[int, int]]:
@@ -209,7 +223,7 @@ class RawClient:
 
     async def receive_bytes(self) -> bytes:
         """The next message. Raises EOFError when the bookie closed."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while not self._messages:
                 data = await self.reader.read(65536)
                 if not data:
@@ -232,7 +246,7 @@ class RawClient:
 
     async def is_closed(self) -> bool:
         """Whether the bookie ends the connection without another byte."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             try:
                 return await self.reader.read(1) == b""
             except ConnectionResetError:
@@ -328,3 +342,37 @@ async def connect_raw() -> AsyncIterator[Callable[..., object]]:
 @pytest.fixture
 def memory_store() -> MemoryEntryStore:
     return MemoryEntryStore()
+
+
+@pytest.fixture(scope="module")
+def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """One server for a module; each test has a ledgers root of its own."""
+    from bindery_metadata.embedded import EmbeddedZooKeeper, ServerSpec
+    from bookie_process import free_port
+
+    server = EmbeddedZooKeeper(ServerSpec(tmp_path_factory.mktemp("zookeeper"), free_port()))
+    asyncio.run(server.start())
+    yield server.hosts
+    asyncio.run(server.stop())
+
+
+@pytest.fixture
+async def metadata(zookeeper: str) -> AsyncIterator[Any]:
+    from bindery_metadata.zookeeper import ZooKeeperStore
+
+    store = await ZooKeeperStore.connect(zookeeper)
+    yield store
+    await store.close()
+
+
+@pytest.fixture
+async def real_bookie(tmp_path: Path, zookeeper: str, metadata: Any) -> AsyncIterator[Any]:
+    """A process of its own in an initialised cluster of its own, not started yet; killed with the test."""
+    from bindery_metadata.cluster import initialize_cluster
+    from bookie_process import Bookie
+
+    root = f"/{tmp_path.name}"
+    await initialize_cluster(metadata, LedgersLayout(root), randomness=random.Random(tmp_path.name))
+    bookie = Bookie(tmp_path, zookeeper, root)
+    yield bookie
+    bookie.kill()

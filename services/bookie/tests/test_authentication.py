@@ -19,7 +19,7 @@ ZERO = "0000000000000000"
 @pytest.fixture
 async def guarded(start_bookie):  # type: ignore[no-untyped-def]
     authenticator = TokenAuthenticator(SharedSecrets([SECRET]), plugin="bindery", now_s=lambda: 0.0)
-    return await start_bookie(security=Security(authenticator=authenticator, auth_timeout_s=0.3))
+    return await start_bookie(security=Security(authenticator=authenticator, auth_timeout_s=60.0))
 
 
 def auth_message(plugin: bytes, payload: bytes) -> str:
@@ -83,9 +83,38 @@ async def test_requests_behind_the_token_in_one_segment_are_served(guarded) -> N
     assert [answers[n].status for n in (1, 2, 3)] == [0, 0, 0]
 
 
-async def test_who_does_not_authenticate_in_time_is_disconnected_and_who_did_is_not(guarded) -> None:
-    idle, known = await guarded.connect(), await guarded.connect()
+async def test_start_tls_lets_nothing_behind_it_through(guarded) -> None:
+    """There is no TLS here, so it is refused, and the connection goes on as before it."""
+    client = await guarded.connect()
+    add = m.AddRequest(2, 8, 0, KEY, bytes(60))
+    client.send(m.StartTlsRequest(1), add, m.ReadRequest(3, 8, 0), m.ForceLedgerRequest(4, 8), m.StartTlsRequest(5))
+    answers = await client.receive_all(5)
+    assert {txn_id: answer.status for txn_id, answer in answers.items()} == {
+        1: Status.BAD_REQUEST, 2: Status.UNAUTHORIZED, 3: Status.UNAUTHORIZED, 4: Status.UNAUTHORIZED,
+        5: Status.BAD_REQUEST,
+    }  # fmt: skip
+    assert (guarded.store.groups, guarded.store.read_groups, guarded.store.forces) == ([], [], 0)
+    client.send(m.StartTlsRequest(6), m.AuthRequest(7, "bindery", SECRET), m.ReadRequest(8, 9, 0))
+    answers = await client.receive_all(3)
+    assert [answers[txn_id].status for txn_id in (6, 7, 8)] == [Status.BAD_REQUEST, 0, Status.NO_LEDGER]
+
+
+async def test_who_did_not_authenticate_sends_no_large_frames(guarded) -> None:
+    """Half a frame is in no budget: two thousand strangers would fill the memory."""
+    stranger, known = await guarded.connect(), await guarded.connect()
+    large = m.AddRequest(2, 8, 0, KEY, bytes(100_000))
+    stranger.send(large)
+    assert await stranger.is_closed()
+    assert (await known.ask(m.AuthRequest(1, "bindery", SECRET))).status == 0
+    assert (await known.ask(large)).status == 0
+
+
+async def test_who_does_not_authenticate_in_time_is_disconnected_and_who_did_is_not(start_bookie) -> None:
+    authenticator = TokenAuthenticator(SharedSecrets([SECRET]), plugin="bindery", now_s=lambda: 0.0)
+    guarded = await start_bookie(security=Security(authenticator=authenticator, auth_timeout_s=1.0))
+    known = await guarded.connect()
     await known.ask(m.AuthRequest(1, "bindery", SECRET))
+    idle = await guarded.connect()
     assert await idle.is_closed()
     await asyncio.sleep(0.1)
     assert (await known.ask(m.AddRequest(2, 1, 0, KEY, bytes(36)))).status == 0

@@ -1,6 +1,7 @@
 """Budgets: who waits goes on when half is free, in order, once."""
 
 import asyncio
+from functools import partial
 
 import pytest
 from bindery_bookie.budget import ByteBudget
@@ -54,5 +55,50 @@ async def test_waiting_for_empty() -> None:
     await asyncio.sleep(0)
     assert not waiting.done()
     budget.give(1)
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(30):
         await waiting
+
+
+def test_who_is_gone_waits_no_longer() -> None:
+    budget = ByteBudget(100)
+    calls: list[str] = []
+
+    def gone() -> None:
+        calls.append("gone")
+
+    budget.take(100)
+    budget.when_low(gone)
+    budget.when_low(lambda: calls.append("there"))
+    budget.forget(gone)
+    assert budget.waiting == 1
+    budget.give(100)
+    assert (calls, budget.waiting) == (["there"], 0)
+
+
+def test_thousands_of_waiters_that_are_done_at_once_do_not_nest() -> None:
+    budget = ByteBudget(100)
+    calls: list[int] = []
+
+    def quick(number: int) -> None:
+        calls.append(number)
+        budget.take(10)
+        budget.give(10)
+
+    budget.take(100)
+    for number in range(5000):
+        budget.when_low(partial(quick, number))
+    budget.give(100)
+    assert calls == list(range(5000))
+    assert budget.used == 0
+
+
+def test_a_waiter_that_fails_leaves_the_others_theirs() -> None:
+    budget = ByteBudget(100)
+    calls: list[str] = []
+    budget.take(100)
+    budget.when_low(lambda: 1 // 0)
+    budget.when_low(lambda: calls.append("next"))
+    with pytest.raises(ZeroDivisionError):
+        budget.give(100)
+    budget.give(0)
+    assert calls == ["next"]

@@ -5,6 +5,7 @@ import random
 
 import pytest
 from bindery_bookie import connection as connection_module
+from bindery_bookie.read_turns import READ_TURN_COUNT_MAX
 from bindery_core.digest import Digester, master_key
 from bindery_core.entry import pack
 from bindery_core.ledger_metadata import DigestType
@@ -20,7 +21,7 @@ def add(txn_id: int, ledger_id: int, entry_id: int, size: int = 10) -> m.AddRequ
     return m.AddRequest(txn_id, ledger_id, entry_id, KEY, body)
 
 
-async def eventually(condition, timeout_s: float = 10.0) -> None:  # type: ignore[no-untyped-def]
+async def eventually(condition, timeout_s: float = 30.0) -> None:  # type: ignore[no-untyped-def]
     async with asyncio.timeout(timeout_s):
         while not condition():
             await asyncio.sleep(0.001)
@@ -88,7 +89,7 @@ async def test_flipped_bits_in_real_frames_never_hurt_the_process(bookie) -> Non
             frame[noise.randrange(4, len(frame))] ^= 1 << noise.randrange(8)
         client.writer.write(bytes(frame))
         client.writer.write_eof()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await client.reader.read()
     survivor = await bookie.connect()
     assert (await survivor.ask(add(1, 77, 0))).status == 0
@@ -179,6 +180,86 @@ async def test_a_client_that_does_not_read_stops_only_itself(start_bookie, monke
     await eventually(lambda: operations.reads_budget.used == 0)
 
 
+async def test_a_row_of_reads_is_answered_in_thirds(start_bookie) -> None:
+    """So that its client takes the first answers while the bookie makes the others."""
+    bookie = await start_bookie()
+    client = await bookie.connect()
+    assert (await client.ask(add(0, 1, 0))).status == 0
+    for txn_id in range(40):  # until it believes how small entries are
+        assert (await client.ask(m.ReadRequest(txn_id, 1, 0))).status == 0
+    bookie.store.read_groups.clear()
+    client.send(*[m.ReadRequest(100 + n, 1, 0) for n in range(200)])
+    answers = await client.receive_all(200)
+    assert {answer.status for answer in answers.values()} == {0}
+    assert bookie.store.read_groups == [66, 44, 32, 32, 26]
+
+
+async def test_reads_from_the_cache_leave_turns_to_others(start_bookie, monkeypatch) -> None:
+    """However many pieces come in one turn, and whoever sends them."""
+    bookie = await start_bookie()
+    clients = [await bookie.connect() for _ in range(4)]
+    assert (await clients[0].ask(add(0, 1, 0))).status == 0
+    turn = 0
+    reads_in: dict[int, int] = {}
+    read_many = bookie.store.read_many
+
+    def counted(keys, done) -> None:  # type: ignore[no-untyped-def]
+        reads_in[turn] = reads_in.get(turn, 0) + len(keys)
+        read_many(keys, done)
+
+    async def count_turns() -> None:
+        nonlocal turn
+        while True:
+            turn += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.ensure_future(count_turns())
+    monkeypatch.setattr(bookie.store, "read_many", counted)
+    for client in clients:
+        client.send(*[m.ReadRequest(n, 1, 0) for n in range(3000)])
+    for client in clients:
+        answers = await client.receive_all(3000)
+        assert {answer.status for answer in answers.values()} == {0}
+    counting.cancel()
+    assert sum(reads_in.values()) == 12_000
+    # A turn as counted here may begin in one of the loop's and end in the next.
+    assert max(reads_in.values()) <= 2 * READ_TURN_COUNT_MAX
+    assert bookie.server.operations.reads_budget.used == 0
+
+
+async def test_closing_answers_reads_that_wait_for_a_turn(start_bookie) -> None:
+    bookie = await start_bookie()
+    client = await bookie.connect()
+    assert (await client.ask(add(0, 1, 0))).status == 0
+    client.send(*[m.ReadRequest(n, 1, 0) for n in range(4000)])
+    await eventually(lambda: bookie.server.operations.pending_reads > 0)
+    closing = asyncio.ensure_future(bookie.server.close())
+    answers = await client.receive_all(4000)
+    assert {answer.status for answer in answers.values()} == {0}
+    await closing
+
+
+async def test_a_store_that_breaks_leaves_no_read_without_an_answer(start_bookie, monkeypatch) -> None:
+    bookie = await start_bookie()
+    client = await bookie.connect()
+    assert (await client.ask(add(0, 1, 0))).status == 0
+
+    def broken(keys, done) -> None:  # type: ignore[no-untyped-def]
+        raise KeyError(keys[0])
+
+    def torn(keys, done) -> None:  # type: ignore[no-untyped-def]
+        done([0])
+        raise KeyError(keys[0])
+
+    for wrong in (broken, torn):
+        monkeypatch.setattr(bookie.store, "read_many", wrong)
+        client.send(*[m.ReadRequest(n, 1, 0) for n in range(3)])
+        answers = await client.receive_all(3)
+        assert {answer.status for answer in answers.values()} == {m.Status.IO_ERROR}
+    assert bookie.server.operations.reads_budget.used == 0
+    assert bookie.metrics.reads_in_progress == 0
+
+
 async def test_a_slow_reader_that_leaves_gives_its_budget_back(start_bookie) -> None:
     bookie = await start_bookie(unsent_size_max=64 * 1024)
     slow, quick = await bookie.connect(receive_buffer_size=4096), await bookie.connect()
@@ -205,12 +286,106 @@ async def test_the_budget_of_reads_is_shared_by_all_connections(start_bookie) ->
     await eventually(lambda: bookie.server.operations.reads_budget.used == 0)
 
 
+async def stuck_readers(bookie, count: int) -> list:
+    """Clients that ask for much more than they take, their answers of 200 kB."""
+    slow = [await bookie.connect(receive_buffer_size=4096) for _ in range(count)]
+    for client in slow:
+        client.reader._limit = 1024
+        client.send(*[m.ReadRequest(n, 1, 0) for n in range(100)])
+    return slow
+
+
+async def test_readers_that_take_nothing_starve_nobody(start_bookie) -> None:
+    bookie = await start_bookie(reads_size_max=1024 * 1024, unsent_size_max=64 * 1024, unsent_time_max_s=0.1)
+    quick = await bookie.connect()
+    assert (await quick.ask(add(0, 1, 0, size=200_000))).status == 0
+    slow = await stuck_readers(bookie, 8)
+    budget = bookie.server.operations.reads_budget
+    await eventually(lambda: budget.is_over)
+    async with asyncio.timeout(30):
+        assert (await quick.ask(m.ReadRequest(9, 1, 0))).status == 0
+    assert bookie.metrics.bad_frames == 0
+    for client in slow:
+        client.writer.transport.abort()
+    await eventually(lambda: (budget.used, budget.waiting) == (0, 0))
+
+
+async def test_a_reader_that_takes_nothing_is_left_alone_while_nobody_waits(start_bookie) -> None:
+    bookie = await start_bookie(reads_size_max=512 * 1024, unsent_size_max=64 * 1024, unsent_time_max_s=0.02)
+    quick = await bookie.connect()
+    assert (await quick.ask(add(0, 1, 0, size=200_000))).status == 0
+    (slow,) = await stuck_readers(bookie, 1)
+    budget = bookie.server.operations.reads_budget
+    await eventually(lambda: budget.is_over)
+    await asyncio.sleep(0.2)
+    assert bookie.server.connection_count == 2, "it may wait for room itself"
+    slow.reader._limit = 2**20
+    slow.reader._maybe_resume_transport()
+    assert len(await slow.receive_all(100)) == 100
+
+
+class Wire(asyncio.Transport):
+    """To a client that takes `step` bytes between two looks at what is unsent."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__()
+        self.connection: connection_module.BookieConnection
+        self.step = step
+        self.unsent = self.looks = 0
+        self.aborted = False
+
+    def write(self, data) -> None:
+        self.unsent += len(data)
+        self.connection.pause_writing()
+
+    def get_write_buffer_size(self) -> int:
+        self.looks += 1
+        self.unsent -= self.step
+        return self.unsent
+
+    def set_write_buffer_limits(self, high=None, low=None) -> None:
+        assert (high, low) == (4096, 1024)
+
+    def pause_reading(self) -> None:
+        assert not self.aborted
+
+    def is_closing(self) -> bool:
+        return self.aborted
+
+    def abort(self) -> None:
+        self.aborted = True
+        self.connection.connection_lost(None)
+
+
+@pytest.mark.parametrize(("step", "is_cut"), [(0, True), (2047, True), (2048, False), (-100, False)])
+async def test_a_slow_reader_that_takes_something_is_not_cut_while_others_wait(start_bookie, step, is_cut) -> None:
+    """One whose answers under way still come is not judged yet."""
+    bookie = await start_bookie(reads_size_max=512 * 1024, unsent_size_max=4096, unsent_time_max_s=0.01)
+    quick = await bookie.connect()
+    assert (await quick.ask(add(0, 1, 0, size=200_000))).status == 0
+    operations, budget = bookie.server.operations, bookie.server.operations.reads_budget
+    wire = Wire(step)
+    wire.connection = connection_module.BookieConnection(bookie.server)
+    wire.connection.connection_made(wire)
+    operations.handle(wire.connection, [m.ReadRequest(n, 1, 0) for n in range(8)])
+    await eventually(lambda: wire.unsent > 0 and budget.is_over)
+    quick.send(m.ReadRequest(9, 1, 0))
+    await eventually(lambda: wire.looks >= 10 or wire.aborted)
+    assert wire.aborted == is_cut
+    if not is_cut:
+        assert budget.waiting == 1
+        wire.abort()
+    assert set(await quick.receive_all(1)) == {9}
+    await eventually(lambda: budget.used == 0)
+    assert wire.looks == (2 if is_cut else 10)
+
+
 async def test_many_operations_pause_their_connection(start_bookie) -> None:
     bookie = await start_bookie(operations_max=10)
     client = await bookie.connect()
     bookie.store.hold()
     client.send(*[m.ForceLedgerRequest(n, 1) for n in range(10)])
-    await asyncio.sleep(0.02)
+    await eventually(lambda: bookie.store.forces == 10)
     client.send(add(50, 1, 0))
     await asyncio.sleep(0.05)
     assert bookie.store.groups == []
@@ -249,7 +424,7 @@ async def test_closing_cuts_what_takes_too_long(start_bookie) -> None:
     bookie.store.hold()
     client.send(add(1, 1, 0))
     await eventually(lambda: bookie.store.groups == [1])
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(30):
         await bookie.server.close()
     assert await client.is_closed()
     bookie.store.release()
@@ -259,7 +434,7 @@ async def test_closing_ends_long_polls_and_idle_connections_at_once(bookie, clie
     await client.ask(add(1, 1, 0))
     client.send(m.ReadRequest(2, 1, -1, flag=2, previous_lac=5, timeout_ms=60_000))
     await eventually(lambda: bookie.server.operations.long_polls == 1)
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(30):
         await bookie.server.close()
     assert await client.is_closed()
 

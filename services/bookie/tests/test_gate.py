@@ -95,6 +95,15 @@ def test_start_tls_passes_before_authentication() -> None:
     assert gate().admit([READ, START_TLS], version=3) == Verdict([START_TLS], [refusal(READ, Operation.READ_ENTRY)])
 
 
+def test_what_stands_behind_start_tls_does_not_pass_with_it() -> None:
+    refused = [refusal(ADD, Operation.ADD_ENTRY), refusal(READ, Operation.READ_ENTRY)]
+    assert gate().admit([START_TLS, ADD, READ], version=3) == Verdict([START_TLS], refused)
+    assert gate(tls_required=True).admit([START_TLS, ADD, READ], version=3) == Verdict([START_TLS], refused)
+    assert closes(gate().admit([START_TLS, BAD, READ], version=3), [refusal(BAD, Operation.AUTH)])
+    opened = gate().admit([START_TLS, GOOD, READ], version=3)
+    assert opened.passed == [START_TLS, READ]
+
+
 def test_where_tls_is_required_a_token_in_clear_is_refused_even_if_it_is_good() -> None:
     one = gate(tls_required=True)
     assert closes(one.admit([GOOD], version=3), [refusal(GOOD, Operation.AUTH)])

@@ -209,7 +209,7 @@ async def test_a_long_poll_wakes_when_the_lac_advances(bookie, client) -> None:
 
 
 async def parked(bookie, count: int) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while sum(len(ledger.watchers) for ledger in bookie.store.ledgers.values()) != count:
             await asyncio.sleep(0.001)
 

@@ -33,7 +33,7 @@ class World:
         return writable is not None, read_only is not None
 
     async def until(self, lists: tuple[bool, bool]) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while await self.lists() != lists:
                 await asyncio.sleep(0.001)
 
@@ -77,7 +77,7 @@ async def test_without_its_node_a_bookie_takes_no_adds_until_it_stands_again(wor
     world.tree.suspend(world.store)
     world.tree.expire(world.store)
     world.tree.resume(world.store)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while turns != [False, True]:
             await asyncio.sleep(0.001)
     assert await world.lists() == (True, False)
@@ -90,7 +90,7 @@ async def test_a_disk_that_fills_while_the_session_is_lost_is_announced_afterwar
     world.state.set_read_only(READ_ONLY_DISK, "full")
     world.tree.resume(world.store)
     await world.until((False, True))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while world.state.reasons != {READ_ONLY_DISK: "full"}:
             await asyncio.sleep(0.001)
 

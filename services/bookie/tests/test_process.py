@@ -1,137 +1,38 @@
 """The real process with real disks and a real ZooKeeper: start, crash, stop, and everything that must be refused."""
 
 import asyncio
+import contextlib
 import json
+import os
 import random
 import signal
 import socket
 import subprocess
 import sys
-import urllib.error
-import urllib.request
-from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 from bindery_core.digest import Digester
 from bindery_core.entry import pack_lac, pack_many
-from bindery_core.ids import BookieId
 from bindery_core.ledger_metadata import DigestType
 from bindery_core.wire import messages as m
 from bindery_core.wire.messages import Status
 from bindery_metadata.cluster import initialize_cluster
-from bindery_metadata.embedded import EmbeddedZooKeeper, ServerSpec
 from bindery_metadata.layout import LedgersLayout
-from bindery_metadata.zookeeper import ZooKeeperStore
+from bindery_metadata.membership import ABSENT, Intent, MembershipStore
+from bookie_process import ID, WAIT_S, Bookie, free_port
 
 pytestmark = pytest.mark.integration
 
 DIGESTER = Digester(DigestType.CRC32C, b"pw")
 KEY = DIGESTER.master_key
+STOP_LIMIT_S = 20.0  # most of it is for a busy machine
 PACKET = pack_lac(DIGESTER, ledger_id=9, lac=41)
-LAYOUT = LedgersLayout()
-ID = BookieId("bookie-0")
-WAIT_S = 30.0
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
-
-
-@pytest.fixture(scope="module")
-def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """One server for this module; each test has a ledgers root of its own."""
-    server = EmbeddedZooKeeper(ServerSpec(tmp_path_factory.mktemp("zookeeper"), free_port()))
-    asyncio.run(server.start())
-    yield server.hosts
-    asyncio.run(server.stop())
-
-
-class Bookie:
-    """A `python -m bindery_bookie` of the test's own; killed with the test."""
-
-    def __init__(self, directory: Path, zookeeper: str, root: str) -> None:
-        self.directory = directory
-        self.layout = LedgersLayout(root)
-        self.port, self.http_port = free_port(), free_port()
-        self.log = directory / "bookie.log"
-        self.arguments = {
-            "--zookeeper": zookeeper,
-            "--ledgers-root": root,
-            "--bookie-id": str(ID),
-            "--port": str(self.port),
-            "--http-port": str(self.http_port),
-            "--journal-dir": str(directory / "journal"),
-            "--ledger-dir": str(directory / "ledgers"),
-            "--zookeeper-session-timeout-s": "4",
-        }
-        self.process: subprocess.Popen[bytes] | None = None
-
-    def launch(self, **changes: str) -> None:
-        assert self.process is None
-        arguments = {**self.arguments, **{f"--{name.replace('_', '-')}": value for name, value in changes.items()}}
-        flat = [word for pair in arguments.items() for word in pair]
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen([sys.executable, "-m", "bindery_bookie", *flat], stdout=log, stderr=log)
-
-    async def start(self, **changes: str) -> None:
-        self.launch(**changes)
-        await self.until_ready()
-
-    async def until_ready(self) -> None:
-        async with asyncio.timeout(WAIT_S):
-            while (await self.http("/readyz"))[0] != 200:
-                assert self.process is not None
-                assert self.process.poll() is None, self.log.read_text()
-                await asyncio.sleep(0.02)
-
-    async def http(self, path: str) -> tuple[int, str]:
-        """Status and body; 0 while nobody listens."""
-
-        def get() -> tuple[int, str]:
-            try:
-                with urllib.request.urlopen(f"http://127.0.0.1:{self.http_port}{path}", timeout=5) as answer:
-                    return answer.status, answer.read().decode()
-            except urllib.error.HTTPError as error:
-                return error.code, error.read().decode()
-            except OSError:
-                return 0, ""
-
-        return await asyncio.to_thread(get)
-
-    async def end(self, number: signal.Signals) -> int:
-        assert self.process is not None
-        process, self.process = self.process, None
-        process.send_signal(number)
-        return await asyncio.to_thread(process.wait, WAIT_S)
-
-    async def exit_code(self) -> int:
-        assert self.process is not None
-        process, self.process = self.process, None
-        return await asyncio.to_thread(process.wait, WAIT_S)
-
-    def kill(self) -> None:
-        if self.process is not None:
-            self.process.kill()
-            self.process.wait()
 
 
 @pytest.fixture
-async def metadata(zookeeper: str) -> AsyncIterator[ZooKeeperStore]:
-    store = await ZooKeeperStore.connect(zookeeper)
-    yield store
-    await store.close()
-
-
-@pytest.fixture
-async def bookie(tmp_path: Path, zookeeper: str, metadata: ZooKeeperStore) -> AsyncIterator[Bookie]:
-    root = f"/{tmp_path.name}"
-    await initialize_cluster(metadata, LedgersLayout(root), randomness=random.Random(tmp_path.name))
-    bookie = Bookie(tmp_path, zookeeper, root)
-    yield bookie
-    bookie.kill()
+def bookie(real_bookie: Bookie) -> Bookie:
+    return real_bookie
 
 
 def adds(ledger_id: int, first: int, count: int, *, size: int = 100) -> list[m.AddRequest]:
@@ -158,13 +59,14 @@ async def test_a_bookie_starts_serves_stops_and_starts_again(bookie, metadata, c
     assert await metadata.children(bookie.layout.available) == [str(ID), "readonly"]
     status, page = await bookie.http("/metrics")
     assert status == 200
-    assert 'bookkeeper_server_ADD_ENTRY_REQUEST_count{success="true"} 101.0' in page
-    assert "bookie_SERVER_STATUS 1.0" in page
+    assert 'bookkeeper_server_ADD_ENTRY_REQUEST_count{success="true"} 101' in page
+    assert "\nbookie_SERVER_STATUS 1\n" in page
     state = json.loads((await bookie.http("/api/v1/bookie/state"))[1])
+    assert state.pop("membership") == {"intent": "active", "sinceMs": 0, "untilMs": None, "reason": "", "by": ""}
     assert state == {"running": True, "readOnly": False, "shuttingDown": False, "availableForHighPriorityWrites": True}
     assert (await bookie.http("/startupz"))[0] == (await bookie.http("/livez"))[0] == 200
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         assert await bookie.end(signal.SIGTERM) == 0
     assert await metadata.children(bookie.layout.available) == ["readonly"]
 
@@ -248,19 +150,67 @@ async def test_a_start_that_waits_for_zookeeper_shows_it_and_gives_up_in_time(bo
         while (answer := await bookie.http("/startupz"))[0] == 0:
             await asyncio.sleep(0.02)
     assert answer[0] == 503
-    assert json.loads(answer[1])["progress"]["step"] == "connecting to ZooKeeper"
-    assert (await bookie.http("/readyz"))[0] == 503
+    waits = "waiting for ZooKeeper since"
+    async with asyncio.timeout(WAIT_S):
+        while waits not in json.loads((await bookie.http("/startupz"))[1])["progress"]["step"]:
+            await asyncio.sleep(0.02)
+    status, body = await bookie.http("/readyz")
+    assert (status, json.loads(body)["reasons"]["startup"].startswith(waits)) == (503, True)
+    assert (await bookie.http("/livez"))[0] == 200
     assert await bookie.exit_code() == 1
-    assert "no zookeeper answers" in bookie.log.read_text()
+    *_, last = bookie.log.read_text().splitlines()
+    assert last.startswith("bindery-bookie: gave up waiting for ZooKeeper after 4 s: 127.0.0.1:")
+    assert last.endswith("connection refused; start ZooKeeper, or name its servers in BOOKIE_ZOOKEEPER")
+
+
+async def test_a_start_waits_for_the_cluster_to_be_initialised(bookie, metadata) -> None:
+    layout = LedgersLayout(f"{bookie.layout.root}-later")
+    bookie.launch(ledgers_root=layout.root)
+    async with asyncio.timeout(WAIT_S):
+        while "bindery cluster init" not in (await bookie.http("/readyz"))[1]:
+            await asyncio.sleep(0.02)
+    assert "cluster_not_initialised" in bookie.log.read_text()
+    await initialize_cluster(metadata, layout, randomness=random.Random(1))
+    await bookie.until_ready()
+
+
+async def test_a_cluster_that_is_never_initialised_ends_the_start(bookie) -> None:
+    bookie.launch(ledgers_root="/never-made", zookeeper_connect_timeout_s="1")
+    assert await bookie.exit_code() == 1
+    *_, last = bookie.log.read_text().splitlines()
+    assert "has no cluster at /never-made; `bindery cluster init --zookeeper " in last
 
 
 async def test_a_start_may_be_stopped(bookie) -> None:
-    bookie.launch(zookeeper=f"127.0.0.1:{free_port()}", zookeeper_connect_timeout_s="60")
-    async with asyncio.timeout(WAIT_S):
-        while (await bookie.http("/livez"))[0] != 200:
-            await asyncio.sleep(0.02)
-    async with asyncio.timeout(10):
+    """Whether nobody listens where ZooKeeper should be, or somebody who never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        for port in (free_port(), silent.getsockname()[1]):
+            bookie.launch(zookeeper=f"127.0.0.1:{port}", zookeeper_connect_timeout_s="60")
+            async with asyncio.timeout(WAIT_S):
+                while (await bookie.http("/livez"))[0] != 200:
+                    await asyncio.sleep(0.02)
+            async with asyncio.timeout(STOP_LIMIT_S):
+                assert await bookie.end(signal.SIGTERM) == 0
+
+
+async def test_an_orderly_end_takes_seconds_while_clients_go_on(bookie, metadata, connect_raw) -> None:
+    """Everything acknowledged is flushed, the registration is gone, and no client is waited for."""
+    await bookie.start()
+    client = await connect_raw(bookie.port)
+    sent = adds(7, 0, 3000, size=1000)
+    client.send(*sent)
+    acknowledged = {(await client.receive()).entry_id for _ in range(1000)}
+    async with asyncio.timeout(STOP_LIMIT_S):
         assert await bookie.end(signal.SIGTERM) == 0
+    assert await metadata.children(bookie.layout.available) == ["readonly"]
+    with contextlib.suppress(EOFError, ConnectionResetError):
+        while True:
+            acknowledged.add((await client.receive()).entry_id)
+    await bookie.start()
+    client = await connect_raw(bookie.port)
+    client.send(*[m.ReadRequest(n, 7, n) for n in sorted(acknowledged)])
+    found = await client.receive_all(len(acknowledged))
+    assert {n: found[n].body for n in found} == {a.entry_id: a.body for a in sent if a.entry_id in acknowledged}
 
 
 async def test_wrong_settings_are_told_apart(bookie) -> None:
@@ -274,6 +224,26 @@ async def test_wrong_settings_are_told_apart(bookie) -> None:
         assert await bookie.exit_code() == code, changes
         assert text in bookie.log.read_text(), changes
     assert "Traceback" not in bookie.log.read_text()
+
+
+async def test_an_orderly_stop_excuses_the_bookie_until_it_serves_again(bookie, metadata) -> None:
+    """As Kubernetes stops a pod: the hook with the bookie's environment, then SIGTERM; later the start."""
+    memberships = MembershipStore(metadata, clock_ms=lambda: 0)
+    await bookie.start()
+    names = ("zookeeper", "ledgers-root", "bookie-id")
+    variables = {f"BOOKIE_{name.upper().replace('-', '_')}": bookie.arguments[f"--{name}"] for name in names}
+    hook = await asyncio.to_thread(
+        subprocess.run, [str(Path(sys.executable).parent / "bindery-bookie-prestop")],
+        env={**os.environ, **variables}, capture_output=True, text=True, timeout=WAIT_S,
+    )  # fmt: skip
+    assert (hook.returncode, "is in maintenance for 600 s" in hook.stderr) == (0, True), hook.stderr
+    assert (await memberships.get(ID)).intent is Intent.MAINTENANCE
+    assert await bookie.end(signal.SIGTERM) == 0
+    assert (await memberships.get(ID)).intent is Intent.MAINTENANCE
+    await bookie.start()
+    async with asyncio.timeout(WAIT_S):
+        while (await memberships.get(ID)).version != ABSENT:
+            await asyncio.sleep(0.02)
 
 
 async def test_a_lost_session_stops_adds_until_the_bookie_is_registered_again(bookie, metadata, connect_raw) -> None:

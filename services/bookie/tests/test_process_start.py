@@ -1,68 +1,33 @@
 """The order of a start and of an end, in process, over the in-memory metadata store and real disks."""
 
 import asyncio
-import random
-import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import httpx
 import pytest
 from bindery_bookie import process as process_module
-from bindery_bookie.process import BookieProcess
 from bindery_bookie.settings import BookieSettings
+from bindery_bookie.state import READ_ONLY_DISK, READ_ONLY_SESSION
 from bindery_bookie.storage.engine import StorageEngine
 from bindery_bookie.store import ReplayProgress
 from bindery_core.errors import BadRequest, MetadataUnavailable
 from bindery_core.ids import BookieId
-from bindery_kit.runtime import EXIT_ERROR, Shutdown
-from bindery_metadata.cluster import initialize_cluster
-from bindery_metadata.layout import LedgersLayout
-from bindery_metadata.memory import MemoryStore, MemoryTree
-
-LAYOUT = LedgersLayout()
-
-
-class World:
-    def __init__(self, directory: Path) -> None:
-        self.tree = MemoryTree()
-        self.observer = self.tree.connect()
-        self.shutdown = Shutdown()
-        self.settings = BookieSettings(
-            port=0,
-            http_port=0,
-            bookie_id="b0",
-            journal_dir=str(directory / "journal"),
-            ledger_dir=str(directory / "ledgers"),
-        )
-        self.process = BookieProcess(
-            self.settings, self.shutdown, connect=self.connect, clock=time.monotonic, wall_clock_ms=lambda: 0
-        )
-
-    async def connect(self, _: BookieSettings) -> MemoryStore:
-        return self.tree.connect()
-
-    async def get(self, path: str) -> httpx.Response:
-        async with httpx.AsyncClient() as http:
-            return await http.get(f"http://127.0.0.1:{self.process.http_port}{path}")
+from bindery_kit import cluster_wait
+from bindery_kit.runtime import EXIT_ERROR
+from bindery_metadata.memory import MemoryStore
+from bookie_world import LAYOUT, BookieWorld, running
 
 
 @pytest.fixture
-async def world(tmp_path: Path) -> AsyncIterator[World]:
-    world = World(tmp_path)
-    await initialize_cluster(world.observer, LAYOUT, randomness=random.Random(1))
-    yield world
-    await world.process.stop()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():
-            await asyncio.sleep(0.005)
+async def world(tmp_path: Path) -> AsyncIterator[BookieWorld]:
+    world = BookieWorld(tmp_path, wall_clock_ms=lambda: 0)
+    async with running(world):
+        yield world
 
 
 async def test_a_long_replay_is_seen_from_outside_and_nobody_is_served_before_its_end(
-    world: World, monkeypatch: pytest.MonkeyPatch, connect_raw
+    world: BookieWorld, monkeypatch: pytest.MonkeyPatch, connect_raw
 ) -> None:
     replaying, go_on = asyncio.Event(), asyncio.Event()
     really_open = StorageEngine.open
@@ -76,7 +41,7 @@ async def test_a_long_replay_is_seen_from_outside_and_nobody_is_served_before_it
     monkeypatch.setattr(StorageEngine, "open", slow_open)
     monkeypatch.setattr(process_module, "HTTP_EARLY_S", 0.01)
     starting = asyncio.create_task(world.process.start())
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         await replaying.wait()
         while True:
             try:
@@ -93,6 +58,12 @@ async def test_a_long_replay_is_seen_from_outside_and_nobody_is_served_before_it
     }
     assert (await world.get("/readyz")).status_code == 503
     assert (await world.get("/livez")).status_code == 200
+    page = (await world.get("/metrics")).text
+    assert "\nbookie_SERVER_STATUS -1\n" in page
+    assert "\nbindery_bookie_metrics_broken 0\n" in page
+    assert "bookie_ledgers_count" not in page, "nobody knows yet"
+    assert (await world.get("/api/v1/bookie/disks")).status_code == 200
+    assert (await world.get("/api/v1/bookie/gc")).json()["code"] == "starting"
     with pytest.raises(ConnectionRefusedError):
         await connect_raw(world.process.port)
     assert await world.observer.exists(LAYOUT.bookie(BookieId("b0"), read_only=False)) is None
@@ -102,7 +73,7 @@ async def test_a_long_replay_is_seen_from_outside_and_nobody_is_served_before_it
     await connect_raw(world.process.port)
 
 
-async def test_it_registers_with_both_ports_and_leaves_before_it_stops_serving(world: World, connect_raw) -> None:
+async def test_it_registers_with_both_ports_and_leaves_before_it_stops_serving(world: BookieWorld, connect_raw) -> None:
     await world.process.start()
     path = LAYOUT.bookie(BookieId("b0"), read_only=False)
     data = (await world.observer.get(path)).data
@@ -124,26 +95,72 @@ async def is_listening(port: int) -> bool:
     return True
 
 
-async def test_a_lost_journal_ends_the_process_with_an_error(world: World) -> None:
+async def test_a_lost_journal_ends_the_process_with_an_error(world: BookieWorld) -> None:
     await world.process.start()
     running = asyncio.create_task(world.process.run())
-    world.process._stats.journal_failed = True
-    async with asyncio.timeout(10):
+    world.process.shards[0].stats.journal_failed = True
+    async with asyncio.timeout(30):
         await running
     assert world.shutdown.exit_code == EXIT_ERROR
     assert world.shutdown.reason == "the journal could not be written"
     assert (await world.get("/livez")).status_code == 503
 
 
-async def test_a_shutdown_ends_the_run(world: World) -> None:
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [(OSError(5, "Input/output error", "/data"), "cannot use /data: Input/output error; the disk fails"),
+     (None, "nobody asked it to")],
+)  # fmt: skip
+async def test_a_part_that_ends_ends_the_process_with_its_error(
+    world: BookieWorld, error: Exception | None, said: str
+) -> None:
+    async def part() -> None:
+        if error is not None:
+            raise error
+
+    await world.process.start()
+    world.process._tasks.append(asyncio.create_task(part(), name="scrub"))
+    async with asyncio.timeout(30):
+        await world.process.run()
+    assert world.shutdown.exit_code == EXIT_ERROR
+    assert world.shutdown.reason.startswith(f"scrub ended: {said}")
+
+
+async def test_a_shutdown_ends_the_run(world: BookieWorld) -> None:
     await world.process.start()
     running = asyncio.create_task(world.process.run())
     world.shutdown.request("SIGTERM")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         await running
 
 
-async def test_a_start_that_fails_half_way_can_be_stopped(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("asked", ["/bindery/membership", "/cookies", "/available"])
+async def test_a_zookeeper_that_goes_away_during_the_start_is_waited_for(
+    world: BookieWorld, monkeypatch: pytest.MonkeyPatch, asked: str
+) -> None:
+    """It is restarted just then, as in an upgrade: a bookie that ended would replay its journal anew."""
+    monkeypatch.setattr(cluster_wait, "RETRY_S", 0.01)
+    refused = []
+
+    def matches(_: str, path: str) -> bool:
+        if asked in path:
+            refused.append(path)
+        return asked in path
+
+    async def connect(settings: BookieSettings) -> MemoryStore:
+        store = await world.connect(settings)
+        for _ in range(3):
+            store.fail_next(MetadataUnavailable("zookeeper did not answer"), matching=matches)
+        return store
+
+    monkeypatch.setattr(world.process, "_connect", connect)
+    async with asyncio.timeout(30):
+        await world.process.start()
+    assert len(refused) >= 3
+    assert await world.observer.exists(LAYOUT.bookie(BookieId("b0"), read_only=False)) is not None
+
+
+async def test_a_start_that_fails_half_way_can_be_stopped(world: BookieWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     async def no_zookeeper(_: BookieSettings) -> MemoryStore:
         raise MetadataUnavailable("no zookeeper answers")
 
@@ -154,9 +171,9 @@ async def test_a_start_that_fails_half_way_can_be_stopped(world: World, monkeypa
     assert not (await is_listening(world.process.port))
 
 
-async def test_a_taken_port_fails_before_anything_is_touched(world: World, tmp_path: Path) -> None:
+async def test_a_taken_port_fails_before_anything_is_touched(world: BookieWorld, tmp_path: Path) -> None:
     await world.process.start()
-    second = World(tmp_path / "second")
+    second = BookieWorld(tmp_path / "second", wall_clock_ms=lambda: 0)
     second.process._settings = world.settings.model_copy(update={"port": world.process.port})
     with pytest.raises(BadRequest, match="cannot listen"):
         await second.process.start()
@@ -164,7 +181,28 @@ async def test_a_taken_port_fails_before_anything_is_touched(world: World, tmp_p
     assert not (tmp_path / "second").exists()
 
 
-async def test_an_id_that_is_no_id_is_refused(world: World) -> None:
+async def test_an_id_that_is_no_id_is_refused(world: BookieWorld) -> None:
     world.process._settings = world.settings.model_copy(update={"bookie_id": "a/b"})
     with pytest.raises(BadRequest, match="not a bookie id"):
         await world.process.start()
+
+
+async def test_a_read_only_bookie_is_ready_and_says_why_it_takes_no_adds(world: BookieWorld) -> None:
+    await world.process.start()
+    world.process.state.set_read_only(READ_ONLY_DISK, "the ledger disk is full: 96 %")
+    answer = await world.get("/readyz")
+    assert (answer.status_code, answer.json()["notes"]) == (
+        200, {"read_only": "no adds are taken: the ledger disk is full: 96 %"},
+    )  # fmt: skip
+    assert (await world.get("/livez")).status_code == 200
+    world.process.state.set_read_only(READ_ONLY_DISK, None)
+    assert (await world.get("/readyz")).json() == {"status": "ready"}
+
+
+async def test_a_lost_session_is_no_reason_to_be_killed(world: BookieWorld) -> None:
+    await world.process.start()
+    world.process.state.set_read_only(READ_ONLY_SESSION, "the ZooKeeper session was lost")
+    world.process.health.block("metadata", "the ZooKeeper session was lost; registering again")
+    assert (await world.get("/readyz")).status_code == 503
+    assert (await world.get("/livez")).status_code == 200
+    assert (await world.get("/startupz")).status_code == 200

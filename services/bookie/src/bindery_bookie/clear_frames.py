@@ -24,12 +24,14 @@ _PAUSE_S: Final = 0.005
 async def frames_before_handshake(transport: asyncio.Transport) -> list[bytes]:
     """Whole frames with their lengths, until a TLS record begins or the client is gone. Nothing else is consumed.
 
-    `transport` must not be reading. The caller bounds the time. Raises TooLarge, OSError.
+    `transport` must not be reading. The caller bounds the time. All together may have CLEAR_FRAME_SIZE_MAX bytes.
+    Raises TooLarge, OSError.
     """
     of_transport = transport.get_extra_info("socket")
     if of_transport is None:
         return []  # no socket, as in a simulation, where nothing is sent in clear
     frames: list[bytes] = []
+    room = CLEAR_FRAME_SIZE_MAX
     with socket.socket(fileno=os.dup(of_transport.fileno())) as sock:
         sock.setblocking(False)
         while True:
@@ -42,10 +44,11 @@ async def frames_before_handshake(transport: asyncio.Transport) -> list[bytes]:
                 return frames
             if len(start) == _LENGTH.size:
                 size = _LENGTH.size + _LENGTH.unpack(start)[0]
-                if not _LENGTH.size < size <= CLEAR_FRAME_SIZE_MAX:
+                if not _LENGTH.size < size <= room:
                     raise TooLarge("bytes in clear behind START_TLS", frame_size=size)
                 if len(sock.recv(size, socket.MSG_PEEK)) == size:
                     frames.append(sock.recv(size))
+                    room -= size
                     continue
             await asyncio.sleep(_PAUSE_S)
 

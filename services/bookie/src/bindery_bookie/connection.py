@@ -10,12 +10,17 @@ Nothing is read from the socket while one of these holds; each is a reason of it
 | operations | `operations_max` other operations are under way           | half of them are                     |
 | securing   | START_TLS was answered                                    | the handshake is over                |
 
+Until the gate is open a frame may have CLEAR_FRAME_SIZE_MAX bytes.
+
 Both protocols are spoken on the one port (`bindery_core.wire.detection`); an answer goes out in the protocol of its
 request. Until the gate is open (`gate`), requests are answered by it and get no further.
 
-Plain reads are issued in batches of about READ_BATCH_SIZE bytes by the running average of what entries were, so that a
-thousand reads of large entries do not become gigabytes. The bytes of each batch are charged to the budget of reads from
-its issue until its answer left the process, or, while the client reads, until it was handed to the transport.
+Plain reads are issued in batches of a third of what waits, and of about READ_BATCH_SIZE bytes at most by the running
+average of what entries were, so that a thousand reads of large entries do not become gigabytes. What the caches hold is
+answered in the same turn of the event loop, as far as `read_turns` allows. The bytes of each batch are charged to the
+budget of reads from its issue until its answer left the process, or, while the client reads, until it was handed to the
+transport. A client that takes hardly anything for `unsent_time_max_s` is cut off once others wait for the bytes that it
+holds: a few stopped processes would end all reads of the bookie otherwise.
 
 Securing: START_TLS is answered in clear; all that is written afterwards waits for the handshake and goes out encrypted.
 It must be the last thing that its client sends in clear: bytes behind it end the connection, so that nobody on the way
@@ -28,10 +33,9 @@ import asyncio
 from collections import deque
 from collections.abc import Coroutine, Sequence
 from functools import partial
-from itertools import islice, takewhile
 from typing import Any, Final, Protocol, cast
 
-from bindery_core.errors import BadRequest, BinderyError, Unauthorized
+from bindery_core.errors import BadRequest, BinderyError, TooManyRequests, Unauthorized
 from bindery_core.wire import v2, v3
 from bindery_core.wire.detection import Codec, RequestDecoder
 from bindery_core.wire.framing import FrameDecoder
@@ -45,7 +49,7 @@ from bindery_core.wire.messages import (
     Status,
 )
 
-from bindery_bookie.clear_frames import frames_before_handshake
+from bindery_bookie.clear_frames import CLEAR_FRAME_SIZE_MAX, frames_before_handshake
 from bindery_bookie.gate import certificate_names
 from bindery_bookie.operations import Operations
 from bindery_bookie.security import Security
@@ -53,6 +57,9 @@ from bindery_bookie.settings import ServerSettings
 
 READ_BATCH_SIZE: Final = 1024 * 1024
 READ_BATCH_COUNT_MAX: Final = 512
+READ_BATCH_COUNT_MIN: Final = 32
+"""As far as reads wait and bytes allow. A third of what waits is a batch, so that the client takes the first answers
+while the next are made."""
 READ_BATCHES_MAX: Final = 4
 """Batches of one connection under way at a time: while one waits for the disk, the next may come from a cache."""
 PENDING_READS_MAX: Final = 10_000
@@ -75,7 +82,8 @@ class ConnectionOwner(Protocol):
 
     def refused(self, connection: "BookieConnection", error: BinderyError) -> None:
         """Its bytes were no requests, or, Unauthorized, its client did not show who it is. It is being closed, but for
-        one with a certificate that is not enough, to which the gate stays shut."""
+        one with a certificate that is not enough, to which the gate stays shut. TooManyRequests: it does not take its
+        answers while others wait."""
 
     def keep(self, task: asyncio.Task[None]) -> None:
         """Own `task`: hold it, and await it at the end."""
@@ -89,10 +97,13 @@ class BookieConnection(asyncio.Protocol):
         self._owner = owner
         self._operations = owner.operations
         self._settings = owner.settings
-        self._decoder = FrameDecoder(frame_size_max=owner.settings.frame_size_max)
-        self._requests = RequestDecoder()
         self._gate = owner.security.gate()
         """None once it is open."""
+        frame_size_max = owner.settings.frame_size_max
+        if self._gate is not None:  # nobody knows yet whose bytes these are, and no budget counts half a frame
+            frame_size_max = min(frame_size_max, CLEAR_FRAME_SIZE_MAX)
+        self._decoder = FrameDecoder(frame_size_max=frame_size_max)
+        self._requests = RequestDecoder()
         self._gate_timer: asyncio.TimerHandle | None = None
         self._tls_request: StartTlsRequest | None = None
         self._is_securing = False
@@ -113,10 +124,17 @@ class BookieConnection(asyncio.Protocol):
         self._is_lost = False
         self._held_size = 0
         """Bytes of read answers that the transport could not get rid of yet."""
+        self._unsent_timer: asyncio.TimerHandle | None = None
+        """Once begun it runs on while answers are unsent, and ends when it finds none: pauses come by the thousand."""
+        self._unsent_before: int | None = None
+        """Bytes unsent when it last looked, if they were above the low mark ever since."""
         self._pending_reads: deque[ReadRequest | BatchReadRequest] = deque()
         self._pending_v3 = 0
         """How many of them, the foremost, are to be answered in v3."""
         self._read_batches = 0
+        self._is_issuing = False
+        self._is_queued = False
+        """For a turn of its own, and holds a byte of the budget, so that nobody takes the reads for answered."""
         self._waiting_for_room = False
         self._entry_size = float(_FIRST_ENTRY_SIZE_GUESS)
         self._operation_count = 0
@@ -180,6 +198,9 @@ class BookieConnection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self._unsent = True
+        self._unsent_before = None
+        if self._unsent_timer is None and not self._is_lost:
+            self._watch_unsent()
         self._pause("unsent")
 
     def resume_writing(self) -> None:
@@ -199,9 +220,13 @@ class BookieConnection(asyncio.Protocol):
         self._pending_reads.clear()
         self._pending_v3 = 0
         self._held_answers.clear()
+        if self._waiting_for_room:
+            self._waiting_for_room = False
+            self._operations.reads_budget.forget(self._room_for_reads)
         self._give_held()
-        if self._gate_timer is not None:
-            self._gate_timer.cancel()
+        for timer in (self._gate_timer, self._unsent_timer):
+            if timer is not None:
+                timer.cancel()
         for task in self._cancelled_when_gone:
             task.cancel()
         self._owner.closed(self, error)
@@ -296,6 +321,7 @@ class BookieConnection(asyncio.Protocol):
     def _look_at_gate(self) -> None:
         if self._gate is not None and self._gate.is_open:
             self._gate = None
+            self._decoder.allow(self._settings.frame_size_max)
             if self._gate_timer is not None:
                 self._gate_timer.cancel()
 
@@ -373,37 +399,80 @@ class BookieConnection(asyncio.Protocol):
         self._issue_reads()
 
     def _issue_reads(self) -> None:
-        budget = self._operations.reads_budget
-        pending = self._pending_reads
-        while pending and not self._unsent and not self._is_securing and self._read_batches < READ_BATCHES_MAX:
-            if budget.is_over:
-                if not self._waiting_for_room:
-                    self._waiting_for_room = True
-                    budget.when_low(self._room_for_reads)
-                return
-            codec: Codec = v3 if self._pending_v3 else v2
-            self._read_batches += 1
-            head = pending[0]
-            if type(head) is BatchReadRequest:
-                self._take_pending(1)
-                count_max, size_max = self._operations.batch_limits(head)
-                guess = int(max(self._entry_size, min(count_max * self._entry_size, size_max)))
-                budget.take(guess)
-                sent = partial(self._batch_sent, guess)
-                self._operations.read_batch(self, head, codec, self._entry_size, sent)
-            else:
-                wanted = min(READ_BATCH_COUNT_MAX, int(READ_BATCH_SIZE / self._entry_size), self._pending_v3 or 2**31)
-                batch = [cast(ReadRequest, read) for read in takewhile(_is_plain, islice(pending, max(1, wanted)))]
-                guess = int(len(batch) * self._entry_size)
-                self._take_pending(len(batch))
-                budget.take(guess)
-                self._operations.read(self, batch, codec, partial(self._reads_sent, len(batch), guess))
-        if len(pending) <= PENDING_READS_MAX // 2:
+        if not self._is_issuing and not self._is_queued:  # else it goes on by itself
+            self._issue_up_to(self._operations.read_turns.share())
+
+    def _issue_in_turn(self, share: int) -> None:
+        self._is_queued = False
+        self._issue_up_to(share)
+        self._operations.reads_budget.give(1)
+
+    def _issue_up_to(self, share: int) -> None:
+        turns = self._operations.read_turns
+        self._is_issuing = True
+        try:
+            while self._may_issue_reads():
+                if share <= 0:
+                    self._is_queued = True
+                    self._operations.reads_budget.take(1)
+                    turns.queue(self._issue_in_turn)
+                    break
+                issued = self._issue_batch(share)
+                share -= issued
+                turns.spend(issued)
+        finally:
+            self._is_issuing = False
+        if len(self._pending_reads) <= PENDING_READS_MAX // 2:
             self._resume("reads")
 
-    def _take_pending(self, count: int) -> None:
-        for _ in range(count):
-            self._pending_reads.popleft()
+    def _may_issue_reads(self) -> bool:
+        if not self._pending_reads or self._unsent or self._is_securing or self._read_batches >= READ_BATCHES_MAX:
+            return False
+        budget = self._operations.reads_budget
+        if budget.is_over:
+            if not self._waiting_for_room:
+                self._waiting_for_room = True
+                budget.when_low(self._room_for_reads)
+            return False
+        return True
+
+    def _issue_batch(self, count_max: int) -> int:
+        """The reads in it, at most `count_max`."""
+        budget = self._operations.reads_budget
+        pending = self._pending_reads
+        codec: Codec = v3 if self._pending_v3 else v2
+        self._read_batches += 1
+        head = pending[0]
+        if type(head) is BatchReadRequest:
+            pending.popleft()
+            self._taken(1)
+            count_max, size_max = self._operations.batch_limits(head)
+            guess = int(max(self._entry_size, min(count_max * self._entry_size, size_max)))
+            budget.take(guess)
+            sent = partial(self._batch_sent, guess)
+            self._operations.read_batch(self, head, codec, self._entry_size, sent)
+            return 1
+        wanted = len(pending)
+        if wanted > 1:
+            wanted = min(
+                max(READ_BATCH_COUNT_MIN, wanted // 3),
+                READ_BATCH_COUNT_MAX,
+                count_max,
+                max(1, int(READ_BATCH_SIZE / self._entry_size)),
+                self._pending_v3 or wanted,
+                wanted,
+            )
+        batch: list[ReadRequest] = []
+        while len(batch) < wanted and type(read := pending[0]) is ReadRequest:
+            batch.append(read)
+            pending.popleft()
+        guess = int(len(batch) * self._entry_size)
+        self._taken(len(batch))
+        budget.take(guess)
+        self._operations.read(self, batch, codec, partial(self._reads_sent, len(batch), guess))
+        return len(batch)
+
+    def _taken(self, count: int) -> None:
         self._operations.pending_reads -= count
         self._pending_v3 = max(0, self._pending_v3 - count)
 
@@ -412,7 +481,8 @@ class BookieConnection(asyncio.Protocol):
 
     def _reads_sent(self, count: int, guess: int, size: int) -> None:
         self._read_batches -= 1
-        self._entry_size = max(64.0, 0.5 * self._entry_size + 0.5 * size / max(1, count))
+        seen = size / max(1, count)  # up at once, down slowly: a reader of several ledgers changes between sizes
+        self._entry_size = max(64.0, seen, 0.8 * self._entry_size + 0.2 * seen)
         budget = self._operations.reads_budget
         if self._unsent and self._transport is not None:
             budget.take(size)
@@ -427,6 +497,27 @@ class BookieConnection(asyncio.Protocol):
     def _give_held(self) -> None:
         held, self._held_size = self._held_size, 0
         self._operations.reads_budget.give(held)
+
+    def _watch_unsent(self) -> None:
+        seconds = self._settings.unsent_time_max_s
+        self._unsent_timer = asyncio.get_running_loop().call_later(seconds, self._look_at_unsent)
+
+    def _look_at_unsent(self) -> None:
+        """Cut the client off if it took next to nothing since the last look, and others wait for what it holds."""
+        self._unsent_timer = None
+        if not self._unsent or self._transport is None:
+            return
+        before, now = self._unsent_before, self._transport.get_write_buffer_size()
+        self._unsent_before = now
+        # More than before: answers that were under way came. They are few, for nothing is read from it now.
+        is_stuck = before is not None and 0 <= before - now < self._settings.unsent_size_max // 2
+        others = self._operations.reads_budget.waiting - self._waiting_for_room
+        if is_stuck and self._held_size and others:
+            seconds = self._settings.unsent_time_max_s
+            error = TooManyRequests("answers are not taken while others wait", unsent_size=now, seconds=seconds)
+            self._refuse(error)
+        else:
+            self._watch_unsent()
 
     def _adds_are_low(self) -> None:
         self._resume("adds")
@@ -451,10 +542,6 @@ class BookieConnection(asyncio.Protocol):
 def _start_tls_index(requests: Sequence[Request]) -> int | None:
     """Where the first START_TLS is."""
     return next((at for at, request in enumerate(requests) if type(request) is StartTlsRequest), None)
-
-
-def _is_plain(read: ReadRequest | BatchReadRequest) -> bool:
-    return type(read) is ReadRequest
 
 
 def _handshake_error(error: BaseException) -> str:

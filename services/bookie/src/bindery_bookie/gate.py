@@ -141,11 +141,13 @@ class Gate:
     def admit(self, requests: Sequence[Request], *, version: int) -> Verdict:
         """Look at requests of protocol `version` 2 or 3, in order."""
         verdict: list[Response] = []
+        passed: list[Request] = []
         for at, request in enumerate(requests):
             if self.is_open:
-                return Verdict(list(requests[at:]), verdict)
+                return Verdict([*passed, *requests[at:]], verdict)
             if type(request) is m.StartTlsRequest:
-                return Verdict(list(requests[at:]), verdict)  # whatever stands behind it ends the connection anyhow
+                passed.append(request)  # it says nothing of who sent it, nor of what stands behind it
+                continue
             try:
                 answer = self._authenticate(request) if type(request) is m.AuthRequest else None
             except Unauthorized as error:
@@ -157,7 +159,7 @@ class Gate:
             if answer is None:
                 return Verdict([], verdict, Unauthorized("request before authentication"))
             verdict.append(answer)
-        return Verdict([], verdict)
+        return Verdict(passed, verdict)
 
     def _authenticate(self, request: m.AuthRequest) -> Response | None:
         """None: not our plugin. Raises Unauthorized."""

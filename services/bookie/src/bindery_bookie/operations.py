@@ -19,7 +19,7 @@ Source: BookKeeper's request processors, observed on 4.17.2.
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar, cast
 
 from bindery_core import availability
 from bindery_core.errors import BinderyError, NoSuchLedger
@@ -43,6 +43,7 @@ from bindery_kit.logs import error_fields
 from bindery_bookie.budget import ByteBudget
 from bindery_bookie.metrics import BookieMetrics
 from bindery_bookie.quiet_log import QuietLog
+from bindery_bookie.read_turns import ReadTurns
 from bindery_bookie.settings import ServerSettings
 from bindery_bookie.state import BookieState
 from bindery_bookie.store import EntryStore
@@ -96,6 +97,7 @@ class Operations:
         self._log = QuietLog(__name__, clock=clock)
         self.adds_budget = ByteBudget(settings.adds_size_max)
         self.reads_budget = ByteBudget(settings.reads_size_max)
+        self.read_turns = ReadTurns()
         self.long_polls = 0
         self.pending_reads = 0
         """Plain and batch reads of all connections that were not issued yet; connections count them down."""
@@ -187,57 +189,70 @@ class Operations:
     # --- plain reads --------------------------------------------------------------------------------------------------
 
     def read(self, peer: Peer, reads: Sequence[ReadRequest], codec: Codec, sent: Callable[[int], None]) -> None:
-        """Answer plain reads with body and, in v3, the ledger's LAC; then `sent(bytes of the answers)`."""
+        """Answer plain reads with body and, in v3, the ledger's LAC; then `sent(bytes of the answers)`.
+
+        What the caches hold is answered before this returns. Each is answered once, whatever breaks.
+        """
         started = self._clock()
         self._metrics.reads_in_progress += len(reads)
+        is_answered = False
 
         def done(results: Sequence[bytes | int]) -> None:
-            peer.spawn(self._answer_reads(peer, reads, results, started, codec, sent))
+            nonlocal is_answered
+            if is_answered:
+                return
+            is_answered = True
+            size = 0
+            try:
+                size = self._answer_reads(peer, reads, results, started, codec)
+            except Exception as error:
+                self._log.warning("operation_broken", operation="READ_ENTRY", **error_fields(error))
+                peer.send(codec.encode_responses([failed(read, Status.IO_ERROR) for read in reads]))
+            finally:
+                self._metrics.reads_in_progress -= len(reads)
+                sent(size)
 
-        self._store.read_many([(read.ledger_id, read.entry_id) for read in reads], done)
-
-    async def _answer_reads(
-        self,
-        peer: Peer,
-        reads: Sequence[ReadRequest],
-        results: Sequence[bytes | int],
-        started: float,
-        codec: Codec,
-        sent: Callable[[int], None],
-    ) -> None:
-        lacs: dict[int, int | None] = {}
-        with_lac = codec.VERSION == v3.VERSION
-        responses = []
-        ok_count = read_bytes = 0
-        data = b""
         try:
-            for read, result in zip(reads, results, strict=True):
-                ledger_id = read.ledger_id
-                if isinstance(result, int):
-                    responses.append(ReadResponse(read.txn_id, result, ledger_id, read.entry_id))
-                    continue
-                if ledger_id not in lacs:
-                    lacs[ledger_id] = await self._lac_or_none(ledger_id) if with_lac else None
-                responses.append(ReadResponse(read.txn_id, OK, ledger_id, read.entry_id, result, lacs[ledger_id]))
-                ok_count += 1
-                read_bytes += len(result)
-            data = codec.encode_responses(responses)
-            peer.send(data)
-        finally:
-            self._metrics.reads_in_progress -= len(reads)
-            sent(len(data))
+            self._store.read_many([(read.ledger_id, read.entry_id) for read in reads], done)
+        except Exception as error:
+            self._log.warning("operation_broken", operation="READ_ENTRY", **error_fields(error))
+            done([int(Status.IO_ERROR)] * len(reads))
+
+    def _answer_reads(
+        self, peer: Peer, reads: Sequence[ReadRequest], results: Sequence[bytes | int], started: float, codec: Codec
+    ) -> int:
+        """The bytes sent."""
+        with_lac = codec.VERSION == v3.VERSION
+        responses: list[ReadResponse] = []
+        answer = responses.append
+        lac_of = -1
+        lac: int | None = None
+        ok_count = read_bytes = 0
+        for read, result in zip(reads, results, strict=True):
+            ledger_id = read.ledger_id
+            if type(result) is not bytes:
+                answer(ReadResponse(read.txn_id, cast(int, result), ledger_id, read.entry_id))
+                continue
+            if with_lac and ledger_id != lac_of:
+                lac_of, lac = ledger_id, self._lac_or_none(ledger_id)
+            answer(ReadResponse(read.txn_id, OK, ledger_id, read.entry_id, result, lac))
+            ok_count += 1
+            read_bytes += len(result)
+        data = codec.encode_read_responses(responses)
+        peer.send(data)
         self._metrics.read_bytes += read_bytes
         latency_s = self._clock() - started
         if ok_count:
             self._metrics.operations["READ_ENTRY"].observe(latency_s, ok=True, count=ok_count)
         if ok_count < len(reads):
             self._metrics.operations["READ_ENTRY"].observe(latency_s, ok=False, count=len(reads) - ok_count)
+        return len(data)
 
-    async def _lac_or_none(self, ledger_id: int) -> int | None:
+    def _lac_or_none(self, ledger_id: int) -> int | None:
         """The LAC beside a body is a courtesy; an entry that was read is worth answering without it."""
         try:
-            return await self._store.last_add_confirmed(ledger_id)
-        except BinderyError:
+            return self._store.last_add_confirmed(ledger_id)
+        except (BinderyError, OSError):
             return None
 
     # --- batch reads --------------------------------------------------------------------------------------------------
@@ -428,13 +443,13 @@ class Operations:
 
     async def _wait_for_lac(self, ledger_id: int, previous: int, timeout_ms: int | None) -> int:
         """The LAC, once it is above `previous`, the time is over, or the ledger was fenced. Raises NoSuchLedger."""
-        lac = await self._store.last_add_confirmed(ledger_id)
+        lac = self._store.last_add_confirmed(ledger_id)
         if lac > previous or not timeout_ms or timeout_ms < 0:
             return lac
         woken = asyncio.Event()
         cancel = self._store.watch_lac(ledger_id, woken.set)
         try:
-            lac = await self._store.last_add_confirmed(ledger_id)  # it may have moved before we watched
+            lac = self._store.last_add_confirmed(ledger_id)  # it may have moved before we watched
             if lac <= previous:
                 timeout_s = min(timeout_ms / 1000, self._settings.long_poll_timeout_max_s)
                 try:
@@ -442,7 +457,7 @@ class Operations:
                         await woken.wait()
                 except TimeoutError:
                     pass
-                lac = await self._store.last_add_confirmed(ledger_id)
+                lac = self._store.last_add_confirmed(ledger_id)
         finally:
             cancel()
         return lac

@@ -10,11 +10,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
-from annotated_types import Gt, Le
-from bindery_core.auth_token import SharedSecrets, SignedTokens
+from bindery_core.auth_token import SharedSecrets, SignedTokens, TokenVerifier
 from bindery_core.errors import BadRequest
-from bindery_kit.settings import Settings
-from pydantic_settings import SettingsConfigDict
+from bindery_kit.admin.access import Access
+from bindery_kit.bounds import Gt, Le
+from bindery_kit.settings import Settings, SettingsConfigDict
 
 from bindery_bookie.gate import Authenticator, CertificateAuthenticator, Gate, TokenAuthenticator
 
@@ -104,6 +104,14 @@ def load_security(auth: AuthSettings, tls: TlsSettings, *, now_s: Callable[[], f
     )
 
 
+def admin_access(auth: AuthSettings, *, now_s: Callable[[], float]) -> Access | None:
+    """What the admin port asks of its clients; None: nothing. Raises BadRequest as `load_security`."""
+    if auth.provider is AuthProvider.NONE:
+        return None
+    has_secrets = bool(auth.secrets_file or auth.keys_file)
+    return Access(_verifier(auth) if has_secrets else None, now_s=now_s)
+
+
 def _authenticator(auth: AuthSettings, now_s: Callable[[], float]) -> Authenticator | None:
     match auth.provider:
         case AuthProvider.NONE:
@@ -112,15 +120,18 @@ def _authenticator(auth: AuthSettings, now_s: Callable[[], float]) -> Authentica
             allowed = [name.strip() for name in auth.allowed_names.split(",") if name.strip()]
             return CertificateAuthenticator(plugin=auth.plugin, allowed=allowed)
         case AuthProvider.TOKEN:
-            if bool(auth.secrets_file) == bool(auth.keys_file):
-                raise BadRequest("token authentication needs one of auth.secrets_file and auth.keys_file")
-            verifier = (
-                SharedSecrets(_lines(auth.secrets_file)) if auth.secrets_file else SignedTokens(_lines(auth.keys_file))
-            )
-            return TokenAuthenticator(verifier, plugin=auth.plugin, now_s=now_s)
+            return TokenAuthenticator(_verifier(auth), plugin=auth.plugin, now_s=now_s)
 
 
-def _lines(path: str) -> list[bytes]:
+def _verifier(auth: AuthSettings) -> TokenVerifier:
+    if bool(auth.secrets_file) == bool(auth.keys_file):
+        raise BadRequest("token authentication needs one of auth.secrets_file and auth.keys_file")
+    if auth.secrets_file:
+        return SharedSecrets(read_secrets(auth.secrets_file))
+    return SignedTokens(read_secrets(auth.keys_file))
+
+
+def read_secrets(path: str) -> list[bytes]:
     """Lines that are not empty, without the blanks around them."""
     try:
         text = Path(path).read_bytes()

@@ -9,7 +9,8 @@ import socket
 from collections.abc import Callable
 from typing import Final
 
-from bindery_core.errors import BadRequest, BinderyError, Unauthorized
+from bindery_core.errors import BadRequest, BinderyError, TooManyRequests, Unauthorized
+from bindery_kit.last_words import bind_fix
 from bindery_kit.logs import error_fields
 
 from bindery_bookie.connection import BookieConnection
@@ -31,9 +32,8 @@ def bind(host: str, port: int, *, insecure: bool) -> socket.socket:
     """
     if not insecure and not _is_loopback(host):
         raise BadRequest(
-            "refusing to listen where other machines can connect without authentication: use 127.0.0.1, or say "
-            "--insecure if the network itself is trusted",
-            host=host,
+            f"refusing to listen on {host}, where other machines can connect without authentication; use 127.0.0.1, "
+            "or say --insecure (BOOKIE_INSECURE=true) if the network itself is trusted"
         )
     sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     try:
@@ -41,7 +41,7 @@ def bind(host: str, port: int, *, insecure: bool) -> socket.socket:
         sock.bind((host, port))
     except OSError as error:
         sock.close()
-        raise BadRequest(f"cannot listen: {error.strerror or error}", host=host, port=port) from error
+        raise BadRequest(f"cannot listen on {host}:{port}: {error.strerror or error}; {bind_fix(error)}") from error
     sock.setblocking(False)
     return sock
 
@@ -147,6 +147,8 @@ class BookieServer:
         if isinstance(error, Unauthorized):
             self._metrics.auth_failures += 1
             self._log.warning("authentication_failed", peer=connection.peer_name, **error_fields(error))
+        elif isinstance(error, TooManyRequests):
+            self._log.warning("connection_closed_for_unread_answers", peer=connection.peer_name, **error_fields(error))
         else:
             self._metrics.bad_frames += 1
             self._log.warning("connection_closed_for_bad_bytes", peer=connection.peer_name, **error_fields(error))

@@ -1,6 +1,6 @@
 """BookieState: what the bookie takes and refuses now, and why. Written by those who find out, read by the server."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 READ_ONLY_SESSION: Final = "session"
@@ -8,6 +8,8 @@ READ_ONLY_DISK: Final = "disk"
 READ_ONLY_FLUSH: Final = "flush"
 READ_ONLY_JOURNAL: Final = "journal"
 READ_ONLY_ADMIN: Final = "admin"
+READ_ONLY_DRAINING: Final = "draining"
+READ_ONLY_REMOVED: Final = "removed"
 
 
 class BookieState:
@@ -20,6 +22,10 @@ class BookieState:
         self.registered = False
         self.high_priority_writes = False
         """Whether adds of high priority (recovery) are taken in spite of being read-only."""
+        self.membership: Mapping[str, object] = {
+            "intent": "active", "sinceMs": 0, "untilMs": None, "reason": "", "by": "",
+        }  # fmt: skip
+        """What operators said about this bookie, as the admin API shows it; see `own_membership`."""
         self._reasons: dict[str, str] = {}
         self._listeners: list[Callable[[], None]] = []
 

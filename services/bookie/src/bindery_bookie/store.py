@@ -72,8 +72,9 @@ class EntryStore(Protocol):
         """Both None when there is neither. Raises NoSuchLedger."""
         ...
 
-    async def last_add_confirmed(self, ledger_id: int) -> int:
-        """Highest LAC seen in entries and explicit LACs; -1: none. Never goes back. Raises NoSuchLedger."""
+    def last_add_confirmed(self, ledger_id: int) -> int:
+        """Highest LAC seen in entries and explicit LACs; -1: none. Never goes back. Raises NoSuchLedger,
+        DamagedStorage, OSError."""
         ...
 
     def watch_lac(self, ledger_id: int, wake: Callable[[], None]) -> Callable[[], None]:

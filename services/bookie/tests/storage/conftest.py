@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 from bindery_bookie.storage.engine import StorageEngine
-from bindery_bookie.storage.settings import KIB, StorageSettings
+from bindery_bookie.storage.settings import StorageSettings
 from bindery_bookie.storage.worker import Done
 from bindery_core.wire.messages import AddRequest, Status
 from bindery_simulation.disk import CrashableDisk, CrashableKV
+from bindery_simulation.storage.engines import SMALL
 
 KEY = b"k" * 20
 
@@ -74,15 +75,7 @@ def small_settings(**changes: Any) -> StorageSettings:
     values: dict[str, Any] = {
         "journal_directory": "/journal",
         "ledger_directory": "/ledgers",
-        "journal_file_size_max": 64 * KIB,
-        "journal_group_size_max": 64 * KIB,
-        "write_cache_size_max": 16 * KIB,
-        "flush_chunk_size": 4 * KIB,
-        "entry_log_size_max": 64 * KIB,
-        "read_cache_size_max": 16 * KIB,
-        "flush_interval_s": 3600,
-        "flush_retry_s": 0.01,
-        "waiting_time_max_s": 0.05,
+        **SMALL,
         **changes,
     }
     return StorageSettings(**values)

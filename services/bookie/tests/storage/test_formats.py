@@ -14,7 +14,7 @@ from bindery_bookie.storage import control_records as control
 from bindery_bookie.storage import entry_log_format as logs
 from bindery_bookie.storage import index_format as index
 from bindery_bookie.storage import journal_format as journal
-from bindery_bookie.storage.disk import ReadableFile
+from bindery_bookie.storage.disk import ReadableFile, RealDisk
 from bindery_bookie.storage.journal_format import JournalPosition
 from bindery_bookie.storage.mark import LastLogMark
 from bindery_core.errors import BadVersion, DamagedStorage
@@ -45,7 +45,8 @@ def journal_bytes(kit: Any) -> bytes:
     records = [journal.pack_record_size(len(body)) + body for body in bodies(kit)]
     groups = [b"".join(records[:4]), b"".join(records[4:])]
     packed = [journal.pack_group(group, journal_id=10, sequence=3 + at) for at, group in enumerate(groups)]
-    return journal.pack_file_header(10) + b"".join(packed) + bytes(1024)
+    body = b"".join(packed) + bytes(1024)
+    return journal.pack_file_header(10, file_size=journal.HEADER_SIZE + len(body)) + body
 
 
 def read_journal(data: bytes) -> list[bytes]:
@@ -79,9 +80,38 @@ def golden(name: str) -> bytes:
 
 
 def test_golden_journal(kit: Any) -> None:
-    stored = golden("journal-v1.txn")
+    stored = golden("journal-v2.txn")
     assert stored == journal_bytes(kit)
     assert read_journal(stored) == bodies(kit)
+    assert read_journal(golden("journal-v1.txn")) == bodies(kit)
+
+
+def test_golden_journal_link() -> None:
+    link = journal.pack_link(journal_id=10, sequence=5, next_journal_id=11)
+    assert link == golden("journal-link-v2")
+    (group,) = journal.read_groups(file_of(link), path="/f", journal_id=10, offset=0, sequence=5)
+    assert journal.following(group) == 11
+
+
+def test_a_journal_that_was_cut_is_told_from_one_that_was_never_longer(kit: Any) -> None:
+    data = journal_bytes(kit)
+    journal.check_size(file_of(data), path="/f")
+    journal.check_size(file_of(data + bytes(512)), path="/f")
+    journal.check_size(file_of(golden("journal-v1.txn")[:-1]), path="/f")  # version 1 did not say
+    for size in (512, 1024, len(data) - 1):
+        with pytest.raises(DamagedStorage) as raised:
+            journal.check_size(file_of(data[:size]), path="/f")
+        assert raised.value.facts == {"path": "/f", "offset": size, "expected": len(data)}
+
+
+def test_a_tear_has_nothing_behind_it(kit: Any) -> None:
+    data = bytearray(journal_bytes(kit))
+    second = data.rindex(journal.GROUP_MAGIC)
+    data[second + 40 : second + 512] = bytes(472)
+    assert read_journal(bytes(data)) == bodies(kit)[:4]
+    data[-1] = 1
+    with pytest.raises(DamagedStorage, match="journal group is damaged"):
+        read_journal(bytes(data))
 
 
 def test_golden_entry_log(kit: Any) -> None:
@@ -168,7 +198,7 @@ def test_a_journal_may_lose_any_sectors_of_its_last_group(kit: Any) -> None:
     records = journal.pack_record_size(3000) + bytes(range(1, 251)) * 12
     first = journal.pack_group(records, journal_id=10, sequence=3)
     second = journal.pack_group(records, journal_id=10, sequence=4)
-    head = journal.pack_file_header(10) + first
+    head = journal.pack_file_header(10, file_size=4096) + first
     for lost in range(1, 2 ** (len(second) // 512)):
         torn = bytearray(second)
         for sector in range(len(second) // 512):
@@ -186,10 +216,39 @@ def test_a_damaged_group_before_a_good_one_names_file_and_offset(kit: Any) -> No
     assert raised.value.facts["offset"] == 512
 
 
+def test_a_group_is_found_wherever_it_stands_and_what_was_never_written_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = journal.pack_group(b"records", journal_id=10, sequence=3)
+    file = RealDisk().create(f"{tmp_path}/f", allocate=16 * 2**20)
+    file.write_at(b"G" * 512 + b"GRUP".ljust(512) + b"." + group, 1024)  # neither letters nor a shifted group will do
+    places = [5 * 2**20, 5 * 2**20 + 512, 9 * 2**20 - 512, 16 * 2**20 - 512]
+    for place in places:
+        file.write_at(group, place)
+    file.datasync()
+    file.close()
+    reader = RealDisk().open_read(f"{tmp_path}/f")
+    found, offset = [], 512
+    while (at := journal.find_group(reader, journal_id=10, offset=offset)) is not None:
+        found.append(at)
+        offset = at + 512
+    assert found == places
+    assert journal.find_group(reader, journal_id=11, offset=512) is None
+    reader.close()
+
+    empty = RealDisk()
+    empty.create(f"{tmp_path}/g", allocate=16 * 2**20).close()
+    unwritten = empty.open_read(f"{tmp_path}/g")
+    if not unwritten.data_ranges(512):  # else a file system that cannot tell
+        monkeypatch.setattr(type(unwritten), "read_at", lambda *_: pytest.fail("read"))
+    assert journal.find_group(unwritten, journal_id=10, offset=512) is None
+    unwritten.close()
+
+
 def test_a_version_that_is_not_known_is_said_to_be_one(kit: Any) -> None:
     from crc32c import crc32c
 
-    head = b"BNDJ\0\0\0\2" + (10).to_bytes(8, "big")
+    head = b"BNDJ\0\0\0\3" + (10).to_bytes(8, "big") + (512).to_bytes(8, "big")
     data = (head + crc32c(head).to_bytes(4, "big")).ljust(512, b"\0")
     with pytest.raises(BadVersion):
         journal.is_file_header_valid(file_of(data), journal_id=10)

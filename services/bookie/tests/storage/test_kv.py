@@ -1,22 +1,28 @@
-"""One contract for every KV: LevelDB, memory, and the one that crash tests use."""
+"""One contract for every KV: LevelDB, memory, the ones of drills while nothing is wrong, and the one of crash tests."""
 
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from bindery_bookie.storage.drills import DrillControl, FaultyKV, SlowKV
 from bindery_bookie.storage.kv import KV, LevelDbKV, MemoryKV
+from bindery_bookie.storage.leveldb_handle import LevelDbHandle
 from bindery_core.errors import DamagedStorage
 from bindery_simulation.disk import CrashableDisk, CrashableKV
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 
-@pytest.fixture(params=["leveldb", "memory", "crashable"])
+@pytest.fixture(params=["leveldb", "memory", "crashable", "faulty", "slow", "drilled"])
 def kv(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[KV]:
     makers: dict[str, Callable[[], KV]] = {
         "leveldb": lambda: LevelDbKV(str(tmp_path / "db")),
         "memory": MemoryKV,
         "crashable": lambda: CrashableKV(CrashableDisk()),
+        "faulty": lambda: FaultyKV(LevelDbKV(str(tmp_path / "db")), "db", lambda operation, path: None),
+        "slow": lambda: SlowKV(MemoryKV(), "db", lambda operation, path: 0.001, lambda seconds: None),
+        "drilled": lambda: DrillControl(sleep=lambda seconds: None).wrap_open_kv(LevelDbKV)(str(tmp_path / "db")),
     }
     store = makers[request.param]()
     yield store
@@ -46,6 +52,14 @@ def test_a_scan_shows_the_store_as_it_was_when_it_began(kv: KV) -> None:
     pairs = kv.scan(start=b"a", stop=b"z")
     kv.write_batch([(b"c", b"3")], [b"b"])
     assert list(pairs) == [(b"a", b"1"), (b"b", b"2")]
+
+
+def test_compacting_changes_nothing_that_can_be_read(kv: KV) -> None:
+    kv.write_batch([(bytes([i]), b"v" * 100) for i in range(1, 50)])
+    kv.write_batch([], [bytes([i]) for i in range(1, 50, 2)])
+    kv.compact(start=b"\x01", stop=b"\x20")
+    kv.compact(start=b"\x20", stop=b"\xff")
+    assert [key for key, _ in kv.scan(start=b"\x01", stop=b"\xff")] == [bytes([i]) for i in range(2, 50, 2)]
 
 
 @pytest.mark.parametrize("lowest", [b"", b"b"])
@@ -105,3 +119,56 @@ def test_leveldb_keeps_its_data_and_reports_damage_as_damage(tmp_path: Path) -> 
 
     with pytest.raises(DamagedStorage):
         read()
+
+
+class Store:
+    """A store that is open or closed."""
+
+    is_closed = False
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def test_a_store_is_closed_behind_its_last_reader() -> None:
+    store = Store()
+    handle = LevelDbHandle(lambda: store, has_room=lambda: True)
+    closing = threading.Thread(target=handle.close)
+    with handle.reading() as db:
+        closing.start()
+        closing.join(0.05)
+        assert closing.is_alive()
+        assert not db.is_closed
+        with pytest.raises(OSError, match="closed"), handle.reading():
+            pass
+    closing.join(30)
+    assert store.is_closed
+    with pytest.raises(OSError, match="closed"), handle.writing():
+        pass
+
+
+def test_a_reader_that_does_not_end_keeps_its_store_and_does_not_hold_up_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("bindery_bookie.storage.leveldb_handle.SWITCH_WAIT_MAX_S", 0.01)
+    store = Store()
+    handle = LevelDbHandle(lambda: store, has_room=lambda: True)
+    with handle.reading():
+        handle.close()
+        assert not store.is_closed
+
+
+def test_a_write_after_the_end_opens_nothing_although_the_last_one_failed() -> None:
+    opened: list[Store] = []
+
+    def open_db() -> Store:
+        opened.append(Store())
+        return opened[-1]
+
+    handle = LevelDbHandle(open_db, has_room=lambda: True)
+    with pytest.raises(ValueError, match="full"), handle.writing():
+        raise ValueError("full")
+    handle.close()
+    with pytest.raises(OSError, match="closed"), handle.writing():
+        pass
+    assert [store.is_closed for store in opened] == [True]

@@ -26,7 +26,7 @@ def make_machine(kit: Any) -> type[RuleBasedStateMachine]:
 
         def run(self, work: Any) -> Any:
             async def limited() -> Any:
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(30):
                     return await work
 
             return self.runner.run(limited())
@@ -43,10 +43,13 @@ def make_machine(kit: Any) -> type[RuleBasedStateMachine]:
             ids = range(first, first + count * step, step)
             bodies = [kit.entry(ledger_id, entry_id, b"%d" % self.serial * 20) for entry_id in ids]
             statuses = self.run(kit.add(self.engine, *(kit.add_request(body, recovery=recovery) for body in bodies)))
-            if ledger_id in self.tombstones or (ledger_id in self.fenced and not recovery):
+            if ledger_id in self.tombstones | self.fenced and not recovery:
                 assert statuses == [Status.FENCED] * count
             else:
                 assert statuses == [Status.OK] * count
+                if ledger_id in self.tombstones:  # it is given copies again, and stays fenced
+                    self.tombstones.discard(ledger_id)
+                    self.fenced.add(ledger_id)
                 self.entries.setdefault(ledger_id, {}).update(zip(ids, bodies, strict=True))
 
         @rule(ledger_id=LEDGER_IDS)

@@ -90,11 +90,12 @@ async def test_groups_lost_at_the_end_of_an_earlier_file_refuse_to_start(kit: An
             world.disk.corrupt(first, offset, world.disk.contents(first)[offset])
     error = await refused(world)
     assert error.facts["path"] == second
-    assert error.message == "journal groups are missing"
+    assert error.message.startswith("journal groups are missing; ")
 
 
 @pytest.mark.parametrize("which", ["journal", "log", "mark"])
 async def test_lost_storage_is_not_an_empty_bookie(world: Any, kit: Any, which: str) -> None:
+    """Without limbo a start refuses; with it (the default), nothing is denied."""
     await crashed(world, kit, flushed=5, journaled=5)
     suffix = {"journal": ".txn", "log": ".log", "mark": "LastLogMark"}[which]
     for path in world.disk.paths():
@@ -102,7 +103,17 @@ async def test_lost_storage_is_not_an_empty_bookie(world: Any, kit: Any, which: 
             world.disk.remove(path)
     if which == "log":
         world.kv.clear()
+    lenient, world.settings = world.settings, kit.small_settings(on_lost_storage="refuse")
     await refused(world)
+    if which == "mark":
+        return
+    world.settings = lenient
+    engine = await world.opened()
+    assert engine.limbo is not None
+    assert engine.limbo.is_listing
+    answers = await kit.read(engine, *((5, e) for e in range(12)))
+    assert {one for one in answers if isinstance(one, int)} == {Status.UNKNOWN_LEDGER_STATE}
+    await engine.close()
 
 
 async def test_a_flipped_mark_refuses_to_start(world: Any, kit: Any) -> None:
@@ -163,14 +174,23 @@ async def test_a_rebuild_does_not_bring_a_deleted_ledger_back(world: Any, kit: A
     await engine.close()
 
 
-async def test_a_rebuild_refuses_a_damaged_log_instead_of_leaving_its_entries_out(world: Any, kit: Any) -> None:
+async def test_a_rebuild_from_a_damaged_log_denies_nothing(world: Any, kit: Any) -> None:
     bodies = await crashed(world, kit, flushed=50)
     path = "/ledgers/current/1.log"
     at = world.disk.contents(path).index(bodies[20])
     world.disk.corrupt(path, at + 50)
     world.kv.clear()
+    engine = await world.opened()
+    assert engine.limbo is not None
+    assert path in engine.limbo.reason
+    assert await kit.read(engine, *((5, e) for e in range(20))) == bodies[:20]
+    assert await kit.read(engine, (5, 20), (5, 60), (5, -1)) == [Status.UNKNOWN_LEDGER_STATE] * 3
+    await engine.close()
+    world.settings = kit.small_settings(on_lost_storage="refuse")
+    world.kv.clear()
+    world.disk.remove("/ledgers/current/LIMBO")
     error = await refused(world)
-    assert (error.facts["path"], error.facts["offset"]) == (path, at)
+    assert error.facts["path"] == path
 
 
 async def test_a_flush_that_did_not_finish_is_cut_off(world: Any, kit: Any) -> None:

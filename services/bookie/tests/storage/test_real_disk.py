@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 from bindery_bookie.storage.disk import RealDisk
 from bindery_bookie.storage.engine import StorageEngine
-from bindery_bookie.storage.settings import KIB, StorageSettings
+from bindery_bookie.storage.settings import KIB, LedgerStorageKind, StorageSettings
 from bindery_bookie.storage.worker import ThreadWorker, run_in
 from bindery_core.wire.messages import Status
 
@@ -27,16 +28,18 @@ SMALL = {
 }
 
 
-def real_engine(directory: Path) -> StorageEngine:
+def real_engine(directory: Path, **changes: Any) -> StorageEngine:
     settings = StorageSettings(
-        journal_directory=str(directory / "journal"), ledger_directory=str(directory / "ledgers"), **SMALL
+        journal_directory=str(directory / "journal"),
+        ledger_directory=str(directory / "ledgers"),
+        **{**SMALL, **changes},
     )
     return StorageEngine.on_real_disk(settings, wall_clock_ms=lambda: time.time_ns() // 1_000_000)
 
 
 @contextlib.asynccontextmanager
-async def opened(directory: Path) -> AsyncIterator[StorageEngine]:
-    engine = real_engine(directory)
+async def opened(directory: Path, **changes: Any) -> AsyncIterator[StorageEngine]:
+    engine = real_engine(directory, **changes)
     await engine.open()
     try:
         yield engine
@@ -56,6 +59,87 @@ async def test_entries_go_through_every_tier_and_a_restart(tmp_path: Path, kit: 
         assert await kit.add(engine, kit.add_request(kit.entry(5, 3000))) == [Status.FENCED]
         total, free = engine.disk_usage()
         assert 0 < free < total
+
+
+@pytest.mark.parametrize("past_cache", [True, False])
+async def test_the_journal_goes_past_the_page_cache_unless_it_is_told_not_to(
+    tmp_path: Path, kit: Any, past_cache: bool
+) -> None:
+    def is_direct(path: str) -> bool:
+        (fd,) = [fd for fd in os.listdir("/proc/self/fd") if os.path.realpath(f"/proc/self/fd/{fd}") == path]
+        flags = Path(f"/proc/self/fdinfo/{fd}").read_text().split("flags:")[1].split()[0]
+        return bool(int(flags, 8) & os.O_DIRECT)
+
+    probe = f"{tmp_path.resolve()}/probe"
+    file = RealDisk().create(probe, allocate=4096)
+    is_offered = is_direct(probe)
+    file.close()
+    async with opened(tmp_path, journal_past_cache=past_cache) as engine:
+        bodies = await kit.fill(engine, 5, 20)
+        (path,) = [path for path in open_files() if path.endswith(".txn")]
+        assert is_direct(path) == (past_cache and is_offered)
+        assert await kit.read(engine, *((5, e) for e in range(20))) == bodies
+
+
+def open_files() -> list[str]:
+    """Of this process; the kernel says of some that they are deleted."""
+    names = []
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            names.append(os.readlink(f"/proc/self/fd/{fd}"))
+    return names
+
+
+@pytest.mark.parametrize("kind", LedgerStorageKind)
+async def test_compaction_wins_space_back(tmp_path: Path, kit: Any, kind: LedgerStorageKind) -> None:
+    """While entries are added and read; then from a restart, and from the entry logs alone."""
+    current = tmp_path / "ledgers/current"
+    changes = {"ledger_storage": kind, "compaction_rate": 2**30, "read_cache_size_max": 0, "reserve_size": 0}
+
+    def size() -> int:
+        return sum(path.stat().st_size for path in current.glob("*.log"))
+
+    async def check(engine: StorageEngine) -> None:
+        for ledger_id, expected in bodies.items():
+            found = await kit.read(engine, *((ledger_id, entry_id) for entry_id in range(len(expected) + 1)))
+            assert found == [*expected, Status.NO_ENTRY]
+        assert await kit.add(engine, kit.add_request(kit.entry(3, 9000))) == [Status.FENCED]
+        assert list(engine.ledger_ids()) == sorted(bodies)
+
+    bodies: dict[int, list[bytes]] = {ledger_id: [] for ledger_id in range(1, 6)}
+    async with opened(tmp_path, **changes) as engine:
+        for first in range(0, 600, 50):
+            for ledger_id, known in bodies.items():
+                known += await kit.fill(engine, ledger_id, 50, first=first, size=300)
+        await engine.fence(3, kit.KEY)
+        await engine.flush()
+        before = size()
+        for ledger_id in (1, 2, 4):
+            await engine.delete_ledger(ledger_id)
+            del bodies[ledger_id]
+        await engine.flush()
+        running = asyncio.create_task(engine.compactor.run(major=True, force=True))
+        turns = 0
+        while not running.done():
+            bodies[5] += await kit.fill(engine, 5, 10, first=len(bodies[5]))
+            await check(engine)
+            turns += 1
+        result = await running
+        assert turns > 1
+        assert len(result.rewritten) >= 3
+        assert not result.left
+        assert size() < before * 0.6
+        await check(engine)
+        still_open = [name for name in open_files() if name.startswith(f"{current}/") and name.endswith(" (deleted)")]
+        assert [name for name in still_open if "/index/" not in name] == [], (
+            "a removed log takes space while it is open"
+        )
+    async with opened(tmp_path, **changes) as engine:
+        await check(engine)
+    shutil.rmtree(current / "index")
+    async with opened(tmp_path, **changes) as engine:
+        await check(engine)
+        assert engine.limbo is None
 
 
 async def test_a_damaged_leveldb_is_rebuilt(tmp_path: Path, kit: Any) -> None:

@@ -16,6 +16,7 @@ from bindery_core.errors import DamagedStorage
 from bindery_core.wire.messages import AddRequest, Status, WriteFlag
 
 from bindery_bookie.storage import control_records as control
+from bindery_bookie.storage.copies_seen import CopiesSeen
 from bindery_bookie.storage.entry_log_format import BODY_SIZE_MAX
 from bindery_bookie.storage.flush_loop import FlushLoop
 from bindery_bookie.storage.journal import Journal, record_parts
@@ -56,6 +57,8 @@ class Adds:
         self._settings = settings
         self._stats = stats
         self._loop = asyncio.get_running_loop()
+        self.copies_seen = CopiesSeen(self._loop.time())
+        """By the loop's clock."""
         self._waiting: deque[_Waiting] = deque()
         self._waiting_timer: asyncio.TimerHandle | None = None
 
@@ -63,6 +66,8 @@ class Adds:
         """See EntryStore. Answers in the order of the calls, unless an add was refused at once."""
         if self._journal.failed:
             done([Status.IO_ERROR] * len(adds))
+        elif self._journal.is_full:
+            done([Status.READ_ONLY] * len(adds))  # the client takes another bookie
         elif self._waiting or (self._caches.active.is_full and not self._flush_loop.make_room()):
             self._wait(adds, done)
         else:
@@ -73,8 +78,11 @@ class Adds:
         while self._waiting and self._flush_loop.make_room():
             adds, done, size, _ = self._waiting.popleft()
             self._stats.waiting_size -= size
+            self._stats.waiting_adds -= len(adds)
             if self._journal.failed:
                 done([Status.IO_ERROR] * len(adds))
+            elif self._journal.is_full:
+                done([Status.READ_ONLY] * len(adds))
             else:
                 self._accept(adds, done)
         if not self._waiting:
@@ -99,6 +107,7 @@ class Adds:
         size = 0
         flags_all = _DEFERRED
         advanced: dict[int, LedgerState] = {}
+        copied: set[int] = set()
         ledger_id_before = -1
         state: LedgerState | None = None
         entries: dict[int, bytes] = {}
@@ -120,10 +129,12 @@ class Adds:
                         continue
                 ledger_id_before = ledger_id
                 entries = cached.get(ledger_id) or cached.setdefault(ledger_id, {})
-            if state.master_key != add.master_key:
+            if state.master_key != add.master_key and not self._ledgers.learn_key(state, add.master_key, parts):
                 statuses[at] = Status.UNAUTHORIZED
                 continue
-            if state.is_fenced and not add.recovery:
+            if add.recovery:
+                copied.add(ledger_id)
+            elif state.is_fenced:
                 statuses[at] = Status.FENCED
                 continue
             entries[entry_id] = body
@@ -137,6 +148,8 @@ class Adds:
                 state.lac = lac
                 advanced[ledger_id] = state
         self._added(adds, done, statuses, parts, size, is_deferred=bool(flags_all))
+        if copied:
+            self.copies_seen.note(copied, self._loop.time())
         if advanced:
             now_ms = self._wall_clock_ms()
             for state in advanced.values():
@@ -148,7 +161,8 @@ class Adds:
         self, add: AddRequest, ledger_id: int, parts: list[bytes], statuses: list[int], at: int
     ) -> LedgerState | None:
         """A ledger that is not in memory: from the index, or new, its key journaled. None: `statuses` says why."""
-        if self._ledgers.is_tombstone(ledger_id):
+        was_deleted = self._ledgers.is_tombstone(ledger_id)
+        if was_deleted and not add.recovery:
             statuses[at] = Status.FENCED
             return None
         try:
@@ -160,6 +174,9 @@ class Adds:
         if state is None:
             state = self._ledgers.create(ledger_id, add.master_key)
             parts += record_parts(control.pack_master_key(ledger_id, add.master_key))
+            if was_deleted:  # this bookie is given copies again, and its late writer is refused as before
+                self._ledgers.fence(state)
+                parts += record_parts(control.pack_fence(ledger_id))
         return state
 
     def _added(
@@ -200,10 +217,10 @@ class Adds:
         self._stats.adds_unauthorized += statuses.count(Status.UNAUTHORIZED)
         self._stats.adds_bad += statuses.count(Status.BAD_REQUEST)
 
-    @staticmethod
-    def _answer(done: AddDone, statuses: list[int], is_durable: bool) -> None:
+    def _answer(self, done: AddDone, statuses: list[int], is_durable: bool) -> None:
         if not is_durable:
-            statuses = [Status.IO_ERROR if status == Status.OK else status for status in statuses]
+            instead = Status.READ_ONLY if self._journal.is_full else Status.IO_ERROR
+            statuses = [instead if status == Status.OK else status for status in statuses]
         done(statuses)
 
     def _wait(self, adds: Sequence[AddRequest], done: AddDone) -> None:
@@ -213,6 +230,7 @@ class Adds:
             done([Status.TOO_MANY_REQUESTS] * len(adds))
             return
         self._stats.waiting_size += size
+        self._stats.waiting_adds += len(adds)
         self._stats.adds_waited += len(adds)
         self._waiting.append((adds, done, size, self._loop.time() + self._settings.waiting_time_max_s))
         if self._waiting_timer is None:
@@ -230,6 +248,7 @@ class Adds:
     def _refuse_first(self) -> None:
         adds, done, size, _ = self._waiting.popleft()
         self._stats.waiting_size -= size
+        self._stats.waiting_adds -= len(adds)
         self._stats.adds_rejected += len(adds)
         done([Status.TOO_MANY_REQUESTS] * len(adds))
 

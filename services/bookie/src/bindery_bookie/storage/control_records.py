@@ -8,9 +8,12 @@ A control record begins like an entry frame, with a negative entry id that says 
 |   -8192  | fence        | nothing                                       |
 |  -32768  | explicit LAC | u32 size, then the LAC packet (ids, digest)   |
 |  -65536  | deleted      | nothing: forget what was said before          |
+| -131072  | continued    | u64 id of the journal that follows this one   |
+
+`continued` stands in journals only, and has the ledger id -1.
 
 Clients never send negative entry ids: the engine refuses such an add, or a client could forge these.
-Source: BookKeeper's BookieImpl.METAENTRY_ID_*; `deleted` is ours.
+Source: BookKeeper's BookieImpl.METAENTRY_ID_*; `deleted` and `continued` are ours.
 """
 
 import struct
@@ -22,9 +25,12 @@ MASTER_KEY: Final = -0x1000
 FENCE: Final = -0x2000
 EXPLICIT_LAC: Final = -0x8000
 DELETED: Final = -0x10000
+CONTINUED: Final = -0x20000
+NO_LEDGER: Final = -1
 
 _IDS = struct.Struct(">qq")
 _SIZED = struct.Struct(">qqI")
+_CONTINUED = struct.Struct(">qqQ")
 _IDS_AND_LAC = struct.Struct(">qqq")
 
 ENTRY_SIZE_MIN: Final = _IDS_AND_LAC.size
@@ -57,6 +63,17 @@ def pack_explicit_lac(ledger_id: int, packet: bytes) -> bytes:
 
 def pack_deleted(ledger_id: int) -> bytes:
     return _IDS.pack(ledger_id, DELETED)
+
+
+def pack_continued(journal_id: int) -> bytes:
+    return _CONTINUED.pack(NO_LEDGER, CONTINUED, journal_id)
+
+
+def unpack_continued(record: bytes) -> int | None:
+    """The journal that follows, None if the record is another one."""
+    if len(record) != _CONTINUED.size or unpack_ids(record) != (NO_LEDGER, CONTINUED):
+        return None
+    return int(_CONTINUED.unpack(record)[2])
 
 
 def unpack_sized(record: bytes) -> bytes:

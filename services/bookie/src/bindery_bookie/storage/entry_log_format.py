@@ -1,8 +1,10 @@
 """Entry log file: `<hex id>.log`, the entries of all ledgers, sorted by (ledger, entry) within each flush.
 
+Compaction writes the same under `<hex id>.log.compacting`, and renames it when it is whole (see `log_manifest`).
+
 Integers are big-endian. Offsets and sizes are in bytes. Logs are only ever appended to; ids count up from 1.
 
-File header
+File header of a flush's log
 | offset | size | type | field   | meaning                  |
 |-------:|-----:|------|---------|--------------------------|
 |      0 |    4 | raw  | magic   | `BNDL`                   |
@@ -10,6 +12,16 @@ File header
 |      8 |    8 | u64  | log_id  | as in the file's name    |
 |     16 |    4 | u32  | digest  | CRC32C over [0, 16)      |
 |     20 |   12 | raw  | zeros   |                          |
+
+File header of a log that compaction wrote
+| offset | size | type | field   | meaning                                          |
+|-------:|-----:|------|---------|--------------------------------------------------|
+|      0 |    4 | raw  | magic   | `BNDL`                                           |
+|      4 |    4 | u32  | version | 2                                                |
+|      8 |    8 | u64  | log_id  | as in the file's name                            |
+|     16 |    8 | u64  | order   | that of the log it replaced (see `log_manifest`) |
+|     24 |    4 | u32  | digest  | CRC32C over [0, 24)                              |
+|     28 |    4 | raw  | zeros   |                                                  |
 
 Record
 | offset | size | type | field  | meaning                                                             |
@@ -28,7 +40,8 @@ Ledgers map: a record written when the log is closed, the last in the file. Its 
 |      0 |    8 | i64  |        | -1                                                                  |
 |      8 |    8 | i64  |        | -2                                                                  |
 |     16 |    4 | u32  | count  |                                                                     |
-|     20 | 16 c | rows | ledger | i64 ledger id, u64 bytes of its records in this log; ascending      |
+|     20 | 16 c | rows | ledger | i64 ledger id, u64 bytes of its records in this log; ascending;     |
+|        |      |      |        | bit 63 of the bytes: a `deleted` record of the ledger is among them |
 
 Trailer: the last bytes of a closed log. A log without it is open, or its bookie crashed; it is read by scanning.
 | offset | size | type | field      | meaning                                  |
@@ -41,7 +54,7 @@ Source: BookKeeper's DefaultEntryLogger (vocabulary, location, ledgers map); dig
 """
 
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from typing import Final
 
 from bindery_core.errors import BadVersion, DamagedStorage
@@ -54,7 +67,9 @@ from bindery_bookie.storage.disk import ReadableFile
 MAGIC: Final = b"BNDL"
 TRAILER_MAGIC: Final = b"LEND"
 VERSION: Final = 1
+COMPACTED_VERSION: Final = 2
 FILE_SUFFIX: Final = ".log"
+COMPACTING_SUFFIX: Final = ".log.compacting"
 HEADER_SIZE: Final = 32
 RECORD_HEADER_SIZE: Final = 8
 TRAILER_SIZE: Final = 16
@@ -67,6 +82,7 @@ OFFSET_BITS: Final = 32
 OFFSET_MASK: Final = 2**OFFSET_BITS - 1
 
 _HEADER = struct.Struct(">4sIQ")
+_COMPACTED_HEADER = struct.Struct(">4sIQQ")
 _DIGEST = struct.Struct(">I")
 _RECORD = struct.Struct(">II")
 _TRAILER = struct.Struct(">4sQ")
@@ -74,6 +90,7 @@ _MAP_HEAD = struct.Struct(">qqI")
 _MAP_ROW = struct.Struct(">qQ")
 _MAP_LEDGER: Final = -1
 _MAP_ENTRY: Final = -2
+_HAS_DELETION: Final = 1 << 63
 
 pack_record_header = _RECORD.pack
 """(digest, size) before a body; digest = crc32c(body, size)."""
@@ -81,6 +98,7 @@ pack_record_header = _RECORD.pack
 unpack_record_header = _RECORD.unpack_from
 
 assert _HEADER.size + _DIGEST.size <= HEADER_SIZE
+assert _COMPACTED_HEADER.size + _DIGEST.size <= HEADER_SIZE
 assert _RECORD.size == RECORD_HEADER_SIZE
 assert _TRAILER.size + _DIGEST.size == TRAILER_SIZE
 assert BODY_SIZE_MIN >= CONTROL_SIZE_MIN
@@ -105,26 +123,48 @@ def parse_file_name(name: str) -> int | None:
     return log_id if log_id > 0 and file_name(log_id) == name else None
 
 
-def pack_file_header(log_id: int) -> bytes:
-    head = _HEADER.pack(MAGIC, VERSION, log_id)
+def pack_file_header(log_id: int, *, order: int | None = None) -> bytes:
+    """`order`: of a log that compaction writes; None: a flush does."""
+    if order is None:
+        head = _HEADER.pack(MAGIC, VERSION, log_id)
+    else:
+        head = _COMPACTED_HEADER.pack(MAGIC, COMPACTED_VERSION, log_id, order)
     return (head + _DIGEST.pack(crc32c(head))).ljust(HEADER_SIZE, b"\0")
 
 
-def check_file_header(file: ReadableFile, *, path: str, log_id: int) -> None:
-    """Raises DamagedStorage or BadVersion."""
+def check_file_header(file: ReadableFile, *, path: str, log_id: int) -> int | None:
+    """The order of a log that compaction wrote, None for a flush's. Raises DamagedStorage or BadVersion."""
     head = file.read_at(0, HEADER_SIZE)
-    if len(head) < HEADER_SIZE or _DIGEST.unpack_from(head, _HEADER.size)[0] != crc32c(head[: _HEADER.size]):
+    if len(head) < HEADER_SIZE:
         raise DamagedStorage("entry log header is damaged", path=path, offset=0)
     magic, version, found_id = _HEADER.unpack_from(head)
-    if magic != MAGIC or found_id != log_id or any(head[_HEADER.size + _DIGEST.size :]):
+    size = _COMPACTED_HEADER.size if version == COMPACTED_VERSION else _HEADER.size
+    if _DIGEST.unpack_from(head, size)[0] != crc32c(head[:size]):
         raise DamagedStorage("entry log header is damaged", path=path, offset=0)
+    if magic != MAGIC or found_id != log_id or any(head[size + _DIGEST.size :]):
+        raise DamagedStorage("entry log header is damaged", path=path, offset=0)
+    if version == COMPACTED_VERSION:
+        return int(_COMPACTED_HEADER.unpack_from(head)[3])
     if version != VERSION:
         raise BadVersion("entry log version is not spoken", path=path, version=version)
+    return None
 
 
 def pack_record(body: bytes) -> bytes:
     size = len(body)
     return _RECORD.pack(crc32c(body, size), size) + body
+
+
+def intact_entry(data: bytes, at: int, size: int, ledger_id: int, entry_id: int) -> bytes | None:
+    """The body of `size` bytes at `at`, behind its record header, if it is whole and of this entry. What is wrong with
+    it otherwise is for `check_record` to say."""
+    body = data[at : at + size]
+    if at < RECORD_HEADER_SIZE or len(body) != size or size < BODY_SIZE_MIN:
+        return None
+    digest, found = _RECORD.unpack_from(data, at - RECORD_HEADER_SIZE)
+    if found != size or digest != crc32c(body, size) or unpack_ids(body) != (ledger_id, entry_id):
+        return None
+    return body
 
 
 def check_record(header: bytes, body: bytes, *, path: str, offset: int) -> None:
@@ -138,9 +178,12 @@ def check_record(header: bytes, body: bytes, *, path: str, offset: int) -> None:
         raise DamagedStorage("entry digest mismatch", path=path, offset=offset)
 
 
-def pack_ledgers_map(sizes: Mapping[int, int]) -> bytes:
-    """The map's body. `sizes`: bytes of records by ledger id."""
-    rows = [_MAP_ROW.pack(ledger_id, sizes[ledger_id]) for ledger_id in sorted(sizes)]
+def pack_ledgers_map(sizes: Mapping[int, int], deletions: Container[int] = ()) -> bytes:
+    """The map's body. `sizes`: bytes of records by ledger id; `deletions`: those of them with a `deleted` record."""
+    rows = [
+        _MAP_ROW.pack(ledger_id, sizes[ledger_id] | (_HAS_DELETION if ledger_id in deletions else 0))
+        for ledger_id in sorted(sizes)
+    ]
     return _MAP_HEAD.pack(_MAP_LEDGER, _MAP_ENTRY, len(rows)) + b"".join(rows)
 
 
@@ -151,6 +194,12 @@ def pack_trailer(map_offset: int) -> bytes:
 
 def read_ledgers_map(file: ReadableFile, *, path: str) -> dict[int, int] | None:
     """Bytes of records by ledger id; None for a log that was not closed. Raises DamagedStorage."""
+    found = read_ledgers_and_deletions(file, path=path)
+    return None if found is None else found[0]
+
+
+def read_ledgers_and_deletions(file: ReadableFile, *, path: str) -> tuple[dict[int, int], frozenset[int]] | None:
+    """As `read_ledgers_map`, and the ledgers of which a `deleted` record is there. Raises DamagedStorage."""
     size = file.size()
     tail = file.read_at(max(size - TRAILER_SIZE, 0), TRAILER_SIZE)
     if len(tail) < TRAILER_SIZE or tail[:4] != TRAILER_MAGIC:
@@ -159,13 +208,21 @@ def read_ledgers_map(file: ReadableFile, *, path: str) -> dict[int, int] | None:
     if digest != crc32c(tail[: _TRAILER.size]):
         return None  # these may be the bytes of an entry: the log is read by scanning, which checks every record
     _, offset = _TRAILER.unpack_from(tail)
+    if not HEADER_SIZE + RECORD_HEADER_SIZE <= offset <= size - TRAILER_SIZE:
+        return None  # nor is this a trailer: whoever wrote the entry chose its bytes
     header = file.read_at(offset - RECORD_HEADER_SIZE, RECORD_HEADER_SIZE)
     body = file.read_at(offset, size - TRAILER_SIZE - offset)
     check_record(header, body, path=path, offset=offset)
     ledger_id, entry_id, count = _MAP_HEAD.unpack_from(body)
     if (ledger_id, entry_id) != (_MAP_LEDGER, _MAP_ENTRY) or len(body) != _MAP_HEAD.size + count * _MAP_ROW.size:
         raise DamagedStorage("ledgers map is damaged", path=path, offset=offset)
-    return dict(_MAP_ROW.iter_unpack(body[_MAP_HEAD.size :]))
+    sizes: dict[int, int] = {}
+    deletions: set[int] = set()
+    for found_id, found in _MAP_ROW.iter_unpack(body[_MAP_HEAD.size :]):
+        sizes[found_id] = found & (_HAS_DELETION - 1)
+        if found & _HAS_DELETION:
+            deletions.add(found_id)
+    return sizes, frozenset(deletions)
 
 
 def scan_records(file: ReadableFile, *, path: str, stop: int) -> Iterator[tuple[int, bytes]]:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from bindery_core.errors import BinderyError
 from crc32c import crc32c
 
 from bindery_bookie.storage import control_records as control
@@ -29,7 +30,9 @@ from bindery_bookie.storage.index_format import (
     run_rows,
 )
 from bindery_bookie.storage.journal_format import JournalPosition
+from bindery_bookie.storage.journal_needed import drop_needed
 from bindery_bookie.storage.ledgers import LedgerState
+from bindery_bookie.storage.log_manifest import LogEnd, ManifestFile
 from bindery_bookie.storage.mark import LastLogMark, write_mark
 from bindery_bookie.storage.settings import StorageSettings
 from bindery_bookie.storage.stats import StorageStats
@@ -73,22 +76,29 @@ class Flusher:
         journal_directory: str,
         index: Index,
         logs: EntryLogWriter,
+        manifest: ManifestFile,
         mark: LastLogMark,
         worker: Worker,
         clock: Callable[[], float],
         settings: StorageSettings,
         stats: StorageStats,
+        encoder: "type[Encoder] | None" = None,
     ) -> None:
+        """`encoder`: in which order entries go to the entry log; sorted if None."""
+        self._encoder = encoder or Encoder
         self._disk = disk
         self._directory = directory
         self._journal_directory = journal_directory
         self._index = index
         self._logs = logs
+        self._manifest = manifest
         self.mark = mark
         self._worker = worker
         self._clock = clock
         self._settings = settings
         self._stats = stats
+        self.closed_below = mark.log_id + 1
+        """Every log of a flush with a smaller id is closed, and the index knows what is in it."""
 
     async def store(self, flush: Flush) -> None:
         """Make `flush` durable in entry log and index. Raises OSError or DamagedStorage; then call it again.
@@ -98,7 +108,7 @@ class Flusher:
         if flush.attempts:
             await run_in(self._worker, self._logs.roll_back)
         flush.attempts += 1
-        encoder = _Encoder(self, flush)
+        encoder = self._encoder(self, flush)
         await encoder.run()
         generation = self.mark.generation + 1
         rows = await run_in(self._worker, lambda: self._commit(encoder, flush.deleted, generation))
@@ -119,6 +129,7 @@ class Flusher:
         mark = LastLogMark(generation, position, log_id, log_offset)
         dropped = await run_in(self._worker, lambda: self._write_mark(mark))
         self.mark = mark
+        self.closed_below = log_id if self._logs.is_open else log_id + 1
         self._stats.journal_files_dropped += dropped
 
     async def close(self, position: JournalPosition) -> None:
@@ -131,33 +142,68 @@ class Flusher:
         if self._logs.durable != durable or position != self.mark.journal:
             await self.advance_mark(position, is_stored=False)
 
-    async def write(self, data: bytes, *, log_id: int, offset: int, sizes: dict[int, int]) -> None:
+    async def roll(self) -> None:
+        """Close the open entry log, if there is one, sealed if the disk lets that be. Only between flushes.
+
+        Raises OSError when what half a seal left cannot be cut off; then call it again.
+        """
+        try:
+            await self.close(self.mark.journal)
+        except (OSError, BinderyError):
+            await run_in(self._worker, self._logs.roll_back)
+            self.closed_below = self.mark.log_id + 1
+
+    async def write(
+        self, data: bytes, *, log_id: int, offset: int, sizes: dict[int, int], deletions: Sequence[int] = ()
+    ) -> None:
         """For the encoder."""
-        await run_in(self._worker, lambda: self._logs.append(data, log_id=log_id, offset=offset, sizes=sizes))
+        await run_in(
+            self._worker,
+            lambda: self._logs.append(data, log_id=log_id, offset=offset, sizes=sizes, deletions=deletions),
+        )
+
+    def log_end(self, log_id: int) -> LogEnd:
+        """What is known of the end of a log that is closed, or LastLogMark's. Any thread."""
+        mark = self.mark  # before the list, which names an unsealed log before the mark leaves it
+        return self._manifest.manifest.end(log_id, mark=(mark.log_id, mark.log_offset))
 
     def next_place(self) -> tuple[int, int]:
-        """(log id, offset) of the next record. Only while no job of the flush's worker is under way."""
+        """(log id, offset) of the next record. Only while no job of a flush is under way."""
         return self._logs.next_place
 
-    def _commit(self, encoder: "_Encoder", deleted: Sequence[int], generation: int) -> int:
+    def next_log_id(self) -> int:
+        """The id of the log after the open one. As `next_place`."""
+        return self._logs.next_log_id
+
+    async def open_ledgers(self) -> dict[int, int]:
+        """Bytes of records by ledger id in the log being written."""
+        return await run_in(self._worker, self._logs.open_ledgers)
+
+    def _commit(self, encoder: "Encoder", deleted: Sequence[int], generation: int) -> int:
         self._logs.sync()
         return self._index.commit(
             runs=encoder.rows, merges=encoder.merges, ledgers=encoder.ledgers, deleted=deleted, generation=generation
         )
 
     def _write_mark(self, mark: LastLogMark) -> int:
+        left = {log_id: size for log_id, size in self._logs.unsealed.items() if log_id != mark.log_id}
+        if left:  # their ends are known by the mark only until it moves on
+            self._manifest.change(lambda manifest: manifest.with_unsealed(left))
+            for log_id in left:
+                del self._logs.unsealed[log_id]
         write_mark(self._disk, self._directory, mark)
         dropped = 0
         for name in self._disk.list_names(self._journal_directory):
             journal_id = journal_format.parse_file_name(name)
             if journal_id is not None and journal_id < mark.journal.journal_id:
-                self._disk.remove(f"{self._journal_directory}/{name}")
+                self._disk.remove(f"{self._journal_directory}/{name}", is_unread=True)
                 dropped += 1
+        drop_needed(self._disk, self._journal_directory, mark.journal.journal_id)
         return dropped
 
 
-class _Encoder:
-    """Turns one flush into bytes of entry log and rows of index, in slices."""
+class Encoder:
+    """Turns one flush into bytes of entry log and rows of index, in slices. Sorts entries by ledger and id."""
 
     def __init__(self, flusher: Flusher, flush: Flush) -> None:
         self._flusher = flusher
@@ -170,6 +216,7 @@ class _Encoder:
         self._chunk_offset = self._offset
         self._parts: list[bytes] = []
         self._sizes: dict[int, int] = {}
+        self._deletions: list[int] = []
         self._slice_end = 0.0
         self.rows: Rows = []
         self.merges: dict[int, list[Located]] = {}
@@ -188,18 +235,30 @@ class _Encoder:
         for record in flush.control_records:
             self._add_control(record)
             await self._breathe()
-        for ledger_id, entry_ids, bodies in flush.cache.sorted_ledgers():
-            await self._add_ledger(flush.states[ledger_id], entry_ids, bodies)
+        await self._add_entries(flush)
         for ledger_id, state in flush.states.items():
             if ledger_id not in self.ledgers:
                 self.ledgers[ledger_id] = state.row(indexed_entry_id=state.indexed_entry_id)
                 await self._breathe()
         await self._write_chunk()
 
+    async def _add_entries(self, flush: Flush) -> None:
+        for ledger_id, entry_ids, bodies in flush.cache.sorted_ledgers():
+            await self._add_ledger(flush.states[ledger_id], entry_ids, bodies)
+
+    async def _open_next_log_if_full(self) -> None:
+        if self._offset > self._log_size_max:
+            await self._write_chunk()
+            self._log_id, self._offset = self._flusher.next_log_id(), fmt.HEADER_SIZE
+            self._chunk_offset = self._offset
+
     def _add_control(self, record: bytes) -> None:
         packed = fmt.pack_record(record)
         self._parts.append(packed)
-        self._count(control.unpack_ids(record)[0], len(packed))
+        ledger_id, entry_id = control.unpack_ids(record)
+        if entry_id == control.DELETED:
+            self._deletions.append(ledger_id)
+        self._count(ledger_id, len(packed))
 
     async def _add_ledger(self, state: LedgerState, entry_ids: Sequence[int], bodies: dict[int, bytes]) -> None:
         ledger_id = state.ledger_id
@@ -207,10 +266,7 @@ class _Encoder:
         known = bisect_right(entry_ids, state.indexed_entry_id) if self._flush.attempts == 1 else len(entry_ids)
         at = 0
         while at < len(entry_ids):
-            if self._offset > self._log_size_max:
-                await self._write_chunk()
-                self._log_id, self._offset = self._log_id + 1, fmt.HEADER_SIZE
-                self._chunk_offset = self._offset
+            await self._open_next_log_if_full()
             is_known = at < known
             part = entry_ids[at : min(at + _SLICE_ENTRIES, known if is_known else len(entry_ids))]
             sizes = self._add_records(part, bodies)
@@ -267,8 +323,11 @@ class _Encoder:
         data = b"".join(self._parts)
         assert len(data) == self._offset - self._chunk_offset
         sizes, self._sizes = self._sizes, {}
+        deletions, self._deletions = self._deletions, []
         self._parts = []
-        await self._flusher.write(data, log_id=self._log_id, offset=self._chunk_offset, sizes=sizes)
+        await self._flusher.write(
+            data, log_id=self._log_id, offset=self._chunk_offset, sizes=sizes, deletions=deletions
+        )
         self._chunk_offset = self._offset
 
 

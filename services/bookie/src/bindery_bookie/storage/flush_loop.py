@@ -11,6 +11,7 @@ from typing import Final
 import structlog
 from bindery_core.errors import BinderyError
 
+from bindery_bookie.storage.disk import is_no_space
 from bindery_bookie.storage.flush import Flush, Flusher
 from bindery_bookie.storage.journal import Journal
 from bindery_bookie.storage.journal_format import JournalPosition
@@ -63,8 +64,11 @@ class FlushLoop:
         settings: StorageSettings,
         stats: StorageStats,
         flushed: Callable[[Flush], None],
+        unfinished: Flush | None = None,
     ) -> None:
-        """`journal_synced` returns once everything appended is durable, or raises. `flushed` hears of each flush."""
+        """`journal_synced` returns once everything appended is durable, or raises. `flushed` hears of each flush.
+        `unfinished`: one that the start found no space for.
+        """
         self._caches = caches
         self._ledgers = ledgers
         self._journal = journal
@@ -77,14 +81,18 @@ class FlushLoop:
         self._loop = asyncio.get_running_loop()
         self._is_stopping = False
         self._wanted = asyncio.Event()
-        self._next: Flush | None = None
+        self._next = unfinished
         self._done_count = 0
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
+        self._rolls: list[asyncio.Future[None]] = []
+        """Those who wait for the open entry log to be closed."""
         self._age_timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         self._task = self._loop.create_task(self._run(), name="bookie-flush")
+        if self._has_more():
+            self.start_age_timer()
 
     async def stop(self) -> None:
         """Flush what there is, once, and end. What fails stays in the journal."""
@@ -113,12 +121,24 @@ class FlushLoop:
         return not self._caches.active.is_full
 
     async def flush(self) -> None:
-        """Return once what was accepted before this call is flushed. Raises OSError when that fails now."""
+        """Return once what was accepted before this call is flushed. Raises OSError when that fails now, and at the
+        end of the bookie."""
         needed = self._done_count + (self._next is not None) + self._has_more()
         if needed == self._done_count:
             return
+        if self._task is None or self._task.done():
+            raise OSError("storage is closing")
         waiter: asyncio.Future[None] = self._loop.create_future()
         self._waiters.append((needed, waiter))
+        self._wanted.set()
+        await waiter
+
+    async def roll(self) -> None:
+        """Return once the entry log that was being written is closed. Raises OSError or BinderyError."""
+        if self._is_stopping:
+            raise OSError("storage is closing")
+        waiter: asyncio.Future[None] = self._loop.create_future()
+        self._rolls.append(waiter)
         self._wanted.set()
         await waiter
 
@@ -148,14 +168,34 @@ class FlushLoop:
                 if self._is_stopping:
                     return
                 await self._pause()
+            if self._rolls and self._next is None:
+                await self._roll()
+
+    async def _roll(self) -> None:
+        error: OSError | BinderyError | None = None
+        try:
+            await self._flusher.roll()
+        except (OSError, BinderyError) as raised:
+            error = raised
+        waiters, self._rolls = self._rolls, []
+        for waiter in waiters:
+            if waiter.done():
+                continue
+            if error is None:
+                waiter.set_result(None)
+            else:
+                waiter.set_exception(error)
 
     async def _try(self, flush: Flush) -> bool:
         start = self._clock()
         try:
             await self._flush(flush)
-        except (OSError, BinderyError) as error:
+        except Exception as error:  # a fault of ours, too, must not end the loop: adds would wait for ever
             self._stats.flush_failed = True
-            log.error("flush_failed", error=str(error), attempts=flush.attempts)
+            is_ours = not isinstance(error, OSError | BinderyError)
+            log.error("flush_failed", error=str(error), attempts=flush.attempts, exc_info=is_ours)
+            if is_no_space(error):
+                self._stats.no_space(str(error))
             self._fail_waiters()
             return False
         seconds = self._clock() - start
@@ -206,7 +246,8 @@ class FlushLoop:
             self._wanted.set()
 
     def _fail_waiters(self) -> None:
-        waiters, self._waiters = self._waiters, []
-        for _, waiter in waiters:
+        waiters = [*(waiter for _, waiter in self._waiters), *self._rolls]
+        self._waiters, self._rolls = [], []
+        for waiter in waiters:
             if not waiter.done():
                 waiter.set_exception(OSError("flush failed"))

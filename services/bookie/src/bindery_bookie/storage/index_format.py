@@ -7,6 +7,9 @@ Integers are big-endian, so that the order of keys is the order of ids. Sizes ar
 | `E` i64 ledger id, i64 first entry id    | a run: u64 location of the first entry's body, then u32 body sizes       |
 | `L` i64 ledger id                        | a ledger row, below                                                      |
 | `M` `generation`                         | u64: flushes so far; one batch with the rows of its flush                |
+| `M` `batch`                              | u64: number of the last batch, whatever it wrote                         |
+| `B` u64 number                           | u64: the first number whose row must be there still; one a batch         |
+| `M` `switches`                           | u64: compactions so far; one batch with the rows that each moved         |
 
 Run: entries of one ledger that follow one another in one entry log. Slot i of the sizes is entry `first + i`; 0 marks
 an entry that is not in this run (striped ledgers have such holes). So the location of slot i is the run's location plus
@@ -15,11 +18,15 @@ and last slot are not 0. Runs of a ledger never overlap, so the run of an entry 
 run instead of a row per entry makes a flush write about a hundredth of the rows, and a lookup finds at once what can be
 read ahead.
 
+Batch rows tell whether the store holds all that was written to it. LevelDB keeps the newest batches in logs of its
+own, whose loss it may not notice; each batch has its row, so a lost one leaves a hole in the numbers. Rows of batches
+that were there when the store was opened are not needed any more, because opening it moved them into tables.
+
 Ledger row
 | offset | size | type | field          | meaning                                                          |
 |-------:|-----:|------|----------------|------------------------------------------------------------------|
 |      0 |    1 | u8   | version        | 1                                                                |
-|      1 |    1 | u8   | flags          | bit 0: fenced, bit 1: an explicit LAC follows                    |
+|      1 |    1 | u8   | flags          | bit 0: fenced, bit 1: an explicit LAC follows, bit 2: in limbo   |
 |      2 |    8 | i64  | lac            | greatest last add confirmed seen; -1: none                       |
 |     10 |    8 | i64  | last_entry_id  | greatest entry id stored; -1: none                               |
 |     18 |    4 | u32  | key_size       | k                                                                |
@@ -34,9 +41,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from bindery_core.errors import DamagedStorage
-
 from bindery_bookie.storage.entry_log_format import RECORD_HEADER_SIZE
+from bindery_bookie.storage.errors import DamagedIndex
 
 ROW_VERSION: Final = 1
 RUN_SLOTS_MAX: Final = 128
@@ -44,6 +50,9 @@ RUN_HOLE_MAX: Final = 8
 """Longest hole inside a run. Wider ones start a new run: a row costs about as much as so many empty slots."""
 
 GENERATION_KEY: Final = b"Mgeneration"
+SWITCHES_KEY: Final = b"Mswitches"
+BATCH_KEY: Final = b"Mbatch"
+BATCH_ROW_START: Final = b"B"
 LEDGER_KEY_START: Final = b"L"
 LEDGER_KEY_STOP: Final = b"M"
 RUN_KEY_START: Final = b"E"
@@ -57,6 +66,7 @@ _ROW = struct.Struct(">BBqqI")
 _SIZES = tuple(struct.Struct(f">{count}I") for count in range(RUN_SLOTS_MAX + 1))
 _FENCED: Final = 1
 _HAS_EXPLICIT_LAC: Final = 2
+_LIMBO: Final = 4
 
 assert _ROW.size == 22
 assert _RUN_KEY.size == 17
@@ -80,6 +90,12 @@ class Run:
     @property
     def last_entry_id(self) -> int:
         return self.first_entry_id + len(self.sizes) - 1
+
+    @property
+    def size(self) -> int:
+        """Bytes from the first body's start to the last one's end."""
+        bodies = [size for size in self.sizes if size]
+        return sum(bodies) + RECORD_HEADER_SIZE * (len(bodies) - 1)
 
     def entries(self) -> Iterator[Located]:
         """What is there, ascending."""
@@ -106,6 +122,8 @@ class LedgerRow:
     lac: int
     last_entry_id: int
     explicit_lac: bytes | None
+    is_limbo: bool = False
+    """Entries of it may have been lost here, and were not looked for elsewhere yet."""
 
 
 def run_key(ledger_id: int, first_entry_id: int) -> bytes:
@@ -118,8 +136,12 @@ def ledger_key(ledger_id: int) -> bytes:
 
 def unpack_ledger_key(key: bytes) -> int:
     if len(key) != _LEDGER_KEY.size:
-        raise DamagedStorage("ledger key has another size", key=key.hex())
+        raise DamagedIndex("ledger key has another size", key=key.hex())
     return int(_LEDGER_KEY.unpack(key)[1])
+
+
+def batch_row_key(number: int) -> bytes:
+    return BATCH_ROW_START + _GENERATION.pack(number)
 
 
 def pack_generation(generation: int) -> bytes:
@@ -128,8 +150,20 @@ def pack_generation(generation: int) -> bytes:
 
 def unpack_generation(value: bytes) -> int:
     if len(value) != _GENERATION.size:
-        raise DamagedStorage("generation has another size", value=value.hex())
+        raise DamagedIndex("generation has another size", value=value.hex())
     return int(_GENERATION.unpack(value)[0])
+
+
+def location_of(value: bytes) -> int:
+    """The location in a run's value, the sizes left alone. Raises DamagedIndex."""
+    if len(value) < _LOCATION.size:
+        raise DamagedIndex("index row is damaged", size=len(value))
+    return int(_LOCATION.unpack_from(value)[0])
+
+
+def relocated(value: bytes, location: int) -> bytes:
+    """A run's value with another location."""
+    return _LOCATION.pack(location) + value[_LOCATION.size :]
 
 
 def pack_run(location: int, sizes: Sequence[int]) -> bytes:
@@ -140,40 +174,42 @@ def pack_run(location: int, sizes: Sequence[int]) -> bytes:
 
 
 def unpack_run(key: bytes, value: bytes) -> Run:
-    """Raises DamagedStorage."""
+    """Raises DamagedIndex."""
     count, rest = divmod(len(value) - _LOCATION.size, 4)
     if len(key) != _RUN_KEY.size or rest or not 0 < count <= RUN_SLOTS_MAX:
-        raise DamagedStorage("index row is damaged", key=key.hex(), size=len(value))
+        raise DamagedIndex("index row is damaged", key=key.hex(), size=len(value))
     sizes = _SIZES[count].unpack_from(value, _LOCATION.size)
     if not sizes[0] or not sizes[-1]:
-        raise DamagedStorage("index row is damaged", key=key.hex(), size=len(value))
+        raise DamagedIndex("index row is damaged", key=key.hex(), size=len(value))
     _, ledger_id, first_entry_id = _RUN_KEY.unpack(key)
     return Run(ledger_id, first_entry_id, _LOCATION.unpack_from(value)[0], sizes)
 
 
 def pack_ledger_row(row: LedgerRow) -> bytes:
     flags = (_FENCED if row.is_fenced else 0) | (_HAS_EXPLICIT_LAC if row.explicit_lac is not None else 0)
+    flags |= _LIMBO if row.is_limbo else 0
     head = _ROW.pack(ROW_VERSION, flags, row.lac, row.last_entry_id, len(row.master_key))
     return head + row.master_key + (row.explicit_lac or b"")
 
 
 def unpack_ledger_row(value: bytes, *, ledger_id: int) -> LedgerRow:
-    """Raises DamagedStorage."""
+    """Raises DamagedIndex."""
     if len(value) < _ROW.size:
-        raise DamagedStorage("ledger row is short", ledger_id=ledger_id, size=len(value))
+        raise DamagedIndex("ledger row is short", ledger_id=ledger_id, size=len(value))
     version, flags, lac, last_entry_id, key_size = _ROW.unpack_from(value)
     rest = value[_ROW.size :]
-    if version != ROW_VERSION or flags > _FENCED | _HAS_EXPLICIT_LAC or key_size > len(rest):
-        raise DamagedStorage("ledger row is damaged", ledger_id=ledger_id, version=version)
+    if version != ROW_VERSION or flags > _FENCED | _HAS_EXPLICIT_LAC | _LIMBO or key_size > len(rest):
+        raise DamagedIndex("ledger row is damaged", ledger_id=ledger_id, version=version)
     has_lac = bool(flags & _HAS_EXPLICIT_LAC)
     if not has_lac and key_size != len(rest):
-        raise DamagedStorage("ledger row is damaged", ledger_id=ledger_id, size=len(value))
+        raise DamagedIndex("ledger row is damaged", ledger_id=ledger_id, size=len(value))
     return LedgerRow(
         master_key=rest[:key_size],
         is_fenced=bool(flags & _FENCED),
         lac=lac,
         last_entry_id=last_entry_id,
         explicit_lac=rest[key_size:] if has_lac else None,
+        is_limbo=bool(flags & _LIMBO),
     )
 
 

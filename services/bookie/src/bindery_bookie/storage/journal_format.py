@@ -7,10 +7,13 @@ File header
 | offset | size | type | field      | meaning                                     |
 |-------:|-----:|------|------------|---------------------------------------------|
 |      0 |    4 | raw  | magic      | `BNDJ`                                      |
-|      4 |    4 | u32  | version    | 1                                           |
+|      4 |    4 | u32  | version    | 2                                           |
 |      8 |    8 | u64  | journal_id | as in the file's name; from 1, no gaps      |
-|     16 |    4 | u32  | digest     | CRC32C over [0, 16)                         |
-|     20 |  492 | raw  | zeros      |                                             |
+|     16 |    8 | u64  | file_size  | bytes allocated: a shorter file was cut     |
+|     24 |    4 | u32  | digest     | CRC32C over [0, 24)                         |
+|     28 |  484 | raw  | zeros      |                                             |
+
+Version 1 had no file_size; its digest stood at 16. It is still read.
 
 Group: what one fdatasync made durable
 | offset | size | type | field       | meaning                                                                 |
@@ -25,13 +28,15 @@ Group: what one fdatasync made durable
 | 32 + n |    4 | raw  | end         | `DNE!`                                                                  |
 |        |      | raw  | zeros       | up to the next sector boundary                                          |
 
-A body is an entry frame or a control record (`control_records`).
+A body is an entry frame or a control record (`control_records`). When a journal goes on in another file, the last group
+here holds one record, `continued`, written once the other file is durable: should that be lost, the loss shows.
 
 Torn or damaged? A group is written only after the one before it was synced, so a crash can spoil only the last group,
 and only by leaving sectors, or the ends of sectors, as the zeros they were. Hence a bad group is a *tear*, which ends
-the journal and loses nothing that was acknowledged, only if no valid group comes after it and zeros explain it.
-Anything else is damage. Limit: damage to the very last group of a crashed bookie is taken for a tear if one of its
-sectors ends in a zero byte.
+the journal and loses nothing that was acknowledged, only if no valid group comes after it and zeros explain it: some in
+the group, nothing else behind it. Anything else is damage. Limits: damage to the very last group of a crashed bookie is
+taken for a tear if one of its sectors ends in a zero byte; and groups at the very end that were turned to zeros, as if
+they had never been written, leave no trace.
 
 Our own layout: BookKeeper's has no checksums, so a flipped bit there is served as data.
 """
@@ -44,10 +49,11 @@ from typing import Final
 from bindery_core.errors import BadVersion, DamagedStorage
 from crc32c import crc32c
 
+from bindery_bookie.storage import control_records as control
 from bindery_bookie.storage.disk import ReadableFile
 
 MAGIC: Final = b"BNDJ"
-VERSION: Final = 1
+VERSION: Final = 2
 GROUP_MAGIC: Final = b"GRUP"
 GROUP_END: Final = b"DNE!"
 SECTOR_SIZE: Final = 512
@@ -58,7 +64,8 @@ GROUP_SIZE_MAX: Final = 1024 * 1024 * 1024
 
 FILE_SUFFIX: Final = ".txn"
 
-_HEADER = struct.Struct(">4sIQ")
+_HEADER = struct.Struct(">4sIQQ")
+_HEADER_1 = struct.Struct(">4sIQ")
 _GROUP = struct.Struct(">4sIQQI")
 _DIGEST = struct.Struct(">I")
 _RECORD = struct.Struct(">I")
@@ -67,7 +74,12 @@ RECORD_OVERHEAD: Final = _RECORD.size
 pack_record_size = _RECORD.pack
 """The word before a record's body."""
 
+LINK_SIZE: Final = SECTOR_SIZE
+"""Bytes to keep free for a link at the end of each file."""
+
 assert _GROUP.size + _DIGEST.size == GROUP_HEADER_SIZE
+assert _HEADER.size == 24
+assert _HEADER_1.size == 16
 assert _HEADER.size + _DIGEST.size <= HEADER_SIZE
 assert GROUP_HEADER_SIZE < SECTOR_SIZE  # a header lies in one sector
 assert len(MAGIC) == len(GROUP_MAGIC) == len(GROUP_END) == 4
@@ -111,8 +123,9 @@ def parse_file_name(name: str) -> int | None:
     return journal_id if journal_id > 0 and file_name(journal_id) == name else None
 
 
-def pack_file_header(journal_id: int) -> bytes:
-    head = _HEADER.pack(MAGIC, VERSION, journal_id)
+def pack_file_header(journal_id: int, *, file_size: int) -> bytes:
+    """`file_size`: bytes allocated."""
+    head = _HEADER.pack(MAGIC, VERSION, journal_id, file_size)
     return (head + _DIGEST.pack(crc32c(head))).ljust(HEADER_SIZE, b"\0")
 
 
@@ -125,6 +138,19 @@ def pack_group(records: bytes, *, journal_id: int, sequence: int) -> bytes:
     return b"".join((head, _DIGEST.pack(crc32c(head)), records, GROUP_END, padding))
 
 
+def pack_link(*, journal_id: int, sequence: int, next_journal_id: int) -> bytes:
+    """The last group of a file that goes on in `next_journal_id`: LINK_SIZE bytes."""
+    record = control.pack_continued(next_journal_id)
+    group = pack_group(pack_record_size(len(record)) + record, journal_id=journal_id, sequence=sequence)
+    assert len(group) == LINK_SIZE
+    return group
+
+
+def following(group: Group) -> int | None:
+    """The journal that a link leads to; None for any other group."""
+    return control.unpack_continued(group.records[0]) if len(group.records) == 1 else None
+
+
 def group_size_on_disk(records_size: int) -> int:
     size = GROUP_HEADER_SIZE + records_size + len(GROUP_END)
     return size + -size % SECTOR_SIZE
@@ -135,13 +161,25 @@ def is_file_header_valid(file: ReadableFile, *, journal_id: int) -> bool:
     head = file.read_at(0, HEADER_SIZE)
     if len(head) < HEADER_SIZE:
         return False
-    magic, version, found_id = _HEADER.unpack_from(head)
-    (digest,) = _DIGEST.unpack_from(head, _HEADER.size)
-    if magic != MAGIC or digest != crc32c(head[: _HEADER.size]):
+    magic, version, found_id = _HEADER_1.unpack_from(head)
+    layout = _HEADER_1 if version == 1 else _HEADER
+    (digest,) = _DIGEST.unpack_from(head, layout.size)
+    if magic != MAGIC or digest != crc32c(head[: layout.size]):
         return False
-    if version != VERSION:
+    if version not in (1, VERSION):
         raise BadVersion("journal version is not spoken", version=version, journal_id=found_id)
-    return bool(found_id == journal_id) and not any(head[_HEADER.size + _DIGEST.size :])
+    return bool(found_id == journal_id) and not any(head[layout.size + _DIGEST.size :])
+
+
+def check_size(file: ReadableFile, *, path: str) -> None:
+    """Raise DamagedStorage if a file with a valid header is shorter than it was made.
+
+    Its size was durable before the first group, so no crash explains that.
+    """
+    _, version, _, file_size = _HEADER.unpack_from(file.read_at(0, HEADER_SIZE))
+    size = file.size()
+    if version != 1 and size < file_size:
+        raise DamagedStorage("journal is short", path=path, offset=size, expected=file_size)
 
 
 def read_groups(file: ReadableFile, *, path: str, journal_id: int, offset: int, sequence: int) -> Iterator[Group]:
@@ -170,7 +208,7 @@ def read_groups(file: ReadableFile, *, path: str, journal_id: int, offset: int, 
             later = find_group(file, journal_id=journal_id, offset=offset + on_disk)
             if later is not None:
                 raise DamagedStorage("journal group is damaged", path=path, offset=offset, next_group=later)
-            if not _is_torn(data, end=end, on_disk=on_disk):
+            if not _is_torn(data, end=end, on_disk=on_disk) or not _is_unwritten(file, offset=offset + on_disk):
                 raise DamagedStorage("journal group is damaged", path=path, offset=offset)
             return
         yield Group(
@@ -181,17 +219,29 @@ def read_groups(file: ReadableFile, *, path: str, journal_id: int, offset: int, 
 
 
 def find_group(file: ReadableFile, *, journal_id: int, offset: int) -> int | None:
-    """Offset of the first valid group header at a sector boundary from `offset` on."""
-    while chunk := file.read_at(offset, _SCAN_SIZE):
-        at = chunk.find(GROUP_MAGIC)
-        while at >= 0:
-            if at % SECTOR_SIZE == 0 and _unpack_group_header(
-                chunk[at : at + GROUP_HEADER_SIZE], journal_id=journal_id
-            ):
-                return offset + at
-            at = chunk.find(GROUP_MAGIC, at + 1)
-        offset += len(chunk)
+    """Offset of the first valid group header at a sector boundary from `offset`, which is one, on.
+
+    Most of a journal that a clean stop leaves was allocated and never written: that is not read.
+    """
+    for start, end in file.data_ranges(offset):
+        place = max(offset, start // SECTOR_SIZE * SECTOR_SIZE)
+        end = -(-end // SECTOR_SIZE) * SECTOR_SIZE
+        while place < end and (chunk := file.read_at(place, min(_SCAN_SIZE, end - place))):
+            starts = chunk[::SECTOR_SIZE]
+            sector = starts.find(GROUP_MAGIC[0])
+            while sector >= 0:
+                at = sector * SECTOR_SIZE
+                if _unpack_group_header(chunk[at : at + GROUP_HEADER_SIZE], journal_id=journal_id):
+                    return place + at
+                sector = starts.find(GROUP_MAGIC[0], sector + 1)
+            place += len(chunk)
     return None
+
+
+def sequence_at(file: ReadableFile, *, journal_id: int, offset: int) -> int | None:
+    """The sequence of the group whose header stands at `offset`; None where no valid one does."""
+    head = _unpack_group_header(file.read_at(offset, GROUP_HEADER_SIZE), journal_id=journal_id)
+    return None if head is None else head[1]
 
 
 def _unpack_group_header(data: bytes, *, journal_id: int) -> tuple[int, int, int] | None:
@@ -224,6 +274,15 @@ def _is_torn(data: bytes, *, end: int, on_disk: int) -> bool:
     if 0 in data[SECTOR_SIZE - 1 : on_disk - SECTOR_SIZE : SECTOR_SIZE]:
         return True
     return data[end + len(GROUP_END) - 1] == 0  # the last sector ends in padding anyway: look at the end mark instead
+
+
+def _is_unwritten(file: ReadableFile, *, offset: int) -> bool:
+    """Whether all from `offset` on is the zeros that it was allocated as."""
+    while chunk := file.read_at(offset, _SCAN_SIZE):
+        if chunk != bytes(len(chunk)):
+            return False
+        offset += len(chunk)
+    return True
 
 
 def _split_records(records: bytes, *, path: str, offset: int) -> Sequence[bytes]:

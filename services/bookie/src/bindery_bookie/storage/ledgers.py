@@ -5,11 +5,18 @@ Invariants: a fence is never cleared; `lac` never goes back; a state that the in
 from the index.
 """
 
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
+from typing import Final
 
 from bindery_bookie.storage import control_records as control
+from bindery_bookie.storage import index_format as fmt
 from bindery_bookie.storage.index import Index
 from bindery_bookie.storage.index_format import LedgerRow
+from bindery_bookie.storage.journal import record_parts
+from bindery_bookie.storage.limbo import LimboLedger
+
+DELETIONS_MAX: Final = 10_000
+"""Deleted ledgers that wait for one flush."""
 
 
 class LedgerState:
@@ -22,6 +29,7 @@ class LedgerState:
         "has_new_lac",
         "indexed_entry_id",
         "is_fenced",
+        "is_limbo",
         "lac",
         "lac_updated_ms",
         "last_entry_id",
@@ -34,6 +42,8 @@ class LedgerState:
         self.ledger_id = ledger_id
         self.master_key = master_key
         self.is_fenced = False
+        self.is_limbo = False
+        """What is missing here may have been lost: it is not denied."""
         self.explicit_lac: bytes | None = None
         self.lac = -1
         self.lac_updated_ms = 0
@@ -50,6 +60,7 @@ class LedgerState:
     def from_row(cls, ledger_id: int, row: LedgerRow) -> "LedgerState":
         state = cls(ledger_id, row.master_key)
         state.is_fenced = row.is_fenced
+        state.is_limbo = row.is_limbo
         state.explicit_lac = row.explicit_lac
         state.lac = row.lac
         state.last_entry_id = state.indexed_entry_id = row.last_entry_id
@@ -57,7 +68,7 @@ class LedgerState:
 
     def row(self, *, indexed_entry_id: int) -> LedgerRow:
         """What the index keeps once entries up to `indexed_entry_id` are in it."""
-        return LedgerRow(self.master_key, self.is_fenced, self.lac, indexed_entry_id, self.explicit_lac)
+        return LedgerRow(self.master_key, self.is_fenced, self.lac, indexed_entry_id, self.explicit_lac, self.is_limbo)
 
     def set_explicit_lac(self, packet: bytes) -> bool:
         """Keep the packet. Whether the LAC advanced. The caller puts the state into `changed`."""
@@ -101,6 +112,8 @@ class LedgerTable:
         """Created, fenced or given an explicit LAC since the last flush took them."""
         self.deleted: dict[int, None] = {}
         """Deleted since the last flush took them: the index still holds their rows."""
+        self.balance = 0
+        """Ledgers created less those deleted since the start."""
         self._forgetting: frozenset[int] = frozenset()
         self._tombstones: dict[int, None] = {}
 
@@ -116,18 +129,63 @@ class LedgerTable:
     def create(self, ledger_id: int, master_key: bytes) -> LedgerState:
         state = LedgerState(ledger_id, master_key)
         state.has_new_key = True
+        self._tombstones.pop(ledger_id, None)
         self.states[ledger_id] = self.changed[ledger_id] = state
+        self.balance += 1
         return state
 
-    def delete(self, ledger_id: int) -> LedgerState | None:
-        """Forget a ledger; the next flush removes its rows. A fenced one leaves a tombstone. Its last state, if any."""
+    def learn_key(self, state: LedgerState, master_key: bytes, parts: list[bytes]) -> bool:
+        """Take `master_key` for a ledger whose own was lost; `parts` gets its record. False: it has another.
+
+        Only a fenced ledger can have lost it (limbo fences what it finds), so nobody gets to write with a new key.
+        """
+        if state.master_key or not state.is_fenced or not master_key:
+            return False
+        state.master_key = master_key
+        state.has_new_key = True
+        self.changed[state.ledger_id] = state
+        parts += record_parts(control.pack_master_key(state.ledger_id, master_key))
+        return True
+
+    def fence(self, state: LedgerState) -> None:
+        """Durable with the next flush; until then by a record in the journal, which is the caller's to write."""
+        state.is_fenced = state.has_new_fence = True
+        self.changed[state.ledger_id] = state
+
+    def enter_limbo(self, ledgers: Iterable[LimboLedger]) -> None:
+        """Fence these and deny nothing of them any more. Durable with the next flush."""
+        for ledger in ledgers:
+            state = self.find(ledger.ledger_id)
+            if state is None:
+                state = self.create(ledger.ledger_id, ledger.master_key)
+            elif not state.master_key and ledger.master_key:
+                state.master_key = ledger.master_key
+                state.has_new_key = True
+            state.has_new_fence = state.has_new_fence or not state.is_fenced
+            state.is_fenced = state.is_limbo = True
+            self.changed[ledger.ledger_id] = state
+            state.wake()
+
+    def leave_limbo(self, ledger_id: int) -> bool:
+        """Whether it was in limbo. Durable with the next flush; what repaired it must be durable already."""
+        state = self.find(ledger_id)
+        if state is None or not state.is_limbo:
+            return False
+        state.is_limbo = False
+        self.changed[ledger_id] = state
+        return True
+
+    def delete(self, ledger_id: int, *, is_closed: bool = False) -> LedgerState | None:
+        """Forget a ledger; the next flush removes its rows. One that was fenced here, or of which the caller knows that
+        it is closed, leaves a tombstone. Its last state, if any."""
         state = self.find(ledger_id)
         if state is None:
             return None
         del self.states[ledger_id]
+        self.balance -= 1
         self.changed.pop(ledger_id, None)
         self.deleted[ledger_id] = None
-        if state.is_fenced and self._tombstones_max:
+        if (state.is_fenced or is_closed) and self._tombstones_max:
             self._tombstones[ledger_id] = None
             if len(self._tombstones) > self._tombstones_max:
                 del self._tombstones[next(iter(self._tombstones))]
@@ -145,6 +203,15 @@ class LedgerTable:
     def has_changes(self) -> bool:
         """Whether a flush has something to do besides entries."""
         return bool(self.changed or self.deleted)
+
+    def hidden_ids(self) -> frozenset[int]:
+        """Ledgers deleted, unless they were made anew, whose rows are in the index still."""
+        return frozenset(one for one in (*self.deleted, *self._forgetting) if one not in self.states)
+
+    @property
+    def has_deletions(self) -> bool:
+        """Whether rows of a deleted ledger are in the index still."""
+        return bool(self.deleted or self._forgetting)
 
     def take_changes(self) -> tuple[dict[int, LedgerState], tuple[int, ...]]:
         """(changed, deleted) for a flush. The deleted stay hidden until `forgotten`."""
@@ -171,6 +238,27 @@ class LedgerTable:
                 idle.append(ledger_id)
         for ledger_id in idle:
             del self.states[ledger_id]
+
+    def count_job(self) -> Callable[[], int]:
+        """Counts the ledgers that are here as of this call, less `balance` of now. Any thread; it reads all rows.
+
+        Raises DamagedIndex, OSError.
+        """
+        rows = self._index.rows(start=fmt.LEDGER_KEY_START, stop=fmt.LEDGER_KEY_STOP)
+        only_here = set(self.states)
+        hidden = {*self.deleted, *self._forgetting}
+        balance = self.balance
+
+        def count() -> int:
+            total = 0
+            for key, _ in rows:
+                ledger_id = fmt.unpack_ledger_key(key)
+                if ledger_id not in hidden:
+                    total += 1
+                    only_here.discard(ledger_id)
+            return total + len(only_here) - balance
+
+        return count
 
     def all_ids(self) -> Iterator[int]:
         """Every ledger here, ascending."""

@@ -1,7 +1,8 @@
 """StorageStats: what the engine did, as plain numbers that /metrics copies.
 
-Counters only grow; gauges are the state of now. The three hooks are called in the event loop, once per group, flush or
-read job: an exporter sets them to the `observe` of its histograms.
+Counters only grow; gauges are the state of now. The hooks are called in the event loop, once per group, flush, read job
+or collection: an exporter sets them to the `observe` of its histograms. One object a shard; fields are written in the
+event loop only.
 """
 
 from collections.abc import Callable
@@ -9,6 +10,14 @@ from dataclasses import dataclass
 
 
 def _ignore(_: float) -> None:
+    return None
+
+
+def _ignore_reason(_: str) -> None:
+    return None
+
+
+def _ignore_count(_: float, count: int) -> None:
     return None
 
 
@@ -57,16 +66,48 @@ class StorageStats:
     flush_s: float = 0.0
     index_rows_written: int = 0
 
+    # Counters: garbage collection, compaction
+    gc_runs: int = 0
+    gc_s: float = 0.0
+    ledgers_deleted: int = 0
+    """Found gone from the metadata, and forgotten here."""
+    logs_removed: int = 0
+    """Entry logs removed because nothing in them was alive."""
+    compactions_minor: int = 0
+    """Entry logs rewritten by minor compaction."""
+    compactions_major: int = 0
+    index_compactions: int = 0
+    compacted_bytes: int = 0
+    """Live bytes that compaction copied."""
+    reclaimed_deletion_bytes: int = 0
+    """Bytes of logs removed because nothing in them was alive."""
+    reclaimed_compaction_bytes: int = 0
+    """Bytes won by rewriting logs: of the old ones, less those of the new."""
+    log_removals_failed: int = 0
+
     # Gauges
+    entry_logs: int = 0
+    """Entry logs at the last look of garbage collection."""
+    entry_log_bytes: int = 0
+    live_bytes: int = 0
+    """Bytes of ledgers that exist, of `entry_log_bytes`."""
+    active_ledgers: int = 0
+    """Ledgers with bytes in entry logs, at the last look."""
     journal_failed: bool = False
     """The journal could not be written. Nothing more is accepted until a restart."""
+    journal_full: bool = False
+    """Records wait for room for a journal file; adds are refused meanwhile."""
     flush_failed: bool = False
     """The last flush failed; it is tried again and adds wait meanwhile."""
     journal_queue_size: int = 0
     """Bytes accepted and not yet handed to the disk."""
     journal_queue_groups: int = 0
     """Batches of adds that wait for their group or for its fdatasync."""
+    journal_at_disk: int = 0
+    """Groups being written and synced: 0 or 1."""
     waiting_size: int = 0
+    waiting_adds: int = 0
+    """Adds that wait now because both write caches are full."""
     active_cache_size: int = 0
     flushing_cache_size: int = 0
     read_cache_size: int = 0
@@ -76,9 +117,19 @@ class StorageStats:
     replay_s: float = 0.0
 
     # Hooks
+    no_space: Callable[[str], None] = _ignore_reason
+    """Something found no space on a disk; what, and where. The watch over the disks looks at once."""
     observe_sync_s: Callable[[float], None] = _ignore
     """Seconds of one group's write and fdatasync."""
     observe_group_size: Callable[[float], None] = _ignore
     """Bytes of one group."""
     observe_flush_s: Callable[[float], None] = _ignore
     """Seconds of one flush."""
+    observe_journal_add: Callable[[float, int], None] = _ignore_count
+    """Seconds from a group's first record to its durability, and the group's records."""
+    observe_journal_queue: Callable[[float, int], None] = _ignore_count
+    """Seconds from a group's first record to its way to the disk, and the group's records."""
+    observe_read_ahead: Callable[[float], None] = _ignore
+    """Entries that one read job took beyond those asked for."""
+    observe_gc_s: Callable[[float], None] = _ignore
+    """Seconds of one run of garbage collection."""

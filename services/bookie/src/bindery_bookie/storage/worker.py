@@ -5,11 +5,13 @@ after the other in the order they were given, so that a worker is also the owner
 
 Cost: a hop to the thread and back needs the interpreter lock twice. While the loop is busy a thread waits for it up to
 `sys.getswitchinterval()` (the process sets 0.2-0.5 ms; Python's default of 5 ms would show in every acknowledgement).
-That is why jobs are batches: one for a whole journal group, one for all cold reads that piled up.
+That is why jobs are batches: one for a whole journal group, one for all cold reads that piled up. A lone job that is
+over sooner than two hops is better done in the loop itself: `submit_short`.
 """
 
 import queue
 import threading
+import time
 from asyncio import AbstractEventLoop, Future, get_running_loop
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
@@ -41,14 +43,37 @@ class ThreadWorker:
 
     CLOSE_TIMEOUT_S = 30.0
 
-    def __init__(self, name: str, loop: AbstractEventLoop) -> None:
+    def __init__(self, name: str, loop: AbstractEventLoop, *, sleep: Callable[[float], None] = time.sleep) -> None:
+        """`sleep`: of a thread, for seconds."""
         self._loop = loop
+        self.sleep = sleep
+        self._under_way = 0
+        """Jobs whose `done` did not run yet. Event loop only."""
         self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], Done] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def submit(self, job: Callable[[], Any], done: Done) -> None:
+        self._under_way += 1
         self._jobs.put((job, done))
+
+    def run_here(self, job: Callable[[], Any], done: Done) -> None:
+        """Run `job` in the event loop, which stands still meanwhile, and then `done`. `submit` it instead while others
+        are under way, so that the order holds."""
+        if self._under_way:
+            self.submit(job, done)
+            return
+        self._under_way += 1
+        try:
+            result = job()
+        except Exception as error:
+            self._finished(done, None, error)
+        else:
+            self._finished(done, result, None)
+
+    def _finished(self, done: Done, result: Any, error: BaseException | None) -> None:
+        self._under_way -= 1
+        done(result, error)
 
     def post(self, callback: Callable[..., None], *args: Any) -> None:
         try:
@@ -67,10 +92,30 @@ class ThreadWorker:
             try:
                 result = job()
             except BaseException as error:
-                self.post(done, None, error)
+                self.post(self._finished, done, None, error)
             else:
-                self.post(done, result, None)
+                self.post(self._finished, done, result, None)
             del item, job, done  # do not keep a group's buffers alive while idle
+
+
+def submit_short(worker: Worker, job: Callable[[], Any], done: Done) -> None:
+    """Have `worker` do a job that is likely over before a hand-over would be: perhaps here and now, `done` included.
+
+    Only threads are worth going without; other workers (a simulation's) take it as any job.
+    """
+    if isinstance(worker, ThreadWorker):
+        worker.run_here(job, done)
+    else:
+        worker.submit(job, done)
+
+
+def nap(worker: Worker, seconds: float) -> bool:
+    """Have the event loop stand still for a moment, since its own timers know no less than a millisecond. False: it did
+    not. Where no thread works, as in a simulation, there is no core to leave to others either."""
+    if not isinstance(worker, ThreadWorker):
+        return False
+    worker.sleep(seconds)
+    return True
 
 
 async def run_in(worker: Worker, job: Callable[[], T]) -> T:

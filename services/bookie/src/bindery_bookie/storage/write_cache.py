@@ -3,7 +3,7 @@
 The engine has two: the active one takes adds, the other is being flushed. Both answer reads.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 ENTRY_OVERHEAD: Final = 160
@@ -69,18 +69,29 @@ class WriteCache:
 class WriteCaches:
     """The two: `active` takes adds; `flushing`, if not None, is on its way to an entry log."""
 
-    __slots__ = ("_size_max", "active", "flushing")
+    __slots__ = ("_make", "_size_max", "active", "flushing")
 
-    def __init__(self, size_max: int) -> None:
+    def __init__(self, size_max: int, make: Callable[[int], WriteCache] = WriteCache) -> None:
         self._size_max = size_max
-        self.active = WriteCache(size_max)
+        self._make = make
+        self.active = make(size_max)
         self.flushing: WriteCache | None = None
 
     def swap(self) -> WriteCache:
         """Make the active one the flushing one, which must be free, and return it."""
         assert self.flushing is None
-        self.flushing, self.active = self.active, WriteCache(self._size_max)
+        self.flushing, self.active = self.active, self._make(self._size_max)
         return self.flushing
+
+    def holds(self, ledger_id: int, entry_id: int) -> bool:
+        """Whether reads get this entry from here, and not from where the index points. From any thread.
+
+        False for one that was here before says that it was flushed, and that the index knows its new place.
+        """
+        if self.active.get(ledger_id, entry_id) is not None:
+            return True
+        flushing = self.flushing  # looked at second: a swap moves entries from `active` to here
+        return flushing is not None and flushing.get(ledger_id, entry_id) is not None
 
     def drop_ledger(self, ledger_id: int) -> None:
         """Forget a deleted ledger's entries."""

@@ -1,0 +1,117 @@
+"""EmbeddedRecovery: the cluster's healing inside a bookie, where no auditor processes are wanted.
+
+BookKeeper calls it autoRecoveryDaemonEnabled. The bookie is then a candidate for auditor and copies like any auditor
+process, in its own session and under its own id. Imported only with the setting `autorecovery_embedded`; what can be
+turned is in `embedded_settings`, by the environment: `BOOKIE_RECOVERY_LOST_BOOKIE_DELAY_S` and the like.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+from bindery_core.errors import BinderyError, OutcomeUnknown, TryAgain
+from bindery_core.ids import BookieId
+from bindery_kit.logs import error_fields, get_logger
+from bindery_kit.metrics_page import Page
+from bindery_metadata.last_audits import LastAudits
+from bindery_metadata.layout import LedgersLayout
+from bindery_metadata.store import MetadataStore
+from bindery_recovery.last_audits_watch import LastAuditsWatch
+from bindery_recovery.recovery_metrics import RecoveryMetrics
+from bindery_recovery.service import Randomness, RecoveryService
+
+from bindery_bookie.embedded_settings import EmbeddedRecoverySettings
+
+RETRY_S: Final = 2.0
+
+log = get_logger(__name__)
+
+
+class EmbeddedRecovery:
+    """`run` as a task once the bookie is registered; `stop` before it unregisters."""
+
+    def __init__(
+        self,
+        *,
+        bookie_id: BookieId,
+        randomness: Randomness,
+        clock: Callable[[], float],
+        clock_ms: Callable[[], int],
+        ask_exit: Callable[[str], None],
+    ) -> None:
+        """`clock`: monotonic seconds. `clock_ms`, `ask_exit`: as of RecoveryService. Raises WrongSettings."""
+        self.settings = EmbeddedRecoverySettings()
+        self._bookie_id = bookie_id
+        self._randomness = randomness
+        self._clock_ms = clock_ms
+        self._ask_exit = ask_exit
+        self._clock = clock
+        self._client: Any = None
+        self._metrics: RecoveryMetrics | None = None
+        self._last_audits: LastAuditsWatch | None = None
+        self.service: RecoveryService | None = None
+        """From the start of `run` on."""
+
+    async def run(self, metadata: MetadataStore, layout: LedgersLayout, connect: Callable[[], Awaitable[Any]]) -> None:
+        """`connect` gives a LedgerClient of our own. Until cancelled; also when it asked for the process's end."""
+        self._last_audits = LastAuditsWatch(LastAudits(metadata), clock_ms=self._clock_ms)
+        showing = asyncio.create_task(self._last_audits.run(), name="last_audits")
+        try:
+            try:
+                service = await self._prepare(metadata, layout, connect)
+                log.info("recovery_embedded", workers=self.settings.workers)
+                await service.run()
+            except BinderyError as error:
+                self._ask_exit(f"the cluster's healing cannot start here: {error}")
+            await asyncio.Event().wait()
+        finally:
+            showing.cancel()
+            await asyncio.gather(showing, return_exceptions=True)
+
+    async def _prepare(
+        self, metadata: MetadataStore, layout: LedgersLayout, connect: Callable[[], Awaitable[Any]]
+    ) -> RecoveryService:
+        """Wait for a metadata store that is away. Raises BadRequest for settings or marks that are no use."""
+        while True:
+            try:
+                if self._client is None:
+                    self._client = await connect()
+                if self.service is None:
+                    self.service = self._make(metadata, layout)
+                    self._metrics = RecoveryMetrics(self.service, clock=self._clock)
+                await self.service.prepare()
+                return self.service
+            except (TryAgain, OutcomeUnknown) as error:
+                log.warning("recovery_waits", **error_fields(error))
+                await asyncio.sleep(RETRY_S)
+
+    def _make(self, metadata: MetadataStore, layout: LedgersLayout) -> RecoveryService:
+        return RecoveryService(
+            metadata,
+            layout,
+            self._client,
+            settings=self.settings,
+            name=str(self._bookie_id),
+            randomness=self._randomness,
+            clock_ms=self._clock_ms,
+            ask_exit=self._ask_exit,
+        )
+
+    def render(self) -> bytes:
+        """Its metrics; nothing before it runs."""
+        if self._metrics is None:
+            return b""
+        page = Page()
+        self._metrics.add_to(page)
+        if self._last_audits is not None:
+            self._last_audits.add_to(page)
+        return page.render()
+
+    async def stop(self) -> None:
+        """Release locks, give up the office. `run` is still the caller's to cancel, before `close`."""
+        if self.service is not None:
+            await self.service.stop()
+
+    async def close(self) -> None:
+        if self._client is not None:
+            await self._client.close()

@@ -1,0 +1,7 @@
+"""What a bookie counts, and how Prometheus reads it."""
+
+from bindery_kit.op_stat import QUANTILES, WINDOW_S, Operation, OpStat
+
+from bindery_bookie.metrics.bookie import OPERATIONS, BookieMetrics, DirectoryUsage
+
+__all__ = ["OPERATIONS", "QUANTILES", "WINDOW_S", "BookieMetrics", "DirectoryUsage", "OpStat", "Operation"]

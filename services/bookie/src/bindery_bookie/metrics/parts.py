@@ -1,0 +1,115 @@
+"""Figures of disks, limbo, damage, repair, scrub and compaction, under names of ours: BookKeeper has none for them.
+
+| metric                                          | shape   | meaning                                                |
+|-------------------------------------------------|---------|--------------------------------------------------------|
+| bindery_bookie_directory_free_bytes{path}       | gauge   | of its file system                                     |
+| bindery_bookie_directory_total_bytes{path}      | gauge   | of its file system                                     |
+| bindery_bookie_directory_writable{path}         | gauge   | 0: full or failed                                      |
+| bindery_bookie_reserve_held_bytes{path}         | gauge   | kept free for a full disk                              |
+| bindery_bookie_limbo{shard}                     | gauge   | 1: storage was lost here and is not repaired yet       |
+| bindery_bookie_limbo_ledgers{shard}             | gauge   | ledgers not repaired yet                               |
+| bindery_bookie_damage                           | gauge   | places known that do not hold what they should         |
+| bindery_bookie_damage_found, _healed            | counter | since the start                                        |
+| bindery_bookie_repair_ledgers, _entries, _bytes | counter | ledgers out of limbo, entries copied for that          |
+| bindery_bookie_repair_failures                  | counter | fetches that failed and are tried again                |
+| bindery_bookie_scrub_progress{shard}            | gauge   | of the round under way, 0 .. 1                         |
+| bindery_bookie_scrub_rounds{shard}              | counter | finished, over all runs                                |
+| bindery_bookie_scrub_verified_seconds{shard}    | gauge   | wall clock: what is older was verified since; 0: never |
+| bindery_bookie_scrub_quarantined{shard}         | gauge   | regions known to be bad                                |
+| bindery_bookie_gc_live_ratio{shard}             | gauge   | live part of the entry logs; absent without any        |
+| bindery_bookie_gc_running{shard,kind}           | gauge   | 1 while removal, minor or major runs                   |
+
+A part that is not there yet, as before storage is open, has no samples.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from bindery_bookie.metrics.bookie import BookieMetrics
+from bindery_bookie.storage.damage import DamageRegister
+from bindery_bookie.storage.garbage import CollectionKind
+
+if TYPE_CHECKING:
+    from bindery_bookie.repair import RepairState
+    from bindery_bookie.storage.engine import StorageEngine
+    from bindery_bookie.storage_watch import DirectoryState
+
+Sample = tuple[Mapping[str, str], float]
+
+
+def add_parts(
+    metrics: BookieMetrics,
+    shards: "Sequence[StorageEngine]",
+    *,
+    is_open: Callable[[], bool],
+    directories: "Callable[[], Sequence[DirectoryState]]",
+    damage: DamageRegister,
+    repair: "Callable[[], RepairState | None]",
+) -> None:
+    """Show all of the table above. `repair`: None while there is no repairer."""
+    _add_directories(metrics, directories)
+    _add_damage(metrics, damage, repair)
+
+    def by_shard(
+        name: str, kind: str, help: str, read: "Callable[[StorageEngine], float | None]", *, always: bool = False
+    ) -> None:
+        def samples() -> list[Sample]:
+            if not (always or is_open()):
+                return []
+            values = [(str(at), read(shard)) for at, shard in enumerate(shards)]
+            return [({"shard": at}, value) for at, value in values if value is not None]
+
+        metrics.figure(name, kind, help, samples)
+
+    by_shard("bindery_bookie_limbo", "gauge", "1: storage was lost.", lambda s: s.limbo is not None, always=True)
+    by_shard(
+        "bindery_bookie_limbo_ledgers", "gauge", "Ledgers not repaired yet.",
+        lambda s: 0 if s.limbo is None else s.limbo.left, always=True,
+    )  # fmt: skip
+    by_shard("bindery_bookie_scrub_progress", "gauge", "Of the round.", lambda s: s.scrubber.state().percent / 100)
+    by_shard("bindery_bookie_scrub_rounds", "counter", "Finished rounds.", lambda s: s.scrubber.state().rounds)
+    by_shard(
+        "bindery_bookie_scrub_verified_seconds", "gauge", "What is older than this was verified since.",
+        lambda s: s.scrubber.state().oldest_verified_ms / 1000,
+    )  # fmt: skip
+    by_shard("bindery_bookie_scrub_quarantined", "gauge", "Bad regions.", lambda s: s.scrubber.state().regions)
+    by_shard(
+        "bindery_bookie_gc_live_ratio", "gauge", "Live part of the entry logs.",
+        lambda s: s.stats.live_bytes / s.stats.entry_log_bytes if s.stats.entry_log_bytes else None,
+    )  # fmt: skip
+
+    def running() -> list[Sample]:
+        if not is_open():
+            return []
+        states = [(str(at), shard.compactor.state().running) for at, shard in enumerate(shards)]
+        return [({"shard": at, "kind": kind.value}, kind is now) for at, now in states for kind in CollectionKind]
+
+    metrics.figure("bindery_bookie_gc_running", "gauge", "1 while it runs.", running)
+
+
+def _add_directories(metrics: BookieMetrics, directories: "Callable[[], Sequence[DirectoryState]]") -> None:
+    def show(name: str, help: str, read: "Callable[[DirectoryState], float]") -> None:
+        metrics.figure(name, "gauge", help, lambda: [({"path": one.path}, read(one)) for one in directories()])
+
+    show("bindery_bookie_directory_free_bytes", "Of its file system.", lambda one: one.free)
+    show("bindery_bookie_directory_total_bytes", "Of its file system.", lambda one: one.total)
+    show("bindery_bookie_directory_writable", "0: full or failed.", lambda one: one.is_writable)
+    show("bindery_bookie_reserve_held_bytes", "Kept free for a full disk.", lambda one: one.reserve_held)
+
+
+def _add_damage(metrics: BookieMetrics, damage: DamageRegister, repair: "Callable[[], RepairState | None]") -> None:
+    metrics.gauge("bindery_bookie_damage", "Places known to be bad.", lambda: len(damage))
+    metrics.counter("bindery_bookie_damage_found", "Since the start.", lambda: damage.found_count)
+    metrics.counter("bindery_bookie_damage_healed", "Since the start.", lambda: damage.healed_count)
+
+    def show(name: str, help: str, read: "Callable[[RepairState], float]") -> None:
+        def samples() -> list[Sample]:
+            state = repair()
+            return [] if state is None else [({}, read(state))]
+
+        metrics.figure(name, "counter", help, samples)
+
+    show("bindery_bookie_repair_ledgers", "Ledgers that left limbo.", lambda state: state.ledgers_done)
+    show("bindery_bookie_repair_entries", "Entries copied from other bookies.", lambda state: state.entries_copied)
+    show("bindery_bookie_repair_bytes", "Bytes of them.", lambda state: state.bytes_copied)
+    show("bindery_bookie_repair_failures", "Fetches that failed.", lambda state: state.entries_failed)

@@ -1,0 +1,196 @@
+"""Background work that meets a full disk, a curious admin, an end of the bookie, or a fault of its own."""
+
+import asyncio
+import errno
+from typing import Any
+
+import pytest
+from bindery_bookie.storage import engine as engine_module
+from bindery_bookie.storage.drills import FaultyDisk
+from bindery_bookie.storage.engine import StorageEngine
+from bindery_bookie.storage.read_cache import ReadCache
+from bindery_bookie.storage.scrub_walk import ScrubWalk
+from bindery_core.wire.messages import Status
+
+FAST = {"compaction_rate": 2**30}
+
+
+async def one_dead_log(kit: Any, engine: StorageEngine) -> None:
+    """Log 1: closed, and all dead."""
+    await kit.fill(engine, 7, 50)
+    await engine.flush()
+    await engine._flush_loop.roll()
+    await engine.delete_ledger(7)
+    await engine.flush()
+
+
+async def test_dead_logs_go_although_the_disk_is_too_full_to_close_the_open_one(kit: Any) -> None:
+    is_full = False
+
+    def fault(operation: str, path: str) -> OSError | None:
+        if is_full and operation in ("create", "write_at") and path.endswith(".log"):
+            return OSError(errno.ENOSPC, "no space", path)
+        return None
+
+    world = kit.World(wrap=lambda disk: FaultyDisk(disk, fault), **FAST)
+    engine = await world.opened()
+    await one_dead_log(kit, engine)
+    await kit.fill(engine, 8, 50)
+    await engine.flush()
+    await engine.delete_ledger(8)
+    await engine.flush()
+    is_full = True
+    await kit.fill(engine, 9, 5)
+    with pytest.raises(OSError, match="flush failed"):
+        await engine.flush()
+    result = await engine.compactor.run(force=True)
+    assert 1 in result.removed
+    is_full = False
+    await engine.flush()
+    await engine.close()
+
+
+async def test_who_looks_while_logs_are_removed_does_not_end_the_run(kit: Any) -> None:
+    world = kit.World(**FAST)
+    engine = await world.opened()
+    await one_dead_log(kit, engine)
+    parts = engine.compactor._parts
+    forget_log = parts.forget_log
+
+    async def look_first(log_id: int) -> None:
+        await engine.compactor.look()
+        await forget_log(log_id)
+
+    parts.forget_log = look_first
+    result = await engine.compactor.run(force=True)
+    assert 1 in result.removed
+    assert not result.left
+    assert engine.stats.logs_removed == len(result.removed)
+    await engine.close()
+
+
+async def test_a_flush_asked_for_after_the_end_fails_at_once(kit: Any) -> None:
+    is_broken = False
+
+    def fault(operation: str, path: str) -> OSError | None:
+        return OSError(errno.EIO, "broken", path) if is_broken and path.endswith(".log") else None
+
+    world = kit.World(wrap=lambda disk: FaultyDisk(disk, fault))
+    engine = await world.opened()
+    await kit.fill(engine, 1, 5)
+    is_broken = True
+    await engine.close()
+    with pytest.raises(OSError, match="closing"):
+        async with asyncio.timeout(30):
+            await engine.flush()
+
+
+async def test_a_fault_of_ours_in_a_flush_counts_as_a_failed_flush(kit: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = kit.World()
+    engine = await world.opened()
+    bodies = await kit.fill(engine, 1, 5)
+    store = engine._flusher.store
+
+    async def broken(flush: Any) -> None:
+        raise KeyError("a fault of ours")
+
+    monkeypatch.setattr(engine._flusher, "store", broken)
+    with pytest.raises(OSError, match="flush failed"):
+        async with asyncio.timeout(30):
+            await engine.flush()
+    assert engine.stats.flush_failed
+    monkeypatch.setattr(engine._flusher, "store", store)
+    await engine.flush()
+    assert not engine.stats.flush_failed
+    assert await kit.read(engine, *((1, entry_id) for entry_id in range(5))) == bodies
+    await engine.close()
+
+
+async def test_a_fault_of_ours_in_a_scrub_step_is_told_and_the_scrub_goes_on(
+    kit: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bindery_bookie.storage.scrub.RETRY_S", 0.01)
+    world = kit.World(scrub_rate=2**30)
+    engine = await world.opened()
+    await kit.fill(engine, 1, 5)
+    await engine.flush()
+    step, faults = ScrubWalk.step, ["a fault of ours"]
+
+    def broken(self: ScrubWalk, cursor: Any) -> Any:
+        if faults:
+            raise KeyError(faults.pop())
+        return step(self, cursor)
+
+    monkeypatch.setattr(ScrubWalk, "step", broken)
+    engine.scrubber.request()
+    async with asyncio.timeout(30):
+        while not engine.scrubber.state().rounds:
+            await asyncio.sleep(0.01)
+    assert not faults
+    await engine.close()
+
+
+async def test_many_deletions_are_flushed_in_parts(kit: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module, "DELETIONS_MAX", 10)
+    world = kit.World()
+    engine = await world.opened()
+    for ledger_id in range(25):
+        await kit.fill(engine, ledger_id, 1)
+    await engine.flush()
+    waiting = 0
+    for ledger_id in range(25):
+        await engine.delete_ledger(ledger_id)
+        waiting = max(waiting, len(engine._ledgers.deleted))
+    assert 0 < waiting <= 10
+    assert not list(engine.ledger_ids())
+    await engine.close()
+
+
+async def test_a_read_that_waited_while_its_ledger_was_deleted_leaves_nothing_in_the_cache(kit: Any) -> None:
+    world = kit.World()
+    engine = await world.opened()
+    await kit.fill(engine, 1, 5)
+    await kit.fill(engine, 2, 5)
+    await engine.flush()
+    answered: list[Any] = []
+    engine.read_many([(2, 0)], answered.append)
+    engine.read_many([(1, 0)], answered.append)  # waits for the job of the first
+    await engine.delete_ledger(1)
+    while len(answered) < 2:
+        await asyncio.sleep(0)
+    assert engine._reads.cache.get(1, 0) is None
+    new = kit.entry(1, 0, b"anew")
+    assert await kit.add(engine, kit.add_request(new)) == [Status.OK]
+    await engine.flush()
+    assert await kit.read(engine, (1, 0)) == [new]
+    await engine.close()
+
+
+def test_the_read_cache_keeps_no_trace_of_deleted_ledgers() -> None:
+    cache = ReadCache(1024 * 1024)
+    cache.put_many([((1, entry_id), b"kept") for entry_id in range(5)])
+    for ledger_id in range(2, 50_000):
+        cache.put_many([((ledger_id, 0), b"deleted")])
+        cache.drop_ledger(ledger_id)
+    assert len(cache._order) < 5000
+    assert len(cache) == 5
+    cache.size_max = 0
+    cache.put_many([])
+    assert (cache.size, len(cache)) == (0, 0)
+
+
+async def test_an_entry_that_is_flushed_while_it_is_looked_for_is_no_damage(kit: Any) -> None:
+    world = kit.World()
+    engine = await world.opened()
+    bodies = await kit.fill(engine, 1, 5)
+    await engine.flush()
+    index = engine._index
+    run_before, stale = index.run_before, [None]
+
+    def looked_up_before(ledger_id: int, entry_id: int) -> Any:
+        return stale.pop() if stale else run_before(ledger_id, entry_id)
+
+    index.run_before = looked_up_before  # type: ignore[method-assign]
+    assert await kit.read(engine, (1, 4)) == [bodies[4]]
+    assert not engine.damage.items()
+    await engine.close()

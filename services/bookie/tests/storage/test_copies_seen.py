@@ -1,0 +1,42 @@
+"""Which ledgers were given copies lately; what is not known counts as seen."""
+
+from typing import Any
+
+from bindery_bookie.storage.copies_seen import CopiesSeen
+from bindery_core.wire.messages import Status
+
+
+def test_what_was_seen_is_remembered_and_what_was_before_the_start_is_not_known() -> None:
+    seen = CopiesSeen(100.0)
+    seen.note([1, 2], 110.0)
+    seen.note([1], 120.0)
+    assert seen.since(1, 120.0)
+    assert not seen.since(1, 120.5)
+    assert seen.since(2, 110.0)
+    assert not seen.since(2, 110.5)
+    assert not seen.since(3, 100.5)
+    assert seen.since(3, 100.0)
+    assert seen.since(3, 50.0)
+
+
+def test_what_was_forgotten_counts_as_seen() -> None:
+    seen = CopiesSeen(0.0, kept_max=2)
+    seen.note([1], 10.0)
+    seen.note([2], 20.0)
+    seen.note([1], 30.0)
+    seen.note([3], 40.0)
+    assert seen.since(2, 20.0)
+    assert seen.since(9, 20.0), "it may have been the one that was forgotten"
+    assert not seen.since(9, 20.5)
+    assert seen.since(1, 30.0)
+
+
+async def test_copies_are_recovery_adds_and_a_closed_ledger_stays_shut(world: Any, kit: Any) -> None:
+    engine = await world.opened()
+    start = engine._loop.time()
+    await kit.add(engine, kit.add_request(kit.entry(1, 0)), kit.add_request(kit.entry(2, 0), recovery=True))
+    assert engine.was_given_copies(2, since_s=start + 1e-9)
+    assert not engine.was_given_copies(1, since_s=start + 1e-9)
+    await engine.delete_ledger(1, is_closed=True)
+    assert await kit.add(engine, kit.add_request(kit.entry(1, 1))) == [Status.FENCED]
+    await engine.close()

@@ -1,0 +1,240 @@
+"""Journal: which groups the event loop writes itself."""
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any, cast
+
+import pytest
+from bindery_bookie.storage import journal_format as fmt
+from bindery_bookie.storage.journal import COMPANY_MIN, INLINE_TIME_MAX_S, Journal, JournalStart, JournalWriter
+from bindery_bookie.storage.journal_format import JournalPosition
+from bindery_bookie.storage.settings import StorageSettings
+from bindery_bookie.storage.stats import StorageStats
+from bindery_bookie.storage.worker import ThreadWorker
+
+SIZE_MAX = StorageSettings().journal_inline_size_max
+QUICK_S, SLOW_S = INLINE_TIME_MAX_S / 4, INLINE_TIME_MAX_S * 20
+
+
+class Writer:
+    """Writes nothing, takes as long as it is told, and notes where it ran."""
+
+    room = 2**30
+    is_short = False
+
+    def clock(self) -> float:
+        return self.now
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.naps: list[float] = []
+        self.seconds = QUICK_S
+        self.fails = False
+        self.places: list[bool] = []
+        self._loop_thread = threading.get_ident()
+
+    def nap(self, seconds: float) -> None:
+        self.naps.append(seconds)
+        self.now += seconds
+
+    def write(self, group: bytes, position: JournalPosition, written: Callable[[], None] | None, link: Any) -> float:
+        self.places.append(threading.get_ident() == self._loop_thread)
+        if self.fails:
+            raise OSError("broken")
+        if written is not None:
+            written()
+        return self.seconds
+
+
+@pytest.fixture
+async def writer() -> Writer:
+    return Writer()
+
+
+@contextlib.contextmanager
+def journal_of(writer: Writer, *, next_journal_id: int | None = None) -> Iterator[Journal]:
+    loop = asyncio.get_running_loop()
+    worker = ThreadWorker("journal", loop, sleep=writer.nap)
+    yield Journal(
+        writer=cast(JournalWriter, writer),
+        worker=worker,
+        loop=loop,
+        settings=StorageSettings(),
+        stats=StorageStats(),
+        start=JournalStart(JournalPosition(1, fmt.HEADER_SIZE + fmt.SECTOR_SIZE, 1), next_journal_id),
+    )
+    worker.close()
+
+
+@pytest.fixture
+async def journal(writer: Writer) -> AsyncIterator[Journal]:
+    with journal_of(writer) as journal:
+        yield journal
+
+
+async def append(journal: Journal, size: int, *, when_written: bool = False) -> bool:
+    synced = asyncio.get_running_loop().create_future()
+    journal.append([bytes(size)], size, synced.set_result, when_written=when_written)
+    return bool(await asyncio.wait_for(synced, 30))
+
+
+async def test_a_lone_small_group_is_written_by_the_loop(journal: Journal, writer: Writer) -> None:
+    assert await append(journal, 100)
+    assert await append(journal, 100, when_written=True)
+    assert writer.places == [True, True]
+
+
+async def test_a_large_group_goes_to_the_worker(journal: Journal, writer: Writer) -> None:
+    assert await append(journal, SIZE_MAX)
+    assert writer.places == [False]
+
+
+async def test_slow_syncs_send_all_groups_to_the_worker_until_they_are_quick_again(
+    journal: Journal, writer: Writer
+) -> None:
+    writer.seconds = SLOW_S
+    for _ in range(10):
+        assert await append(journal, 100)
+    assert writer.places[0]
+    assert not writer.places[-1]
+    writer.seconds = QUICK_S
+    for _ in range(40):
+        assert await append(journal, 100)
+    assert writer.places[10:12] == [False, False]
+    assert writer.places[-1]
+
+
+async def test_one_slow_sync_among_quick_ones_changes_nothing(journal: Journal, writer: Writer) -> None:
+    for seconds in (QUICK_S, QUICK_S, SLOW_S, QUICK_S, QUICK_S):
+        writer.seconds = seconds
+        assert await append(journal, 100)
+    assert all(writer.places)
+
+
+async def test_the_worker_creates_files(journal: Journal, writer: Writer) -> None:
+    writer.room = 0
+    assert await append(journal, 100)
+    assert writer.places == [False]
+
+
+async def test_the_worker_creates_the_first_file_too(writer: Writer) -> None:
+    with journal_of(writer, next_journal_id=2) as journal:
+        assert await append(journal, 100)
+        assert await append(journal, 100)
+    assert writer.places == [False, True]
+
+
+async def test_a_write_that_fails_in_the_loop_ends_the_journal_all_the_same(journal: Journal, writer: Writer) -> None:
+    writer.fails = True
+    assert not await append(journal, 100)
+    assert journal.failed
+    assert not await append(journal, 100)
+    assert writer.places == [True]
+
+
+async def test_groups_keep_their_order_when_the_loop_and_the_worker_take_turns(journal: Journal) -> None:
+    heard: list[int] = []
+    for n in range(60):
+        size = SIZE_MAX if n % 3 == 0 else 50
+        journal.append([bytes(size)], size, lambda ok, n=n: heard.append(n))  # type: ignore[misc]
+        if n % 4 == 0:
+            await asyncio.sleep(0)
+    assert await append(journal, 1)
+    assert heard == list(range(60))
+
+
+async def test_who_waits_for_the_worker_hears_before_the_loop_writes_the_next(journal: Journal, writer: Writer) -> None:
+    """And in the order of the records."""
+    heard: list[tuple[str, int]] = []
+    journal.append([bytes(SIZE_MAX)], SIZE_MAX, lambda ok: heard.append(("large", len(writer.places))))
+    await asyncio.sleep(0)
+    journal.append([bytes(9)], 9, lambda ok: heard.append(("small", len(writer.places))))
+    assert await append(journal, 9)
+    assert writer.places == [False, True]
+    assert heard == [("large", 1), ("small", 2)]
+
+
+async def test_large_groups_keep_the_disk_busy_while_their_clients_are_told(journal: Journal, writer: Writer) -> None:
+    """The next one is handed to the worker first: it has it even if a callback takes its time."""
+    seen: list[int] = []
+
+    def wait_for_next(ok: bool) -> None:
+        deadline = time.monotonic() + 30
+        while len(writer.places) < 2 and time.monotonic() < deadline:
+            time.sleep(0.001)
+        seen.append(len(writer.places))
+
+    journal.append([bytes(SIZE_MAX)], SIZE_MAX, wait_for_next)
+    await asyncio.sleep(0)
+    assert await append(journal, SIZE_MAX)
+    assert seen == [2]
+
+
+async def test_figures_of_a_group_that_the_loop_wrote(writer: Writer) -> None:
+    now = 100.0
+    adds: list[tuple[float, int]] = []
+    queued: list[tuple[float, int]] = []
+    writer.clock = lambda: now  # type: ignore[method-assign]
+    with journal_of(writer) as journal:
+        stats = journal._stats
+        stats.observe_journal_add = lambda seconds, count: adds.append((seconds, count))
+        stats.observe_journal_queue = lambda seconds, count: queued.append((seconds, count))
+        for _ in range(2):
+            heard = asyncio.get_running_loop().create_future()
+            journal.append([bytes(4), bytes(50)], 54, heard.set_result)
+            now += 3.0
+            assert await heard
+            now += 50.0
+            await asyncio.sleep(0)
+        assert writer.places == [True, True]
+        assert adds == [(3.0, 1)] * 2
+        assert queued == [(3.0, 1)] * 2
+        assert stats.journal_at_disk == 0
+        assert (stats.journal_groups, stats.journal_sync_s) == (2, 2 * QUICK_S)
+
+
+PACE_S = StorageSettings().journal_pace_s
+
+
+def add_records(journal: Journal, count: int) -> "asyncio.Future[bool]":
+    synced: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+    journal.append([b"size", b"body"] * count, 8 * count, synced.set_result)
+    return synced
+
+
+async def append_records(journal: Journal, count: int) -> bool:
+    return await asyncio.wait_for(add_records(journal, count), 30)
+
+
+async def test_groups_with_company_keep_the_pace_and_take_what_came_meanwhile(journal: Journal, writer: Writer) -> None:
+    assert await append_records(journal, COMPANY_MIN)
+    assert writer.naps == []
+    writer.now += PACE_S / 3
+    first = add_records(journal, 1)
+    await asyncio.sleep(0)
+    assert writer.naps == [pytest.approx(PACE_S * 2 / 3)]
+    second = add_records(journal, 1)  # as if it came through a socket while the loop rested
+    assert await asyncio.wait_for(first, 30)
+    assert second.done()
+    assert writer.places == [True, True], "one group for both"
+    assert await append_records(journal, 1)
+    assert len(writer.naps) == 1, "the group before was a small one"
+
+
+async def test_lone_adds_and_late_ones_never_wait(journal: Journal, writer: Writer) -> None:
+    for _ in range(5):
+        assert await append_records(journal, COMPANY_MIN - 1)
+    for _ in range(5):
+        writer.now += PACE_S
+        assert await append_records(journal, COMPANY_MIN)
+    assert writer.naps == []
+
+
+async def test_a_clock_that_stands_still_holds_up_nobody(journal: Journal, writer: Writer) -> None:
+    writer.nap = writer.naps.append  # type: ignore[method-assign]
+    for _ in range(3):
+        assert await append_records(journal, COMPANY_MIN)
+    assert len(writer.places) == 3

@@ -1,0 +1,292 @@
+"""Limbo: what was lost is never denied, whatever is cut off when, and it ends only when all of it is back."""
+
+from typing import Any
+
+import pytest
+from bindery_bookie.storage import limbo
+from bindery_bookie.storage.index_format import LedgerRow, pack_ledger_row, unpack_ledger_row
+from bindery_bookie.storage.limbo import LimboLedger, LimboMarker, LimboPhase, read_marker, write_marker
+from bindery_bookie.storage.salvage import salvage
+from bindery_core.errors import BinderyError, LedgerStateUnknown, Unauthorized
+from bindery_core.wire.messages import Status
+from bindery_simulation.disk import CrashableDisk
+
+CURRENT = "/ledgers/current"
+UNKNOWN = Status.UNKNOWN_LEDGER_STATE
+
+
+async def unknown(call: Any) -> None:
+    with pytest.raises(LedgerStateUnknown):
+        await call
+
+
+# --- marker -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_marker_tells_why_and_since_when() -> None:
+    disk = CrashableDisk()
+    assert read_marker(disk, CURRENT) is None
+    write_marker(disk, CURRENT, "the disk is empty", 5)
+    assert read_marker(disk, CURRENT) == LimboMarker("the disk is empty", 5, LimboPhase.LISTING)
+    limbo.set_phase(disk, CURRENT, LimboPhase.REPAIRING)
+    write_marker(disk, CURRENT, "the journal too \u20ac" * 1000, 9)
+    again = read_marker(disk, CURRENT)
+    assert again is not None
+    assert again.reason.startswith("the disk is empty; the journal too")
+    assert (again.since_ms, again.phase) == (5, LimboPhase.LISTING)
+    limbo.remove_marker(disk, CURRENT)
+    limbo.remove_marker(disk, CURRENT)
+    assert read_marker(disk, CURRENT) is None
+
+
+@pytest.mark.parametrize("data", [b"", b"\0" * 80, b"{}", b'{"version": 9}', b"[1]", b'{"phase": "repairing"}'])
+def test_a_marker_that_cannot_be_read_says_the_worst(data: bytes) -> None:
+    assert LimboMarker.unpack(data).phase is LimboPhase.LISTING
+
+
+def test_a_written_marker_survives_a_power_cut_at_every_operation() -> None:
+    for operations in range(20):
+        disk = CrashableDisk()
+        write_marker(disk, CURRENT, "first", 1)
+        limbo.set_phase(disk, CURRENT, LimboPhase.REPAIRING)
+        disk.cut_after(operations)
+        is_written = True
+        try:
+            write_marker(disk, CURRENT, "second", 2)
+        except OSError:
+            is_written = False
+        found = read_marker(disk.after_power_cut(operations), CURRENT)
+        assert found is not None
+        assert found.phase is LimboPhase.LISTING or not is_written
+        if is_written:
+            assert "second" in found.reason
+            break
+    else:
+        raise AssertionError("never written")
+
+
+def test_a_limbo_row_is_an_old_row_with_one_more_flag() -> None:
+    row = LedgerRow(b"k" * 20, True, 7, 9, b"p" * 20)
+    old = pack_ledger_row(row)
+    new = pack_ledger_row(LedgerRow(b"k" * 20, True, 7, 9, b"p" * 20, is_limbo=True))
+    assert (old[1], new[1]) == (3, 7)
+    assert old[:1] + old[2:] == new[:1] + new[2:]
+    assert not unpack_ledger_row(old, ledger_id=1).is_limbo
+    assert unpack_ledger_row(new, ledger_id=1).is_limbo
+
+
+# --- engine -----------------------------------------------------------------------------------------------------------
+
+
+async def in_limbo(world: Any, kit: Any) -> tuple[Any, list[bytes]]:
+    """Ledger 5 with ten entries, and ledger 7 with none, in limbo; ledger 6 is not."""
+    engine = await world.opened()
+    bodies = await kit.fill(engine, 5, 10)
+    await kit.fill(engine, 6, 10)
+    await engine.close()
+    write_marker(world.disk, CURRENT, "a test", 1)
+    engine = await world.opened()
+    assert engine.limbo.is_listing
+    await engine.enter_limbo_ledgers([LimboLedger(5, kit.KEY), LimboLedger(7, kit.KEY)])
+    await engine.finish_listing()
+    return engine, bodies
+
+
+async def check_limbo(engine: Any, kit: Any, bodies: list[bytes]) -> None:
+    assert await kit.read(engine, *((5, e) for e in range(10))) == bodies
+    asked = [(5, 10), (5, -1), (7, 0), (7, -1), (99, 0), (99, -1)]
+    assert await kit.read(engine, *asked) == [UNKNOWN] * len(asked)
+    for ledger_id in (5, 7, 99):
+        await unknown(engine.read_lac(ledger_id))
+        await unknown(engine.entry_ids(ledger_id))
+        with pytest.raises(LedgerStateUnknown):
+            engine.last_add_confirmed(ledger_id)
+        with pytest.raises(LedgerStateUnknown):
+            engine.watch_lac(ledger_id, lambda: None)
+    assert await kit.read(engine, (6, 10)) == [Status.NO_ENTRY]
+    assert await engine.entry_ids(6) == [(0, 10)]
+    assert await kit.add(engine, kit.add_request(kit.entry(5, 50))) == [Status.FENCED]
+    assert await kit.add(engine, kit.add_request(kit.entry(7, 50))) == [Status.FENCED]
+    assert await kit.add(engine, kit.add_request(kit.entry(5, 0), key=b"other")) == [Status.UNAUTHORIZED]
+    assert list(await engine.limbo_ledger_ids()) == [5, 7]
+
+
+async def test_of_a_ledger_in_limbo_hits_are_served_and_nothing_is_denied(world: Any, kit: Any) -> None:
+    engine, bodies = await in_limbo(world, kit)
+    await check_limbo(engine, kit, bodies)
+    await engine.close()
+    engine = await world.opened()  # nothing of it is in memory now
+    assert (engine.limbo.reason, engine.limbo.since_ms, engine.limbo.phase) == ("a test", 1, LimboPhase.REPAIRING)
+    await check_limbo(engine, kit, bodies)
+    await engine.fence(7, kit.KEY)
+    assert await kit.read(engine, (7, -1)) == [UNKNOWN]
+    new = [kit.entry(8, 0)]
+    assert await kit.add(engine, kit.add_request(new[0])) == [Status.OK]  # a ledger made since is an ordinary one
+    assert await kit.read(engine, (8, 0), (8, 1)) == [*new, Status.NO_ENTRY]
+    await engine.close()
+
+
+async def test_recovered_entries_are_taken_and_a_whole_ledger_leaves_limbo(world: Any, kit: Any) -> None:
+    engine, bodies = await in_limbo(world, kit)
+    more = [kit.entry(5, e) for e in range(10, 15)]
+    assert await engine.store_recovered(5, more) == [Status.OK] * 5
+    assert await kit.add(engine, kit.add_request(kit.entry(7, 0), recovery=True)) == [Status.OK]
+    engine.leave_limbo(5)
+    assert await kit.read(engine, *((5, e) for e in range(16))) == [*bodies, *more, Status.NO_ENTRY]
+    assert await engine.entry_ids(5) == [(0, 15)]
+    assert engine.last_add_confirmed(5) == 8
+    assert await kit.add(engine, kit.add_request(kit.entry(5, 50))) == [Status.FENCED]
+    assert list(await engine.limbo_ledger_ids()) == [7]
+    await engine.delete_ledger(7)
+    assert list(await engine.limbo_ledger_ids()) == []
+    await engine.end_limbo()
+    assert await kit.read(engine, (99, 0)) == [Status.NO_LEDGER]
+    await engine.close()
+    engine = await world.opened()
+    assert engine.limbo is None
+    assert await kit.read(engine, (5, 15), (7, 0)) == [Status.NO_ENTRY, Status.NO_LEDGER]
+    await engine.close()
+
+
+async def test_a_key_that_metadata_does_not_tell_is_learned_once(world: Any, kit: Any) -> None:
+    write_marker(world.disk, CURRENT, "a test", 1)
+    engine = await world.opened()
+    await engine.enter_limbo_ledgers([LimboLedger(5, b""), LimboLedger(6, b"")])
+    await engine.finish_listing()
+    await engine.fence(5, kit.KEY)
+    assert await kit.add(engine, kit.add_request(kit.entry(6, 0), recovery=True)) == [Status.OK]
+    world.lose_power(3)
+    engine = await world.opened()
+    for ledger_id in (5, 6):
+        with pytest.raises(Unauthorized):
+            await engine.fence(ledger_id, b"other")
+        await engine.fence(ledger_id, kit.KEY)
+    await engine.close()
+
+
+async def test_a_power_cut_at_every_operation_never_lets_anything_be_denied(kit: Any) -> None:
+    """From an empty directory with a marker to the end of limbo, cut after each change of disk and index."""
+    step = 0
+    for operations in range(1, 2000):
+        world = kit.World(seed=operations)
+        write_marker(world.disk, CURRENT, "a test", 1)
+        world.disk.cut_after(operations)
+        step = await limbo_until_cut(world, kit)
+        world.lose_power(operations)
+        engine = await world.opened()
+        answers = await kit.read(engine, (7, 0), (7, 1), (7, -1))
+        if engine.limbo is None:
+            assert step >= 3, "limbo ended before anybody said so"
+        else:
+            assert engine.limbo.is_listing or step >= 1
+        if step < 2:
+            assert answers[1:] == [UNKNOWN] * 2
+        if step >= 2:  # entry 0 was stored and acknowledged
+            assert answers[0] == kit.entry(7, 0)
+        if step >= 1 and engine.limbo is not None and not engine.limbo.is_listing:
+            assert await kit.add(engine, kit.add_request(kit.entry(7, 9))) == [Status.FENCED]
+        await engine.close()
+        if step == 4:
+            return
+    raise AssertionError("never came to the end")
+
+
+async def limbo_until_cut(world: Any, kit: Any) -> int:
+    """How far it came: 1 about to say that all is listed, 2 entry stored, 3 about to end limbo, 4 done."""
+    step = 0
+    engine = world.engine()
+    try:
+        await engine.open()
+        await engine.enter_limbo_ledgers([LimboLedger(7, kit.KEY)])
+        step = 1
+        await engine.finish_listing()
+        if await engine.store_recovered(7, [kit.entry(7, 0)]) != [Status.OK]:
+            raise OSError("not stored")
+        step = 2
+        engine.leave_limbo(7)
+        await engine.flush()
+        step = 3
+        await engine.end_limbo()
+        step = 4
+        await engine.close()
+    except (OSError, BinderyError):
+        world.disk.cut_after(0)
+        await engine.close()
+    return step
+
+
+# --- what a start does by itself --------------------------------------------------------------------------------------
+
+
+async def test_an_index_lost_during_the_repair_is_listed_anew(world: Any, kit: Any) -> None:
+    engine, bodies = await in_limbo(world, kit)
+    await engine.close()
+    world.kv.clear()
+    engine = await world.opened()
+    assert engine.limbo.is_listing
+    assert await kit.read(engine, *((5, e) for e in range(11)), (7, 0)) == [*bodies, UNKNOWN, UNKNOWN]
+    await engine.close()
+
+
+async def journaled(world: Any, kit: Any, count: int) -> list[bytes]:
+    """A bookie that crashed with so many groups in its journal."""
+    engine = await world.opened()
+    bodies = []
+    for entry_id in range(count):
+        bodies.append(kit.entry(5, entry_id, b"j" * 600))
+        assert await kit.add(engine, kit.add_request(bodies[-1])) == [Status.OK]
+    world.disk.cut_after(0)
+    await engine.close()
+    world.lose_power(1)
+    return bodies
+
+
+def run_salvage(world: Any, *, apply: bool) -> list[str]:
+    steps = salvage(
+        world.disk,
+        journal_directory="/journal/current",
+        ledger_directory=CURRENT,
+        now_ms=7,
+        apply=apply,
+        open_kv=lambda path: world.kv,
+    )
+    return [step.path for step in steps]
+
+
+@pytest.mark.parametrize("what", ["journal", "mark", "mark-lost"])
+async def test_salvage_lets_a_refused_bookie_start_and_keeps_what_can_be_read(world: Any, kit: Any, what: str) -> None:
+    bodies = await journaled(world, kit, 6)
+    (journal,) = [path for path in world.disk.paths() if path.endswith(".txn")][-1:]
+    mark = f"{CURRENT}/LastLogMark"
+    lost = set()
+    if what == "journal":
+        world.disk.corrupt(journal, world.disk.contents(journal).index(bodies[2]) + 100)
+        lost = {2}
+    elif what == "mark":
+        world.disk.corrupt(mark, 9)
+    else:
+        world.disk.remove(mark)
+    refused = world.engine()
+    with pytest.raises(BinderyError, match="bindery bookie salvage"):
+        await refused.open()
+    before = {path: world.disk.contents(path) for path in world.disk.paths()}
+    expected = [journal if what == "journal" else mark]
+    assert run_salvage(world, apply=False) == expected
+    assert {path: world.disk.contents(path) for path in world.disk.paths()} == before
+    assert run_salvage(world, apply=True) == expected
+    if what != "mark-lost":
+        assert before[expected[0]] in [world.disk.contents(p) for p in world.disk.paths() if "/quarantine/" in p]
+    for _ in range(2):
+        engine = await world.opened()
+        assert engine.limbo.is_listing
+        answers = await kit.read(engine, *((5, e) for e in range(7)))
+        assert answers == [UNKNOWN if e in lost or e == 6 else bodies[e] for e in range(7)]
+        await engine.close()
+    assert run_salvage(world, apply=False) == []
+
+
+async def test_salvage_of_a_sound_bookie_does_nothing(world: Any, kit: Any) -> None:
+    assert run_salvage(world, apply=True) == []
+    await journaled(world, kit, 3)
+    assert run_salvage(world, apply=True) == []
+    assert (await world.opened()).limbo is None

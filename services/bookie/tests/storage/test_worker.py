@@ -1,0 +1,79 @@
+"""ThreadWorker: jobs in order, wherever they run."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from bindery_bookie.storage.worker import ThreadWorker, submit_short
+
+
+@pytest.fixture
+def here() -> int:
+    return threading.get_ident()
+
+
+@pytest.fixture
+async def worker() -> AsyncIterator[ThreadWorker]:
+    worker = ThreadWorker("test", asyncio.get_running_loop())
+    yield worker
+    worker.close()
+
+
+async def test_a_short_job_runs_in_the_loop_while_nothing_else_is_under_way(worker: ThreadWorker, here: int) -> None:
+    heard: list[Any] = []
+    submit_short(worker, threading.get_ident, lambda result, error: heard.append((result, error)))
+    assert heard == [(here, None)]
+
+
+async def test_a_short_job_keeps_its_place_behind_those_under_way(worker: ThreadWorker, here: int) -> None:
+    ready, heard, over = threading.Event(), [], asyncio.Event()
+    worker.submit(lambda: ready.wait(30) and "first", lambda result, error: heard.append(result))
+
+    def done(result: Any, error: BaseException | None) -> None:
+        heard.append("second" if result != here else "too soon")
+        over.set()
+
+    submit_short(worker, threading.get_ident, done)
+    assert heard == []
+    ready.set()
+    await asyncio.wait_for(over.wait(), 30)
+    assert heard == ["first", "second"]
+    submit_short(worker, threading.get_ident, lambda result, error: heard.append(result))
+    assert heard[2] == here
+
+
+async def test_a_short_job_may_be_given_by_the_end_of_another(worker: ThreadWorker, here: int) -> None:
+    heard: list[Any] = []
+    submit_short(
+        worker,
+        lambda: 1,
+        lambda first, _: submit_short(worker, lambda: 2, lambda second, _: heard.extend((first, second))),
+    )
+    assert heard == [1, 2]
+
+
+async def test_the_error_of_a_short_job_is_told_like_any(worker: ThreadWorker) -> None:
+    heard: list[Any] = []
+    submit_short(worker, lambda: 1 // 0, lambda result, error: heard.append((result, type(error))))
+    assert heard == [(None, ZeroDivisionError)]
+    submit_short(worker, lambda: 3, lambda result, error: heard.append(result))
+    assert heard[1] == 3
+
+
+async def test_other_workers_take_a_short_job_as_any() -> None:
+    class Slow:
+        def __init__(self) -> None:
+            self.jobs: list[Any] = []
+
+        def submit(self, job: Any, done: Any) -> None:
+            self.jobs.append((job, done))
+
+        def post(self, callback: Any, *args: Any) -> None: ...
+
+        def close(self) -> None: ...
+
+    slow = Slow()
+    submit_short(slow, lambda: 1, lambda result, error: None)
+    assert len(slow.jobs) == 1
