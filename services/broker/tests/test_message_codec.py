@@ -7,7 +7,6 @@ from pathlib import Path
 
 import crc32c
 import pytest
-from bindery_broker.entry_size import ENTRY_SIZE_MAX
 from bindery_broker.message_codec import (
     PAYLOAD_SIZE_MAX,
     CorruptMessage,
@@ -19,7 +18,9 @@ from bindery_broker.message_codec import (
     publish_time_ms,
     read_head,
 )
-from bindery_broker.pulsar_messages_pb2 import (
+from bindery_core.errors import Corrupt, TooLarge
+from bindery_metadata.topics.entry_size import ENTRY_SIZE_MAX
+from bindery_metadata.topics.pulsar_messages_pb2 import (
     LZ4,
     SNAPPY,
     ZLIB,
@@ -28,7 +29,6 @@ from bindery_broker.pulsar_messages_pb2 import (
     MessageMetadata,
     SingleMessageMetadata,
 )
-from bindery_core.errors import Corrupt, TooLarge
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

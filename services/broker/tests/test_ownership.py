@@ -1,8 +1,10 @@
 import asyncio
 
+import pytest
 from bindery_broker.bundles import Bundle
 from bindery_broker.ownership import OwnerRecord, Ownership, RemoteOwner
 from bindery_broker.topic_name import TopicName
+from bindery_core.errors import MetadataUnavailable
 from bindery_metadata.leases import Leases
 from bindery_metadata.memory import MemoryStore, MemoryTree
 
@@ -33,6 +35,27 @@ async def test_a_broker_started_anew_waits_for_the_end_of_its_predecessors_sessi
     done, _ = await asyncio.wait([asked], timeout=0.05)
     assert not done
     tree.expire(its_store)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         assert await asked is None
     assert successor.is_mine(BUNDLE)
+
+
+async def test_a_proof_of_ownership_speaks_of_the_time_since_it_was_asked_for() -> None:
+    """Lost and taken again by the same broker: what was opened under the first lease must not pass for the second's."""
+    tree = MemoryTree()
+    mine, store = ownership(tree, HERE)
+    assert mine.proof(BUNDLE) is None
+    assert await mine.locate(BUNDLE) is None
+    proof = mine.proof(BUNDLE)
+    assert proof is not None
+    assert await proof()
+    store.fail_next(MetadataUnavailable("made up"))
+    with pytest.raises(MetadataUnavailable):
+        await proof()
+    await tree.connect().delete(BUNDLE.owner_path, version=None)
+    assert not await proof()
+    assert await mine.locate(BUNDLE) is None
+    again = mine.proof(BUNDLE)
+    assert again is not None
+    assert await again()
+    assert not await proof()

@@ -2,6 +2,8 @@
 
 import sys
 
+import bindery_kit.lean_imports  # noqa: F401 - first
+
 from bindery_broker.main import main
 
 sys.exit(main())

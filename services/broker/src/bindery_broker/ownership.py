@@ -11,7 +11,7 @@ Source: Pulsar NamespaceEphemeralData, OwnershipCache.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 import msgspec
@@ -67,6 +67,12 @@ class Ownership:
         """As far as this broker knows."""
         lease = self._held.get(bundle)
         return lease is not None and lease.is_held
+
+    def proof(self, bundle: Bundle) -> Callable[[], Awaitable[bool]] | None:
+        """A question to the metadata store: has the bundle been ours without a break since now? It raises
+        MetadataUnavailable when the store does not answer. None: the bundle is not ours now."""
+        lease = self._held.get(bundle)
+        return lease.verify if lease is not None and lease.is_held else None
 
     async def locate(self, bundle: Bundle) -> RemoteOwner | None:
         """The other broker that owns `bundle`; None: this one does, from now on if nobody did.

@@ -1,11 +1,9 @@
 """Settings of the broker process."""
 
-from typing import Annotated, Self
+from typing import Annotated
 
-from annotated_types import Ge, Gt, Le
-from bindery_kit.settings import Settings
-from pydantic import model_validator
-from pydantic_settings import SettingsConfigDict
+from bindery_kit.bounds import Ge, Gt, Le
+from bindery_kit.settings import Settings, SettingsConfigDict, check, group
 
 from bindery_broker.dispatch.item import DispatchLimits
 from bindery_broker.managed_ledger import ManagedLedgerSettings
@@ -37,10 +35,14 @@ class BrokerSettings(Settings):
     zookeeper_session_ms: Annotated[int, Ge(1_000), Le(600_000)] = 10_000
     """Session timeout. Another broker can take this one's topics so long after it died. Milliseconds."""
 
+    zookeeper_connect_timeout_s: Annotated[float, Ge(0), Le(86_400)] = 0.0
+    """How long the start waits for ZooKeeper, and for a cluster in it, before the process gives up with exit code 1.
+    Seconds; 0: for ever."""
+
     ledgers_root: str = "/ledgers"
     """Root of the ledgers' metadata in ZooKeeper, as `bindery cluster init` made it."""
 
-    ledger: ManagedLedgerSettings = ManagedLedgerSettings()
+    ledger: ManagedLedgerSettings = group(ManagedLedgerSettings)
     """How topics are cut into ledgers."""
 
     log_level: str = "info"
@@ -89,15 +91,18 @@ class BrokerSettings(Settings):
     stop_timeout_s: Annotated[float, Gt(0)] = 10
     """Longest that a stop takes: requests in flight get half of it, closing the topics the rest. Seconds."""
 
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
+    @check
+    def _consistent(self) -> None:
         if self.request_bytes_max > self.in_flight_bytes_max:
             raise ValueError("request_bytes_max must not exceed in_flight_bytes_max")
         if self.unacked_per_consumer_max > self.unacked_max:
             raise ValueError("unacked_per_consumer_max must not exceed unacked_max")
         if not self.ledger.ack_quorum <= self.ledger.write_quorum <= self.ledger.ensemble_size:
-            raise ValueError("want ledger.ack_quorum <= ledger.write_quorum <= ledger.ensemble_size")
-        return self
+            raise ValueError(
+                f"BROKER_LEDGER_ACK_QUORUM ({self.ledger.ack_quorum}) must not be above BROKER_LEDGER_WRITE_QUORUM "
+                f"({self.ledger.write_quorum}), nor that above BROKER_LEDGER_ENSEMBLE_SIZE "
+                f"({self.ledger.ensemble_size})"
+            )
 
     def topic_limits(self) -> TopicLimits:
         return TopicLimits(

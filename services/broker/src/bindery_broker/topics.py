@@ -155,7 +155,8 @@ class Topics:
             raise NotOwner("the broker is stopping; ask again", topic=name.short)
         if not create and not await self.exists(name):
             raise NoSuchTopic("no such topic", topic=name.short)
-        if self._ownership is not None and not self._ownership.is_mine(Bundle.of(name)):
+        is_owner = self._ownership.proof(Bundle.of(name)) if self._ownership is not None else None
+        if self._ownership is not None and is_owner is None:
             raise NotOwner("the topic's owner is changing; ask again", topic=name.short)
         if len(self._loaded) >= self.limits.topics_max:
             raise TooManyRequests("the broker has its full number of topics", topics=len(self._loaded))
@@ -164,7 +165,7 @@ class Topics:
             try:
                 ledger = await ManagedLedger.open(
                     name.managed_ledger_name, client=self._client, store=self._store, clock=self._clock,
-                    settings=self._ledger_settings, cache=self.cache, create=create,
+                    settings=self._ledger_settings, cache=self.cache, create=create, is_owner=is_owner,
                 )  # fmt: skip
             except BinderyError as error:
                 self.loads_failed += 1

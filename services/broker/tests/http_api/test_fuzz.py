@@ -8,6 +8,7 @@ import json
 import socket
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import pytest
@@ -55,14 +56,14 @@ class BrokerThread:
 
     def __enter__(self) -> "BrokerThread":
         self._thread.start()
-        assert self._ready.wait(10)
+        assert self._ready.wait(30)
         return self
 
     def __exit__(self, *_: object) -> None:
         assert self._loop is not None
         assert self._stop is not None
         self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(20)
+        self._thread.join(30)
         assert not self._thread.is_alive()
 
 
@@ -76,15 +77,18 @@ def url() -> Iterator[str]:
         yield broker.url
 
 
-def _operation_ids() -> list[str]:
+@pytest.fixture(scope="module")
+def schema(url: str) -> Any:
+    return schemathesis.openapi.from_url(f"{url}/openapi.json")
 
+
+def _operation_ids() -> list[str]:
     return [route.operation_id for route in ROUTES if route.operation_id not in ENDLESS]
 
 
 @pytest.mark.parametrize("operation_id", _operation_ids())
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=["right", "wrong"])
-def test_answers_are_the_documented_ones(url, operation_id, mode):
-    schema = schemathesis.openapi.from_url(f"{url}/openapi.json")
+def test_answers_are_the_documented_ones(schema, operation_id, mode):
     operation = schema.find_operation_by_id(operation_id)
     count = 0
 
@@ -117,7 +121,7 @@ def test_answers_are_the_documented_ones(url, operation_id, mode):
 )
 def test_what_is_no_http_is_a_problem_and_the_broker_lives_on(url, sent):
     host, _, port = url.removeprefix("http://").partition(":")
-    with socket.create_connection((host, int(port)), timeout=10) as line:
+    with socket.create_connection((host, int(port)), timeout=30) as line:
         line.sendall(sent)
         answer = b""
         while piece := line.recv(65_536):

@@ -5,8 +5,9 @@ import base64
 import json
 
 import pytest
+from bindery_client.memory import MemoryLedgerClient
 from bindery_core.errors import AddTimeout, LedgerFenced, NotEnoughBookies
-from broker_harness import TOPIC, Harness, problem
+from broker_harness import TOPIC, Harness, ids, payloads, problem
 
 NDJSON = {"content-type": "application/x-ndjson"}
 
@@ -274,7 +275,7 @@ async def test_the_answer_waits_for_the_bookies(broker):
     assert not task.done()
     assert [m["payload"] for m in await stored(broker)] == ["first"]
     broker.ledgers.release_adds()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         assert (await task).status_code == 200
 
 
@@ -331,8 +332,52 @@ async def test_a_request_that_failed_as_a_whole_is_an_error(broker, monkeypatch)
     problem(await broker.client.post(f"{TOPIC}/messages", json=lines), status=503, code="not_enough_bookies")
 
 
-async def test_a_topic_lost_while_writing_is_an_unknown_outcome(broker, ledgers):
+async def test_a_topic_lost_while_writing_is_an_unknown_outcome(broker, ledgers, tree):
     await broker.produce("open")
     ledgers.fail_next("add", LedgerFenced("another broker recovered it"))
+    await tree.connect().set("/managed-ledgers/public/default/persistent/t", b"", version=None)
     answer = await broker.client.post(f"{TOPIC}/messages", content=b"x")
     problem(answer, status=504, code="outcome_unknown")
+
+
+async def test_a_ledger_that_healing_closed_is_nothing_a_producer_notices(broker, ledgers):
+    """Of a batch that was under way, one entry of two had been stored when the ledger was recovered."""
+    await broker.produce("a")
+    await MemoryLedgerClient(ledgers).open(0)
+    first = (await broker.produce("b"))[0]
+    ledger_id = int(first.split(":")[0])
+    assert ledger_id != 0
+    ledgers.hold_adds()
+    lines = "\n".join(json.dumps({"payload": payload}) for payload in ("c", "d"))
+    producing = asyncio.create_task(
+        broker.client.post(
+            f"{TOPIC}/messages?batch=false", content=lines, headers={"content-type": "application/x-ndjson"}
+        )
+    )
+    ledger = ledgers.ledgers[ledger_id]
+    while not ledger.writer._in_flight:
+        await asyncio.sleep(0)
+    ledger.store(ledger.writer._in_flight[0][0][:1])
+    await MemoryLedgerClient(ledgers).open(ledger_id)
+    ledgers.release_adds()
+    answer = await producing
+    assert answer.status_code == 200, answer.text
+    found = (await broker.client.get(f"{TOPIC}/messages")).json()["messages"]
+    assert payloads(found) == ["a", "b", "c", "d"]
+    assert ids(found)[2:] == answer.json()["message_ids"]
+    assert payloads(await broker.receive()) == ["a", "b", "c", "d"]
+
+
+async def test_a_cursor_ledger_that_healing_closed_is_nothing_a_consumer_notices(broker, ledgers, tree):
+    await broker.produce("a", "b", "c")
+    got = await broker.receive(max=3)
+    assert (await broker.ack(ids(got)[:1])).status_code == 200
+    for ledger_id in list(ledgers.ledgers):
+        await MemoryLedgerClient(ledgers).open(ledger_id)
+    assert (await broker.ack(ids(got)[2:])).json() == {"acknowledged": 1}
+    await broker.die()
+    successor = Harness(tree=tree, ledgers=ledgers, clock=broker.clock, url="http://two")
+    try:
+        assert payloads(await successor.receive()) == ["b"]
+    finally:
+        await successor.close()

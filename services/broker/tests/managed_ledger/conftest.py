@@ -1,12 +1,15 @@
 """A cluster in memory: ledgers and a metadata tree that brokers share, and a clock that tests turn."""
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
 from bindery_broker.managed_ledger import ManagedLedger, ManagedLedgerSettings
+from bindery_broker.managed_ledger.ownership_proof import OwnershipCheck
 from bindery_client.memory import MemoryLedgerClient, MemoryLedgers
 from bindery_metadata.memory import MemoryTree
+from bindery_simulation.instant import InstantLoop
 
 TOPIC = "public/default/persistent/orders"
 QUICK = {
@@ -16,6 +19,13 @@ QUICK = {
     "operation_timeout_s": 2,
     "add_timeout_s": 2,
 }
+
+
+def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Nothing here is outside the process: time need not pass, and a slow machine changes nothing."""
+    if item.path.name == "test_crashes.py":  # its consumers ask without a pause: there is always something to do
+        return {"asyncio": asyncio.new_event_loop}
+    return {"instant": InstantLoop}
 
 
 class Cluster:
@@ -30,7 +40,13 @@ class Cluster:
         self._opened: list[ManagedLedger] = []
 
     async def open(
-        self, *, client: Any = None, store: Any = None, create: bool = True, **settings: Any
+        self,
+        *,
+        client: Any = None,
+        store: Any = None,
+        create: bool = True,
+        is_owner: OwnershipCheck | None = None,
+        **settings: Any,
     ) -> ManagedLedger:
         self.stores.append(store if store is not None else self.tree.connect())
         topic = await ManagedLedger.open(
@@ -40,6 +56,7 @@ class Cluster:
             clock=lambda: self.now_ms,
             settings=ManagedLedgerSettings(**(QUICK | settings)),
             create=create,
+            is_owner=is_owner,
         )
         self._opened.append(topic)
         return topic

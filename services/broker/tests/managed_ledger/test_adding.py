@@ -4,7 +4,6 @@ import asyncio
 from itertools import pairwise
 
 import pytest
-from bindery_broker.entry_size import ENTRY_SIZE_MAX
 from bindery_broker.managed_ledger import ManagedLedger
 from bindery_broker.message_id import Position
 from bindery_core.errors import (
@@ -20,6 +19,7 @@ from bindery_core.errors import (
     TryAgain,
 )
 from bindery_core.ids import BookieId
+from bindery_metadata.topics.entry_size import ENTRY_SIZE_MAX
 
 from .conftest import TOPIC, Cluster, read_all
 
@@ -117,7 +117,7 @@ async def test_an_old_ledger_is_followed_by_another_unless_it_is_empty(cluster: 
     assert topic.last_confirmed == Position(0, -1)
     assert len(cluster.ledgers.ledgers) == 1
     await add_ten(topic)
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(30):
         while topic.internal_stats()["currentLedgerEntries"]:
             await asyncio.sleep(0.01)
     assert [ledger["entries"] for ledger in topic.internal_stats()["ledgers"]] == [10, 0]

@@ -4,7 +4,6 @@ import asyncio
 
 import pytest
 from bindery_broker.managed_ledger import BatchAck, ManagedCursor, ManagedLedger
-from bindery_broker.managed_ledger.metadata_codec import decode_cursor, decode_position
 from bindery_broker.message_id import EARLIEST, LATEST, Position
 from bindery_core.errors import (
     AddTimeout,
@@ -18,6 +17,7 @@ from bindery_core.errors import (
     TopicFenced,
 )
 from bindery_core.ids import LedgerId
+from bindery_metadata.topics.codec import decode_cursor, decode_position
 
 from .conftest import TOPIC, Cluster
 
@@ -345,3 +345,15 @@ async def test_the_cursor_ledger_says_what_it_is_for(cluster: Cluster) -> None:
         "pulsar/cursor": b"s",
     }
     assert decode_position(ledger.entries[-1].payload).mark_delete == Position(0, 0)
+
+
+async def test_opening_trims_nothing_before_it_knows_the_cursors(cluster: Cluster) -> None:
+    """What a subscription has not consumed stays, even when a topic without any would have let it go long ago."""
+    topic, cursor = await topic_of(cluster)
+    await cursor.ack_many(at(0))
+    await topic.roll()
+    await topic.crash()
+    cluster.now_ms += 8 * 24 * 3600 * 1000
+    again = await cluster.open()
+    await asyncio.sleep(1)
+    assert await unacked(again.cursors["s"]) == list(range(1, 10))

@@ -90,7 +90,7 @@ async def test_a_waiting_reader_is_woken_by_the_next_entry(cluster: Cluster) -> 
     topic = await cluster.open()
     heard: list[Position] = []
     remove = topic.on_new_entries(lambda: heard.append(topic.last_confirmed))
-    waiting = asyncio.ensure_future(topic.wait_for_entry(Position(0, 1), timeout_s=5))
+    waiting = asyncio.ensure_future(topic.wait_for_entry(Position(0, 1), timeout_s=30))
     await topic.add_many([b"0"])
     assert not waiting.done()
     await topic.add_many([b"1"])
@@ -104,7 +104,7 @@ async def test_a_waiting_reader_is_woken_by_the_next_entry(cluster: Cluster) -> 
 
 async def test_a_waiting_reader_hears_that_the_topic_is_lost(cluster: Cluster) -> None:
     topic = await cluster.open()
-    waiting = asyncio.ensure_future(topic.wait_for_entry(Position(0, 0), timeout_s=5))
+    waiting = asyncio.ensure_future(topic.wait_for_entry(Position(0, 0), timeout_s=30))
     await asyncio.sleep(0)
     await cluster.open()
     with pytest.raises(TopicFenced):

@@ -41,11 +41,20 @@ register_url_convertor("segment", SegmentConvertor())
 
 
 def route_path(raw_path: bytes) -> str:
-    """The path to match: not decoded, without slashes at its end. Raises BadRequest."""
+    """The path to match: not decoded, without slashes at its end. Raises BadRequest.
+
+    Also for a segment that is `.` or `..`, written so or percent-encoded: clients and proxies take it for a way to
+    another path, and nothing of ours has such a name.
+    """
     try:
-        return "/" + raw_path.decode().strip("/")
+        path = "/" + raw_path.decode().strip("/")
     except UnicodeDecodeError as error:
         raise BadRequest("the path is not UTF-8") from error
+    if "/." in path or "/%2" in path:
+        for segment in path.split("/"):
+            if unquote_to_bytes(segment) in (b".", b".."):
+                raise BadRequest("a part of the path is . or ..", part=segment)
+    return path
 
 
 @functools.lru_cache(_TOPICS_REMEMBERED)

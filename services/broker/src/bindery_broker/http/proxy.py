@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from typing import Final
 
 import httpx
-from bindery_core.errors import OutcomeUnknown
+from bindery_core.errors import BadRequest, OutcomeUnknown
 
 from bindery_broker.errors import NotOwner
 from bindery_broker.http.exchange import Exchange, Reply
@@ -40,8 +40,8 @@ class Proxy:
     async def forward(self, exchange: Exchange, url: str, *, body_size_max: int) -> None:
         """Pass the request to the broker at `url` and its answer back.
 
-        Raises NotOwner when that broker could not be reached (nothing was done), OutcomeUnknown when it was lost on
-        the way.
+        Raises BadRequest for a path that leads elsewhere, NotOwner when that broker could not be reached (nothing was
+        done), OutcomeUnknown when it was lost on the way.
         """
         scope = exchange.scope
         target = url.rstrip("/") + exchange.raw_path.decode("ascii")
@@ -52,6 +52,8 @@ class Proxy:
         has_body = exchange.method not in ("GET", "HEAD", "DELETE")
         content: AsyncIterator[bytes] | None = exchange.stream_body(size_max=body_size_max) if has_body else None
         request = self._client.build_request(exchange.method, target, headers=headers, content=content)
+        if request.url.raw_path.partition(b"?")[0].count(b"/") != target.partition("?")[0].count("/") - 2:
+            raise BadRequest("the path cannot be passed on to the topic's owner as it is")  # it would be another one
         try:
             response = await self._client.send(request, stream=True)
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from bindery_core.errors import BadRequest
+from bindery_metadata.topics.codec import CursorState
 
 from bindery_broker.managed_ledger.ledger_list import LedgerList
-from bindery_broker.managed_ledger.metadata_codec import CursorState
 from bindery_broker.message_id import Position
 
 

@@ -10,6 +10,9 @@
 A new cursor ledger gets its first record before the znode names it, and the old one is deleted after that: at every
 moment the znode leads to the newest durable state. Fencing the cursor ledger at the next open keeps a stale owner from
 adding to it; the transaction in `TopicMetadata` keeps it from pointing the znode elsewhere.
+
+A cursor ledger that healing fenced or closed while the topic is ours failed like any other: the present state, which
+has everything that was in flight, goes into a new one.
 """
 
 import asyncio
@@ -29,8 +32,7 @@ from bindery_core.errors import (
     TryAgain,
 )
 from bindery_core.ids import EntryId, LedgerId
-
-from bindery_broker.managed_ledger.metadata_codec import (
+from bindery_metadata.topics.codec import (
     NO_LEDGER,
     CursorInfo,
     CursorState,
@@ -39,6 +41,8 @@ from bindery_broker.managed_ledger.metadata_codec import (
     encode_cursor,
     encode_position,
 )
+
+from bindery_broker.managed_ledger.ownership_proof import OwnershipProof
 from bindery_broker.managed_ledger.settings import ManagedLedgerSettings
 from bindery_broker.managed_ledger.topic_metadata import OwnedNode, TopicMetadata, limited
 
@@ -60,6 +64,7 @@ class CursorStore:
         client: LedgerClient,
         settings: ManagedLedgerSettings,
         clock: Callable[[], int],
+        ownership: OwnershipProof,
     ) -> None:
         self._name = name
         self._node = node
@@ -67,6 +72,7 @@ class CursorStore:
         self._client = client
         self._settings = settings
         self._clock = clock
+        self._ownership = ownership
         self._handle: WriteHandle | None = None
         self._records = 0
         self._opened_at = 0.0
@@ -193,13 +199,14 @@ class CursorStore:
         return self._records >= self._settings.cursor_entries_max or age_s >= self._settings.cursor_age_s_max
 
     async def _append(self, handle: WriteHandle, record: bytes) -> bool:
-        """False: the cursor ledger failed and is given up."""
+        """False: the cursor ledger failed and is given up. Raises TopicFenced, and TryAgain when it was fenced and who
+        owns the topic cannot be found out now."""
         try:
             async with limited(self._settings.operation_timeout_s, "write a cursor record"):
                 await handle.add(record)
-        except LostOwnership as error:
-            raise TopicFenced("another broker has taken the topic over", cursor=self._name) from error
         except BinderyError as error:
+            if isinstance(error, LostOwnership) and not await self._ownership.holds():
+                raise TopicFenced("another broker has taken the topic over", cursor=self._name) from error
             log.warning("cursor_ledger_failed", cursor=self._name, ledger_id=handle.ledger_id, error=str(error))
             await self.abandon()
             return False

@@ -32,13 +32,14 @@ from bindery_core.errors import (
 )
 from bindery_core.ids import LedgerId
 from bindery_metadata.store import MetadataStore
+from bindery_metadata.topics.codec import CursorState, TopicInfo, decode_topic, encode_topic
+from bindery_metadata.topics.entry_size import ENTRY_SIZE_MAX
 
-from bindery_broker.entry_size import ENTRY_SIZE_MAX
 from bindery_broker.managed_ledger.cursor import ManagedCursor
 from bindery_broker.managed_ledger.cursor_store import CursorStore
 from bindery_broker.managed_ledger.entry_cache import EntryCache
 from bindery_broker.managed_ledger.ledger_list import LedgerList, LedgerRecord
-from bindery_broker.managed_ledger.metadata_codec import CursorState, TopicInfo, decode_topic, encode_topic
+from bindery_broker.managed_ledger.ownership_proof import OwnershipCheck, OwnershipProof
 from bindery_broker.managed_ledger.read_handles import ReadHandles
 from bindery_broker.managed_ledger.reader import EntryReader
 from bindery_broker.managed_ledger.retention import trimmable
@@ -73,6 +74,7 @@ class ManagedLedger:
         clock: WallClock,
         settings: ManagedLedgerSettings,
         cache: EntryCache,
+        is_owner: OwnershipCheck | None,
     ) -> None:
         self.name = name
         """`tenant/namespace/persistent/encTopic` (`TopicName.managed_ledger_name`)."""
@@ -83,6 +85,7 @@ class ManagedLedger:
         self._clock = clock
         self._settings = settings
         self._cache = cache
+        self._ownership = OwnershipProof(is_owner, timeout_s=settings.operation_timeout_s)
         self._ledgers = LedgerList(records)
         self._handles = ReadHandles(client, count_max=settings.read_handles_max, timeout_s=settings.operation_timeout_s)
         self._writer: TopicWriter | None = None
@@ -99,6 +102,8 @@ class ManagedLedger:
         """Held while the list of ledgers is stored, so that trimming and rolling do not undo each other."""
         self._trim_lock = asyncio.Lock()
         self._trim_task: asyncio.Task[None] | None = None
+        self._knows_its_cursors = False
+        """Until then nothing is trimmed: what they need looks as if nobody did."""
         self._condemned: list[int] = []
         """Ledgers that metadata no longer names and that could not be deleted yet."""
         self._end: BinderyError | None = None
@@ -119,10 +124,13 @@ class ManagedLedger:
         settings: ManagedLedgerSettings | None = None,
         cache: EntryCache | None = None,
         create: bool = True,
+        is_owner: OwnershipCheck | None = None,
     ) -> Self:
         """Take the topic over: fence and recover its last ledger, start a new one, load its cursors.
 
         `create`: make the topic if it is not there, else NoSuchTopic. `cache`: shared by the broker's topics.
+        `is_owner` is asked when a ledger of ours was fenced or closed by somebody else: True, and the topic goes on in
+        a new one; without it, or at False, it is lost.
         Raises TopicFenced when another broker keeps taking the same topic, Corrupt when metadata or a cursor cannot be
         read, TryAgain or OutcomeUnknown when bookies or ZooKeeper do not answer; open again then.
         """
@@ -131,8 +139,9 @@ class ManagedLedger:
         for attempt in range(OPEN_ATTEMPTS_MAX):
             try:
                 return await cls._open(
-                    name, client=client, store=store, clock=clock, settings=settings, cache=cache, create=create
-                )
+                    name, client=client, store=store, clock=clock, settings=settings, cache=cache, create=create,
+                    is_owner=is_owner,
+                )  # fmt: skip
             except TopicFenced as error:
                 # The owner before us wrote the znode (it rolled or trimmed) between our read and our write.
                 log.info("topic_opening_again", topic=name, attempt=attempt, error=str(error))
@@ -150,6 +159,7 @@ class ManagedLedger:
         settings: ManagedLedgerSettings,
         cache: EntryCache,
         create: bool,
+        is_owner: OwnershipCheck | None,
     ) -> Self:
         metadata = TopicMetadata(store, name, timeout_s=settings.operation_timeout_s, pause_s=settings.retry_pause_s)
         info = decode_topic(await metadata.load(create=create))
@@ -176,7 +186,7 @@ class ManagedLedger:
         placeholder = records or [LedgerRecord(ledger_id=0)]
         self = cls(
             name, client=client, metadata=metadata, info=info, records=placeholder, clock=clock, settings=settings,
-            cache=cache,
+            cache=cache, is_owner=is_owner,
         )  # fmt: skip
         try:
             if info.terminated is None:
@@ -190,6 +200,7 @@ class ManagedLedger:
             raise
         if empty is not None:
             self._condemned.append(empty)
+        self._knows_its_cursors = True
         self._trim_soon()
         return self
 
@@ -206,6 +217,7 @@ class ManagedLedger:
                 "component": b"managed-ledger",
                 "pulsar/managed-ledger": self.name.encode(),
             },
+            ownership=self._ownership,
             store_ledgers=self._store_ledgers,
             on_confirmed=self._entries_confirmed,
             on_fenced=self._fence,
@@ -246,8 +258,9 @@ class ManagedLedger:
 
     def _make_cursor_store(self, name: str, node: OwnedNode) -> CursorStore:
         return CursorStore(
-            name, node=node, metadata=self._metadata, client=self._client, settings=self._settings, clock=self._clock
-        )
+            name, node=node, metadata=self._metadata, client=self._client, settings=self._settings, clock=self._clock,
+            ownership=self._ownership,
+        )  # fmt: skip
 
     def _make_cursor(self, name: str, store: CursorStore, state: CursorState) -> ManagedCursor:
         return ManagedCursor(
@@ -565,7 +578,7 @@ class ManagedLedger:
         return internal_stats(self, writer=self._writer, ledgers=self._ledgers)
 
     def _trim_soon(self) -> None:
-        if self._trim_task is None and self._end is None:
+        if self._knows_its_cursors and self._trim_task is None and self._end is None:
             self._trim_task = asyncio.get_running_loop().create_task(self._trim_quietly())
 
     async def _trim_quietly(self) -> None:

@@ -5,23 +5,11 @@ Invariants: ids ascend; only the last ledger may be empty or growing; `entries` 
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from bindery_broker.message_id import Position
+from bindery_metadata.topics.records import LedgerRecord, Position
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LedgerRecord:
-    """One ledger of a topic."""
-
-    ledger_id: int
-    entries: int = 0
-    size: int = 0
-    """Payload bytes."""
-    closed_ms: int = 0
-    """When it was closed, ms since 1970; 0: not known to be."""
-    extension: bytes = b""
-    """Fields of its metadata that are not interpreted here (offload, properties), as protobuf; kept as they are."""
+__all__ = ["LedgerList", "LedgerRecord"]
 
 
 class LedgerList:

@@ -2,9 +2,8 @@
 
 from typing import Annotated
 
-from annotated_types import Ge, Gt
-from bindery_kit.settings import Settings
-from pydantic_settings import SettingsConfigDict
+from bindery_kit.bounds import Ge, Gt
+from bindery_kit.settings import Settings, SettingsConfigDict
 
 MIB = 2**20
 

@@ -12,7 +12,9 @@ Adds that arrive in one turn of the loop travel as one group. A *switch* ends th
   has. Adds in flight below that number are confirmed; the others were certainly not stored and go to the head of the
   queue. Then as above. Until a ledger can be had, adds wait in the queue, each at most `add_timeout_s`.
 
-Being fenced (ledger or znode) means that another broker owns the topic: everything fails with TopicFenced, for good.
+A ledger that somebody else fenced or closed failed like any other if the topic is certainly still ours: healing
+recovers the open ledgers of idle topics. If it is not, or if somebody else has written the znode, another broker owns
+the topic: everything fails with TopicFenced, for good.
 
 Invariants
 - An entry is sent only to a ledger that the topic's znode names.
@@ -44,12 +46,15 @@ from bindery_core.ids import LedgerId
 
 from bindery_broker.managed_ledger.entry_cache import EntryCache
 from bindery_broker.managed_ledger.ledger_list import LedgerList, LedgerRecord
+from bindery_broker.managed_ledger.ownership_proof import OwnershipProof
 from bindery_broker.managed_ledger.settings import ManagedLedgerSettings
 from bindery_broker.managed_ledger.topic_metadata import limited
 from bindery_broker.message_id import Position
 
 GROUP_SIZE_MAX: Final = 4 * 2**20
 """Payload bytes sent in one call to the ledger, unless one add alone has more."""
+FENCES_MAX: Final = 5
+"""Ledgers in a row, without an entry stored, that others may fence before the topic is given up."""
 ROLL_RETRY_S: Final = 10.0
 """Pause after a ledger could not be created while the current one still serves."""
 
@@ -96,6 +101,7 @@ class TopicWriter:
         clock: Callable[[], int],
         cache: EntryCache,
         custom_metadata: dict[str, bytes],
+        ownership: OwnershipProof,
         store_ledgers: Callable[[Callable[[], Sequence[LedgerRecord]]], Coroutine[Any, Any, None]],
         on_confirmed: Callable[[], None],
         on_fenced: Callable[[TopicFenced], None],
@@ -110,6 +116,7 @@ class TopicWriter:
         self._clock = clock
         self._cache = cache
         self._custom_metadata = custom_metadata
+        self._ownership = ownership
         self._store_ledgers = store_ledgers
         self._on_confirmed = on_confirmed
         self._on_fenced = on_fenced
@@ -133,6 +140,8 @@ class TopicWriter:
         self._changed = asyncio.Event()
         self._roll_timer: asyncio.TimerHandle | None = None
         self._roll_not_before = 0.0
+        self._fences = 0
+        """Of ledgers by others since an entry was last stored."""
         self.entries_added = 0
 
     @property
@@ -232,6 +241,7 @@ class TopicWriter:
             self._confirm(self._in_flight.popleft())
             confirmed = True
         if confirmed:
+            self._fences = 0
             self._changed.set()
             self._on_confirmed()
             self._roll_if_due()
@@ -256,8 +266,8 @@ class TopicWriter:
             return
         self._failure = error
         self._changed.set()
-        if isinstance(error, LostOwnership):
-            self.fence(TopicFenced("another broker has taken the topic over", topic=self._topic))
+        if isinstance(error, LostOwnership) and not self._ownership.is_possible:
+            self.fence(self._taken_over())
             return
         log.warning("topic_ledger_failed", topic=self._topic, ledger_id=handle.ledger_id, error=str(error))
         self._switch()
@@ -358,13 +368,30 @@ class TopicWriter:
                 async with limited(self._settings.operation_timeout_s, "close a ledger"):
                     metadata = await handle.close()
                 entries, size = metadata.last_entry_id + 1, metadata.length
-            except LostOwnership as error:
-                raise TopicFenced("another broker has taken the topic over", topic=self._topic) from error
             except BinderyError as error:
                 self._failure = error
         if self._failure is not None:
+            if isinstance(self._failure, LostOwnership):
+                await self._prove_ownership(self._failure)
             entries, size = await self._recover(handle)
         return LedgerRecord(ledger_id=handle.ledger_id, entries=entries, size=size, closed_ms=self._clock())
+
+    async def _prove_ownership(self, lost: LostOwnership) -> None:
+        """Return once it is certain that the topic is ours though its ledger was fenced or closed; else TopicFenced."""
+        self._fences += 1
+        pause_s = self._settings.retry_pause_s
+        while True:
+            try:
+                is_ours = self._fences <= FENCES_MAX and await self._ownership.holds()
+            except BinderyError as error:
+                pause_s = await self._wait_to_retry(error, pause_s)
+            else:
+                break
+        if not is_ours:
+            raise self._taken_over() from lost
+
+    def _taken_over(self) -> TopicFenced:
+        return TopicFenced("another broker has taken the topic over", topic=self._topic)
 
     async def _recover(self, handle: WriteHandle) -> tuple[int, int]:
         """Let recovery decide what the failed ledger holds; entries and bytes."""
@@ -414,6 +441,7 @@ class TopicWriter:
         stored = add.payloads[:count]
         positions = [Position(ledger_id, first + i) for i in range(count)]
         size = sum(map(len, stored))
+        self._fences = 0
         self._ledgers.grow(entries=count, size=size)
         self.entries_added += count
         self._cache.put_many(zip(positions, stored, strict=True))
