@@ -13,7 +13,7 @@ from bindery import main as main_module
 from bindery.broker_api import Broker, BrokerRefused, BrokerUnreachable, broker_url, subscription_path, topic_path
 from bindery.main import app
 from bindery.messages import BATCH_LINES_MAX, LINE_SIZE_MAX, _batches, _message_line, _receive
-from bindery_core.errors import BadRequest
+from bindery_core.errors import BadRequest, MetadataUnreachable
 from typer.testing import CliRunner
 
 VERBS = [
@@ -44,6 +44,22 @@ def test_every_verb_explains_itself(verb: list[str]) -> None:
 @pytest.mark.parametrize("verb", [v for v in VERBS if v[-1] not in ("standalone", "stop", "start")], ids=" ".join)
 def test_every_verb_that_tells_something_tells_it_in_json_too(verb: list[str]) -> None:
     assert "--json" in CliRunner().invoke(app, [*verb, "--help"]).output
+
+
+def test_a_zookeeper_that_is_not_there_is_told_with_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> None:
+        raise MetadataUnreachable("no zookeeper answers", hosts="zk:2181")
+
+    monkeypatch.setattr(main_module, "app", fail)
+    with pytest.raises(SystemExit) as ended:
+        main_module.main()
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == (
+        "bindery: no zookeeper answers: hosts=zk:2181; start ZooKeeper, or name its servers with --zookeeper or "
+        "BINDERY_ZOOKEEPER\n"
+    )
 
 
 def test_starting_the_command_loads_nothing_heavy() -> None:

@@ -15,21 +15,18 @@ from pathlib import Path
 import pytest
 from bindery.standalone.directory import ProcessIdentity
 from bindery.standalone.throwaway import ThrowawayCluster, free_port_offset
+from command import bindery
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
 
-SECOND_START_S_MAX = 10.0
+SECOND_START_S_MAX = 45.0
+"""A few seconds on an idle machine; this is for one with much else to do."""
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[ThrowawayCluster]:
     with ThrowawayCluster(bookies=4) as running:
         yield running
-
-
-def bindery(*arguments: str, stdin: str | None = None, timeout_s: float = 90) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "bindery", *arguments]
-    return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=timeout_s, check=False)
 
 
 def ok(*arguments: str, stdin: str | None = None) -> str:
@@ -58,7 +55,7 @@ def test_status_shows_every_process_ready(cluster: ThrowawayCluster) -> None:
     status = json.loads(ok("standalone", "status", "--data", data, "--json"))
     assert status["state"] == "ready"
     assert [process["name"] for process in status["processes"]] == [
-        "zookeeper-0", "bookie-0", "bookie-1", "bookie-2", "bookie-3", "broker-0",
+        "zookeeper-0", "bookie-0", "bookie-1", "bookie-2", "bookie-3", "broker-0", "auditor-0",
     ]  # fmt: skip
     for process in status["processes"]:
         assert process["state"] == "ready"
@@ -67,6 +64,7 @@ def test_status_shows_every_process_ready(cluster: ThrowawayCluster) -> None:
     shown = ok("standalone", "--data", data, "status")
     assert "bookie-3" in shown
     assert cluster.url in shown
+    assert cluster.auditor_url() in shown
 
 
 def test_what_goes_in_by_produce_comes_out_by_consume(cluster: ThrowawayCluster, tmp_path: Path) -> None:
@@ -246,10 +244,10 @@ def test_a_second_start_finds_all_data_and_is_ready_in_time() -> None:
 
 
 def test_detach_returns_when_ready_and_stop_ends_it(tmp_path: Path) -> None:
-    offset = free_port_offset(bookies=0, brokers=0)
+    offset = free_port_offset(bookies=0, brokers=0, auditors=0)
     data = str(tmp_path / "data")
     try:
-        size = ("--bookies", "0", "--brokers", "0")
+        size = ("--bookies", "0", "--brokers", "0", "--auditors", "0")
         out = ok("standalone", "--detach", *size, "--data", data, "--port-offset", str(offset))
         assert "ready after" in out
         assert json.loads(ok("standalone", "status", "--data", data, "--json"))["state"] == "ready"

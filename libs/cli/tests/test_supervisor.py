@@ -210,6 +210,22 @@ async def test_a_process_that_cannot_start_may_be_stopped_by_name_and_the_rest_i
     await holding
 
 
+async def test_who_brings_back_a_process_that_cannot_start_is_told_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor_module, "RESTART_PAUSE_S", 0.1)
+    monkeypatch.setattr(supervisor_module, "HELD_CHECK_INTERVAL_S", 0.01)
+    cluster = Cluster(tmp_path)
+    async with cluster.running():
+        await cluster.ask(verb="stop", name="bookie-1")
+        Path(f"{cluster.record}.bookie-1.broken").touch()
+        error = str((await cluster.ask(verb="start", name="bookie-1"))["error"])
+        assert "bookie-1 cannot start" in error
+        assert "has a broken disk" in error
+        assert "bookie-1.log" in error
+        assert len([line for line in cluster.said if line.startswith("bookie-1 died: exit code 7")]) >= 2
+
+
 async def test_data_of_a_bookie_that_is_not_started_is_mentioned(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path)
     (tmp_path / "bookie-7").mkdir()
@@ -317,13 +333,26 @@ def fake_zookeeper(server: ServerSpec, ensemble: object) -> list[str]:
 def test_the_plan_gives_each_process_its_ports_and_an_identity_without_ports() -> None:
     plan = plan_cluster(Options(port_offset=100), root=Path("/d"), zookeeper_command=fake_zookeeper)
     assert [process.name for process in plan.processes] == [
-        "zookeeper-0", "bookie-0", "bookie-1", "bookie-2", "bookie-3", "broker-0",
+        "zookeeper-0", "bookie-0", "bookie-1", "bookie-2", "bookie-3", "broker-0", "auditor-0",
     ]  # fmt: skip
     assert plan.zookeeper_servers == "127.0.0.1:2281"
     assert [dict(bookie.ports) for bookie in plan.bookies][1] == {"HTTP": 8101, "BookKeeper protocol": 3282}
     assert plan.broker_urls == ["http://127.0.0.1:8180"]
     identity = plan.bookies[1].command[plan.bookies[1].command.index("--bookie-id") + 1]
     assert identity == "bookie-1"
+
+
+def test_auditors_have_names_ports_and_the_short_delay() -> None:
+    plan = plan_cluster(Options(auditors=2, port_offset=100), root=Path("/d"), zookeeper_command=fake_zookeeper)
+    assert [dict(auditor.ports) for auditor in plan.auditors] == [{"HTTP": 8190}, {"HTTP": 8191}]
+    assert plan.auditor_urls == ["http://127.0.0.1:8190", "http://127.0.0.1:8191"]
+    command = plan.auditors[1].command
+    assert command[command.index("--name") + 1] == "auditor-1"
+    assert command[command.index("--lost-bookie-delay-s") + 1] == "10"
+    assert command[command.index("--zookeeper") + 1] == "127.0.0.1:2281"
+    assert plan_cluster(Options(auditors=0), root=Path("/d"), zookeeper_command=fake_zookeeper).auditors == ()
+    with pytest.raises(StandaloneError, match="both use port 8090"):
+        plan_cluster(Options(brokers=11), root=Path("/d"), zookeeper_command=fake_zookeeper)
 
 
 def test_an_existing_zookeeper_is_used_instead_of_one_of_ours() -> None:

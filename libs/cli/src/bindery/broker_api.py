@@ -1,12 +1,13 @@
 """The broker's HTTP API as the command line uses it: one client, and errors that name the fix."""
 
 import os
-from types import TracebackType
 from typing import Any, Final
 from urllib.parse import quote
 
 import httpx
 from bindery_core.errors import BadRequest, BinderyError
+
+from bindery.json_http import JsonHttp, problem_of
 
 DEFAULT_URL: Final = "http://127.0.0.1:8080"
 TIMEOUT_S: Final = 60.0
@@ -48,23 +49,11 @@ def subscription_path(name: str) -> str:
     return f"/subscriptions/{quote(name, safe='')}"
 
 
-class Broker:
+class Broker(JsonHttp):
     """`with Broker(url) as broker: broker.get(path)`: JSON in and out. Raises BrokerUnreachable, BrokerRefused."""
 
     def __init__(self, url: str | None) -> None:
-        self.url = broker_url(url)
-        self._http = httpx.Client(base_url=self.url, timeout=TIMEOUT_S, trust_env=False)
-
-    def __enter__(self) -> "Broker":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._http.close()
-
-    def get(self, path: str, **params: Any) -> Any:
-        return self.request("GET", path, params={name: value for name, value in params.items() if value is not None})
+        super().__init__(broker_url(url), timeout_s=TIMEOUT_S)
 
     def post(self, path: str, body: Any) -> Any:
         return self.request("POST", path, json=body)
@@ -90,12 +79,7 @@ class Broker:
 
 
 def _refusal(answer: httpx.Response) -> BrokerRefused:
-    try:
-        problem = answer.json()
-    except ValueError:
-        problem = {}
-    if not isinstance(problem, dict):
-        problem = {}
+    problem = problem_of(answer)
     detail = problem.get("detail") or answer.text[:500] or answer.reason_phrase
     code = problem.get("code", "")
     return BrokerRefused(

@@ -166,6 +166,38 @@ def compare(
     _with_client(zookeeper, run)
 
 
+@app.command("check")
+def check(
+    ledger: LedgerArgument,
+    deep: Annotated[bool, typer.Option("--deep", help="Every entry of every replica, not only the ends.")] = False,
+    rate: Annotated[
+        float, typer.Option(metavar="N", min=0, help="With --deep: at most N entries a second; 0: as fast as it goes.")
+    ] = 0,
+    zookeeper: ZooKeeper = DEFAULT_ZOOKEEPER,
+    as_json: AsJson = False,
+) -> None:
+    """Check that every replica is where the metadata say, by asking each bookie; a line for each fragment.
+
+    Without --deep the first and the last entry of each fragment are read, with it all of them: digests, equal payloads
+    across the replicas, and that the ledger's length grows by each payload. An open ledger is checked up to its last
+    confirmed entry. Nothing is fenced or changed.
+
+    Example: bindery ledger check 7 --deep
+
+    Exit codes: 0 good, 1 not done or some bookie could not say, 3 a replica is missing, damaged or on a bookie that is
+    not registered.
+    """
+
+    async def run(client: "LedgerClient") -> None:
+        from bindery_core.ids import LedgerId
+
+        from bindery.ledger_check import run_check
+
+        await run_check(client, LedgerId(ledger), deep=deep, rate=rate, as_json=as_json)
+
+    _with_client(zookeeper, run)
+
+
 def _show_lines(facts: dict[str, Any]) -> list[str]:
     """`describe` as text."""
     from datetime import UTC, datetime, timedelta

@@ -5,8 +5,10 @@
 | 0         | done                                        |
 | 1         | not done; the last line on stderr says why  |
 | 2         | wrong usage                                 |
-| 3         | done, and it found differences (`compare`)  |
+| 3         | done, and it found differences or damage    |
 | 130       | interrupted (Ctrl-C)                        |
+
+`bindery audit` has codes of its own: `bindery_spark.main`.
 
 Results go to stdout (JSON with --json), everything else to stderr. A reader that goes away (`| head`) ends it quietly.
 """
@@ -16,14 +18,16 @@ import sys
 from typing import Annotated, Final
 
 import typer
-from bindery_core.errors import BadRequest, BinderyError
+from bindery_core.errors import BadRequest, BinderyError, MetadataUnreachable
 
-from bindery import cluster, ledger, messages, topics, wire
+from bindery import audit, cluster, ledger, ledgers, messages, recovery, topics, wire
+from bindery.bookie import commands as bookie
 from bindery.standalone import commands as standalone
 
 EXIT_ERROR: Final = 1
 EXIT_USAGE: Final = 2
 EXIT_INTERRUPTED: Final = 130
+NO_ZOOKEEPER: Final = "; start ZooKeeper, or name its servers with --zookeeper or BINDERY_ZOOKEEPER"
 
 app = typer.Typer(
     name="bindery",
@@ -39,14 +43,18 @@ app.command("produce")(messages.produce)
 app.command("consume")(messages.consume)
 app.add_typer(topics.app, name="topics")
 app.add_typer(ledger.app, name="ledger")
+app.add_typer(ledgers.app, name="ledgers")
+app.add_typer(recovery.app, name="recovery")
+app.add_typer(bookie.app, name="bookie")
 app.add_typer(wire.app, name="wire")
+app.command("audit", context_settings=audit.SETTINGS)(audit.audit)
 
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version
+        from bindery_core.version import VERSION
 
-        print(f"bindery {version('bindery-cli')}")
+        print(f"bindery {VERSION}")
         raise typer.Exit
 
 
@@ -64,7 +72,8 @@ def main() -> None:
     try:
         app()
     except BinderyError as error:
-        print(f"bindery: {error}", file=sys.stderr)
+        fix = NO_ZOOKEEPER if isinstance(error, MetadataUnreachable) else ""
+        print(f"bindery: {error}{fix}", file=sys.stderr)
         sys.exit(EXIT_USAGE if type(error) is BadRequest else EXIT_ERROR)
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)

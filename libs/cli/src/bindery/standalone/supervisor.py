@@ -1,7 +1,7 @@
 """All processes of a standalone cluster: their order, their restarts, their end.
 
-Start: ZooKeeper, then the cluster's metadata, then the bookies, then - once enough bookies are there to write a ledger
-- the brokers. End: the other way round. One task keeps each child: it starts it when it is wanted, starts it again
+Start: ZooKeeper, then the cluster's metadata, then bookies, brokers and auditors. End: the other way round, so that no
+auditor sees bookies go. One task keeps each child: it starts it when it is wanted, starts it again
 after a pause when it died, and leaves it down when it was stopped by name.
 
 Invariants: one supervisor a data directory (its lock); no child of an earlier supervisor is alive when the first of
@@ -31,6 +31,8 @@ STABLE_S: Final = 30.0
 """Ready for so long, a child that dies is a new case: the short pause again."""
 PROGRESS_INTERVAL_S: Final = 5.0
 HELD_CHECK_INTERVAL_S: Final = 0.5
+STARTS_WAITED_FOR: Final = 2
+"""So often a child that is brought back by name may die before who asked is told: one death may be chance."""
 LAST_WORDS_LINES: Final = 5
 LEFTOVER_TIMEOUT_S: Final = 10.0
 CONTROL_TIMEOUT_S: Final = 120.0
@@ -105,7 +107,7 @@ class Supervisor:
         self._keep(self._plan.zookeepers)
         await self._wait_ready(self._plan.zookeepers)
         await self._init_cluster(self._plan.zookeeper_servers)
-        self._keep((*self._plan.bookies, *self._plan.brokers))
+        self._keep((*self._plan.bookies, *self._plan.brokers, *self._plan.auditors))
         await self._wait_ready(self._plan.processes)
         self._say(f"ready after {self._clock() - self._began:.1f} s")
         on_ready()
@@ -188,7 +190,7 @@ class Supervisor:
     async def _stop_all(self) -> None:
         for may_start in self._may_start.values():
             may_start.clear()
-        for plans in (self._plan.brokers, self._plan.bookies, self._plan.zookeepers):
+        for plans in ((*self._plan.auditors, *self._plan.brokers), self._plan.bookies, self._plan.zookeepers):
             names = [plan.name for plan in plans if not self._children[plan.name].gone.is_set()]
             if names:
                 self._say(f"stopping {', '.join(names)}")
@@ -298,6 +300,7 @@ class Supervisor:
             "port_offset": self._plan.options.port_offset,
             "zookeeper": self._plan.zookeeper_servers,
             "http": self._plan.broker_urls,
+            "auditors": self._plan.auditor_urls,
             "processes": [
                 {
                     "name": name,
@@ -346,7 +349,17 @@ class Supervisor:
         self._held.discard(name)
         self._may_start[name].set()
         self._save_state()
-        await self._children[name].ready.wait()
+        child = self._children[name]
+        before = child.starts
+        while not child.ready.is_set():
+            if child.state is ChildState.PAUSING and child.starts - before >= STARTS_WAITED_FOR:
+                words = "\n    ".join(child.last_words(LAST_WORDS_LINES) or ["(nothing)"])
+                raise StandaloneError(
+                    f"{name} cannot start and is tried again and again; `{self._directory.command('stop', name)}` "
+                    f"ends that. Its log ends with:\n    {words}\n    ({self._directory.log_file(name)})"
+                )
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(child.ready.wait(), HELD_CHECK_INTERVAL_S)
 
 
 def _describe_exit(code: int) -> str:
@@ -373,6 +386,7 @@ def welcome(plan: ClusterPlan, directory: DataDirectory) -> list[str]:
     lines = ["", f"  data and logs    {directory.root}", f"  ZooKeeper        {plan.zookeeper_servers}"]
     lines += [f"  HTTP API         {url}   (described at {url}/docs)" for url in plan.broker_urls]
     lines += [f"  {bookie.name:<16} http://{HOST}:{bookie.probe_port}/metrics" for bookie in plan.bookies]
+    lines += [f"  {auditor.name:<16} http://{HOST}:{auditor.probe_port}/" for auditor in plan.auditors]
     if plan.options.zookeeper is None and len(plan.bookies) < BOOKIES_NEEDED:
         lines += ["", f"No topic can be written with fewer than {BOOKIES_NEEDED} bookies: --bookies {BOOKIES_NEEDED}"]
     elif plan.broker_urls:

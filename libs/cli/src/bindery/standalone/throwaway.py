@@ -8,6 +8,7 @@ import os
 import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -22,33 +23,60 @@ from bindery_kit.runtime import DIE_WITH_PARENT
 
 from bindery.standalone.control import ask
 from bindery.standalone.directory import DataDirectory, ProcessIdentity, StandaloneError, is_port_free
-from bindery.standalone.plan import BOOKIE_HTTP_PORT, BOOKIE_PORT, BROKER_HTTP_PORT, HOST, ZOOKEEPER_PORT
+from bindery.standalone.plan import (
+    AUDITOR_HTTP_PORT,
+    BOOKIE_HTTP_PORT,
+    BOOKIE_PORT,
+    BROKER_HTTP_PORT,
+    HOST,
+    ZOOKEEPER_PORT,
+)
 
 START_TIMEOUT_S: Final = 90.0
 STOP_TIMEOUT_S: Final = 60.0
 POLL_INTERVAL_S: Final = 0.05
 OFFSET_ATTEMPTS_MAX: Final = 200
+CLAIM_PORT: Final = 2199
+"""Plus the offset: held, and never listened on, for as long as a cluster has these ports. Its processes come and go,
+and a cluster of another test that looks for free ports meanwhile must not take theirs."""
 
 
-def free_port_offset(*, bookies: int, brokers: int = 1) -> int:
+def free_port_offset(*, bookies: int, brokers: int = 1, auditors: int = 1) -> int:
     """An offset at which nobody listens on any port of a cluster. Below the ports that systems hand out themselves."""
     lots = random.SystemRandom()
     for _ in range(OFFSET_ATTEMPTS_MAX):
         offset = lots.randrange(10_000, 22_000, 100)
-        ports = [ZOOKEEPER_PORT + offset]
+        ports = [ZOOKEEPER_PORT + offset, CLAIM_PORT + offset]
         for i in range(bookies):
             ports += [BOOKIE_PORT + offset + i, BOOKIE_HTTP_PORT + offset + i]
         ports += [BROKER_HTTP_PORT + offset + i for i in range(brokers)]
+        ports += [AUDITOR_HTTP_PORT + offset + i for i in range(auditors)]
         if all(is_port_free(port) for port in ports):
             return offset
     raise StandaloneError("found no free ports for a cluster")
 
 
+def _claim(offset: int) -> socket.socket | None:
+    """None: another was quicker."""
+    claim = socket.socket()
+    try:
+        claim.bind((HOST, CLAIM_PORT + offset))
+    except OSError:
+        claim.close()
+        return None
+    return claim
+
+
 class ThrowawayCluster:
-    def __init__(self, *, bookies: int = 4, brokers: int = 1, options: Sequence[str] = ()) -> None:
+    def __init__(self, *, bookies: int = 4, brokers: int = 1, auditors: int = 1, options: Sequence[str] = ()) -> None:
         self.bookies = bookies
         self.brokers = brokers
-        self.port_offset = free_port_offset(bookies=bookies, brokers=brokers)
+        self.auditors = auditors
+        claim = None
+        while claim is None:
+            self.port_offset = free_port_offset(bookies=bookies, brokers=brokers, auditors=auditors)
+            claim = _claim(self.port_offset)
+        self._claim = claim
         self._options = options
         self._folder = Path(tempfile.mkdtemp(prefix="bindery-"))
         self.directory = DataDirectory(self._folder / "data")
@@ -58,6 +86,9 @@ class ThrowawayCluster:
     @property
     def url(self) -> str:
         return f"http://{HOST}:{BROKER_HTTP_PORT + self.port_offset}"
+
+    def auditor_url(self, number: int = 0) -> str:
+        return f"http://{HOST}:{AUDITOR_HTTP_PORT + self.port_offset + number}"
 
     @property
     def zookeeper(self) -> str:
@@ -75,7 +106,7 @@ class ThrowawayCluster:
         assert self._supervisor is None, "started already"
         command = [
             *(sys.executable, "-m", "bindery", "standalone"),
-            *("--bookies", str(self.bookies), "--brokers", str(self.brokers)),
+            *("--bookies", str(self.bookies), "--brokers", str(self.brokers), "--auditors", str(self.auditors)),
             *("--data", str(self.directory.root), "--port-offset", str(self.port_offset)),
             *self._options,
         ]
@@ -162,6 +193,7 @@ class ThrowawayCluster:
     def close(self) -> None:
         """End everything and remove the data."""
         self.kill_all()
+        self._claim.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def __enter__(self) -> Self:

@@ -1,0 +1,41 @@
+"""What the clients of the services' HTTP APIs share: a connection that ends with its block, and problems as answers."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+
+
+class JsonHttp(ABC):
+    """`with` closes it. Proxies of the environment are not asked: a service is reached directly."""
+
+    def __init__(self, url: str, *, timeout_s: float, headers: Mapping[str, str] | None = None) -> None:
+        self.url = url.rstrip("/")
+        self._http = httpx.Client(base_url=self.url, timeout=timeout_s, trust_env=False, headers=headers)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._http.close()
+
+    def get(self, path: str, **params: Any) -> Any:
+        """`params` that are None are left out."""
+        return self.request("GET", path, params={name: value for name, value in params.items() if value is not None})
+
+    @abstractmethod
+    def request(self, method: str, path: str, **options: Any) -> Any:
+        """Ask, and answer with JSON. Raises the service's own errors."""
+
+
+def problem_of(answer: httpx.Response) -> dict[str, Any]:
+    """The problem (RFC 9457) that an error answer carries; empty: it carries none."""
+    try:
+        problem = answer.json()
+    except ValueError:
+        return {}
+    return problem if isinstance(problem, dict) else {}

@@ -1,0 +1,69 @@
+"""`bindery recovery gate`: look at the cluster until it is fit for an upgrade, or time is over."""
+
+import asyncio
+import json
+import sys
+import time
+from typing import Any, Final
+
+from bindery_core.errors import BadRequest, MetadataUnavailable
+from bindery_metadata.layout import LedgersLayout
+from bindery_recovery.upgrade_gate import Refusal, Scale, Verdict, look
+
+from bindery.operator import connected_store, now_ms, parse_duration
+from bindery.recovery_status import ReadOnlyLots
+
+FORCE: Final = "--force (of the Helm chart: --set upgradeGate.force=true) passes all the same"
+PAUSE_S: Final = 2.0
+"""Between two looks. A refusal needs two: a bookie may just be registering."""
+
+
+def run_gate(
+    zookeeper: str, ledgers_root: str, *, bookies: int | None, id_template: str, wait: str, force: bool, as_json: bool
+) -> bool:
+    """Whether to go on, after it was said. Raises BadRequest."""
+    if (bookies is None) != (not id_template):
+        raise BadRequest("--bookies and --id-template go together: which bookies are to stay follows from both")
+    scale = None if bookies is None else Scale(bookies, id_template)
+    verdict = asyncio.run(_watch(zookeeper, LedgersLayout(ledgers_root), scale, wait_s=parse_duration(wait)))
+    may_pass = verdict.is_open or force
+    if as_json:
+        print(json.dumps(_facts(verdict, may_pass=may_pass)))
+        return may_pass
+    for note in verdict.notes:
+        print(f"note: {note}")
+    for refusal in verdict.refusals:
+        print(f"{'passed by force' if force else 'refused'}: {refusal.text}; {refusal.fix}", file=sys.stderr)
+    if verdict.is_open:
+        print("go on: no ledger is marked and no bookie is lost" if scale is None else
+              f"go on: no ledger is marked, no bookie is lost, and {scale.bookies} bookies may stay")  # fmt: skip
+    elif not force:
+        print(f"refused: nothing was changed; {FORCE}", file=sys.stderr)
+    return may_pass
+
+
+async def _watch(zookeeper: str, layout: LedgersLayout, scale: Scale | None, *, wait_s: float) -> Verdict:
+    """The last look: the first that refuses nothing, or the one when time is over."""
+    ends_at = time.monotonic() + max(wait_s, PAUSE_S)
+    while True:
+        verdict = await _look(zookeeper, layout, scale)
+        left_s = ends_at - time.monotonic()
+        if verdict.is_open or left_s <= 0:
+            return verdict
+        await asyncio.sleep(min(PAUSE_S, left_s))
+
+
+async def _look(zookeeper: str, layout: LedgersLayout, scale: Scale | None) -> Verdict:
+    """In a session of its own: ZooKeeper may come and go meanwhile."""
+    try:
+        async with connected_store(zookeeper) as store:
+            return await look(store, layout, scale=scale, randomness=ReadOnlyLots(), clock_ms=now_ms)
+    except MetadataUnavailable as error:
+        return Verdict((Refusal("unreachable", f"ZooKeeper cannot be asked: {error}", "start ZooKeeper"),))
+
+
+def _facts(verdict: Verdict, *, may_pass: bool) -> dict[str, Any]:
+    reasons = [
+        {"kind": one.kind, "bookie_id": one.bookie_id, "text": one.text, "fix": one.fix} for one in verdict.refusals
+    ]
+    return {"pass": may_pass, "open": verdict.is_open, "reasons": reasons, "notes": list(verdict.notes)}

