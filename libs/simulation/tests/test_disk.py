@@ -1,9 +1,10 @@
 """The simulated disk is as cruel as its docstring says, and no crueller."""
 
+import errno
 from collections.abc import Callable
 
 import pytest
-from bindery_simulation.disk import SECTOR_SIZE, CrashableDisk, CrashableKV, FaultyDisk, LyingDisk, SlowDisk
+from bindery_simulation.disk import SECTOR_SIZE, CrashableDisk, CrashableKV, LyingDisk
 
 
 def outcomes(disk: CrashableDisk, look: Callable[[CrashableDisk], object], seeds: int = 200) -> set[object]:
@@ -96,24 +97,37 @@ def test_a_kv_loses_only_a_tail_of_batches_that_were_not_synced() -> None:
     assert found == {"ab", "abc", "bcd"}
 
 
-def test_faults_lies_and_delays_hit_the_chosen_operations() -> None:
-    failing = {("create", "/d/no"), ("datasync", "/d/f")}
+def test_lies_hit_the_chosen_operations() -> None:
     disk = CrashableDisk()
-    faulty = FaultyDisk(disk, lambda operation, path: OSError(28, "full") if (operation, path) in failing else None)
-    with pytest.raises(OSError, match="full"):
-        faulty.create("/d/no")
-    file = faulty.create("/d/f")
-    file.write_at(b"data", 0)
-    with pytest.raises(OSError, match="full"):
-        file.datasync()
-    file.sync()
     lying = LyingDisk(disk, lambda operation, path: operation in ("datasync", "sync_directory"))
     file = lying.create("/d/g")
     file.write_at(b"data", 0)
     file.datasync()
     lying.sync_directory("/d")
     assert () in outcomes(disk, lambda found: tuple(found.paths()))
-    slept: list[float] = []
-    slow = SlowDisk(disk, lambda operation, path: 0.5 if operation == "sync" else 0.0, slept.append)
-    slow.create("/d/h").sync()
-    assert slept == [0.5]
+    file.sync()
+    lying.is_skipped = lambda operation, path: False
+    lying.sync_directory("/d")
+    assert outcomes(disk, lambda found: found.contents("/d/g")) == {b"data"}
+
+
+def test_a_full_disk_refuses_growth_and_nothing_else() -> None:
+    disk = CrashableDisk(capacity=1000)
+    allocated = disk.create("/a", allocate=600)
+    with pytest.raises(OSError, match="No space left") as refused:
+        disk.create("/b", allocate=401)
+    assert (refused.value.errno, refused.value.filename) == (errno.ENOSPC, "/b")
+    small = disk.create("/c")
+    small.write_at(b"x" * 400, 0)
+    assert disk.usage("/").free == 0
+    with pytest.raises(OSError, match="No space left"):
+        small.write_at(b"y", 400)
+    allocated.write_at(b"z" * 600, 0)
+    kv = CrashableKV(disk)
+    with pytest.raises(OSError, match="No space left"):
+        kv.write_batch([(b"k", b"v")])
+    assert kv.get(b"k") is None
+    disk.remove("/c")
+    kv.write_batch([(b"k", b"v")], sync=True)
+    assert disk.usage("/").free == 398
+    assert kv.after_power_cut(1, disk.after_power_cut(1)).get(b"k") == b"v"

@@ -1,4 +1,4 @@
-"""`python -m bindery_simulation service|protocol ...`: play seeds.
+"""`python -m bindery_simulation service|protocol|storage ...`: play seeds.
 
 Runs under PYTHONHASHSEED=0, whatever the caller's is, so that a seed is a history also where a set is walked through.
 """
@@ -7,7 +7,11 @@ import importlib
 import os
 import sys
 
-COMMANDS = {"protocol": "bindery_simulation.protocol.command", "service": "bindery_simulation.service.command"}
+COMMANDS = {
+    "protocol": "bindery_simulation.protocol.command",
+    "service": "bindery_simulation.service.command",
+    "storage": "bindery_simulation.storage.command",
+}
 """Sub-command -> module with `main(argv) -> exit code`."""
 
 

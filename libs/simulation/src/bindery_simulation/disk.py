@@ -1,4 +1,4 @@
-"""Disks for tests: one that loses power, one that fails, one that is slow.
+"""Disks for tests: one that loses power, one that lies. Those that fail or are slow are the bookie's own (`drills`).
 
 `CrashableDisk` keeps files in memory and knows what was synced. `after_power_cut(seed)` is the disk that the next start
 finds. The fault model, which is a promise of what a store must survive:
@@ -13,14 +13,19 @@ finds. The fault model, which is a promise of what a store must survive:
 | a rename or removal, not synced        | done or not: a directory's changes are kept in order up to some point    |
 | directories                            | there (`make_directories` syncs)                                         |
 
-Failed syncs make nothing durable. Allocated space reads as zeros. A `KV` for the same cut is `CrashableKV`.
+A write or an allocation that would need more than `capacity` bytes fails with ENOSPC and changes nothing; one within
+allocated space never does. Failed syncs make nothing durable. Allocated space reads as zeros. A `KV` for the same cut
+is `CrashableKV`.
 """
 
+import errno
 import random
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
+
+from bindery_bookie.storage.disk import DiskUsage
 
 SECTOR_SIZE: Final = 512
 
@@ -41,24 +46,21 @@ class _Inode:
             self.was_synced = True
 
 
-@dataclass(frozen=True, slots=True)
-class DiskUsage:
-    """Bytes of the simulated file system."""
-
-    total: int
-    free: int
-    file_system_id: int = 1
-
-
 class CrashableDisk:
     """A Disk in memory that can lose power. Counts its operations; `cut_after` makes all fail from one of them on."""
 
     def __init__(self, *, capacity: int = 1 << 30) -> None:
         self.capacity = capacity
+        self.taken = 0
+        """Bytes that somebody else takes. May be set at any time."""
+        self.kv_size = 0
+        """Bytes that stores on this disk take."""
         self.operations = 0
         """Operations so far that change something."""
         self.log: list[str] = []
         """What they were, as `name path`: the order of creates, syncs and renames can be asserted."""
+        self.before_change: Callable[[str, str], None] | None = None
+        """Called with (name, path) before each changing operation that the power allows: to see what is there now."""
         self._cut_after: int | None = None
         self._files: dict[str, _Inode] = {}
         self._durable: dict[str, _Inode] = {}
@@ -95,7 +97,8 @@ class CrashableDisk:
                 found.pop(path, None)
             elif inode is not None:
                 found[path] = inode
-        survivor = CrashableDisk(capacity=self.capacity)
+        survivor = type(self)(capacity=self.capacity)
+        survivor.taken = self.taken
         for path, inode in sorted(found.items(), key=lambda item: item[0]):
             data = _crashed(inode, lots)
             survivor._files[path] = survivor._durable[path] = _Inode(bytearray(data), data, set(), True)
@@ -119,15 +122,14 @@ class CrashableDisk:
         self._change("create", path)
         if path in self._files:
             raise FileExistsError(17, "File exists", path)
+        self.need(allocate, path)
         inode = self._files[path] = _Inode(bytearray(allocate))
         self._pending.append((_directory(path), "create", path, inode))
         return _File(self, path, inode)
 
     def open_read(self, path: str) -> "_File":
         self._check_power()
-        if path not in self._files:
-            raise FileNotFoundError(2, "No such file or directory", path)
-        return _File(self, path, self._files[path])
+        return _File(self, path, self._find(path))
 
     def list_names(self, directory: str) -> Sequence[str]:
         self._check_power()
@@ -135,22 +137,22 @@ class CrashableDisk:
 
     def truncate(self, path: str, size: int) -> None:
         self._change("truncate", path)
-        inode = self._files[path]
+        inode = self._find(path)
         del inode.data[size:]
         inode.sync()
 
     def rename(self, source: str, target: str) -> None:
         self._change("rename", f"{source} {target}")
-        inode = self._files.pop(source)
+        inode = self._find(source)
+        del self._files[source]
         self._files[target] = inode
         # Harsher than a real rename: a crash may show both names.
         self._pending.append((_directory(target), "create", target, inode))
         self._pending.append((_directory(source), "remove", source, None))
 
-    def remove(self, path: str) -> None:
+    def remove(self, path: str, *, is_unread: bool = False) -> None:
         self._change("remove", path)
-        if path not in self._files:
-            raise FileNotFoundError(2, "No such file or directory", path)
+        self._find(path)
         del self._files[path]
         self._pending.append((_directory(path), "remove", path, None))
 
@@ -168,8 +170,26 @@ class CrashableDisk:
         self._pending = [change for change in self._pending if change[0] != path]
 
     def usage(self, path: str) -> DiskUsage:
-        used = sum(len(inode.data) for inode in self._files.values())
-        return DiskUsage(total=self.capacity, free=max(self.capacity - used, 0))
+        return DiskUsage(total=self.capacity, free=max(self.capacity - self.used, 0), file_system_id=1)
+
+    def _find(self, path: str) -> _Inode:
+        if path not in self._files:
+            raise FileNotFoundError(2, "No such file or directory", path)
+        return self._files[path]
+
+    @property
+    def used(self) -> int:
+        """Bytes in use."""
+        return self.taken + self.kv_size + sum(len(inode.data) for inode in self._files.values())
+
+    def fill(self) -> None:
+        """Somebody else takes all the room there is."""
+        self.taken += max(self.capacity - self.used, 0)
+
+    def need(self, size: int, path: str) -> None:
+        """Raise ENOSPC unless there are `size` bytes more."""
+        if size and self.used + size > self.capacity:
+            raise OSError(errno.ENOSPC, "No space left on device", path)
 
     def _check_power(self) -> None:
         if self.is_cut:
@@ -177,6 +197,8 @@ class CrashableDisk:
 
     def _change(self, name: str, path: str) -> None:
         self._check_power()
+        if self.before_change is not None:
+            self.before_change(name, path)
         self.operations += 1
         self.log.append(f"{name} {path}")
 
@@ -194,6 +216,7 @@ class _File:
         content = self._inode.data
         end = offset + len(data)
         if end > len(content):
+            self._disk.need(end - len(content), self._path)
             content.extend(bytes(end - len(content)))
         content[offset:end] = data
         self._inode.dirty.update(range(offset // SECTOR_SIZE, (end - 1) // SECTOR_SIZE + 1))
@@ -209,6 +232,12 @@ class _File:
     def read_at(self, offset: int, size: int) -> bytes:
         self._disk._check_power()
         return bytes(self._inode.data[offset : offset + size])
+
+    def data_ranges(self, offset: int) -> Sequence[tuple[int, int]]:
+        self._disk._check_power()
+        end = len(self._inode.data.rstrip(b"\0"))
+        start = len(self._inode.data) - len(self._inode.data[offset:].lstrip(b"\0"))
+        return [(start, end)] if start < end else []
 
     def size(self) -> int:
         self._disk._check_power()
@@ -246,6 +275,10 @@ def _crashed(inode: _Inode, lots: random.Random) -> bytes:
     return bytes(content[:size])
 
 
+def _changes_size(changes: Iterable[tuple[bytes, bytes | None]]) -> int:
+    return sum(len(key) + len(value or b"") for key, value in changes)
+
+
 class CrashableKV:
     """An ordered store whose synced batches survive a power cut; the others may be lost, the latest first.
 
@@ -262,6 +295,7 @@ class CrashableKV:
         """Of `_values`, ascending."""
         for changes, _ in self._batches:
             self._apply(changes)
+            disk.kv_size += _changes_size(changes)
 
     def after_power_cut(self, seed: int, disk: CrashableDisk) -> "CrashableKV":
         lots = random.Random(seed)  # noqa: S311 - reproducible, not secret
@@ -277,6 +311,7 @@ class CrashableKV:
             self._apply(changes)
 
     def clear(self) -> None:
+        self._disk.kv_size -= sum(_changes_size(changes) for changes, _ in self._batches)
         self._batches.clear()
         self._values.clear()
         self._keys.clear()
@@ -293,6 +328,8 @@ class CrashableKV:
     ) -> None:
         self._disk._change("kv", "sync" if sync else "batch")
         changes: tuple[tuple[bytes, bytes | None], ...] = (*((key, None) for key in deletes), *puts)
+        self._disk.need(_changes_size(changes), "kv")
+        self._disk.kv_size += _changes_size(changes)
         self._batches.append((changes, sync))
         self._apply(changes)
 
@@ -311,6 +348,9 @@ class CrashableKV:
     def approximate_size(self) -> int:
         return sum(len(key) + len(value) for key, value in self._values.items())
 
+    def compact(self, *, start: bytes, stop: bytes) -> None:
+        self._disk._check_power()
+
     def close(self) -> None:
         return None
 
@@ -325,80 +365,22 @@ class CrashableKV:
                 self._values[key] = value
 
 
-class FaultyDisk:
-    """Fails chosen operations of another disk. `fault(operation, path)` returns the error to raise, or None.
-
-    Operations are the names of the Disk's methods, and `write_at`, `datasync`, `sync`, `read_at` of its files.
-    """
-
-    def __init__(self, disk: Any, fault: Callable[[str, str], OSError | None]) -> None:
-        self._disk = disk
-        self.fault = fault
-
-    def __getattr__(self, name: str) -> Any:
-        method = getattr(self._disk, name)
-        if name.startswith("_") or not callable(method):
-            return method
-
-        def call(path: str, *args: Any, **kwargs: Any) -> Any:
-            self._before(name, path)
-            result = method(path, *args, **kwargs)
-            return _FileProxy(result, path, self._before) if name in ("create", "open_read") else result
-
-        return call
-
-    def _before(self, operation: str, path: str) -> None:
-        error = self.fault(operation, path)
-        if error is not None:
-            raise error
-
-
-class LyingDisk(FaultyDisk):
+class LyingDisk:
     """Skips chosen syncs of another disk and reports success: the mutant that crash tests must catch."""
 
     def __init__(self, disk: Any, is_skipped: Callable[[str, str], bool]) -> None:
-        super().__init__(disk, lambda operation, path: None)
+        self._disk = disk
         self.is_skipped = is_skipped
 
     def __getattr__(self, name: str) -> Any:
-        call = super().__getattr__(name)
-        if name == "sync_directory":
-            return lambda path: None if self.is_skipped(name, path) else call(path)
-        if name != "create":
-            return call
+        return getattr(self._disk, name)
 
-        def create(path: str, *, allocate: int = 0) -> Any:
-            return _LyingFile(call(path, allocate=allocate), path, self.is_skipped)
+    def sync_directory(self, path: str) -> None:
+        if not self.is_skipped("sync_directory", path):
+            self._disk.sync_directory(path)
 
-        return create
-
-
-class SlowDisk(FaultyDisk):
-    """Delays chosen operations of another disk: `delay_s(operation, path)` seconds, spent in `sleep` (for threads)."""
-
-    def __init__(self, disk: Any, delay_s: Callable[[str, str], float], sleep: Callable[[float], None]) -> None:
-        def wait(operation: str, path: str) -> None:
-            seconds = delay_s(operation, path)
-            if seconds > 0:
-                sleep(seconds)
-
-        super().__init__(disk, wait)
-
-
-class _FileProxy:
-    def __init__(self, file: Any, path: str, before: Callable[[str, str], None]) -> None:
-        self._file = file
-        self._path = path
-        self._before = before
-
-    def __getattr__(self, name: str) -> Any:
-        method = getattr(self._file, name)
-
-        def call(*args: Any) -> Any:
-            self._before(name, self._path)
-            return method(*args)
-
-        return call
+    def create(self, path: str, *, allocate: int = 0) -> "_LyingFile":
+        return _LyingFile(self._disk.create(path, allocate=allocate), path, self.is_skipped)
 
 
 class _LyingFile:

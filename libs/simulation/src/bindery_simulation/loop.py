@@ -14,6 +14,8 @@ garbage collection decides when a finally block runs.
 import asyncio
 import contextlib
 import heapq
+import importlib
+import sys
 from asyncio import events
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator
@@ -179,6 +181,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         self._ready.clear()
         self._timers.clear()
         events._set_running_loop(self)
+        before, sys.unraisablehook = sys.unraisablehook, lambda _: None  # generators that would go on waiting
         try:
             for task in self._tasks:
                 if not task.done():
@@ -188,6 +191,7 @@ class SimLoop(asyncio.AbstractEventLoop):
                 else:
                     task._log_traceback = False
         finally:
+            sys.unraisablehook = before
             events._set_running_loop(None)
         self._tasks.clear()
         self.network = None
@@ -240,6 +244,14 @@ class SimLoop(asyncio.AbstractEventLoop):
         SimTask.__init__(task, coro, loop=self, name=name or f"task-{task._number}", context=context)
         self._tasks.append(task)
         return task
+
+    def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> "asyncio.Future[T]":  # type: ignore[override]
+        """There are no threads. What products have one import is imported at once; anything else is refused."""
+        if func is not importlib.import_module:
+            raise NotImplementedError
+        done: asyncio.Future[T] = asyncio.Future(loop=self)
+        done.set_result(func(*args))
+        return done
 
     def get_debug(self) -> bool:
         return False

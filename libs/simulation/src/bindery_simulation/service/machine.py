@@ -10,14 +10,19 @@ import asyncio
 import errno
 import random
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from bindery_bookie.identity import establish_identity
+from bindery_bookie.identity import REFUSE, REPAIR, Claim, any_ledger, establish_identity
+from bindery_bookie.limbo_listing import LimboListing
 from bindery_bookie.metrics import BookieMetrics
+from bindery_bookie.own_membership import OwnMembership
 from bindery_bookie.presence import Presence
+from bindery_bookie.repair import Repairer
 from bindery_bookie.server import BookieServer
 from bindery_bookie.settings import BookieSettings, ServerSettings
 from bindery_bookie.state import BookieState
+from bindery_bookie.storage.drills import FaultyDisk
 from bindery_bookie.storage.engine import StorageEngine
 from bindery_bookie.storage.settings import KIB, StorageSettings
 from bindery_bookie.storage.stats import StorageStats
@@ -33,9 +38,10 @@ from bindery_core.ledger_metadata import DigestType
 from bindery_core.wire.messages import AddRequest, Status
 from bindery_kit.health import Health
 from bindery_metadata.cookies import CookieStore
+from bindery_metadata.ledger_manager import LedgerManager
 from bindery_metadata.registration import BookieRegistration
 
-from bindery_simulation.disk import CrashableDisk, CrashableKV, FaultyDisk
+from bindery_simulation.disk import CrashableDisk, CrashableKV
 from bindery_simulation.loop import Process
 from bindery_simulation.network import ListeningSocket
 from bindery_simulation.service.metadata_tree import SimStore
@@ -48,6 +54,8 @@ SESSION_TIMEOUT_S: Final = 4.0
 RESTART_S: Final = 1.0
 """After a process ended by itself, the machine starts it again so much later."""
 BOOKIE_PORT: Final = 3181
+REPAIR_RATES: Final = (2 * KIB, 16 * KIB, 256 * KIB)
+"""Bytes a second at which a bookie that lost its disk refills itself: slow enough to be met in limbo."""
 INSPECT_STEP: Final = 200
 REST_S_MAX: Final = 60.0
 """What was begun on a disk that stood still may take so long after it was mended."""
@@ -69,11 +77,14 @@ STORAGE_SETTINGS: Final = StorageSettings(
     flush_interval_s=3.0,
     flush_retry_s=0.2,
     waiting_time_max_s=2.0,
+    reserve_size=0,
 )
 """Small, so that files roll, caches fill and flushes overlap within a second."""
 
 SERVER_SETTINGS: Final = ServerSettings(drain_timeout_s=1.0, adds_size_max=64 * KIB, reads_size_max=64 * KIB)
-BOOKIE_SETTINGS: Final = BookieSettings(disk_check_interval_s=2.0, high_priority_free_size_min=0)
+BOOKIE_SETTINGS: Final = BookieSettings(
+    journal_dir="/journal", ledger_dir="/ledgers", disk_check_interval_s=2.0, high_priority_free_size_min=0
+)
 """Budgets small enough that connections are paused now and then."""
 
 
@@ -162,6 +173,47 @@ class BookieMachine(Machine):
         self.rot = 0.0
         """Chance that a body read here has a bit flipped."""
         self.is_serving = False
+        self.wiped_at = 0.0
+        self.is_lost = False
+        """For good."""
+        self.was_wiped = False
+        """It lost its disk once, and got an empty one."""
+        self._repair_rate = REPAIR_RATES[-1]
+
+    def start(self) -> None:
+        if not self.is_lost:
+            super().start()
+
+    def lose(self) -> None:
+        """With its disk, for good."""
+        self.kill(power=True)
+        self.is_lost = True
+        self.world.trace.add(self.name, "is lost for good")
+        self.world.healing_verdict.disk_lost(self)
+
+    def wipe(self) -> None:
+        """Down, and with an empty disk from now on."""
+        self.kill(power=True)
+        self.was_wiped = True
+        self.wiped_at = self.world.loop.time()
+        self._repair_rate = self.lots.choice(REPAIR_RATES)
+        self.disk = CrashableDisk(capacity=64 * 1024 * KIB)
+        self.kv = CrashableKV(self.disk)
+        self.world.trace.add(self.name, "has an empty disk")
+        self.world.healing_verdict.disk_lost(self)
+
+    def is_in_limbo(self, ledger_id: int) -> bool:
+        """Whether it cannot tell what it should have of this ledger, and says so."""
+        if not self.was_wiped or not self.is_serving or self.engine.limbo is None:
+            return False
+        state = self.engine._ledgers.find(ledger_id)
+        return state is None or state.is_limbo or self.engine.limbo.is_listing
+
+    async def read_here(self, keys: Sequence[tuple[int, int]]) -> Sequence[bytes | int]:
+        """In the bookie's process: what its store answers."""
+        read: asyncio.Future[Sequence[bytes | int]] = self.world.loop.create_future()
+        self.engine.read_many(keys, read.set_result)
+        return await read
 
     def cut_power_within(self, operations: int) -> None:
         """Lose power in the middle of whatever the disk is asked for."""
@@ -217,20 +269,34 @@ class BookieMachine(Machine):
         world, loop = self.world, self.world.loop
         session = self.session = world.tree.open_session(process)
         disk = FaultyDisk(self.disk, self.before_disk)
-        await establish_identity(
-            CookieStore(session, world.layout), disk, bookie_id=self.bookie_id, journal_dir="/journal",
-            ledger_dir="/ledgers",
-        )  # fmt: skip
         health, state, stats = Health(), BookieState(), StorageStats()
+        membership = OwnMembership(session, self.bookie_id, state, health, wall_clock_ms=self.wall_clock_ms)
+        if world.healing is not None:
+            await membership.check_start()
+        manager = LedgerManager(session, world.layout, randomness=self.lots)
+        claim = Claim(bookie_id=self.bookie_id, journal_dirs=("/journal",), ledger_dirs=("/ledgers",))
+        await establish_identity(
+            CookieStore(session, world.layout), disk, claim, now_ms=0,
+            has_ledgers=(lambda: any_ledger(manager.list())) if self.was_wiped else _not_asked,
+            on_lost_storage=REPAIR if self.was_wiped else REFUSE,
+        )  # fmt: skip
         engine = self.engine = WatchedEngine(self, disk, stats)
         await engine.open()
+        # Nothing takes away what was synced, but for the loss of a whole disk.
+        if engine.limbo is not None and not self.was_wiped:
+            world.verdict.broken("bookie-starts", f"{self.name} takes itself for incomplete: {engine.limbo.reason}")
+        for damage in engine.damage.items():
+            world.verdict.broken("bookie-starts", f"{self.name} finds damage: {damage.path}: {damage.reason}")
+        if engine.limbo is not None:
+            sync = partial(session.sync, world.layout.root)
+            await LimboListing([engine], manager, self.bookie_id, sync=sync, progress=lambda count: None).run()
         server = self.server = BookieServer(
             engine, state=state, metrics=BookieMetrics(clock=loop.time, storage=stats), settings=SERVER_SETTINGS,
             clock=loop.time,
         )  # fmt: skip
         stopped: asyncio.Future[str] = loop.create_future()
         watch = StorageWatch(
-            engine, stats, state, health, BOOKIE_SETTINGS,
+            [engine], disk, state, health, BOOKIE_SETTINGS, wall_clock_ms=self.wall_clock_ms,
             on_journal_failed=lambda reason: None if stopped.done() else stopped.set_result(reason),
         )  # fmt: skip
         watch.check_disk()
@@ -245,6 +311,17 @@ class BookieMachine(Machine):
         registration.on_change(presence.registration_changed)
         await registration.register(read_only=state.read_only)
         parts.append(loop.create_task(presence.run()))
+        if world.healing is not None:
+            parts.append(loop.create_task(membership.run()))
+        if self.was_wiped:
+            repairer = Repairer(
+                [engine], engine.damage, self.bookie_id,
+                connect=lambda: LedgerClient.connect(
+                    session, randomness=self.lots, layout=world.layout, settings=world.client_settings
+                ),
+                rate=self._repair_rate, clock=loop.time,
+            )  # fmt: skip
+            parts.append(loop.create_task(repairer.run()))
         self.is_serving = True
         world.trace.add(self.name, "serves")
         self.stop_wanted = stopped
@@ -266,9 +343,7 @@ class BookieMachine(Machine):
         keys = verdict.kept_at(self.name)
         for at in range(0, len(keys), INSPECT_STEP):
             step = keys[at : at + INSPECT_STEP]
-            read: asyncio.Future[Sequence[bytes | int]] = self.world.loop.create_future()
-            self.engine.read_many(step, read.set_result)
-            verdict.inspected(self.name, step, await read)
+            verdict.inspected(self.name, step, await self.read_here(step))
         for ledger_id in verdict.fenced_at(self.name):
             password = verdict.ledger(ledger_id).password
             body = pack(
@@ -429,3 +504,7 @@ def client_settings(lots: random.Random) -> ClientSettings:
         revisit_timeout_s=0.5,
         timer_tick_s=0.1,
     )
+
+
+async def _not_asked() -> bool:
+    return False

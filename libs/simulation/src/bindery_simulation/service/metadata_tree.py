@@ -14,8 +14,8 @@ from bindery_core.errors import NoSuchNode
 from bindery_core.ledger_metadata import LedgerMetadata
 from bindery_metadata.layout import LedgersLayout
 from bindery_metadata.memory import MemoryStore, MemoryTree
-from bindery_metadata.memory_tree import Event, Kind
-from bindery_metadata.store import SessionState
+from bindery_metadata.memory_tree import Event, Kind, OpResult, Znodes
+from bindery_metadata.store import Op, SessionState
 
 from bindery_simulation.loop import Process
 
@@ -23,6 +23,8 @@ LATENCIES_S = ((0.001, 0.006), (0.001, 0.006), (0.02, 0.2))
 """Least and longest of a request and its answer; one pair for a whole run."""
 OPERATION_TIMEOUT_S = 4.0
 OnLedger = Callable[[int, LedgerMetadata | None], None]
+Sees = Callable[[Sequence[Op], int], Sequence[Callable[[], None]]]
+"""Gets a transaction and the session that sent it; what it returns is called when it was done."""
 
 
 class SimStore(MemoryStore):
@@ -48,9 +50,27 @@ class SimStore(MemoryStore):
         return self._server_context if callback.__name__ == "_arrive" else self.process.context
 
 
-class SimTree(MemoryTree):
-    def __init__(self, layout: LedgersLayout, lots: random.Random, on_ledger: OnLedger) -> None:
+class WatchedZnodes(Znodes):
+    """Znodes at which somebody looks on."""
+
+    def __init__(self, sees: Sees) -> None:
         super().__init__()
+        self._sees = sees
+
+    def apply(self, ops: Sequence[Op], *, owner: int, now_ms: int) -> tuple[list[OpResult], list[Event]]:
+        seen = self._sees(ops, owner)
+        done = super().apply(ops, owner=owner, now_ms=now_ms)
+        for tell in seen:
+            tell()
+        return done
+
+
+class SimTree(MemoryTree):
+    def __init__(
+        self, layout: LedgersLayout, lots: random.Random, on_ledger: OnLedger, sees: Sees = lambda ops, owner: ()
+    ) -> None:
+        super().__init__()
+        self.znodes = WatchedZnodes(sees)
         self.lots = lots
         self.latency_s = lots.choice(LATENCIES_S)
         self.layout = layout
@@ -61,6 +81,12 @@ class SimTree(MemoryTree):
         store = SimStore(self, process)
         self._sessions.append(store)
         return store
+
+    def process_of(self, session: int) -> Process | None:
+        """Whose session that is."""
+        found = (s for s in self._sessions if isinstance(s, SimStore) and s._server_session == session != 0)
+        store = next(found, None)
+        return None if store is None else store.process
 
     # --- faults; to be called in the process of the store ----------------------------------------------
 

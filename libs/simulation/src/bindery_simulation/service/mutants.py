@@ -11,21 +11,23 @@ from unittest.mock import patch
 
 from bindery_bookie.storage.engine import StorageEngine
 from bindery_bookie.storage.entry_log import EntryLogWriter
-from bindery_bookie.storage.journal import Journal, JournalWriter
+from bindery_bookie.storage.journal import JournalWriter
 from bindery_client.requests import LedgerRequests
 from bindery_core.digest import Digester
 from bindery_core.ledger_actions import SendAdds, SendLac, SendReads
 from bindery_core.ledger_writer import LedgerWriter
 
-from bindery_simulation.service import faults
+from bindery_simulation.engine_mutants import ack_before_journal
+from bindery_simulation.service import faults, healing_faults, healing_mutants
 from bindery_simulation.service.faults import Fault
+from bindery_simulation.service.healing import HealingKind
 
 Patch = Callable[[], contextlib.AbstractContextManager[Any]]
 
 
 def _journal_without_datasync() -> contextlib.AbstractContextManager[Any]:
     """The journal answers for bytes that are only in the page cache."""
-    real = JournalWriter.write
+    real = JournalWriter.create
 
     class _Unsynced:
         def __init__(self, file: Any) -> None:
@@ -34,16 +36,11 @@ def _journal_without_datasync() -> contextlib.AbstractContextManager[Any]:
         def __getattr__(self, name: str) -> Any:
             return (lambda: None) if name == "datasync" else getattr(self._file, name)
 
-    def write(self: Any, group: bytes, position: Any, written: Any) -> float:
-        if position.journal_id != self._journal_id:
-            self.create(position.journal_id)
-        file, self._file = self._file, _Unsynced(self._file)
-        try:
-            return real(self, group, position, written)
-        finally:
-            self._file = file
+    def create(self: Any, *args: Any, **others: Any) -> None:
+        real(self, *args, **others)
+        self._file = _Unsynced(self._file)
 
-    return patch.object(JournalWriter, "write", write)
+    return patch.object(JournalWriter, "create", create)
 
 
 def _fence_not_journaled() -> contextlib.AbstractContextManager[Any]:
@@ -57,17 +54,6 @@ def _fence_not_journaled() -> contextlib.AbstractContextManager[Any]:
         await self._journaled(parts)
 
     return patch.object(StorageEngine, "fence", fence)
-
-
-def _ack_before_journal() -> contextlib.AbstractContextManager[Any]:
-    """An add is answered when it was handed to the journal."""
-    real = Journal.append
-
-    def append(self: Any, parts: Sequence[bytes], size: int, synced: Any, *, when_written: bool = False) -> None:
-        real(self, parts, size, lambda ok: None, when_written=when_written)
-        self._loop.call_soon(synced, True)
-
-    return patch.object(Journal, "append", append)
 
 
 def _confirm_before_ensemble_change() -> contextlib.AbstractContextManager[Any]:
@@ -152,14 +138,16 @@ class Mutant:
 
     patch: Patch
     caught_by: tuple[str, ...]
-    faults: tuple[Fault, ...]
+    faults: tuple[Fault, ...] | None
+    """None: those of the kind of world."""
+    healing: HealingKind | None = None
 
 
 _POWER: Final = (faults.cut_power, faults.cut_power_everywhere)
 
 MUTANTS: Final[dict[str, Mutant]] = {
     "journal-without-datasync": Mutant(_journal_without_datasync, ("bookie-keeps", "bookie-starts"), _POWER),
-    "ack-before-journal": Mutant(_ack_before_journal, ("bookie-keeps", "no-ack-after-fence"), _POWER),
+    "ack-before-journal": Mutant(ack_before_journal, ("bookie-keeps", "no-ack-after-fence"), _POWER),
     "flush-without-sync": Mutant(_flush_without_sync, ("bookie-keeps", "bookie-starts"), _POWER),
     "fence-not-journaled": Mutant(_fence_not_journaled, ("no-ack-after-fence",), (*_POWER, faults.kill_bookie)),
     "confirm-before-ensemble-change": Mutant(
@@ -169,6 +157,47 @@ MUTANTS: Final[dict[str, Mutant]] = {
     "digest-unchecked": Mutant(_digest_unchecked, ("right-bytes",), (faults.bit_rot,)),
     "recovery-does-not-fence": Mutant(_recovery_does_not_fence, ("writer-metadata",), faults.FAULTS),
     "early-lac": Mutant(_early_lac, ("lac-safe",), faults.FAULTS),
+    "mark-removed-before-copy": Mutant(
+        healing_mutants.mark_removed_before_copy, ("mark-removed-too-early",), None, HealingKind.STORM
+    ),
+    "lock-ignored": Mutant(
+        healing_mutants.lock_ignored, ("worked-without-lock",), (healing_faults.lose_for_a_while,), HealingKind.STORM
+    ),
+    "leader-unchecked": Mutant(
+        healing_mutants.leader_unchecked,
+        ("two-leaders-wrote",),
+        (healing_faults.cut_auditor_from_metadata, healing_faults.pause_auditor, healing_faults.lose_for_a_while),
+        HealingKind.STORM,
+    ),
+    "limbo-is-absence": Mutant(
+        healing_mutants.limbo_is_absence, ("copied-from-limbo",), (healing_faults.wipe_bookie,), HealingKind.STORM
+    ),
+    "metadata-before-copies": Mutant(
+        healing_mutants.metadata_before_copies, ("metadata-points-to-hole",), None, HealingKind.STORM
+    ),
+    "copies-unanswered": Mutant(
+        healing_mutants.copies_unanswered,
+        ("metadata-points-to-hole",),
+        (healing_faults.partition_auditor,),
+        HealingKind.STORM,
+    ),
+    "membership-not-asked-again": Mutant(
+        healing_mutants.membership_not_asked_again, ("copied-needlessly",), None, HealingKind.RETURNS
+    ),
+    "lease-ignored": Mutant(
+        healing_mutants.lease_ignored, ("copied-needlessly",), (healing_faults.maintain_bookie,), HealingKind.STORM
+    ),
+    "delay-ignored": Mutant(healing_mutants.delay_ignored, ("copied-needlessly",), None, HealingKind.RESTARTS),
+    "recovery-without-note": Mutant(
+        healing_mutants.recovery_without_note, ("hole-unnoted",), None, HealingKind.RESTARTS
+    ),
+    "note-removed-unlooked": Mutant(
+        healing_mutants.note_removed_unlooked,
+        ("hole-unnoted",),
+        (healing_faults.lose_for_a_while, faults.kill_client),
+        HealingKind.STORM,
+    ),
+    "no-second-attempt": Mutant(healing_mutants.no_second_attempt, ("not-healed",), None, HealingKind.RETURNS),
 }
 
 

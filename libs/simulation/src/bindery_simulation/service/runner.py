@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from multiprocessing.pool import AsyncResult
 from typing import Final
 
+from bindery_simulation.service.healing import HealingKind
 from bindery_simulation.service.world import run_seed
 
 _clock = time.monotonic  # noqa: TID251  real seconds: how long to go on
@@ -19,8 +20,9 @@ COLLECT_EVERY: Final = 10
 CHUNK: Final = 8
 """Seeds that a process takes at a time."""
 
-Result = tuple[int, list[str], str | None]
-"""Seed, faults injected, what was violated."""
+Healing = HealingKind | bool | None
+Result = tuple[int, list[str], str | None, tuple[str, int, int] | None]
+"""Seed, faults injected, what was violated; with auditors: the kind of world, marks removed, copies made."""
 
 
 @dataclass(slots=True)
@@ -32,31 +34,50 @@ class Summary:
     seconds: float = 0.0
     failures: list[tuple[int, str]] = field(default_factory=list)
     """(seed, what was violated)."""
+    healing: Counter[str] = field(default_factory=Counter)
+    """Worlds with auditors, by kind."""
+    marks_removed: int = 0
+    copies: int = 0
 
     def add(self, results: Iterable[Result]) -> None:
-        for seed, faults, failure in results:
+        for seed, faults, failure, healed in results:
             self.seeds += 1
             self.first = seed if self.first is None else min(self.first, seed)
             self.faults.update(faults)
+            if healed is not None:
+                kind, marks, copies = healed
+                self.healing[kind] += 1
+                self.marks_removed += marks
+                self.copies += copies
             if failure is not None:
                 self.failures.append((seed, failure))
 
     def text(self) -> str:
         injected = ", ".join(f"{name} {count}" for name, count in sorted(self.faults.items()))
+        kinds = ", ".join(f"{kind} {count}" for kind, count in sorted(self.healing.items()))
         per_minute = 60 * self.seeds / self.seconds if self.seconds else 0.0
         return (
             f"{self.seeds} service seeds from {self.first} in {self.seconds:.1f} s ({per_minute:.0f} a minute), "
             f"{sum(self.faults.values())} faults injected, {len(self.failures)} violations\n"
-            f"faults: {injected or 'none'}"
+            f"faults: {injected or 'none'}\n"
+            f"with auditors: {sum(self.healing.values())} ({kinds or 'none'}), {self.marks_removed} marks removed, "
+            f"{self.copies} copies made"
         )
 
 
-def run_seeds(seeds: Iterable[int], *, seconds: float | None = None, jobs: int = 1, failures_max: int = 1) -> Summary:
+def run_seeds(
+    seeds: Iterable[int],
+    *,
+    seconds: float | None = None,
+    jobs: int = 1,
+    failures_max: int = 1,
+    healing: Healing = None,
+) -> Summary:
     """Run until the seeds or the seconds are over, or so many failed. Within COLLECT_EVERY runs memory may grow."""
     summary = Summary()
     started = _clock()
     deadline = None if seconds is None else started + seconds
-    for results in _run_chunks(_chunks(seeds), jobs, deadline):
+    for results in _run_chunks(_chunks(seeds), jobs, deadline, healing):
         summary.add(results)
         if len(summary.failures) >= failures_max or (deadline is not None and _clock() >= deadline):
             break
@@ -70,15 +91,18 @@ def _chunks(seeds: Iterable[int]) -> Iterator[list[int]]:
         yield chunk
 
 
-def _run_chunks(chunks: Iterator[list[int]], jobs: int, deadline: float | None) -> Iterator[list[Result]]:
+def _run_chunks(
+    chunks: Iterator[list[int]], jobs: int, deadline: float | None, healing: Healing
+) -> Iterator[list[Result]]:
     if jobs == 1:
         for chunk in chunks:
-            yield _run_chunk(chunk, deadline)
+            yield _run_chunk(chunk, deadline, healing)
         return
     with multiprocessing.get_context("spawn").Pool(jobs) as pool:
 
         def submit(count: int) -> list[AsyncResult[list[Result]]]:
-            return [pool.apply_async(_run_chunk, (chunk, deadline)) for chunk in itertools.islice(chunks, count)]
+            some = itertools.islice(chunks, count)
+            return [pool.apply_async(_run_chunk, (chunk, deadline, healing)) for chunk in some]
 
         waiting = submit(2 * jobs)  # never all at once: there may be no end of them
         while waiting:
@@ -86,11 +110,14 @@ def _run_chunks(chunks: Iterator[list[int]], jobs: int, deadline: float | None) 
             waiting += submit(1)
 
 
-def _run_chunk(seeds: list[int], deadline: float | None) -> list[Result]:
+def _run_chunk(seeds: list[int], deadline: float | None, healing: Healing) -> list[Result]:
     results: list[Result] = []
     for seed in seeds:
-        outcome = run_seed(seed)
-        results.append((seed, outcome.faults, None if outcome.violation is None else str(outcome.violation)))
+        outcome = run_seed(seed, healing=healing)
+        failure = None if outcome.violation is None else str(outcome.violation)
+        plan = outcome.healing
+        healed = None if plan is None else (plan.kind.value, outcome.marks_removed, outcome.entries_healed)
+        results.append((seed, outcome.faults, failure, healed))
         _collect()
         if deadline is not None and _clock() >= deadline:
             break

@@ -14,12 +14,15 @@ what readers got. Payloads say where they belong, so that wrong bytes cannot loo
 | ids-dense              | entry ids are given without holes in the order of the calls; reads give what was asked |
 | right-bytes            | an entry read is the one that was written |
 | bookie-keeps           | what a bookie answered OK to it has from then on, whatever befell it |
-| bookie-starts          | a bookie never refuses its own disk, whatever the power cut left on it |
+| bookie-starts          | a bookie never refuses its own disk, nor misses anything on it        |
 | no-crash               | no exception that nobody expects |
 | liveness               | healed, everything goes on: ledgers can be closed and read, bookies serve, writes are taken |
+
+What must hold of healing besides: `healing_verdict`. In worlds with auditors the ensembles of closed segments change,
+and what `healing_verdict` says of that replaces that they do not.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final
@@ -34,6 +37,8 @@ from bindery_simulation.trace import Trace
 INVARIANTS: Final = (
     "acknowledged-readable", "writer-metadata", "quorum-in-metadata", "metadata-valid", "no-ack-after-fence",
     "lac-safe", "ids-dense", "right-bytes", "bookie-keeps", "bookie-starts", "no-crash", "liveness",
+    "mark-removed-too-early", "two-leaders-wrote", "metadata-points-to-hole", "copied-needlessly",
+    "copied-from-limbo", "worked-without-lock", "not-healed", "hole-unnoted",
 )  # fmt: skip
 
 _SIZES = (0, 5, 40, 300, 1500, 5000)
@@ -73,6 +78,8 @@ class LedgerHistory:
     deleted: bool = False
     stored: dict[int, set[str]] = field(default_factory=dict)
     """Entry id -> bookies that answered OK."""
+    held: dict[int, set[str]] = field(default_factory=dict)
+    """The same, without those that lost their disk since."""
 
 
 class Verdict:
@@ -80,9 +87,15 @@ class Verdict:
 
     def __init__(self, trace: Trace) -> None:
         self._trace = trace
+        self.heals = False
+        """Workers replace bookies of closed segments."""
+        self.on_change: Callable[[int, LedgerMetadata, LedgerMetadata], None] = lambda ledger_id, before, after: None
+        self.on_close: Callable[[int, LedgerMetadata], None] = lambda ledger_id, metadata: None
         self.violation: Violation | None = None
         self.ledgers: dict[int, LedgerHistory] = {}
         self._fenced: set[tuple[str, int]] = set()
+        self._forgetful: set[str] = set()
+        """Bookies that lost their disk once."""
         self.acknowledged_count = 0
 
     def broken(self, invariant: str, message: str) -> None:
@@ -103,19 +116,42 @@ class Verdict:
     # --- what bookies answered --------------------------------------------------------------------------------------
 
     def stored(self, bookie: str, ledger_id: int, entry_id: int, *, recovery: bool) -> None:
-        if not recovery and (bookie, ledger_id) in self._fenced:
+        if not recovery and self._is_bound(bookie, ledger_id):
             self.broken(
                 "no-ack-after-fence",
                 f"{bookie} acknowledged entry {entry_id} of ledger {ledger_id}, which it had fenced",
             )
-        self.ledger(ledger_id).stored.setdefault(entry_id, set()).add(bookie)
+        history = self.ledger(ledger_id)
+        history.stored.setdefault(entry_id, set()).add(bookie)
+        history.held.setdefault(entry_id, set()).add(bookie)
+
+    def forget_disk(self, bookie: str) -> None:
+        """What it answered for it may have lost. That it answered still counts."""
+        self._forgetful.add(bookie)
+        for history in self.ledgers.values():
+            for bookies in history.held.values():
+                bookies.discard(bookie)
 
     def fenced(self, bookie: str, ledger_id: int) -> None:
         self._fenced.add((bookie, ledger_id))
 
     def fenced_at(self, bookie: str) -> list[int]:
         """Ledgers whose fence it answered."""
-        return sorted(ledger_id for name, ledger_id in self._fenced if name == bookie)
+        return sorted(
+            ledger_id for name, ledger_id in self._fenced if name == bookie and self._is_bound(bookie, ledger_id)
+        )
+
+    def _is_bound(self, bookie: str, ledger_id: int) -> bool:
+        """By a fence that it answered. Who lost its disk finds its ledgers in the metadata: what names it no more when
+        it looks, because it was healed, is closed by then, and needs no fence there."""
+        if (bookie, ledger_id) not in self._fenced:
+            return False
+        if bookie not in self._forgetful:
+            return True
+        metadata = self.ledger(ledger_id).metadata
+        return metadata is not None and any(
+            member.partition(":")[0] == bookie for segment in metadata.segments for member in segment.ensemble
+        )
 
     def kept_at(self, bookie: str) -> list[tuple[int, int]]:
         """(ledger id, entry id) that it must have: of ledgers that nobody tried to delete."""
@@ -123,7 +159,7 @@ class Verdict:
             (history.ledger_id, entry_id)
             for history in self.ledgers.values()
             if not history.delete_tried
-            for entry_id, bookies in history.stored.items()
+            for entry_id, bookies in history.held.items()
             if bookie in bookies
         ]
 
@@ -154,6 +190,8 @@ class Verdict:
         if before is not None:
             self._check_change(history, before, metadata)
         if metadata.state is LedgerState.CLOSED:
+            if before is None or before.state is not LedgerState.CLOSED:
+                self.on_close(ledger_id, metadata)
             self.check(
                 metadata.last_entry_id >= history.acknowledged, "writer-metadata",
                 f"{name} is closed at {metadata.last_entry_id}, but its writer was told of {history.acknowledged}",
@@ -165,13 +203,17 @@ class Verdict:
 
     def _check_change(self, history: LedgerHistory, before: LedgerMetadata, after: LedgerMetadata) -> None:
         name = f"ledger {history.ledger_id}"
-        is_good = before.state is not LedgerState.CLOSED or _same(before, after)
+        is_good = before.state is not LedgerState.CLOSED or self._is_same(before, after)
         self.check(is_good, "metadata-valid", f"{name}: changed after it was closed")
         self.check(_fixed(before) == _fixed(after), "metadata-valid", f"{name}: what never changes changed")
         if before.segments != after.segments:
+            self.on_change(history.ledger_id, before, after)
             for entry_id in map(EntryId, range(history.acknowledged + 1)):
                 if before.segment_of(entry_id).ensemble != after.segment_of(entry_id).ensemble:
                     self._check_quorum(history, after, entry_id, "quorum-in-metadata", "moved, although acknowledged")
+
+    def _is_same(self, one: LedgerMetadata, other: LedgerMetadata) -> bool:
+        return _end(one) == _end(other) if self.heals else _same(one, other)
 
     # --- what writers were told -------------------------------------------------------------------------------------
 
@@ -253,7 +295,7 @@ class Verdict:
         complaint = f"{name}: length {metadata.length}, entries give {length}"
         self.check(metadata.length == length, "writer-metadata", complaint)
         if history.closed_by_writer is not None:
-            is_good = _same(history.closed_by_writer, metadata)
+            is_good = self._is_same(history.closed_by_writer, metadata)
             self.check(is_good, "writer-metadata", f"{name} is not as its writer closed it")
         for entry_id in range(last + 1):
             self._check_quorum(history, metadata, entry_id, "quorum-in-metadata", "part of the closed ledger")
@@ -273,3 +315,9 @@ def _same(one: LedgerMetadata, other: LedgerMetadata) -> bool:
     return (one.state, one.last_entry_id, one.length, one.segments) == (
         other.state, other.last_entry_id, other.length, other.segments,
     )  # fmt: skip
+
+
+def _end(metadata: LedgerMetadata) -> tuple[object, ...]:
+    """What no worker changes of a closed ledger."""
+    starts = [segment.first_entry_id for segment in metadata.segments]
+    return metadata.state, metadata.last_entry_id, metadata.length, starts

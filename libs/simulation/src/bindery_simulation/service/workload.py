@@ -62,6 +62,8 @@ class Workload:
             lots.randint(1, ensemble_size) if lots.random() < 0.3 else min(lots.choice((2, 3)), ensemble_size)
         )
         ack_quorum = lots.randint((write_quorum + 1) // 2, write_quorum)
+        if self._world.may_lose_disk:
+            ensemble_size, write_quorum, ack_quorum = (max(2, one) for one in (ensemble_size, write_quorum, ack_quorum))
         password = lots.choice((b"", b"secret"))
         handle = await self._client.create(
             ensemble_size=ensemble_size, write_quorum=write_quorum, ack_quorum=ack_quorum,
