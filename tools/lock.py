@@ -1,37 +1,58 @@
-"""Resolve the workspace and write requirements.lock: every version with its hashes, and no index address.
+"""Resolve the workspace and write its locks: every version with its hashes, and no index address.
+
+| file                     | holds                                         | used by                             |
+|--------------------------|-----------------------------------------------|-------------------------------------|
+| requirements.lock        | everything: products, standalone, development | `make setup`                        |
+| docker/requirements.lock | what the products in the images import        | the images' dependencies            |
+| docker/spark.lock        | the same, and Spark with a Java and Arrow     | the Spark image's dependencies      |
+| docker/build.lock        | what makes wheels of our packages             | the images' builder, not the images |
+
+The latter three are parts of the first one, with the same versions and hashes.
 
 uv's own lock file names the index that it was resolved from, which ties it to one mirror; docs/adr/0001 says why the
 exported form is the one kept in the repository.
 """
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 UV = Path(sys.executable).parent / "uv"
+LOCK = ROOT / "requirements.lock"
+PRODUCTS = ("bindery-bookie", "bindery-broker", "bindery-auditor", "bindery-cli")
+"""What images run; not with the extra `standalone`."""
+SPARK_PRODUCTS = ("bindery-cli", "bindery-spark")
+"""What the Spark image runs."""
+
+EXPORTS = {
+    LOCK: ["--all-groups"],
+    ROOT / "docker" / "requirements.lock": ["--no-default-groups", *(f"--package={name}" for name in PRODUCTS)],
+    ROOT / "docker" / "spark.lock": ["--no-default-groups", *(f"--package={name}" for name in SPARK_PRODUCTS)],
+    ROOT / "docker" / "build.lock": ["--only-group=build"],
+}
+
+
+def pinned() -> list[str]:
+    """Options that keep every locked version: a clone has no uv.lock that would remember them."""
+    pins = re.findall(r"^([A-Za-z0-9._-]+==[^ ;\\]+)", LOCK.read_text(), re.MULTILINE)
+    return [option for pin in pins for option in ("--upgrade-package", pin)]
+
+
+def export(path: Path, options: list[str]) -> None:
+    command = [UV, "export", "--frozen", "--no-emit-workspace", "--no-header", "--format", "requirements-txt", *options]
+    exported = subprocess.run(command, cwd=ROOT, check=True, text=True, stdout=subprocess.PIPE).stdout
+    assert "://" not in exported, "the lock would name an index"
+    path.write_text(exported)
 
 
 def main() -> None:
-    subprocess.run([UV, "lock", *sys.argv[1:]], cwd=ROOT, check=True)
-    exported = subprocess.run(
-        [
-            UV,
-            "export",
-            "--frozen",
-            "--all-groups",
-            "--no-emit-workspace",
-            "--no-header",
-            "--format",
-            "requirements-txt",
-        ],
-        cwd=ROOT,
-        check=True,
-        text=True,
-        stdout=subprocess.PIPE,
-    ).stdout
-    assert "://" not in exported, "the lock would name an index"
-    (ROOT / "requirements.lock").write_text(exported)
+    wanted = sys.argv[1:]
+    is_upgrade = any(word.startswith(("--upgrade", "-U", "-P")) for word in wanted)
+    subprocess.run([UV, "lock", *([] if is_upgrade else pinned()), *wanted], cwd=ROOT, check=True)
+    for path, options in EXPORTS.items():
+        export(path, options)
 
 
 if __name__ == "__main__":

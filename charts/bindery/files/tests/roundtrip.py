@@ -1,0 +1,134 @@
+"""Send messages through the broker, receive them, compare every copy on every bookie, delete the topic.
+
+Environment: BINDERY_URL, BINDERY_ZOOKEEPER, MESSAGES, COPIES (how many each entry must have). Exit code 0: all is well;
+else the last line says what is wrong and where to look. Nothing is left behind.
+"""
+
+import json
+import os
+import secrets
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from typing import Any
+
+TIMEOUT_S = 50.0
+REQUEST_TIMEOUT_S = 30.0
+COPIES_WAIT_S = 20.0
+"""The last copy of an entry may be on its way when the producer is answered."""
+
+
+class Failed(Exception):
+    """What is wrong, and where to look."""
+
+
+def call(method: str, path: str, body: Any = None) -> Any:
+    """One request to the broker; 503 and 504 are tried again, as topics move."""
+    deadline = time.monotonic() + REQUEST_TIMEOUT_S
+    data = None if body is None else json.dumps(body).encode()
+    while True:
+        request = urllib.request.Request(
+            os.environ["BINDERY_URL"] + path, data=data, method=method, headers={"Content-Type": "application/json"}
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=REQUEST_TIMEOUT_S) as answer:
+                return json.loads(answer.read() or b"null")
+        except urllib.error.HTTPError as error:
+            said = error.read().decode(errors="replace")[:500]
+            if error.code not in (503, 504) or method == "POST" or time.monotonic() > deadline:
+                raise Failed(f"{method} {path} was refused ({error.code}): {said}; see the broker's log") from error
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise Failed(f"no broker answers at {os.environ['BINDERY_URL']}: {error}") from error
+        time.sleep(1)
+
+
+def produce(topic: str, count: int) -> list[str]:
+    sent = [f"message {number} {secrets.token_hex(16)}" for number in range(count)]
+    # In entries of their own, so that several entries are spread over the bookies.
+    answer = call("POST", f"{topic}/messages?batch=false", [{"payload": payload} for payload in sent])
+    if len(answer["message_ids"]) != count:
+        raise Failed(f"{count} messages were sent, and {len(answer['message_ids'])} ids answered")
+    return sent
+
+
+def consume(topic: str, count: int) -> list[str]:
+    received: list[str] = []
+    deadline = time.monotonic() + REQUEST_TIMEOUT_S
+    wanted = {"consumer": "test", "initial": "earliest", "max": 100, "wait_ms": 2000}
+    while len(received) < count and time.monotonic() < deadline:
+        messages = call("POST", f"{topic}/subscriptions/test/receive", wanted)["messages"]
+        if messages:
+            call(
+                "POST", f"{topic}/subscriptions/test/ack", {"message_ids": [found["message_id"] for found in messages]}
+            )
+        received += [found["payload"] for found in messages]
+    return received
+
+
+def check_copies(topic: str, copies: int) -> str:
+    """What was compared, in words. Raises Failed where a copy is not there or differs."""
+    entries = ledgers = 0
+    for ledger in call("GET", f"{topic}/internal")["ledgers"]:
+        if ledger["entries"]:
+            entries += compare(int(ledger["ledgerId"]), entries=int(ledger["entries"]), copies=copies)
+            ledgers += 1
+    if not entries:
+        raise Failed("the topic has no entries, though its messages were answered")
+    return f"{entries} entries of {ledgers} ledgers"
+
+
+def compare(ledger_id: int, *, entries: int, copies: int) -> int:
+    deadline = time.monotonic() + COPIES_WAIT_S
+    command = ["bindery", "ledger", "compare", str(ledger_id), "--last", str(entries - 1), "--json"]
+    while True:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        lines = [json.loads(line) for line in done.stdout.splitlines()]
+        bad = [line for line in lines if "entry_id" in line and not is_whole(line, copies=copies)]
+        if done.returncode == 0 and not bad and len(lines) == entries + 1:
+            return entries
+        if time.monotonic() > deadline:
+            found = "; ".join(map(described, bad[:3])) or done.stderr.strip()
+            raise Failed(
+                f"ledger {ledger_id} has not {copies} equal copies of each entry: {found}; "
+                f"see `bindery ledger compare {ledger_id}` and `bindery recovery status`"
+            )
+        time.sleep(1)
+
+
+def is_whole(line: dict[str, Any], *, copies: int) -> bool:
+    good = [copy for copy in line["copies"].values() if copy["verdict"] == "good"]
+    return line["verdict"] == "agree" and len(good) == copies
+
+
+def described(line: dict[str, Any]) -> str:
+    copies = ", ".join(f"{bookie} {copy['verdict']}" for bookie, copy in line["copies"].items())
+    return f"entry {line['entry_id']}: {line['verdict']} ({copies})"
+
+
+def main() -> None:
+    count, copies = int(os.environ["MESSAGES"]), int(os.environ["COPIES"])
+    topic = f"/v1/topics/public/default/helm-test-{secrets.token_hex(4)}"
+    started = time.monotonic()
+    try:
+        call("PUT", topic)
+        sent = produce(topic, count)
+        received = consume(topic, count)
+        if received != sent:
+            raise Failed(f"{count} messages were sent, {len(received)} received, not the same or in another order")
+        compared = check_copies(topic, copies)
+    finally:
+        call("DELETE", f"{topic}?force=true")
+    print(f"{count} messages went through in order; {compared} have {copies} equal copies each; the topic is deleted")
+    elapsed = time.monotonic() - started
+    if elapsed > TIMEOUT_S:
+        raise Failed(f"all is well, and took {elapsed:.0f} s of {TIMEOUT_S:.0f} s: the cluster is overloaded")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except Failed as error:
+        sys.exit(f"test failed: {error}")

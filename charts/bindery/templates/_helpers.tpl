@@ -1,0 +1,118 @@
+{{/*
+Names, labels, images, quantities. Every helper takes the root context, or a dict whose members it names.
+*/}}
+
+{{- define "bindery.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" }}
+{{- end }}
+
+{{/* What every object's name begins with. 40 characters leave room for "-bookie-123" and for a hash, within the 63 of a
+label. It is part of each bookie's identity: another name is another cluster. */}}
+{{- define "bindery.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride }}
+{{- else -}}
+{{- $name := default .Chart.Name .Values.nameOverride -}}
+{{- if contains $name .Release.Name -}}
+{{- .Release.Name }}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name $name }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- define "bindery.chart" -}}
+{{- printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" }}
+{{- end }}
+
+{{/* The three labels that never change: selectors are made of nothing else. Takes (dict "root" $ "component" "bookie"). */}}
+{{- define "bindery.selectorLabels" -}}
+app.kubernetes.io/name: {{ include "bindery.name" .root | quote }}
+app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
+app.kubernetes.io/component: {{ .component }}
+{{- end }}
+
+{{/* All labels of an object. Takes (dict "root" $ "component" "bookie"). */}}
+{{- define "bindery.labels" -}}
+{{- $own := include "bindery.selectorLabels" . | fromYaml -}}
+{{- $_ := set $own "helm.sh/chart" (include "bindery.chart" .root) -}}
+{{- $_ := set $own "app.kubernetes.io/version" .root.Chart.AppVersion -}}
+{{- $_ := set $own "app.kubernetes.io/part-of" "bindery" -}}
+{{- $_ := set $own "app.kubernetes.io/managed-by" .root.Release.Service -}}
+{{- toYaml (mergeOverwrite (deepCopy (default dict .root.Values.commonLabels)) $own) }}
+{{- end }}
+
+{{/* metadata of an object: name, namespace, labels, annotations.
+Takes (dict "root" $ "component" "bookie" "name" "x-bookie") and, if wanted, "labels" and "annotations". */}}
+{{- define "bindery.metadata" -}}
+name: {{ .name | quote }}
+namespace: {{ .root.Release.Namespace | quote }}
+labels:
+  {{- $labels := include "bindery.labels" . | fromYaml }}
+  {{- toYaml (mergeOverwrite (deepCopy (default dict .labels)) $labels) | nindent 2 }}
+{{- with mergeOverwrite (deepCopy (default dict .root.Values.commonAnnotations)) (default dict .annotations) }}
+annotations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{/* The values of one workload: what it sets, over `defaults`. Maps are merged, lists replaced.
+Takes (dict "root" $ "component" "bookie"); use with fromYaml. */}}
+{{- define "bindery.workload" -}}
+{{- $block := get (dict "gate" "upgradeGate" "test" "helmTest" "audit-executor" "audit") .component | default .component -}}
+{{- toYaml (mergeOverwrite (deepCopy .root.Values.defaults) (deepCopy (get .root.Values $block))) }}
+{{- end }}
+
+{{/* The name of an image. Takes (dict "root" $ "image" .Values.bookie.image). A digest wins over a tag. */}}
+{{- define "bindery.image" -}}
+{{- $repository := .image.repository -}}
+{{- with default dict .root.Values.global -}}
+{{- with .imageRegistry -}}{{- $repository = printf "%s/%s" (trimSuffix "/" .) $repository -}}{{- end -}}
+{{- end -}}
+{{- if .image.digest -}}
+{{- printf "%s@%s" $repository .image.digest }}
+{{- else -}}
+{{- printf "%s:%s" $repository (coalesce .image.tag (default dict .root.Values.global).imageTag .root.Chart.AppVersion) }}
+{{- end }}
+{{- end }}
+
+{{/* Takes (dict "root" $ "component" "bookie"). */}}
+{{- define "bindery.serviceAccountName" -}}
+{{- $account := (include "bindery.workload" . | fromYaml).serviceAccount -}}
+{{- if $account.create -}}
+{{- default (printf "%s-%s" (include "bindery.fullname" .root) .component) $account.name }}
+{{- else -}}
+{{- default "default" $account.name }}
+{{- end }}
+{{- end }}
+
+{{/* Where ZooKeeper is: host:port, comma-separated. */}}
+{{- define "bindery.zookeeperServers" -}}
+{{- if .Values.zookeeper.enabled -}}
+{{- printf "%s-zookeeper:2181" (include "bindery.fullname" .) }}
+{{- else -}}
+{{- join "," .Values.zookeeper.external.servers }}
+{{- end }}
+{{- end }}
+
+{{/* Where the broker is, from inside the cluster. */}}
+{{- define "bindery.brokerUrl" -}}
+{{- printf "http://%s-broker:%d" (include "bindery.fullname" .) (int .Values.broker.service.port) }}
+{{- end }}
+
+{{/* Bytes of a quantity such as 512Mi, 1.5Gi, 2G or 1048576; whole bytes, as decimal digits. */}}
+{{- define "bindery.bytes" -}}
+{{- $text := . | toString -}}
+{{- if kindIs "float64" . -}}{{- $text = int64 . | toString -}}{{- end -}}
+{{- $number := regexFind "^[0-9]+(\\.[0-9]+)?" $text -}}
+{{- $unit := trimPrefix $number $text -}}
+{{- $factors := dict "" 1 "k" 1000 "M" 1000000 "G" 1000000000 "T" 1000000000000 "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 -}}
+{{- if or (eq $number "") (not (hasKey $factors $unit)) -}}
+{{- fail (printf "%q is not a quantity: write bytes, or a number with Ki, Mi, Gi, Ti, k, M, G or T, such as 512Mi" $text) -}}
+{{- end -}}
+{{- if contains "." $number -}}
+{{- int64 (floor (mulf (float64 $number) (float64 (get $factors $unit)))) }}
+{{- else -}}
+{{- mul (int64 $number) (int64 (get $factors $unit)) }}
+{{- end }}
+{{- end }}

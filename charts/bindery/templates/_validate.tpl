@@ -1,0 +1,292 @@
+{{/*
+What values must not say together. Each sentence names the values and the fix; all are told at once.
+*/}}
+
+{{- define "bindery.validate" -}}
+{{- $problems := concat
+  (include "bindery.problems.names" . | fromYamlArray)
+  (include "bindery.problems.workloads" . | fromYamlArray)
+  (include "bindery.problems.quorums" . | fromYamlArray)
+  (include "bindery.problems.zookeeper" . | fromYamlArray)
+  (include "bindery.problems.memory" . | fromYamlArray)
+  (include "bindery.problems.stopping" . | fromYamlArray)
+  (include "bindery.problems.broker" . | fromYamlArray)
+  (include "bindery.problems.audit" . | fromYamlArray)
+  (include "bindery.problems.installed" . | fromYamlArray)
+-}}
+{{- if $problems -}}
+{{- fail (printf "\n\nThese values cannot work:\n- %s\n" (join "\n- " $problems)) -}}
+{{- end -}}
+{{- end }}
+
+{{- define "bindery.problems.names" -}}
+{{- $problems := list -}}
+{{- $name := include "bindery.fullname" . -}}
+{{- if not (regexMatch "^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$" $name) -}}
+{{- $problems = append $problems (printf "the objects' names would begin with %q; that must be 1 to 40 lower-case letters, digits and '-', first a letter: choose a shorter release name or set fullnameOverride" $name) -}}
+{{- end -}}
+{{- toYaml $problems }}
+{{- end }}
+
+{{/* What would make Kubernetes refuse a pod when half of the release is there already. */}}
+{{- define "bindery.problems.workloads" -}}
+{{- $problems := list -}}
+{{- $blocks := dict "bookie" "bookie" "broker" "broker" "auditor" "auditor" "zookeeper" "zookeeper" "toolbox" "toolbox" "audit" "audit" "init" "init" "gate" "upgradeGate" "test" "helmTest" -}}
+{{- range $component, $block := $blocks -}}
+{{- $w := include "bindery.workload" (dict "root" $ "component" $component) | fromYaml -}}
+{{- if not $w.image.repository -}}
+{{- $problems = append $problems (printf "%s.image.repository is empty: set it to %s, or to where your copy of it is" $block (has $component (list "bookie" "broker" "auditor") | ternary (printf "bindery/%s" $component) (get (dict "zookeeper" "zookeeper" "audit" "bindery/spark") $component | default "bindery/toolbox"))) -}}
+{{- end -}}
+{{- $limit := dig "limits" "memory" "" (default dict $w.resources) -}}
+{{- $request := dig "requests" "memory" "" (default dict $w.resources) -}}
+{{- if and $limit $request -}}
+{{- if gt (include "bindery.bytes" $request | int64) (include "bindery.bytes" $limit | int64) -}}
+{{- $problems = append $problems (printf "%s.resources.requests.memory (%v) is above %s.resources.limits.memory (%v): Kubernetes refuses such a pod; raise the limit or lower the request" $block $request $block $limit) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- toYaml $problems }}
+{{- end }}
+
+{{- define "bindery.problems.quorums" -}}
+{{- $problems := list -}}
+{{- $bookies := int .Values.bookie.replicas -}}
+{{- $ensemble := int .Values.broker.config.ledger.ensembleSize -}}
+{{- $write := int .Values.broker.config.ledger.writeQuorum -}}
+{{- $ack := int .Values.broker.config.ledger.ackQuorum -}}
+{{- if lt $bookies $ensemble -}}
+{{- $problems = append $problems (printf "bookie.replicas (%d) is less than broker.config.ledger.ensembleSize (%d): no ledger could be made; set bookie.replicas to %d or more (one more lets a lost bookie be healed), or a smaller ensemble" $bookies $ensemble $ensemble) -}}
+{{- end -}}
+{{- if lt $ensemble $write -}}
+{{- $problems = append $problems (printf "broker.config.ledger.ensembleSize (%d) is less than writeQuorum (%d): each copy needs a bookie of its own; set ensembleSize to %d or more" $ensemble $write $write) -}}
+{{- end -}}
+{{- if lt $write $ack -}}
+{{- $problems = append $problems (printf "broker.config.ledger.writeQuorum (%d) is less than ackQuorum (%d): more answers are awaited than copies are written; set ackQuorum to %d or less" $write $ack $write) -}}
+{{- end -}}
+{{- if lt $ack 1 -}}
+{{- $problems = append $problems (printf "broker.config.ledger.ackQuorum (%d) is less than 1: set it to 2 (or 1, and lose acknowledged messages with a disk)" $ack) -}}
+{{- end -}}
+{{- $budget := .Values.bookie.pdb -}}
+{{- if and $budget.enabled (gt (int $budget.maxUnavailable) (max 1 (sub $ack 1) | int)) -}}
+{{- $problems = append $problems (printf "bookie.pdb.maxUnavailable (%d) is more than ackQuorum - 1 (%d): a node drain could make acknowledged entries unreadable; set it to %d" (int $budget.maxUnavailable) (sub $ack 1) (max 1 (sub $ack 1))) -}}
+{{- end -}}
+{{- if hasKey .Values.bookie "autoscaling" -}}
+{{- $problems = append $problems "bookie.autoscaling is not offered: bookies hold entries, and taking one away means draining it first; remove the block, set bookie.replicas, and see `bindery bookie drain --help` for less" -}}
+{{- end -}}
+{{- toYaml $problems }}
+{{- end }}
+
+{{- define "bindery.problems.zookeeper" -}}
+{{- $problems := list -}}
+{{- $servers := .Values.zookeeper.external.servers -}}
+{{- if .Values.zookeeper.enabled -}}
+{{- $replicas := int .Values.zookeeper.replicas -}}
+{{- if eq (mod $replicas 2) 0 -}}
+{{- $problems = append $problems (printf "zookeeper.replicas (%d) is even: it bears no more losses than %d; set it to %d or %d" $replicas (sub $replicas 1) (sub $replicas 1) (add $replicas 1)) -}}
+{{- end -}}
+{{- $spare := max 1 (div (sub $replicas 1) 2) | int -}}
+{{- with .Values.zookeeper.pdb.maxUnavailable -}}
+{{- if gt (int .) $spare -}}
+{{- $problems = append $problems (printf "zookeeper.pdb.maxUnavailable (%d) would leave no majority of zookeeper.replicas (%d): set it to %d, or leave it empty" (int .) $replicas $spare) -}}
+{{- end -}}
+{{- end -}}
+{{- if $servers -}}
+{{- $problems = append $problems "zookeeper.external.servers is set while zookeeper.enabled is true: set zookeeper.enabled to false to use them, or remove them" -}}
+{{- end -}}
+{{- else if not $servers -}}
+{{- $problems = append $problems "zookeeper.enabled is false and zookeeper.external.servers is empty: name your ZooKeeper servers, as in zookeeper.external.servers={zk-0.example:2181,zk-1.example:2181}" -}}
+{{- end -}}
+{{- toYaml $problems }}
+{{- end }}
+
+{{/* Bytes of the memory limit of a workload, 0 for none. */}}
+{{- define "bindery.memoryLimit" -}}
+{{- with (index . "resources" | default dict).limits -}}{{- with .memory -}}{{- include "bindery.bytes" . }}{{- end -}}{{- end -}}
+{{- end }}
+
+{{- define "bindery.problems.memory" -}}
+{{- $problems := list -}}
+{{- $bookie := include "bindery.workload" (dict "root" . "component" "bookie") | fromYaml -}}
+{{- with include "bindery.memoryLimit" $bookie -}}
+{{- $limit := int64 . -}}
+{{- $size := include "bindery.bytes" (dig "memorySizeMax" "384Mi" $bookie.config) | int64 -}}
+{{- if gt $size $limit -}}
+{{- $problems = append $problems (printf "bookie.config.memorySizeMax (%d bytes) is above bookie.resources.limits.memory (%d bytes): the kernel would kill the bookie under load; raise the limit or lower memorySizeMax" $size $limit) -}}
+{{- end -}}
+{{- $inMemory := include "bindery.bookie.memoryVolumes" $ | int64 -}}
+{{- if and (gt $inMemory 0) (gt (add $size $inMemory) $limit) -}}
+{{- $problems = append $problems (printf "bookie.persistence with medium Memory takes up to %d bytes, which count as memory beside bookie.config.memorySizeMax (%d bytes), and bookie.resources.limits.memory is %d bytes: set the limit to %d or more" $inMemory $size $limit (add $size $inMemory)) -}}
+{{- end -}}
+{{- end -}}
+{{- $broker := include "bindery.workload" (dict "root" . "component" "broker") | fromYaml -}}
+{{- with include "bindery.memoryLimit" $broker -}}
+{{- $size := include "bindery.bytes" (dig "inFlightBytesMax" "256Mi" $broker.config) | int64 -}}
+{{- if gt $size (int64 .) -}}
+{{- $problems = append $problems (printf "broker.config.inFlightBytesMax (%d bytes) is above broker.resources.limits.memory (%d bytes): requests alone would fill it; set about half the limit" $size (int64 .)) -}}
+{{- end -}}
+{{- end -}}
+{{- if .Values.zookeeper.enabled -}}
+{{- $heap := include "bindery.bytes" .Values.zookeeper.heapSize | int64 -}}
+{{- with include "bindery.memoryLimit" (include "bindery.workload" (dict "root" . "component" "zookeeper") | fromYaml) -}}
+{{- if ge $heap (int64 .) -}}
+{{- $problems = append $problems (printf "zookeeper.heapSize (%d bytes) leaves Java no room within zookeeper.resources.limits.memory (%d bytes): lower the heap or raise the limit by 100Mi" $heap (int64 .)) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- toYaml $problems }}
+{{- end }}
+
+{{/* Bytes that a bookie's volumes in memory may take. */}}
+{{- define "bindery.bookie.memoryVolumes" -}}
+{{- $sum := 0 -}}
+{{- if not .Values.bookie.persistence.enabled -}}
+{{- range $name, $claim := include "bindery.bookie.claims" . | fromYaml -}}
+{{- if eq $claim.medium "Memory" -}}{{- $sum = add $sum (include "bindery.bytes" $claim.size | int64) -}}{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- $sum }}
+{{- end }}
+
+{{- define "bindery.problems.stopping" -}}
+{{- $problems := list -}}
+{{- range $component, $least := dict "bookie" 30 "broker" 15 "auditor" 15 -}}
+{{- $grace := int (include "bindery.workload" (dict "root" $ "component" $component) | fromYaml).terminationGracePeriodSeconds -}}
+{{- if lt $grace $least -}}
+{{- $problems = append $problems (printf "%s.terminationGracePeriodSeconds (%d) is less than its preStop hook and an orderly stop take: set it to %d or more" $component $grace $least) -}}
+{{- end -}}
+{{- end -}}
+{{- toYaml $problems }}
+{{- end }}
+
+{{- define "bindery.problems.broker" -}}
+{{- $problems := list -}}
+{{- $broker := .Values.broker -}}
+{{- $replicas := int $broker.replicas -}}
+{{- if $broker.autoscaling.enabled -}}
+{{- $replicas = int $broker.autoscaling.minReplicas -}}
+{{- if gt $replicas (int $broker.autoscaling.maxReplicas) -}}
+{{- $problems = append $problems (printf "broker.autoscaling.minReplicas (%d) is more than maxReplicas (%d): swap them" $replicas (int $broker.autoscaling.maxReplicas)) -}}
+{{- end -}}
+{{- end -}}
+{{- if and $broker.pdb.enabled (gt $replicas 1) (ge (int $broker.pdb.maxUnavailable) $replicas) -}}
+{{- $problems = append $problems (printf "broker.pdb.maxUnavailable (%d) lets a node drain take all %d brokers: set it to %d or less" (int $broker.pdb.maxUnavailable) $replicas (sub $replicas 1)) -}}
+{{- end -}}
+{{- if and $broker.autoscaling.enabled (not (dig "requests" "cpu" "" (default dict (include "bindery.workload" (dict "root" . "component" "broker") | fromYaml).resources))) -}}
+{{- $problems = append $problems "broker.autoscaling.enabled is true and broker.resources.requests.cpu is not set: the percentage to aim at is one of the request; set it, say to 200m" -}}
+{{- end -}}
+{{- if and $broker.ingress.enabled (not $broker.ingress.hosts) -}}
+{{- $problems = append $problems "broker.ingress.enabled is true and broker.ingress.hosts is empty: name a host, as in broker.ingress.hosts={bindery.example.org}" -}}
+{{- end -}}
+{{- if and $broker.service.nodePort (eq $broker.service.type "ClusterIP") -}}
+{{- $problems = append $problems "broker.service.nodePort is set while broker.service.type is ClusterIP: set the type to NodePort or LoadBalancer, or remove the port" -}}
+{{- end -}}
+{{- toYaml $problems }}
+{{- end }}
+
+{{- define "bindery.problems.audit" -}}
+{{- $problems := list -}}
+{{- $audit := .Values.audit -}}
+{{- $least := include "bindery.bytes" "512Mi" | int64 -}}
+{{- $heap := include "bindery.bytes" $audit.heapSize | int64 -}}
+{{- if lt $heap $least -}}
+{{- $problems = append $problems (printf "audit.heapSize (%v) is less than Spark starts with: set it to 512Mi or more" $audit.heapSize) -}}
+{{- end -}}
+{{- if lt (include "bindery.bytes" $audit.executors.heapSize | int64) $least -}}
+{{- $problems = append $problems (printf "audit.executors.heapSize (%v) is less than Spark starts with: set it to 512Mi or more" $audit.executors.heapSize) -}}
+{{- end -}}
+{{- with include "bindery.memoryLimit" (include "bindery.workload" (dict "root" . "component" "audit") | fromYaml) -}}
+{{- if ge (add $heap (include "bindery.bytes" "256Mi")) (int64 .) -}}
+{{- $problems = append $problems (printf "audit.heapSize (%d bytes) leaves Java and Python no room within audit.resources.limits.memory (%d bytes): lower the heap or raise the limit by 512Mi" $heap (int64 .)) -}}
+{{- end -}}
+{{- end -}}
+{{- if and $audit.executors.enabled (not $audit.persistence.enabled) -}}
+{{- $problems = append $problems "audit.executors.enabled is true and audit.persistence.enabled is false: driver and executors share the run's files by the claim; set audit.persistence.enabled to true" -}}
+{{- end -}}
+{{- toYaml $problems }}
+{{- end }}
+
+{{/* What stands in the cluster already and cannot become what the values say. `helm template` sees none of it. */}}
+{{- define "bindery.problems.installed" -}}
+{{- $problems := list -}}
+{{- $fullname := include "bindery.fullname" . -}}
+{{- $namespace := .Release.Namespace -}}
+{{- range (lookup "apps/v1" "StatefulSet" $namespace "").items -}}
+{{- $labels := default dict .metadata.labels -}}
+{{- if and (eq (get $labels "app.kubernetes.io/instance") $.Release.Name) (eq (get $labels "app.kubernetes.io/component") "bookie") (ne .metadata.name (printf "%s-bookie" $fullname)) -}}
+{{- $problems = append $problems (printf "this release's bookies are called %s, and would now be called %s-bookie: new, empty bookies, and their entries left behind; set nameOverride and fullnameOverride back to what they were" .metadata.name $fullname) -}}
+{{- end -}}
+{{- $called := get (default dict .spec.selector.matchLabels) "app.kubernetes.io/name" -}}
+{{- if and (eq (get $labels "app.kubernetes.io/instance") $.Release.Name) (ne $called (include "bindery.name" $)) (eq (get $labels "app.kubernetes.io/part-of") "bindery") -}}
+{{- $problems = append $problems (printf "%s was installed with the name %q, which its selector and its pods carry, and Kubernetes cannot change that to %q; set nameOverride back to what it was" .metadata.name $called (include "bindery.name" $)) -}}
+{{- end -}}
+{{- end -}}
+{{- $bookies := lookup "apps/v1" "StatefulSet" $namespace (printf "%s-bookie" $fullname) -}}
+{{- if $bookies -}}
+{{- $wanted := .Values.bookie.persistence.enabled | ternary (include "bindery.bookie.claims" . | fromYaml) dict -}}
+{{- $problems = concat $problems (include "bindery.problems.claims" (dict "existing" $bookies "wanted" $wanted "values" "bookie.persistence" "policy" .Values.bookie.podManagementPolicy) | fromYamlArray) -}}
+{{- end -}}
+{{- if .Values.zookeeper.enabled -}}
+{{- $replicas := int .Values.zookeeper.replicas -}}
+{{- $servers := lookup "apps/v1" "StatefulSet" $namespace (printf "%s-zookeeper" $fullname) -}}
+{{- if $servers -}}
+{{- $existing := int $servers.spec.replicas -}}
+{{- if ne $existing $replicas -}}
+{{- $problems = append $problems (printf "zookeeper.replicas was %d and cannot become %d: servers without data could outvote those that have it, and every ledger would be lost; keep %d, or restore a backup into a new release (`bindery cluster backup`)" $existing $replicas $existing) -}}
+{{- end -}}
+{{- $wanted := .Values.zookeeper.persistence.enabled | ternary (dict "data" .Values.zookeeper.persistence) dict -}}
+{{- $problems = concat $problems (include "bindery.problems.claims" (dict "existing" $servers "wanted" $wanted "values" "zookeeper.persistence" "policy" .Values.zookeeper.podManagementPolicy) | fromYamlArray) -}}
+{{- else if .Values.zookeeper.persistence.enabled -}}
+{{- $claims := 0 -}}
+{{- range (lookup "v1" "PersistentVolumeClaim" $namespace "").items -}}
+{{- if hasPrefix (printf "data-%s-zookeeper-" $fullname) .metadata.name -}}{{- $claims = add1 $claims -}}{{- end -}}
+{{- end -}}
+{{- if and (gt (int $claims) 0) (ne (int $claims) $replicas) -}}
+{{- $problems = append $problems (printf "volume claims data-%s-zookeeper-... of %d servers are here, and zookeeper.replicas is %d: servers without data could outvote those that have it; set zookeeper.replicas to %d, or delete the claims to begin anew" $fullname (int $claims) $replicas (int $claims)) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- toYaml $problems }}
+{{- end }}
+
+{{/* What would change of a StatefulSet and must not. Takes a dict:
+  existing  the object as it stands in the cluster
+  wanted    its claims by name, as the values have them; none where persistence is off
+  values    the path of those values, for the sentences
+  policy    its podManagementPolicy as the values have it
+*/}}
+{{- define "bindery.problems.claims" -}}
+{{- $problems := list -}}
+{{- $existing := dict -}}
+{{- range .existing.spec.volumeClaimTemplates -}}
+{{- $_ := set $existing .metadata.name (dict "size" .spec.resources.requests.storage "storageClass" (default "" .spec.storageClassName) "accessModes" .spec.accessModes "labels" (default dict .metadata.labels) "annotations" (default dict .metadata.annotations)) -}}
+{{- end -}}
+{{- if ne .existing.spec.podManagementPolicy .policy -}}
+{{- $problems = append $problems (printf "podManagementPolicy of %s was %s and cannot become %s; set it back" .existing.metadata.name .existing.spec.podManagementPolicy .policy) -}}
+{{- end -}}
+{{- $names := keys $existing | sortAlpha | join " and " | default "none" -}}
+{{- $wantedNames := keys .wanted | sortAlpha | join " and " | default "none" -}}
+{{- if ne $names $wantedNames -}}
+{{- $problems = append $problems (printf "%s was set up with the volume claims %s and cannot change to %s: Kubernetes refuses it, and the data would be elsewhere; set enabled and common.enabled back to what they were" .values $names $wantedNames) -}}
+{{- else -}}
+{{- $object := .existing.metadata.name -}}
+{{- $values := .values -}}
+{{- range $name, $claim := .wanted -}}
+{{- $before := get $existing $name -}}
+{{- if ne (include "bindery.bytes" $before.size) (include "bindery.bytes" $claim.size) -}}
+{{- $problems = append $problems (printf "the size of %s's claim %q was %s and is now %s: Kubernetes cannot change it in a StatefulSet; enlarge the claims %s-%s-... themselves, then `kubectl delete statefulset %s --cascade=orphan`, then upgrade with the new size" $values $name $before.size $claim.size $name $object $object) -}}
+{{- end -}}
+{{- $standard := list "app.kubernetes.io/name" "app.kubernetes.io/instance" "app.kubernetes.io/component" -}}
+{{- $labels := default dict $claim.labels -}}
+{{- range $standard -}}{{- $labels = omit $labels . -}}{{- $_ := unset $before.labels . -}}{{- end -}}
+{{- range $key, $now := dict "accessModes" $claim.accessModes "labels" $labels "annotations" (default dict $claim.annotations) -}}
+{{- if ne (get $before $key | toJson) ($now | toJson) -}}
+{{- $problems = append $problems (printf "%s of %s's claim %q were %s and are now %s: Kubernetes cannot change them in a StatefulSet; set them back, or `kubectl delete statefulset %s --cascade=orphan` and upgrade: only new claims get them" $key $values $name (get $before $key | toJson) ($now | toJson) $object) -}}
+{{- end -}}
+{{- end -}}
+{{- if ne $before.storageClass (default "" $claim.storageClass) -}}
+{{- $problems = append $problems (printf "the storage class of %s's claim %q was %q and is now %q: Kubernetes cannot change it, and claims that are there keep theirs; set it back, or `kubectl delete statefulset %s --cascade=orphan` and upgrade: only new claims get the new class" $values $name $before.storageClass $claim.storageClass $object) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- toYaml $problems }}
+{{- end }}

@@ -1,0 +1,158 @@
+{{- define "bindery.audit.directory" -}}
+/var/lib/bindery/audits
+{{- end }}
+
+{{- define "bindery.audit.claim" -}}
+{{- default (printf "%s-audit" (include "bindery.fullname" .)) .Values.audit.persistence.existingClaim }}
+{{- end }}
+
+{{/* The volume of the reports, for driver, executors and whoever looks at them. */}}
+{{- define "bindery.audit.volumes" -}}
+{{- if .Values.audit.persistence.enabled -}}
+- name: audits
+  persistentVolumeClaim:
+    claimName: {{ include "bindery.audit.claim" . }}
+{{- else -}}
+{{- include "bindery.emptyDir" (dict "name" "audits" "claim" .Values.audit.persistence) }}
+{{- end }}
+{{- end }}
+
+{{/* A heap as Java has it: 640m. */}}
+{{- define "bindery.audit.heap" -}}
+{{- div (include "bindery.bytes" . | int64) 1048576 }}m
+{{- end }}
+
+{{/* Spark's settings as a JSON object. $(POD_IP) and the like are put in by Kubernetes.
+
+| port | of             |                                                                                             |
+|------|----------------|---------------------------------------------------------------------------------------------|
+| 7078 | driver         | executors report here                                                                       |
+| 7079 | both           | blocks that they exchange                                                                   |
+
+No Service leads to the driver and no ConfigMap to executors, so that it needs rights over pods and nothing else. */}}
+{{- define "bindery.audit.sparkConf" -}}
+{{- $audit := .Values.audit -}}
+{{- $conf := dict "spark.driver.memory" (include "bindery.audit.heap" $audit.heapSize) -}}
+{{- if $audit.executors.enabled -}}
+{{- $workload := include "bindery.workload" (dict "root" . "component" "audit") | fromYaml -}}
+{{- $conf = merge $conf (dict
+  "spark.master" "k8s://https://kubernetes.default.svc:443"
+  "spark.driver.host" "$(POD_IP)"
+  "spark.driver.bindAddress" "$(POD_IP)"
+  "spark.driver.port" "7078"
+  "spark.blockManager.port" "7079"
+  "spark.authenticate" "true"
+  "spark.network.crypto.enabled" "true"
+  "spark.executor.instances" (toString $audit.executors.instances)
+  "spark.executor.cores" (toString $audit.executors.cores)
+  "spark.executor.memory" (include "bindery.audit.heap" $audit.executors.heapSize)
+  "spark.executor.memoryOverhead" (include "bindery.audit.heap" $audit.executors.memoryOverhead)
+  "spark.executor.extraJavaOptions" "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:-UsePerfData"
+  "spark.shuffle.io.connectionCreationTimeout" "20s"
+  "spark.kubernetes.executor.request.cores" (toString $audit.executors.requestCpu)
+  "spark.kubernetes.namespace" .Release.Namespace
+  "spark.kubernetes.container.image" (include "bindery.image" (dict "root" . "image" $workload.image))
+  "spark.kubernetes.container.image.pullPolicy" $workload.image.pullPolicy
+  "spark.kubernetes.driver.pod.name" "$(POD_NAME)"
+  "spark.kubernetes.executor.podNamePrefix" "$(POD_NAME)"
+  "spark.kubernetes.executor.podTemplateFile" "/etc/bindery/spark/executor.yaml"
+  "spark.kubernetes.executor.disableConfigMap" "true"
+  "spark.kubernetes.driver.service.deleteOnTermination" "false"
+  "spark.kubernetes.driver.ownPersistentVolumeClaim" "false"
+  "spark.kubernetes.driver.reusePersistentVolumeClaim" "false"
+) -}}
+{{- end -}}
+{{- mergeOverwrite $conf (deepCopy $audit.sparkConf) | toJson }}
+{{- end }}
+
+{{- define "bindery.audit.container" -}}
+{{- $audit := .Values.audit -}}
+args:
+  - scheduled
+  - --level={{ $audit.level }}
+  - --rate={{ $audit.rate }}
+  - --cores={{ int $audit.cores }}
+  {{- with $audit.sinceVerified }}
+  - --since-verified={{ . }}
+  {{- end }}
+  {{- if $audit.apply }}
+  - --apply
+  - --yes
+  {{- end }}
+  {{- with $audit.extraArgs }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+env:
+  - name: POD_NAME
+    valueFrom:
+      fieldRef:
+        fieldPath: metadata.name
+  - name: POD_IP
+    valueFrom:
+      fieldRef:
+        fieldPath: status.podIP
+  # A Job's next pod goes on with the run that is called after the Job.
+  - name: BINDERY_AUDIT_JOB
+    valueFrom:
+      fieldRef:
+        fieldPath: metadata.labels['batch.kubernetes.io/controller-uid']
+  - name: BINDERY_AUDIT_KEEP
+    value: {{ int $audit.keepRuns | quote }}
+  - name: BINDERY_SPARK_CONF
+    value: {{ include "bindery.audit.sparkConf" . | quote }}
+  {{- include "bindery.audit.env" . | nindent 2 }}
+{{- if $audit.executors.enabled }}
+ports:
+  - {name: driver, containerPort: 7078}
+  - {name: blocks, containerPort: 7079}
+{{- end }}
+volumeMounts:
+  - {name: audits, mountPath: {{ include "bindery.audit.directory" . }}}
+  {{- if $audit.executors.enabled }}
+  - {name: executors, mountPath: /etc/bindery/spark, readOnly: true}
+  {{- end }}
+{{- end }}
+
+{{- define "bindery.audit.env" -}}
+- name: BINDERY_ZOOKEEPER
+  value: {{ include "bindery.zookeeperServers" . | quote }}
+- name: BINDERY_AUDIT_OUT
+  value: {{ include "bindery.audit.directory" . }}
+{{- end }}
+
+{{- define "bindery.audit.listContainer" -}}
+args: [show]
+env:
+  {{- include "bindery.audit.env" . | nindent 2 }}
+volumeMounts:
+  - {name: audits, mountPath: {{ include "bindery.audit.directory" . }}}
+{{- end }}
+
+{{/* What waits while somebody looks at the reports. */}}
+{{- define "bindery.audit.reportsContainer" -}}
+command: [sleep, "3600"]
+env:
+  {{- include "bindery.audit.env" . | nindent 2 }}
+volumeMounts:
+  - {name: audits, mountPath: {{ include "bindery.audit.directory" . }}}
+{{- end }}
+
+{{/* Spark adds the argument `executor`, ports, resources and variables. */}}
+{{- define "bindery.audit.executorContainer" -}}
+env:
+  {{- include "bindery.audit.env" . | nindent 2 }}
+volumeMounts:
+  - {name: audits, mountPath: {{ include "bindery.audit.directory" . }}}
+{{- end }}
+
+{{/* Executors write the run's files, too: where the claim is one node's, they run there. */}}
+{{- define "bindery.audit.executorAffinity" -}}
+{{- if not (has "ReadWriteMany" .Values.audit.persistence.accessModes) -}}
+podAffinity:
+  requiredDuringSchedulingIgnoredDuringExecution:
+    - topologyKey: kubernetes.io/hostname
+      labelSelector:
+        matchLabels:
+          {{- include "bindery.selectorLabels" (dict "root" . "component" "audit") | nindent 10 }}
+{{- end }}
+{{- end }}

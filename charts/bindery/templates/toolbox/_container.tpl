@@ -1,0 +1,13 @@
+{{/* Where the `bindery` command finds the cluster. */}}
+{{- define "bindery.toolEnv" -}}
+- name: BINDERY_ZOOKEEPER
+  value: {{ include "bindery.zookeeperServers" . | quote }}
+- name: BINDERY_URL
+  value: {{ include "bindery.brokerUrl" . }}
+{{- end }}
+
+{{- define "bindery.toolbox.container" -}}
+command: [sleep, infinity]
+env:
+  {{- include "bindery.toolEnv" . | nindent 2 }}
+{{- end }}

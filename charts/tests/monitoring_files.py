@@ -1,0 +1,71 @@
+"""The chart's alerts and dashboard as they lie in its folder, and what their PromQL asks for."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import promql_parser
+import yaml
+
+ROOT = Path(__file__).parents[2]
+CHART = ROOT / "charts" / "bindery"
+RUNBOOKS = ROOT / "docs" / "runbooks"
+PLACEHOLDERS = {
+    "<bookie>": 'namespace="n", job="bindery-bookie"',
+    "<broker>": 'namespace="n", job="bindery-broker"',
+    "<any>": 'namespace="n", job=~"bindery-(auditor|bookie|broker)"',
+    "<bookies>": "4",
+    "<brokers>": "1",
+    "<ensemble>": "3",
+    "<auditLevels>": "deep",
+    "<auditOverdueSeconds>": "777600",
+    "<fullname>": "bindery",
+}
+"""What templates/monitoring/prometheus-rule.yaml puts in, for a release called bindery."""
+
+TARGET_LABELS = frozenset({"namespace", "job", "pod", "container", "instance"})
+"""Of every series that a PodMonitor has scraped."""
+
+
+def alerts() -> dict[str, dict[str, Any]]:
+    """Each rule by its file's name."""
+    found = {}
+    for path in sorted((CHART / "rules").glob("*/*.yaml")):
+        text = path.read_text()
+        for word, meaning in PLACEHOLDERS.items():
+            text = text.replace(word, meaning)
+        found[path.stem] = yaml.safe_load(text)
+    return found
+
+
+def dashboard() -> dict[str, Any]:
+    board = json.loads((CHART / "dashboards" / "bindery.json").read_text())
+    assert isinstance(board, dict)
+    return board
+
+
+def dashboard_expressions() -> dict[str, str]:
+    """By panel and target. Grafana's own variables stand for a time here."""
+    return {
+        f"{panel['title']} {target['refId']}": target["expr"].replace("$__rate_interval", "5m")
+        for panel in dashboard()["panels"]
+        for target in panel.get("targets", ())
+    }
+
+
+def selectors(expression: str) -> Iterator[tuple[str, set[str]]]:
+    """Name of each series that `expression` asks for, and the labels that it selects by.
+
+    Raises ValueError for what is no PromQL.
+    """
+    found: list[tuple[str, set[str]]] = []
+
+    def visit(node: promql_parser.Expr) -> bool:
+        if isinstance(node, promql_parser.VectorSelector):
+            matchers = [*node.matchers.matchers, *(one for group in node.matchers.or_matchers for one in group)]
+            found.append((node.name, {one.name for one in matchers}))
+        return True
+
+    promql_parser.walk(promql_parser.parse(expression), visit)
+    return iter(found)

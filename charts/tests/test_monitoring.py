@@ -1,0 +1,214 @@
+"""What the chart makes for Prometheus and Grafana, rendered by helm."""
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from monitoring_files import CHART, alerts, dashboard
+from rendering import helm_program
+
+KINDS = {"PodMonitor", "PrometheusRule"}
+DEFINITIONS = sorted((Path(__file__).parent / "crds").glob("*.yaml"))
+
+
+def helm(*settings: str) -> subprocess.CompletedProcess[str]:
+    words = [helm_program(), "template", "bindery", str(CHART), "--namespace", "n", "--kube-version", "1.32.0"]
+    options = [word for setting in settings for word in ("--set-json", setting)]
+    return subprocess.run([*words, *options], capture_output=True, text=True, timeout=60)
+
+
+def render(*settings: str) -> list[dict[str, Any]]:
+    done = helm(*settings)
+    assert done.returncode == 0, done.stderr
+    return [one for one in yaml.safe_load_all(done.stdout) if one]
+
+
+def only(objects: list[dict[str, Any]], kind: str) -> dict[str, Any]:
+    found = [one for one in objects if one["kind"] == kind]
+    assert len(found) == 1
+    return found[0]
+
+
+def rules_of(objects: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    groups = only(objects, "PrometheusRule")["spec"]["groups"]
+    return {rule["alert"]: rule for group in groups for rule in group["rules"]}
+
+
+def test_nothing_of_it_is_made_by_default() -> None:
+    objects = render()
+    assert not KINDS & {one["kind"] for one in objects}
+    assert not [one for one in objects if "dashboard" in one["metadata"]["name"]]
+
+
+def test_the_monitor_takes_each_service_on_the_port_that_serves_metrics() -> None:
+    objects = render('metrics.podMonitor={"enabled": true, "labels": {"team": "a"}}')
+    monitor = only(objects, "PodMonitor")
+    assert monitor["metadata"]["labels"]["team"] == "a"
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    (job,) = endpoint["relabelings"]
+    selected = {}
+    for one in objects:
+        if one["kind"] not in ("StatefulSet", "Deployment"):
+            continue
+        labels = one["spec"]["template"]["metadata"]["labels"]
+        wanted = monitor["spec"]["selector"]["matchLabels"].items() <= labels.items()
+        (expression,) = monitor["spec"]["selector"]["matchExpressions"]
+        if wanted and labels[expression["key"]] in expression["values"]:
+            ports = [port["name"] for port in one["spec"]["template"]["spec"]["containers"][0]["ports"]]
+            name = labels[job["sourceLabels"][0].removeprefix("__meta_kubernetes_pod_label_").replace("_", ".", 2)
+                          .replace("app.kubernetes.io_", "app.kubernetes.io/")]  # fmt: skip
+            selected[job["replacement"].replace("$1", name)] = endpoint["port"] in ports
+    assert selected == {"bindery-bookie": True, "bindery-broker": True, "bindery-auditor": True}
+
+
+def test_every_alert_is_there_with_its_figures_put_in() -> None:
+    settings = ["bookie.replicas=7", "broker.replicas=2", "audit.enabled=true", 'metrics.rules={"enabled": true}']
+    rules = rules_of(render(*settings))
+    assert set(rules) == set(alerts())
+    assert "< 7" in rules["BinderyBookieDown"]["expr"]
+    assert "< 2" in rules["BinderyBrokerDown"]["expr"]
+    assert "< 3" in rules["BinderyTooFewBookies"]["expr"], "the ensemble"
+    for name, rule in rules.items():
+        assert 'namespace="n", job="bindery-' in rule["expr"] or 'namespace="n", job=~"bindery-(' in rule["expr"]
+        assert not set("<>") & set("".join(rule["annotations"].values())), "a placeholder was left"
+        assert rule["labels"]["release"] == "bindery"
+        assert rule["annotations"]["runbook_url"] == f"docs/runbooks/{name}.md"
+
+
+def test_audits_are_overdue_only_where_they_are_scheduled_and_a_deeper_one_counts() -> None:
+    rules = 'metrics.rules={"enabled": true}'
+    assert set(alerts()) - set(rules_of(render(rules))) == {"BinderyAuditOverdue"}
+    scheduled = rules_of(render(rules, "audit.enabled=true"))["BinderyAuditOverdue"]["expr"]
+    assert (scheduled.count("> 777600\n"), scheduled.count("> 777600)")) == (1, 1)
+    assert scheduled.count('level=~"deep"') == 2
+    for level, deep_enough in (("standard", "standard|deep"), ("quick", "quick|standard|deep")):
+        changed = [f'audit.level="{level}"', "audit.overdueAfterSeconds=10000000"]
+        expression = rules_of(render(rules, "audit.enabled=true", *changed))["BinderyAuditOverdue"]["expr"]
+        assert (expression.count(f'level=~"{deep_enough}"'), expression.count("> 10000000")) == (2, 2)
+
+
+def test_an_overdue_audit_can_be_named_where_none_is_scheduled() -> None:
+    changed = {"enabled": True, "merge": {"BinderyAuditOverdue": {"for": "1h"}}, "disabled": ["BinderyAuditIncomplete"]}
+    assert set(alerts()) - set(rules_of(render(f"metrics.rules={json.dumps(changed)}"))) == {
+        "BinderyAuditOverdue", "BinderyAuditIncomplete",
+    }  # fmt: skip
+
+
+def test_runbooks_may_lie_elsewhere() -> None:
+    rules = rules_of(render('metrics.rules={"enabled": true, "runbookUrl": "https://example.org/r/"}'))
+    assert rules["BinderyNoBroker"]["annotations"]["runbook_url"] == "https://example.org/r/BinderyNoBroker.md"
+
+
+def test_alerts_can_be_left_out_changed_and_added() -> None:
+    objects = render(
+        'metrics.rules={"enabled": true, "disabled": ["BinderyBrokerDown"], "merge": {"BinderyBookieJournalSlow": '
+        '{"for": "1h", "labels": {"severity": "info"}}}, "groups": [{"name": "mine", "rules": [{"alert": "Mine", '
+        '"expr": "vector(1)"}]}]}'
+    )
+    rules = rules_of(objects)
+    assert "BinderyBrokerDown" not in rules
+    assert "Mine" in rules
+    slow = rules["BinderyBookieJournalSlow"]
+    assert (slow["for"], slow["labels"]["severity"], slow["labels"]["namespace"]) == ("1h", "info", "n")
+    assert slow["annotations"]["summary"]
+
+
+@pytest.mark.parametrize("member", ['"disabled": ["BinderyNope"]', '"merge": {"BinderyNope": {"for": "1h"}}'])
+def test_an_unknown_alert_is_refused_by_its_name(member: str) -> None:
+    done = helm('metrics.rules={"enabled": true, ' + member + "}")
+    assert done.returncode != 0
+    assert "not there: BinderyNope. There are: BinderyAuditFoundDamage" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("setting", "key"),
+    [
+        ("metrics.podMonitor.enabeld=true", "enabeld"),
+        ("metrics.podMonitor.interval=30", "interval"),
+        ('metrics.podMonitor.interval="often"', "interval"),
+        ('metrics.rules.disabled="BinderyNoBroker"', "disabled"),
+        ('metrics.rules.merge={"BinderyNoBroker": {"fro": "1h"}}', "fro"),
+        ('metrics.dashboard.labels={"grafana_dashboard": 1}', "grafana_dashboard"),
+        ("metrics.serviceMonitor={}", "serviceMonitor"),
+    ],
+)
+def test_wrong_values_are_refused(setting: str, key: str) -> None:
+    done = helm(setting)
+    assert done.returncode != 0
+    assert "metrics" in done.stderr
+    assert key in done.stderr
+
+
+def test_the_dashboard_is_shipped_as_it_is() -> None:
+    objects = render('metrics.dashboard={"enabled": true, "annotations": {"grafana_folder": "Messaging"}}')
+    (board,) = [one for one in objects if one["kind"] == "ConfigMap" and one["metadata"]["name"] == "bindery-dashboard"]
+    assert board["metadata"]["labels"]["grafana_dashboard"] == "1"
+    assert board["metadata"]["annotations"] == {"grafana_folder": "Messaging"}
+    assert json.loads(board["data"]["bindery.json"]) == dashboard()
+
+
+def test_the_stand_in_definitions_know_every_field_that_is_rendered() -> None:
+    """Else a dry run against them would accept anything, or refuse what is right."""
+    objects = render('metrics={"podMonitor": {"enabled": true}, "rules": {"enabled": true}}')
+    for path in DEFINITIONS:
+        definition = yaml.safe_load(path.read_text())["spec"]
+        made = only(objects, definition["names"]["kind"])
+        assert made["apiVersion"] == f"{definition['group']}/{definition['versions'][0]['name']}"
+        _check(made["spec"], definition["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"], "spec")
+
+
+def _check(value: Any, schema: dict[str, Any], where: str) -> None:
+    if isinstance(value, dict):
+        if "properties" in schema:
+            assert set(value) <= set(schema["properties"]), where
+            for key, member in value.items():
+                _check(member, schema["properties"][key], f"{where}.{key}")
+    elif isinstance(value, list):
+        assert schema["type"] == "array", where
+        for member in value:
+            _check(member, schema["items"], where)
+    else:
+        wanted = {"string": str, "boolean": bool}.get(schema.get("type", ""), object)
+        assert isinstance(value, wanted), where
+
+
+@pytest.fixture
+def defined() -> Iterator[None]:
+    """The cluster knows both kinds: by its own operator, or by the stand-ins, which are gone afterwards."""
+    made = []
+    for path in DEFINITIONS:
+        done = subprocess.run(["kubectl", "create", "-f", str(path)], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0 or "AlreadyExists" in done.stderr, done.stderr
+        made += [str(path)] * (done.returncode == 0)
+    for path in DEFINITIONS:
+        name = yaml.safe_load(path.read_text())["metadata"]["name"]
+        wait = ["kubectl", "wait", "--for=condition=Established", f"crd/{name}", "--timeout=30s"]
+        subprocess.run(wait, check=True, capture_output=True, timeout=60)
+    yield
+    for one in made:
+        subprocess.run(["kubectl", "delete", "-f", one, "--wait=true"], check=True, capture_output=True, timeout=60)
+
+
+@pytest.mark.kubernetes
+@pytest.mark.usefixtures("defined")
+def test_kubernetes_accepts_what_is_made() -> None:
+    objects = render('metrics={"podMonitor": {"enabled": true}, "rules": {"enabled": true}}')
+    wanted = [one for one in objects if one["kind"] in KINDS]
+    assert len(wanted) == len(KINDS)
+    for one in wanted:
+        one["metadata"]["namespace"] = "default"
+    assert _try_out(wanted) == ""
+    wanted[0]["spec"]["no-such-field"] = 1
+    assert "no-such-field" in _try_out(wanted)
+
+
+def _try_out(objects: list[dict[str, Any]]) -> str:
+    """What Kubernetes has against them."""
+    command = ["kubectl", "create", "--dry-run=server", "--validate=strict", "-f", "-"]
+    given = json.dumps({"apiVersion": "v1", "kind": "List", "items": objects})  # YAML would make a boolean of "n"
+    done = subprocess.run(command, input=given, capture_output=True, text=True, timeout=60)
+    return done.stderr

@@ -1,0 +1,35 @@
+"""Names that YAML could take for numbers or switches reach Kubernetes as words."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import yaml
+from rendering import template
+
+
+def strings_in(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """What Kubernetes wants to be a string, wherever it stands: names, namespaces, labels, classes."""
+    for key, inner in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        here = f"{path}.{key}"
+        if str(key).lower().endswith(("name", "namespace")) or path.lower().endswith(("labels", "annotations")):
+            yield here, inner
+        yield from strings_in(inner, here)
+
+
+def test_a_word_that_looks_like_a_number_stays_a_word() -> None:
+    values = {
+        "nameOverride": "e1",
+        "fullnameOverride": "x",
+        "broker.ingress": {"enabled": True, "hosts": ["a.example"], "className": "12"},
+        "defaults.priorityClassName": "0x10",
+        "bookie.persistence.journal.storageClass": "1e3",
+        "zookeeper.persistence.storageClass": "007",
+        "defaults.serviceAccount": {"create": False, "name": "12"},
+        "metrics.podMonitor.enabled": True,
+        "networkPolicy.enabled": True,
+    }
+    done = template(values, release="123", namespace="456")
+    assert done.returncode == 0, done.stderr
+    found = [place for one in yaml.safe_load_all(done.stdout) if one for place in strings_in(one)]
+    assert len(found) > 300
+    assert [place for place in found if not isinstance(place[1], (str, dict))] == []

@@ -1,0 +1,124 @@
+"""The directory of a run: what it planned, what is done, what it found.
+
+| below OUT/<run id>           | is                                                                               |
+|------------------------------|----------------------------------------------------------------------------------|
+| checkpoint/run.json          | options, plan and what the cluster was when the run began                        |
+| checkpoint/before/<table>    | Parquet: metadata when it began; after/: when it ended                           |
+| checkpoint/groups/<n>        | Parquet findings/ and coverage/ of one group; there when whole, by a rename      |
+| findings/*.parquet           | all findings                                                                     |
+| marks.json                   | ledgers that were marked, for the next run                                       |
+| summary.json, summary.txt    | the verdict                                                                      |
+| actions.json                 | what `--apply` would write                                                       |
+| report.html, metrics.prom    | for people, for Prometheus                                                       |
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from bindery_core.errors import BadRequest
+
+FORMAT: Final = 2
+"""1: nobody told which bookies could not list what they hold."""
+_RUN: Final = "checkpoint/run.json"
+
+
+@dataclass(frozen=True, slots=True)
+class RunDirectory:
+    path: Path
+
+    @property
+    def run_id(self) -> str:
+        return self.path.name
+
+    @property
+    def findings(self) -> Path:
+        return self.path / "findings"
+
+    @property
+    def is_finished(self) -> bool:
+        return (self.path / "summary.json").exists()
+
+    def table(self, when: str, name: str) -> Path:
+        """`when`: before or after."""
+        return self.path / "checkpoint" / when / name
+
+    def group(self, number: int) -> Path:
+        return self.path / "checkpoint" / "groups" / f"{number:05d}"
+
+    def begin_group(self, number: int) -> Path:
+        """A fresh directory for a group that is in the making."""
+        making = self.group(number).with_suffix(".part")
+        shutil.rmtree(making, ignore_errors=True)
+        making.mkdir(parents=True)
+        return making
+
+    def finish_group(self, number: int) -> None:
+        """From now on it is done."""
+        os.rename(self.group(number).with_suffix(".part"), self.group(number))
+
+    def done(self) -> set[int]:
+        """Groups that need not be read again."""
+        found = (self.path / "checkpoint" / "groups").glob("*")
+        return {int(path.name) for path in found if path.name.isdecimal()}
+
+    def write_run(self, facts: Mapping[str, Any]) -> None:
+        """What a resumed run needs."""
+        self.write_json(_RUN, {"format": FORMAT, **facts})
+
+    def read_run(self) -> dict[str, Any]:
+        """Raises BadRequest when this is no run that can be resumed."""
+        try:
+            facts: dict[str, Any] = json.loads((self.path / _RUN).read_text())
+        except (OSError, ValueError) as error:
+            raise BadRequest("no run that can be resumed is there", path=str(self.path), reason=str(error)) from None
+        if facts.get("format") != FORMAT:
+            raise BadRequest("the run was begun by another version: begin a new one", format=facts.get("format"))
+        return facts
+
+    def write_json(self, name: str, facts: Any) -> None:
+        self.write_text(name, json.dumps(facts, indent=1, sort_keys=True) + "\n")
+
+    def write_text(self, name: str, text: str) -> None:
+        """All of it or nothing."""
+        path = self.path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        making = path.with_name(path.name + ".part")
+        making.write_text(text)
+        os.replace(making, path)
+
+    def read_json(self, name: str) -> Any:
+        return json.loads((self.path / name).read_text())
+
+
+def run_directory(out: Path, run: str) -> RunDirectory:
+    """`run`: a run id below `out`, or a path. Raises BadRequest when there is no such directory."""
+    for path in (out / run, Path(run)):
+        if (path / "checkpoint").is_dir() or (path / "summary.json").exists():
+            return RunDirectory(path.resolve())
+    raise BadRequest(f"there is no audit run {run} in {out}: `bindery audit show` lists those that are there")
+
+
+def runs_in(out: Path) -> list[RunDirectory]:
+    """Oldest first, as their ids say."""
+    found = out.iterdir() if out.is_dir() else ()
+    return [RunDirectory(path) for path in sorted(found) if (path / "checkpoint").is_dir()]
+
+
+def last_finished(
+    out: Path, *, before: str, cluster_id: str, fits: Callable[[Mapping[str, Any]], bool] = lambda _: True
+) -> RunDirectory | None:
+    """The latest finished run of the same cluster that is older than the run `before`. `fits`: by its options."""
+    for run in reversed(runs_in(out)):
+        if run.run_id < before and run.is_finished and run.read_json("summary.json")["cluster_id"] == cluster_id:
+            try:
+                options = run.read_run().get("options", {})
+            except BadRequest:
+                options = {}
+            if fits(options):
+                return run
+    return None

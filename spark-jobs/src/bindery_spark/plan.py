@@ -1,0 +1,115 @@
+"""What a run reads, and in which steps: groups of ledgers, each read, judged and kept before the next. Pure.
+
+A group is a range of ledger ids. The groups cover all ids from the first wanted one to the last, so that what bookies
+hold of ledgers that are not there falls into one, too. Where ledgers need not be read (verified lately, not asked for)
+a gap is left only when it saves more than GAP_BYTES: a group costs time of its own.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from bindery_core.ids import ID_MAX
+
+GROUP_BYTES_MIN: Final = 2**30
+"""Judging takes seconds of CPU for each group however small it is."""
+GROUP_BYTES_MAX: Final = 4 * 2**30
+"""Payload of all copies."""
+GROUP_COPIES_MAX: Final = 8_000_000
+"""About 20 bytes of each are kept while the group is judged."""
+GROUPS_WANTED: Final = 10
+"""At least so many where groups do not become too small by it: what is interrupted loses one."""
+GAP_BYTES: Final = 256 * 2**20
+ENTRY_BYTES_GUESSED: Final = 1024
+"""Of ledgers that are not closed."""
+OPEN_ENTRIES_GUESSED: Final = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedLedger:
+    ledger_id: int
+    copies: int
+    """Entries times copies; a guess while the ledger is not closed."""
+    size: int
+    """Payload bytes of all copies."""
+    is_wanted: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    number: int
+    first: int
+    last: int
+    """Ledger ids, inclusive."""
+    ledgers: int
+    copies: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    groups: tuple[Group, ...]
+
+    @property
+    def size(self) -> int:
+        return sum(group.size for group in self.groups)
+
+    def to_json(self) -> list[dict[str, Any]]:
+        return [asdict(group) for group in self.groups]
+
+    @classmethod
+    def from_json(cls, groups: Iterable[dict[str, Any]]) -> "Plan":
+        return cls(tuple(Group(**fields) for fields in groups))
+
+
+def planned(row: Any, *, is_wanted: bool = True) -> PlannedLedger:
+    """`row` of LEDGERS."""
+    copies, size = (
+        row.write_quorum * OPEN_ENTRIES_GUESSED,
+        row.write_quorum * OPEN_ENTRIES_GUESSED * ENTRY_BYTES_GUESSED,
+    )
+    if row.state == "closed" and row.last_entry_id is not None:
+        copies = (row.last_entry_id + 1) * row.write_quorum
+        size = (row.length or 0) * row.write_quorum
+    return PlannedLedger(row.ledger_id, copies, size, is_wanted)
+
+
+def make_plan(
+    ledgers: Sequence[PlannedLedger], *, first: int = 0, last: int = ID_MAX, group_bytes: int | None = None
+) -> Plan:
+    """`ledgers`: ascending by id, within first..last, which is what the groups cover but for the gaps. `group_bytes`:
+    of a group, where it is not to be GROUPS_WANTED that decide."""
+    wanted_size = sum(ledger.size for ledger in ledgers if ledger.is_wanted)
+    size_max = group_bytes or min(GROUP_BYTES_MAX, max(GROUP_BYTES_MIN, wanted_size // GROUPS_WANTED))
+    groups: list[Group] = []
+    held: list[PlannedLedger] = []
+    start = first
+    gap: list[PlannedLedger] = []
+
+    def close(end: int) -> None:
+        nonlocal held
+        if held or start <= end:
+            copies, size = sum(one.copies for one in held), sum(one.size for one in held)
+            groups.append(Group(len(groups), start, end, len(held), copies, size))
+        held = []
+
+    for ledger in ledgers:
+        if not ledger.is_wanted:
+            gap.append(ledger)
+            continue
+        if sum(one.size for one in gap) > GAP_BYTES:
+            if held:
+                close(held[-1].ledger_id)
+            start = gap[-1].ledger_id + 1
+        elif gap:
+            held += gap
+        gap = []
+        is_full = sum(one.size for one in held) + ledger.size > size_max
+        if held and (is_full or sum(one.copies for one in held) + ledger.copies > GROUP_COPIES_MAX):
+            close(held[-1].ledger_id)
+            start = groups[-1].last + 1
+        held.append(ledger)
+    saves = sum(one.size for one in gap) > GAP_BYTES
+    if held or not gap:
+        close(held[-1].ledger_id if saves else last)
+    return Plan(tuple(groups))

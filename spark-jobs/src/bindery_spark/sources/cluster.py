@@ -1,0 +1,106 @@
+"""What a source works with while one call of Spark's lasts: an event loop, ZooKeeper, connections to bookies."""
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+import structlog
+import uvloop
+from bindery_client.pool import BookiePool
+from bindery_client.settings import ClientSettings
+from bindery_core.ids import LedgerId
+from bindery_core.ledger_metadata import LedgerMetadata
+from bindery_kit import logs
+from bindery_metadata.directory import BookieDirectory
+from bindery_metadata.layout import LedgersLayout
+from bindery_metadata.ledger_manager import LedgerManager
+from bindery_metadata.zookeeper import ZooKeeperStore
+
+from bindery_spark.sources.security import NO_FILES, SecurityFiles
+
+T = TypeVar("T")
+READS_IN_FLIGHT: Final = 64
+TIMER_TICK_S: Final = 0.05
+RANDOMNESS: Final = random.SystemRandom()
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Connected; closed by whoever opened it."""
+
+    store: ZooKeeperStore
+    layout: LedgersLayout
+    directory: BookieDirectory
+    manager: LedgerManager
+    pool: BookiePool
+
+    async def read(self, ledger_id: LedgerId) -> LedgerMetadata:
+        """See `reader.MetadataReader`."""
+        return (await self.manager.read(ledger_id)).value
+
+
+@asynccontextmanager
+async def connected(
+    zookeeper: str, ledgers_root: str, *, timeout_s: float, security: SecurityFiles = NO_FILES
+) -> AsyncIterator[Cluster]:
+    """`timeout_s`: for a bookie's answers; `security`: how they are shown who asks. Raises MetadataUnavailable when no
+    ZooKeeper answers, BadRequest for files that are no use."""
+    shown = security.load()
+    layout = LedgersLayout(ledgers_root)
+    settings = ClientSettings(
+        wire_version=2, read_timeout_s=timeout_s, connect_timeout_s=min(5.0, timeout_s), reconnect_pause_s=0.1,
+        reconnect_pause_s_max=1.0, timer_tick_s=min(TIMER_TICK_S, timeout_s / 4),
+    )  # fmt: skip
+    randomness = RANDOMNESS
+    store = await ZooKeeperStore.connect(zookeeper)
+    try:
+        directory = BookieDirectory(store, layout)
+        await directory.start()
+        pool = BookiePool(directory, settings=settings, randomness=randomness, security=shown)
+        manager = LedgerManager(store, layout, randomness=randomness)
+        try:
+            yield Cluster(store, layout, directory, manager, pool)
+        finally:
+            await pool.close()
+            await directory.close()
+            await manager.close()
+    finally:
+        await store.close()
+
+
+def run(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Run a coroutine function to its end, on a loop of its own."""
+    quiet()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(work())
+
+
+def iterate(source: Callable[[], AsyncGenerator[T, None]]) -> Iterator[T]:
+    """What an asynchronous generator gives, for a caller without a loop. The loop stands still between two items, so
+    the generator must not leave anything in flight there that has a deadline."""
+    quiet()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        items = source()
+        try:
+            while (item := runner.run(_next(items))) is not None:
+                yield item
+        finally:
+            runner.run(items.aclose())
+
+
+async def _next(items: AsyncGenerator[T, None]) -> T | None:
+    return await anext(items, None)
+
+
+def quiet() -> None:
+    """Spark starts this process: what is no warning is nobody's business there."""
+    if not structlog.is_configured():
+        logs.configure(service="spark", level="warning")
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000

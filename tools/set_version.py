@@ -1,0 +1,55 @@
+"""Give every package here one version: `python tools/set_version.py 0.2.0`.
+
+Writes it to each pyproject.toml, to bindery_core.version, which the programs show, to the Dockerfile, and to the
+charts' appVersion, which names the images' tag. An image's build runs it on its own copy of the sources.
+"""
+
+import argparse
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+RELEASE = re.compile(r"\d+(\.\d+){2}((a|b|rc)\d+)?(\.dev\d+)?")
+"""Versions that Python packages, image tags and charts all accept as they are."""
+
+PLACES = (
+    ("pyproject.toml", r'^version = "(.*)"$'),
+    ("libs/*/pyproject.toml", r'^version = "(.*)"$'),
+    ("services/*/pyproject.toml", r'^version = "(.*)"$'),
+    ("spark-jobs/pyproject.toml", r'^version = "(.*)"$'),
+    ("e2e/pyproject.toml", r'^version = "(.*)"$'),
+    ("libs/core/src/bindery_core/version.py", r'^VERSION: Final = "(.*)"$'),
+    ("docker/Dockerfile", r"^ARG VERSION=(.*)$"),
+    ("charts/*/Chart.yaml", r'^appVersion: "?([^"\s]*)"?$'),
+)
+"""Glob below the root, and the line that holds the version; it stands once in each file."""
+
+
+def found(root: Path) -> Iterator[tuple[Path, re.Match[str]]]:
+    """Each file that holds the version, with where it stands. Raises ValueError for a file without it."""
+    for glob, line in PLACES:
+        for path in sorted(root.glob(glob)):
+            match = re.search(line, path.read_text(), re.MULTILINE)
+            if match is None:
+                raise ValueError(f"{path} has no line like {line}")
+            yield path, match
+
+
+def write(root: Path, version: str) -> None:
+    for path, match in found(root):
+        text = path.read_text()
+        path.write_text(text[: match.start(1)] + version + text[match.end(1) :])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("version", help="such as 0.2.0, 0.2.0rc1 or 0.2.0.dev3")
+    version = parser.parse_args().version
+    if not RELEASE.fullmatch(version):
+        parser.error(f"not a version: {version!r}; give three numbers, such as 0.2.0")
+    write(ROOT, version)
+
+
+if __name__ == "__main__":
+    main()
