@@ -54,7 +54,7 @@ public class Driver {
     private static final ObjectMapper JSON = new ObjectMapper();
     private static final PrintStream ANSWERS = new PrintStream(new FileOutputStream(FileDescriptor.out), true);
     private static final int PIPELINE_MAX = 1000;
-    private static final long WAIT_SECONDS = 20;
+    private static final long WAIT_SECONDS = 60;
 
     private final Map<String, BookKeeper> clients = new ConcurrentHashMap<>();
     private final Map<String, LedgerHandle> handles = new ConcurrentHashMap<>();

@@ -87,6 +87,19 @@ def our_bookie(
     return Process(name, command, log=directory / "log", port=port)
 
 
+def our_auditor(
+    name: str, *, directory: Path, zookeeper: str, root: str, port: int, options: tuple[str, ...] = ()
+) -> Process:
+    """Not started yet."""
+    directory.mkdir(parents=True, exist_ok=True)
+    command = [
+        *(sys.executable, "-m", "bindery_auditor", "--zookeeper", zookeeper, "--ledgers-root", root),
+        *("--port", str(port), "--name", name, "--zookeeper-session-timeout-s", "4"),
+        *options,
+    ]
+    return Process(name, command, log=directory / "log", port=port)
+
+
 class Clusters:
     """All of it: `async with Clusters(directory) as clusters`."""
 

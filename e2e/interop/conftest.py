@@ -48,7 +48,8 @@ COLUMNS: Final = (
 )
 CLIENT_TABLE: Final = Table("ledger cases", "case", tuple(column.title for column in COLUMNS))
 TOOL_TABLE: Final = Table("tools", "tool", ("bindery", "mixed", "apache"))
-TABLES: Final = (CLIENT_TABLE, TOOL_TABLE)
+AUTORECOVERY_TABLE: Final = Table("auto-recovery", "auto-recovery", ("bindery", "mixed", "apache"))
+TABLES: Final = (CLIENT_TABLE, TOOL_TABLE, AUTORECOVERY_TABLE)
 
 
 @dataclass
@@ -93,8 +94,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Case by case rather than column by column, as the tables have them; the document is compared last."""
+    """Case by case rather than column by column, as the tables have them; the document is compared last.
+
+    The first of a cluster waits for its start too, and a busy machine takes minutes for seconds.
+    """
     items.sort(key=lambda item: item.name == "test_the_document_shows_what_this_run_saw")
+    for item in items:
+        if item.get_closest_marker("interop") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(600))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

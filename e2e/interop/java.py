@@ -75,6 +75,26 @@ def apache_bookie(
     return Process(name, command, log=directory / "log", port=port)
 
 
+def apache_autorecovery(name: str, *, directory: Path, zookeeper: str, root: str, port: int) -> Process:
+    """`bookkeeper autorecovery`: an auditor and a worker, which serve no port. Not started yet."""
+    directory.mkdir(parents=True, exist_ok=True)
+    conf = directory / "autorecovery.conf"
+    write_conf(
+        conf,
+        {
+            "metadataServiceUri": metadata_uri(zookeeper, root),
+            "zkTimeout": "4000",
+            "bookiePort": str(port),
+            "advertisedAddress": HOST,
+            "allowLoopback": "true",
+            "httpServerEnabled": "false",
+            "openLedgerRereplicationGracePeriod": "2000",
+        },
+    )
+    command = java_command("org.apache.bookkeeper.replication.AutoRecoveryMain", "--conf", str(conf))
+    return Process(name, command, log=directory / "log", port=port)
+
+
 def write_conf(path: Path, settings: Mapping[str, str]) -> None:
     path.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
 

@@ -5,6 +5,7 @@ import json
 import re
 
 import pytest
+from bindery_core.cookie import parse
 
 from e2e.interop.actors import Actor, Handle
 from e2e.interop.clusters import Bookie, Cluster, Clusters, our_client, run_cli
@@ -142,6 +143,29 @@ async def test_cookies(clusters: Clusters, cluster: Cluster) -> None:
         text = await said(clusters, cluster, "cookie_get", bookie.id)
         assert f'bookieHost: "{bookie.id}"' in text
         assert "instanceId:" in text
+    await _several_directories(clusters, cluster)
+
+
+async def _several_directories(clusters: Clusters, cluster: Cluster) -> None:
+    """A cookie of ours that names several reads as the one that Apache's shell makes of them."""
+    place = cluster.directory / "several"
+    journals, ledgers = ([str(place / f"{kind}{n}") for n in range(2)] for kind in ("journal", "ledger"))
+    theirs = place / "cookie"
+    place.mkdir()
+    await said(clusters, cluster, "cookie_generate", "-j", ",".join(journals), "-l", ",".join(ledgers),
+               "-o", str(theirs), "several:3181")  # fmt: skip
+    identity = ["--zookeeper", cluster.zookeeper, "--ledgers-root", cluster.root, "--bookie-id", "several:3181",
+                "--journal-dir", ",".join(journals), "--ledger-dir", ",".join(ledgers)]  # fmt: skip
+    await run_cli("bookie", "cookie", "adopt", *identity, "--yes")
+    try:
+        ours = (place / "journal1" / "current" / "VERSION").read_bytes()
+        assert parse(theirs.read_bytes()) == parse(ours)
+        text = await said(clusters, cluster, "cookie_get", "several:3181")
+        assert f'journalDir: "{",".join(journals)}"' in text
+        listed = r"\t".join(["2", *ledgers])
+        assert f'ledgerDirs: "{listed}"' in text
+    finally:
+        await run_cli("bookie", "cookie", "retire", *identity)
 
 
 @everywhere

@@ -1,0 +1,134 @@
+"""The command as people run it, over bookies that ask who is there: Ctrl-C in the middle, and on again from there with
+the same file under spark-submit; with a token and without."""
+
+import asyncio
+import json
+import os
+import random
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from bindery.standalone.throwaway import ThrowawayCluster
+from bindery_client.client import LedgerClient
+from bindery_client.security import load_security
+from bindery_metadata.zookeeper import ZooKeeperStore
+from bindery_simulation.certificates import CA, certificate, key
+from bindery_spark import main as command
+from bindery_spark.session import prepare
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(1800)]
+BINDERY = [sys.executable, "-m", "bindery"]
+READING_S = 300.0
+LEDGERS = 3
+ENTRIES = 200
+SIZE = 1000
+TOKEN = "a-token-that-must-stand-nowhere"
+
+
+async def write(zookeeper: str, token_file: Path | None = None) -> None:
+    security = load_security(ca_file=CA, token_file=token_file) if token_file else None
+    store = await ZooKeeperStore.connect(zookeeper)
+    more = {"security": security} if security else {}
+    client = await LedgerClient.connect(store, randomness=random.SystemRandom(), **more)
+    for _ in range(LEDGERS):
+        handle = await client.create()
+        await handle.add_many([os.urandom(SIZE)] * ENTRIES)
+        await handle.close()
+    await client.close()
+    await store.close()
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ThrowawayCluster, Path]]:
+    """Its bookies want TLS and a token."""
+    token_file = tmp_path_factory.mktemp("secrets") / "token"
+    token_file.write_text(TOKEN + "\n")
+    settings = {
+        "BOOKIE_AUTH_PROVIDER": "token", "BOOKIE_AUTH_SECRETS_FILE": str(token_file), "BOOKIE_TLS_REQUIRED": "true",
+        "BOOKIE_TLS_CERTIFICATE_FILE": str(certificate("bookie")), "BOOKIE_TLS_KEY_FILE": str(key("bookie")),
+    }  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in settings.items():
+            patch.setenv(name, value)
+        cluster = ThrowawayCluster(bookies=3, brokers=0, auditors=0)
+        with cluster:
+            asyncio.run(write(cluster.zookeeper, token_file))
+            yield cluster, token_file
+
+
+def run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(words, capture_output=True, text=True, env={**os.environ, **environment}, check=False)
+
+
+def security(token_file: Path) -> list[str]:
+    return ["--ca-file", str(CA), "--token-file", str(token_file)]
+
+
+def test_ctrl_c_leaves_a_run_that_goes_on_under_spark_submit(
+    guarded: tuple[ThrowawayCluster, Path], tmp_path: Path
+) -> None:
+    """As a terminal does it: the signal goes to the JVM and the workers, too. What is read then is of the bookies that
+    the first one was shown to."""
+    cluster, token_file = guarded
+    out = tmp_path / "runs"
+    # Nine seconds of reading: the run is not done with it when it is interrupted.
+    process = subprocess.Popen(
+        [
+            *BINDERY, "audit", "run", "--zookeeper", cluster.zookeeper, "--out", str(out), "--rate", "64KiB/s",
+            *security(token_file),
+        ],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    began = time.monotonic()
+    while not list(out.glob("*/checkpoint/groups/*.part")):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() - began < READING_S
+        time.sleep(0.05)
+    time.sleep(1.0)
+    os.killpg(process.pid, signal.SIGINT)
+    _, words = process.communicate(timeout=READING_S)
+    assert process.returncode == command.EXIT_INTERRUPTED, words
+    (directory,) = out.iterdir()
+    assert not (directory / "summary.json").exists()
+    again = shlex.split(words.strip().splitlines()[-1].partition("To go on: ")[2])
+    assert again[:3] == ["bindery", "audit", "run"], words
+    assert again[again.index("--resume") + 1] == directory.name
+    resumed = submit(*again[1:], "--json")
+    assert resumed.returncode == 0, resumed.stderr[-2000:]
+    facts = json.loads(resumed.stdout.strip().splitlines()[-1])
+    assert (facts["verdict"], facts["run_id"], facts["copies"]) == ("HEALTHY", directory.name, 3 * LEDGERS * ENTRIES)
+
+
+def submit(*words: str) -> subprocess.CompletedProcess[str]:
+    """`bindery` with these words, as spark-submit runs it."""
+    environment = dict(os.environ)
+    prepare(environment)
+    spark_submit = Path(sys.executable).with_name("spark-submit")
+    options = ("--master", "local[2]", "--conf", "spark.ui.enabled=false")
+    return subprocess.run(
+        [str(spark_submit), *options, str(command.__file__), *words],
+        capture_output=True, text=True, env=environment, check=False,
+    )  # fmt: skip
+
+
+def test_bookies_that_ask_who_is_there(guarded: tuple[ThrowawayCluster, Path], tmp_path: Path) -> None:
+    """Who shows a token reads all, and it stands nowhere; who shows none sees nothing, and says so."""
+    cluster, token_file = guarded
+    audit = [*BINDERY, "audit", "run", "--zookeeper", cluster.zookeeper, "--json", "--timeout", "2s"]
+    shown = {"BINDERY_CLIENT_CA_FILE": str(CA), "BINDERY_CLIENT_TOKEN_FILE": str(token_file)}
+    done = run(*audit, "--out", str(tmp_path / "a"), "--level", "standard", **shown)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["copies"] == 3 * LEDGERS * ENTRIES
+    refused = run(*audit, "--out", str(tmp_path / "b"), "--ca-file", str(CA))
+    assert refused.returncode == 3, refused.stderr
+    bookies = json.loads(refused.stdout)["bookies"]
+    assert {(row["unknown"], row["unlisted"] is None) for row in bookies} == {(LEDGERS * ENTRIES, False)}
+    written = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+    assert TOKEN.encode() not in written
+    assert all(TOKEN not in text for each in (done, refused) for text in (each.stdout, each.stderr))

@@ -1,0 +1,51 @@
+"""Releases under test in namespaces of their own, and what is kept of them when a test fails.
+
+E2E_REPORTS (default `e2e-reports`): where histories, reports and the pods' last words go.
+"""
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from bindery_e2e.images import NEXT_VERSION, VERSION, Images
+from bindery_e2e.release import Release
+from bindery_e2e.session import CHAOS_VALUES, READY_S_MAX, installed
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if item.path.is_relative_to(here):
+            item.add_marker(pytest.mark.kubernetes)
+    # Spark takes all cores, where the others mostly wait: it comes when searches that run beside (.ci/run) have ended.
+    items.sort(key=lambda item: item.path == here / "test_audit.py")
+
+
+@pytest.fixture(scope="session")
+def reports() -> Path:
+    return Path(os.environ.get("E2E_REPORTS", "e2e-reports")) / time.strftime("e2e-%Y%m%d-%H%M%S")
+
+
+@pytest.fixture(scope="session")
+def images() -> Images:
+    """Built and loaded: this tree's. Tests ask for the others."""
+    made = Images()
+    made.version(VERSION)
+    return made
+
+
+@pytest.fixture(scope="module")
+def default_release(images: Images, reports: Path) -> Iterator[Release]:
+    """Installed with no values."""
+    with installed("bindery-e2e", timeout_s=READY_S_MAX, folder=reports / "default") as release:
+        yield release
+
+
+@pytest.fixture(scope="module")
+def chaos_release(images: Images, reports: Path) -> Iterator[Release]:
+    """Two or more of everything, delays of seconds."""
+    images.version(NEXT_VERSION)
+    with installed("bindery-e2e-faults", values=[CHAOS_VALUES], folder=reports / "faults") as release:
+        yield release

@@ -1,0 +1,38 @@
+"""The checker can fail: a build that breaks the promise is judged BAD, for the very reason that it was broken in."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from bindery_e2e.images import BROKEN_TAG, Images
+from bindery_e2e.release import Release
+from bindery_e2e.runner import RunSettings
+from bindery_e2e.session import facts_of, play, world_of
+from bindery_e2e.traffic import TrafficSettings
+
+PLAY_S = 20.0
+pytestmark = pytest.mark.timeout(900)  # the first one builds the images
+
+
+@pytest.mark.parametrize(("defect", "kinds"), [("forgets", {"lost", "undelivered"}), ("swaps", {"reordered"})])
+def test_a_broken_broker_is_caught(
+    default_release: Release, images: Images, reports: Path, defect: str, kinds: set[str]
+) -> None:
+    images.broken()
+    default_release.upgrade(
+        [
+            f"broker.image.tag={BROKEN_TAG}", "broker.service.type=NodePort",
+            "broker.env[0].name=BINDERY_DEFECT", f"broker.env[0].value={defect}",
+        ],
+        what=f"to the broker that {defect}",
+    )  # fmt: skip
+    traffic = TrafficSettings(topics=(f"public/default/{defect}",), messages_per_s=150)
+    settings = RunSettings(
+        folder=reports / f"broken-{defect}", facts=facts_of(f"broken build: {defect}"), traffic=traffic,
+        seconds_min=PLAY_S,
+    )  # fmt: skip
+    report = asyncio.run(play(world_of(default_release, settings), settings, []))
+    found = {finding.kind for finding in report.judgement.findings}
+    print(f"{defect}: {report.judgement.verdict}, found {sorted(found)}")
+    assert report.judgement.verdict == "BAD"
+    assert found == kinds

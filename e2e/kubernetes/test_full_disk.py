@@ -1,0 +1,31 @@
+"""A bookie whose disk is full: producers and readers do not notice, nothing dies, and it writes again by itself."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from bindery_e2e.faults import FillDisk
+from bindery_e2e.images import Images
+from bindery_e2e.release import Release
+from bindery_e2e.runner import RunSettings
+from bindery_e2e.session import SMALL_DISKS, facts_of, installed, play, world_of
+from bindery_e2e.traffic import TrafficSettings
+
+SEED = 2
+
+
+@pytest.fixture(scope="module")
+def release(images: Images, reports: Path) -> Iterator[Release]:
+    with installed("bindery-e2e-disks", values=[SMALL_DISKS], folder=reports / "disks") as found:
+        yield found
+
+
+@pytest.mark.timeout(500)
+def test_full_disks_are_borne_and_got_over(release: Release, reports: Path) -> None:
+    traffic = TrafficSettings(seed=SEED, messages_per_s=40)
+    settings = RunSettings(folder=reports / "disks", seed=SEED, facts=facts_of("full disks"), traffic=traffic)
+    steps = [[FillDisk(lot, disk=disk)] for lot in (0.1, 0.6) for disk in ("ledgers", "journal")]
+    report = asyncio.run(play(world_of(release, settings), settings, steps))
+    assert [fault.outcome for fault in report.figures.faults] == ["ok"] * len(steps)
+    assert report.judgement.verdict == "GOOD", report.judgement

@@ -1,0 +1,72 @@
+"""What keeps a pod from starting is told by its last log line and its termination message: the cause, and the fix."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bindery_e2e.images import Images
+from bindery_e2e.release import Release
+from bindery_e2e.session import installed
+
+WAIT_S = 90.0
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture(scope="module")
+def release(images: Images, reports: Path) -> Iterator[Release]:
+    settings = ["bookie.replicas=3", "upgradeGate.enabled=false"]
+    with installed("bindery-e2e-words", settings=settings, folder=reports / "words") as found:
+        yield found
+
+
+def break_it(release: Release, values: dict[str, Any], cause: str, file: Path) -> tuple[str, list[str]]:
+    """Install these values over those in use; the last words of a pod of that workload that name the cause."""
+    file.write_text(json.dumps(values))
+    (component,) = values
+    release.upgrade(values=[file], wait=False, what=cause)
+    fitting: list[tuple[str, list[str]]] = []
+
+    def nobody() -> str:
+        said = release.cluster.last_words(component)
+        fitting.extend(words for words in said.values() if cause in words[0])
+        return "" if fitting else f"the last words so far: {said}"
+
+    release.cluster.until(nobody, f"a {component} ends and names {cause!r}", timeout_s=WAIT_S)
+    print(fitting[0][0])
+    return fitting[0]
+
+
+def variables(**values: str) -> list[dict[str, str]]:
+    return [{"name": name, "value": value} for name, value in values.items()]
+
+
+CASES = {
+    "wrong value": (
+        {"auditor": {"env": variables(AUDITOR_BYTES_PER_S_MIN="1000000000")}},
+        "bytes_per_s_min", "must not exceed bytes_per_s_max",
+    ),
+    "unreachable ZooKeeper": (
+        {"broker": {"env": variables(BROKER_ZOOKEEPER="nowhere:2181", BROKER_ZOOKEEPER_CONNECT_TIMEOUT_S="5")}},
+        "the name nowhere does not resolve", "name its servers in BROKER_ZOOKEEPER",
+    ),
+    "cookie mismatch": (
+        {"bookie": {"env": variables(BOOKIE_BOOKIE_ID="somebody-else")}},
+        "somebody-else", "disks swapped? Put them back",
+    ),
+    # A fourth bookie, since one that had volumes before would complain of their absence in its cookie's words.
+    "missing volume": (
+        {"bookie": {"replicas": 4, "env": variables(BOOKIE_LEDGER_DIR="/missing")}},
+        "/missing", "mount a volume",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_pod_that_cannot_start_says_why_and_what_to_do(release: Release, case: str, tmp_path: Path) -> None:
+    values, cause, fix = CASES[case]
+    message, lines = break_it(release, values, cause, tmp_path / "values.json")
+    assert fix in message
+    assert message in lines
+    assert len(message.encode()) <= 2048

@@ -1,0 +1,125 @@
+"""`python -m bindery_e2e`: long runs of random faults, one round of all of them, and judging a history again.
+
+Exit codes: 0 GOOD, 1 BAD or the run could not begin, 2 wrong usage, 3 INCOMPLETE, 130 stopped (report and all).
+"""
+
+import argparse
+import asyncio
+import itertools
+import random
+import signal
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Final
+
+from bindery_e2e.chaos import random_steps
+from bindery_e2e.cluster import ClusterError
+from bindery_e2e.commands import CommandFailed
+from bindery_e2e.images import NEXT_VERSION, VERSION, Images
+from bindery_e2e.report import Report, report_of, write_report
+from bindery_e2e.runner import RunSettings, Step
+from bindery_e2e.session import CHAOS_VALUES, REQUIRED, facts_of, installed, play, world_of
+from bindery_e2e.suite import quick_steps
+from bindery_e2e.traffic import TrafficSettings
+from bindery_e2e.world import World
+
+EXIT_CODES: Final = {"GOOD": 0, "BAD": 1, "INCOMPLETE": 3}
+EXIT_STOPPED: Final = 130
+NAMESPACE: Final = "bindery-e2e-chaos"
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(prog="python -m bindery_e2e", description=(__doc__ or "").splitlines()[0])
+    verbs = made.add_subparsers(dest="verb", required=True)
+    chaos = verbs.add_parser("chaos", help="random faults by seed for some minutes, traffic throughout")
+    chaos.add_argument("--minutes", type=float, default=60, metavar="N", help="no fault begins later (60)")
+    quick = verbs.add_parser("quick", help="each fault once")
+    quick.add_argument(
+        "--only", action="append", default=[], metavar="TEXT", help="faults whose name has it; repeatable"
+    )
+    for verb in (chaos, quick):
+        verb.add_argument("--seed", type=int, default=None, metavar="N", help="repeats the sequence (default: by lot)")
+        verb.add_argument("--report", type=Path, metavar="DIR", help="default: e2e-reports/<verb>-<seed>-<time>")
+        verb.add_argument("--namespace", default=NAMESPACE, help=f"made, and removed at the end ({NAMESPACE})")
+        verb.add_argument("--rate", type=float, default=100.0, metavar="N", help="messages a second (100)")
+        verb.add_argument("--data", type=Path, action="append", metavar="PATH", help="what is sent; repeatable")
+        verb.add_argument("--keep", action="store_true", help="leave the namespace as it is at the end")
+    plan = verbs.add_parser("plan", help="print the faults that a seed gives, and do nothing")
+    plan.add_argument("--seed", type=int, required=True, metavar="N")
+    plan.add_argument("--steps", type=int, default=20, metavar="N", help="how many (20)")
+    judge = verbs.add_parser("judge", help="judge a recorded history again")
+    judge.add_argument("history", type=Path, metavar="HISTORY.jsonl")
+    judge.add_argument("--report", type=Path, metavar="DIR", help="write report.html and summaries there")
+    return made
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = parser().parse_args(argv)
+    match args.verb:
+        case "plan":
+            for number, step in enumerate(itertools.islice(random_steps(args.seed), args.steps), 1):
+                print(f"{number:4}  {' + '.join(f'{fault.name} [{fault.lot:.3f}]' for fault in step)}")
+            return 0
+        case "judge":
+            return _judge(args)
+    seed = random.randrange(10**6) if args.seed is None else args.seed
+    steps = random_steps(seed) if args.verb == "chaos" else quick_steps(seed, only=args.only)
+    try:
+        return EXIT_CODES[_run(args, seed, steps).judgement.verdict]
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        return EXIT_STOPPED
+    except (ClusterError, CommandFailed) as error:
+        print(f"bindery_e2e: {error}", file=sys.stderr)
+        return EXIT_CODES["BAD"]
+
+
+def _judge(args: argparse.Namespace) -> int:
+    try:
+        report = report_of(args.history, required=REQUIRED)
+    except FileNotFoundError:
+        print(f"bindery_e2e: there is no {args.history}", file=sys.stderr)
+        return EXIT_CODES["BAD"]
+    if args.report:
+        print(f"report: {write_report(report, args.report).html}")
+    print(f"verdict: {report.judgement.verdict}")
+    return EXIT_CODES[report.judgement.verdict]
+
+
+def _run(args: argparse.Namespace, seed: int, steps: Iterable[Step]) -> Report:
+    began = time.strftime("%Y%m%d-%H%M%S")
+    folder = args.report or Path("e2e-reports") / f"{args.verb}-{seed}-{began}"
+    minutes = getattr(args, "minutes", None)
+    command = f"python -m bindery_e2e {args.verb} --seed {seed} --rate {args.rate:g}"
+    command += f" --minutes {minutes:g}" if minutes is not None else ""
+    say(command)
+    images = Images(say=say)
+    images.version(VERSION)
+    images.version(NEXT_VERSION)
+    settings = RunSettings(
+        folder=folder,
+        seed=seed,
+        facts=facts_of(command),
+        seconds=None if minutes is None else minutes * 60,
+        traffic=TrafficSettings(seed=seed, messages_per_s=args.rate),
+        data=args.data or (),
+    )
+    with installed(args.namespace, values=[CHAOS_VALUES], keep=args.keep, folder=folder, say=say) as release:
+        return asyncio.run(_stoppable(world_of(release, settings, say=say), settings, steps))
+
+
+async def _stoppable(world: World, settings: RunSettings, steps: Iterable[Step]) -> Report:
+    """SIGTERM ends it as Ctrl-C does: in order, with a report."""
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    return await play(world, settings, steps, say=say)
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,176 @@
+"""What each fault does to a cluster, whom it chooses, and which may overlap."""
+
+import itertools
+from types import SimpleNamespace as Thing
+from typing import Any
+
+import pytest
+from bindery_e2e import chaos, suite
+from bindery_e2e.cluster import Cluster, ClusterError
+from bindery_e2e.commands import Nodes
+from bindery_e2e.faults import WHOLE, KillProcess, StopNode, StopProcess, UpgradeImages, catalogue
+from bindery_e2e.release import Release
+from bindery_e2e.world import UNSCHEDULED_LOOKS, World, compared
+
+from .test_cluster import FakeApps, FakeCore, Recorded, node, v1_pod
+
+
+def world_of(*pods: Any, runner: Recorded | None = None, nodes: Nodes | None = None) -> World:
+    runner = runner or Recorded()
+    cluster = Cluster(FakeCore(pods), FakeApps(), namespace="ns", runner=runner)
+    return World(cluster, Release(cluster, runner=runner), nodes, topics=("public/default/a",))
+
+
+def test_every_fault_is_in_the_quick_suite_once() -> None:
+    played = [name for names in suite.STEPS for name in names]
+    assert sorted(played) == sorted(catalogue())
+
+
+def test_the_quick_suite_overlaps_only_what_fits_together() -> None:
+    for step in suite.quick_steps(1):
+        for first, second in itertools.combinations(step, 2):
+            assert chaos.fit(first, second), (str(first), str(second))
+
+
+def names_of(seed: int, count: int) -> list[list[tuple[str, float]]]:
+    return [[(fault.name, fault.lot) for fault in step] for step in itertools.islice(chaos.random_steps(seed), count)]
+
+
+def test_the_seed_is_the_sequence() -> None:
+    assert names_of(7, 200) == names_of(7, 200)
+    assert names_of(7, 200) != names_of(8, 200)
+
+
+def test_a_long_run_meets_every_fault_and_never_more_than_is_survived() -> None:
+    steps = list(itertools.islice(chaos.random_steps(3), 500))
+    assert {fault.name for step in steps for fault in step} == set(catalogue())
+    pairs = [step for step in steps if len(step) == 2]
+    assert len(pairs) > 50
+    for first, second in pairs:
+        assert not first.takes & second.takes
+        assert WHOLE not in first.takes | second.takes
+
+
+def test_a_pod_that_the_scheduler_forgot_is_made_anew_once() -> None:
+    world = world_of(v1_pod("b-0"), v1_pod("b-1", ready=False, node=None))
+    assert isinstance(world.cluster.core, FakeCore)
+    for _ in range(UNSCHEDULED_LOOKS - 1):
+        assert "b-1" in world.problem()
+    assert world.cluster.core.deleted == []
+    for _ in range(UNSCHEDULED_LOOKS):
+        assert "b-1" in world.problem()
+    assert [name for name, _ in world.cluster.core.deleted] == ["b-1"], "another one has another uid"
+
+
+def test_a_pod_that_was_killed_too_often_to_be_started_at_once_is_made_anew() -> None:
+    world = world_of(v1_pod("b-0"), v1_pod("b-1", ready=False, restarts=6, waiting="CrashLoopBackOff"))
+    assert isinstance(world.cluster.core, FakeCore)
+    assert "b-1" in world.problem()
+    assert [name for name, _ in world.cluster.core.deleted] == ["b-1"]
+
+
+def test_the_lot_chooses_among_ready_pods() -> None:
+    world = world_of(v1_pod("b-0"), v1_pod("b-1", ready=False), v1_pod("b-2"), v1_pod("b-3"))
+    assert [world.chosen("bookie", lot).name for lot in (0.0, 0.4, 0.99)] == ["b-0", "b-2", "b-3"]
+    with pytest.raises(ClusterError, match="no auditor is ready"):
+        world.chosen("auditor", 0.5)
+
+
+def test_kill_is_over_only_after_a_restart() -> None:
+    world = world_of(v1_pod("b-0", restarts=2))
+    fault = KillProcess(0.0)
+    assert fault.choose(world) == "b-0"
+    assert str(fault) == "kill -9 bookie (b-0)"
+    assert fault.problem(world) == "b-0 has not been restarted"
+
+
+def test_stop_continues_the_same_process_and_leaves_a_restarted_one_alone() -> None:
+    runner = Recorded()
+    pod = v1_pod("b-0")
+    world = world_of(pod, runner=runner)
+    slept: list[float] = []
+    fault = StopProcess(0.0, seconds=9.0, sleep=slept.append)
+    fault.choose(world)
+    fault.inject(world)
+    fault.heal(world)
+    assert slept == [9.0]
+    assert ["STOP" in runner.commands[0][-1], "CONT" in runner.commands[1][-1]] == [True, True]
+    pod.status.container_statuses[0].restart_count = 1
+    fault.heal(world)
+    assert len(runner.commands) == 2
+
+
+def nodes_of(world: World, *names: str) -> None:
+    core: Any = world.cluster.core
+    core.list_node = lambda **_: Thing(items=[node(name, name) for name in names])
+    core.read_namespaced_endpoints = lambda *_, **__: Thing(subsets=[Thing(addresses=[Thing(ip=names[0])])])
+
+
+def test_a_node_fault_spares_the_control_plane_and_prefers_the_fewest_bookies() -> None:
+    runner = Recorded()
+    world = world_of(
+        v1_pod("b-0", node="n1"), v1_pod("b-1", node="n2"), v1_pod("b-2", node="n2"), v1_pod("b-3", node="n3"),
+        v1_pod("z-1", "zookeeper", node="n3"), nodes=Nodes(("nodes",), runner=runner),
+    )  # fmt: skip
+    nodes_of(world, "n1", "n2", "n3")
+    fault = StopNode(0.99, sleep=lambda seconds: None)
+    assert fault.precondition(world) == ""
+    assert fault.choose(world) == "n3"
+    fault.inject(world)
+    fault.heal(world)
+    assert runner.commands == [["nodes", "stop", "n3"], ["nodes", "start", "n3"]]
+
+
+def test_a_node_with_two_zookeepers_is_never_harmed() -> None:
+    world = world_of(
+        v1_pod("z-1", "zookeeper", node="n2"), v1_pod("z-2", "zookeeper", node="n2"), nodes=Nodes(("nodes",))
+    )  # fmt: skip
+    nodes_of(world, "n1", "n2")
+    assert "at most one ZooKeeper" in StopNode(0.0).precondition(world)
+
+
+def test_without_the_hook_node_faults_are_not_offered() -> None:
+    assert "E2E_NODES is not set" in StopNode(0.0).precondition(world_of())
+
+
+def test_only_an_upgrade_that_was_begun_is_rolled_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = Recorded()
+    world = world_of(runner=runner)
+    world.next_version = "0.1.1"
+    fault = UpgradeImages(0.0)
+    fault.choose(world)
+
+    def refuse(**_: Any) -> float:
+        raise ClusterError("3 ledgers marked")
+
+    monkeypatch.setattr(world, "wait_whole", refuse)
+    with pytest.raises(ClusterError):
+        fault.inject(world)
+    fault.heal(world)
+    assert runner.commands == []
+    monkeypatch.setattr(world, "wait_whole", lambda **_: 0.0)
+    fault.inject(world)
+    fault.heal(world)
+    assert [command[3] for command in runner.commands] == ["upgrade", "rollback"]
+
+
+def test_what_fits_together() -> None:
+    make = catalogue()
+    assert chaos.fit(make["kill -9 bookie"](0), make["kill -9 zookeeper leader"](0))
+    assert not chaos.fit(make["kill -9 bookie"](0), make["delete bookie"](0))
+    assert not chaos.fit(make["kill -9 bookie"](0), make["stop node"](0))
+    assert not chaos.fit(make["lose the volume of bookie"](0), make["kill -9 broker owner"](0))
+
+
+def test_every_copy_counts_and_every_ledger_that_does_not_agree_is_told() -> None:
+    good = {
+        "ledger_id": 1, "state": "closed", "verdict": "agrees", "entries": 2, "bad": [], "reasons": [],
+        "bookies": {"a": {"good": 2}, "b": {"good": 2}},
+    }  # fmt: skip
+    bad = {
+        **good, "ledger_id": 2, "verdict": "differs", "bad": ["entry 1: missing on b"],
+        "reasons": [{"bookie": "b", "reason": "timed out", "entries": 1}],
+    }  # fmt: skip
+    found = compared([good, bad])
+    assert (found.ledgers, found.entries, found.copies) == (2, 4, 8)
+    assert found.wrong == ["ledger 2 (closed) differs: entry 1: missing on b; b: timed out"]

@@ -1,0 +1,37 @@
+"""`python -m bindery_e2e`: what its verbs print and how they end."""
+
+from pathlib import Path
+
+import pytest
+from bindery_e2e.__main__ import EXIT_CODES, main, parser
+from bindery_e2e.history import History
+
+
+def test_a_plan_is_printed_and_is_the_seeds(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--seed", "7", "--steps", "3"]) == 0
+    first = capsys.readouterr().out
+    assert len(first.splitlines()) == 3
+    assert main(["plan", "--seed", "7", "--steps", "3"]) == 0
+    assert capsys.readouterr().out == first
+
+
+def test_an_old_history_is_judged_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "history.jsonl"
+    with History(path) as history:
+        history.observe("ready", ready=1, wanted=2)
+    assert main(["judge", str(path), "--report", str(tmp_path / "again")]) == EXIT_CODES["BAD"]
+    assert "verdict: BAD" in capsys.readouterr().out
+    assert (tmp_path / "again" / "report.html").exists()
+
+
+def test_a_history_that_is_not_there_is_said_to_be_missing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["judge", "no/such/history.jsonl"]) == EXIT_CODES["BAD"]
+    assert "there is no no/such/history.jsonl" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", ["chaos", "quick", "plan", "judge"])
+def test_every_verb_has_help(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parser().parse_args([verb, "--help"])
+    assert ended.value.code == 0
+    assert "--" in capsys.readouterr().out
