@@ -3,11 +3,16 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 UV_VERSION := 0.13.8
-PACKAGES := $(patsubst %/pyproject.toml,%,$(wildcard libs/*/pyproject.toml services/*/pyproject.toml))
+PACKAGES := $(patsubst %/pyproject.toml,%,$(wildcard libs/*/pyproject.toml services/*/pyproject.toml spark-jobs/pyproject.toml e2e/pyproject.toml))
 SETUP := $(VENV)/.installed
+COMPILED := $(VENV)/.compiled
 ARGS ?=
 SEED ?= 0
 KIND ?= service
+MINUTES ?= 60
+# Tests run in so many processes: one more than cores, since many wait for servers of their own; four at most, since
+# these take memory.
+WORKERS ?= $(shell n=$$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN); test "$$n" -lt 3 && echo "$$((n + 1))" || echo 4)
 
 .DEFAULT_GOAL := help
 
@@ -22,24 +27,31 @@ $(SETUP): requirements.lock pyproject.toml $(addsuffix /pyproject.toml,$(PACKAGE
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
 	@$(BIN)/uv pip install --python $(BIN)/python --require-hashes -r requirements.lock
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation $(addprefix -e ,$(PACKAGES))
+	@$(BIN)/python -m compileall -q -j 0 $(VENV)/lib >/dev/null || true # what cannot be compiled is told when it is imported
+	@touch $@
+
+# Without bytecode every start of every process compiles all that it imports; some environments forbid Python to write it.
+$(COMPILED): $(SETUP) $(shell find $(addsuffix /src,$(PACKAGES)) -name '*.py')
+	@$(BIN)/python -m compileall -q $(addsuffix /src,$(PACKAGES))
 	@touch $@
 
 .PHONY: setup
-setup: $(SETUP) ## make .venv and install the locked workspace
+setup: $(COMPILED) ## make .venv and install the locked workspace
 
 .PHONY: run
-run: $(SETUP) ## run a cluster here: ZooKeeper, bookies, broker (ARGS="--bookies 6")
+run: $(COMPILED) ## run a cluster here: ZooKeeper, bookies, broker (ARGS="--bookies 6")
 	@exec $(BIN)/bindery standalone $(ARGS)
 
 .PHONY: demo
-demo: $(SETUP) ## real data through a cluster of its own, with kill -9 on the way
+demo: $(COMPILED) ## real data through a cluster of its own, with kill -9 on the way
 	@exec $(BIN)/python bench/demo.py $(ARGS)
 
 .PHONY: lint
-lint: $(SETUP) ## ruff and the layer contracts
+lint: $(SETUP) ## ruff, the layer contracts, and whether the chart's generated page is current
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/lint-imports
+	@$(BIN)/python tools/chart_readme.py --check
 
 .PHONY: format
 format: $(SETUP) ## rewrite the sources in the one format
@@ -50,13 +62,34 @@ format: $(SETUP) ## rewrite the sources in the one format
 types: $(SETUP) ## mypy, strict
 	@$(BIN)/mypy $(addsuffix /src,$(PACKAGES))
 
+# Pytest keeps what it made of each assert as bytecode, so that workers find it there and need not do the same once more.
 .PHONY: test
-test: $(SETUP) ## every test that needs no Kubernetes
-	@$(BIN)/python -m pytest $(ARGS)
+test: $(COMPILED) ## every test that needs no Kubernetes; the simulator's own are sim-ci's (ARGS="-n 0" for one process, ARGS=libs/core for a part)
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder --durations 20 -m "not simulator" $(ARGS)
 
 .PHONY: interop
 interop: $(SETUP) ## Apache BookKeeper's client, bookies and tools against ours; needs a JDK and Maven (ARGS=--write)
 	@exec $(BIN)/python -m pytest e2e/interop $(ARGS)
+
+.PHONY: healing
+healing: $(COMPILED) ## bookies, auditors, ZooKeeper killed under load, with figures (docs/reliability.md has the longer form)
+	@exec $(BIN)/python -m pytest e2e/healing -rfEP --numprocesses 2 --dist loadfile $(ARGS)
+
+.PHONY: audit-truth
+audit-truth: $(COMPILED) ## faults of each kind in a real cluster: the audit finds exactly those, and they heal (SEED=7)
+	@BINDERY_AUDIT_SEED=$(SEED) exec $(BIN)/python -m pytest e2e/audit/test_truth.py e2e/audit/test_command.py -rfEP -n 0 $(ARGS)
+
+.PHONY: audit-pods
+audit-pods: $(COMPILED) ## what the audit's pods run, without Kubernetes: killed drivers and executors; many starts of Spark
+	@exec $(BIN)/python -m pytest e2e/audit/test_pods.py -rfEP -n 0 $(ARGS)
+
+.PHONY: e2e
+e2e: $(COMPILED) ## on Kubernetes: install, helm test, each fault once under traffic, a broken build (KUBECONFIG, or a cluster of its own)
+	@exec .ci/with-cluster $(BIN)/python -m pytest -m kubernetes e2e/kubernetes charts/tests -rfEP --durations 20 $(ARGS)
+
+.PHONY: chaos
+chaos: $(COMPILED) ## on Kubernetes: random faults under traffic, with a verdict and a report (MINUTES=60 SEED=7)
+	@exec .ci/with-cluster $(BIN)/python -m bindery_e2e chaos --minutes $(MINUTES) --seed $(SEED) $(ARGS)
 
 .PHONY: sim
 sim: $(SETUP) ## replay a seed with its trace (SEED=7, KIND=service or protocol)
@@ -67,13 +100,36 @@ fuzz: $(SETUP) ## hostile frames against real bookies, 30 s (ARGS="--frames 1000
 	@exec $(BIN)/python bench/fuzz_wire.py $(ARGS)
 
 .PHONY: sim-ci
-sim-ci: $(SETUP) ## simulate clusters and protocol histories for three minutes
+sim-ci: $(SETUP) ## the simulator notices what is broken; then clusters and protocol histories for three minutes
+	@$(BIN)/python -m pytest libs/simulation -m simulator --numprocesses 2 --dist loadfile
 	@$(BIN)/python -m bindery_simulation protocol --seconds 60 --first $$(git log -1 --format=%ct 2>/dev/null || echo 0) --jobs 2
 	@$(BIN)/python -m bindery_simulation service --seconds 120 --first $$(git log -1 --format=%ct 2>/dev/null || echo 0) --jobs 2
 
+.PHONY: storage-ci
+storage-ci: $(SETUP) ## cut a bookie's power before every write for a minute, damage its files for half a minute
+	@$(BIN)/python -m bindery_simulation storage crash --seconds 60 --first $$(git log -1 --format=%ct 2>/dev/null || echo 0) --jobs 2
+	@$(BIN)/python -m bindery_simulation storage damage --seconds 30 --first $$(git log -1 --format=%ct 2>/dev/null || echo 0) --jobs 2
+
 .PHONY: bench
-bench: $(SETUP) ## measure bookie, client and HTTP API apart (ARGS="--seconds 3")
+bench: $(COMPILED) ## measure bookie, client and HTTP API apart (ARGS="--seconds 3")
 	@exec $(BIN)/python bench/run.py $(ARGS)
+
+.PHONY: bench-peer
+bench-peer: $(COMPILED) ## beside Apache BookKeeper in one run, 4 minutes; needs a JDK and ../shared/peers (ARGS=--full: 18)
+	@exec $(BIN)/python bench/peer.py $(ARGS)
+
+.PHONY: images
+images: ## build the four images with docker (ARGS="--version 0.1.1 --only broker"; docker/build.py --help)
+	@$(PYTHON) docker/build.py $(ARGS)
+
+.PHONY: chart
+chart: $(SETUP) ## lint and render the Helm chart with every preset, refuse wrong values; needs helm (HELM=path)
+	@$(BIN)/python -m pytest -m 'not kubernetes' charts/tests --numprocesses $(WORKERS) --dist loadfile $(ARGS)
+
+.PHONY: chart-files
+chart-files: $(SETUP) ## make the chart's schema and README anew from its values and the services' settings
+	@$(BIN)/python tools/chart_schema.py
+	@$(BIN)/python tools/chart_readme.py
 
 .PHONY: proto
 proto: $(SETUP) ## generate the protobuf modules from our .proto files
