@@ -270,6 +270,22 @@ def _nothing_checked(*places: tuple[Any, str]) -> Patch:
     return patched
 
 
+@contextlib.contextmanager
+def _digests_unchecked() -> Iterator[None]:
+    """Whatever lies in an entry log under an entry's ids is that entry."""
+
+    def intact_entry(data: bytes, at: int, size: int, ledger_id: int, entry_id: int) -> bytes | None:
+        body = data[at : at + size]
+        is_its = len(body) == size and entry_log_format.unpack_ids(body) == (ledger_id, entry_id)
+        return body if is_its else None
+
+    with (
+        patch.object(entry_log_format, "intact_entry", intact_entry),
+        _nothing_checked((entry_log_format, "check_record"))(),
+    ):
+        yield
+
+
 def _ends_unknown() -> contextlib.AbstractContextManager[Any]:
     """Of the end of a log nothing is known but LastLogMark's."""
 
@@ -280,9 +296,7 @@ def _ends_unknown() -> contextlib.AbstractContextManager[Any]:
 
 
 DAMAGE_MUTANTS: Final[dict[str, DamageMutant]] = {
-    "entry-digests-unchecked": DamageMutant(
-        _nothing_checked((entry_log_format, "check_record")), Choice(("entry log",)), ("right-bytes",)
-    ),
+    "entry-digests-unchecked": DamageMutant(_digests_unchecked, Choice(("entry log",)), ("right-bytes",)),
     "index-batches-uncounted": DamageMutant(
         _nothing_checked((Index, "check_complete"), (opening, "check_files")),
         Choice(("LevelDB CURRENT",), ("removed",)),
