@@ -37,13 +37,13 @@ async def test_a_killed_bookie_and_a_killed_leader_within_the_delay(tmp_path: Pa
 
         store, client = await cluster.connect()
         counts = await write_all(client, 200, 1, 300, 40, 0, 60)
-        first, first_store, first_task = await start("first")
-        second, _, second_task = await start("second")
+        both = [await start("one"), await start("other")]
         loop = asyncio.get_running_loop()
         lost = BookieId("bookie-1")
         async with asyncio.timeout(WAIT_S):
-            while not (first.is_leader and first.auditor.state.audit.audits):
+            while not (led := [trio for trio in both if trio[0].is_leader and trio[0].auditor.state.audit.audits]):
                 await asyncio.sleep(0.05)
+            (first, first_store, first_task), (second, _, second_task) = sorted(both, key=lambda trio: trio not in led)
             cluster.kill(lost)
             while lost in await client.list_bookies():
                 await asyncio.sleep(0.05)
@@ -53,7 +53,7 @@ async def test_a_killed_bookie_and_a_killed_leader_within_the_delay(tmp_path: Pa
             await asyncio.sleep(DELAY_S / 2)
             await first_store.close()  # as a crash
             first_task.cancel()
-            while await current_auditor(store, LAYOUT) != "second":
+            while await current_auditor(store, LAYOUT) != second.name:
                 await asyncio.sleep(0.05)
             while not [mark async for mark in second.marks.list()]:
                 assert loop.time() - unregistered_at < DELAY_S + 30
@@ -64,7 +64,7 @@ async def test_a_killed_bookie_and_a_killed_leader_within_the_delay(tmp_path: Pa
                 clock_ms=clock_ms,
             )  # fmt: skip
             progress = summarise(snapshot)
-            assert progress.auditor == "second"
+            assert progress.auditor == second.name
             assert [(b.bookie_id) for b in progress.lost] == [lost]
             while [mark async for mark in second.marks.list()]:
                 await asyncio.sleep(0.1)
