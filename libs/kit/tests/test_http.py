@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import socket
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 from bindery_core.errors import DamagedStorage, NoSuchTopic, TooManyRequests
+from bindery_kit import http_limits
 from bindery_kit.health import Health, OpsApp
 from bindery_kit.http_limits import PIPELINED_MAX
 from bindery_kit.http_server import BindRefused, HttpServer, bind_tcp
@@ -260,6 +262,84 @@ async def test_pipelined_requests_are_answered_and_endless_ones_end_the_connecti
         writer.transport.abort()
         async with httpx.AsyncClient(base_url=server.url, trust_env=False) as http:
             assert (await http.get("/livez")).status_code == 200
+
+
+async def test_a_head_that_does_not_end_is_given_up(health, monkeypatch):
+    monkeypatch.setattr(http_limits, "HEAD_TIMEOUT_S", 0.2)
+    async with HttpServer(OpsApp(health, Metrics("kittest"), app=make_app()), port=0) as server, asyncio.timeout(30):
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        assert await reader.read() == b"", "nothing was sent, so nothing is answered"
+        writer.close()
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        for beginning in (b"", b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"):
+            if beginning:
+                reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+                writer.write(beginning)
+                assert b" 200 OK" in await reader.readuntil(b"}\n")
+            writer.write(b"GET /livez HTTP/1.1\r\nX-Slow: ")
+            answer = asyncio.create_task(reader.read())
+            while not answer.done():  # a byte now and then is no progress
+                with contextlib.suppress(ConnectionError):
+                    writer.write(b"s")
+                await asyncio.sleep(0.05)
+            head, _, body = (await answer).partition(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 408 ")
+            assert json.loads(body)["code"] == "request_timeout"
+            writer.close()
+
+
+async def test_a_request_that_takes_longer_than_a_head_may_is_answered(health, monkeypatch):
+    monkeypatch.setattr(http_limits, "HEAD_TIMEOUT_S", 0.05)
+
+    async def pieces():
+        yield b'{"count": '
+        for _ in range(5):
+            await asyncio.sleep(0.05)
+            yield b" "
+        yield b"7}"
+
+    async with (
+        HttpServer(OpsApp(health, Metrics("kittest"), app=make_app()), port=0) as server,
+        httpx.AsyncClient(base_url=server.url, trust_env=False) as http,
+    ):
+        answer = await http.post("/count", content=pieces(), headers={"content-type": "application/json"})
+        assert (answer.status_code, answer.json()) == (200, 7)
+        await asyncio.sleep(0.2)  # kept alive: no head has begun
+        assert (await http.get("/livez")).status_code == 200
+
+
+async def test_a_new_client_gets_the_place_of_the_idlest_and_none_of_a_busy_one(health):
+    app = OpsApp(health, Metrics("kittest"), app=make_app())
+    async with HttpServer(app, port=0, connections_max=2) as server, asyncio.timeout(30):
+
+        async def connect(request: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            writer.write(request)
+            if b"livez" in request:
+                assert b" 200 OK" in await reader.readuntil(b"}\n")
+            return reader, writer
+
+        live, slow = (b"GET /%s HTTP/1.1\r\nHost: x\r\n\r\n" % path for path in (b"livez", b"slow"))
+        idlest, _ = await connect(live)
+        idle, idle_writer = await connect(live)
+        _, third_writer = await connect(live)
+        with contextlib.suppress(ConnectionError):
+            assert await idlest.read() == b""
+        idle_writer.write(live)
+        assert b" 200 OK" in await idle.readuntil(b"}\n"), "the other one was left alone"
+        for writer in (idle_writer, third_writer):
+            writer.write(slow)
+        await asyncio.sleep(0.2)
+        refused, _ = await asyncio.open_connection("127.0.0.1", server.port)
+        head, _, body = (await refused.read()).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 503 ")
+        assert b"Retry-After: 1" in head
+        assert json.loads(body)["code"] == "too_many_connections"
+        idle_writer.transport.abort()
+        await asyncio.sleep(0.2)
+        _, last = await connect(live)
+        last.close()
+        third_writer.transport.abort()
 
 
 async def test_a_long_body_in_small_pieces_is_no_header_without_end(health):

@@ -140,3 +140,21 @@ async def test_work_that_ends_first_gives_its_result_or_its_error() -> None:
     assert await runtime.unless_shutdown(shutdown, asyncio.sleep(0, 5)) == 5
     with pytest.raises(ValueError, match="no"):
         await runtime.unless_shutdown(shutdown, fail())
+
+
+def test_a_process_may_open_as_many_files_as_its_hard_limit_says() -> None:
+    script = """
+import resource
+from bindery_kit import runtime
+
+resource.setrlimit(resource.RLIMIT_NOFILE, (100, 700))
+
+async def main(shutdown):
+    print(*resource.getrlimit(resource.RLIMIT_NOFILE), flush=True)
+    return 0
+
+runtime.run(main)
+"""
+    with started(script) as process:
+        assert "process_started" in line(process)
+        assert line(process) == "700 700"

@@ -9,6 +9,7 @@ Only loopback is bound without `insecure=True`: nothing here asks for a password
 import asyncio
 import contextlib
 import ipaddress
+import resource
 import socket
 from collections.abc import Iterator
 from typing import Any, Final
@@ -18,11 +19,13 @@ from bindery_core.errors import BinderyError
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from bindery_kit.health import AsgiApp
-from bindery_kit.http_limits import with_head_limit
+from bindery_kit.http_limits import with_limits
 from bindery_kit.last_words import bind_fix
 from bindery_kit.logs import get_logger
 
 BACKLOG: Final = 1024
+CONNECTIONS_MAX: Final = 5000
+"""Some 30 KiB each while a request waits."""
 KEEP_ALIVE_S: Final = 75
 START_TIMEOUT_S: Final = 10.0
 STOP_TIMEOUT_S: Final = 5.0
@@ -70,6 +73,12 @@ def bind_tcp(host: str, port: int, *, insecure: bool = False) -> socket.socket:
     return sock
 
 
+def default_connections_max() -> int:
+    """CONNECTIONS_MAX, or half of the files that this process may have open if that is less."""
+    open_files_max, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return CONNECTIONS_MAX if open_files_max < 0 else max(1, min(CONNECTIONS_MAX, open_files_max // 2))
+
+
 class _Server(uvicorn.Server):
     """uvicorn without its hands on the signals: the process's owner decides when it stops."""
 
@@ -94,15 +103,17 @@ class HttpServer:
         insecure: bool = False,
         stop_timeout_s: float = STOP_TIMEOUT_S,
         http: type[HttpToolsProtocol] = HttpToolsProtocol,
+        connections_max: int | None = None,
         **uvicorn_options: Any,
     ) -> None:
-        """`http`: the protocol of each connection; it gets the bound of `http_limits`, whatever it is."""
+        """`http`: the protocol of each connection; it gets the bounds of `http_limits`, whatever it is.
+        `connections_max`: None for `default_connections_max`."""
         self.host = host
         self._sock = bind_tcp(host, port, insecure=insecure)
         self.port: int = self._sock.getsockname()[1]
         self._stop_timeout_s = stop_timeout_s
         options: dict[str, Any] = {
-            "http": with_head_limit(http),
+            "http": with_limits(http, connections_max=connections_max or default_connections_max()),
             "ws": "none",
             "lifespan": "auto",
             "log_config": None,

@@ -9,8 +9,10 @@ Importing this module is cheap: a bookie serves its port before any HTTP code is
 
 import asyncio
 import atexit
+import contextlib
 import ctypes
 import os
+import resource
 import signal
 import sys
 from collections.abc import Awaitable, Callable
@@ -36,6 +38,8 @@ THREADS_TIMEOUT_S: Final = 2.0
 
 DIE_WITH_PARENT: Final = "BINDERY_DIE_WITH_PARENT"
 """Environment name; its value is the parent's pid. Set by `bindery standalone` for its children."""
+
+OPEN_FILES_MAX: Final = 65_536
 
 EXIT_OK: Final = 0
 EXIT_ERROR: Final = 1
@@ -130,10 +134,21 @@ def _end_soon(code: int) -> None:
 def run(main: Main) -> int:
     """Run `main` to its end and return its exit code (None: the shutdown's). What it raises is raised."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    raise_open_files()
     parent = os.environ.pop(DIE_WITH_PARENT, None)
     if parent is not None and not die_with_parent(expected_parent=int(parent)):
         return EXIT_ERROR
     return uvloop.run(_with_signals(main))
+
+
+def raise_open_files() -> None:
+    """Let this process open as many files as it may, up to OPEN_FILES_MAX: shells and init systems start it with 1024,
+    which a few hundred clients and the logs of a bookie use up."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = OPEN_FILES_MAX if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES_MAX)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(ValueError, OSError):  # some systems forbid it; then it stays as it is
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 async def _with_signals(main: Main) -> int:

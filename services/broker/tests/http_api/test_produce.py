@@ -266,6 +266,31 @@ async def test_bodies_over_the_budget_are_put_off(tree, ledgers, clock):
     await harness.close()
 
 
+async def test_what_was_only_announced_takes_no_budget(tree, ledgers, clock):
+    harness = Harness(
+        tree=tree, ledgers=ledgers, clock=clock, url="http://one",
+        request_bytes_max=2_000, control_bytes_max=1_024, in_flight_bytes_max=2_000,
+    )  # fmt: skip
+    gate = asyncio.Event()
+
+    async def slow():
+        yield b"x"
+        await gate.wait()
+        yield b"y" * 1_999
+
+    announced = {"content-length": "2000"}
+    async with asyncio.TaskGroup() as tasks:
+        first = tasks.create_task(harness.client.post(f"{TOPIC}/messages", content=slow(), headers=announced))
+        while harness.app._budget.used == 0:
+            await asyncio.sleep(0)
+        assert harness.app._budget.used == 1
+        assert (await harness.client.post(f"{TOPIC}/messages", content=b"x" * 600)).status_code == 200
+        gate.set()
+    assert first.result().status_code == 200
+    assert harness.app._budget.used == 0
+    await harness.close()
+
+
 async def test_the_answer_waits_for_the_bookies(broker):
     await broker.produce("first")
     broker.ledgers.hold_adds()

@@ -4,9 +4,9 @@ import json
 
 import pytest
 from bindery_broker.http.produce_request import parse_produce, split_tags
-from bindery_broker.http.schemas import ProduceQuery
+from bindery_broker.http.schemas import MESSAGES_PER_REQUEST_MAX, ProduceQuery
 from bindery_broker.message_codec import OutgoingMessage
-from bindery_core.errors import BadRequest, BinderyError
+from bindery_core.errors import BadRequest, BinderyError, TooLarge
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -88,3 +88,11 @@ def test_tags_are_separated_by_two_bars():
     for wrong in ("", "||", "a||"):
         with pytest.raises(BadRequest):
             split_tags(wrong)
+
+
+def test_lines_that_hold_nothing_have_a_limit_too():
+    line = b'{"payload": "x"}\n'
+    spaced = b"\n\n\n".join([line[:-1]] * MESSAGES_PER_REQUEST_MAX)
+    assert len(parse(spaced, "application/x-ndjson")) == MESSAGES_PER_REQUEST_MAX
+    with pytest.raises(TooLarge, match="too many lines"):
+        parse(line + b"\n" * 4 * MESSAGES_PER_REQUEST_MAX, "application/x-ndjson")

@@ -187,7 +187,10 @@ class Exchange(Request):
         return await self.read_body(size_max=self.broker.settings.control_bytes_max)
 
     async def read_body(self, *, size_max: int) -> bytes:
-        """The whole body. Raises TooLarge beyond `size_max`, TooManyRequests beyond the budget, ClientGone."""
+        """The whole body. Raises TooLarge beyond `size_max`, TooManyRequests beyond the budget, ClientGone.
+
+        What has come is charged, not what was announced: announcing costs a client nothing.
+        """
         if self._read is not None:
             return self._read
         announced = self.header(b"content-length")
@@ -196,7 +199,6 @@ class Exchange(Request):
                 raise BadRequest("not a content length")
             if int(announced) > size_max:
                 raise TooLarge("the body is too large", size=int(announced), size_max=size_max)
-            self._charge(int(announced))
         chunks: list[bytes] = []
         size = 0
         while True:
@@ -206,8 +208,7 @@ class Exchange(Request):
                 size += len(chunk)
                 if size > size_max:
                     raise TooLarge("the body is too large", size=size, size_max=size_max)
-                if size > self._charged:
-                    self._charge(size - self._charged)
+                self._charge(len(chunk))
                 chunks.append(chunk)
             if not message.get("more_body"):
                 break

@@ -7,6 +7,7 @@
 | anything else, or none | the bytes of one message                                                    |
 
 Errors name the place: `line 3` counts from 1 (NDJSON), `message 0` from 0 (array). Nothing here does I/O.
+There are at most LINES_PER_MESSAGE_MAX times as many lines, empty ones included, as a request may have messages.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,6 +26,8 @@ from bindery_broker.message_codec import TAG_VALUE, OutgoingMessage
 NDJSON: Final = "application/x-ndjson"
 JSON: Final = "application/json"
 PROPERTY_HEADER: Final = b"bindery-property-"
+LINES_PER_MESSAGE_MAX: Final = 4
+"""Each empty line costs time too."""
 
 _line_decoder = msgspec.json.Decoder(MessageLine)
 _array_decoder = msgspec.json.Decoder(list[MessageLine])
@@ -71,6 +74,9 @@ def parse_produce(
 def _parse_lines(
     body: bytes, *, query: ProduceQuery, defaults: dict[str, str], now_ms: int, limits: ProduceLimits
 ) -> list[OutgoingMessage]:
+    lines_max = limits.messages_max * LINES_PER_MESSAGE_MAX
+    if body.count(b"\n") > lines_max:
+        raise TooLarge("too many lines in one request", lines_max=lines_max)
     messages: list[OutgoingMessage] = []
     decode = _line_decoder.decode
     for number, text in enumerate(body.split(b"\n"), 1):
