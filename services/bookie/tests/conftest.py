@@ -184,7 +184,7 @@ class MemoryEntryStore:
                 runs.append((entry_id, 1))
         return runs
 
-    def ledger_ids(self) -> Sequence[int]:
+    async def list_ledger_ids(self) -> Sequence[int]:
         return list(self.ledgers)
 
     async def delete_ledger(self, ledger_id: int) -> None:

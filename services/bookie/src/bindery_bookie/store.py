@@ -93,7 +93,9 @@ class EntryStore(Protocol):
         """Runs (first, count) of entry ids present, ascending. Raises NoSuchLedger."""
         ...
 
-    def ledger_ids(self) -> Sequence[int]: ...
+    async def list_ledger_ids(self) -> Sequence[int]:
+        """Every ledger here, ascending, without holding up the event loop. Raises DamagedStorage, OSError."""
+        ...
 
     async def delete_ledger(self, ledger_id: int) -> None:
         """Forget a ledger whose metadata is gone; its space is won back by garbage collection."""

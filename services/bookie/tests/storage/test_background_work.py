@@ -142,7 +142,7 @@ async def test_many_deletions_are_flushed_in_parts(kit: Any, monkeypatch: pytest
         await engine.delete_ledger(ledger_id)
         waiting = max(waiting, len(engine._ledgers.deleted))
     assert 0 < waiting <= 10
-    assert not list(engine.ledger_ids())
+    assert not list(await engine.list_ledger_ids())
     await engine.close()
 
 

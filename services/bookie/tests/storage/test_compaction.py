@@ -34,7 +34,7 @@ async def two_kinds(kit: Any, engine: StorageEngine, *, dead: int = 60, live: in
 
 async def check(kit: Any, engine: StorageEngine, bodies: dict[int, list[bytes]]) -> None:
     """All of it is there, and nothing else: entries, fence, key, explicit LAC."""
-    assert list(engine.ledger_ids()) == sorted(bodies)
+    assert list(await engine.list_ledger_ids()) == sorted(bodies)
     for ledger_id, expected in bodies.items():
         found = await kit.read(engine, *((ledger_id, entry_id) for entry_id in range(len(expected) + 1)))
         assert found == [*expected, Status.NO_ENTRY]
@@ -285,7 +285,7 @@ async def test_a_ledger_deleted_while_it_is_copied(kit: Any) -> None:
     world.lose_power(1)
     world.kv.clear()
     engine = await world.opened()
-    assert list(engine.ledger_ids()) == [1]
+    assert list(await engine.list_ledger_ids()) == [1]
     await engine.close()
 
 

@@ -169,7 +169,7 @@ async def test_entries_are_there_in_every_tier_and_every_life(kit: Any, place: P
     assert storage.stats.replay_entries == 0
     await check(kit, storage, bodies)
     assert [list(await storage.entry_ids(ledger_id)) for ledger_id in (0, 3, 6)] == [[(0, 60)], [(0, 70)], [(60, 10)]]
-    assert list(storage.ledger_ids()) == list(range(7))
+    assert list(await storage.list_ledger_ids()) == list(range(7))
     await storage.close()
 
 

@@ -144,7 +144,7 @@ async def test_a_fence_creates_the_ledger_it_fences(world: Any, kit: Any) -> Non
     await engine.fence(5, kit.KEY)
     assert await kit.read(engine, (5, 0), (5, -1)) == [Status.NO_ENTRY, Status.NO_ENTRY]
     assert await kit.add(engine, kit.add_request(kit.entry(5, 0))) == [Status.FENCED]
-    assert list(engine.ledger_ids()) == [5]
+    assert list(await engine.list_ledger_ids()) == [5]
     await engine.close()
 
 
@@ -484,7 +484,7 @@ async def test_idle_ledgers_leave_memory_and_come_back(kit: Any) -> None:
         Status.FENCED,
         OK,
     ]
-    assert list(engine.ledger_ids()) == list(range(100))
+    assert list(await engine.list_ledger_ids()) == list(range(100))
     await engine.close()
 
 
@@ -514,7 +514,7 @@ async def test_a_deleted_ledger_is_gone_from_every_tier(world: Any, kit: Any) ->
     await engine.delete_ledger(5)
     for _ in range(3):
         assert await kit.read(engine, (5, 0), (5, 31), (5, -1)) == [Status.NO_LEDGER] * 3
-        assert list(engine.ledger_ids()) == [6]
+        assert list(await engine.list_ledger_ids()) == [6]
         with pytest.raises(NoSuchLedger):
             engine.last_add_confirmed(5)
         await engine.flush()

@@ -113,7 +113,7 @@ def make_machine(kit: Any) -> type[RuleBasedStateMachine]:
 
         @invariant()
         def knows_its_ledgers(self) -> None:
-            assert list(self.engine.ledger_ids()) == sorted(self.entries)
+            assert list(self.run(self.engine.list_ledger_ids())) == sorted(self.entries)
 
         def teardown(self) -> None:
             self.run(self.engine.close())

@@ -169,7 +169,7 @@ async def test_a_rebuild_does_not_bring_a_deleted_ledger_back(world: Any, kit: A
     world.kv.clear()
     engine = await world.opened()
     assert await kit.read(engine, (6, 0)) == [Status.NO_LEDGER]
-    assert list(engine.ledger_ids()) == [5]
+    assert list(await engine.list_ledger_ids()) == [5]
     assert await kit.read(engine, *((5, e) for e in range(50))) == bodies
     await engine.close()
 

@@ -104,7 +104,7 @@ async def test_compaction_wins_space_back(tmp_path: Path, kit: Any, kind: Ledger
             found = await kit.read(engine, *((ledger_id, entry_id) for entry_id in range(len(expected) + 1)))
             assert found == [*expected, Status.NO_ENTRY]
         assert await kit.add(engine, kit.add_request(kit.entry(3, 9000))) == [Status.FENCED]
-        assert list(engine.ledger_ids()) == sorted(bodies)
+        assert list(await engine.list_ledger_ids()) == sorted(bodies)
 
     bodies: dict[int, list[bytes]] = {ledger_id: [] for ledger_id in range(1, 6)}
     async with opened(tmp_path, **changes) as engine:

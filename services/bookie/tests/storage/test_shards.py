@@ -78,7 +78,7 @@ async def test_entries_of_all_ledgers_are_there_also_after_a_power_cut(kit: Any,
     bookie.lose_power()
     store = await bookie.opened()
     assert await kit.read(store, *bodies) == list(bodies.values())
-    assert store.ledger_ids() == list(range(7))
+    assert list(await store.list_ledger_ids()) == list(range(7))
     assert await store.entry_ids(3) == [(0, 30)]
     total, free = store.disk_usage()
     assert 0 < free < total == bookie.disk.capacity, "one file system counts once"
@@ -118,7 +118,7 @@ async def test_each_ledger_is_asked_in_its_own_shard(kit: Any, bookie: Bookie) -
     await store.fence(5, kit.KEY)
     assert woken == [4, 5]
     await store.delete_ledger(3)
-    assert store.ledger_ids() == [0, 1, 2, 4, 5]
+    assert list(await store.list_ledger_ids()) == [0, 1, 2, 4, 5]
     with pytest.raises(NoSuchLedger):
         await store.entry_ids(3)
     with pytest.raises(Unauthorized):

@@ -205,7 +205,7 @@ async def examine(photograph: Photograph, seed: int, wrap: Callable[[Any], Any],
 
 async def _delete_all(engine: StorageEngine, history: History) -> None:
     """The space of what was deleted comes back, also of what a crash left behind. Raises Violation."""
-    for ledger_id in engine.ledger_ids():
+    for ledger_id in await engine.list_ledger_ids():
         await engine.delete_ledger(ledger_id)
     await engine.flush()
     result = await engine.compactor.run(force=True)

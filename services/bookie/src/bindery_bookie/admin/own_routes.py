@@ -16,6 +16,8 @@
 Members are the producers' fields in camelCase (`plain`); `...Ms` are wall clock milliseconds, 0: never.
 """
 
+import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -115,13 +117,18 @@ def _log_id(request: Request) -> int:
 
 
 async def _ledgers(context: AdminContext, request: Request) -> Answer:
+    listed = await context.store.list_ledger_ids()
+    return await asyncio.get_running_loop().run_in_executor(None, lambda: json_answer({"ledgers": _runs(listed)}))
+
+
+def _runs(ledger_ids: Sequence[int]) -> list[list[int]]:
     runs: list[list[int]] = []
-    for ledger_id in context.store.ledger_ids():
+    for ledger_id in ledger_ids:
         if runs and runs[-1][1] == ledger_id - 1:
             runs[-1][1] = ledger_id
         else:
             runs.append([ledger_id, ledger_id])
-    return json_answer({"ledgers": runs})
+    return runs
 
 
 async def _limbo(context: AdminContext, request: Request) -> Answer:

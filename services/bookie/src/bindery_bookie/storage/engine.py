@@ -554,12 +554,8 @@ class StorageEngine(StorageRepair):
         self._known(ledger_id)
         return await self._reads.entry_ids(ledger_id)
 
-    def ledger_ids(self) -> Sequence[int]:
-        """See EntryStore. Ascending."""
-        return list(self._ledgers.all_ids())
-
     async def list_ledger_ids(self) -> Sequence[int]:
-        """As `ledger_ids`, without holding up the event loop. Raises DamagedStorage, OSError."""
+        """See EntryStore."""
         if not self._is_open:
             return ()
         in_memory, hidden = list(self._ledgers.states), self._ledgers.hidden_ids()

@@ -5,7 +5,7 @@ Invariants: a fence is never cleared; `lac` never goes back; a state that the in
 from the index.
 """
 
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable
 from typing import Final
 
 from bindery_bookie.storage import control_records as control
@@ -259,8 +259,3 @@ class LedgerTable:
             return total + len(only_here) - balance
 
         return count
-
-    def all_ids(self) -> Iterator[int]:
-        """Every ledger here, ascending."""
-        known = {ledger_id for ledger_id in self._index.ledger_ids() if not self.is_hidden(ledger_id)}
-        return iter(sorted(known | self.states.keys()))

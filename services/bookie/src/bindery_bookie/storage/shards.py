@@ -8,6 +8,8 @@ one shard goes to it as it is; every shard is closed, also when another one fail
 """
 
 import asyncio
+import heapq
+from array import array
 from collections.abc import Callable, Sequence
 from typing import Generic, Protocol, TypeVar
 
@@ -144,9 +146,12 @@ class ShardedStorage:
 
     # --- all of them
 
-    def ledger_ids(self) -> Sequence[int]:
-        """See EntryStore. Ascending."""
-        return sorted(ledger_id for shard in self.shards for ledger_id in shard.ledger_ids())
+    async def list_ledger_ids(self) -> Sequence[int]:
+        """See EntryStore."""
+        listed = [await shard.list_ledger_ids() for shard in self.shards]
+        if len(listed) == 1:
+            return listed[0]
+        return await asyncio.get_running_loop().run_in_executor(None, lambda: array("q", heapq.merge(*listed)))
 
     def disk_usage(self) -> tuple[int, int]:
         """See EntryStore. A file system that holds several ledger directories counts once."""
