@@ -5,7 +5,8 @@ import json
 from dataclasses import replace
 
 import pytest
-from bindery_metadata.last_audits import LastAudit, LastAudits, findings_text
+from bindery_core.errors import Conflict
+from bindery_metadata.last_audits import AHEAD_MS_MAX, LastAudit, LastAudits, findings_text
 from bindery_metadata.store import MetadataStore
 
 DEEP = LastAudit(
@@ -48,6 +49,36 @@ async def test_of_two_that_end_at_once_one_stands_whole(audits: LastAudits, othe
     )  # fmt: skip
     [standing] = await audits.all()
     assert standing in runs
+
+
+async def test_a_run_that_goes_on_late_does_not_take_the_place_of_a_newer_one(audits: LastAudits) -> None:
+    newer = replace(DEEP, run_id="newer", began_ms=10_000, ended_ms=20_000)
+    await audits.put(newer)
+    late = replace(DEEP, run_id="late", verdict="HEALTHY", exit_code=0, began_ms=9_999, ended_ms=30_000)
+    with pytest.raises(Conflict, match="run_id=newer"):
+        await audits.put(late)
+    await audits.put(replace(late, level="quick"))
+    assert await audits.all() == [newer, replace(late, level="quick")]
+    again = replace(newer, ended_ms=40_000)
+    await audits.put(again)
+    assert await audits.all() == [again, replace(late, level="quick")], "a run may tell of itself once more"
+
+
+async def test_of_an_older_and_a_newer_run_that_end_at_once_the_newer_stands(
+    audits: LastAudits, other: MetadataStore
+) -> None:
+    runs = [replace(DEEP, run_id=f"r{n}", began_ms=1_000 + n) for n in range(8)]
+    await asyncio.gather(
+        *(audits.put(one) for one in runs[4:]), *(LastAudits(other).put(one) for one in runs[:4]),
+        return_exceptions=True,
+    )  # fmt: skip
+    assert await audits.all() == [runs[-1]]
+
+
+async def test_what_a_clock_far_ahead_wrote_does_not_stand_for_ever(audits: LastAudits) -> None:
+    await audits.put(replace(DEEP, run_id="of tomorrow", began_ms=DEEP.ended_ms + AHEAD_MS_MAX + 1))
+    await audits.put(DEEP)
+    assert await audits.all() == [DEEP]
 
 
 @pytest.mark.parametrize(

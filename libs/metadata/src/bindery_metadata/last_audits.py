@@ -5,7 +5,9 @@
 | last/<level>              | JSON: LastAudit without `level`, which the path has | until the next one is written |
 
 Only runs that looked at all ledgers stand here: one that was narrowed down says nothing of the rest. Each level has its
-own node, since a quick audit proves nothing of what a deep one found. Nothing about data is decided by it, so a node
+own node, since a quick audit proves nothing of what a deep one found. What an older run saw never takes the place of
+what a later one saw: a run that was interrupted and goes on after days would clear the alert of the one in between.
+Nothing about data is decided by it, so a node
 that cannot be read says nothing, with a line in the log.
 """
 
@@ -14,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-from bindery_core.errors import AlreadyExists, Corrupt, MetadataUnavailable, NoSuchNode, VersionConflict
+from bindery_core.errors import AlreadyExists, Conflict, Corrupt, MetadataUnavailable, NoSuchNode, VersionConflict
 
 from bindery_metadata import json_node
 from bindery_metadata.layout import BINDERY_ROOT
@@ -25,6 +27,8 @@ VERDICTS: Final = ("HEALTHY", "INCOMPLETE", "UNDER-REPLICATED", "CORRUPT")
 SEVERITIES: Final = ("info", "warning", "incomplete", "under_replicated", "corrupt", "unreadable")
 """Both ascending."""
 ATTEMPTS_MAX: Final = 20
+AHEAD_MS_MAX: Final = 86_400_000
+"""A run that began longer than that after another one ended had a wrong clock: its record must not stand for ever."""
 
 _log = logging.getLogger(__name__)
 
@@ -83,14 +87,18 @@ class LastAudits:
         return [audit for audit in found if audit is not None]
 
     async def put(self, audit: LastAudit) -> None:
-        """Write it over the one of its level. Raises MetadataOutcomeUnknown when an answer got lost: writing again is
-        harmless."""
+        """Write it over the one of its level. Raises Conflict when that one began later, MetadataOutcomeUnknown when an
+        answer got lost: writing again is harmless."""
         assert audit.level in LEVELS
         assert audit.verdict in VERDICTS
         path = self._path(audit.level)
         data = json_node.encode(audit, leave_out=("level",))
         for _ in range(ATTEMPTS_MAX):
-            _, version = await self._read(audit.level)
+            standing, version = await self._read(audit.level)
+            if standing and audit.began_ms < standing.began_ms <= audit.ended_ms + AHEAD_MS_MAX:
+                raise Conflict(
+                    "an audit of this level that began later has told the cluster already", run_id=standing.run_id
+                )
             try:
                 if version is None:
                     await self._store.create(path, data, make_parents=True)
