@@ -246,6 +246,51 @@ async def test_the_answer_to_the_metadata_change_is_lost(applied: bool) -> None:
         assert await all_readable(await cluster.client(), writer.ledger_id, 50)
 
 
+async def test_a_change_whose_answer_was_lost_is_adopted_though_its_newcomer_is_gone_by_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The store goes away with the answer; when it is back there is no spare any more. Who then concludes from what
+    it knew that nothing was changed, confirms entries on an ensemble that is not the published one: they are lost with
+    the next bookie."""
+    monkeypatch.setattr("bindery_client.writer.METADATA_PAUSE_S", 0.5)
+    async with FakeCluster(bookies=4) as cluster:
+        client = await cluster.client(replacement_retry_s=0.2, quarantine_s=0.2)
+        writer = await client.create()
+        await add_numbers(writer, 0, 10)
+        before = writer.metadata.last_segment.ensemble
+        first, second, third = cluster.of(before)
+        spare = cluster.spare(before)
+        store, path = cluster.stores[client], cluster.layout.ledger(writer.ledger_id)
+        store.lose_next_write(applied=True, matching=lambda _operation, at: at == path)
+        store.fail_next(MetadataUnavailable("outage"), matching=lambda operation, _path: operation == "sync")
+        await second.stop()
+        adding = asyncio.ensure_future(writer.add(b"10"))
+        changed = (first.bookie_id, spare.bookie_id, third.bookie_id)
+        other = await cluster.client()
+        async with asyncio.timeout(LIMIT_S):
+            while (await other.metadata(writer.ledger_id)).last_segment.ensemble != changed:
+                await asyncio.sleep(0.01)
+        await cluster.unregister(spare)
+        await spare.stop()
+        await asyncio.wait_for(adding, LIMIT_S)
+        assert writer.metadata.last_segment.ensemble == changed
+        assert writer.metadata.segments == (await other.metadata(writer.ledger_id)).segments
+        await second.start()  # was only restarted, and is in the published ensemble no more
+        await asyncio.sleep(0.5)
+        third.freeze()
+        try:
+            number = await asyncio.wait_for(writer.add(b"11"), 1.0)
+        except (TimeoutError, NotEnoughBookies):
+            number = EntryId(10)  # not acknowledged, so nothing is promised of it
+        await writer.abandon()
+        await first.stop()
+        third.drop_held()
+        await spare.start()
+        await cluster.register(spare)
+        reader = await (await cluster.client()).open(writer.ledger_id)
+        assert reader.last_add_confirmed >= number
+
+
 async def test_metadata_that_stays_away_breaks_the_handle_and_nothing_else() -> None:
     async with FakeCluster(bookies=4) as cluster:
         client = await cluster.client(metadata_timeout_s=0.2)

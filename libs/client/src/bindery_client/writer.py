@@ -383,16 +383,21 @@ class WriteHandle:
     async def _update(self, plan: Plan, *, note: ClosingCause | None = None) -> Versioned[LedgerMetadata]:
         """Change the metadata; repeat while the store cannot be asked, for `metadata_timeout_s` at most.
 
-        The plans know their own result, so one of unknown outcome may be repeated too. `note`: made before.
+        The plans know their own result, so one of unknown outcome may be repeated too: on what stands by then. What we
+        knew may be older than our own first try, and a plan that gives up on it (NotEnoughBookies) would have us go on
+        with an ensemble that is not the published one. `note`: made before.
         """
         deadline = self._loop.time() + self._settings.metadata_timeout_s
         pause_s = METADATA_PAUSE_S
+        known: Versioned[LedgerMetadata] | None = self._committed
         while True:
             try:
                 if note is not None:
                     await self._notes.add(self.ledger_id, note)
-                return await self._manager.update(self.ledger_id, plan, known=self._committed)
+                known = known or await self._manager.read_newest(self.ledger_id)
+                return await self._manager.update(self.ledger_id, plan, known=known)
             except (MetadataUnavailable, MetadataOutcomeUnknown) as error:
+                known = None
                 if self._loop.time() + pause_s > deadline:
                     raise
                 log.info("metadata_change_retried", ledger_id=self.ledger_id, error=repr(error), pause_s=pause_s)

@@ -107,6 +107,11 @@ class LedgerManager:
         """Raises NoSuchLedger, Corrupt, BadVersion (a format that is not spoken), MetadataUnavailable."""
         return self._decode(ledger_id, await self._node(ledger_id))
 
+    async def read_newest(self, ledger_id: LedgerId) -> Versioned[LedgerMetadata]:
+        """As `read`, but never older than a write that ended, or got lost, before: whichever server is asked now."""
+        await self._store.sync(self._layout.ledger(ledger_id))
+        return await self.read(ledger_id)
+
     async def write(self, ledger_id: LedgerId, metadata: LedgerMetadata, *, version: int) -> Versioned[LedgerMetadata]:
         """Compare-and-set. Raises VersionConflict, NoSuchLedger, MetadataUnavailable (nothing was written),
         MetadataOutcomeUnknown (and it could not be found out)."""
