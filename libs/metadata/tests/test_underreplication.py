@@ -465,6 +465,22 @@ async def test_a_ledger_marked_again_during_its_repair_stays_marked(
     assert await others.mark_replicated(held)
 
 
+async def test_a_ledger_marked_again_while_its_repair_ends_stays_marked(
+    monkeypatch: pytest.MonkeyPatch,
+    manager: UnderreplicationManager,
+    others: UnderreplicationManager,
+    store: MetadataStore,
+) -> None:
+    """The mark is read, then it goes with its lock, then the lock is looked for: that there is none says nothing."""
+    await manager.mark(FIVE, ["b1"])
+    held = await others.lock(FIVE)
+    assert held is not None
+    just_before_the_next(monkeypatch, store, "exists", lambda: others.mark_replicated(held))
+    assert await manager.mark(FIVE, ["b1"])
+    assert await marked(manager) == [FIVE]
+    assert not await manager.mark(FIVE, ["b1"])
+
+
 async def test_a_mark_may_not_be_removed_without_the_lock(
     world: World, manager: UnderreplicationManager, others: UnderreplicationManager, store: MetadataStore
 ) -> None:

@@ -143,7 +143,10 @@ class UnderreplicationManager:
                 elif await self._store.exists(self._layout.mark_lock(ledger_id)) is not None:
                     data = formats.encode_mark(mark.replicas, mark.ctime_ms)
                 else:
-                    return False
+                    found = await self.get(ledger_id)
+                    if found is not None and found.version == mark.version:
+                        return False
+                    continue  # its repair ended before we looked for the lock, and may have taken the mark with it
                 await self._write([Set(path, data, mark.version)], guard)
                 return bool(new) or bool(mark.problem)
             except (AlreadyExists, VersionConflict, NoSuchNode):
