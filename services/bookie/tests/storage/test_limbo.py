@@ -1,9 +1,11 @@
 """Limbo: what was lost is never denied, whatever is cut off when, and it ends only when all of it is back."""
 
+import errno
 from typing import Any
 
 import pytest
-from bindery_bookie.storage import limbo
+from bindery_bookie.storage import journal_format, limbo
+from bindery_bookie.storage.drills import FaultyDisk
 from bindery_bookie.storage.index_format import LedgerRow, pack_ledger_row, unpack_ledger_row
 from bindery_bookie.storage.limbo import LimboLedger, LimboMarker, LimboPhase, read_marker, write_marker
 from bindery_bookie.storage.salvage import salvage
@@ -226,6 +228,92 @@ async def test_an_index_lost_during_the_repair_is_listed_anew(world: Any, kit: A
     assert engine.limbo.is_listing
     assert await kit.read(engine, *((5, e) for e in range(11)), (7, 0)) == [*bodies, UNKNOWN, UNKNOWN]
     await engine.close()
+
+
+async def test_a_fence_of_limbo_survives_a_crash_in_the_listing_and_then_the_loss_of_the_index(kit: Any) -> None:
+    """No journal has it, so the listing that follows the crash must put it into the entry log once more."""
+    faults: list[str] = []
+
+    def fault(operation: str, path: str) -> OSError | None:
+        return OSError(errno.EIO, "a test", path) if any(name in path for name in faults) else None
+
+    world = kit.World(wrap=lambda disk: FaultyDisk(disk, fault), reserve_size=0)
+    engine = await world.opened()
+    await kit.fill(engine, 5, 10)
+    await engine.close()
+    write_marker(world.disk, CURRENT, "the journal was lost", 1)
+    listed = [LimboLedger(5, kit.KEY), LimboLedger(7, kit.KEY)]
+    engine = await world.opened()
+    faults.append("LastLogMark")
+    with pytest.raises(OSError, match="flush failed"):
+        await engine.enter_limbo_ledgers(listed)  # the index has it, LastLogMark does not
+    faults.clear()
+    world.lose_power(1)
+    engine = await world.opened()
+    await engine.enter_limbo_ledgers(listed)
+    await engine.finish_listing()
+    for ledger_id in (5, 7):
+        engine.leave_limbo(ledger_id)
+    await engine.end_limbo()
+    await engine.close()
+    world.kv.clear()
+    engine = await world.opened()
+    assert engine.limbo is None
+    for ledger_id in (5, 7):
+        assert await kit.add(engine, kit.add_request(kit.entry(ledger_id, 10))) == [Status.FENCED]
+        assert await kit.add(engine, kit.add_request(kit.entry(ledger_id, 9), key=b"other")) == [Status.UNAUTHORIZED]
+    await engine.close()
+
+
+async def check_copies_are_taken(kit: Any, engine: Any, ledger_id: int) -> None:
+    """Metadata do not name this bookie for the ledger. A worker has the key, which was lost here."""
+    await engine.finish_listing()
+    await engine.end_limbo()
+    assert await kit.add(engine, kit.add_request(kit.entry(ledger_id, 400))) == [Status.FENCED]
+    for entry_id in (5, 6):
+        copy = kit.add_request(kit.entry(ledger_id, entry_id), recovery=True)
+        assert await kit.add(engine, copy) == [Status.OK]
+        await engine.flush()
+    refused = kit.add_request(kit.entry(ledger_id, 7), key=b"other", recovery=True)
+    assert await kit.add(engine, refused) == [Status.UNAUTHORIZED]
+    await engine.close()
+
+
+async def test_copies_of_a_ledger_whose_key_was_lost_with_its_journal_are_taken(kit: Any) -> None:
+    world = kit.World(reserve_size=0)
+    engine = await world.opened()
+    await kit.fill(engine, 7, 300)
+    world.lose_power(1)
+    for path in [path for path in world.disk.paths() if path.startswith("/ledgers/")]:
+        world.disk.remove(path)
+    world.kv.clear()
+    first = next(path for path in sorted(world.disk.paths()) if path.endswith(".txn") and len(groups_of(world, path)))
+    for offset in range(512 + 32, 512 + 100):  # the first group has the key
+        world.disk.corrupt(first, offset)
+    write_marker(world.disk, CURRENT, "the ledger disk was lost", 1)
+    engine = await world.opened()
+    assert engine.stats.replay_entries
+    await check_copies_are_taken(kit, engine, 7)
+
+
+async def test_copies_of_a_ledger_whose_key_was_lost_with_its_entry_log_are_taken(kit: Any) -> None:
+    world = kit.World(reserve_size=0)
+    engine = await world.opened()
+    await kit.fill(engine, 7, 10)
+    await engine.close()
+    engine = await world.opened()
+    await kit.fill(engine, 7, 10, first=10)
+    await engine.close()
+    world.disk.remove(f"{CURRENT}/1.log")
+    world.kv.clear()
+    engine = await world.opened()
+    assert (await kit.read(engine, (7, 10), (7, 5)))[1] == UNKNOWN
+    await check_copies_are_taken(kit, engine, 7)
+
+
+def groups_of(world: Any, path: str) -> list[int]:
+    data = world.disk.contents(path)
+    return [at for at in range(512, len(data), 512) if data[at : at + 4] == journal_format.GROUP_MAGIC]
 
 
 async def journaled(world: Any, kit: Any, count: int) -> list[bytes]:

@@ -148,22 +148,25 @@ class LedgerTable:
         return True
 
     def fence(self, state: LedgerState) -> None:
-        """Durable with the next flush; until then by a record in the journal, which is the caller's to write."""
+        """Durable with the next flush; until then by a record in the journal, if the caller writes one."""
         state.is_fenced = state.has_new_fence = True
         self.changed[state.ledger_id] = state
 
     def enter_limbo(self, ledgers: Iterable[LimboLedger]) -> None:
-        """Fence these and deny nothing of them any more. Durable with the next flush."""
+        """Fence these and deny nothing of them any more. Durable with the next flush.
+
+        No journal says so, and a crash between index and LastLogMark cuts off what that flush wrote to the entry log.
+        So the listing after it writes keys and fences there once more, though the rows have them.
+        """
         for ledger in ledgers:
             state = self.find(ledger.ledger_id)
             if state is None:
                 state = self.create(ledger.ledger_id, ledger.master_key)
             elif not state.master_key and ledger.master_key:
                 state.master_key = ledger.master_key
-                state.has_new_key = True
-            state.has_new_fence = state.has_new_fence or not state.is_fenced
-            state.is_fenced = state.is_limbo = True
-            self.changed[ledger.ledger_id] = state
+            state.has_new_key = state.has_new_key or bool(state.master_key)
+            state.is_limbo = True
+            self.fence(state)
             state.wake()
 
     def leave_limbo(self, ledger_id: int) -> bool:

@@ -69,9 +69,11 @@ class IndexRebuild:
                 logs.remove(target)  # the start will take this index for one that uses the source
         for log_id in logs:
             self._add_log(log_id, manifest)
-        for damage in self._keyless.values():
+        for ledger_id, damage in self._keyless.items():
             if not self.damage:  # else it explains that
                 self._found(damage)
+            # Limbo fences what metadata know of. The others get their key with the first copy too: only if fenced.
+            self._ledgers[ledger_id] = replace(self._ledgers[ledger_id], is_fenced=True)
         self._before_valid(self)
         self._index.set_switches(manifest.switches)
         self._spill(is_last=True)
@@ -131,8 +133,8 @@ class IndexRebuild:
             self._index.commit(runs=[], merges={}, ledgers={}, deleted=[ledger_id], generation=None, sync=False)
             return
         if row is None:
-            # Either it was deleted, and its `deleted` record is still to come; or its key was in what is lost. Limbo
-            # fences the ledger then, and takes the key from metadata or the first client.
+            # Either it was deleted, and its `deleted` record is still to come; or its key was in what is lost. Then it
+            # is fenced in the end, and the key comes from metadata or the first client.
             row = LedgerRow(b"", False, -1, -1, None)
             self._keyless[ledger_id] = Damage(
                 self._scanner.path(record.log_id), record.offset, "the key of its ledger is in no log", ledger_id

@@ -121,8 +121,10 @@ class Replay:
                 continue
             state = self._ledgers.find(ledger_id)
             if state is None and self._is_lenient and entry_id != control.MASTER_KEY:
-                # Its key was in what is lost. Limbo fences the ledger, and takes the key from metadata or a client.
+                # Its key was in what is lost: it comes from metadata, or with the first copy. Only a fenced ledger may
+                # take one, and limbo fences those that metadata know of.
                 state = self._ledgers.create(ledger_id, b"")
+                self._ledgers.fence(state)
             if entry_id == control.MASTER_KEY:
                 if state is None:
                     state = self._ledgers.create(ledger_id, control.unpack_sized(record))
