@@ -29,7 +29,7 @@ from bindery_core.wire.messages import Status
 from bindery_core.write_set import write_set
 from bindery_kit.logs import get_logger
 
-from bindery_bookie.storage.damage import Damage, DamageRegister
+from bindery_bookie.storage.damage import Damage, DamageRegister, Healed
 from bindery_bookie.storage.engine import StorageEngine
 from bindery_bookie.storage.log_usage import is_in
 from bindery_bookie.storage.opening import log_id_of
@@ -140,6 +140,7 @@ class Repairer:
         """Bytes, of the entries copied lately: the first batch is a small one."""
         self._free_at_s = 0.0
         damage.on_report(self._reported)
+        damage.on_healed(self._healed)
 
     def request(self) -> None:
         """Try everything now, whatever its back-off says."""
@@ -166,6 +167,11 @@ class Repairer:
 
     def _reported(self, damage: Damage) -> None:
         self._wanted.set()
+
+    def _healed(self, healed: Healed) -> None:
+        if healed.ledger_id is not None and healed.entry_id is None:
+            for key in [key for key in self.state.problems if key[0] == healed.ledger_id]:
+                self.state.set_problem(key, None)
 
     async def _wait(self) -> None:
         now = self._clock()
@@ -358,14 +364,15 @@ class Repairer:
             metadata = await self._client.metadata(LedgerId(ledger_id))
         except NoSuchLedger:
             self._register.ledger_gone(ledger_id)  # garbage collection removes it
-            for entry_id in entry_ids:
-                self.state.set_problem((ledger_id, entry_id), None)
             return
         ids = iter(entry_ids)
         problem: BinderyError | None = None
         while batch := self._take_batch(ids):
             try:
                 await self._copy(shard, LedgerId(ledger_id), metadata, batch)
+            except NoSuchLedger:
+                self._register.ledger_gone(ledger_id)  # it was forgotten here: others have it
+                return
             except BinderyError as error:
                 problem = error
                 for entry_id in batch:

@@ -20,11 +20,12 @@ OK, READ_ONLY = Status.OK, Status.READ_ONLY
 
 
 class JournalDisk:
-    """Journals cannot be created while `is_full`; entry logs, and what says that a journal is needed, likewise."""
+    """Journals cannot be created while `is_full`; entry logs, LastLogMark, and what says that a journal is needed,
+    likewise."""
 
     def __init__(self, kit: Any, **settings: Any) -> None:
         self.kit = kit
-        self.is_full = self.is_log_full = self.is_needed_full = False
+        self.is_full = self.is_log_full = self.is_needed_full = self.is_mark_full = False
         self.told: list[str] = []
         self.world = kit.World(
             wrap=lambda disk: FaultyDisk(disk, self._fault),
@@ -41,6 +42,8 @@ class JournalDisk:
     def _fault(self, operation: str, path: str) -> OSError | None:
         suffixes = {".txn": self.is_full, ".log": self.is_log_full, ".needed": self.is_needed_full}
         if operation == "create" and suffixes.get(path[path.rindex(".") :] if "." in path else ""):
+            return OSError(errno.ENOSPC, "No space left on device", path)
+        if operation == "create" and self.is_mark_full and "/LastLogMark" in path:
             return OSError(errno.ENOSPC, "No space left on device", path)
         return None
 
@@ -276,6 +279,35 @@ async def test_the_loss_of_a_journal_that_nothing_links_shows(kit: Any, what: st
     keys = [(5, n) for n in (*range(5), *range(100, 105))]
     assert all(isinstance(body, bytes) for body in await disk.kit.read(engine, *keys))
     assert not needed(disk)  # LastLogMark names it now
+    await engine.close()
+
+
+async def test_the_loss_of_a_journal_shows_though_nothing_was_to_be_flushed_before_it(kit: Any) -> None:
+    """All was flushed before the crash, so that LastLogMark alone had to move, and had no room."""
+    disk = JournalDisk(kit)
+    engine = await disk.opened()
+    await disk.add(engine, 0)
+    await engine.flush()
+    disk.world.lose_power(1)
+    disk.is_mark_full = True
+    engine = await disk.opened()
+    await disk.add(engine, 100)
+    await engine.fence(5, kit.KEY)
+    (name,) = needed(disk)
+    newest = max(path for path in disk.world.disk.paths() if path.endswith(".txn"))
+    assert name == f"{newest}.needed"
+    disk.world.lose_power(1)
+    disk.is_mark_full = False
+    kept = disk.world.disk
+    disk.world.disk = kept.after_power_cut(1)
+    disk.world.disk.remove(newest)
+    with pytest.raises(DamagedStorage, match="journal is missing") as raised:
+        await disk.world.opened()
+    assert raised.value.facts["path"] == newest
+    disk.world.disk = kept
+    engine = await disk.opened()
+    assert await disk.kit.read(engine, (5, 100)) == [disk.body(100)]
+    assert not needed(disk)
     await engine.close()
 
 

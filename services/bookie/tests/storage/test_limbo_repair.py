@@ -494,3 +494,25 @@ async def test_a_ledger_that_garbage_collection_took_is_no_problem_any_more(sett
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     await engine.close()
+
+
+async def test_damage_of_a_ledger_that_was_forgotten_here_goes_with_it(setting: Setting, kit: Any) -> None:
+    """Its metadata are there still, for it only moved away: nothing else would ever end its damage."""
+    ledger_id = await setting.ledger(5)
+    engine = await setting.start()
+    repairer = setting.repairer(engine)
+    await setting.run(repairer, lambda: engine.limbo is None)
+    for other in OTHERS:
+        setting.peers.answers[other, 2] = Status.IO_ERROR
+    engine.damage.report(Damage("/ledgers/current/1.log", 1024, "entry digest mismatch", ledger_id, 2))
+    await setting.run(repairer, lambda: bool(repairer.state.problems))
+    await engine.delete_ledger(ledger_id, is_closed=True)
+    assert not len(engine.damage)
+    assert not repairer.state.problems
+    setting.peers.answers.clear()
+    engine.damage.report(Damage("/ledgers/current/1.log", 1024, "entry digest mismatch", ledger_id, 2))  # a late reader
+    repairer.request()
+    await setting.run(repairer, lambda: not len(engine.damage))
+    assert not repairer.state.problems
+    assert await kit.read(engine, (ledger_id, 2)) == [Status.NO_LEDGER]
+    await engine.close()

@@ -309,7 +309,7 @@ class StorageEngine(StorageRepair):
         start = await run_in(self._journal_worker, lambda: self._start_journal(end))
         await replay.flush(start.position)
         self._unfinished = replay.unfinished
-        if replay.unfinished is not None and start.next_journal_id is None:
+        if start.next_journal_id is None and self._flusher.mark.journal.journal_id < start.position.journal_id:
             self._journal_writer.say_needed()
         return start
 
@@ -574,6 +574,7 @@ class StorageEngine(StorageRepair):
         state = self._ledgers.delete(ledger_id, is_closed=is_closed)
         if state is None:
             return
+        self.damage.ledger_gone(ledger_id)
         if state.is_limbo:
             self._limbo_left.add(ledger_id)
         self._caches.drop_ledger(ledger_id)
