@@ -28,6 +28,10 @@ EXIT_ERROR: Final = 1
 EXIT_USAGE: Final = 2
 EXIT_INTERRUPTED: Final = 130
 NO_ZOOKEEPER: Final = "; start ZooKeeper, or name its servers with --zookeeper or BINDERY_ZOOKEEPER"
+REFUSED: Final = "bookie refuses the operation"
+HOW_TO_SHOW: Final = (
+    "; bookies that ask who is there are shown what BINDERY_CLIENT_TOKEN_FILE and BINDERY_CLIENT_CA_FILE name"
+)
 
 app = typer.Typer(
     name="bindery",
@@ -73,6 +77,7 @@ def main() -> None:
         app()
     except BinderyError as error:
         fix = NO_ZOOKEEPER if isinstance(error, MetadataUnreachable) else ""
+        fix = fix or (HOW_TO_SHOW if REFUSED in str(error) else "")
         print(f"bindery: {error}{fix}", file=sys.stderr)
         sys.exit(EXIT_USAGE if type(error) is BadRequest else EXIT_ERROR)
     except KeyboardInterrupt:

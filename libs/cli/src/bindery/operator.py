@@ -1,6 +1,7 @@
 """What the operator's verbs share: options, the connection to a cluster, who asks, durations, live progress."""
 
 import getpass
+import os
 import random
 import re
 import socket
@@ -49,15 +50,22 @@ class Cluster:
 
 @asynccontextmanager
 async def connected(zookeeper: str, ledgers_root: str) -> AsyncIterator[Cluster]:
-    """Raises MetadataUnavailable when no server answers, NoSuchNode when there is no cluster."""
+    """Raises MetadataUnavailable when no server answers, NoSuchNode when there is no cluster.
+
+    BINDERY_CLIENT_... variables name what bookies are shown (`bindery_client.security`); BadRequest: they are no use.
+    """
     from bindery_client.client import LedgerClient
+    from bindery_client.security import SecurityFiles
     from bindery_core.errors import NoSuchNode
     from bindery_metadata.layout import LedgersLayout
 
+    security = SecurityFiles.of({}, os.environ).load()
     async with connected_store(zookeeper) as store:
         layout = LedgersLayout(ledgers_root)
         try:
-            client = await LedgerClient.connect(store, randomness=random.SystemRandom(), layout=layout)
+            client = await LedgerClient.connect(
+                store, randomness=random.SystemRandom(), layout=layout, security=security
+            )
         except NoSuchNode:
             raise NoSuchNode(f"there is no cluster at {ledgers_root} of {zookeeper}: `bindery cluster init`") from None
         try:

@@ -19,7 +19,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 from bindery_client.client import LedgerClient
-from bindery_client.security import ClientSecurity, load_security
 from bindery_core.auth_token import SharedSecrets
 from bindery_core.errors import BadRequest
 from bindery_kit import last_words, logs
@@ -40,7 +39,7 @@ from bindery_recovery.service import RecoveryService
 
 from bindery_auditor.app import AuditorApp, AuditorContext
 from bindery_auditor.metrics import AuditorPage
-from bindery_auditor.settings import AuditorSettings, ClientSettings
+from bindery_auditor.settings import AuditorSettings
 
 PROGRAM = "bindery-auditor"
 DESCRIPTION = AuditorSettings.__doc__ or ""
@@ -58,7 +57,7 @@ async def serve(settings: AuditorSettings, shutdown: Shutdown) -> int:
     health, page, context = Health(), AuditorPage(), AuditorContext()
     try:
         access = admin_access(settings)
-        security = _client_security(settings.client)
+        security = settings.client.load()
         server = HttpServer(
             OpsApp(health, page, app=AuditorApp(context, access=access)),
             host=settings.host,
@@ -149,17 +148,6 @@ def admin_access(settings: AuditorSettings) -> Access | None:
     if is_loopback(settings.host):
         return None
     return Access(None, now_s=now_s, hint="start the auditor with --admin-token-file")
-
-
-def _client_security(client: ClientSettings) -> ClientSecurity:
-    return load_security(
-        ca_file=client.ca_file or None,
-        certificate_file=client.certificate_file or None,
-        key_file=client.key_file or None,
-        check_hostname=client.check_hostname,
-        token_file=client.token_file or None,
-        plugin=client.plugin,
-    )
 
 
 def _always(client: LedgerClient) -> Callable[[], Awaitable[LedgerClient]]:

@@ -4,32 +4,15 @@ import socket
 from typing import Annotated
 
 from bindery_kit.bounds import Ge, Gt, Le
-from bindery_kit.settings import Settings, SettingsConfigDict, group
+from bindery_kit.settings import SettingsConfigDict, group
+from bindery_recovery.bookie_access import BookieAccess
 from bindery_recovery.settings import RecoverySettings
 
 
-class ClientSettings(Settings):
+class ClientSettings(BookieAccess):
     """How the auditor gets past the bookies, when they ask."""
 
     model_config = SettingsConfigDict(env_prefix="AUDITOR_CLIENT_")
-
-    token_file: str = ""
-    """File that holds the token to show."""
-
-    plugin: str = "bindery"
-    """Name of the bookies' authentication (their `auth.plugin`)."""
-
-    ca_file: str = ""
-    """Certificates of the authority that signed the bookies' (PEM). Empty: no TLS."""
-
-    certificate_file: str = ""
-    """The certificate to show (PEM). Empty: none."""
-
-    key_file: str = ""
-    """The key of that certificate (PEM, not encrypted)."""
-
-    check_hostname: bool = True
-    """Whether a bookie's certificate must name the host that it is reached by."""
 
 
 class AuditorSettings(RecoverySettings):

@@ -21,6 +21,7 @@ import time
 from collections.abc import Sequence
 
 from bindery_client.client import LedgerClient
+from bindery_core.errors import BadRequest
 from bindery_kit import last_words, logs
 from bindery_kit.cluster_wait import ClusterWait, asked_again
 from bindery_kit.health import Health, OpsApp
@@ -58,6 +59,7 @@ async def serve(settings: BrokerSettings, shutdown: Shutdown) -> int:
     health, metrics = Health(), Metrics("broker")
     late = LateApp()
     try:
+        security = settings.client.load()
         server = HttpServer(
             OpsApp(health, metrics, app=late),
             host=settings.host,
@@ -67,7 +69,7 @@ async def serve(settings: BrokerSettings, shutdown: Shutdown) -> int:
             http=ProblemHttpProtocol,
             proxy_headers=False,  # nothing here looks at the client's address
         )
-    except BindRefused as error:
+    except (BindRefused, BadRequest) as error:
         log.error("broker_not_started", **error_fields(error))
         return shutdown.give_up(error, exit_code=EXIT_USAGE)
     async with contextlib.AsyncExitStack() as stack:
@@ -96,7 +98,9 @@ async def serve(settings: BrokerSettings, shutdown: Shutdown) -> int:
         reporting = asyncio.create_task(reports.run(), name="writer-reports")
         stack.callback(reporting.cancel)
         asking = asked_again(
-            lambda: LedgerClient.connect(store, randomness=chance, layout=layout, on_degraded=reports.degraded),
+            lambda: LedgerClient.connect(
+                store, randomness=chance, layout=layout, on_degraded=reports.degraded, security=security
+            ),
             event="bookies_not_read",
         )
         client = await unless_shutdown(shutdown, asking)

@@ -4,12 +4,19 @@ from typing import Annotated
 
 from bindery_kit.bounds import Ge, Gt, Le
 from bindery_kit.settings import Settings, SettingsConfigDict, check, group
+from bindery_recovery.bookie_access import BookieAccess
 
 from bindery_broker.dispatch.item import DispatchLimits
 from bindery_broker.managed_ledger import ManagedLedgerSettings
 from bindery_broker.topics import TopicLimits
 
 MIB = 2**20
+
+
+class ClientSettings(BookieAccess):
+    """How the broker gets past the bookies, when they ask."""
+
+    model_config = SettingsConfigDict(env_prefix="BROKER_CLIENT_")
 
 
 class BrokerSettings(Settings):
@@ -44,6 +51,9 @@ class BrokerSettings(Settings):
 
     ledger: ManagedLedgerSettings = group(ManagedLedgerSettings)
     """How topics are cut into ledgers."""
+
+    client: ClientSettings = group(ClientSettings)
+    """How the broker gets past the bookies."""
 
     log_level: str = "info"
     """debug, info, warning or error."""
