@@ -3,6 +3,7 @@
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 from bindery_client.replica import Verdict
@@ -12,6 +13,7 @@ from bindery_core.ledger_metadata import LedgerState, Segment
 from bindery_core.wire.messages import Status
 from bindery_metadata.membership import Intent
 from bindery_metadata.recovery_records import Obstacle, Reason, RecoveryRecord, RecoveryState
+from bindery_recovery.bookie_audit import LedgerMarker
 from healing_world import LAYOUT, NAMES, World, clock_ms, payloads, world
 from simulated import simulate
 
@@ -535,6 +537,51 @@ def test_a_single_copy_on_a_bookie_that_is_gone_is_unrecoverable_until_that_book
         assert healer.client.stored == []
 
     play(scene)
+
+
+@pytest.mark.parametrize("is_at_work", [False, True], ids=["at rest", "while it is looked at"])
+def test_a_ledger_that_cannot_be_healed_for_one_bookie_is_healed_for_another_that_is_lost_later(
+    is_at_work: bool,
+) -> None:
+    async def scene(here: World) -> None:
+        writer = await here.write(40, ensemble_size=4, write_quorum=2, ack_quorum=2)
+        ledger = here.ledgers.find(writer.ledger_id)
+        first, second, later, _ = ledger.metadata.last_segment.ensemble
+        ledger.copies.lose(first, 0)
+        ledger.copies.lose(second, 0)
+        marker = LedgerMarker(here.marks, here.records, leadership=None, clock_ms=clock_ms)
+        await here.mark(writer.ledger_id, first)
+        healer = here.healer()
+
+        async def lose_another() -> None:
+            here.lose(later)
+            await marker.mark(writer.ledger_id, [later], Reason.BOOKIE_LOST, missing_entries=20, missing_bytes=200)
+
+        if is_at_work:
+            outcome_of = healer.worker._not_healed
+
+            async def just_before(*args: Any) -> None:
+                healer.worker._not_healed = outcome_of  # type: ignore[method-assign]
+                await lose_another()
+                await outcome_of(*args)
+
+            healer.worker._not_healed = just_before  # type: ignore[method-assign]
+            healer.start()
+        else:
+            healer.start()
+            await here.until_said(writer.ledger_id, lambda r: r.state is RecoveryState.UNRECOVERABLE)
+            await lose_another()
+        async with asyncio.timeout(60):
+            while later in (await here.client.metadata(writer.ledger_id)).last_segment.ensemble:
+                await asyncio.sleep(1)
+        record = await here.until_said(writer.ledger_id, lambda r: r.state is RecoveryState.UNRECOVERABLE)
+        assert record.bookies == tuple(sorted([first, later]))
+        assert await here.is_marked(writer.ledger_id)
+        stored, failed = healer.client.entries_stored, healer.worker.stats.attempts_failed
+        await asyncio.sleep(10_000)
+        assert (healer.client.entries_stored, healer.worker.stats.attempts_failed) == (stored, failed)
+
+    play(scene, bookies=7)
 
 
 def test_a_bookie_that_may_come_back_leaves_nothing_unrecoverable() -> None:

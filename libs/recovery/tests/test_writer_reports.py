@@ -110,7 +110,9 @@ def test_a_record_that_calls_for_less_is_raised_and_keeps_its_history() -> None:
         record = await here.records.get(LedgerId(7))
         assert record is not None
         assert record.reason is Reason.REPORTED_BY_WRITER
-        assert (record.state, record.attempts) == (RecoveryState.BACKING_OFF, 3)
+        assert (record.state, record.attempts) == (RecoveryState.WAITING, 3), (
+            "why b2's was not healed says nothing of b1"
+        )
         assert (record.bookies, record.first_marked_ms, record.missing_entries) == (("b1", "b2"), 1, None)
 
     simulate(scenario())

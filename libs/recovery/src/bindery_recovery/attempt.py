@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final, Protocol
 
 from bindery_core.errors import BinderyError
@@ -27,7 +27,7 @@ class Worker(Protocol):
 
     def at_work(self, ledger_id: LedgerId, entries: int, size: int) -> None: ...
 
-    async def put(self, record: RecoveryRecord) -> RecoveryRecord: ...
+    async def put(self, record: RecoveryRecord, *, known: Collection[str]) -> RecoveryRecord: ...
 
 
 class Attempt:
@@ -36,6 +36,8 @@ class Attempt:
     def __init__(self, worker: Worker, held: HeldMark, record: RecoveryRecord) -> None:
         self.held = held
         self.record = record
+        self.bookies: Final = frozenset(record.bookies)
+        """Whom the ledger was marked for when the attempt began."""
         self.entries = 0
         self.bytes = 0
         self.began = asyncio.get_running_loop().time()
@@ -75,7 +77,12 @@ class Attempt:
             self._writer = None
 
     async def write(self, **changes: object) -> None:
-        self.record = await self._worker.put(self.record.with_changes(**changes))
+        self.record = await self._worker.put(self.record.with_changes(**changes), known=self.bookies)
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether the ledger was marked for further bookies meanwhile, as was seen when the record was last written."""
+        return not self.bookies.issuperset(self.record.bookies)
 
     async def _progress(self) -> None:
         entries, size = self._missing

@@ -31,7 +31,8 @@ def marked_for(
 ) -> RecoveryRecord:
     """The record of a ledger that is marked, or marked once more, because these `bookies` lack what they should hold.
 
-    `standing`: what was recorded before. Its state, its attempts and the time of its first mark stay.
+    `standing`: what was recorded before. Its attempts and the time of its first mark stay; its state only while nobody
+    is added to `bookies`: what could not be healed for one of them may well be for another, so it is looked at anew.
     """
     names = tuple(sorted(bookies))
     if standing is None or standing.state is RecoveryState.HEALED:
@@ -42,11 +43,15 @@ def marked_for(
     marked = standing.with_changes(reason=stronger(standing.reason, reason))
     if set(names) <= set(standing.bookies):
         return marked
+    is_copied = (
+        standing.state is RecoveryState.COPYING
+    )  # whoever does so says what became of it, and sees the new names
     return marked.with_changes(
+        state=standing.state if is_copied else RecoveryState.WAITING, next_retry_ms=None,
         bookies=tuple(sorted({*standing.bookies, *names})),
         missing_entries=_sum(standing.missing_entries, missing_entries),
         missing_bytes=_sum(standing.missing_bytes, missing_bytes),
-    )
+    )  # fmt: skip
 
 
 def _sum(one: int | None, other: int | None) -> int | None:

@@ -16,7 +16,7 @@ Source: BookKeeper ReplicationWorker; spec section 6.4.
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -350,7 +350,7 @@ class ReplicationWorker:
             missing_entries=outcome.missing_entries if outcome.missing_entries is not None else record.missing_entries,
             missing_bytes=outcome.missing_bytes if outcome.missing_bytes is not None else record.missing_bytes,
         )  # fmt: skip
-        has_changed = self._tried.get(record.ledger_id) != self._changes  # while we were at it
+        has_changed = run.is_outdated or self._tried.get(record.ledger_id) != self._changes  # while we were at it
         self._park(record.ledger_id, 0.0 if has_changed else pause_s)
         log.info("ledger_not_healed", worker=self.name, ledger_id=record.ledger_id, state=str(outcome.state),
                  obstacle=str(outcome.obstacle), detail=outcome.detail, attempts=attempts)  # fmt: skip
@@ -439,16 +439,22 @@ class ReplicationWorker:
         self.stats.entries_copied += entries
         self.stats.bytes_copied += size
 
-    async def put(self, record: RecoveryRecord) -> RecoveryRecord:
-        """For `Attempt`: what the worker says of a ledger, over what others may have said of it meanwhile."""
+    async def put(self, record: RecoveryRecord, *, known: Collection[str]) -> RecoveryRecord:
+        """For `Attempt`: what the worker says of a ledger, over what others may have said of it meanwhile.
+
+        `known`: whom it was marked for when it was looked at. Why it was not healed for them says nothing of others.
+        """
 
         def change(found: RecoveryRecord | None) -> RecoveryRecord:
             if found is None:
                 return record
-            return record.with_changes(
+            said = record.with_changes(
                 reason=stronger(found.reason, record.reason), bookies=found.bookies, version=found.version,
                 first_marked_ms=found.first_marked_ms or record.first_marked_ms,
             )  # fmt: skip
+            if set(found.bookies) <= set(known) or record.state is RecoveryState.COPYING:
+                return said
+            return said.with_changes(state=RecoveryState.WAITING, next_retry_ms=None)
 
         return await self._records.update(record.ledger_id, change) or record
 
