@@ -1,19 +1,27 @@
-"""Ranges of a topic: what users write, what tasks read, how a stream goes on. No Spark, no cluster."""
+"""Ranges of a topic: what users write, what tasks read, how a stream goes on. No cluster."""
 
 import random
+import struct
 from dataclasses import replace
 from datetime import UTC, datetime
+from typing import Any
 
+import pyarrow as pa
 import pytest
 from bindery_core.errors import BadRequest, NoSuchEntry
 from bindery_metadata.topics.message_codec import OutgoingMessage, encode_batch, encode_message
 from bindery_metadata.topics.message_id import EARLIEST, LATEST
+from bindery_metadata.topics.pulsar_messages_pb2 import MessageMetadata
 from bindery_metadata.topics.records import Position
+from bindery_spark.schemas import MESSAGES
+from bindery_spark.sources import cluster
 from bindery_spark.sources.options import TopicOptions
-from bindery_spark.sources.topic import _shares, narrowed
+from bindery_spark.sources.topic import TopicPart, TopicStreamReader, _shares, narrowed
+from bindery_spark.topic_count import counts_by_key
 from bindery_spark.topic_positions import (
     ALL,
     CLOCK_SLACK_MS,
+    TIME_MS_MAX,
     Bounds,
     Extent,
     Slice,
@@ -27,8 +35,10 @@ from bindery_spark.topic_positions import (
     tasks_of,
     to_offset,
 )
-from bindery_spark.topic_rows import MessageRows
+from bindery_spark.topic_rows import OUT_OF_RANGE, MessageRows
+from pyspark.sql import SparkSession
 from pyspark.sql.datasource import EqualTo, GreaterThanOrEqual, LessThan
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 T = "public/default/t"
 HOUR_MS = 3_600_000
@@ -65,6 +75,21 @@ def test_bounds_by_position_and_by_time() -> None:
     assert not day.has_time(48 * HOUR_MS)
 
 
+def test_times_finer_than_a_ms_take_what_was_published_at_or_after_them() -> None:
+    bounds = parse_bounds("1970-01-01T01:00:00.000500Z", "1970-01-01T02:00:00.000500Z")
+    assert (bounds.from_ms, bounds.to_ms) == (HOUR_MS + 1, 2 * HOUR_MS + 1)
+    assert not bounds.has_time(HOUR_MS), "half a ms before the beginning"
+    assert bounds.has_time(2 * HOUR_MS), "half a ms before the end"
+    assert parse_bounds("1970-01-01T01:00:00.001Z", "latest").from_ms == HOUR_MS + 1
+
+
+def test_without_an_end_nothing_is_too_late() -> None:
+    beyond_ms = 1_700_000_000_000_000  # us that were sent as ms
+    assert ALL.has_time(beyond_ms)
+    assert parse_bounds("2026-01-01", "latest").has_time(beyond_ms)
+    assert not parse_bounds("earliest", "9999-12-31").has_time(beyond_ms)
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -92,6 +117,7 @@ def test_filters_on_publish_time_narrow_outwards() -> None:
     equal = narrowed(ALL, EqualTo(name, at))
     assert (equal.from_ms, equal.to_ms) == (HOUR_MS + 1, HOUR_MS + 2)
     assert narrowed(ALL, LessThan(("event_time",), at)) is ALL
+    assert narrowed(ALL, LessThan(name, datetime.max.replace(tzinfo=UTC))) == ALL
 
 
 # --- tasks ------------------------------------------------------------------------------------------------------------
@@ -178,7 +204,8 @@ def test_nothing_behind_an_open_ledger_is_passed() -> None:
 
 def test_where_a_stream_begins() -> None:
     ledgers = extents(3, 3, 3)
-    assert initial(ledgers, ALL) == EARLIEST
+    assert initial(ledgers, ALL) == Position(10, -1)
+    assert initial([], ALL) == EARLIEST
     assert initial(ledgers, parse_bounds("latest", "latest")) == Position(30, 3)
     assert initial(ledgers, parse_bounds("20:2", "latest")) == Position(20, 1)
     assert initial(ledgers, Bounds(from_ms=HOUR_MS + CLOCK_SLACK_MS + 1)) == Position(20, -1)
@@ -192,8 +219,75 @@ def test_what_retention_took_from_a_stream_is_noticed() -> None:
     check_not_trimmed(T, ledgers, Position(10, 1))
     with pytest.raises(NoSuchEntry, match="fail_on_data_loss"):
         check_not_trimmed(T, ledgers[1:], Position(10, 1))
+    with pytest.raises(NoSuchEntry, match="fail_on_data_loss"):
+        check_not_trimmed(T, ledgers[1:], initial(ledgers, ALL))
     # At the end of a closed ledger a stream stands in the next one already.
     check_not_trimmed(T, ledgers[1:], advance(ledgers, EARLIEST, 4))
+
+
+class Stream:
+    """A stream over ledgers that change; each look at its reader is a new one, as after a restart."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **options: str) -> None:
+        self.topics: dict[str, list[Extent]] = {T: []}
+        self._options = TopicOptions.parse({"zookeeper": "h:1", "topic": "t", **options})
+        monkeypatch.setattr(cluster, "run", lambda _: self.topics)
+
+    @property
+    def reader(self) -> TopicStreamReader:
+        return TopicStreamReader(self._options)
+
+    def end(self, start: dict[str, Any]) -> dict[str, Any]:
+        return self.reader.latestOffset(start, ReadAllAvailable())
+
+    def entries(self, start: dict[str, Any], end: dict[str, Any]) -> list[tuple[int, int]]:
+        parts = self.reader.partitions(start, end)
+        return [each for part in parts if isinstance(part, TopicPart) for each in entries_of(list(part.slices))]
+
+
+@pytest.mark.parametrize("start", ["earliest", "latest", "1970-01-01T01:30:00Z"])
+def test_a_first_batch_that_is_read_again_after_a_restart_has_the_same_entries(
+    monkeypatch: pytest.MonkeyPatch, start: str
+) -> None:
+    stream = Stream(monkeypatch, start=start)
+    stream.topics = {T: extents(3, 3)}
+    before = stream.reader.initialOffset()
+    begin = stream.end(before)
+    assert stream.entries(before, begin) == []
+    expected = {"earliest": [(10, n) for n in range(4)] + [(20, n) for n in range(4)], "latest": []}
+    noted = stream.end(begin)
+    assert stream.entries(begin, noted) == expected.get(start, [(20, n) for n in range(4)])
+    stream.topics = {T: extents(3, 3, 3)}
+    assert stream.reader.initialOffset() == before, "Spark asks for it anew"
+    assert stream.entries(before, begin) == []
+    assert stream.entries(noted, stream.end(noted)) == [(30, n) for n in range(4)]
+
+
+def test_a_stream_from_the_earliest_notices_that_retention_was_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = Stream(monkeypatch)
+    stream.topics = {T: extents(9, 9, 9)}
+    begin = stream.end(stream.reader.initialOffset())
+    noted = stream.end(begin)
+    stream.topics = {T: extents(9, 9, 9)[2:]}
+    with pytest.raises(NoSuchEntry, match="retention"):
+        stream.entries(begin, noted)
+    with pytest.raises(NoSuchEntry, match="retention"):
+        stream.end(begin)
+
+
+@pytest.mark.parametrize("start", ["earliest", "latest"])
+def test_partitions_that_come_later_are_read_from_their_first_entry(
+    monkeypatch: pytest.MonkeyPatch, start: str
+) -> None:
+    stream = Stream(monkeypatch, start=start)
+    at = stream.end(stream.reader.initialOffset())
+    assert at == to_offset({T: EARLIEST})
+    stream.topics = {T: extents(1), "public/default/u": extents(0)}
+    seen = []
+    while (end := stream.end(at)) != at:
+        seen += stream.entries(at, end)
+        at = end
+    assert seen == [(10, 0), (10, 1), (10, 0)]
 
 
 def test_a_limit_is_shared_by_those_who_have_entries() -> None:
@@ -227,3 +321,46 @@ def test_rows_of_messages_batches_and_what_cannot_be_read() -> None:
     assert (third["key"], third["payload"], third["event_time"], third["sequence_id"]) == ("k", None, None, 7)
     assert bad["publish_time"] is None
     assert "cut short" in bad["problem"] or "cannot be read" in bad["problem"]
+
+
+def test_values_that_no_column_holds_are_told_and_the_message_stays() -> None:
+    rows = MessageRows(ALL)
+    late_ms, far_ms = 1_700_000_000_000_000, 1_700_000_000_000_000_000  # us and ns that were sent as ms
+    odd = OutgoingMessage(payload=b"p", key="k", event_time_ms=far_ms)
+    facts = {"producer_name": "me", "publish_time_ms": late_ms, "sequence_id": 2**63 + 5}
+    rows.add(encode_message(odd, **facts), ledger_id=3, entry_id=0, partition=-1)
+    plain = OutgoingMessage(payload=b"p", event_time_ms=TIME_MS_MAX - 1)
+    facts = {"producer_name": "me", "publish_time_ms": TIME_MS_MAX - 1, "sequence_id": 2**63 - 1}
+    rows.add(encode_message(plain, **facts), ledger_id=3, entry_id=1, partition=-1)
+    first, second = rows.take().to_pylist()
+    assert (first["key"], first["payload"], first["producer"]) == ("k", b"p", "me")
+    assert (first["publish_time"], first["event_time"], first["sequence_id"]) == (None, None, None)
+    assert first["problem"] == (
+        f"{OUT_OF_RANGE}publish_time {late_ms} ms, event_time {far_ms} ms, sequence_id {2**63 + 5}"
+    )
+    assert (second["publish_time"].year, second["event_time"].year) == (9999, 9999)
+    assert (second["sequence_id"], second["problem"]) == (2**63 - 1, None)
+    rows = MessageRows(parse_bounds("earliest", "2026-01-01"))
+    rows.add(encode_message(odd, **facts), ledger_id=3, entry_id=0, partition=-1)
+    assert rows.is_empty, "later than the end that was asked for"
+
+
+def test_a_message_that_is_encrypted_and_of_no_date_is_a_row() -> None:
+    metadata = MessageMetadata(producer_name="me", sequence_id=2**64 - 1, publish_time=2**64 - 1)
+    metadata.encryption_keys.add(key="k", value=b"v")
+    head = metadata.SerializeToString()
+    rows = MessageRows(ALL)
+    rows.add(struct.pack(">I", len(head)) + head + b"secret", ledger_id=3, entry_id=0, partition=-1)
+    (row,) = rows.take().to_pylist()
+    assert (row["publish_time"], row["sequence_id"]) == (None, None)
+    assert "encrypted" in row["problem"]
+
+
+def test_a_message_of_odd_times_counts_as_one(spark: SparkSession) -> None:
+    rows = MessageRows(ALL)
+    odd = OutgoingMessage(payload=b"", key="k", null_value=True, event_time_ms=2**63)
+    rows.add(encode_message(odd, producer_name="me", publish_time_ms=7, sequence_id=1), ledger_id=3, entry_id=0,
+             partition=-1)  # fmt: skip
+    rows.add(b"no message", ledger_id=3, entry_id=1, partition=-1)
+    counts = counts_by_key(spark.createDataFrame(pa.Table.from_batches([rows.take()]), MESSAGES)).collect()
+    assert {row.key: (row.messages, row.unreadable) for row in counts} == {"k": (1, 0), None: (0, 1)}

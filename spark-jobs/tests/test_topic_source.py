@@ -197,18 +197,22 @@ def test_offsets_end_at_what_is_confirmed(data: Data) -> None:
     start = reader.initialOffset()
     name = "public/default/made"
     assert start == {name: {"ledger": -1, "entry": -1}}
-    end = reader.latestOffset(start, ReadAllAvailable())
+    begin = reader.latestOffset(start, ReadAllAvailable())
+    assert begin == {name: {"ledger": data.ledgers[0], "entry": -1}}, "nothing is read before a beginning was noted"
+    end = reader.latestOffset(begin, ReadAllAvailable())
     assert end == {name: {"ledger": data.ledgers[2], "entry": ENTRIES - 1}}
     assert reader.latestOffset(end, ReadAllAvailable()) == end
-    assert reader.latestOffset(start, ReadMaxRows(7)) == {name: {"ledger": data.ledgers[0], "entry": 6}}
-    assert reader.latestOffset(start, ReadMaxRows(ENTRIES)) == {name: {"ledger": data.ledgers[1], "entry": -1}}
+    assert reader.latestOffset(begin, ReadMaxRows(7)) == {name: {"ledger": data.ledgers[0], "entry": 6}}
+    assert reader.latestOffset(begin, ReadMaxRows(ENTRIES)) == {name: {"ledger": data.ledgers[1], "entry": -1}}
 
 
 class Killed(Exception):
     pass
 
 
-def run_count(spark: SparkSession, data: Data, topic: str, checkpoint: Path, *, kill_at: int = -1) -> list[int]:
+def run_count(
+    spark: SparkSession, data: Data, topic: str, checkpoint: Path, *, kill_at: int = -1, start: str = "earliest"
+) -> list[int]:
     """Micro-batches that came to their end. `kill_at`: die after that one wrote its counts, before Spark notes it."""
     seen = []
 
@@ -217,7 +221,7 @@ def run_count(spark: SparkSession, data: Data, topic: str, checkpoint: Path, *, 
         if batch_id == kill_at:
             raise Killed
 
-    options = {"zookeeper": data.zookeeper, "topic": topic, "max_entries_per_trigger": "50"}
+    options = {"zookeeper": data.zookeeper, "topic": topic, "max_entries_per_trigger": "50", "start": start}
     query = start_count(spark, options, checkpoint, every_s=None, on_batch=on_batch)
     if kill_at < 0:
         query.awaitTermination()
@@ -235,9 +239,9 @@ def test_a_count_that_dies_goes_on_and_counts_everything_once(
     spark: SparkSession, data: Data, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     checkpoint = tmp_path / "count"
-    assert run_count(spark, data, "made", checkpoint, kill_at=1) == [0, 1]
+    assert run_count(spark, data, "made", checkpoint, kill_at=2) == [0, 1, 2], "the first one reads nothing"
     assert sum(counted(checkpoint).values()) == 100 * PER_ENTRY
-    assert run_count(spark, data, "made", checkpoint) == [1, 2], "the one that was cut short comes again"
+    assert run_count(spark, data, "made", checkpoint) == [2, 3], "the one that was cut short comes again"
     assert counted(checkpoint) == {f"k{n}": LEDGERS * ENTRIES // 4 * PER_ENTRY for n in range(4)}
     words = ["count", "--zookeeper", data.zookeeper, "--topic", "made", "--checkpoint", str(checkpoint), "--until-now"]
     assert main([*words, "--json"]) == 0
@@ -258,3 +262,29 @@ def test_a_count_goes_on_with_what_came_meanwhile(spark: SparkSession, data: Dat
             break
         run_count(spark, data, "growing", tmp_path / "c")
     assert counted(tmp_path / "c") == expected
+
+
+@pytest.mark.parametrize("kill_at", [0, 1])
+def test_a_count_from_the_latest_that_dies_early_leaves_out_nothing_that_came_since(
+    spark: SparkSession, data: Data, tmp_path: Path, kill_at: int
+) -> None:
+    """Spark asks for the beginning anew when the first micro-batch was cut short: it must not have moved on."""
+    topic, checkpoint = f"latest-{kill_at}", tmp_path / "c"
+    confirmed(spark, data, topic, produce(data, topic, ["before", "before"]))
+    if kill_at == 0:
+        run_count(spark, data, topic, checkpoint, start="latest", kill_at=0)
+    else:
+        run_count(spark, data, topic, checkpoint, start="latest")
+        confirmed(spark, data, topic, produce(data, topic, ["a", "b"]))
+        run_count(spark, data, topic, checkpoint, start="latest", kill_at=1)
+    confirmed(spark, data, topic, produce(data, topic, ["a", "c"]))
+    run_count(spark, data, topic, checkpoint, start="latest")
+    assert counted(checkpoint) == ({"a": 1, "c": 1} if kill_at == 0 else {"a": 2, "b": 1, "c": 1})
+
+
+def confirmed(spark: SparkSession, data: Data, topic: str, ids: list[str]) -> None:
+    """Wait until these can be read."""
+    for _ in range(20):
+        if set(ids) <= {row.message_id for row in table(spark, data, topic).collect()}:
+            return
+    raise AssertionError(f"never confirmed: {ids}")

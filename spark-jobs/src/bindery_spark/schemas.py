@@ -175,15 +175,16 @@ MESSAGES: Final = StructType(
         _field("ledger_id", LongType()),
         _field("entry_id", LongType()),
         _field("batch_index", IntegerType()),  # -1: the entry's only message
-        _field("publish_time", TimestampType(), nullable=True),  # null: the entry's metadata cannot be read
-        _field("event_time", TimestampType(), nullable=True),  # null: the producer gave none
+        _field("publish_time", TimestampType(), nullable=True),  # null: unknown, see problem
+        _field("event_time", TimestampType(), nullable=True),  # null: the producer gave none; or see problem
         _field("key", StringType(), nullable=True),
         _field("key_is_base64", BooleanType()),  # the producer's key was bytes
         _field("properties", MapType(StringType(), StringType(), valueContainsNull=False)),
         _field("payload", BinaryType(), nullable=True),  # null: a tombstone, or see problem
         _field("producer", StringType(), nullable=True),
         _field("sequence_id", LongType(), nullable=True),
-        _field("problem", StringType(), nullable=True),  # why the entry cannot be taken apart (encrypted, ...)
+        _field("problem", StringType(), nullable=True),  # why the entry cannot be taken apart (encrypted, ...), or
+        # `topic_rows.OUT_OF_RANGE` and what is null since no column can hold it
     ]
 )
 

@@ -76,7 +76,7 @@ def export(
     with TerminalProgress(spark, clock=time.monotonic) as progress:
         facts = run_export(spark, options, out, overwrite=overwrite, progress=progress)
     if facts["problems"]:
-        print(f"bindery: {facts['problems']} rows name a problem instead of a message", file=sys.stderr)
+        print(f"bindery: {facts['problems']} rows name a problem", file=sys.stderr)
     print(f"{facts['rows']} messages of {facts['topic']} in {out}, {time.monotonic() - began:.1f} s")
 
 

@@ -25,6 +25,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import BooleanType, LongType, StringType, StructField, StructType
 
 from bindery_spark.sources.options import TOPIC_FORMAT, TopicOptions
+from bindery_spark.topic_rows import OUT_OF_RANGE
 
 COUNTS: Final = StructType(
     [
@@ -39,10 +40,10 @@ OnBatch = Callable[[int, pa.Table], None]
 
 
 def counts_by_key(messages: DataFrame) -> DataFrame:
-    """MESSAGES -> COUNTS."""
-    problem = F.col("problem")
+    """MESSAGES -> COUNTS. A message with a value that no column can hold is a message."""
+    is_message = F.coalesce(F.col("problem").startswith(OUT_OF_RANGE), F.lit(True))
     return messages.groupBy("key", "key_is_base64").agg(
-        F.count_if(problem.isNull()).alias("messages"), F.count_if(problem.isNotNull()).alias("unreadable")
+        F.count_if(is_message).alias("messages"), F.count_if(~is_message).alias("unreadable")
     )
 
 

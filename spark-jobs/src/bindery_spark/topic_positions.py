@@ -5,7 +5,8 @@ partitioned topic has one for each partition. Ledger -1 stands before everything
 
 Invariants: the entries after one offset up to another are the same ones whenever they are asked for, so that a batch
 that is read again has the same rows. An offset therefore never passes a ledger that is not closed, and in one it does
-not pass the last confirmed entry.
+not pass the last confirmed entry. And unless a stream begins at a position, its first micro-batch reads nothing: the
+batch's end says where the stream begins, for Spark does not keep a beginning and asks again after a restart.
 """
 
 import re
@@ -25,7 +26,7 @@ LATENESS_MAX_MS: Final = 24 * 3_600_000
 """How long before its ledger was made a message may have been published: producers keep what they cannot send, and
 copies of other topics keep their times."""
 TIME_MS_MAX: Final = 253_402_300_800_000
-"""Year 10000, where dates end."""
+"""Year 10000, where dates end. As an end of bounds: there is none."""
 SLICE_COST: Final = 64 * 1024
 """Bytes that opening a ledger counts."""
 
@@ -43,7 +44,7 @@ class Bounds:
     from_ms: int = 0
     """Inclusive."""
     to_ms: int = TIME_MS_MAX
-    """Exclusive."""
+    """Exclusive; TIME_MS_MAX: nothing is too late, not even a time that is no date."""
 
     @property
     def has_times(self) -> bool:
@@ -54,7 +55,7 @@ class Bounds:
         return self.after not in (EARLIEST, LATEST) or self.upto != LATEST
 
     def has_time(self, publish_time_ms: int) -> bool:
-        return self.from_ms <= publish_time_ms < self.to_ms
+        return self.from_ms <= publish_time_ms and (publish_time_ms < self.to_ms or self.to_ms == TIME_MS_MAX)
 
     def from_time(self, time_ms: int) -> "Bounds":
         return replace(self, from_ms=max(self.from_ms, time_ms))
@@ -143,7 +144,8 @@ def _time_ms(text: str, name: str) -> int:
             f"{'earliest' if name == 'start' else 'latest'}",
             value=text,
         ) from None
-    return to_ms(time)
+    # The first ms at or after it: what was published before is not wanted as `start`, and not left out as `end`.
+    return to_ms(time) + (time.microsecond % 1_000 > 0)
 
 
 def to_ms(time: datetime) -> int:
@@ -219,10 +221,11 @@ def settled(extents: Sequence[Extent]) -> list[Extent]:
 
 
 def initial(extents: Sequence[Extent], bounds: Bounds) -> Position:
-    """Where a stream begins: the position before its first entry."""
+    """Where a stream begins: the position before its first entry. EARLIEST is only that of a topic without ledgers, so
+    that `check_not_trimmed` sees that the first one is gone."""
     if bounds.after == LATEST:
         return advance(settled(extents), EARLIEST, None)
-    if not bounds.from_ms:
+    if bounds.after != EARLIEST:
         return bounds.after
     young = (extent for extent in extents if not extent.is_closed or _may_hold(extent, bounds))
     first = next(young, None)

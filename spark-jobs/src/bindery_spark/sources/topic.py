@@ -12,8 +12,8 @@ import asyncio
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from datetime import datetime, timedelta
+from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any, Final
 
 import pyarrow as pa
@@ -53,6 +53,7 @@ from bindery_spark.sources.options import TOPIC_FORMAT, TopicOptions
 from bindery_spark.throttle import Budget
 from bindery_spark.topic_ledgers import extents_of, partitions_of
 from bindery_spark.topic_positions import (
+    ALL,
     TIME_MS_MAX,
     Bounds,
     Extent,
@@ -164,10 +165,14 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMaxRows(count) if count else ReadAllAvailable()
 
     def initialOffset(self) -> dict[str, Any]:
+        """What stands before the first micro-batch, the same whenever it is asked for; of latest nothing. Where the
+        stream begins is the end of that batch."""
         topics = cluster.run(self._topics)
         if self._options.bounds.has_positions and len(topics) > 1:
             raise BadRequest("a position is of one partition; name it as topic", partitions=", ".join(topics))
-        return to_offset({topic: initial(extents, self._options.bounds) for topic, extents in topics.items()})
+        if self._options.bounds.after == LATEST:
+            return {}
+        return to_offset(dict.fromkeys(topics, self._options.bounds.after))
 
     def prepareForTriggerAvailableNow(self) -> None:
         topics = cluster.run(self._topics)
@@ -179,11 +184,18 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         counts: Iterator[int | None] = iter([None] * len(topics))
         if isinstance(limit, ReadMaxRows):
             counts = iter(_shares(limit.max_rows, [self._ahead(t, e, at) for t, e in topics.items()]))
+        is_new = not at
         for topic, extents in topics.items():
             begin = at.get(topic, EARLIEST)
             if self._options.fail_on_data_loss:
                 check_not_trimmed(topic, extents, begin)
-            end = advance(settled(extents), begin, next(counts))
+            limit_of_topic = next(counts)
+            if begin == EARLIEST:
+                # Partitions that come later are read from their beginning, also by a stream that began at the latest.
+                bounds = self._options.bounds
+                end = initial(extents, bounds if is_new or bounds.after != LATEST else ALL)
+            else:
+                end = advance(settled(extents), begin, limit_of_topic)
             if self._target is not None:
                 end = min(end, self._target.get(topic, begin))
             at[topic] = max(begin, end)
@@ -196,6 +208,8 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         begin, upto = from_offset(start), from_offset(end)
         options = self._options
+        if not begin and options.bounds.after == LATEST:
+            return []
         found: list[Slice] = []
         for topic, extents in cluster.run(self._topics).items():
             after, last = begin.get(topic, EARLIEST), upto.get(topic, EARLIEST)
@@ -203,7 +217,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 continue
             if options.fail_on_data_loss:
                 check_not_trimmed(topic, extents, after)
-            found += slices_of(topic, extents, Bounds(after=after, upto=last))
+            found += slices_of(topic, extents, replace(options.bounds, after=after, upto=last))
         tasks = tasks_of(found, entries_max=options.partition_entries, bytes_max=options.partition_bytes)
         return [TopicPart(task, options.bounds) for task in tasks]
 
@@ -221,7 +235,7 @@ def narrowed(bounds: Bounds, wanted: Filter) -> Bounds:
     value = getattr(wanted, "value", None)
     if getattr(wanted, "attribute", ()) != ("publish_time",) or not isinstance(value, datetime) or value.tzinfo is None:
         return bounds
-    just_after = to_ms(value + timedelta(milliseconds=1))
+    just_after = to_ms(value) + 1
     match wanted:
         case EqualTo():
             return bounds.from_time(to_ms(value)).to_time(just_after)
