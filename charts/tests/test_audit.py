@@ -37,8 +37,8 @@ def spark_conf(values: Object) -> Any:
     return json.loads(environment(pod(values))["BINDERY_SPARK_CONF"])
 
 
-def executor(values: Object | None = None) -> Any:
-    made = named(render({**EXECUTORS, **(values or {})}), "ConfigMap", "bindery-audit-executors")
+def executor(values: Object | None = None, *, preset: str = "none") -> Any:
+    made = named(render({**EXECUTORS, **(values or {})}, preset=preset), "ConfigMap", "bindery-audit-executors")
     return yaml.safe_load(made["data"]["executor.yaml"])
 
 
@@ -189,7 +189,7 @@ def test_settings_of_the_operator_win() -> None:
 def test_executors_keep_to_the_level_restricted_and_share_the_runs() -> None:
     spec = executor()["spec"]
     (container,) = spec["containers"]
-    assert "resources" not in container, "Spark sets them"
+    assert container["resources"] == {"limits": {"ephemeral-storage": "4Gi"}}, "Spark adds CPU and memory"
     assert container["securityContext"]["readOnlyRootFilesystem"] is True
     assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
     assert spec["securityContext"]["runAsNonRoot"] is True
@@ -208,6 +208,26 @@ def test_executors_run_where_their_volume_is() -> None:
     assert term["labelSelector"]["matchLabels"]["app.kubernetes.io/component"] == "audit"
     anywhere = executor({"audit.persistence.accessModes": ["ReadWriteMany"]})
     assert "podAffinity" not in anywhere["spec"]["affinity"]
+
+
+def test_executors_of_one_node_are_not_told_to_keep_apart() -> None:
+    together = executor({"audit.zoneSpread": "hard"}, preset="ha")["spec"]
+    assert set(together["affinity"]) == {"podAffinity"}
+    assert "topologySpreadConstraints" not in together
+    apart = executor({"audit.persistence.accessModes": ["ReadWriteMany"]}, preset="ha")["spec"]
+    assert set(apart["affinity"]) == {"podAntiAffinity"}
+    assert "topologySpreadConstraints" in apart
+    own = executor({"audit.affinity": {"nodeAffinity": {"x": []}}})["spec"]["affinity"]
+    assert set(own) == {"nodeAffinity", "podAffinity"}, "what the operator says stays"
+
+
+def test_a_limit_on_cpu_and_scratch_space_holds_for_executors() -> None:
+    """A quota on limits refuses every pod without one."""
+    conf = json.loads(environment(pod(EXECUTORS, preset="restricted"))["BINDERY_SPARK_CONF"])
+    assert conf["spark.kubernetes.executor.limit.cores"] == "500m"
+    (container,) = executor(preset="restricted")["spec"]["containers"]
+    assert container["resources"] == {"requests": {"ephemeral-storage": "64Mi"}, "limits": {"ephemeral-storage": "4Gi"}}
+    assert "spark.kubernetes.executor.limit.cores" not in spark_conf(EXECUTORS), "no limit by default"
 
 
 def test_what_an_operator_turns_for_the_audit_holds_for_its_executors() -> None:

@@ -224,7 +224,7 @@ def test_ha_spreads_over_nodes_and_zones_and_bears_the_loss_of_one() -> None:
         assert set(affinity) == {"requiredDuringSchedulingIgnoredDuringExecution"}, name
         (spread,) = by_component(objects)[name]["spec"]["topologySpreadConstraints"]
         assert spread["topologyKey"] == "topology.kubernetes.io/zone"
-        assert spread["whenUnsatisfiable"] == ("DoNotSchedule" if name in ("zookeeper", "bookie") else "ScheduleAnyway")
+        assert spread["whenUnsatisfiable"] == "ScheduleAnyway", "nodes may have no zone label"
     assert {one["metadata"]["name"] for one in of_kind(objects, "NetworkPolicy")} == {
         f"bindery-{name}" for name in ("zookeeper", "bookie", "broker", "auditor", "toolbox")
     }

@@ -61,6 +61,9 @@ No Service leads to the driver and no ConfigMap to executors, so that it needs r
   "spark.kubernetes.driver.ownPersistentVolumeClaim" "false"
   "spark.kubernetes.driver.reusePersistentVolumeClaim" "false"
 ) -}}
+{{- with dig "limits" "cpu" "" (default dict $workload.resources) -}}
+{{- $_ := set $conf "spark.kubernetes.executor.limit.cores" (toString .) -}}
+{{- end -}}
 {{- end -}}
 {{- mergeOverwrite $conf (deepCopy $audit.sparkConf) | toJson }}
 {{- end }}
@@ -137,7 +140,16 @@ volumeMounts:
   - {name: audits, mountPath: {{ include "bindery.audit.directory" . }}}
 {{- end }}
 
-{{/* Spark adds the argument `executor`, ports, resources and variables. */}}
+{{/* What an executor's container takes beside CPU and memory, which Spark adds from its settings: scratch space, say. */}}
+{{- define "bindery.audit.executorResources" -}}
+{{- $result := dict -}}
+{{- range $kind, $amounts := pick (default dict (include "bindery.workload" (dict "root" . "component" "audit") | fromYaml).resources) "requests" "limits" -}}
+{{- with omit (default dict $amounts) "cpu" "memory" -}}{{- $_ := set $result $kind . -}}{{- end -}}
+{{- end -}}
+{{- toYaml $result }}
+{{- end }}
+
+{{/* Spark adds the argument `executor`, ports, CPU, memory and variables. */}}
 {{- define "bindery.audit.executorContainer" -}}
 env:
   {{- include "bindery.audit.env" . | nindent 2 }}
