@@ -125,6 +125,29 @@ def test_the_tag_of_our_images_is_one_value_and_zookeeper_keeps_its_own() -> Non
         assert tag == ("3.9" if component == "zookeeper" else "0.1.1"), component
 
 
+def test_jobs_and_tests_run_the_toolboxs_image_as_far_as_they_name_no_other() -> None:
+    digest = "sha256:" + "0" * 64
+    theirs = {"repository": "own/toolbox", "tag": "9", "pullPolicy": "Always"}
+    for values, image in (
+        ({"toolbox.image": theirs}, "own/toolbox:9"),
+        ({"toolbox.image": theirs, "toolbox.enabled": False}, "own/toolbox:9"),
+        ({"toolbox.image": {**theirs, "digest": digest}}, f"own/toolbox@{digest}"),
+        ({"toolbox.image": theirs, "global.imageRegistry": "r.example"}, "r.example/own/toolbox:9"),
+    ):
+        templates = by_component(render(values))
+        for component in ("init", "gate", "test"):
+            container = main_container(templates[component])
+            assert (container["image"], container["imagePullPolicy"]) == (image, "Always"), component
+    init: dict[str, Object] = {
+        "own/toolbox:8": {"init.image.tag": "8"},
+        f"other@{digest}": {"init.image.repository": "other"},
+    }
+    for image, values in init.items():
+        templates = by_component(render({"toolbox.image": {**theirs, "digest": digest}, **values}))
+        assert main_container(templates["init"])["image"] == image
+        assert main_container(templates["gate"])["image"] == f"own/toolbox@{digest}"
+
+
 def test_probes_take_figures_another_handler_or_nothing() -> None:
     values: dict[str, Any] = {
         "bookie.startupProbe.failureThreshold": 7,
@@ -272,10 +295,30 @@ def test_the_gate_runs_before_upgrades_and_knows_the_bookies_that_will_be() -> N
     ]
     assert job["metadata"]["annotations"]["helm.sh/hook-output-log-policy"] == "hook-failed", "helm prints the reason"
     account = named(render(), "ServiceAccount", "bindery-gate")
-    assert account["metadata"]["annotations"]["helm.sh/hook"] == "pre-upgrade", "an earlier release may not have it"
+    assert account["metadata"]["annotations"]["helm.sh/hook"] == "pre-upgrade,pre-rollback", (
+        "an earlier release may not have it"
+    )
     assert "hook-succeeded" in account["metadata"]["annotations"]["helm.sh/hook-delete-policy"], (
         "nothing is left behind"
     )
+
+
+def test_a_rollback_asks_only_whether_bookies_that_go_were_drained() -> None:
+    """Helm runs the hooks of the revision that is gone back to: its number of bookies is the right one."""
+    job = named(render({"bookie.replicas": 6, "upgradeGate.force": True}), "Job", "bindery-rollback-gate")
+    assert job["metadata"]["annotations"]["helm.sh/hook"] == "pre-rollback"
+    assert "hook-failed" not in job["metadata"]["annotations"]["helm.sh/hook-delete-policy"], "its log is the reason"
+    assert job["metadata"]["annotations"]["helm.sh/hook-output-log-policy"] == "hook-failed", "helm prints the reason"
+    assert (job["spec"]["backoffLimit"], job["spec"]["activeDeadlineSeconds"]) == (0, 180)
+    assert job["spec"]["template"]["spec"]["serviceAccountName"] == "bindery-gate"
+    assert main_container(job["spec"]["template"])["args"] == [
+        "recovery",
+        "gate",
+        "--bookies=6",
+        "--id-template=bindery-bookie-{}.bindery-bookie",
+        "--wait=60s",
+        "--only-drained",
+    ]
 
 
 def test_brokers_scale_by_load_and_then_nobody_sets_their_number() -> None:

@@ -60,7 +60,23 @@ annotations:
 Takes (dict "root" $ "component" "bookie"); use with fromYaml. */}}
 {{- define "bindery.workload" -}}
 {{- $block := get (dict "gate" "upgradeGate" "test" "helmTest" "audit-executor" "audit") .component | default .component -}}
-{{- toYaml (mergeOverwrite (deepCopy .root.Values.defaults) (deepCopy (get .root.Values $block))) }}
+{{- $workload := mergeOverwrite (deepCopy .root.Values.defaults) (deepCopy (get .root.Values $block)) -}}
+{{- if has $block (list "init" "upgradeGate" "helmTest") -}}
+{{- $_ := set $workload "image" (include "bindery.toolboxImage" (dict "root" .root "own" (get .root.Values $block).image) | fromYaml) -}}
+{{- end -}}
+{{- toYaml $workload }}
+{{- end }}
+
+{{/* The toolbox's image, with what a job says of its own in place of each part; a tag of its own, also in place of the
+toolbox's digest. Takes (dict "root" $ "own" .Values.init.image); use with fromYaml. */}}
+{{- define "bindery.toolboxImage" -}}
+{{- $image := mergeOverwrite (deepCopy .root.Values.defaults.image) (deepCopy .root.Values.toolbox.image) -}}
+{{- $own := default dict .own -}}
+{{- if and $own.tag (not $own.digest) -}}{{- $_ := set $image "digest" "" -}}{{- end -}}
+{{- range $key, $value := $own -}}
+{{- if $value -}}{{- $_ := set $image $key $value -}}{{- end -}}
+{{- end -}}
+{{- toYaml $image }}
 {{- end }}
 
 {{/* The name of an image. Takes (dict "root" $ "image" .Values.bookie.image). A digest wins over a tag. */}}

@@ -34,7 +34,7 @@ What values must not say together. Each sentence names the values and the fix; a
 {{- $blocks := dict "bookie" "bookie" "broker" "broker" "auditor" "auditor" "zookeeper" "zookeeper" "toolbox" "toolbox" "audit" "audit" "init" "init" "gate" "upgradeGate" "test" "helmTest" -}}
 {{- range $component, $block := $blocks -}}
 {{- $w := include "bindery.workload" (dict "root" $ "component" $component) | fromYaml -}}
-{{- if not $w.image.repository -}}
+{{- if not (or $w.image.repository (has $component (list "init" "gate" "test"))) -}}
 {{- $problems = append $problems (printf "%s.image.repository is empty: set it to %s, or to where your copy of it is" $block (has $component (list "bookie" "broker" "auditor") | ternary (printf "bindery/%s" $component) (get (dict "zookeeper" "zookeeper" "audit" "bindery/spark") $component | default "bindery/toolbox"))) -}}
 {{- end -}}
 {{- $limit := dig "limits" "memory" "" (default dict $w.resources) -}}

@@ -43,10 +43,16 @@ def reasons(cluster: MemoryCluster, *, bookies: int | None = None) -> list[tuple
     return [(reason["kind"], reason["bookie_id"]) for reason in said["reasons"]]
 
 
-def mean(cluster: MemoryCluster, bookie: str, intent: Intent, until_ms: int | None = None) -> None:
+def mean(
+    cluster: MemoryCluster, bookie: str, intent: Intent, until_ms: int | None = None, *, follows: bool = True
+) -> None:
+    """`follows`: the bookie turns read-only when it drains, as ours do."""
+
     async def work(store: MemoryStore) -> None:
         memberships = MembershipStore(store, clock_ms=lambda: cluster.now_ms)
         await memberships.set(BookieId(bookie), intent, until_ms=until_ms)
+        if follows and intent is Intent.DRAINING:
+            await cluster.turn_read_only(bookie)
 
     cluster.do(work)
 
@@ -162,7 +168,7 @@ def test_what_is_meant_with_an_absent_bookie_decides(
 
 def test_a_draining_bookie_that_is_away_and_holds_something_is_lost(cluster: MemoryCluster) -> None:
     cluster.ledger(B[0], B[1], B[2])
-    mean(cluster, B[1], Intent.DRAINING)
+    mean(cluster, B[1], Intent.DRAINING, follows=False)
     assert reasons(cluster) == []
     cluster.stop(B[1])
     assert reasons(cluster) == [("lost", B[1])]
@@ -181,12 +187,24 @@ def test_bookies_that_are_to_go_must_be_drained(cluster: MemoryCluster) -> None:
     assert code == 1
 
 
+def test_a_bookie_that_nothing_names_may_not_go_while_it_takes_new_ledgers(cluster: MemoryCluster) -> None:
+    mean(cluster, B[5], Intent.DRAINING, follows=False)
+    assert reasons(cluster, bookies=5) == [("not_drained", B[5])]
+    (reason,) = gate(cluster, bookies=5)[1]["reasons"]
+    assert reason["text"].startswith(
+        f"bookie {B[5]} is to go, and no ledger names it, but {B[5]} is still registered as writable: "
+    )
+    assert reasons(cluster) == [], "it may be restarted"
+    mean(cluster, B[5], Intent.DRAINING)
+    assert reasons(cluster, bookies=5) == []
+
+
 def test_a_bookie_that_nothing_names_any_more_may_go(cluster: MemoryCluster) -> None:
     cluster.ledger(B[0], B[1], B[2])
-    mean(cluster, B[4], Intent.DRAINING)
+    mean(cluster, B[4], Intent.DRAINING, follows=False)
+    cluster.stop(B[4])
     mean(cluster, B[5], Intent.REMOVED)
     assert reasons(cluster, bookies=4) == []
-    cluster.stop(B[4])
     cluster.stop(B[5])
     assert reasons(cluster, bookies=4) == []
     assert reasons(cluster, bookies=6) == [], "and it may come back, though not as it is"
@@ -195,6 +213,38 @@ def test_a_bookie_that_nothing_names_any_more_may_go(cluster: MemoryCluster) -> 
         f"bookie {B[4]} is to stay, and is draining: it takes no new ledgers",
         f"bookie {B[5]} is to stay, and is removed: it does not start",
     ]
+
+
+def test_a_rollback_is_refused_for_bookies_that_go_and_for_nothing_else(cluster: MemoryCluster) -> None:
+    cluster.ledger(B[0], B[1], B[4])
+    mark(cluster, LedgerId(7))
+    note(cluster, (8, LedgerState.CLOSED))
+    cluster.stop(B[1])
+    assert len(reasons(cluster, bookies=6)) == 3
+    assert gate(cluster, "--only-drained", bookies=6)[0] == 0
+
+    code, said = gate(cluster, "--only-drained", bookies=4)
+    assert [(reason["kind"], reason["bookie_id"]) for reason in said["reasons"]] == [
+        ("not_drained", B[4]),
+        ("not_drained", B[5]),
+    ]
+    cluster.stop(B[5])
+    code, said = gate(cluster, "--only-drained", bookies=5)
+    assert (code, [(reason["kind"], reason["bookie_id"]) for reason in said["reasons"]]) == (1, [("lost", B[5])]), (
+        "what it holds may be nowhere else"
+    )
+    mean(cluster, B[5], Intent.REMOVED)
+    assert gate(cluster, "--only-drained", bookies=5)[0] == 0
+
+
+def test_a_refused_rollback_names_the_way_past(cluster: MemoryCluster) -> None:
+    scale = ("--bookies", "5", "--id-template", TEMPLATE)
+    refused = cluster.invoke("recovery", "gate", "--only-drained", *scale)
+    assert refused.exit_code == 1
+    assert refused.stderr.splitlines()[-1].endswith("--force (of a rollback by Helm: --no-hooks) passes all the same")
+    mean(cluster, B[5], Intent.DRAINING)
+    passed = cluster.invoke("recovery", "gate", "--only-drained", *scale)
+    assert passed.stdout == "go on: no bookie but the 5 that stay holds anything\n"
 
 
 @pytest.mark.parametrize("is_away", [False, True])
@@ -271,7 +321,13 @@ def test_zookeeper_that_cannot_be_asked_refuses(cluster: MemoryCluster, monkeypa
 
 @pytest.mark.parametrize(
     "arguments",
-    [("--bookies", "4"), ("--id-template", TEMPLATE), ("--bookies", "4", "--id-template", "b"), ("--wait", "soon")],
+    [
+        ("--bookies", "4"),
+        ("--id-template", TEMPLATE),
+        ("--bookies", "4", "--id-template", "b"),
+        ("--wait", "soon"),
+        ("--only-drained",),
+    ],
 )
 def test_what_cannot_be_meant_is_refused(cluster: MemoryCluster, arguments: tuple[str, ...]) -> None:
     result = cluster.invoke("recovery", "gate", *arguments)

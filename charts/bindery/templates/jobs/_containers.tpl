@@ -6,19 +6,24 @@ env:
     value: /dev/termination-log
 {{- end }}
 
+{{/* A rollback is the cure of an upgrade that lost a bookie, so it is asked one thing: whether those that go with it were
+drained. Its values are those of then, so `upgradeGate.force` among them means nothing. Takes (dict "root" $ "hook" "pre-upgrade"). */}}
 {{- define "bindery.gate.container" -}}
-{{- $bookie := printf "%s-bookie" (include "bindery.fullname" .) -}}
+{{- $values := .root.Values -}}
+{{- $bookie := printf "%s-bookie" (include "bindery.fullname" .root) -}}
 args:
   - recovery
   - gate
-  - --bookies={{ int .Values.bookie.replicas }}
+  - --bookies={{ int $values.bookie.replicas }}
   - --id-template={{ $bookie }}-{}.{{ $bookie }}
-  - --wait={{ int .Values.upgradeGate.waitSeconds }}s
-  {{- if .Values.upgradeGate.force }}
+  - --wait={{ int $values.upgradeGate.waitSeconds }}s
+  {{- if eq .hook "pre-rollback" }}
+  - --only-drained
+  {{- else if $values.upgradeGate.force }}
   - --force
   {{- end }}
 env:
-  {{- include "bindery.toolEnv" . | nindent 2 }}
+  {{- include "bindery.toolEnv" .root | nindent 2 }}
   - name: BINDERY_TERMINATION_LOG
     value: /dev/termination-log
 {{- end }}

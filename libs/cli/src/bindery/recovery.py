@@ -227,13 +227,19 @@ def gate(
     wait: Annotated[
         str, typer.Option("--wait", metavar="TIME", help="Look again for so long before refusing: 60s, 5m.")
     ] = "0s",
+    only_drained: Annotated[
+        bool,
+        typer.Option(
+            "--only-drained", help="Ask only of bookies that are to go, as before a rollback, which may heal."
+        ),
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Say what is wrong, and let it pass.")] = False,
     zookeeper: ZooKeeper = DEFAULT_ZOOKEEPER,
     ledgers_root: LedgersRoot = LEDGERS_ROOT,
     as_json: AsJson = False,
 ) -> None:
     """Refuse while bookies must not be restarted or taken away: ledgers lack copies, a bookie is lost, or one that is
-    to go was not drained. For a job before an upgrade; changes nothing.
+    to go was not drained. For a job before an upgrade or a rollback; changes nothing.
 
     Example: bindery recovery gate --bookies 4 --id-template 'bindery-bookie-{}.bindery-bookie' --wait 60s
 
@@ -242,8 +248,9 @@ def gate(
     from bindery.recovery_gate import run_gate
 
     if not run_gate(
-        zookeeper, ledgers_root, bookies=bookies, id_template=id_template, wait=wait, force=force, as_json=as_json
-    ):
+        zookeeper, ledgers_root, bookies=bookies, id_template=id_template, wait=wait, only_drained=only_drained,
+        force=force, as_json=as_json,
+    ):  # fmt: skip
         raise typer.Exit(EXIT_NOT_DONE)
 
 

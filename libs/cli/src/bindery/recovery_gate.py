@@ -1,4 +1,8 @@
-"""`bindery recovery gate`: look at the cluster until it is fit for an upgrade, or time is over."""
+"""`bindery recovery gate`: look at the cluster until it is fit for an upgrade, or time is over.
+
+With `--only-drained` it is asked for what a rollback must not do: take away bookies that hold something. What lacks
+copies or is lost may be what the rollback is to heal.
+"""
 
 import asyncio
 import json
@@ -14,18 +18,26 @@ from bindery.operator import connected_store, now_ms, parse_duration
 from bindery.recovery_status import ReadOnlyLots
 
 FORCE: Final = "--force (of the Helm chart: --set upgradeGate.force=true) passes all the same"
+FORCE_BACK: Final = "--force (of a rollback by Helm: --no-hooks) passes all the same"
 PAUSE_S: Final = 2.0
 """Between two looks. A refusal needs two: a bookie may just be registering."""
 
 
 def run_gate(
-    zookeeper: str, ledgers_root: str, *, bookies: int | None, id_template: str, wait: str, force: bool, as_json: bool
-) -> bool:
+    zookeeper: str, ledgers_root: str, *, bookies: int | None, id_template: str, wait: str, only_drained: bool,
+    force: bool, as_json: bool,
+) -> bool:  # fmt: skip
     """Whether to go on, after it was said. Raises BadRequest."""
     if (bookies is None) != (not id_template):
         raise BadRequest("--bookies and --id-template go together: which bookies are to stay follows from both")
     scale = None if bookies is None else Scale(bookies, id_template)
-    verdict = asyncio.run(_watch(zookeeper, LedgersLayout(ledgers_root), scale, wait_s=parse_duration(wait)))
+    if only_drained and scale is None:
+        raise BadRequest("--only-drained needs --bookies and --id-template: they say which bookies are to go")
+    verdict = asyncio.run(
+        _watch(
+            zookeeper, LedgersLayout(ledgers_root), scale, wait_s=parse_duration(wait), only_drained=only_drained
+        )
+    )  # fmt: skip
     may_pass = verdict.is_open or force
     if as_json:
         print(json.dumps(_facts(verdict, may_pass=may_pass)))
@@ -35,18 +47,30 @@ def run_gate(
     for refusal in verdict.refusals:
         print(f"{'passed by force' if force else 'refused'}: {refusal.text}; {refusal.fix}", file=sys.stderr)
     if verdict.is_open:
-        print("go on: no ledger is marked and no bookie is lost" if scale is None else
-              f"go on: no ledger is marked, no bookie is lost, and {scale.bookies} bookies may stay")  # fmt: skip
+        print(f"go on: {_open(scale, only_drained=only_drained)}")
     elif not force:
-        print(f"refused: nothing was changed; {FORCE}", file=sys.stderr)
+        print(f"refused: nothing was changed; {FORCE_BACK if only_drained else FORCE}", file=sys.stderr)
     return may_pass
 
 
-async def _watch(zookeeper: str, layout: LedgersLayout, scale: Scale | None, *, wait_s: float) -> Verdict:
+def _open(scale: Scale | None, *, only_drained: bool) -> str:
+    """What is known of a cluster that may go on."""
+    if scale is None:
+        return "no ledger is marked and no bookie is lost"
+    if only_drained:
+        return f"no bookie but the {scale.bookies} that stay holds anything"
+    return f"no ledger is marked, no bookie is lost, and {scale.bookies} bookies may stay"
+
+
+async def _watch(
+    zookeeper: str, layout: LedgersLayout, scale: Scale | None, *, wait_s: float, only_drained: bool
+) -> Verdict:
     """The last look: the first that refuses nothing, or the one when time is over."""
     ends_at = time.monotonic() + max(wait_s, PAUSE_S)
     while True:
         verdict = await _look(zookeeper, layout, scale)
+        if only_drained and scale is not None:
+            verdict = _of_those_that_go(verdict, scale)
         left_s = ends_at - time.monotonic()
         if verdict.is_open or left_s <= 0:
             return verdict
@@ -60,6 +84,17 @@ async def _look(zookeeper: str, layout: LedgersLayout, scale: Scale | None) -> V
             return await look(store, layout, scale=scale, randomness=ReadOnlyLots(), clock_ms=now_ms)
     except MetadataUnavailable as error:
         return Verdict((Refusal("unreachable", f"ZooKeeper cannot be asked: {error}", "start ZooKeeper"),))
+
+
+def _of_those_that_go(verdict: Verdict, scale: Scale) -> Verdict:
+    """Without what is wrong with bookies that stay. One that goes and is lost may hold what nobody else has."""
+    refusals = [
+        one
+        for one in verdict.refusals
+        if one.kind in ("not_drained", "not_named", "unreachable")
+        or (one.kind == "lost" and one.bookie_id is not None and scale.goes(one.bookie_id))
+    ]
+    return Verdict(tuple(refusals), verdict.notes)
 
 
 def _facts(verdict: Verdict, *, may_pass: bool) -> dict[str, Any]:
