@@ -90,6 +90,14 @@ class MemoryCluster:
 
         self.do(work)
 
+    async def turn_read_only(self, bookie: str) -> None:
+        """As bookies do that are drained; one that is read-only or away stays so."""
+        store = self.tree.connect()
+        writable, read_only = (LAYOUT.bookie(BookieId(bookie), read_only=one) for one in (False, True))
+        if await store.exists(writable) is not None:
+            await store.create(read_only, make_parents=True)
+            await store.delete(writable, version=None)
+
     def stop(self, bookie: str) -> None:
         self.do(lambda store: store.delete(LAYOUT.bookie(BookieId(bookie), read_only=False), version=None))
 

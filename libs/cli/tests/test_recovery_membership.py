@@ -38,10 +38,11 @@ def membership(cluster: MemoryCluster, bookie: str) -> Membership:
 
 
 def copying(cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch, moves: list[tuple[LedgerId, str, str]]) -> None:
-    """While somebody waits, each look finds the next of `moves` done."""
+    """While somebody waits, each look finds the next of `moves` done, and the bookie read-only."""
 
     async def pause(self: object, *arguments: Any) -> None:
         ledger_id, old, new = moves.pop(0)
+        await cluster.turn_read_only(old)
 
         def transform(metadata: LedgerMetadata) -> LedgerMetadata:
             ensemble = tuple(BookieId(new) if b == old else b for b in metadata.last_segment.ensemble)

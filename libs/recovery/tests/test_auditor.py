@@ -228,6 +228,9 @@ async def test_the_end_of_a_drain_is_told_once_by_whoever_leads(world: World) ->
     for ledger_id in OF_B1:
         await world.manager.update(LedgerId(ledger_id), lambda _: ledger(("b4", "b2", "b3")))
     await asyncio.sleep(100)
+    assert await told() == [], "as long as it is writable it may get new ledgers"
+    await world.move_bookie("b1", read_only=True)
+    await asyncio.sleep(100)
     assert await told() == ["drain_finished"]
     (event,) = [event for event in await world.records.history() if event.kind == "drain_finished"]
     assert event.fields["bookie_id"] == "b1"
@@ -247,7 +250,27 @@ async def test_the_end_of_a_drain_is_told_once_by_whoever_leads(world: World) ->
 
 
 @cluster(drain_interval_s=30)
+async def test_the_end_of_a_drain_is_taken_back_when_a_ledger_names_the_bookie_again(world: World) -> None:
+    """Whoever still took it for writable made one there."""
+
+    async def told() -> list[str]:
+        return [kind for kind in await world.kinds() if kind.startswith("drain_")]
+
+    await world.start_bookie("b8", read_only=True)
+    await world.memberships.set(BookieId("b8"), Intent.DRAINING)
+    await asyncio.sleep(100)
+    assert await told() == ["drain_finished"]
+    await world.add_ledger(9, ledger(("b8", "b2", "b3")))
+    await asyncio.sleep(200)
+    assert await told() == ["drain_finished", "drain_goes_on"]
+    await world.manager.update(LedgerId(9), lambda _: ledger(("b1", "b2", "b3")))
+    await asyncio.sleep(200)
+    assert await told() == ["drain_finished", "drain_goes_on", "drain_finished"]
+
+
+@cluster(drain_interval_s=30)
 async def test_a_drain_whose_end_was_told_by_who_waited_for_it_is_not_told_again(world: World) -> None:
+    await world.move_bookie("b4", read_only=True)
     await world.memberships.set(BookieId("b4"), Intent.DRAINING)
     fields = {"bookie_id": "b4"}
     await world.records.append_history(HistoryEvent(1, "drain_finished", "", fields))
@@ -258,6 +281,7 @@ async def test_a_drain_whose_end_was_told_by_who_waited_for_it_is_not_told_again
 @cluster(drain_interval_s=30)
 async def test_a_drain_is_not_finished_while_metadata_cannot_be_read(world: World) -> None:
     await world.store.set(LAYOUT.ledger(LedgerId(2)), b"nonsense", version=None)
+    await world.move_bookie("b4", read_only=True)
     await world.memberships.set(BookieId("b4"), Intent.DRAINING)
     await asyncio.sleep(100)
     assert "drain_finished" not in await world.kinds()

@@ -52,6 +52,8 @@ class Cluster:
         )
         self.cookies = CookieStore(self.store, LAYOUT)
         self.registered: dict[BookieId, bool] = dict.fromkeys(B[:bookies], True)
+        self.follows_membership = True
+        """Bookies turn read-only when they are drained, as ours do."""
         self.now_ms = 1_000_000
         self.unreadable: set[LedgerId] = set()
         self.emptier = BookieEmptier(
@@ -91,7 +93,11 @@ class Cluster:
         return (await self.manager.read(ledger_id)).value
 
     async def list_bookies(self) -> Mapping[BookieId, bool]:
-        return self.registered
+        if not self.follows_membership:
+            return dict(self.registered)
+        memberships = await self.memberships.all()
+        draining = {b for b, one in memberships.items() if one.intent is Intent.DRAINING}
+        return {b: is_writable and b not in draining for b, is_writable in self.registered.items()}
 
 
 async def cluster_of(bookies: int) -> Cluster:
@@ -172,6 +178,26 @@ async def test_a_bookie_that_holds_nothing_can_be_drained_whatever_is_left() -> 
     cluster = await cluster_of(1)
     started = await cluster.emptier.start_drain(B[0])
     assert [progress.done async for progress in cluster.emptier.follow(started)] == [True]
+
+
+async def test_a_bookie_is_not_called_empty_before_it_takes_no_new_ledgers() -> None:
+    """As long as it is registered as writable somebody may choose it: what was listed before says nothing."""
+    cluster = await cluster_of(4)
+    cluster.follows_membership = False
+    started = await cluster.emptier.start_drain(B[0])
+    late: list[LedgerId] = []
+
+    async def pause(seconds: float) -> None:
+        if not late:
+            late.append(await cluster.ledger(B[0], B[1]))
+            cluster.registered[B[0]] = False
+        else:
+            await cluster.move(late[0], B[0], B[2])
+
+    seen = [progress async for progress in cluster.emptier.follow(started, pause=pause)]
+    assert [(p.ledgers_left, p.done) for p in seen] == [(0, False), (1, False), (0, True)]
+    assert "b0 is still registered as writable: new ledgers may go there" in seen[0].obstacles[0]
+    assert not any("writable" in sentence for sentence in seen[1].obstacles)
 
 
 async def test_what_cannot_be_drained_is_refused_with_the_way_out() -> None:

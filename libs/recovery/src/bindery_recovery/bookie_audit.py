@@ -32,7 +32,7 @@ from bindery_metadata.underreplication import UnderreplicationManager
 
 from bindery_recovery.bookie_watch import AuditorLimits, BookieWatch
 from bindery_recovery.bounded import in_order
-from bindery_recovery.drain_end import drain_finished, is_drain_end_told
+from bindery_recovery.drain_end import drain_finished, drain_goes_on, is_drain_end_told
 from bindery_recovery.ledger_index import LedgerIndex, MetadataReader, build_index, members_of, share_of
 from bindery_recovery.reasons import CHECKED_ALL, marked_for
 
@@ -243,6 +243,7 @@ class BookieAudit:
         if is_check:
             watch.lost.recheck()
         registered = frozenset(watch.standing.registered)
+        writable = frozenset(b for b, is_writable in watch.standing.registered.items() if is_writable)
         leaving = self._leaving()
         began = self._loop.time()
         index = await build_index(
@@ -263,6 +264,7 @@ class BookieAudit:
         watch.lost.handled(due & watch.due())
         state.marked = sum(one.is_new for one in marked)
         await self._tell(index, targets, marked, due)
+        await self._tell_draining(index, writable)
         self._leaving_seen = leaving
 
     def _take_strangers(self, index: LedgerIndex) -> None:
@@ -341,10 +343,12 @@ class BookieAudit:
             log.info("bookie_audited", **event.fields)
             self._watch.tell(event)
         await self._watch.save()
-        await self._tell_draining(index)
 
-    async def _tell_draining(self, index: LedgerIndex) -> None:
-        """What draining bookies still hold, for progress; and, once for each drain, that it is nothing any more."""
+    async def _tell_draining(self, index: LedgerIndex, writable: Collection[BookieId]) -> None:
+        """What draining bookies still hold, for progress; and, once for each drain, that it is nothing any more.
+
+        `writable`: who was registered so before the index was begun. These may get new ledgers at any time.
+        """
         draining = frozenset(filter(index.is_wanted, self._watch.standing.draining))  # others were not looked for
         if not draining and not self._leaving_seen:
             return
@@ -361,8 +365,12 @@ class BookieAudit:
             }
             since_ms = self._watch.standing.draining_since_ms[bookie_id]
             if before.get("finished", {}).get(bookie_id) == since_ms:
-                finished[bookie_id] = since_ms
-            elif totals is None and index.is_complete:
+                if totals is None:
+                    finished[bookie_id] = since_ms
+                else:
+                    self._watch.tell(drain_goes_on(bookie_id, self._clock_ms(), ledgers=totals.ledgers))
+                    await self._watch.save()
+            elif totals is None and index.is_complete and bookie_id not in writable:
                 finished[bookie_id] = since_ms
                 if not await is_drain_end_told(self._records, bookie_id):
                     self._watch.tell(drain_finished(bookie_id, self._clock_ms()))

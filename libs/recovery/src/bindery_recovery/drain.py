@@ -6,7 +6,9 @@
              --nothing names it any more--> its cookie is retired here            --cancel_drain--> active
 
 What is left is read from ledger metadata each time, and nothing else is remembered: who follows a drain may end and
-come back, and several may follow. Nothing is changed on the bookie itself.
+come back, and several may follow. Nothing is changed on the bookie itself: one of ours turns read-only by itself. As
+long as it is registered as writable, a new ledger may name it the moment after none did; so it is called empty only if
+it was read-only, or absent, before the listing began that found no ledger.
 
 A drain is refused below quorum: when fewer writable bookies would remain, neither draining nor in maintenance, than the
 largest ensemble of a ledger that names the bookie has members. No bookie may stand twice in an ensemble, so that ledger
@@ -64,6 +66,15 @@ class BelowQuorum(CannotDrain):
 
 class CannotRecover(Conflict):
     code = "cannot_recover"
+
+
+def still_writable(bookie_id: BookieId) -> str:
+    """Why a bookie is not done although no ledger names it, and what to do about it."""
+    return (
+        f"{bookie_id} is still registered as writable: new ledgers may go there. A bookie of ours turns read-only by "
+        "itself within seconds; one of Apache's is made so over its HTTP admin API (PUT /api/v1/bookie/state/readonly "
+        'with {"readOnly": true}), or started anew with forceReadOnlyBookie=true'
+    )
 
 
 class LedgerMetadataSource(Protocol):
@@ -324,7 +335,8 @@ class BookieEmptier:
     async def follow(
         self, started: Started, *, pause: Callable[[float], Awaitable[None]] = asyncio.sleep, poll_s: float = POLL_S
     ) -> AsyncIterator[Progress]:
-        """How far it is, again and again; the last one is `done`: all ledgers were read, and none names the bookie.
+        """How far it is, again and again; the last one is `done`: all ledgers were read after the bookie had turned
+        read-only or had gone, and none names it.
 
         Ends early, without `done`, when nothing but unrecoverable ledgers is left.
         """
@@ -334,9 +346,10 @@ class BookieEmptier:
         left = started.holdings
         while True:
             began = loop.time()
-            if not left.ledgers:
+            is_writable = bool((await self._ledgers.list_bookies()).get(bookie_id))  # before all ledgers are read
+            if not left.ledgers and not is_writable:
                 left = await holdings_of(self._ledgers, bookie_id)
-            if not left.ledgers and not left.unreadable:
+            if not left.ledgers and not left.unreadable and not is_writable:
                 yield pace.progress(left, (), (), now_s=loop.time(), done=True)
                 return
             obstacles, unrecoverable = await self.obstacles(bookie_id, left)
@@ -344,11 +357,14 @@ class BookieEmptier:
             if unrecoverable and len(unrecoverable) == len(left.ledgers):
                 return
             await pause(max(poll_s, POLL_SHARE * (loop.time() - began)))
-            left = Holdings((await holdings_of(self._ledgers, bookie_id, among=left.ledgers)).ledgers)
+            if left.ledgers:
+                left = Holdings((await holdings_of(self._ledgers, bookie_id, among=left.ledgers)).ledgers)
 
     async def obstacles(self, bookie_id: BookieId, left: Holdings) -> tuple[tuple[str, ...], tuple[LedgerId, ...]]:
         """(why it does not move, in sentences; ledgers that cannot be healed)."""
         sentences = []
+        if not left.ledgers and (await self._ledgers.list_bookies()).get(bookie_id):
+            sentences.append(still_writable(bookie_id))
         if not await self._marks.is_enabled():
             pause = await self._records.pause_info()
             why = f" ({pause.by}: {pause.reason})" if pause else ""

@@ -1,5 +1,5 @@
 """That a draining bookie holds nothing any more, told to the history once for each drain, by whoever sees it first: the
-auditor, or who waits for the drain."""
+auditor, or who waits for the drain. The auditor takes it back when ledgers name the bookie again."""
 
 from typing import Any, Final
 
@@ -13,6 +13,12 @@ def drain_finished(bookie_id: BookieId, now_ms: int, **fields: Any) -> HistoryEv
     return HistoryEvent(
         now_ms, "drain_finished", f"no ledger names {bookie_id} any more", {"bookie_id": bookie_id, **fields}
     )
+
+
+def drain_goes_on(bookie_id: BookieId, now_ms: int, *, ledgers: int) -> HistoryEvent:
+    """What was told was too early: somebody who did not know of the drain chose the bookie for new ledgers."""
+    text = f"{bookie_id} does not hold nothing after all: {ledgers} new ledgers name it"
+    return HistoryEvent(now_ms, "drain_goes_on", text, {"bookie_id": bookie_id, "ledgers": ledgers})
 
 
 async def is_drain_end_told(records: RecoveryRecords, bookie_id: BookieId) -> bool:

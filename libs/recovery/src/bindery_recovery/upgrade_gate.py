@@ -8,7 +8,7 @@ what only they hold. So it is refused
 | under_replicated | a ledger is marked                                                        | healing              |
 | unknown_copies   | a ledger was closed by who does not know of all copies, and not looked at | the auditor's look   |
 | lost             | a known bookie is not registered, and neither in maintenance nor removed  | start or recover it  |
-| not_drained      | a bookie that is to go is registered or holds ledgers, and is not removed | `drain --wait`       |
+| not_drained      | a bookie that is to go is writable or holds ledgers, and is not removed   | `drain --wait`       |
 | not_named        | no bookie there is has an id like those that are to stay: all may be gone | name them as before  |
 | unreachable      | ZooKeeper cannot be asked                                                 | start it             |
 
@@ -17,10 +17,11 @@ what only they hold. So it is refused
 | active         | fine, unless it is to go           | lost                                               |
 | joining        | fine, unless it is to go           | fine: it never served, so it holds nothing         |
 | in maintenance | fine, unless it is to go           | fine, unless it is to go                           |
-| draining       | fine; to go: once it holds nothing | fine once it holds nothing; else lost              |
+| draining       | fine; to go: once read-only, empty | fine once it holds nothing; else lost              |
 | removed        | fine                               | fine: what it held is marked as long as it lacks   |
 
 What a draining bookie holds is read from the metadata of all ledgers; for the others the registration tells enough.
+That counts only if it was not registered as writable before: it may get new ledgers as long as it is.
 A cluster that was never initialised holds nothing.
 """
 
@@ -48,7 +49,7 @@ from bindery_metadata.membership import Intent, MembershipStore
 from bindery_metadata.store import MetadataStore
 from bindery_metadata.underreplication import UnderreplicationManager
 
-from bindery_recovery.drain import Holdings, holdings_of
+from bindery_recovery.drain import Holdings, holdings_of, still_writable
 
 SHOWN_MAX: Final = 5
 """Ledgers that a sentence names."""
@@ -205,6 +206,8 @@ class _Members:
     intents: Mapping[BookieId, Intent]
     holdings: Mapping[BookieId, Holdings]
     """Of draining bookies."""
+    were_writable: frozenset[str]
+    """Before the ledgers were read."""
 
     @classmethod
     async def read(
@@ -213,13 +216,14 @@ class _Members:
         # The registrations last: a bookie that joins or returns meanwhile is not taken for lost.
         memberships = await MembershipStore(store, clock_ms=clock_ms).all()
         intents = {bookie_id: found.effective(clock_ms()) for bookie_id, found in memberships.items()}
+        were_writable = frozenset((await cluster_status(store, layout)).writable)
         ledgers = _Ledgers(LedgerManager(store, layout, randomness=randomness))
         holdings = {
             bookie_id: await holdings_of(ledgers, bookie_id)
             for bookie_id, intent in sorted(intents.items())
             if intent is Intent.DRAINING
         }
-        return cls(await cluster_status(store, layout), intents, holdings)
+        return cls(await cluster_status(store, layout), intents, holdings, were_writable)
 
     def refusals(self, scale: Scale | None) -> list[Refusal]:
         registered = {*self.status.writable, *self.status.read_only}
@@ -237,7 +241,8 @@ class _Members:
         if intent is Intent.REMOVED or (intent is Intent.JOINING and not is_registered):
             return None
         if intent is Intent.DRAINING and (is_registered or self._is_empty(bookie_id)):
-            return self._still_draining(bookie_id) if goes and not self._is_empty(bookie_id) else None
+            is_done = self._is_empty(bookie_id) and bookie_id not in self.were_writable
+            return self._still_draining(bookie_id) if goes and not is_done else None
         if not is_registered and intent is not Intent.MAINTENANCE:
             away = "is draining, holds ledgers and is not registered" if intent is Intent.DRAINING else "is lost"
             return Refusal(
@@ -252,6 +257,11 @@ class _Members:
         return None
 
     def _still_draining(self, bookie_id: BookieId) -> Refusal:
+        if self._is_empty(bookie_id):
+            return Refusal(
+                "not_drained", f"bookie {bookie_id} is to go, and no ledger names it, but {still_writable(bookie_id)}",
+                "wait until it is read-only", bookie_id,
+            )  # fmt: skip
         holdings = self.holdings[bookie_id]
         count = len(holdings.ledgers) + len(holdings.unreadable)
         return Refusal(
