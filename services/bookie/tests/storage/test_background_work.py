@@ -2,12 +2,17 @@
 
 import asyncio
 import errno
+import threading
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from bindery_bookie.storage import engine as engine_module
+from bindery_bookie.storage import opening
 from bindery_bookie.storage.drills import FaultyDisk
 from bindery_bookie.storage.engine import StorageEngine
+from bindery_bookie.storage.entry_log_scan import EntryLogScanner
 from bindery_bookie.storage.read_cache import ReadCache
 from bindery_bookie.storage.scrub_walk import ScrubWalk
 from bindery_core.wire.messages import Status
@@ -193,4 +198,74 @@ async def test_an_entry_that_is_flushed_while_it_is_looked_for_is_no_damage(kit:
     index.run_before = looked_up_before  # type: ignore[method-assign]
     assert await kit.read(engine, (1, 4)) == [bodies[4]]
     assert not engine.damage.items()
+    await engine.close()
+
+
+# --- a start that nobody waits for any more ---------------------------------------------------------------------------
+
+
+def on_real_disk(tmp_path: Path, kit: Any) -> StorageEngine:
+    settings = kit.small_settings(
+        journal_directory=str(tmp_path / "j"), ledger_directory=str(tmp_path / "l"), reserve_size=0
+    )
+    return StorageEngine.on_real_disk(settings, wall_clock_ms=lambda: 1)
+
+
+async def test_a_cancelled_start_holds_up_nobody_while_its_worker_ends(
+    tmp_path: Path, kit: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_work, may_end = threading.Event(), threading.Event()
+    heard: list[bool] = []
+    real = opening.open_storage
+
+    def slow(*args: Any, **others: Any) -> Any:
+        at_work.set()
+        heard.append(may_end.wait(10))
+        return real(*args, **others)
+
+    monkeypatch.setattr(opening, "open_storage", slow)
+    engine = on_real_disk(tmp_path, kit)
+    start = asyncio.create_task(engine.open())
+    async with asyncio.timeout(30):
+        while not at_work.is_set():
+            await asyncio.sleep(0.001)
+        start.cancel()
+        await asyncio.sleep(0.01)  # the loop goes on, and the start waits for its threads
+        assert not start.done()
+        may_end.set()
+        await asyncio.gather(start, return_exceptions=True)
+    assert heard == [True]
+    engine = on_real_disk(tmp_path, kit)
+    await engine.open()  # the index that nobody took was closed
+    await engine.close()
+
+
+async def test_a_cancelled_start_gives_up_the_rebuild_of_its_index(
+    tmp_path: Path, kit: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = on_real_disk(tmp_path, kit)
+    await engine.open()
+    bodies = await kit.fill(engine, 5, 50)
+    await engine.close()
+    opening.ask_rebuild(engine._disk, str(tmp_path / "l" / "current"), "a test")
+    real, at_work = EntryLogScanner.scan, threading.Event()
+
+    def endless(*args: Any, **others: Any) -> Iterator[Any]:
+        (*records,) = real(*args, **others)
+        at_work.set()
+        while True:
+            yield from records
+
+    with monkeypatch.context() as patched:
+        patched.setattr(EntryLogScanner, "scan", endless)
+        start = asyncio.create_task(on_real_disk(tmp_path, kit).open())
+        async with asyncio.timeout(20):
+            while not at_work.is_set():
+                await asyncio.sleep(0.001)
+            start.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await start
+    engine = on_real_disk(tmp_path, kit)
+    await engine.open()  # rebuilds it
+    assert await kit.read(engine, *((5, e) for e in range(50))) == bodies
     await engine.close()

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -184,6 +185,57 @@ async def test_one_shard_that_does_not_open_closes_the_others() -> None:
     with pytest.raises(DamagedStorage, match="bad"):
         await ShardedStorage(shards).open()
     assert [shard.calls for shard in shards] == [["open", "close"], ["open"], ["open", "close"]]
+
+
+class Slow(Fragile):
+    """Has much to replay; cancelled, it takes a moment to end."""
+
+    async def open(self, *, on_progress: Any = None) -> None:
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            await asyncio.sleep(0.01)
+            self.calls.append("given up")
+
+
+async def test_a_start_that_is_cancelled_closes_what_is_open() -> None:
+    shards: list[Any] = [Fragile(), Slow(), Fragile(closes=OSError("too"))]
+    opening = asyncio.create_task(ShardedStorage(shards).open())
+    while not all(shard.calls for shard in (shards[0], shards[2])):
+        await asyncio.sleep(0)
+    opening.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    assert [shard.calls for shard in shards] == [["open", "close"], ["given up"], ["open", "close"]]
+
+
+async def test_after_a_start_that_was_cancelled_the_same_directories_open(
+    tmp_path: Path, kit: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = BookieSettings(
+        journal_dir=str(tmp_path / "j"),
+        ledger_dir=f"{tmp_path}/l,{tmp_path}/m",
+        storage=kit.small_settings(reserve_size=0),
+    ).resolved_storages()
+
+    def engines() -> list[StorageEngine]:
+        return [StorageEngine.on_real_disk(one, wall_clock_ms=lambda: 0) for one in settings]
+
+    first, second = engines()
+    monkeypatch.setattr(second, "_bring_up_to_date", lambda *_: asyncio.sleep(3600))
+    opening = asyncio.create_task(ShardedStorage([first, second]).open())
+    async with asyncio.timeout(30):
+        while not first._is_open:
+            await asyncio.sleep(0.001)
+    opening.cancel()
+    await asyncio.gather(opening, return_exceptions=True)
+    assert not first._is_open
+    assert [thread.name for thread in threading.enumerate() if thread.name.startswith("bookie-")] == []
+    store = ShardedStorage(engines())
+    await store.open()
+    bodies = await fill(kit, store, range(2), 5)
+    assert await kit.read(store, *bodies) == list(bodies.values())
+    await store.close()
 
 
 async def test_all_are_closed_also_when_one_fails() -> None:

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from bindery_bookie.storage.worker import ThreadWorker, submit_short
+from bindery_bookie.storage.worker import ThreadWorker, close_worker, submit_short
 
 
 @pytest.fixture
@@ -77,3 +77,16 @@ async def test_other_workers_take_a_short_job_as_any() -> None:
     slow = Slow()
     submit_short(slow, lambda: 1, lambda result, error: None)
     assert len(slow.jobs) == 1
+
+
+async def test_a_worker_is_closed_behind_its_last_job_while_the_loop_goes_on() -> None:
+    worker = ThreadWorker("test", asyncio.get_running_loop())
+    ready, heard = threading.Event(), []
+    worker.submit(lambda: ready.wait(30), lambda result, error: heard.append(result))
+    closing = asyncio.create_task(close_worker(worker))
+    await asyncio.sleep(0.01)
+    assert not closing.done()
+    ready.set()
+    await asyncio.wait_for(closing, 30)
+    await asyncio.sleep(0)
+    assert heard == [True]

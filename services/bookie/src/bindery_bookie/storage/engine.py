@@ -10,6 +10,7 @@ the event loop; workers own what they write.
 """
 
 import asyncio
+import threading
 import time
 from array import array
 from collections.abc import Callable, Sequence
@@ -36,7 +37,7 @@ from bindery_bookie.storage.damage import DamageRegister
 from bindery_bookie.storage.disk import Disk, DiskUsage, RealDisk
 from bindery_bookie.storage.drills import DrillControl
 from bindery_bookie.storage.entry_log import EntryLogReader, EntryLogWriter
-from bindery_bookie.storage.errors import JournalFailed, JournalFull
+from bindery_bookie.storage.errors import JournalFailed, JournalFull, StartGivenUp
 from bindery_bookie.storage.flush import Flush, Flusher
 from bindery_bookie.storage.flush_loop import FlushLoop
 from bindery_bookie.storage.journal import Journal, JournalStart, JournalWriter, record_parts
@@ -54,10 +55,11 @@ from bindery_bookie.storage.reads import Reads
 from bindery_bookie.storage.replay import Replay
 from bindery_bookie.storage.reserve import Reserve, reserves_of, with_room
 from bindery_bookie.storage.scrub import Scrubber, load_scrub_record
+from bindery_bookie.storage.scrub_state import ScrubRecord
 from bindery_bookie.storage.settings import LostStorage, StorageSettings
 from bindery_bookie.storage.stats import StorageStats
 from bindery_bookie.storage.storage_repair import StorageRepair
-from bindery_bookie.storage.worker import ThreadWorker, Worker, run_in
+from bindery_bookie.storage.worker import ThreadWorker, Worker, close_worker, run_in
 from bindery_bookie.storage.write_cache import WriteCaches
 from bindery_bookie.store import AddDone, LacState, ReadDone, ReplayProgress
 
@@ -123,6 +125,8 @@ class StorageEngine(StorageRepair):
         self._watch_ids = count()
         self._workers: list[Worker] = []
         self._is_open = False
+        self._is_given_up = threading.Event()
+        """Nobody waits for this start any more. Asked by workers."""
         self._index_in_use = asyncio.Lock()
         self._ledgers_at_start: int | None = None
 
@@ -164,7 +168,11 @@ class StorageEngine(StorageRepair):
     # --- open and close
 
     async def open(self, *, on_progress: Callable[[ReplayProgress], None] | None = None) -> None:
-        """See EntryStore. Raises DamagedStorage with the file and offset."""
+        """See EntryStore. Raises DamagedStorage with the file and offset.
+
+        Cancelled, it returns once its workers have ended: a rebuild of the index stops soon, what else they do may take
+        some seconds.
+        """
         assert not self._is_open
         self._loop = asyncio.get_running_loop()
         self._clock = self._given_clock or self._loop.time
@@ -173,10 +181,12 @@ class StorageEngine(StorageRepair):
         self._read_worker = self._worker("read")
         self._compaction_worker = self._worker("compaction")
         try:
-            await self._open(on_progress)
+            scrub_record = await self._open(on_progress)
         except BaseException:
-            self._stop_workers()
+            self._is_given_up.set()
+            await self._stop_workers()
             raise
+        # From here on nothing is waited for: whoever is cancelled has an open storage, or none.
         self._is_open = True
         self._flush_loop.start()
         try:
@@ -184,7 +194,7 @@ class StorageEngine(StorageRepair):
         except (OSError, BinderyError) as error:
             self._counted(None, error)
         self.compactor.start()
-        self.scrubber.start(await load_scrub_record(self._disk, self._directory, self._read_worker))
+        self.scrubber.start(scrub_record)
 
     async def close(self) -> None:
         """Flush, advance LastLogMark, close. After it, a start replays nothing.
@@ -211,19 +221,20 @@ class StorageEngine(StorageRepair):
             await run_in(self._read_worker, self._reader.close)
             async with self._index_in_use:  # by a step of its compaction
                 await run_in(self._flush_worker, self._index.close)
-            self._stop_workers()
+            await self._stop_workers()
 
     def _worker(self, name: str) -> Worker:
         worker = self._start_worker(name)
         self._workers.append(worker)
         return worker
 
-    def _stop_workers(self) -> None:
-        for worker in self._workers:
-            worker.close()
-        self._workers.clear()
+    async def _stop_workers(self) -> None:
+        workers, self._workers = self._workers, []
+        for worker in workers:
+            await close_worker(worker)
 
-    async def _open(self, on_progress: Callable[[ReplayProgress], None] | None) -> None:
+    async def _open(self, on_progress: Callable[[ReplayProgress], None] | None) -> ScrubRecord:
+        """What the scrub begins with."""
         started = self._clock()
         now_ms = self._wall_clock_ms()
         opened = await run_in(self._flush_worker, lambda: with_room(lambda: self._open_files(now_ms), self._make_room))
@@ -234,6 +245,7 @@ class StorageEngine(StorageRepair):
             self._manifest = ManifestFile(self._disk, self._directory, manifest)
             self._log_ids = LogIds.after(manifest, opened.mark.log_id)
             start = await self._bring_up_to_date(opened.mark, on_progress)
+            scrub_record = await load_scrub_record(self._disk, self._directory, self._read_worker)
         except BaseException:
             await run_in(self._flush_worker, self._index.close)
             raise
@@ -241,10 +253,11 @@ class StorageEngine(StorageRepair):
         for damage in opened.damage:
             self.damage.report(damage)
         self.stats.replay_s = self._clock() - started
+        return scrub_record
 
     def _open_files(self, now_ms: int) -> opening.Opened:
-        """In the flush's worker."""
-        return opening.open_storage(
+        """In the flush's worker. Raises StartGivenUp."""
+        opened = opening.open_storage(
             self._disk,
             lambda path: WatchedKV(self._open_kv(path), self._index_damaged),
             self._destroy_kv,
@@ -252,7 +265,12 @@ class StorageEngine(StorageRepair):
             ledger_directory=self._directory,
             now_ms=now_ms,
             refuse_lost=self.settings.on_lost_storage is LostStorage.REFUSE,
+            is_given_up=self._is_given_up.is_set,
         )
+        if self._is_given_up.is_set():
+            opened.index.close()
+            raise StartGivenUp
+        return opened
 
     def _make_room(self) -> bool:
         """Give up one more reserve of the ledger directory; False when none was left. In the flush's worker."""
@@ -597,7 +615,7 @@ class StorageEngine(StorageRepair):
             for start, stop in pairwise(bounds):
                 await self._compaction_step(worker, partial(self._index.compact, start=start, stop=stop))
         finally:
-            worker.close()
+            await close_worker(worker)
 
     async def _compaction_step(self, worker: Worker, step: Callable[[], T]) -> T:
         async with self._index_in_use:

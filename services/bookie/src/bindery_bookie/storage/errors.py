@@ -1,6 +1,6 @@
 """Errors of the storage engine that are not in the common tree."""
 
-from bindery_core.errors import DamagedStorage, OutcomeUnknown, ReadOnly
+from bindery_core.errors import BinderyError, DamagedStorage, OutcomeUnknown, ReadOnly
 
 
 class JournalFailed(OutcomeUnknown):
@@ -19,3 +19,9 @@ class JournalFull(ReadOnly):
     """There is no room for a journal file: nothing was written, and it is tried again."""
 
     code = "journal_full"
+
+
+class StartGivenUp(BinderyError):
+    """Whoever opened the storage does not wait for it any more. Only workers see it."""
+
+    code = "start_given_up"

@@ -80,6 +80,7 @@ class _Opening:
         ledger_directory: str,
         now_ms: int,
         refuse_lost: bool,
+        is_given_up: Callable[[], bool],
     ) -> None:
         self._disk = disk
         self._open_kv = open_kv
@@ -89,6 +90,7 @@ class _Opening:
         self._index_path = f"{ledger_directory}/index"
         self._now_ms = now_ms
         self._refuse_lost = refuse_lost
+        self._is_given_up = is_given_up
         self._marker: LimboMarker | None = None
 
     def run(self) -> Opened:
@@ -182,7 +184,13 @@ class _Opening:
         index = Index(self._open_kv(self._index_path))
         try:
             IndexRebuild(
-                self._disk, self._directory, index, mark, may_be_partial=True, before_valid=self._before_valid
+                self._disk,
+                self._directory,
+                index,
+                mark,
+                may_be_partial=True,
+                before_valid=self._before_valid,
+                is_given_up=self._is_given_up,
             ).run()
         except BaseException:
             index.close()
@@ -312,10 +320,12 @@ def open_storage(
     ledger_directory: str,
     now_ms: int = 0,
     refuse_lost: bool = False,
+    is_given_up: Callable[[], bool] = lambda: False,
 ) -> Opened:
     """Check what is there, make what is not. The index agrees with the mark on return. Raises DamagedStorage.
 
     `now_ms`: the time of day, for a limbo that begins here. `refuse_lost`: raise where else limbo would begin.
+    `is_given_up`: asked while the index is rebuilt, which may take minutes; then raises StartGivenUp.
     """
     return _Opening(
         disk,
@@ -325,6 +335,7 @@ def open_storage(
         ledger_directory=ledger_directory,
         now_ms=now_ms,
         refuse_lost=refuse_lost,
+        is_given_up=is_given_up,
     ).run()
 
 

@@ -19,6 +19,7 @@ from bindery_bookie.storage import control_records as control
 from bindery_bookie.storage.damage import Damage
 from bindery_bookie.storage.disk import Disk
 from bindery_bookie.storage.entry_log_scan import EntryLogScanner, LogRecord
+from bindery_bookie.storage.errors import StartGivenUp
 from bindery_bookie.storage.index import Index
 from bindery_bookie.storage.index_format import LedgerRow, Located
 from bindery_bookie.storage.log_manifest import LogManifest, read_manifest
@@ -42,14 +43,17 @@ class IndexRebuild:
         *,
         may_be_partial: bool = False,
         before_valid: Callable[["IndexRebuild"], None] = lambda rebuild: None,
+        is_given_up: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`may_be_partial`: go on past damage. `before_valid` is called before the last batch; it may raise."""
+        """`may_be_partial`: go on past damage. `before_valid` is called before the last batch; it may raise.
+        `is_given_up` is asked at every record."""
         self._disk = disk
         self._directory = directory
         self._index = index
         self._mark = mark
         self._may_be_partial = may_be_partial
         self._before_valid = before_valid
+        self._is_given_up = is_given_up
         self._scanner = EntryLogScanner(disk, directory)
         self._ledgers: dict[int, LedgerRow] = {}
         self._entries: dict[int, dict[int, Located]] = {}
@@ -61,7 +65,7 @@ class IndexRebuild:
         """What kept the index from being whole."""
 
     def run(self) -> None:
-        """Raises DamagedStorage when a log is missing or damaged, unless the index may be partial."""
+        """Raises DamagedStorage when a log is missing or damaged, unless the index may be partial, and StartGivenUp."""
         manifest = self._read_manifest()
         logs = manifest.expected(self._mark.log_id)
         for source, target in manifest.pairs(self._mark.log_id):
@@ -104,6 +108,8 @@ class IndexRebuild:
         end = manifest.end(log_id, mark=(self._mark.log_id, self._mark.log_offset))
         try:
             for found in self._scanner.scan(log_id, stop=end.stop, is_sealed=end.is_sealed):
+                if self._is_given_up():
+                    raise StartGivenUp
                 if not isinstance(found, LogRecord):
                     self._found(Damage(found.path, found.offset, found.reason))
                 elif found.is_anchored:

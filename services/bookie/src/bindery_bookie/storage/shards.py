@@ -41,7 +41,8 @@ class ShardedStorage:
         return self.shards[ledger_id % len(self.shards)]
 
     async def open(self, *, on_progress: Callable[[ReplayProgress], None] | None = None) -> None:
-        """See EntryStore. All at once; progress is the sum. An error closes those that did open, and is raised."""
+        """See EntryStore. All at once; progress is the sum. An error, or to be cancelled, closes those that did open,
+        once none is opening any more, and is raised."""
         seen: dict[int, ReplayProgress] = {}
 
         def reporter(at: int) -> Callable[[ReplayProgress], None] | None:
@@ -61,11 +62,19 @@ class ShardedStorage:
 
             return report
 
-        opening = [shard.open(on_progress=reporter(at)) for at, shard in enumerate(self.shards)]
-        results = await asyncio.gather(*opening, return_exceptions=True)
-        errors = [result for result in results if isinstance(result, BaseException)]
+        opening = [asyncio.create_task(shard.open(on_progress=reporter(at))) for at, shard in enumerate(self.shards)]
+        errors: list[BaseException] = []
+        try:
+            results = await asyncio.gather(*opening, return_exceptions=True)
+            errors = [result for result in results if isinstance(result, BaseException)]
+        except asyncio.CancelledError as error:  # `gather` cancelled them all, and none is under way any more
+            errors = [error]
         if errors:
-            opened = [shard for shard, result in zip(self.shards, results, strict=True) if result is None]
+            opened = [
+                shard
+                for shard, task in zip(self.shards, opening, strict=True)
+                if not task.cancelled() and task.exception() is None
+            ]
             await asyncio.gather(*(shard.close() for shard in opened), return_exceptions=True)
             raise errors[0]
 

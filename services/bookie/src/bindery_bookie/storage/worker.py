@@ -34,7 +34,9 @@ class Worker(Protocol):
         ...
 
     def close(self) -> None:
-        """Take no more jobs; the ones submitted still run. Returns when the last has (at most 30 s)."""
+        """Take no more jobs; the ones submitted still run. Returns when the last has (at most 30 s).
+
+        In the event loop `close_worker` is meant."""
         ...
 
 
@@ -116,6 +118,14 @@ def nap(worker: Worker, seconds: float) -> bool:
         return False
     worker.sleep(seconds)
     return True
+
+
+async def close_worker(worker: Worker) -> None:
+    """As its `close`, while the event loop goes on: nobody knows how long a job takes that is under way."""
+    if isinstance(worker, ThreadWorker):
+        await get_running_loop().run_in_executor(None, worker.close)
+    else:
+        worker.close()
 
 
 async def run_in(worker: Worker, job: Callable[[], T]) -> T:
