@@ -302,6 +302,23 @@ def test_a_ledger_disk_that_fills_up_asks_for_its_garbage_to_be_collected(watche
     assert calls == ["collect", "collect"]
 
 
+def test_a_ledger_disk_that_stays_full_asks_again_now_and_then() -> None:
+    """What can be collected, and which logs are sparse, changes meanwhile."""
+    watched = Watched(storage={"gc_wait_time_s": 60.0})
+    calls: list[int] = []
+    watched.watch._on_pressure = lambda: calls.append(watched.now_ms // 1000)
+    for _ in range(200):
+        watched.look("/l", used=970)
+    assert calls == [2, 62, 122, 182]
+    for _ in range(200):
+        watched.look("/l", used=850)  # fills up: asked once
+    assert len(calls) == 5
+    watched.look("/l", used=970)
+    watched.now_ms -= 10**9  # the clock was set back
+    watched.look("/l", used=970)
+    assert len(calls) == 7
+
+
 async def test_a_reserve_that_takes_its_time_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Allocating and syncing it is work for a worker: the event loop goes on meanwhile."""
     loop = asyncio.get_running_loop()

@@ -35,7 +35,7 @@ from bindery_bookie.state import READ_ONLY_DISK, READ_ONLY_FLUSH, READ_ONLY_JOUR
 from bindery_bookie.storage.disk import Disk, DiskUsage
 from bindery_bookie.storage.reserve import Reserve
 from bindery_bookie.storage.stats import StorageStats
-from bindery_bookie.storage.worker import Worker, run_in
+from bindery_bookie.storage.worker import Worker, close_worker, run_in
 
 TICK_S: Final = 1.0
 FLUSH_FAILED_TICKS_MAX: Final = 3
@@ -102,6 +102,8 @@ class _Watched:
     no_space: str = ""
     """What found no space here since the last look."""
     state: DirectoryState | None = None
+    pressed_ms: int = 0
+    """Wall clock when its ledgers' garbage was asked for last."""
 
     @property
     def all_reserves(self) -> list[Reserve]:
@@ -129,7 +131,8 @@ class StorageWatch:
         start_worker: Callable[[], Worker] | None = None,
     ) -> None:
         """`shards`: in the order of `settings.resolved_storages()`. `on_pressure`: a ledger directory fills up, or is
-        full: called whenever that becomes so. `start_worker`: called by the first `check`, in the event loop; None, for
+        full: called when that becomes so, and every `gc_wait_time_s` while it stays full: what can be collected, and
+        which logs are sparse, changes. `start_worker`: called by the first `check`, in the event loop; None, for
         disks that are memory: the loop does the work."""
         self._shards = tuple(shards)
         self._disk = disk
@@ -192,7 +195,7 @@ class StorageWatch:
         finally:
             worker, self._worker = self._worker, None
             if worker is not None:
-                worker.close()
+                await close_worker(worker)
 
     async def _run(self) -> None:
         ticks = max(1, round(self._settings.disk_check_interval_s / TICK_S))
@@ -249,13 +252,22 @@ class StorageWatch:
             watched.state = state
             if "ledgers" in watched.holds:
                 free_min = state.free if free_min is None else min(free_min, state.free)
-            if before is None or state.status != before.status:
+            is_news = before is None or state.status != before.status
+            if is_news:
                 self._tell(state)
-                if "ledgers" in watched.holds and state.status in (DirectoryStatus.WARN, DirectoryStatus.FULL):
-                    self._on_pressure()
+            if "ledgers" in watched.holds and self._is_pressed(watched, state, is_news=is_news):
+                watched.pressed_ms = state.last_check_ms
+                self._on_pressure()
         self._state.high_priority_writes = (free_min or 0) >= self._settings.high_priority_free_size_min
         reasons = [one.state.reason for one in self._watched.values() if one.state and not one.state.is_writable]
         self._state.set_read_only(READ_ONLY_DISK, "; ".join(reasons) or None)
+
+    def _is_pressed(self, watched: _Watched, state: DirectoryState, *, is_news: bool) -> bool:
+        """Whether its garbage is to be collected now."""
+        if is_news:
+            return state.status in (DirectoryStatus.WARN, DirectoryStatus.FULL)
+        since_ms = abs(state.last_check_ms - watched.pressed_ms)  # the clock may have been set back
+        return state.status is DirectoryStatus.FULL and since_ms >= self._settings.storage.gc_wait_time_s * 1000
 
     def _look_at(self, watched: _Watched, no_space: str, *, restores: bool) -> DirectoryState:
         reserve_size = 0
