@@ -260,6 +260,32 @@ async def test_a_store_that_breaks_leaves_no_read_without_an_answer(start_bookie
     assert bookie.metrics.reads_in_progress == 0
 
 
+async def test_a_store_that_breaks_leaves_no_add_without_an_answer(start_bookie, monkeypatch) -> None:
+    bookie = await start_bookie()
+    client = await bookie.connect()
+
+    def broken(adds, done) -> None:  # type: ignore[no-untyped-def]
+        raise KeyError(adds[0].ledger_id)
+
+    def torn(adds, done) -> None:  # type: ignore[no-untyped-def]
+        done([0])
+        raise KeyError(adds[0].ledger_id)
+
+    def twice(adds, done) -> None:  # type: ignore[no-untyped-def]
+        asyncio.get_running_loop().call_soon(done, [0] * len(adds))
+        raise KeyError(adds[0].ledger_id)
+
+    for wrong in (broken, torn, twice):
+        with monkeypatch.context() as patched:
+            patched.setattr(bookie.store, "add_many", wrong)
+            client.send(*[add(n, 1, n) for n in range(3)])
+            answers = await client.receive_all(3)
+        assert {answer.status for answer in answers.values()} == {m.Status.IO_ERROR}
+    assert (await client.ask(add(9, 1, 0))).status == 0  # no second answer came before
+    assert bookie.server.operations.adds_budget.used == 0
+    assert bookie.metrics.adds_in_progress == 0
+
+
 async def test_a_slow_reader_that_leaves_gives_its_budget_back(start_bookie) -> None:
     bookie = await start_bookie(unsent_size_max=64 * 1024)
     slow, quick = await bookie.connect(receive_buffer_size=4096), await bookie.connect()

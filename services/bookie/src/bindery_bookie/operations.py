@@ -151,12 +151,23 @@ class Operations:
         metrics = self._metrics
         self.adds_budget.take(size)
         metrics.adds_in_progress += count
+        is_answered = False
 
         def done(statuses: Sequence[int]) -> None:
-            assert len(statuses) == count
-            peer.send(codec.encode_add_responses(adds, statuses))
-            self.adds_budget.give(size)
-            metrics.adds_in_progress -= count
+            nonlocal is_answered
+            if is_answered:
+                return
+            is_answered = True
+            try:
+                assert len(statuses) == count
+                peer.send(codec.encode_add_responses(adds, statuses))
+            except Exception as error:
+                self._log.warning("operation_broken", operation="ADD_ENTRY", **error_fields(error))
+                statuses = [int(Status.IO_ERROR)] * count
+                peer.send(codec.encode_add_responses(adds, statuses))
+            finally:
+                self.adds_budget.give(size)
+                metrics.adds_in_progress -= count
             latency_s = self._clock() - started
             ok_count = sum([status == OK for status in statuses])
             if ok_count:
@@ -170,7 +181,11 @@ class Operations:
                 )
                 metrics.adds_rejected += sum([status == Status.TOO_MANY_REQUESTS for status in statuses])
 
-        self._store.add_many(adds, done)
+        try:
+            self._store.add_many(adds, done)
+        except Exception as error:  # some may be stored, which IO_ERROR does not deny
+            self._log.warning("operation_broken", operation="ADD_ENTRY", **error_fields(error))
+            done([int(Status.IO_ERROR)] * count)
         if self.adds_budget.is_over:
             peer.wait_for_adds()
 

@@ -135,6 +135,21 @@ async def test_a_write_that_fails_in_the_loop_ends_the_journal_all_the_same(jour
     assert writer.places == [True]
 
 
+@pytest.mark.parametrize("when_written", [False, True])
+async def test_an_answer_that_breaks_takes_no_other_with_it(journal: Journal, when_written: bool) -> None:
+    told: list[bool] = []
+
+    def broken(ok: bool) -> None:
+        told.append(ok)
+        raise RuntimeError("a fault of ours")
+
+    journal.append([b"x"], 1, broken, when_written=when_written)
+    assert await append(journal, 100, when_written=when_written)
+    assert await append(journal, 100)
+    assert told == [True]
+    assert not journal.failed
+
+
 async def test_groups_keep_their_order_when_the_loop_and_the_worker_take_turns(journal: Journal) -> None:
     heard: list[int] = []
     for n in range(60):

@@ -452,9 +452,7 @@ class Journal:
     def _tell(self, waiting: list[Synced], ok: bool) -> None:
         told = waiting[:]
         waiting.clear()
-        self._stats.journal_queue_groups -= len(told)
-        for synced in told:
-            synced(ok)
+        self._tell_group(told, ok)
 
     def _synced(self, written: _Stuck, seconds: float | None, error: BaseException | None) -> None:
         """The worker is back with one group."""
@@ -486,7 +484,10 @@ class Journal:
     def _tell_group(self, waiting: list[Synced], ok: bool) -> None:
         self._stats.journal_queue_groups -= len(waiting)
         for synced in waiting:
-            synced(ok)
+            try:
+                synced(ok)
+            except Exception:  # the answers of others are not to be lost with one
+                log.exception("journal_answer_broke")
 
     def _keep(self, stuck: _Stuck, error: JournalFull) -> None:
         """There is no room: tell everyone who waits, keep the records, try again."""
