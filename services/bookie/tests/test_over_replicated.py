@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
+from bindery_bookie import over_replicated
 from bindery_bookie.over_replicated import OverReplicated
 from bindery_client.replica import ReplicaRead, Verdict
 from bindery_core.errors import BinderyError, Conflict, MetadataUnavailable
@@ -197,6 +198,17 @@ async def test_it_can_be_switched_off(world: World) -> None:
     world.collector = world.new_collector(interval_s=0.0)
     assert await world.grow_ripe() == 0
     assert world.store.calls == 0
+
+
+async def test_a_search_takes_so_many_and_no_more_whatever_the_shards(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(over_replicated, "CANDIDATES_MAX", 2)
+    world.collector._shards = [Shard(1, 3), Shard(2, 4), Shard(5)]  # type: ignore[list-item]
+    for ledger_id in range(1, 6):
+        await world.put(ledger_id, (A, B))
+    await world.collector.step()
+    assert world.collector.state.candidates == 2
 
 
 async def test_a_search_is_not_repeated_before_its_time(world: World) -> None:

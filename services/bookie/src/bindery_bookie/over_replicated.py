@@ -155,7 +155,7 @@ class OverReplicated:
     async def _search(self, manager: Any) -> None:
         before, self._seen = self._seen, {}
         for shard in self._shards:
-            if shard.limbo is not None:
+            if shard.limbo is not None or len(self._seen) >= CANDIDATES_MAX:
                 continue
             for ledger_id in await shard.list_ledger_ids():
                 version = await self._unneeded(manager, ledger_id)
