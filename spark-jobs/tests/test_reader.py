@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -282,6 +283,36 @@ async def test_a_bookie_that_cannot_list_is_read(status: Status) -> None:
     del world.bookie.frames[LEDGER, 4]
     found = verdicts(await world.read(entries="listed"))
     assert found == {n: "absent" if n == 4 else "good" for n in range(20)}
+
+
+async def test_a_bookie_that_cannot_list_is_read_in_pieces_that_each_ask_the_budget(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Several ledgers: what comes of them keeps its order, and no more than a window of frames is held."""
+    monkeypatch.setattr(reader_module, "REQUEST_ENTRIES_MAX", 50)
+    world = World(entries=1000)
+    world.bookie.list_status = int(Status.BAD_REQUEST)
+    del world.bookie.frames[LEDGER, 444]
+    (whole,) = world.fragments()
+    other = LedgerId(8)
+    world.bookie.known_ledgers.add(other)
+    world.metadata.ledgers[other] = world.ledger
+    frames = pack_many(DIGESTER, [b"0123456789"] * 20, ledger_id=other, first_entry_id=0, lac=-1, length=0)
+    world.bookie.frames.update({(other, n): frame for n, frame in enumerate(frames)})
+    small = replace(whole, ledger=replace(whole.ledger, ledger_id=other, limit=19), last=19)
+    loop = asyncio.get_running_loop()
+    budget = Budget(1e9, now=loop.time())
+    asked: list[float] = []
+    take: Callable[..., float] = budget.take
+    budget.take = lambda size, *, now: asked.append(size) or take(size, now=now)  # type: ignore[assignment,func-returns-value,method-assign]
+    reader = BookieReader(world.bookie, world.metadata, BOOKIE, budget=budget, timeout_s=1)  # type: ignore[arg-type]
+    rows = [row async for batch in reader.read([whole, small], entries="listed") for row in batch.to_pylist()]
+    assert [(row["ledger_id"], row["entry_id"]) for row in rows if row["present"]] == [
+        *((LEDGER, n) for n in range(1000) if n != 444), *((other, n) for n in range(20)),
+    ]  # fmt: skip
+    assert [row["entry_id"] for row in rows if row["present"] is False] == [444]
+    assert max(asked) <= 50 * 50, "one piece"
+    assert sum(asked) >= 999 * 50
 
 
 async def test_limbo_is_no_list() -> None:

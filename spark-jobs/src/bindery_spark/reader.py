@@ -6,7 +6,7 @@ Nothing is fenced, recovered or written. Requests are plain and batch reads of w
 |---------|------------------------------------------------------------------------------------------------------------|
 | all     | every entry is read                                                                                        |
 | listed  | the bookie lists what it holds, and the first and the last entry are read; a bookie that cannot list: all  |
-| ends    | the first and the last entry are read                                                                      |
+| ends    | the first and the last entry of each share of its segment are read, as far as it holds them                |
 
 | the bookie's answer                          | the rows of the entries asked for                                 |
 |----------------------------------------------|-------------------------------------------------------------------|
@@ -26,7 +26,8 @@ the rows say so.
 import asyncio
 from bisect import bisect_left
 from collections import deque
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol
 
@@ -150,6 +151,8 @@ class _Found:
     listed: Sequence[int] = ()
     absent: list[int] = field(default_factory=list)
     errors: dict[str, list[int]] = field(default_factory=dict)
+    unlisted: Sequence[int] = ()
+    """The bookie cannot list, and these are to be read instead; nothing else was found."""
 
     def take(self, entry_id: int, status: int, frame: bytes | None) -> None:
         if status == Status.OK and frame is not None:
@@ -213,7 +216,14 @@ class BookieReader:
     async def read(self, fragments: Sequence[Fragment], *, entries: str = "all") -> AsyncIterator[pa.RecordBatch]:
         """Batches of rows; `entries`: all, listed or ends. Whenever one is given out nothing is in flight: the caller
         may take its time, and no deadline passes meanwhile."""
-        jobs = _jobs(fragments, entries=entries)
+        async with aclosing(self._read(_jobs(fragments, entries=entries))) as batches:
+            async for batch in batches:
+                yield batch
+        if len(self._rows):
+            yield self._rows.take()
+
+    async def _read(self, jobs: Iterator[_Job]) -> AsyncGenerator[pa.RecordBatch, None]:
+        """Full batches; what is left stays in the sink."""
         running: deque[tuple[_Job, asyncio.Task[_Found]]] = deque()
         size = 0
         is_draining = False
@@ -227,7 +237,7 @@ class BookieReader:
                     running.append((job, asyncio.create_task(self._run(job))))
                     size += job.size
                 if not running:
-                    if not len(self._rows):
+                    if not is_draining:
                         return
                     yield self._rows.take()
                     is_draining = False
@@ -235,6 +245,14 @@ class BookieReader:
                 job, task = running.popleft()
                 found = await task
                 size -= job.size
+                if found.unlisted:
+                    # Rows stay in order, and nothing is in flight while it is read.
+                    await asyncio.wait([task, *(each for _, each in running)])
+                    async with aclosing(self._read(_pieces(job, found.unlisted))) as batches:
+                        async for batch in batches:
+                            yield batch
+                    is_draining = self._rows.is_full
+                    continue
                 self._charge(sum(map(len, found.frames)) - job.size)
                 await self._tell(job, found)
                 is_draining = self._rows.is_full
@@ -304,6 +322,8 @@ class BookieReader:
         left = list(job.entry_ids)
         if job.is_listing:
             left = await self._list(job, found)
+            if len(left) > _step(job.fragment) and not self._given_up:
+                return _Found(unlisted=left)
         while left:
             if self._given_up:
                 found.errors.setdefault(self._given_up, []).extend(left)
@@ -478,14 +498,26 @@ def _jobs(fragments: Sequence[Fragment], *, entries: str) -> Iterator[_Job]:
         is_known = fragment.ledger.limit is not None
         is_listing = entries == "listed" and is_known
         if entries == "ends" and is_known:
-            for entry_id in fragment.ends():
+            for entry_id in fragment.shared_ends():
                 yield _Job(replace(fragment, first=entry_id, last=entry_id), (entry_id,), is_last=True)
             continue
         entry_ids = fragment.entry_ids()
-        per_entry = fragment.ledger.entry_size + FRAME_OVERHEAD
-        step = LISTING_ENTRIES_MAX if is_listing else max(1, min(REQUEST_ENTRIES_MAX, REQUEST_BYTES // per_entry))
+        step = LISTING_ENTRIES_MAX if is_listing else _step(fragment)
         for start in range(0, len(entry_ids), step):
             yield _Job(fragment, entry_ids[start : start + step], start + step >= len(entry_ids), is_listing)
+
+
+def _step(fragment: Fragment) -> int:
+    """Entries that are read at once."""
+    return max(1, min(REQUEST_ENTRIES_MAX, REQUEST_BYTES // (fragment.ledger.entry_size + FRAME_OVERHEAD)))
+
+
+def _pieces(job: _Job, entry_ids: Sequence[int]) -> Iterator[_Job]:
+    """Instead of the listing `job`: these entries are read, a piece at a time, and each is asked of the budget."""
+    step = _step(job.fragment)
+    for start in range(0, len(entry_ids), step):
+        is_end = start + step >= len(entry_ids)
+        yield _Job(job.fragment, entry_ids[start : start + step], is_end and job.is_last)
 
 
 def _held(runs: Sequence[tuple[int, int]], wanted: Sequence[int]) -> set[int]:
