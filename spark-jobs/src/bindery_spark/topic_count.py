@@ -2,7 +2,7 @@
 
 | in CHECKPOINT  | is                                                                                 |
 |----------------|------------------------------------------------------------------------------------|
-| query.json     | which topic is counted, from where; another one is refused                         |
+| query.json     | which topic of which cluster is counted, from where; another one is refused        |
 | spark/         | Spark's: offsets (positions) of each micro-batch, counts so far                    |
 | counts.parquet | all counts after the last micro-batch: key, key_is_base64, messages, unreadable    |
 
@@ -17,13 +17,16 @@ from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.parquet as parquet
-from bindery_core.errors import BadRequest
+from bindery_core.errors import BadRequest, NoSuchNode
+from bindery_metadata.layout import LedgersLayout
+from bindery_metadata.zookeeper import ZooKeeperStore
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import BooleanType, LongType, StringType, StructField, StructType
 
+from bindery_spark.sources import cluster
 from bindery_spark.sources.options import TOPIC_FORMAT, TopicOptions
 from bindery_spark.topic_rows import OUT_OF_RANGE
 
@@ -53,9 +56,9 @@ def start_count(
     """The running query. `every_s`: a micro-batch that often; None: what is there now, then it ends.
 
     `on_batch` hears of each micro-batch when its counts are in the file. Raises BadRequest for a checkpoint of another
-    topic.
+    topic or cluster.
     """
-    _claim(checkpoint, options)
+    claim(checkpoint, options, cluster_id=cluster.run(lambda: _cluster_id(TopicOptions.parse(options))))
 
     def keep(frame: DataFrame, batch_id: int) -> None:
         table = frame.toArrow()
@@ -80,12 +83,30 @@ def read_counts(checkpoint: Path) -> pa.Table:
     return parquet.read_table(path).sort_by([("messages", "descending"), ("key", "ascending")])
 
 
-def _claim(checkpoint: Path, options: Mapping[str, str]) -> None:
+async def _cluster_id(options: TopicOptions) -> str | None:
+    """None: the cluster has no id, as one that was made by hand."""
+    store = await ZooKeeperStore.connect(options.zookeeper)
+    try:
+        node = await store.get(LedgersLayout(options.ledgers_root).instance_id)
+    except NoSuchNode:
+        return None
+    finally:
+        await store.close()
+    return node.data.decode(errors="replace")
+
+
+def claim(checkpoint: Path, options: Mapping[str, str], *, cluster_id: str | None) -> None:
+    """Make the checkpoint that of this count, or see that it is. Raises BadRequest for another's.
+
+    A topic of the same name in another cluster has other ledgers: its positions would mean nothing here. A checkpoint
+    that says of no cluster is an older version's, and taken for this one's.
+    """
     parsed = TopicOptions.parse(options)
     counted: dict[str, Any] = {
         "topic": parsed.topic.short,
         "ledgers_root": parsed.ledgers_root,
         "start": options.get("start", "earliest"),
+        "cluster": cluster_id,
     }
     path = checkpoint / "query.json"
     if not path.exists():
@@ -93,5 +114,5 @@ def _claim(checkpoint: Path, options: Mapping[str, str]) -> None:
             raise BadRequest("not a checkpoint of a count; choose an empty or a new directory", checkpoint=checkpoint)
         checkpoint.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(counted) + "\n")
-    elif (before := json.loads(path.read_text())) != counted:
+    elif {"cluster": cluster_id, **(before := json.loads(path.read_text()))} != counted:
         raise BadRequest("the checkpoint counts something else; choose another directory", counts=before)

@@ -1,11 +1,14 @@
 """A topic's messages as Parquet files, one row a message as in `schemas.MESSAGES`.
 
 DIR/part-*.parquet, and DIR/_export.json: topic, bounds, how many rows, how many of them name a problem. The directory
-is there when it is whole, and not before: files are written to DIR.making beside it.
+is there when it is whole, and not before: files are written to a hidden directory beside it, UNFINISHED and a name that
+nobody has, and the export that is replaced waits there until the new one stands. What an interrupted job leaves there
+is passed over by whoever reads the directory above, and nobody deletes it.
 """
 
 import json
 import shutil
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -18,6 +21,7 @@ from bindery_spark.sources.options import TOPIC_FORMAT, TopicOptions
 from bindery_spark.sources.topic import TopicReader
 
 FACTS: Final = "_export.json"
+UNFINISHED: Final = ".bindery-export-"
 
 
 class Progress(Protocol):
@@ -48,15 +52,16 @@ def export(
     size = sum(each.cost for task in tasks for each in task)
     progress.plan(size, 0, 1)
     progress.group(0, len({each.ledger_id for task in tasks for each in task}), size)
-    making = out.with_name(out.name + ".making")
-    out.parent.mkdir(parents=True, exist_ok=True)
+    beside = _fresh_beside(out)
+    making = beside / "new"
     try:
         spark.read.format(TOPIC_FORMAT).options(**options).load().write.mode("overwrite").parquet(str(making))
         facts = _facts(parsed, options, making)
         (making / FACTS).write_text(json.dumps(facts, indent=2) + "\n")
-        _replace(making, out)
+        check_target(out, overwrite=overwrite)
+        _replace(making, out, old=beside / "old")
     finally:
-        shutil.rmtree(making, ignore_errors=True)
+        shutil.rmtree(beside, ignore_errors=True)
     progress.done(size)
     return facts
 
@@ -72,10 +77,22 @@ def _facts(parsed: TopicOptions, options: Mapping[str, str], directory: Path) ->
     }
 
 
-def _replace(making: Path, out: Path) -> None:
-    old = out.with_name(out.name + ".old")
-    if out.exists() and any(out.iterdir()):
-        shutil.rmtree(old, ignore_errors=True)
-        out.rename(old)
-    making.rename(out)
-    shutil.rmtree(old, ignore_errors=True)
+def _fresh_beside(out: Path) -> Path:
+    """A new directory on the same disk as `out`. Others may look into it: executors may run as another user."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    directory = Path(tempfile.mkdtemp(prefix=UNFINISHED, dir=out.parent))
+    directory.chmod(0o755)
+    return directory
+
+
+def _replace(making: Path, out: Path, *, old: Path) -> None:
+    """`making` becomes `out`, what was there becomes `old`. When that fails, `out` is what it was."""
+    if not out.exists():
+        making.rename(out)
+        return
+    out.rename(old)
+    try:
+        making.rename(out)
+    except OSError:
+        old.rename(out)
+        raise
