@@ -56,6 +56,26 @@ def test_every_copy_that_metadata_promise_is_in_one_fragment(seed: int) -> None:
         assert all(is_expected(metadata, fragment.bookie_id, entry_id) for entry_id in ids)
 
 
+@pytest.mark.parametrize("seed", range(40))
+def test_an_end_of_one_share_is_asked_of_every_bookie_that_has_it(seed: int) -> None:
+    """Else the one copy that is asked for looks like all there are."""
+    lots = random.Random(seed)
+    size = lots.randint(1, 5)
+    quorum = lots.randint(1, size)
+    firsts = [0, *sorted(lots.sample(range(1, 40), lots.randint(0, 3)))]
+    ensembles = [(first, "".join(lots.choice("abcdef") for _ in range(size))) for first in firsts]
+    last = lots.randint(-1, 60)
+    metadata = metadata_of(*ensembles, write_quorum=quorum, last=last)
+    fragments = shares(metadata)
+    asked = {(str(f.bookie_id), entry_id) for f in fragments for entry_id in f.shared_ends()}
+    for fragment in fragments:
+        ends = fragment.ends()
+        assert set(ends) <= set(fragment.shared_ends()) <= set(fragment.entry_ids())
+        assert len(fragment.shared_ends()) <= 2 * size, "a few, however long it is"
+    entries = {entry_id for _, entry_id in asked}
+    assert asked == {copy for copy in naive(metadata, last) if copy[1] in entries}
+
+
 def test_an_empty_closed_ledger_has_no_fragments() -> None:
     assert shares(metadata_of((0, "abc"), last=-1)) == []
 

@@ -215,6 +215,15 @@ async def test_the_ends_alone_are_blocks_of_one_entry(letters: str, quorum: int)
     assert {row["first_entry"] for row in rows if row["block"] == 0} == {0}
 
 
+async def test_an_end_that_one_bookie_lacks_is_not_lost_where_shares_differ() -> None:
+    """Entry 1 is the first of c's share alone; b has it, too."""
+    world = World(letters="abc", write_quorum=2)
+    world.put("c", 1, None)
+    rows = await world.rows(entries="ends")
+    assert suspects(rows) == {1}
+    assert {letter: states(rows, letter).get(1) for letter in "abc"} == {"a": None, "b": "good", "c": "absent"}
+
+
 @pytest.mark.parametrize("who", ["a", "ab", "abc"])
 async def test_a_list_and_a_reading_of_the_same_are_looked_at_and_agree(who: str) -> None:
     """At the level standard one bookie may not know lists, and is read."""

@@ -62,7 +62,7 @@ def tasks_of(
     fragments: Iterable[Fragment], *, bytes_max: int, entries_max: int, ends_only: bool = False,
     span_of: Callable[[Ledger], int] = lambda _: 1,
 ) -> Sequence[Task]:  # fmt: skip
-    """`ends_only`: of each fragment two entries are read at most, and none is cut. `span_of`: parts of a ledger's
+    """`ends_only`: of each fragment the ends are read, a few entries, and none is cut. `span_of`: parts of a ledger's
     fragments begin at its multiples."""
     by_bookie: defaultdict[BookieId, list[Fragment]] = defaultdict(list)
     for fragment in fragments:
@@ -85,7 +85,7 @@ def _pack(
         span = span_of(whole.ledger)
         parts = [whole] if ends_only else split(whole, bytes_max=bytes_max, entries_max=entries_max, span=span)
         for part in parts:
-            count = min(2, part.entry_count) if ends_only else part.entry_count
+            count = len(part.shared_ends()) if ends_only else part.entry_count
             cost = FRAGMENT_COST + count * (part.ledger.entry_size + FRAME_OVERHEAD)
             if taken and (size + cost > bytes_max or entries + count > entries_max):
                 yield Task(bookie_id, tuple(taken))

@@ -104,6 +104,15 @@ class Fragment:
         ).entry_ids()
         return tuple(sorted({*low[:1], *high[-1:]}))
 
+    def shared_ends(self) -> tuple[int, ...]:
+        """`ends` of all shares of the segment, as far as this bookie has them. So each of those entries is asked of all
+        its bookies: one that lacks it does not look like an entry that nobody has."""
+        if self.is_dense:
+            return self.ends()
+        size, quorum = self.ledger.ensemble_size, self.ledger.write_quorum
+        ends = {entry_id for index in range(size) for entry_id in replace(self, indexes=(index,)).ends()}
+        return tuple(e for e in sorted(ends) if any((index - e) % size < quorum for index in self.indexes))
+
 
 @dataclass(frozen=True, slots=True)
 class Tail:
