@@ -96,6 +96,8 @@ class Exchange(Request):
     gone: bool = False
     """The client closed the connection."""
     _read: bytes | None = None
+    _passed_on: bool = False
+    """The whole body was given to somebody else."""
     _charged: int = 0
 
     def __init__(
@@ -256,11 +258,12 @@ class Exchange(Request):
             if chunk:
                 yield chunk
             if not message.get("more_body"):
+                self._passed_on = True
                 return
 
     async def watch_connection(self, on_gone: Callable[[], None]) -> None:
         """Runs beside a waiting operation, the body being read: sets `gone` when the client closes the connection."""
-        assert self._read is not None
+        assert self._read is not None or self._passed_on
         while True:
             message = await self._receive()
             if message["type"] == "http.disconnect":

@@ -2,16 +2,21 @@
 
 A redirect would break port-forwarding and Ingress, so passing on is the default and `?redirect=true` asks for a 307.
 A request is passed on once: an owner that is none answers 503 rather than passing it back.
+
+A client that hangs up takes its request along: sending to a connection that is gone does not fail, and an owner that is
+never told would go on leasing messages to nobody.
 """
 
+import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Final
 
 import httpx
 from bindery_core.errors import BadRequest, OutcomeUnknown
 
 from bindery_broker.errors import NotOwner
-from bindery_broker.http.exchange import Exchange, Reply
+from bindery_broker.http.exchange import ClientGone, Exchange, Reply
 
 PROXIED_HEADER: Final = b"bindery-proxied"
 CONNECT_TIMEOUT_S: Final = 5.0
@@ -24,6 +29,8 @@ _HOP_HEADERS: Final = frozenset(
         b"transfer-encoding", b"upgrade", b"host", b"expect",
     )
 )  # fmt: skip
+_BODYLESS: Final = ("GET", "HEAD", "DELETE")
+"""Methods whose body, if there is one, means nothing: it stays here."""
 
 
 class Proxy:
@@ -41,7 +48,7 @@ class Proxy:
         """Pass the request to the broker at `url` and its answer back.
 
         Raises BadRequest for a path that leads elsewhere, NotOwner when that broker could not be reached (nothing was
-        done), OutcomeUnknown when it was lost on the way.
+        done), OutcomeUnknown when it was lost on the way, ClientGone when nobody waits for an answer any more.
         """
         scope = exchange.scope
         target = url.rstrip("/") + exchange.raw_path.decode("ascii")
@@ -49,11 +56,27 @@ class Proxy:
             target += "?" + scope["query_string"].decode("ascii")
         headers = [(k, v) for k, v in scope["headers"] if k not in _HOP_HEADERS]
         headers.append((PROXIED_HEADER, b"1"))
-        has_body = exchange.method not in ("GET", "HEAD", "DELETE")
-        content: AsyncIterator[bytes] | None = exchange.stream_body(size_max=body_size_max) if has_body else None
+        has_body = exchange.method not in _BODYLESS
+        if not has_body:
+            await exchange.read_body(size_max=exchange.broker.settings.control_bytes_max)
+        body_sent = asyncio.Event()
+        content = _body(exchange, body_sent, size_max=body_size_max) if has_body else None
         request = self._client.build_request(exchange.method, target, headers=headers, content=content)
         if request.url.raw_path.partition(b"?")[0].count(b"/") != target.partition("?")[0].count("/") - 2:
             raise BadRequest("the path cannot be passed on to the topic's owner as it is")  # it would be another one
+        if not has_body:
+            body_sent.set()
+        try:
+            async with _until_gone(exchange, body_sent):
+                await self._pass_on(exchange, request, url)
+        except ClientGone:
+            if exchange.is_answered:  # it has had what it wanted
+                return
+            raise
+        await exchange.send_chunk(b"", more=False)
+
+    async def _pass_on(self, exchange: Exchange, request: httpx.Request, url: str) -> None:
+        """All of the answer but its end."""
         try:
             response = await self._client.send(request, stream=True)
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
@@ -82,7 +105,6 @@ class Proxy:
             await exchange.send_chunk(first, more=True)
         async for chunk in chunks:
             await exchange.send_chunk(chunk, more=True)
-        await exchange.send_chunk(b"", more=False)
 
     async def close(self) -> None:
         await self._client.aclose()
@@ -94,3 +116,35 @@ def redirect(exchange: Exchange, url: str) -> Reply:
     if exchange.scope["query_string"]:
         location += b"?" + exchange.scope["query_string"]
     return Reply(307, b"", b"text/plain", ((b"location", location),))
+
+
+async def _body(exchange: Exchange, sent: asyncio.Event, *, size_max: int) -> AsyncIterator[bytes]:
+    """The request's body as it comes; `sent` is set behind its last piece."""
+    async for chunk in exchange.stream_body(size_max=size_max):
+        yield chunk
+    sent.set()
+
+
+@asynccontextmanager
+async def _until_gone(exchange: Exchange, body_sent: asyncio.Event) -> AsyncIterator[None]:
+    """Ends the block with ClientGone when the client hangs up after its request. Until the body is sent, reading it
+    says so; the block must not send the answer's end, behind which every client is gone."""
+    task = asyncio.current_task()
+    assert task is not None
+
+    def stop() -> None:
+        task.cancel()
+
+    async def watch() -> None:
+        await body_sent.wait()
+        await exchange.watch_connection(stop)
+
+    watcher = asyncio.create_task(watch())
+    try:
+        yield
+    except asyncio.CancelledError:
+        if exchange.gone and task.uncancel() == 0:
+            raise ClientGone from None
+        raise
+    finally:
+        watcher.cancel()
