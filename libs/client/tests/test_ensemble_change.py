@@ -196,6 +196,58 @@ async def test_a_left_out_bookie_is_used_again_after_it_came_back() -> None:
         assert await all_readable(await cluster.client(), writer.ledger_id, number)
 
 
+@pytest.mark.parametrize("status", [Status.IO_ERROR, Status.TOO_MANY_REQUESTS])
+async def test_two_bookies_that_refuse_do_not_replace_each_other_for_ever(status: Status) -> None:
+    async with FakeCluster(bookies=4) as cluster:
+        client = await cluster.client(replacement_retry_s=1.0)
+        writer = await client.create()
+        await add_numbers(writer, 0, 5)
+        before = writer.metadata.last_segment.ensemble
+        unwell = [cluster.bookies[before[2]], cluster.spare(before)]
+        for bookie in unwell:
+            bookie.refuse(AddRequest, status)
+        async with asyncio.timeout(LIMIT_S):
+            for number in range(5, 200):
+                await writer.add(b"%d" % number)
+                await asyncio.sleep(0.002)
+        node = await cluster.tree.connect().get(cluster.layout.ledger(writer.ledger_id))
+        assert node.stat.version <= 16, "each is taken back at once only the first time"
+        assert len((await client.metadata(writer.ledger_id)).segments) <= 17
+        for bookie in unwell:
+            bookie.refuse(AddRequest, None)
+        number = 200
+        async with asyncio.timeout(LIMIT_S):
+            while not any(
+                number - 1 in bookie.ledgers[writer.ledger_id].entries
+                for bookie in unwell
+                if writer.ledger_id in bookie.ledgers
+            ):
+                await writer.add(b"%d" % number)
+                number += 1
+                await asyncio.sleep(0.02)
+        assert await all_readable(await cluster.client(), writer.ledger_id, number)
+
+
+async def test_where_each_copy_counts_bookies_that_were_unwell_for_a_moment_are_waited_for() -> None:
+    async with FakeCluster(bookies=4) as cluster:
+        client = await cluster.client(replacement_retry_s=0.5)
+        writer = await client.create(ack_quorum=3)
+        await add_numbers(writer, 0, 5)
+        before = writer.metadata.last_segment.ensemble
+        unwell = [cluster.bookies[before[2]], cluster.spare(before)]
+        for bookie in unwell:
+            bookie.refuse(AddRequest, Status.TOO_MANY_REQUESTS)
+        adding = asyncio.ensure_future(writer.add(b"5"))
+        done, _ = await asyncio.wait([adding], timeout=0.3)
+        assert not done
+        for bookie in unwell:
+            bookie.refuse(AddRequest, None)
+        await asyncio.wait_for(adding, LIMIT_S)
+        node = await cluster.tree.connect().get(cluster.layout.ledger(writer.ledger_id))
+        assert node.stat.version <= 16
+        assert await all_readable(await cluster.client(), writer.ledger_id, 6)
+
+
 async def test_nothing_is_acknowledged_on_a_new_ensemble_before_it_is_in_the_metadata() -> None:
     async with FakeCluster(bookies=4) as cluster:
         client = await cluster.client(add_quorum_timeout_s=30.0, metadata_timeout_s=30.0)

@@ -34,6 +34,7 @@ from bindery_metadata.ledger_manager import LedgerManager
 from bindery_metadata.versioned import Versioned
 
 from bindery_client.requests import DEADLINE_SLACK_S, LedgerRequests, OnDegraded, reason_of
+from bindery_client.second_chances import SecondChances
 from bindery_client.settings import ClientSettings
 from bindery_client.timers import DeadlineTimer
 
@@ -88,6 +89,7 @@ class _RecoveryRun:
                 bytes_in_flight_max=settings.read_batch_bytes_max,
             ),
         )  # fmt: skip
+        self._chances = SecondChances(pause_s=settings.replacement_retry_s)
         self._done: asyncio.Future[None] = self._loop.create_future()
         self._timer = DeadlineTimer(self._tick)
         self._task: asyncio.Task[None] | None = None
@@ -175,16 +177,20 @@ class _RecoveryRun:
         metadata = self._machine.metadata
         for bookie_id in action.failed.values():
             pool.quarantine(bookie_id, "a recovery add failed there")
+        self._chances.failed(action.failed.values())
         now = self._loop.time()
         try:
             changed = replace_failed(
                 metadata, failed=action.failed, first_entry_id=action.first_entry_id,
                 choose=lambda ensemble, failed: pool.choose_replacements(
-                    ensemble, failed, write_quorum=metadata.write_quorum
+                    ensemble, failed, write_quorum=metadata.write_quorum, exclude=self._chances.resting(now=now)
                 ),
             )  # fmt: skip
         except BinderyError as error:
             return self._machine.ensemble_change_failed(error, now=now)
+        if changed is not None:
+            newcomers = set(changed.last_segment.ensemble) - set(metadata.last_segment.ensemble)
+            self._chances.taken(newcomers, now=now)
         return self._machine.ensemble_changed(changed or metadata, now=now)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:

@@ -45,6 +45,7 @@ from bindery_core.ledger_actions import (
 from bindery_core.ledger_metadata import LedgerMetadata
 from bindery_core.ledger_plans import Plan, plan_close, plan_ensemble_change
 from bindery_core.ledger_writer import LedgerWriter, WriterSettings
+from bindery_core.quorum import failures_bearable
 from bindery_metadata.closing_notes import ClosingCause, ClosingNotes
 from bindery_metadata.ledger_manager import LedgerManager
 from bindery_metadata.versioned import Versioned
@@ -54,6 +55,7 @@ from bindery_client.budget import ByteBudget
 from bindery_client.force import ForceAll
 from bindery_client.read_operation import read_range
 from bindery_client.requests import DEADLINE_SLACK_S, LedgerRequests, OnDegraded, reason_of
+from bindery_client.second_chances import SecondChances
 from bindery_client.settings import ClientSettings
 from bindery_client.timers import DeadlineTimer
 
@@ -114,6 +116,7 @@ class WriteHandle:
                 explicit_lac_idle_s=settings.explicit_lac_idle_s,
             ),
         )  # fmt: skip
+        self._chances = SecondChances(pause_s=settings.replacement_retry_s)
         self._reasons: dict[BookieId, str] = {}
         """What a bookie's connection last died of."""
         self._timer = DeadlineTimer(self._tick)
@@ -344,23 +347,20 @@ class WriteHandle:
         pool = self._requests.pool
         for bookie_id in action.failed.values():
             pool.quarantine(bookie_id, self._reasons.pop(bookie_id, "it refused an add, or did not answer in time"))
+        self._chances.failed(action.failed.values())
 
         def plan(metadata: LedgerMetadata) -> LedgerMetadata | None:
             return plan_ensemble_change(
                 metadata, failed=action.failed, first_entry_id=action.first_entry_id,
                 choose=lambda ensemble, failed: pool.choose_replacements(
-                    ensemble, failed, write_quorum=metadata.write_quorum
+                    ensemble, failed, write_quorum=metadata.write_quorum,
+                    exclude=self._chances.resting(now=self._loop.time()),
                 ),
             )  # fmt: skip
 
         before = self._committed.value.last_segment
         try:
-            try:
-                committed = await self._update(plan)
-            except NotEnoughBookies:
-                if not await pool.revisit():
-                    raise
-                committed = await self._update(plan)
+            committed = await self._replace(plan)
         except BinderyError as error:
             if not self._abandoned:
                 log.warning(
@@ -372,6 +372,8 @@ class WriteHandle:
         if self._abandoned:
             return
         self._committed = committed
+        newcomers = set(committed.value.last_segment.ensemble) - set(before.ensemble)
+        self._chances.taken(newcomers, now=self._loop.time())
         log.info(
             "ensemble_changed", ledger_id=self.ledger_id, failed=dict(action.failed),
             before=before.ensemble, after=committed.value.last_segment.ensemble,
@@ -379,6 +381,26 @@ class WriteHandle:
         )  # fmt: skip
         self._ensemble_change = None
         self._run(self._machine.ensemble_changed(committed.value, now=self._loop.time()))
+
+    async def _replace(self, plan: Plan) -> Versioned[LedgerMetadata]:
+        """`_update`; without a spare once more if one that could not be reached can be now. Where every copy is needed
+        for an acknowledgement, one that rests after it failed is waited for too: to go on without it is impossible."""
+        metadata = self.metadata
+        bearable = failures_bearable(write_quorum=metadata.write_quorum, ack_quorum=metadata.ack_quorum)
+        is_revisited = False
+        while True:
+            try:
+                return await self._update(plan)
+            except NotEnoughBookies:
+                if not is_revisited and await self._requests.pool.revisit():
+                    is_revisited = True
+                    continue
+                rest_s = self._chances.next_s(now=self._loop.time())
+                if bearable or rest_s is None:
+                    raise
+                await asyncio.sleep(rest_s)
+                if self._broken is not None:
+                    raise
 
     async def _update(self, plan: Plan, *, note: ClosingCause | None = None) -> Versioned[LedgerMetadata]:
         """Change the metadata; repeat while the store cannot be asked, for `metadata_timeout_s` at most.
