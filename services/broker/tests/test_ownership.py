@@ -59,3 +59,33 @@ async def test_a_proof_of_ownership_speaks_of_the_time_since_it_was_asked_for() 
     assert again is not None
     assert await again()
     assert not await proof()
+
+
+async def test_a_bundle_is_asked_for_by_one_task_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when the first one fails and another comes just then."""
+    mine, _ = ownership(MemoryTree(), HERE)
+    acquire_really = mine._acquire
+    inside = most = calls = 0
+
+    async def acquire(bundle: Bundle) -> RemoteOwner | None:
+        nonlocal inside, most, calls
+        calls += 1
+        fails = calls == 1
+        inside += 1
+        most = max(most, inside)
+        try:
+            await asyncio.sleep(0.01)
+            if fails:
+                raise MetadataUnavailable("made up")
+            return await acquire_really(bundle)
+        finally:
+            inside -= 1
+
+    monkeypatch.setattr(mine, "_acquire", acquire)
+    tasks = [asyncio.create_task(mine.locate(BUNDLE)) for _ in range(2)]
+    await asyncio.wait(tasks[:1])
+    tasks.append(asyncio.create_task(mine.locate(BUNDLE)))
+    failed, *others = await asyncio.gather(*tasks, return_exceptions=True)
+    assert isinstance(failed, MetadataUnavailable)
+    assert others == [None, None]
+    assert most == 1

@@ -21,6 +21,7 @@ from bindery_metadata.leases import Lease, Leases
 
 from bindery_broker.bundles import Bundle
 from bindery_broker.errors import NotOwner
+from bindery_broker.keyed_locks import KeyedLocks
 
 ATTEMPTS_MAX = 3
 """Rounds of "nobody owns it" and "somebody was faster" in one call."""
@@ -56,7 +57,7 @@ class Ownership:
         self._on_lost = on_lost
         self._held: dict[Bundle, Lease] = {}
         self._remote: dict[Bundle, RemoteOwner] = {}
-        self._locks: dict[Bundle, asyncio.Lock] = {}
+        self._locks: KeyedLocks[Bundle] = KeyedLocks()
         self._closing = False
 
     @property
@@ -84,15 +85,10 @@ class Ownership:
         remote = self._remote.get(bundle)
         if remote is not None:
             return remote
-        lock = self._locks.setdefault(bundle, asyncio.Lock())
-        try:
-            async with lock:
-                if self.is_mine(bundle):
-                    return None
-                return self._remote.get(bundle) or await self._acquire(bundle)
-        finally:
-            if not lock.locked():
-                self._locks.pop(bundle, None)
+        async with self._locks.hold(bundle):
+            if self.is_mine(bundle):
+                return None
+            return self._remote.get(bundle) or await self._acquire(bundle)
 
     def forget_remote(self, bundle: Bundle) -> None:
         """The owner did not answer, or says that it is not: look again next time."""

@@ -20,6 +20,7 @@ from bindery_core.errors import (
 from bindery_broker.batching import EntryPlan, encode_entries, message_ids, plan_entries
 from bindery_broker.dispatch.item import DispatchLimits
 from bindery_broker.errors import NoSuchMessage, NotOwner
+from bindery_broker.keyed_locks import KeyedLocks
 from bindery_broker.managed_ledger import ManagedLedger, WallClock
 from bindery_broker.message_codec import Message, OutgoingMessage, decode_entry
 from bindery_broker.message_id import EARLIEST, LATEST, MessageId, Position
@@ -64,7 +65,7 @@ class Topic:
         self._partition = name.partition
         self._next_sequence_id = 0
         self._subscriptions: dict[str, Subscription] = {}
-        self._subscribing: dict[str, asyncio.Lock] = {}
+        self._subscribing: KeyedLocks[str] = KeyedLocks()
         self._on_closed = on_closed
         self._closed = False
         self.closed_because = ""
@@ -240,22 +241,15 @@ class Topic:
         found = self._subscriptions.get(name)
         if found is None:
             validate_subscription(name)
-            lock = self._subscribing.setdefault(name, asyncio.Lock())
-            try:
-                async with lock:
-                    found = self._subscriptions.get(name)
-                    if found is None:
-                        self._check_open()
-                        if len(self._subscriptions) >= self._subscriptions_max:
-                            raise Conflict(
-                                "the topic has its full number of subscriptions", max=self._subscriptions_max
-                            )
-                        all_properties = {**(properties or {}), **dict.fromkeys(tags, TAG_VERSION)}
-                        await self.ledger.open_cursor(name, start=initial, properties=all_properties)
-                        return self._attach(name), True
-            finally:
-                if not lock.locked():
-                    self._subscribing.pop(name, None)
+            async with self._subscribing.hold(name):
+                found = self._subscriptions.get(name)
+                if found is None:
+                    self._check_open()
+                    if len(self._subscriptions) >= self._subscriptions_max:
+                        raise Conflict("the topic has its full number of subscriptions", max=self._subscriptions_max)
+                    all_properties = {**(properties or {}), **dict.fromkeys(tags, TAG_VERSION)}
+                    await self.ledger.open_cursor(name, start=initial, properties=all_properties)
+                    return self._attach(name), True
         if tags and frozenset(tags) != found.tags:
             raise Conflict(
                 "the subscription was made with other tags; delete it to change them",

@@ -17,6 +17,7 @@ from bindery_metadata.store import MetadataStore
 from bindery_broker.bundles import Bundle
 from bindery_broker.dispatch.item import DispatchLimits
 from bindery_broker.errors import NotOwner, TopicInUse
+from bindery_broker.keyed_locks import KeyedLocks
 from bindery_broker.managed_ledger import EntryCache, ManagedLedger, ManagedLedgerSettings, WallClock
 from bindery_broker.ownership import Ownership
 from bindery_broker.subscription import MonotonicClock
@@ -60,7 +61,7 @@ class Topics:
         self._ledger_settings = ledger_settings
         self._producer_name = producer_name
         self._loaded: dict[TopicName, Topic] = {}
-        self._locks: dict[TopicName, asyncio.Lock] = {}
+        self._locks: KeyedLocks[TopicName] = KeyedLocks()
         self._loading = asyncio.Semaphore(self.limits.loads_max)
         self._closing = False
         self._ownership: Ownership | None = None
@@ -101,13 +102,8 @@ class Topics:
         topic = self.loaded(name)
         if topic is not None:
             return topic
-        lock = self._locks.setdefault(name, asyncio.Lock())
-        try:
-            async with lock:
-                return self.loaded(name) or await self._open(name, create=create)
-        finally:
-            if not lock.locked():
-                self._locks.pop(name, None)
+        async with self._locks.hold(name):
+            return self.loaded(name) or await self._open(name, create=create)
 
     async def delete(self, name: TopicName, *, force: bool) -> None:
         """Remove a topic with its subscriptions and ledgers. Raises TopicInUse while consumers are connected."""
