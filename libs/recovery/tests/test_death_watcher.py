@@ -103,3 +103,44 @@ def test_deaths_far_apart_are_borne_for_ever() -> None:
         await asyncio.wait([running])
 
     simulate(scenario())
+
+
+def test_a_part_that_dies_of_a_cancellation_of_something_else_is_started_again() -> None:
+    async def scenario() -> None:
+        exits: list[str] = []
+        watcher = DeathWatcher(ask_exit=exits.append, deaths_max=3, window_s=100, pause_s=1.0)
+        starts = []
+
+        async def worker() -> None:
+            starts.append(asyncio.get_running_loop().time())
+            awaited = asyncio.ensure_future(asyncio.sleep(10))
+            asyncio.get_running_loop().call_later(0.5, awaited.cancel)
+            await awaited
+
+        other = Part()
+        watcher.add("worker", worker)
+        watcher.add("other", other)
+        await watcher.run()
+        assert starts == [0, 1.5, 4]
+        assert exits == ["worker died 3 times within 100 s, the last time because: what it waited for was cancelled"]
+        assert other.cancelled == 1
+
+    simulate(scenario())
+
+
+def test_when_a_keeper_itself_ends_the_process_is_asked_to_end() -> None:
+    async def scenario() -> None:
+        exits: list[str] = []
+        watcher = DeathWatcher(ask_exit=exits.append)
+        other = Part()
+        watcher.add("worker", Part())
+        watcher.add("other", other)
+        running = asyncio.create_task(watcher.run())
+        await asyncio.sleep(1)
+        (keeper,) = [task for task in asyncio.all_tasks() if task.get_name() == "keep-worker"]
+        keeper.cancel()
+        await asyncio.wait_for(running, 5)
+        assert exits == ["keep-worker ended"]
+        assert other.cancelled == 1
+
+    simulate(scenario())

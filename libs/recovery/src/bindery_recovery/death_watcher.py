@@ -1,9 +1,10 @@
 """DeathWatcher: sees to it that the parts of a process that should run for ever do, or that the process ends.
 
-A part is a coroutine function that is not meant to return. When it returns or raises it has died: it is started again
-after a pause that doubles with every death within `window_s`. Death number `deaths_max` within `window_s` is one too
-many: every part is cancelled, and the process is asked to end, with the reason. Whoever started it can start it afresh;
-half a process that looks alive cannot be seen from outside.
+A part is a coroutine function that is not meant to return. When it returns or raises it has died, also of a
+CancelledError although nobody cancelled it (something that it waited for was): it is started again after a pause that
+doubles with every death within `window_s`. Death number `deaths_max` within `window_s` is one too many: every part is
+cancelled, and the process is asked to end, with the reason. Whoever started it can start it afresh; half a process that
+looks alive cannot be seen from outside.
 
     watcher = DeathWatcher(ask_exit=...)
     watcher.add("auditor", election_loop)
@@ -79,13 +80,15 @@ class DeathWatcher:
         return sorted(name for name, state in self.states.items() if not state.is_running)
 
     async def run(self) -> None:
-        """Until cancelled, or until a part has died too often. Parts end with it."""
+        """Until cancelled, or until a part has died too often. Parts end with it, and never without `ask_exit` being
+        called, unless `run` was cancelled."""
         keepers = [
             asyncio.create_task(self._keep(name, part), name=f"keep-{name}") for name, part in self._parts.items()
         ]
         try:
             if keepers:
-                await asyncio.wait(keepers, return_when=asyncio.FIRST_COMPLETED)
+                ended, _ = await asyncio.wait(keepers, return_when=asyncio.FIRST_COMPLETED)
+                self._give_up(f"{', '.join(sorted(keeper.get_name() for keeper in ended))} ended")
         finally:
             for keeper in keepers:
                 keeper.cancel()
@@ -100,6 +103,12 @@ class DeathWatcher:
             try:
                 await part()
                 error = "it returned"
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                if task is None or task.cancelling():
+                    raise
+                error = "what it waited for was cancelled"
+                log.warning("part_died", part=name, error=error, exc_info=True)
             except Exception as failure:
                 error = f"{type(failure).__name__}: {failure}"
                 log.exception("part_died", part=name)
