@@ -9,8 +9,9 @@ import pytest
 from bindery_core.errors import BadRequest
 from bindery_core.ids import ID_MAX
 from bindery_spark.audit import Options
-from bindery_spark.schemas import TABLES
+from bindery_spark.schemas import NO_LEDGER, TABLES
 from bindery_spark.sources.filters import Wanted
+from bindery_spark.sources.ledgers import LedgersReader
 from bindery_spark.sources.options import TABLE_NAMES, LedgersOptions, MetadataOptions, parse_size
 from bindery_spark.sources.security import SecurityFiles
 from pyspark.sql.datasource import (
@@ -101,6 +102,25 @@ def test_ranges_of_ledgers_narrow_together() -> None:
     assert (wanted.first_ledger, wanted.last_ledger, left) == (5, 79, [])
     assert wanted.has(5)
     assert not wanted.has(4)
+
+
+def test_rows_that_are_of_no_ledger_are_found_by_their_id_and_left_out_by_spark() -> None:
+    """A bookie that cannot list has a row of NO_LEDGER, whichever ledgers its task was to look at."""
+    ledger = ("ledger_id",)
+    for wanted_by, first, last in [
+        (GreaterThanOrEqual(ledger, 5), 5, ID_MAX),
+        (EqualTo(ledger, NO_LEDGER), NO_LEDGER, NO_LEDGER),
+        (LessThan(ledger, 0), NO_LEDGER, NO_LEDGER),
+        (LessThanOrEqual(ledger, 5), NO_LEDGER, 5),
+        (In(ledger, (NO_LEDGER, 3)), NO_LEDGER, 3),
+    ]:
+        reader = LedgersReader(LedgersOptions.parse({**ZOOKEEPER, "include_unexpected": "true"}))
+        assert list(reader.pushFilters([wanted_by])) == [wanted_by]
+        wanted = reader._wanted
+        assert (wanted.first_ledger, wanted.last_ledger, wanted.is_empty) == (first, last, False)
+    reader = LedgersReader(LedgersOptions.parse(ZOOKEEPER))
+    assert list(reader.pushFilters([EqualTo(ledger, NO_LEDGER)])) == []
+    assert reader._wanted.is_empty, "without those rows there is none"
 
 
 def test_a_list_of_ledgers_narrows_to_its_range_and_is_left_to_spark() -> None:

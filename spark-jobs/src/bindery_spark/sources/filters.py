@@ -21,6 +21,8 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
+from bindery_spark.schemas import NO_LEDGER
+
 
 @dataclass(slots=True)
 class Wanted:
@@ -30,6 +32,13 @@ class Wanted:
     last_ledger: int = ID_MAX
     one_of: dict[str, frozenset[str]] | None = None
     is_empty: bool = False
+    has_ledgerless: bool = False
+    """There may be rows of NO_LEDGER, whatever the range is: Spark applies filters on ledger_id itself, too."""
+
+    @classmethod
+    def with_ledgerless(cls) -> "Wanted":
+        """NO_LEDGER is one of the ids that may be asked for."""
+        return cls(first_ledger=NO_LEDGER, has_ledgerless=True)
 
     def has(self, ledger_id: int) -> bool:
         return not self.is_empty and self.first_ledger <= ledger_id <= self.last_ledger
@@ -47,7 +56,7 @@ class Wanted:
             return False
         column = path[0]
         if column == "ledger_id":
-            return self._take_ledger(wanted)
+            return self._take_ledger(wanted) and not self.has_ledgerless
         if column in columns:
             return self._take_text(wanted, column)
         return False
@@ -71,9 +80,9 @@ class Wanted:
             case GreaterThanOrEqual():
                 self._narrow(value, ID_MAX)
             case LessThan():
-                self._narrow(0, value - 1)
+                self._narrow(NO_LEDGER, value - 1)
             case LessThanOrEqual():
-                self._narrow(0, value)
+                self._narrow(NO_LEDGER, value)
             case _:
                 return False
         return True

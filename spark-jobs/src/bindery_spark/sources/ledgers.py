@@ -5,7 +5,8 @@ those that are not closed are asked for (`places`, `tails`), and all of it is cu
 bookie. A task takes a slot of its bookie (`throttle`) and reads (`reader`); what the bookie cannot say becomes rows
 with an error. Only ZooKeeper's absence, or no free slot for SLOT_WAIT_S, fails a task.
 
-Pushed down: ranges of ledger_id, and bookie. Passwords of ledgers travel in the tasks, for MAC digests.
+Pushed down: ranges of ledger_id, and bookie. With include_unexpected Spark looks at ledger_id again, for NO_LEDGER.
+Passwords of ledgers travel in the tasks, for MAC digests.
 """
 
 import asyncio
@@ -70,7 +71,7 @@ class LedgersSource(DataSource):
 class LedgersReader(DataSourceReader):
     def __init__(self, options: LedgersOptions, wanted: Wanted | None = None) -> None:
         self._options = options
-        self._wanted = wanted or Wanted()
+        self._wanted = wanted or (Wanted.with_ledgerless() if options.include_unexpected else Wanted())
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         return self._wanted.take(filters, columns=("bookie",))
