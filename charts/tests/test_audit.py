@@ -257,6 +257,19 @@ def test_policies_let_executors_reach_the_driver_and_nobody_else() -> None:
         ({"audit.executors.heapSize": "64Mi"}, "audit.executors.heapSize (64Mi) is less than Spark starts with"),
         ({"audit.heapSize": "1400Mi"}, "leaves Java and Python no room within audit.resources.limits.memory"),
         ({"audit.executors.enabled": True, "audit.persistence.enabled": False}, "share the run's files by the claim"),
+        (
+            {"audit.executors.enabled": True, "audit.serviceAccount.create": False},
+            "audit.serviceAccount.name is empty",
+        ),
+        (
+            {
+                "audit.executors.enabled": True,
+                "audit.resources.limits.cpu": "0.5",
+                "audit.executors.requestCpu": "501m",
+            },
+            "audit.executors.requestCpu (501m) is above audit.resources.limits.cpu (0.5)",
+        ),
+        ({"fullnameOverride": "n" * 39}, "with audit.enabled that must be 38 characters at most"),
         ({"audit.image.repository": ""}, "audit.image.repository is empty: set it to bindery/spark"),
         ({"audit.level": "shallow"}, "level"),
         ({"audit.keepRuns": 1}, "keepRuns"),
@@ -271,6 +284,16 @@ def test_policies_let_executors_reach_the_driver_and_nobody_else() -> None:
 )
 def test_values_that_cannot_work_are_refused(values: Object, words: str) -> None:
     assert words in refusal({**ON, **values})
+
+
+def test_names_of_cron_jobs_leave_room_for_what_kubernetes_adds() -> None:
+    objects = of_kind(render({**ON, "fullnameOverride": "n" * 38}), "CronJob")
+    assert max(len(one["metadata"]["name"]) for one in objects) == 52
+
+
+def test_an_account_of_yours_may_make_the_executors() -> None:
+    objects = render({**EXECUTORS, "audit.serviceAccount": {"create": False, "name": "mine"}})
+    assert [one["name"] for one in named(objects, "RoleBinding", "bindery-audit")["subjects"]] == ["mine"]
 
 
 def test_under_the_restricted_preset_there_is_room_for_scratch_files() -> None:

@@ -68,6 +68,10 @@ CONTRADICTIONS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {"bookie.config.memorySizeMax": "1Gi"},
         ("bookie.config.memorySizeMax (1073741824 bytes) is above bookie.resources.limits.memory (536870912 bytes)",),
     ),
+    "caches that fill the limit": (
+        {"bookie.config.memorySizeMax": "449Mi"},
+        ("bookie.resources.limits.memory (536870912 bytes) less 64Mi", "lower memorySizeMax to 469762048"),
+    ),
     "requests above their limit": (
         {"broker.resources.requests.memory": "1Gi", "helmTest.resources.limits.memory": "1Mi"},
         (
@@ -78,7 +82,7 @@ CONTRADICTIONS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "no image": ({"bookie.image.repository": ""}, ("bookie.image.repository is empty: set it to bindery/bookie",)),
     "volumes in memory above the limit": (
         {"bookie.persistence.enabled": False, "bookie.persistence.journal.medium": "Memory"},
-        ("medium Memory takes up to 2147483648 bytes", "set the limit to 2550136832 or more"),
+        ("medium Memory takes up to 2147483648 bytes", "set the limit to 2617245696 or more"),
     ),
     "a heap that fills the limit": (
         {"zookeeper.heapSize": "384Mi"},
@@ -86,11 +90,43 @@ CONTRADICTIONS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     ),
     "requests above the limit": (
         {"broker.config.inFlightBytesMax": "1Gi"},
-        ("broker.config.inFlightBytesMax (1073741824 bytes) is above broker.resources.limits.memory",),
+        ("broker.config.inFlightBytesMax (1073741824 bytes) is above half of broker.resources.limits.memory",),
+    ),
+    "requests that fill more than half of the limit": (
+        {"broker.config.inFlightBytesMax": "257Mi"},
+        ("is above half of broker.resources.limits.memory (536870912 bytes)", "raise the limit to 538968064"),
     ),
     "too little time to stop": (
         {"bookie.terminationGracePeriodSeconds": 10},
         ("bookie.terminationGracePeriodSeconds (10) is less than its preStop hook", "set it to 30 or more"),
+    ),
+    "adds that are answered longer than the pod lives": (
+        {"bookie.config.server.drainTimeoutS": 300},
+        ("bookie.terminationGracePeriodSeconds (60) is less", "drainTimeoutS is 300): set it to 325 or more"),
+    ),
+    "a broker's stop that is longer than the pod lives": (
+        {"broker.config.stopTimeoutS": "119.5"},
+        ("broker.terminationGracePeriodSeconds (30) is less", "stopTimeoutS is 119.5): set it to 125 or more"),
+    ),
+    "an auditor's stop that is longer than the pod lives": (
+        {"auditor.config.stopTimeoutS": 26},
+        ("auditor.terminationGracePeriodSeconds (30) is less", "set it to 31 or more"),
+    ),
+    "one account made eight times": (
+        {"defaults.serviceAccount.name": "x"},
+        (
+            "- bookie.serviceAccount, broker.serviceAccount, auditor.serviceAccount, zookeeper.serviceAccount, ",
+            'helmTest.serviceAccount, upgradeGate.serviceAccount would each make an account called "x"',
+            "set create to false in all of them",
+        ),
+    ),
+    "the gate's account is another's": (
+        {"upgradeGate.serviceAccount.name": "bindery-bookie"},
+        ('bookie.serviceAccount, upgradeGate.serviceAccount would each make an account called "bindery-bookie"',),
+    ),
+    "an account that goes with the gate": (
+        {"broker.serviceAccount": {"create": False, "name": "bindery-gate"}},
+        ('the account "bindery-gate" is made by upgradeGate.serviceAccount', "and broker.serviceAccount use it"),
     ),
     "a share of no request": (
         {"broker.autoscaling.enabled": True, "broker.resources.requests": {"memory": "160Mi", "cpu": None}},
@@ -194,7 +230,13 @@ def test_all_contradictions_are_told_at_once() -> None:
     [
         {"bookie.replicas": 3},
         {"bookie.replicas": 1, "broker.config.ledger": {"ensembleSize": 1, "writeQuorum": 1, "ackQuorum": 1}},
-        {"bookie.config.memorySizeMax": "512Mi"},
+        {"bookie.config.memorySizeMax": "448Mi"},
+        {"broker.config.inFlightBytesMax": "256Mi"},
+        {"broker.terminationGracePeriodSeconds": 15, "auditor.terminationGracePeriodSeconds": 15},
+        {"bookie.terminationGracePeriodSeconds": 25, "bookie.config.server.drainTimeoutS": 0},
+        {"bookie.serviceAccount.name": "x", "broker.serviceAccount": {"create": False, "name": "x"}},
+        {"audit.enabled": True, "fullnameOverride": "n" * 38},
+        {"fullnameOverride": "n" * 40},
         {"bookie.config.memorySizeMax": 268435456},
         {"bookie.resources.limits": {"memory": None}, "bookie.config.memorySizeMax": "4Gi"},
         {"zookeeper.replicas": 5, "zookeeper.pdb.maxUnavailable": 2},

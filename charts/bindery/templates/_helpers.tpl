@@ -116,6 +116,23 @@ toolbox's digest. Takes (dict "root" $ "own" .Values.init.image); use with fromY
 {{- printf "http://%s-broker:%d" (include "bindery.fullname" .) (int .Values.broker.service.port) }}
 {{- end }}
 
+{{/* Workloads that have a service account, but for the gate, whose account comes and goes with its job. */}}
+{{- define "bindery.accountComponents" -}}
+{{- $components := list "bookie" "broker" "auditor" }}
+{{- if .Values.zookeeper.enabled }}{{ $components = append $components "zookeeper" }}{{ end }}
+{{- if .Values.toolbox.enabled }}{{ $components = append $components "toolbox" }}{{ end }}
+{{- if .Values.audit.enabled }}{{ $components = append $components "audit" }}{{ end }}
+{{- if .Values.init.enabled }}{{ $components = append $components "init" }}{{ end }}
+{{- if .Values.helmTest.enabled }}{{ $components = append $components "test" }}{{ end }}
+{{- toYaml $components }}
+{{- end }}
+
+{{/* CPUs of a quantity such as 250m, 2 or 1.5. */}}
+{{- define "bindery.cpus" -}}
+{{- $text := toString . -}}
+{{- if hasSuffix "m" $text -}}{{- divf (trimSuffix "m" $text | float64) 1000.0 -}}{{- else -}}{{- float64 $text -}}{{- end -}}
+{{- end }}
+
 {{/* Bytes of a quantity such as 512Mi, 1.5Gi, 2G or 1048576; whole bytes, as decimal digits. */}}
 {{- define "bindery.bytes" -}}
 {{- $text := . | toString -}}

@@ -6,6 +6,7 @@ What values must not say together. Each sentence names the values and the fix; a
 {{- $problems := concat
   (include "bindery.problems.names" . | fromYamlArray)
   (include "bindery.problems.workloads" . | fromYamlArray)
+  (include "bindery.problems.accounts" . | fromYamlArray)
   (include "bindery.problems.quorums" . | fromYamlArray)
   (include "bindery.problems.zookeeper" . | fromYamlArray)
   (include "bindery.problems.memory" . | fromYamlArray)
@@ -24,6 +25,9 @@ What values must not say together. Each sentence names the values and the fix; a
 {{- $name := include "bindery.fullname" . -}}
 {{- if not (regexMatch "^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$" $name) -}}
 {{- $problems = append $problems (printf "the objects' names would begin with %q; that must be 1 to 40 lower-case letters, digits and '-', first a letter: choose a shorter release name or set fullnameOverride" $name) -}}
+{{- else if and .Values.audit.enabled (gt (len $name) 38) -}}
+{{- /* A CronJob's name has 52 characters at most, and the longest is <fullname>-audit-reports. */ -}}
+{{- $problems = append $problems (printf "the objects' names would begin with %q; with audit.enabled that must be 38 characters at most, for Kubernetes adds to the names of CronJobs: choose a shorter release name or set fullnameOverride, before the first install; an installed release keeps its name, and audit.enabled false" $name) -}}
 {{- end -}}
 {{- toYaml $problems }}
 {{- end }}
@@ -43,6 +47,32 @@ What values must not say together. Each sentence names the values and the fix; a
 {{- if gt (include "bindery.bytes" $request | int64) (include "bindery.bytes" $limit | int64) -}}
 {{- $problems = append $problems (printf "%s.resources.requests.memory (%v) is above %s.resources.limits.memory (%v): Kubernetes refuses such a pod; raise the limit or lower the request" $block $request $block $limit) -}}
 {{- end -}}
+{{- end -}}
+{{- end -}}
+{{- toYaml $problems }}
+{{- end }}
+
+{{/* Accounts that two would make, or that go with the gate's hook while others need them. */}}
+{{- define "bindery.problems.accounts" -}}
+{{- $problems := list -}}
+{{- $components := include "bindery.accountComponents" . | fromYamlArray -}}
+{{- if .Values.upgradeGate.enabled -}}{{- $components = append $components "gate" -}}{{- end -}}
+{{- $users := dict -}}
+{{- $makers := dict -}}
+{{- range $component := $components -}}
+{{- $context := dict "root" $ "component" $component -}}
+{{- $name := include "bindery.serviceAccountName" $context -}}
+{{- $block := printf "%s.serviceAccount" (get (dict "gate" "upgradeGate" "test" "helmTest") $component | default $component) -}}
+{{- $_ := set $users $name (append (get $users $name | default list) $block) -}}
+{{- if (include "bindery.workload" $context | fromYaml).serviceAccount.create -}}
+{{- $_ := set $makers $name (append (get $makers $name | default list) $block) -}}
+{{- end -}}
+{{- end -}}
+{{- range $name, $blocks := $makers -}}
+{{- if gt (len $blocks) 1 -}}
+{{- $problems = append $problems (printf "%s would each make an account called %q: leave their names empty (defaults.serviceAccount.name, too) for one each, or set create to false in all of them to use an account of yours" (join ", " $blocks) $name) -}}
+{{- else if and (has "upgradeGate.serviceAccount" $blocks) (gt (len (get $users $name)) 1) -}}
+{{- $problems = append $problems (printf "the account %q is made by upgradeGate.serviceAccount and goes with its job, and %s use it: give upgradeGate.serviceAccount.name another name, or set upgradeGate.serviceAccount.create to false" $name (without (get $users $name) "upgradeGate.serviceAccount" | join ", ")) -}}
 {{- end -}}
 {{- end -}}
 {{- toYaml $problems }}
@@ -110,19 +140,20 @@ What values must not say together. Each sentence names the values and the fix; a
 {{- with include "bindery.memoryLimit" $bookie -}}
 {{- $limit := int64 . -}}
 {{- $size := include "bindery.bytes" (dig "memorySizeMax" "384Mi" $bookie.config) | int64 -}}
-{{- if gt $size $limit -}}
-{{- $problems = append $problems (printf "bookie.config.memorySizeMax (%d bytes) is above bookie.resources.limits.memory (%d bytes): the kernel would kill the bookie under load; raise the limit or lower memorySizeMax" $size $limit) -}}
+{{- $room := include "bindery.bytes" "64Mi" | int64 -}}
+{{- if gt (add $size $room) $limit -}}
+{{- $problems = append $problems (printf "bookie.config.memorySizeMax (%d bytes) is above bookie.resources.limits.memory (%d bytes) less 64Mi: the kernel would kill the bookie under load; raise the limit, or lower memorySizeMax to %d" $size $limit (sub $limit $room)) -}}
 {{- end -}}
 {{- $inMemory := include "bindery.bookie.memoryVolumes" $ | int64 -}}
-{{- if and (gt $inMemory 0) (gt (add $size $inMemory) $limit) -}}
-{{- $problems = append $problems (printf "bookie.persistence with medium Memory takes up to %d bytes, which count as memory beside bookie.config.memorySizeMax (%d bytes), and bookie.resources.limits.memory is %d bytes: set the limit to %d or more" $inMemory $size $limit (add $size $inMemory)) -}}
+{{- if and (gt $inMemory 0) (gt (add $size $room $inMemory) $limit) -}}
+{{- $problems = append $problems (printf "bookie.persistence with medium Memory takes up to %d bytes, which count as memory beside bookie.config.memorySizeMax (%d bytes) and 64Mi, and bookie.resources.limits.memory is %d bytes: set the limit to %d or more" $inMemory $size $limit (add $size $room $inMemory)) -}}
 {{- end -}}
 {{- end -}}
 {{- $broker := include "bindery.workload" (dict "root" . "component" "broker") | fromYaml -}}
 {{- with include "bindery.memoryLimit" $broker -}}
 {{- $size := include "bindery.bytes" (dig "inFlightBytesMax" "256Mi" $broker.config) | int64 -}}
-{{- if gt $size (int64 .) -}}
-{{- $problems = append $problems (printf "broker.config.inFlightBytesMax (%d bytes) is above broker.resources.limits.memory (%d bytes): requests alone would fill it; set about half the limit" $size (int64 .)) -}}
+{{- if gt (mul 2 $size) (int64 .) -}}
+{{- $problems = append $problems (printf "broker.config.inFlightBytesMax (%d bytes) is above half of broker.resources.limits.memory (%d bytes): the kernel would kill the broker under load; raise the limit to %d, or lower inFlightBytesMax" $size (int64 .) (mul 2 $size)) -}}
 {{- end -}}
 {{- end -}}
 {{- if .Values.zookeeper.enabled -}}
@@ -147,12 +178,26 @@ What values must not say together. Each sentence names the values and the fix; a
 {{- $sum }}
 {{- end }}
 
+{{/* SIGKILL must not come in the middle of a stop.
+
+| service | preStop | setting, and its default       | margin | for                                           |
+|---------|--------:|--------------------------------|-------:|-----------------------------------------------|
+| bookie  |      10 | config.server.drainTimeoutS, 5 |     15 | the flush of what is in memory                |
+| broker  |       3 | config.stopTimeoutS, 10        |      2 | ends of sessions                              |
+| auditor |       3 | config.stopTimeoutS, 10        |      2 | the same                                      |
+*/}}
 {{- define "bindery.problems.stopping" -}}
 {{- $problems := list -}}
-{{- range $component, $least := dict "bookie" 30 "broker" 15 "auditor" 15 -}}
+{{- $drain := dig "server" "drainTimeoutS" nil .Values.bookie.config -}}
+{{- range $component, $stop := dict
+  "bookie" (dict "setting" "server.drainTimeoutS" "seconds" (kindIs "invalid" $drain | ternary 5 $drain) "beside" 25)
+  "broker" (dict "setting" "stopTimeoutS" "seconds" (.Values.broker.config.stopTimeoutS | default 10) "beside" 5)
+  "auditor" (dict "setting" "stopTimeoutS" "seconds" (.Values.auditor.config.stopTimeoutS | default 10) "beside" 5)
+-}}
 {{- $grace := int (include "bindery.workload" (dict "root" $ "component" $component) | fromYaml).terminationGracePeriodSeconds -}}
+{{- $least := add (float64 $stop.seconds | ceil | int) $stop.beside | int -}}
 {{- if lt $grace $least -}}
-{{- $problems = append $problems (printf "%s.terminationGracePeriodSeconds (%d) is less than its preStop hook and an orderly stop take: set it to %d or more" $component $grace $least) -}}
+{{- $problems = append $problems (printf "%s.terminationGracePeriodSeconds (%d) is less than its preStop hook and an orderly stop take (%s.config.%s is %v): set it to %d or more" $component $grace $component $stop.setting $stop.seconds $least) -}}
 {{- end -}}
 {{- end -}}
 {{- toYaml $problems }}
@@ -197,6 +242,15 @@ What values must not say together. Each sentence names the values and the fix; a
 {{- with include "bindery.memoryLimit" (include "bindery.workload" (dict "root" . "component" "audit") | fromYaml) -}}
 {{- if ge (add $heap (include "bindery.bytes" "256Mi")) (int64 .) -}}
 {{- $problems = append $problems (printf "audit.heapSize (%d bytes) leaves Java and Python no room within audit.resources.limits.memory (%d bytes): lower the heap or raise the limit by 512Mi" $heap (int64 .)) -}}
+{{- end -}}
+{{- end -}}
+{{- $w := include "bindery.workload" (dict "root" . "component" "audit") | fromYaml -}}
+{{- if and $audit.enabled $audit.executors.enabled (not $w.serviceAccount.create) (not $w.serviceAccount.name) -}}
+{{- $problems = append $problems "audit.executors.enabled is true, audit.serviceAccount.create is false and audit.serviceAccount.name is empty: every pod of the namespace that has no account of its own would get the right to make pods; set audit.serviceAccount.name to an account of yours, or create to true" -}}
+{{- end -}}
+{{- with dig "limits" "cpu" "" (default dict $w.resources) -}}
+{{- if and $audit.enabled $audit.executors.enabled (gt (include "bindery.cpus" $audit.executors.requestCpu | float64) (include "bindery.cpus" . | float64)) -}}
+{{- $problems = append $problems (printf "audit.executors.requestCpu (%v) is above audit.resources.limits.cpu (%v), which holds for executors, too: Kubernetes refuses such a pod; raise the limit or lower the request" $audit.executors.requestCpu .) -}}
 {{- end -}}
 {{- end -}}
 {{- if and $audit.executors.enabled (not $audit.persistence.enabled) -}}
