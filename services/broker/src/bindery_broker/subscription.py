@@ -158,7 +158,7 @@ class Subscription:
     ) -> list[Delivery[Message]]:
         deadline = self._now() + request.wait_s
         if request.request_id is None:
-            return await self._take(request, deadline, gone)
+            return await self._take(request, session, deadline, gone)
         key = (request.consumer, request.request_id)
         while (running := self._requests_open.get(key)) is not None:  # the first call is still waiting: let it end
             timeout = deadline - self._now()
@@ -173,7 +173,7 @@ class Subscription:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._requests_open[key] = done
         try:
-            deliveries = await self._take(request, deadline, gone)
+            deliveries = await self._take(request, session, deadline, gone)
             if deliveries:
                 session.remember(request.request_id, tuple(delivery.key for delivery in deliveries))
             return deliveries
@@ -182,7 +182,7 @@ class Subscription:
             done.set_result(None)
 
     async def _take(
-        self, request: ReceiveRequest, deadline: float, gone: Callable[[], bool] | None
+        self, request: ReceiveRequest, session: Session, deadline: float, gone: Callable[[], bool] | None
     ) -> list[Delivery[Message]]:
         while True:
             self._check_open()
@@ -199,6 +199,8 @@ class Subscription:
                         looked = await self._fill()
                     except BinderyError as error:
                         failure = error
+                if self.sessions.get(request.consumer) is not session:  # it left: what it took would be nobody's
+                    return []
                 taken = self._dispatcher.take(
                     request.consumer, count_max=request.count_max, bytes_max=request.bytes_max,
                     ack_timeout_s=request.ack_timeout_s, now=self._now(),
@@ -248,7 +250,9 @@ class Subscription:
         self._check_open()
         positions, batches = await self._resolve(ids)
         self._touch(consumer)
-        keys = self._dispatcher.begin_ack([_key_of(message_id) for message_id in ids])
+        dispatcher = self._dispatcher
+        generation = dispatcher.generation
+        keys = dispatcher.begin_ack([_key_of(message_id) for message_id in ids])
         try:
             finished = await self.cursor.ack_many(positions, batches=batches)
         except BaseException:
@@ -256,8 +260,13 @@ class Subscription:
             self._wake()
             raise
         self._dispatcher.finish_ack(keys)
+        if dispatcher is not self._dispatcher or generation != dispatcher.generation:  # they may have been read anew
+            self._dispatcher.finish_ack(self._dispatcher.begin_ack([_key_of(message_id) for message_id in ids]))
         for position in finished:
             self._batch_sizes.pop(position, None)
+        for batch in batches:  # a repetition finishes nothing, and looked up the size again
+            if self.cursor.is_acked(batch.position):
+                self._batch_sizes.pop(batch.position, None)
         self._after_ack()
 
     async def ack_cumulative(self, last: MessageId, *, consumer: str | None = None) -> None:
@@ -270,6 +279,7 @@ class Subscription:
         if not isinstance(dispatcher, ExclusiveDispatcher):  # it changed hands while we looked
             raise BadRequest("cumulative acknowledgement needs an exclusive consumer", subscription=self.name)
         self._touch(consumer)
+        generation = dispatcher.generation
         keys = dispatcher.begin_cumulative_ack(_key_of(last))
         batch = batches[0]._replace(indexes=range(last.batch_index + 1)) if batches else None
         try:
@@ -279,7 +289,9 @@ class Subscription:
             self._wake()
             raise
         dispatcher.finish_ack(keys)
-        for position in [position for position in self._batch_sizes if position < last.position]:
+        if dispatcher is self._dispatcher and generation != dispatcher.generation:  # they may have been read anew
+            dispatcher.finish_ack(dispatcher.begin_cumulative_ack(_key_of(last)))
+        for position in [position for position in self._batch_sizes if self.cursor.is_acked(position)]:
             del self._batch_sizes[position]
         self._after_ack()
 
@@ -297,31 +309,31 @@ class Subscription:
     async def seek(self, target: MessageId | Position | int) -> Position:
         """Go to a message, to EARLIEST or LATEST, or to the first entry published at a time (ms since 1970) or later.
 
-        Returns the position that comes next."""
+        Returns the position that comes next. After an error messages go on where they were, and what is out comes
+        again; errors as `ManagedCursor.seek`."""
         self._check_open()
-        batch_index = NOT_IN_BATCH
+        passed: BatchAck | None = None
         if isinstance(target, int):
             at = target
             position = await self._ledger.find_first(lambda entry: publish_time_ms(entry) >= at)
         elif isinstance(target, MessageId):
-            await self._resolve([target])
-            position, batch_index = target.position, target.batch_index
+            _, batches = await self._resolve([target])
+            position = target.position
+            if batches and target.batch_index > 0:  # no batch: it was trimmed, and what follows it comes next
+                passed = batches[0]._replace(indexes=range(target.batch_index))
         else:
             position = target
-        batch_size = self._batch_sizes.get(position, 0)
         async with self._read_lock:
-            next_position = await self.cursor.seek(position)
-            if batch_index > 0:
-                skipped = BatchAck(position, batch_size, range(batch_index))
-                await self.cursor.ack_many([], batches=[skipped])
-            self._dispatcher.reset()
-            self._batch_sizes.clear()
-            for session in self.sessions:
-                session.remembered.clear()
-            self._stuck = None
-            self._read_position = next_position
-        self._wake()
-        return next_position
+            try:
+                return await self.cursor.seek(position, passed=passed)
+            finally:  # what is out was handed out before, whatever became of the seek
+                self._dispatcher.reset()
+                self._batch_sizes.clear()
+                for session in self.sessions:
+                    session.remembered.clear()
+                self._stuck = None
+                self._rewind()
+                self._wake()
 
     def leave(self, consumer: str) -> bool:
         """End a consumer's session; what it holds goes to others. False: there was none."""

@@ -5,6 +5,7 @@ import json
 
 import pytest
 from bindery_broker.message_id import MessageId
+from bindery_core.errors import MetadataUnavailable
 from broker_harness import TOPIC, Harness, ids, payloads, problem
 
 SUB = f"{TOPIC}/subscriptions/s"
@@ -167,6 +168,32 @@ async def test_a_lease_that_runs_out_brings_the_message_back_counted(broker):
     assert again["lease"] != first["lease"]
 
 
+@pytest.mark.parametrize("kind", ["shared", "exclusive"])
+async def test_a_late_acknowledgement_counts_for_what_is_being_read(broker, tree, ledgers, clock, monkeypatch, kind):
+    message_ids = await broker.produce(*map(str, range(20)))
+    await broker.receive(type=kind)
+    await broker.ack(message_ids[1::2])
+    await broker.die()
+    successor = Harness(tree=tree, ledgers=ledgers, clock=clock, url="http://two")
+    try:
+        await successor.client.get(TOPIC)
+        ledger = next(iter(successor.broker.topics)).ledger
+        read, reads = ledger.read, 0
+
+        async def slow_second(position, **limits):
+            nonlocal reads
+            reads += 1
+            if reads == 2:
+                assert (await successor.ack(message_ids[0:6:2])).status_code == 200
+            return await read(position, **limits)
+
+        monkeypatch.setattr(ledger, "read", slow_second)
+        got = await successor.receive("c2", type=kind, max=3)
+        assert payloads(got) == ["6", "8", "10"]
+    finally:
+        await successor.close()
+
+
 async def test_a_late_acknowledgement_still_counts(broker):
     (message_id,) = await broker.produce("a")
     await broker.receive("c1", ack_timeout_ms=1_000)
@@ -215,6 +242,50 @@ async def test_a_consumer_that_leaves_gives_back_what_it_holds(broker):
     assert (await broker.client.delete(f"{SUB}/consumers/c1")).status_code == 200
     (again,) = await broker.receive("c2")
     assert again["redelivery_count"] == 0
+
+
+@pytest.mark.parametrize("kind", ["shared", "exclusive"])
+async def test_a_waiting_call_ends_when_its_consumer_leaves(broker, kind):
+    await broker.receive("c1", type=kind)
+    waiting = asyncio.create_task(broker.receive("c1", type=kind, wait_ms=30_000))
+    await settle()
+    assert (await broker.client.delete(f"{SUB}/consumers/c1")).status_code == 200
+    async with asyncio.timeout(30):
+        assert await waiting == []
+    await broker.produce("a")
+    assert payloads(await broker.receive("c2", type=kind)) == ["a"]
+
+
+async def test_a_call_that_reads_while_its_consumer_leaves_takes_nothing(broker, monkeypatch):
+    await broker.produce("a")
+    await broker.receive("c1", max=1, sub="other")
+    ledger = next(iter(broker.broker.topics)).ledger
+    await broker.client.put(SUB, json={"initial": "earliest"})
+    read = ledger.read
+
+    async def leave_meanwhile(position, **limits):
+        assert (await broker.client.delete(f"{SUB}/consumers/c1")).status_code == 200
+        monkeypatch.setattr(ledger, "read", read)
+        return await read(position, **limits)
+
+    monkeypatch.setattr(ledger, "read", leave_meanwhile)
+    assert await broker.receive("c1") == []
+    assert payloads(await broker.receive("c2")) == ["a"]
+
+
+@pytest.mark.parametrize("cumulative", [False, True])
+async def test_a_repeated_acknowledgement_of_a_batch_leaves_nothing_behind(broker, cumulative):
+    for _ in range(3):
+        batch = await broker.produce_batch("a", "b")
+        await broker.receive(type="exclusive")
+        for _ in range(2):
+            if cumulative:
+                await broker.post(f"{SUB}/ack", {"cumulative": batch[1]})
+            else:
+                await broker.ack(batch)
+    subscription = next(iter(broker.broker.topics)).subscription("s")
+    assert subscription.cursor.backlog_entries == 0
+    assert subscription._batch_sizes == {}
 
 
 async def test_acknowledgements_survive_the_broker(broker):
@@ -399,6 +470,66 @@ async def test_seek_to_a_message_a_batch_index_and_the_ends(broker):
         answer = await broker.post(f"{SUB}/seek", {"message_id": target})
         assert answer.status_code == 200, answer.text
         assert payloads(await broker.receive()) == expected, target
+
+
+async def test_seek_to_a_trimmed_batch_goes_to_what_follows_it(broker):
+    batch = await broker.produce_batch("a", "b", "c")
+    await broker.ack(ids(await broker.receive()))
+    topic = next(iter(broker.broker.topics))
+    await topic.ledger.roll()
+    await broker.produce("d")
+    await broker.ack(ids(await broker.receive()))
+    await topic.ledger.trim()
+    assert not topic.ledger.contains(MessageId.parse(batch[0]).position)
+    answer = await broker.post(f"{SUB}/seek", {"message_id": batch[2]})
+    assert answer.status_code == 200, answer.text
+    assert payloads(await broker.receive()) == ["d"]
+
+
+@pytest.mark.parametrize("target", ["latest", "earliest", "batch"])
+async def test_a_seek_that_was_refused_changes_nothing(broker, tree, ledgers, clock, monkeypatch, target):
+    batch = await broker.produce_batch("a", "b", "c")
+    message_ids = await broker.produce("d", "e", "f")
+    await broker.receive()
+    await broker.ack([batch[0], message_ids[0]])
+    topic = next(iter(broker.broker.topics))
+    subscription = topic.subscription("s")
+
+    async def refuse(state):
+        raise MetadataUnavailable("made up")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(subscription.cursor.store, "write", refuse)
+        answer = await broker.post(f"{SUB}/seek", {"message_id": batch[2] if target == "batch" else target})
+        problem(answer, status=503, code="metadata_unavailable")
+    assert payloads(await broker.receive("c2")) == ["b", "c", "e", "f"]
+    assert (await broker.ack(message_ids[2:])).status_code == 200
+    await broker.die()
+    successor = Harness(tree=tree, ledgers=ledgers, clock=clock, url="http://two")
+    try:
+        assert payloads(await successor.receive()) == ["b", "c", "e"]
+    finally:
+        await successor.close()
+
+
+@pytest.mark.parametrize("kind", ["shared", "exclusive"])
+async def test_an_acknowledgement_that_waits_for_a_seek_is_not_delivered_again(broker, ledgers, kind):
+    message_ids = await broker.produce("a", "b", "c")
+    await broker.receive(type=kind)
+    await broker.ack(message_ids[:1])
+    ledgers.hold_adds()
+    seeking = asyncio.create_task(broker.post(f"{SUB}/seek", {"message_id": "earliest"}))
+    await settle()
+    acknowledging = asyncio.create_task(broker.ack(message_ids[1:2]))
+    receiving = asyncio.create_task(broker.receive(type=kind, wait_ms=30_000))
+    await settle()
+    ledgers.release_adds()
+    async with asyncio.timeout(30):
+        assert (await seeking).status_code == (await acknowledging).status_code == 200
+        first = payloads(await receiving)
+    broker.clock.advance(31)
+    assert payloads(await broker.receive(type=kind)) == ["a", "c"]
+    assert first in (["a", "c"], ["a", "b", "c"])
 
 
 async def test_seek_to_a_time(broker):

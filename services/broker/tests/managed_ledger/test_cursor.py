@@ -13,6 +13,7 @@ from bindery_core.errors import (
     MetadataUnavailable,
     NoSuchSubscription,
     NotEnoughBookies,
+    OutcomeUnknown,
     TooManyRequests,
     TopicFenced,
 )
@@ -169,6 +170,119 @@ async def test_seek_forgets_acknowledgements_durably(cluster: Cluster, target: P
     assert cursor.backlog_entries == rest
     assert await unacked(cursor) == list(range(10 - rest, 10))
     assert cursor.remaining(Position(0, 9)) is None
+
+
+async def test_seek_into_a_batch_is_one_record(cluster: Cluster) -> None:
+    topic, cursor = await topic_of(cluster)
+    await cursor.ack_many(at(0, 1, 2))
+    before = cursor.commits
+    await cursor.seek(Position(0, 1), passed=BatchAck(Position(0, 1), 3, [0, 1]))
+    assert cursor.commits == before + 1
+    await topic.crash()
+    _, cursor = await topic_of(cluster)
+    assert (cursor.mark_delete, cursor.remaining(Position(0, 1))) == (Position(0, 0), 0b100)
+
+
+async def test_of_a_batch_that_was_trimmed_nothing_is_passed(cluster: Cluster) -> None:
+    topic, cursor = await topic_of(cluster)
+    await topic.roll()
+    await topic.add_many([b"10"])
+    await cursor.ack_many(at(*range(10)))
+    await topic.trim()
+    assert await cursor.seek(Position(0, 1), passed=BatchAck(Position(0, 1), 3, [0, 1])) == Position(1, 0)
+    assert cursor.remaining(Position(1, 0)) is None
+
+
+@pytest.mark.parametrize("target", [EARLIEST, LATEST, Position(0, 3)])
+@pytest.mark.parametrize("with_ledger", [False, True])
+async def test_a_seek_that_failed_is_not_stored_by_a_later_acknowledgement(
+    cluster: Cluster, target: Position, with_ledger: bool
+) -> None:
+    topic, cursor = await topic_of(cluster, operation_timeout_s=0.3)
+    if with_ledger:
+        await cursor.ack_many(at(0, 1, 4))
+    else:
+        await topic.delete_cursor("s")
+        cursor = await topic.open_cursor("s", start=Position(0, 2))
+    rest = await unacked(cursor)
+    cluster.ledgers.fail_next("create", NotEnoughBookies("made up"))
+    if with_ledger:
+        cluster.ledgers.fail_next("add", AddTimeout("made up"))
+    store = cluster.stores[-1]
+    for _ in range(1000):
+        store.fail_next(MetadataUnavailable("made up"))
+    with pytest.raises(OutcomeUnknown if with_ledger else MetadataUnavailable):
+        await cursor.seek(target)
+    store._faults.clear()
+    assert await unacked(cursor) == rest
+    assert cursor.durable_mark_delete <= cursor.mark_delete
+    await cursor.ack_many(at(6))
+    rest.remove(6)
+    assert cursor.durable_mark_delete == cursor.mark_delete
+    await topic.crash()
+    assert await unacked((await topic_of(cluster))[1]) == rest
+
+
+async def test_a_seek_of_unknown_outcome_keeps_what_it_would_need(cluster: Cluster) -> None:
+    """Stored it may be: what comes after its target must not be trimmed until another record says so."""
+    topic, cursor = await topic_of(cluster, operation_timeout_s=0.3)
+    await topic.roll()
+    await topic.add_many([b"10"])
+    await cursor.ack_many(at(*range(9)))
+    cluster.ledgers.hold_adds()
+    seeking = asyncio.ensure_future(cursor.seek(EARLIEST))
+    await asyncio.sleep(0.01)
+    seeking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await seeking
+    assert (cursor.mark_delete, cursor.durable_mark_delete) == (Position(0, 8), Position(0, -1))
+    acking = asyncio.ensure_future(cursor.ack_many([*at(9), Position(1, 0)]))
+    await asyncio.sleep(0.01)
+    assert topic.contains(Position(0, 0))
+    cluster.ledgers.release_adds()
+    await acking
+    assert cursor.durable_mark_delete == Position(1, 0)
+    await asyncio.sleep(0.01)
+    assert not topic.contains(Position(0, 0))
+
+
+async def test_an_acknowledgement_waits_for_a_seek_and_counts_after_it(cluster: Cluster) -> None:
+    topic, cursor = await topic_of(cluster)
+    await cursor.ack_many(at(0))
+    cluster.ledgers.hold_adds()
+    seeking = asyncio.ensure_future(cursor.seek(Position(0, 5)))
+    await asyncio.sleep(0.01)
+    acking = asyncio.ensure_future(cursor.ack_many(at(2, 6)))
+    cumulative = asyncio.ensure_future(cursor.ack_cumulative(Position(0, 5)))
+    await asyncio.sleep(0.01)
+    assert not cursor.is_acked(Position(0, 6))
+    cluster.ledgers.release_adds()
+    assert await seeking == Position(0, 5)
+    assert await acking == at(6)
+    await cumulative
+    assert cursor.mark_delete == Position(0, 6)
+    await topic.crash()
+    assert await unacked((await topic_of(cluster))[1]) == [7, 8, 9]
+
+
+async def test_what_is_acknowledged_while_entries_are_read_is_not_among_them(cluster: Cluster) -> None:
+    """After a fail-over with holes one read is several reads of bookies."""
+    topic, cursor = await topic_of(cluster, cache_size_max=0)
+    await cursor.ack_many(at(1, 3, 5))
+    read, reads = topic.read, 0
+
+    async def slow(position: Position, **limits: int) -> list[tuple[Position, bytes]]:
+        nonlocal reads
+        reads += 1
+        found = await read(position, **limits)
+        if reads == 2:
+            await cursor.ack_many(at(0, 6), batches=[BatchAck(Position(0, 2), 2, [1])])
+        return found
+
+    topic.read = slow  # type: ignore[method-assign]
+    found = await cursor.read_unacked(EARLIEST, entries_max=4, size_max=10**6)
+    assert reads > 1
+    assert [(int(entry.payload), entry.remaining) for entry in found.entries] == [(2, 0b01), (4, None), (7, None)]
 
 
 async def test_reading_skips_what_is_acknowledged_and_says_where_to_go_on(cluster: Cluster) -> None:

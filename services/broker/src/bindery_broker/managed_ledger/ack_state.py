@@ -39,6 +39,9 @@ class AckState:
         self._forget_upto_mark_delete()
         self._advance()
 
+    def copy(self) -> "AckState":
+        return AckState(self._ledgers, self.stored())
+
     def stored(self) -> CursorState:
         """As it is to be stored; shares the state, so encode it before anything else happens."""
         return CursorState(

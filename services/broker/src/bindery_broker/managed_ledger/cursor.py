@@ -8,15 +8,17 @@ Invariants
 - An acknowledgement that returned is found again by whoever opens the topic next.
 - `durable_mark_delete` never is ahead of what is stored: trimming may rely on it.
 - What failed to be stored stays in memory; the next record takes it along, and repeating the call waits for that.
+- A seek that failed is undone in memory: no later record takes it along. Hence other changes wait while one is stored.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import NamedTuple, Protocol
 
 import structlog
-from bindery_core.errors import BinderyError, NoSuchSubscription, TopicFenced, TryAgain
+from bindery_core.errors import BinderyError, NoSuchSubscription, OutcomeUnknown, TopicFenced, TryAgain
 from bindery_metadata.topics.codec import CursorState
 
 from bindery_broker.managed_ledger.ack_state import AckState, BatchAck
@@ -78,6 +80,9 @@ class ManagedCursor:
         self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._committer: asyncio.Task[None] | None = None
         self._end: BinderyError | None = None
+        self._is_free = asyncio.Event()
+        """Not set while a change is stored that may have to be undone; others wait for its end."""
+        self._is_free.set()
         self.commits = 0
         """Records written; with the number of acknowledgements it tells how well they share."""
 
@@ -125,7 +130,10 @@ class ManagedCursor:
         return self._state.next_unacked(position)
 
     async def read_unacked(self, start: Position, *, entries_max: int, size_max: int) -> UnackedRead:
-        """Up to `entries_max` unacknowledged entries from `start` on; sizes and errors as `ManagedLedger.read`."""
+        """Up to `entries_max` unacknowledged entries from `start` on; sizes and errors as `ManagedLedger.read`.
+
+        None of them is acknowledged at the moment of the return."""
+        version = self._version
         entries: list[UnackedEntry] = []
         position = self.next_unacked(start)
         size = 0
@@ -138,11 +146,21 @@ class ManagedCursor:
             for at, payload in found:
                 if not self.is_acked(at):
                     if entries and size + len(payload) > size_max:
-                        return UnackedRead(entries, at)
+                        return UnackedRead(self._still_unacked(entries, version), at)
                     entries.append(UnackedEntry(at, payload, self.remaining(at)))
                     size += len(payload)
             position = self.next_unacked(self._ledgers.next(found[-1][0]))
-        return UnackedRead(entries, position)
+        return UnackedRead(self._still_unacked(entries, version), position)
+
+    def _still_unacked(self, entries: list[UnackedEntry], version: int) -> list[UnackedEntry]:
+        """Of `entries`, which were looked at while or after the state had that version."""
+        if version == self._version:
+            return entries
+        return [
+            UnackedEntry(position, payload, self.remaining(position))
+            for position, payload, _ in entries
+            if not self.is_acked(position)
+        ]
 
     def individually_acked(self) -> str:
         """The ranges beyond mark_delete, as Pulsar prints them."""
@@ -161,7 +179,7 @@ class ManagedCursor:
         is harmless and waits for durability as well. BadRequest (nothing applied) when one of them is not an entry of
         this topic. On any other error the acks may or may not be durable: repeat, or let them be delivered again.
         """
-        self._raise_if_ended()
+        await self._turn()
         for position in positions:
             self._state.check(position)
         for batch in batches:
@@ -177,7 +195,7 @@ class ManagedCursor:
         `batch`: the id points into that batch (its position is `position`), so it is everything up to the entry before,
         and of the batch the given indexes. Errors as `ack_many`.
         """
-        self._raise_if_ended()
+        await self._turn()
         self._state.check(position)
         if batch is None:
             changed = self._state.ack_upto(position)
@@ -188,22 +206,57 @@ class ManagedCursor:
             changed = self._state.ack((), (batch,))[0] or changed
         await self._make_durable(changed)
 
-    async def seek(self, position: Position) -> Position:
+    async def seek(self, position: Position, *, passed: BatchAck | None = None) -> Position:
         """Forget all acknowledgements and stand so that `position` (clamped; EARLIEST, LATEST) comes next; durably.
 
-        Returns the position that comes next."""
-        self._raise_if_ended()
-        target = self._ledgers.clamp(position)
-        self._state.seek(target)
-        await self._make_durable(True)
-        return target
+        `passed`: messages of the batch at `position` that count as acknowledged, if that entry is still there.
+        Returns the position that comes next. On an error this cursor stands where it stood before. TryAgain: so does
+        what is stored; else what is stored may have moved, until the next record."""
+        if passed is not None:
+            assert passed.position == position
+            self._state.check_batch(passed)
+        async with self._alone():
+            target = self._ledgers.clamp(position)
+            before = self._state.copy()
+            self._state.seek(target)
+            if passed is not None and position == target:
+                self._state.ack((), (passed,))
+            sought = self._state.mark_delete
+            try:
+                await self._make_durable(True)
+            except BaseException as error:
+                self._state = before
+                self._version += 1  # a record that is still under way is of a state that is no more
+                if isinstance(error, TryAgain) and not self._store.may_be_stored:
+                    raise
+                self._durable_mark_delete = min(self._durable_mark_delete, sought)
+                if isinstance(error, TryAgain):
+                    raise OutcomeUnknown("the cursor may have moved", cursor=self.name, cause=str(error)) from error
+                raise
+            return target
 
     async def set_position_properties(self, properties: Mapping[str, int]) -> None:
         """Replace `position_properties`, durably."""
-        self._raise_if_ended()
+        await self._turn()
         changed = dict(properties) != self._state.properties
         self._state.properties = dict(properties)
         await self._make_durable(changed)
+
+    async def _turn(self) -> None:
+        """Return when the state may be changed."""
+        while not self._is_free.is_set():
+            await self._is_free.wait()
+        self._raise_if_ended()
+
+    @asynccontextmanager
+    async def _alone(self) -> AsyncIterator[None]:
+        """While it lasts nobody else changes the state."""
+        await self._turn()
+        self._is_free.clear()
+        try:
+            yield
+        finally:
+            self._is_free.set()
 
     # --- durability
 
@@ -287,7 +340,9 @@ class ManagedCursor:
 
     async def close(self, error: BinderyError) -> None:
         """Store what is not stored yet, tidy up, refuse later calls with `error`."""
-        if self._end is not None:
+        try:
+            await self._turn()
+        except BinderyError:
             return
         try:
             await self._make_durable(False)

@@ -81,6 +81,8 @@ class CursorStore:
         self._orphans: list[int] = []
         """Ledgers that the znode may have named for a while."""
         self._retry_at = 0.0
+        self.may_be_stored = False
+        """Whether a try of the last write failed in such a way that the next open may find what it wrote."""
         self.cursor_properties: Mapping[str, str] = {}
 
     @property
@@ -132,8 +134,10 @@ class CursorStore:
         """Make the present state durable.
 
         `state` is asked again whenever a later one may be taken instead. Raises TooManyRequests when it is too large,
-        TopicFenced, or TryAgain/OutcomeUnknown when neither a cursor ledger nor the znode takes it.
+        TopicFenced, or TryAgain/OutcomeUnknown when neither a cursor ledger nor the znode takes it: `may_be_stored`
+        then says whether the next open may find it all the same.
         """
+        self.may_be_stored = False
         record = encode_position(state())
         if len(record) > self._settings.cursor_record_size_max:
             raise TooManyRequests(
@@ -150,6 +154,7 @@ class CursorStore:
                 await self._start_ledger(state)
             except (TryAgain, OutcomeUnknown) as caught:
                 error = caught
+                self.may_be_stored = self.may_be_stored or isinstance(caught, OutcomeUnknown)
                 self._retry_at = asyncio.get_running_loop().time() + LEDGER_RETRY_S
                 log.warning("cursor_ledger_not_started", cursor=self._name, error=str(caught))
             else:
@@ -205,6 +210,7 @@ class CursorStore:
             async with limited(self._settings.operation_timeout_s, "write a cursor record"):
                 await handle.add(record)
         except BinderyError as error:
+            self.may_be_stored = True
             if isinstance(error, LostOwnership) and not await self._ownership.holds():
                 raise TopicFenced("another broker has taken the topic over", cursor=self._name) from error
             log.warning("cursor_ledger_failed", cursor=self._name, ledger_id=handle.ledger_id, error=str(error))
@@ -231,11 +237,12 @@ class CursorStore:
         named = False
         try:
             present = state()
-            async with limited(settings.operation_timeout_s, "write a cursor record"):
-                await handle.add(encode_position(present))
+            record = encode_position(present)
             data = encode_cursor(self._info(handle.ledger_id, present))
             if len(data) > settings.cursor_inline_size_max:  # the position alone is fall-back enough
                 data = encode_cursor(self._info(handle.ledger_id, CursorState(mark_delete=present.mark_delete)))
+            async with limited(settings.operation_timeout_s, "write a cursor record"):
+                await handle.add(record)
             named = True
             await self._metadata.write_cursor(self._node, data)
         except BinderyError as error:
