@@ -39,6 +39,7 @@ RECORD = RecoveryRecord(
     missing_entries=10,
     bookies=("b1:3181",),
     worker="w1",
+    unsure=(("b2:3181", 2),),
 )
 
 
@@ -73,7 +74,7 @@ async def test_a_record_stands_as_json_and_is_read_back(records: RecoveryRecords
     assert (await store.get(f"{ROOT}/ledgers/0/0000000000000000007")).data == (
         b'{"attempts":2,"bookies":["b1:3181"],"detail":"3 bookies are needed and 2 are writable",'
         b'"first_marked_ms":1000,"last_error":"","missing_bytes":null,"missing_entries":10,"next_retry_ms":2000,"obstacle":"no_spare",'
-        b'"reason":"bookie_lost","state":"blocked","worker":"w1"}'
+        b'"reason":"bookie_lost","state":"blocked","unsure":[["b2:3181",2]],"worker":"w1"}'
     )
 
 

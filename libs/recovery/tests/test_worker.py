@@ -643,6 +643,28 @@ def test_a_bookie_that_cannot_say_is_asked_again_and_replaced_in_the_end() -> No
     play(scene)
 
 
+def test_a_bookie_that_is_silent_once_is_not_replaced_for_what_failed_before() -> None:
+    async def scene(here: World) -> None:
+        writer = await here.write(30)
+        _, silent, lost = writer.metadata.last_segment.ensemble
+        here.lose(lost)
+        await here.mark(writer.ledger_id, lost)
+        healer = here.healer().start()
+        await here.until_said(writer.ledger_id, lambda r: r.attempts >= 5, 3_000)  # for want of a spare
+        here.ledgers.read_answers[silent] = Status.IO_ERROR
+        here.ledgers.bookies[lost] = True
+        here.ledgers.bookies[BookieId("bookie-9:3181")] = True
+        record = await here.until_said(writer.ledger_id, lambda r: bool(r.unsure))
+        assert record.unsure == ((silent, 1),)
+        del here.ledgers.read_answers[silent]
+        await here.until_healed(writer.ledger_id)
+        metadata = await here.assert_whole(writer.ledger_id, payloads(30))
+        assert metadata.last_segment.ensemble == writer.metadata.last_segment.ensemble
+        assert healer.client.stored == []
+
+    play(scene, bookies=3)
+
+
 def test_a_target_that_refuses_is_passed_over_and_named_when_there_is_no_other() -> None:
     async def scene(here: World) -> None:
         writer = await here.write(30)

@@ -112,6 +112,9 @@ class RecoveryRecord:
     bookies: tuple[str, ...] = ()
     """Whose replicas are missing."""
     worker: str = ""
+    unsure: tuple[tuple[str, int], ...] = ()
+    """Bookies that could not say what they hold, each with the number of attempts in a row, up to the last, that saw
+    it so."""
     version: int = NOT_STORED
 
     def with_changes(self, **changes: Any) -> "RecoveryRecord":

@@ -11,7 +11,7 @@
 | LOST          | its bookie is away under a maintenance lease      | it is waited for                          |
 | LOST, LEAVING | else                                              | a replacement gets the whole fragment     |
 | REFILLING     |                                                   | it is waited for                          |
-| UNSURE        | UNSURE_ATTEMPTS_MAX attempts saw it so            | a replacement gets the whole fragment     |
+| UNSURE        | UNSURE_ATTEMPTS_MAX attempts in a row saw it so   | a replacement gets the whole fragment     |
 | UNSURE        | else                                              | it is asked again later                   |
 
 A bookie that lacks something is asked for all that it should hold, however little is looked at otherwise: that it
@@ -133,9 +133,10 @@ class LedgerRepair:
         on_check: Callable[[LedgerCheck], None],
         on_begin: Callable[[], Awaitable[None]],
         on_copied: Callable[[int, int], None],
+        unsure: Mapping[str, int] | None = None,
     ) -> None:
-        """`on_check` hears of each check that found something to do, `on_begin` before copies are made, and `on_copied`
-        of each batch of them: entries, bytes."""
+        """`unsure`: as `self.unsure` was after the attempt before. `on_check` hears of each check that found something
+        to do, `on_begin` before copies are made, and `on_copied` of each batch of them: entries, bytes."""
         self._ledger_id = ledger_id
         self._client = client
         self._look = look
@@ -156,9 +157,13 @@ class LedgerRepair:
         self._doubted: set[BookieId] = set()
         """Bookies that were seen to lack something in this attempt."""
         self.was_fenced = False
+        self._unsure_before = dict(unsure or {})
+        self.unsure: dict[str, int] = dict(self._unsure_before)
+        """Bookies that could not say what they hold, and how many attempts in a row saw it so. Other failures of the
+        ledger say nothing of them."""
 
-    async def run(self, *, depth: Depth, marked: Collection[str], attempts: int) -> Outcome:
-        """`marked`: the replicas in the mark; `attempts`: how many there were before.
+    async def run(self, *, depth: Depth, marked: Collection[str]) -> Outcome:
+        """`marked`: the replicas in the mark.
 
         Raises MetadataUnavailable, MetadataOutcomeUnknown; all else becomes an Outcome.
         """
@@ -174,12 +179,14 @@ class LedgerRepair:
                 return Outcome(RecoveryState.BLOCKED, Obstacle.METADATA_UNREADABLE, detail)
             view = await self._look()
             check = await self._check(metadata, view, depth)
+            unsure = {one.fragment.bookie_id for one in check.bad if one.state is FragmentState.UNSURE}
+            self.unsure = {bookie_id: self._unsure_attempts(bookie_id) for bookie_id in unsure}
             if check.is_whole:
                 return self._whole(check, depth, marked)
             self._on_check(check)
             try:
                 for _, group in groupby(check.bad, key=lambda one: one.fragment.segment_first):
-                    await self._heal_segment(metadata, list(group), attempts=attempts, depth=depth)
+                    await self._heal_segment(metadata, list(group), depth=depth)
                 if check.tail is not None and not check.tail.is_whole:
                     await self._heal_tail(metadata, check.tail)
             except NoSuchLedger:
@@ -241,9 +248,11 @@ class LedgerRepair:
 
     # --- closed segments ------------------------------------------------------------------------------------------
 
-    async def _heal_segment(
-        self, metadata: LedgerMetadata, bad: list[FragmentCheck], *, attempts: int, depth: Depth
-    ) -> None:
+    def _unsure_attempts(self, bookie_id: BookieId) -> int:
+        """How many attempts in a row it could not say, this one included."""
+        return self._unsure_before.get(bookie_id, 0) + 1
+
+    async def _heal_segment(self, metadata: LedgerMetadata, bad: list[FragmentCheck], *, depth: Depth) -> None:
         if not await self._is_enabled():
             self._paused()
             return
@@ -260,7 +269,8 @@ class LedgerRepair:
                 self._problems.append(
                     _Problem(Obstacle.NONE, detail, retry_s=REFILL_PAUSE_S, state=RecoveryState.WAITING)
                 )
-            elif one.state is FragmentState.UNSURE and attempts + 1 < UNSURE_ATTEMPTS_MAX:
+            elif one.state is FragmentState.UNSURE and self._unsure_attempts(bookie_id) < UNSURE_ATTEMPTS_MAX:
+                self.unsure[bookie_id] = self._unsure_attempts(bookie_id)
                 detail = sentences.unsure(bookie_id, one.reason)
                 self._problems.append(_Problem(Obstacle.ERROR, detail, state=RecoveryState.BACKING_OFF))
             elif (

@@ -246,13 +246,14 @@ class ReplicationWorker:
         repair = LedgerRepair(
             ledger_id, client=self._client, look=self._look, is_enabled=self._marks.is_enabled, budget=self._budget,
             graces=self._graces, randomness=self._randomness,
-            on_check=run.checked, on_begin=run.begins, on_copied=run.copied,
+            on_check=run.checked, on_begin=run.begins, on_copied=run.copied, unsure=dict(run.record.unsure),
         )  # fmt: skip
         depth = ALL if run.record.reason in CHECKED_ALL else Depth(self._settings.check_depth_percent)
         try:
-            outcome = await repair.run(depth=depth, marked=held.mark.replicas, attempts=run.record.attempts)
+            outcome = await repair.run(depth=depth, marked=held.mark.replicas)
         finally:
             await run.stop()
+        run.record = run.record.with_changes(unsure=tuple(sorted(repair.unsure.items())))
         self.stats.ledgers_fenced += repair.was_fenced
         if outcome.state is RecoveryState.HEALED:
             await self._healed(run, outcome)
