@@ -97,6 +97,17 @@ def test_a_verdict_that_kubernetes_did_not_hear_is_told_again(runs: Runs) -> Non
     assert runs.asked[1] == ["show", f"20260301T120000Z-{job_tag(UID)}", "--out", str(runs.out)]
 
 
+def test_a_pod_that_died_before_its_marks_is_followed_by_one_that_makes_them(runs: Runs) -> None:
+    given = ("--level=quick", "--apply", "--yes")
+    runs.again(ends(1), *given)
+    assert runs.again(ends(1), *given, now_s=NOON_S + 60) == 1
+    name = f"20260301T120000Z-{job_tag(UID)}"
+    assert runs.asked[1] == ["run", "--resume", name, "--out", str(runs.out), "--apply", "--yes"]
+    (runs.out / name / "applied.json").write_text("{}")
+    runs.again(ends(1), *given, now_s=NOON_S + 120)
+    assert runs.asked[2] == ["show", name, "--out", str(runs.out)]
+
+
 def test_another_job_does_not_take_up_a_run_that_is_not_its_own(runs: Runs) -> None:
     runs.again(dies_in_the_middle, uid="first")
     runs.again(ends(0), uid="second", now_s=NOON_S + DAY_S)

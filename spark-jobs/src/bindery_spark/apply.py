@@ -6,7 +6,8 @@ longer name is not told of. To mark what is marked already is harmless. Nothing 
 
 import asyncio
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from bindery_core import ledger_metadata_codec
 from bindery_core.errors import BadVersion, Corrupt, NoSuchNode
@@ -29,6 +30,9 @@ class Applied:
     """Marked before, for as much."""
     left: dict[int, str] = field(default_factory=dict)
     """Why they were left alone."""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
 
 
 async def apply(

@@ -5,10 +5,13 @@
 | checkpoint/run.json          | options, plan and what the cluster was when the run began                        |
 | checkpoint/before/<table>    | Parquet: metadata when it began; after/: when it ended                           |
 | checkpoint/groups/<n>        | Parquet findings/ and coverage/ of one group; there when whole, by a rename      |
+| options.json                 | what was asked for: checkpoint/ may be deleted when the run is finished          |
+| lock                         | who is at it, see `run_lock`                                                     |
 | findings/*.parquet           | all findings                                                                     |
 | marks.json                   | ledgers that were marked, for the next run                                       |
 | summary.json, summary.txt    | the verdict                                                                      |
 | actions.json                 | what `--apply` would write                                                       |
+| applied.json                 | what `--apply` wrote; not there: it did not come to its end, or was not asked for |
 | report.html, metrics.prom    | for people, for Prometheus                                                       |
 """
 
@@ -25,6 +28,8 @@ from bindery_core.errors import BadRequest
 FORMAT: Final = 2
 """1: nobody told which bookies could not list what they hold."""
 _RUN: Final = "checkpoint/run.json"
+_OPTIONS: Final = "options.json"
+_APPLIED: Final = "applied.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +47,15 @@ class RunDirectory:
     @property
     def is_finished(self) -> bool:
         return (self.path / "summary.json").exists()
+
+    @property
+    def is_begun(self) -> bool:
+        """There is something to resume."""
+        return (self.path / _RUN).exists()
+
+    @property
+    def is_applied(self) -> bool:
+        return (self.path / _APPLIED).exists()
 
     def table(self, when: str, name: str) -> Path:
         """`when`: before or after."""
@@ -68,12 +82,26 @@ class RunDirectory:
 
     def write_run(self, facts: Mapping[str, Any]) -> None:
         """What a resumed run needs."""
+        self.write_json(_OPTIONS, {"format": FORMAT, "options": facts.get("options", {})})
         self.write_json(_RUN, {"format": FORMAT, **facts})
 
     def read_run(self) -> dict[str, Any]:
         """Raises BadRequest when this is no run that can be resumed."""
+        return self._read_formatted(_RUN)
+
+    def read_options(self) -> dict[str, Any]:
+        """What was asked for; a finished run knows it without its checkpoint. Raises BadRequest as `read_run`."""
+        name = _OPTIONS if self.is_finished and not self.is_begun else _RUN
+        options: dict[str, Any] = self._read_formatted(name).get("options", {})
+        return options
+
+    def write_applied(self, facts: Mapping[str, Any]) -> None:
+        """From now on nobody needs to mark anything."""
+        self.write_json(_APPLIED, facts)
+
+    def _read_formatted(self, name: str) -> dict[str, Any]:
         try:
-            facts: dict[str, Any] = json.loads((self.path / _RUN).read_text())
+            facts: dict[str, Any] = json.loads((self.path / name).read_text())
         except (OSError, ValueError) as error:
             raise BadRequest("no run that can be resumed is there", path=str(self.path), reason=str(error)) from None
         if facts.get("format") != FORMAT:
@@ -98,7 +126,7 @@ class RunDirectory:
 def run_directory(out: Path, run: str) -> RunDirectory:
     """`run`: a run id below `out`, or a path. Raises BadRequest when there is no such directory."""
     for path in (out / run, Path(run)):
-        if (path / "checkpoint").is_dir() or (path / "summary.json").exists():
+        if _is_run(path):
             return RunDirectory(path.resolve())
     raise BadRequest(f"there is no audit run {run} in {out}: `bindery audit show` lists those that are there")
 
@@ -106,7 +134,7 @@ def run_directory(out: Path, run: str) -> RunDirectory:
 def runs_in(out: Path) -> list[RunDirectory]:
     """Oldest first, as their ids say."""
     found = out.iterdir() if out.is_dir() else ()
-    return [RunDirectory(path) for path in sorted(found) if (path / "checkpoint").is_dir()]
+    return [RunDirectory(path) for path in sorted(found) if _is_run(path)]
 
 
 def last_finished(
@@ -116,9 +144,14 @@ def last_finished(
     for run in reversed(runs_in(out)):
         if run.run_id < before and run.is_finished and run.read_json("summary.json")["cluster_id"] == cluster_id:
             try:
-                options = run.read_run().get("options", {})
+                options = run.read_options()
             except BadRequest:
                 options = {}
             if fits(options):
                 return run
     return None
+
+
+def _is_run(path: Path) -> bool:
+    """Its checkpoint may have been deleted when it was finished."""
+    return (path / "checkpoint").is_dir() or RunDirectory(path).is_finished

@@ -8,7 +8,8 @@
 
 A Job tries again by starting another pod, which knows nothing of the one before but what lies on the volume. So a run
 is called after its Job: `<time>-<six hexadecimal digits of the Job's uid>`. A pod that finds a run of its Job goes on
-with it; one that is finished is told again, for the pod may have died before Kubernetes heard the exit code.
+with it; one that is finished is told again, for the pod may have died before Kubernetes heard the exit code. With
+--apply what it proposes is marked then, unless the pod before came to the end of that.
 
 | variable of `scheduled` | is                                                                                  |
 |-------------------------|-------------------------------------------------------------------------------------|
@@ -92,11 +93,13 @@ def names_of(out: Path) -> list[str]:
 
 
 def words(directory: RunDirectory, arguments: Sequence[str]) -> list[str]:
-    """What `bindery audit` is asked: to tell a finished run, to go on with one, or to begin it."""
+    """What `bindery audit` is asked: to tell a finished run, to go on with one, or to begin it. A finished run that is
+    gone on with is told, and marked."""
     out = ["--out", str(directory.path.parent)]
-    if directory.is_finished:
+    is_to_mark = "--apply" in arguments and not directory.is_applied
+    if directory.is_finished and not is_to_mark:
         return ["show", directory.run_id, *out]
-    if (directory.path / "checkpoint" / "run.json").exists():
+    if directory.is_finished or directory.is_begun:
         return ["run", "--resume", directory.run_id, *out, *(a for a in arguments if a.startswith(OF_EACH_POD))]
     return ["run", "--run-id", directory.run_id, *out, *arguments]
 

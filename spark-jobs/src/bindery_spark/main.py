@@ -84,7 +84,9 @@ def run(
         str,
         typer.Option(metavar="BYTES", help="What an interruption may cost at most; default: 1GiB to 4GiB."),
     ] = "",
-    resume: Annotated[str, typer.Option(metavar="RUN", help="Go on with this run; its own options count.")] = "",
+    resume: Annotated[
+        str, typer.Option(metavar="RUN", help="Go on with this run, or tell a finished one; its own options count.")
+    ] = "",
     run_id: Annotated[
         str, typer.Option(metavar="ID", hidden=True, help="Call the run so: for those who find it by its name.")
     ] = "",
@@ -112,14 +114,20 @@ def run(
     """Audit a cluster. Changes nothing in it, unless --apply: then ledgers are marked as under-replicated."""
     from bindery_spark.audit import Options
     from bindery_spark.checkpoint import RunDirectory, run_directory
+    from bindery_spark.run import read_outcome
+    from bindery_spark.run_lock import held
+    from bindery_spark.sources.options import parse_size
     from bindery_spark.sources.security import SecurityFiles
 
     if resume:
         directory = run_directory(out, resume)
-        options = Options.from_json(directory.read_run()["options"])
+        options = Options.from_json(directory.read_options())
         out = directory.path.parent
     else:
         first, last = ledger_range(ledgers or "0-")
+        parse_size(rate, name="--rate")
+        if not duration_ms(timeout):
+            raise BadRequest("option --timeout must be above 0: no bookie answers at once", given=timeout)
         shown = {
             "token_file": token_file, "ca_file": ca_file, "certificate_file": certificate_file, "key_file": key_file,
             "auth_plugin": auth_plugin, "check_hostname": "" if check_hostname else "false",
@@ -133,9 +141,13 @@ def run(
         )  # fmt: skip
         name = run_id or time.strftime("%Y%m%dT%H%M%SZ", time.gmtime()) + f"-{secrets.token_hex(3)}"
         directory = RunDirectory((out / name).resolve())
-    outcome = _audit(directory, options, cores=cores, is_new=not resume, is_quiet=as_json)
-    _print_outcome(outcome, as_json=as_json)
-    _apply(outcome, options, wanted=apply, yes=yes, as_json=as_json)
+    with held(directory.path, pid=os.getpid(), warn=_warn):
+        if resume and directory.is_finished:
+            outcome = read_outcome(directory)
+        else:
+            outcome = _audit(directory, options, cores=cores, is_new=not resume, is_quiet=as_json)
+        _print_outcome(outcome, as_json=as_json)
+        _apply(outcome, options, wanted=apply, yes=yes, as_json=as_json)
     raise typer.Exit(outcome.summary.exit_code)
 
 
@@ -166,7 +178,7 @@ def _audit(
         with TerminalProgress(spark, clock=time.monotonic) as progress:
             return work(progress)
     except KeyboardInterrupt:
-        if (directory.path / "checkpoint" / "run.json").exists():
+        if directory.is_begun:
             again = f"bindery audit run --resume {directory.run_id} --out {directory.path.parent}"
             print(f"\ninterrupted; what was read is kept. To go on: {again}", file=sys.stderr)
         raise
@@ -208,6 +220,7 @@ def _apply(outcome: "Outcome", options: "Options", *, wanted: bool, yes: bool, a
     done = apply_to(
         options.zookeeper, options.ledgers_root, proposals, run_id=outcome.summary.run_id, clock_ms=now_ms
     )  # fmt: skip
+    outcome.directory.write_applied(done.to_json())
     for ledger_id, why in done.left.items():
         say(f"ledger {ledger_id} was left alone: {why}")
     say(f"marked {len(done.marked)} ledgers, {len(done.already)} were marked already")
@@ -221,7 +234,7 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show what a run found, or which runs there are. The exit code is that of the run."""
-    from bindery_spark.checkpoint import run_directory, runs_in
+    from bindery_spark.checkpoint import runs_in
     from bindery_spark.diff import finding_text
     from bindery_spark.run import read_outcome
 
@@ -230,10 +243,7 @@ def show(
             verdict = one.read_json("summary.json")["verdict"] if one.is_finished else "unfinished"
             print(json.dumps({"run_id": one.run_id, "verdict": verdict}) if as_json else f"{one.run_id}  {verdict}")
         return
-    directory = run_directory(out, name)
-    if not directory.is_finished:
-        raise BadRequest(f"the run is not finished: bindery audit run --resume {directory.run_id} --out {out}")
-    outcome = read_outcome(directory)
+    outcome = read_outcome(_finished(out, name))
     if findings:
         for finding in outcome.findings:
             print(json.dumps(finding, sort_keys=True) if as_json else finding_text(finding))
@@ -250,10 +260,9 @@ def diff(
     as_json: AsJson = False,
 ) -> None:
     """What is new, gone or changed between two runs. Exit code 0: nothing, 1: something."""
-    from bindery_spark.checkpoint import run_directory
     from bindery_spark.diff import compare, finding_text, read_findings
 
-    found = compare(*(read_findings(run_directory(out, name).findings) for name in (before, after)))
+    found = compare(*(read_findings(_finished(out, name).findings) for name in (before, after)))
     if as_json:
         print(json.dumps(found.to_json(), sort_keys=True))
     else:
@@ -265,6 +274,22 @@ def diff(
             print(f"~ {finding_text(now)}\n  was: {finding_text(was)}")
         print(f"{len(found.new)} new, {len(found.gone)} gone, {len(found.changed)} changed", file=sys.stderr)
     raise typer.Exit(0 if found.is_empty else 1)
+
+
+def _finished(out: Path, name: str) -> "RunDirectory":
+    """The run of that name. Raises BadRequest when there is none, or when it has no verdict yet: what it has not found
+    so far says nothing."""
+    from bindery_spark.checkpoint import run_directory
+
+    directory = run_directory(out, name)
+    if not directory.is_finished:
+        again = f"bindery audit run --resume {directory.run_id} --out {directory.path.parent}"
+        raise BadRequest(f"the run {directory.run_id} is not finished: {again}")
+    return directory
+
+
+def _warn(text: str) -> None:
+    print(f"bindery: {text}", file=sys.stderr)
 
 
 app.command()(export)
