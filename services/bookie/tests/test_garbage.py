@@ -157,6 +157,27 @@ async def test_every_error_of_the_metadata_at_every_call_deletes_nothing(tree: T
         assert not collector.state.running
 
 
+async def test_a_single_ledger_is_gone_when_nothing_speaks_against_it(tree: Tree) -> None:
+    await tree.put(1, LONG)
+    collector = tree.collector()
+    assert await collector.is_gone(2)
+    calls = tree.store.calls[:]
+    assert (calls[0], len(calls)) == (("sync", LAYOUT.root), 6), "cookie and layout, before and after"
+    assert not await collector.is_gone(LONG), "whoever can read its metadata"
+    for failing in range(len(calls)):
+        left = iter(range(len(calls)))
+
+        def fail(operation: str, path: str, left: Any = left, failing: int = failing) -> BinderyError | None:
+            return MetadataUnavailable("connection lost") if next(left) == failing else None
+
+        tree.store.before = fail
+        with pytest.raises(MetadataUnavailable):
+            await collector.is_gone(2)
+    tree.store.before = lambda operation, path: None
+    with pytest.raises(Conflict, match="cookie"):
+        await tree.collector(instance_id="another").is_gone(2)
+
+
 async def test_another_cluster_or_none_deletes_nothing(tree: Tree) -> None:
     shard = Shard(1)
     with pytest.raises(Conflict, match="cookie"):

@@ -12,7 +12,8 @@ The metadata is believed only as a whole. Order of a run, each step a reason to 
 | 5 sync, and read each candidate: only "no such ledger" counts        | a listing is no single moment                 |
 | 6 step 3 once more                                                   | the tree may have gone in between             |
 
-One walk serves all shards. Ledgers whose metadata name this bookie no longer are `over_replicated`'s, after such a run.
+One walk serves all shards. `is_gone` looks at a single ledger likewise, for the repair. Ledgers whose metadata name
+this bookie no longer are `over_replicated`'s, after such a run.
 Source: BookKeeper's ScanAndCompareGarbageCollector with verifyMetadataOnGC; sync and the checks of the tree are ours.
 """
 
@@ -161,6 +162,23 @@ class GarbageCollector:
         state.last_success_ms = self._wall_clock_ms()
         return deleted
 
+    async def is_gone(self, ledger_id: int) -> bool:
+        """Whether the metadata have no such ledger, made sure of by steps 2, 3, 5 and 6. Raises BinderyError."""
+        await self._metadata.sync(self._layout.root)
+        await self._check_cluster()
+        manager = self._ledger_manager()
+        try:
+            is_gone = await _is_gone(manager.read, ledger_id)
+        finally:
+            await manager.close()
+        await self._check_cluster()
+        return is_gone
+
+    def _ledger_manager(self) -> Any:
+        """Few bookies need one soon, and importing it takes time."""
+        module = importlib.import_module("bindery_metadata.ledger_manager")
+        return module.LedgerManager(self._paced, self._layout, randomness=self._randomness)
+
     async def _forget_moved(self) -> None:
         before = self.over_replicated.state.forgotten
         try:
@@ -176,8 +194,7 @@ class GarbageCollector:
             return 0
         await self._metadata.sync(self._layout.root)
         await self._check_cluster()
-        module = importlib.import_module("bindery_metadata.ledger_manager")
-        manager = module.LedgerManager(self._paced, self._layout, randomness=self._randomness)
+        manager = self._ledger_manager()
         try:
             candidates = await self._missing(heapq.merge(*here), manager.list())
             self.state.ledgers_here = sum(map(len, here))

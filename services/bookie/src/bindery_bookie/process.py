@@ -256,8 +256,8 @@ class BookieProcess:
         self._tasks.append(asyncio.create_task(name.run(), name="advertised-name"))
         await membership.serves()
         self._tasks.append(asyncio.create_task(membership.run(), name="membership"))
-        self._start_repair(self._metadata, layout, bookie_id)
         self._start_garbage_collection(self._metadata, layout, bookie_id, identity.cookie.instance_id)
+        self._start_repair(self._metadata, layout, bookie_id)
         if settings.autorecovery_embedded:
             await self._start_recovery(self._metadata, layout, bookie_id)
 
@@ -280,11 +280,13 @@ class BookieProcess:
         self._note_limbo()
 
     def _start_repair(self, metadata: MetadataStore, layout: LedgersLayout, bookie_id: BookieId) -> None:
+        assert self.garbage is not None  # it knows for certain what was deleted
         self.repairer = Repairer(
             self.shards,
             self.damage,
             bookie_id,
             connect=connector(self._settings, bookie_id, metadata, layout, randomness=self._randomness),
+            is_gone=self.garbage.is_gone,
             rate=self._settings.storage.repair_rate,
             clock=self._clock,
             accepts=lambda: self.state.accepts_add(priority=1),

@@ -1,7 +1,7 @@
 """Repairer: refills what this bookie lost from the other bookies, and heals single entries that are damaged.
 
 Per ledger in limbo
-1. metadata gone: the ledger was deleted; it is deleted here too.
+1. metadata gone, which `is_gone` must confirm: the ledger was deleted; it is deleted here too.
 2. not closed, and this bookie in its last ensemble: it is recovered through the ledger client. This bookie answers
    UNKNOWN meanwhile, which no recovery takes for a denial, so the others decide where the ledger ends.
 3. for every closed fragment that names this bookie: each entry that is missing here is read from the other members of
@@ -117,18 +117,22 @@ class Repairer:
         bookie_id: BookieId,
         *,
         connect: Callable[[], Awaitable[Client]],
+        is_gone: Callable[[int], Awaitable[bool]],
         rate: float,
         clock: Callable[[], float],
         accepts: Callable[[], bool] = lambda: True,
         changed: Callable[[], None] = lambda: None,
     ) -> None:
-        """`damage`: what the shards report to. `rate`: bytes a second. `accepts`: whether this bookie takes entries.
-        `changed` hears of progress."""
+        """`damage`: what the shards report to. `is_gone`: whether a ledger was deleted for certain, as garbage
+        collection makes sure; one answer may come from a server that lags, or of another cluster. It raises
+        BinderyError. `rate`: bytes a second. `accepts`: whether this bookie takes entries. `changed` hears of progress.
+        """
         self.state = RepairState()
         self._shards = shards
         self._register = damage
         self._bookie_id = bookie_id
         self._connect = connect
+        self._is_gone = is_gone
         self._rate = rate
         self._clock = clock
         self._accepts = accepts
@@ -274,16 +278,11 @@ class Repairer:
 
     async def _repair_ledger(self, shard: StorageEngine, ledger_id: LedgerId) -> None:
         """Raises BinderyError when it is not whole yet."""
-        assert self._client is not None
-        try:
-            metadata = await self._client.metadata(ledger_id)
-            if metadata.state is not LedgerState.CLOSED and self._bookie_id in metadata.last_segment.ensemble:
-                handle = await self._client.open(ledger_id, password=metadata.password or b"")
-                await handle.release()
-                metadata = await self._client.metadata(ledger_id)
-        except NoSuchLedger:
+        metadata = await self._closed_metadata(ledger_id)
+        if metadata is None:
+            if not await self._is_gone(ledger_id):
+                raise _NotNow("metadata said that there is no such ledger, and then that there is", ledger_id=ledger_id)
             await shard.delete_ledger(ledger_id)
-            self._register.ledger_gone(ledger_id)
             return
         if metadata.state is not LedgerState.CLOSED and self._bookie_id in metadata.last_segment.ensemble:
             raise _NotNow("ledger is open again", ledger_id=ledger_id)
@@ -301,6 +300,19 @@ class Repairer:
         shard.leave_limbo(ledger_id)
         self.state.entries_back += sum(map(len, ours))
         log.info("ledger_repaired", ledger_id=ledger_id)
+
+    async def _closed_metadata(self, ledger_id: LedgerId) -> LedgerMetadata | None:
+        """After a recovery, if it is being written with this bookie. None: metadata say that there is no such one."""
+        assert self._client is not None
+        try:
+            metadata = await self._client.metadata(ledger_id)
+            if metadata.state is not LedgerState.CLOSED and self._bookie_id in metadata.last_segment.ensemble:
+                handle = await self._client.open(ledger_id, password=metadata.password or b"")
+                await handle.release()
+                metadata = await self._client.metadata(ledger_id)
+        except NoSuchLedger:
+            return None
+        return metadata
 
     def _take_batch(self, wanted: Iterator[int]) -> list[EntryId]:
         count = max(1, min(BATCH_ENTRIES_MAX, int(BATCH_SIZE / self._entry_size)))

@@ -17,6 +17,7 @@ from bindery_core.entry import pack
 from bindery_core.errors import (
     BadRequest,
     BookieUnavailable,
+    Conflict,
     Corrupt,
     MetadataOutcomeUnknown,
     MetadataUnavailable,
@@ -126,6 +127,8 @@ class Setting:
         self.now_s = 0.0
         self.progress: list[int] = []
         self.connected = 0
+        self.doubts: list[Exception] = []
+        """Each is raised instead of one answer whether a ledger is gone."""
 
     async def ledger(self, count: int, *, write_quorum: int = 3, is_closed: bool = True, ensemble: int = 3) -> int:
         writer = await self.peers.create(ensemble_size=ensemble, write_quorum=write_quorum, password=b"pw")
@@ -147,7 +150,12 @@ class Setting:
             self.connected += 1
             return self.peers
 
-        values = {"connect": connect, "rate": 1e9, "clock": lambda: self.now_s, **changes}
+        async def is_gone(ledger_id: int) -> bool:
+            if self.doubts:
+                raise self.doubts.pop()
+            return ledger_id not in self.ledgers.ledgers
+
+        values = {"connect": connect, "is_gone": is_gone, "rate": 1e9, "clock": lambda: self.now_s, **changes}
         return Repairer([engine], engine.damage, US, **values)
 
     async def run(self, repairer: Repairer, true: Callable[[], bool]) -> None:
@@ -335,6 +343,36 @@ async def test_a_ledger_deleted_meanwhile_is_deleted_here(setting: Setting) -> N
     await setting.peers.delete(LedgerId(ledger_id))
     await setting.run(setting.repairer(engine), lambda: engine.limbo is None)
     assert not await engine.list_ledger_ids()
+    await engine.close()
+
+
+async def test_what_is_not_gone_for_certain_is_not_deleted(
+    setting: Setting, kit: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that lags, or one of another cluster, says once that there is no such ledger."""
+    ledger_id = await setting.ledger(20)
+    engine = await setting.start()
+    frames = [setting.peers.frame(ledger_id, e) for e in range(15)]
+    await engine.store_recovered(ledger_id, frames)  # not all of it was lost
+    await engine.flush()
+    real, wrong = setting.peers.metadata, [NoSuchLedger(ledger_id=ledger_id)] * 2
+
+    async def metadata(asked: LedgerId) -> LedgerMetadata:
+        if wrong:
+            raise wrong.pop()
+        return await real(asked)
+
+    monkeypatch.setattr(setting.peers, "metadata", metadata)
+    setting.doubts = [Conflict("this is not the cluster of the bookie's cookie")]
+    repairer = setting.repairer(engine)
+    for left, problem in ((1, "not the cluster"), (0, "no such ledger, and then that there is")):
+        repairer.request()
+        await setting.run(repairer, lambda left=left: len(wrong) == left and bool(engine.limbo.problems))  # type: ignore[misc]
+        assert problem in engine.limbo.problems[ledger_id]
+        assert await kit.read(engine, *((ledger_id, e) for e in range(15))) == frames
+    repairer.request()
+    await setting.run(repairer, lambda: engine.limbo is None)
+    await setting.check(engine, ledger_id)
     await engine.close()
 
 

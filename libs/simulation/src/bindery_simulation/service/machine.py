@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from bindery_bookie.garbage import GarbageCollector
 from bindery_bookie.identity import REFUSE, REPAIR, Claim, any_ledger, establish_identity
 from bindery_bookie.limbo_listing import LimboListing
 from bindery_bookie.metrics import BookieMetrics
@@ -275,7 +276,7 @@ class BookieMachine(Machine):
             await membership.check_start()
         manager = LedgerManager(session, world.layout, randomness=self.lots)
         claim = Claim(bookie_id=self.bookie_id, journal_dirs=("/journal",), ledger_dirs=("/ledgers",))
-        await establish_identity(
+        identity = await establish_identity(
             CookieStore(session, world.layout), disk, claim, now_ms=0,
             has_ledgers=(lambda: any_ledger(manager.list())) if self.was_wiped else _not_asked,
             on_lost_storage=REPAIR if self.was_wiped else REFUSE,
@@ -314,12 +315,21 @@ class BookieMachine(Machine):
         if world.healing is not None:
             parts.append(loop.create_task(membership.run()))
         if self.was_wiped:
+            connect = partial(
+                LedgerClient.connect,
+                session, randomness=self.lots, layout=world.layout, settings=world.client_settings,
+            )  # fmt: skip
+            assert identity.cookie.instance_id is not None
+            storage = BOOKIE_SETTINGS.storage
+            garbage = GarbageCollector(
+                [engine], session, world.layout,
+                instance_id=identity.cookie.instance_id, bookie_id=self.bookie_id, connect=connect,
+                wait_s=storage.gc_wait_time_s, over_replicated_wait_s=0, op_rate=storage.gc_metadata_op_rate,
+                clock=loop.time, wall_clock_ms=self.wall_clock_ms, randomness=self.lots,
+            )  # fmt: skip
             repairer = Repairer(
                 [engine], engine.damage, self.bookie_id,
-                connect=lambda: LedgerClient.connect(
-                    session, randomness=self.lots, layout=world.layout, settings=world.client_settings
-                ),
-                rate=self._repair_rate, clock=loop.time,
+                connect=connect, is_gone=garbage.is_gone, rate=self._repair_rate, clock=loop.time,
             )  # fmt: skip
             parts.append(loop.create_task(repairer.run()))
         self.is_serving = True
