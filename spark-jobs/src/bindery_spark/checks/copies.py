@@ -191,9 +191,11 @@ def _faults(copies: Iterable[Row]) -> list[tuple[object, ...]]:
 def _with_next(told: DataFrame, ledgers: DataFrame) -> DataFrame:
     """Adds `next_entry`: the next one of the segment that the same bookie should hold; without a bookie the next."""
     of_ledger = ledgers.select("ledger_id", "ensemble_size", "write_quorum", "segments")
-    index = F.array_position(F.col("segments")[F.col("segment")]["ensemble"], F.col("bookie")) - 1
+    # What is read follows newer metadata than `ledgers` may: of a segment that they do not know nothing is left out.
+    ensemble = F.get(F.col("segments"), F.col("segment"))["ensemble"]
+    index = F.array_position(ensemble, F.col("bookie")) - 1
     distance = F.pmod(index - F.col("entry_id") - 1, F.col("ensemble_size"))
-    holds_next = F.col("bookie").isNull() | (distance < F.col("write_quorum"))
+    holds_next = F.coalesce(F.col("bookie").isNull() | (distance < F.col("write_quorum")), F.lit(True))
     skipped = F.when(holds_next, 0).otherwise(F.col("ensemble_size") - F.col("write_quorum"))
     return (
         told.join(F.broadcast(of_ledger), "ledger_id")
