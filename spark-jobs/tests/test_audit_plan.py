@@ -7,7 +7,16 @@ from bindery_core.errors import BadRequest
 from bindery_core.ids import ID_MAX
 from bindery_spark import plan as module
 from bindery_spark.arguments import bytes_of, duration_ms, ledger_range, level_of
-from bindery_spark.plan import GAP_BYTES, GROUP_BYTES_MIN, GROUP_COPIES_MAX, Plan, PlannedLedger, make_plan
+from bindery_spark.plan import (
+    GAP_BYTES,
+    GROUP_BYTES_MAX,
+    GROUP_BYTES_MIN,
+    GROUP_COPIES_MAX,
+    Plan,
+    PlannedLedger,
+    batches,
+    make_plan,
+)
 from frames import ledger
 from pyspark.sql.types import Row
 
@@ -51,6 +60,21 @@ def test_what_need_not_be_read_is_left_out_where_that_saves_much() -> None:
     assert groups(first, PlannedLedger(5, 1, GAP_BYTES + 1, False)) == [(0, 1)]
     assert groups(first, PlannedLedger(5, 1, 10, False)) == [(0, ID_MAX)]
     assert groups(PlannedLedger(5, 1, 10, False)) == []
+
+
+def test_what_lies_in_a_small_gap_is_read_all_the_same() -> None:
+    large, first, last = PlannedLedger(5, 1, GAP_BYTES + 1, False), PlannedLedger(1, 1, 1), PlannedLedger(9, 1, 1)
+    with_gap = make_plan([first, PlannedLedger(3, 1, 10, False), PlannedLedger(4, 1, 1), large, last])
+    assert [i for i in range(12) if not with_gap.covers(i)] == [5]
+    assert not make_plan([PlannedLedger(5, 1, 10, False)]).covers(5), "nothing is read"
+
+
+def test_what_is_read_again_comes_in_parts_that_can_be_judged() -> None:
+    small = [PlannedLedger(i, 1, 1) for i in range(5)]
+    assert list(batches(small, ledgers_max=2)) == [[0, 1], [2, 3], [4]]
+    assert list(batches([], ledgers_max=2)) == []
+    large = [PlannedLedger(0, 1, GROUP_BYTES_MAX), PlannedLedger(1, GROUP_COPIES_MAX, 1), *small[2:]]
+    assert list(batches(large, ledgers_max=9)) == [[0], [1], [2, 3, 4]]
 
 
 def test_every_wanted_ledger_is_in_exactly_one_group() -> None:

@@ -1,86 +1,21 @@
 """A whole run over a scripted cluster: interrupted and resumed, while the cluster moves on; then an incremental one."""
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as parquet
 import pytest
-from bindery_core.errors import BinderyError, MetadataUnavailable
-from bindery_metadata.last_audits import LastAudit
-from bindery_metadata.verified_records import Verified
+from bindery_core.errors import MetadataUnavailable
 from bindery_spark.audit import Options
 from bindery_spark.checkpoint import RunDirectory
-from bindery_spark.facts import Facts
 from bindery_spark.plan import GROUP_BYTES_MIN
 from bindery_spark.progress import QuietProgress
 from bindery_spark.run import Outcome, run_audit
-from bindery_spark.schemas import SEGMENT, TABLES
 from frames import DAY_MS, NOW_MS, Tables, bookie, copy, ledger
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql import SparkSession
+from scripted_source import ABC, Scripted, whole
 
 pytestmark = pytest.mark.timeout(600)  # a busy machine takes minutes for what is seconds otherwise
-ABC = ["a", "b", "c"]
 LARGE = GROUP_BYTES_MIN
 """Bytes of a ledger that fills a group by itself."""
-
-
-@dataclass
-class Scripted:
-    """What the cluster says at each reading: the last thing, once the script has ended."""
-
-    tables: Tables
-    ledgers: list[list[dict]]
-    copies: Callable[[int], list[dict]]
-    """The rows of the nth reading of the replicas."""
-    verified: dict[int, Verified] = field(default_factory=dict)
-    read: list[tuple[int, int]] = field(default_factory=list)
-    kept: int = 0
-    beside: list[dict] = field(default_factory=list)
-    """Bookies that no metadata name."""
-    unlisted: list[dict] = field(default_factory=list)
-    """Rows of bookies that cannot list."""
-    last: list[LastAudit] = field(default_factory=list)
-    """Every one that was written."""
-    refusal: BinderyError | None = None
-    """Raised when the cluster is told something."""
-
-    def keep_table(self, name: str, directory: Path) -> None:
-        """Without Spark, as a cluster's source does it."""
-        rows = []
-        if name == "ledgers":
-            for row in self.ledgers[min(self.kept, len(self.ledgers) - 1)]:
-                segments = [dict(zip(SEGMENT.names, segment, strict=True)) for segment in row["segments"]]
-                rows.append({**row, "segments": segments})
-            self.kept += 1
-        elif name == "bookies":
-            rows = [*(bookie(each) for each in ABC), *self.beside]
-        directory.mkdir(parents=True, exist_ok=True)
-        table = pa.Table.from_pylist(rows, schema=to_arrow_schema(TABLES[name], timezone="UTC"))
-        parquet.write_table(table, directory / "part-0.parquet")
-
-    def blocks(
-        self, ids: Sequence[int], *, entries: str, unexpected_in: tuple[int, int] | None, beside_on: str | None
-    ) -> DataFrame:
-        assert unexpected_in is not None
-        self.read.append(unexpected_in)
-        rows = [row for row in self.copies(len(self.read)) if row["ledger_id"] in ids]
-        return self.tables.blocks([*rows, *self.unlisted], self.ledgers[0])
-
-    def facts(self) -> tuple[Facts, Sequence[Verified]]:
-        return Facts("c-1", lost_bookie_delay_ms=60_000), list(self.verified.values())
-
-    def write_verified(self, records: Sequence[Verified], gone: Collection[int]) -> None:
-        if self.refusal:
-            raise self.refusal
-        self.verified |= {record.ledger_id: record for record in records}
-        for ledger_id in gone:
-            del self.verified[ledger_id]
-
-    def write_last(self, audit: LastAudit) -> None:
-        self.last.append(audit)
 
 
 class InterruptedAt(QuietProgress):
@@ -92,15 +27,6 @@ class InterruptedAt(QuietProgress):
     def group(self, number: int, ledgers: int, size: int) -> None:
         if number == self._number:
             raise KeyboardInterrupt
-
-
-def whole(ledger_id: int, *, missing: Collection[int] = ()) -> list[dict]:
-    """Four entries on three bookies; `missing` on a."""
-    return [
-        copy(ledger_id, entry_id, name, "missing" if name == "a" and entry_id in missing else "good")
-        for entry_id in range(4)
-        for name in ABC
-    ]
 
 
 class World:
@@ -122,7 +48,7 @@ class World:
         self.source = Scripted(Tables(spark), [before, after], self.copies)
 
     def copies(self, reading: int) -> list[dict]:
-        """The groups are read first, then what was doubtful."""
+        """The groups are read first, then those of which something was found."""
         is_again = reading > 3
         first = [
             *whole(1), *whole(2, missing=[1, 2]), *whole(4, missing=[2]),
@@ -165,7 +91,7 @@ def test_an_interrupted_run_goes_on_and_believes_nothing_that_was_on_its_way(wor
     assert told(first) == {("MISSING_REPLICA", 2, 1, 2, "a"), ("MISSING_REPLICA", 4, 2, 2, "a")}
     assert (first.summary.verdict, first.summary.exit_code) == ("UNDER-REPLICATED", 1)
     assert [group[0] for group in world.source.read[:3]] == [0, 2, 3], "each group was read once"
-    assert world.source.read[3:] == [(3, 6)], "and what was doubtful once more"
+    assert world.source.read[3:] == [(2, 6)], "and once more of what something was found"
     assert sorted(world.source.verified) == [1], "closed, whole, and the same at both ends"
     assert [one.ledger_id for one in first.proposals] == [2, 4]
     text = (first.directory.path / "summary.txt").read_text()

@@ -10,19 +10,23 @@
 
 A cluster at work changes while it is read. So nothing is believed that was seen once and may have been on its way:
 - what the metadata say must be said by them at the beginning and at the end;
-- what copies lack in ledgers that were open, or whose metadata changed meanwhile, must be seen in a second reading;
-- ledgers that are gone at the end have no findings; marks count that stood all the time.
+- ledgers of which copies are bad, and those that moved while they were read, are read once more (`rereading`); what
+  their bookies cannot say then was not seen;
+- ledgers that are gone at the end have no findings; marks count that stood, or were missing, all the time.
 
 A run that is interrupted loses the group that it is at. Nothing is ever changed in the cluster but the records of what
 was verified, and of what the run came to.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import reduce
+from functools import cached_property, reduce
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as parquet
 from bindery_core.errors import BadRequest
 from bindery_core.ids import ID_MAX, LedgerId
@@ -36,18 +40,35 @@ from bindery_spark.checks import copies as copy_checks
 from bindery_spark.checks import ledgers as ledger_checks
 from bindery_spark.checks import marks as mark_checks
 from bindery_spark.checks import topics as topic_checks
-from bindery_spark.checks.again import carried, confirmed, seen_twice, unread_ledgers, unreadable_bookies
+from bindery_spark.checks.again import (
+    carried,
+    confirmed,
+    seen_twice,
+    unread_ledgers,
+    unreadable_bookies,
+    unseen_ledgers,
+)
 from bindery_spark.checks.shape import Run, kept, together
+from bindery_spark.diff import read_findings
 from bindery_spark.facts import Facts
-from bindery_spark.findings import Severity
-from bindery_spark.plan import Plan, PlannedLedger, make_plan, planned
+from bindery_spark.findings import Kind, Severity
+from bindery_spark.plan import Plan, PlannedLedger, batches, make_plan, planned
+from bindery_spark.rereading import Fate, KnownLedger, Rereading, broken_since, fates, is_steady, rereading
 from bindery_spark.schemas import FINDINGS, NO_LEDGER, TABLES
 from bindery_spark.source import Source
 from bindery_spark.sources.security import NO_FILES, SecurityFiles
 
 READ_TABLES: Final = ("ledgers", "bookies", "marks", "topics", "cursors")
 COVERAGE: Final = "ledger_id long, bookie string, copies long, unknown long, bytes long, reason string"
+COVERAGE_ARROW: Final = pa.schema(
+    [
+        ("ledger_id", pa.int64()), ("bookie", pa.string()), ("copies", pa.int64()), ("unknown", pa.int64()),
+        ("bytes", pa.int64()), ("reason", pa.string()),
+    ]
+)  # fmt: skip
+"""The same in Arrow's words."""
 AWAY: Final = "unreachable: bookie is not registered"
+CAME_BACK: Final = "unread: the bookie counted as gone for good when the run began"
 AGAIN_BATCH: Final = 200
 """Ledgers that are read a second time in one go."""
 HEALTHY_SEVERITIES: Final = (str(Severity.INFO), str(Severity.WARNING))
@@ -144,6 +165,12 @@ def rows_of(directory: Path) -> int:
     return sum(parquet.read_metadata(path).num_rows for path in directory.glob("*.parquet"))
 
 
+def _coverage_of(directory: Path, there: pa.Array) -> pa.Table:
+    """What one reading saw of the ledgers `there`."""
+    table = parquet.read_table(directory / "coverage").select(COVERAGE_ARROW.names).cast(COVERAGE_ARROW)
+    return table.filter(pc.is_in(table["ledger_id"], there))
+
+
 class Audit:
     """One run in one directory. `clock_ms`: wall clock."""
 
@@ -158,6 +185,8 @@ class Audit:
         self._clock_ms = clock_ms
         self._progress = progress
         self._gone_by_table: dict[str, frozenset[str]] = {}
+        self._read_again: list[Path] = []
+        """Directories of what was read a second time."""
 
     # --- begin ----------------------------------------------------------------------------------------------------
 
@@ -177,7 +206,8 @@ class Audit:
             for row in rows
         ]  # fmt: skip
         plan = make_plan(wanted, first=options.first, last=options.last, group_bytes=options.group_bytes)
-        skipped = Skipped(len(fresh), min((r.verified_at_ms for r in fresh.values()), default=None))
+        left_out = [record for ledger_id, record in fresh.items() if not plan.covers(ledger_id)]
+        skipped = Skipped(len(left_out), min((record.verified_at_ms for record in left_out), default=None))
         directory.write_run(
             {
                 "options": asdict(options), "began_ms": began_ms, "facts": facts.to_json(), "plan": plan.to_json(),
@@ -257,7 +287,10 @@ class Audit:
         self._progress.phase("reading metadata again")
         self._keep_tables("after")
         self._progress.phase("confirming")
-        of_copies = self._confirmed_copies(run)
+        again = self._rereading(facts["plan"])
+        self._reread(again, run)
+        of_copies = self._confirmed_copies(again, run)
+        self._keep_coverage(again)
         of_metadata = kept(self._metadata_findings("after", run))
         if not of_metadata.isEmpty():
             of_metadata = seen_twice(self._metadata_findings("before", run), of_metadata)
@@ -266,8 +299,11 @@ class Audit:
         unlisted = sorted(self.unlisted().items())
         listless = self._rows(unlisted, "bookie string, why string") if unlisted else None
         unreadable = unreadable_bookies(coverage, run, unlisted=listless)
+        if unseen := self._unseen(again):
+            rows = self._rows(unseen, "ledger_id long, kind string, expected string, found string")
+            unreadable = unreadable.unionByName(unseen_ledgers(rows, run))
         if not self._options.ends_only:
-            unreadable = unreadable.unionByName(unread_ledgers(self._to_be_read(facts["plan"]), coverage, run))
+            unreadable = unreadable.unionByName(unread_ledgers(self._to_be_read(facts["plan"], again), coverage, run))
         alike = last_finished(
             out, before=self._directory.run_id, cluster_id=known.cluster_id, fits=self._options.sees_no_more_than
         )
@@ -282,10 +318,9 @@ class Audit:
         return self._spark.read.schema(FINDINGS).parquet(str(self._directory.findings))
 
     def coverage(self) -> DataFrame:
-        """What was looked at, by ledger and bookie; of ledgers that are still there."""
-        parts = self._parts("coverage", COVERAGE)
-        there = self._table("after", "ledgers").select("ledger_id")
-        return parts.join(there, "ledger_id", "left_semi")
+        """What was looked at, by ledger and bookie, of ledgers that are still there; of those that were read again,
+        what the second reading saw."""
+        return self._spark.read.schema(COVERAGE).parquet(str(self._directory.table("after", "coverage")))
 
     def unlisted(self) -> dict[str, str]:
         """Bookies where orphans were to be looked for and could not be, and why. Who left for good counts nowhere."""
@@ -300,7 +335,7 @@ class Audit:
         for row in rows:
             found[row["bookie"]] = min(row["reason"], found.get(row["bookie"], row["reason"]))
         if found:
-            for gone in self._gone("before"):
+            for gone in self._gone("before") & self._gone("after"):
                 found.pop(gone, None)
         return found
 
@@ -309,43 +344,149 @@ class Audit:
         paths = [str(self._directory.group(number) / name) for number in sorted(self._directory.done())]
         return self._spark.read.schema(schema).parquet(*paths)
 
-    def _to_be_read(self, plan: Any) -> DataFrame:
-        """Ledgers of the groups whose metadata were the same at both ends."""
-        same = self._table("after", "ledgers").select("ledger_id", "metadata_version")
+    def _to_be_read(self, plan: Any, again: Rereading) -> DataFrame:
+        """Ledgers of the groups whose metadata were the same at both ends; and those that were read again, as they were
+        then, as long as they are there."""
+        after = self._table("after", "ledgers")
+        same = after.select("ledger_id", "metadata_version")
         ledgers = self._table("before", "ledgers").join(same, ["ledger_id", "metadata_version"], "left_semi")
         ranges = [F.col("ledger_id").between(g.first, g.last) for g in Plan.from_json(plan).groups]
-        return self._naming_the_bookie(ledgers).where(reduce(Column.__or__, ranges, F.lit(False)))
+        ledgers = self._naming_the_bookie(ledgers).where(reduce(Column.__or__, ranges, F.lit(False)))
+        if not again.ids:
+            return ledgers
+        ids = self._rows([(i,) for i in again.ids], "ledger_id long")
+        there = self._rows([(i,) for i in again.ids if i in self._last], "ledger_id long")
+        now = after.join(there, "ledger_id", "left_semi").select(*ledgers.columns)
+        return ledgers.join(ids, "ledger_id", "left_anti").unionByName(now)
 
-    def _confirmed_copies(self, run: Run) -> DataFrame:
-        """What groups found, without what was on its way: see the module's text."""
-        if not sum(rows_of(self._directory.group(number) / "findings") for number in self._directory.done()):
-            return self._rows([], FINDINGS)
-        found = self._parts("findings", FINDINGS)
-        before, after = self._table("before", "ledgers"), self._table("after", "ledgers")
-        state = before.select("ledger_id", F.col("state").alias("was"), F.col("metadata_version").alias("had")).join(
-            after.select("ledger_id", F.col("state").alias("is"), F.col("metadata_version").alias("has")),
-            "ledger_id", "full",
+    # --- the second reading ---------------------------------------------------------------------------------------
+
+    @cached_property
+    def _before(self) -> dict[int, KnownLedger]:
+        return self._known_ledgers("before")
+
+    @cached_property
+    def _after(self) -> dict[int, KnownLedger]:
+        return self._known_ledgers("after")
+
+    @cached_property
+    def _again(self) -> dict[int, KnownLedger]:
+        return self._known_ledgers("again")
+
+    @property
+    def _last(self) -> dict[int, KnownLedger]:
+        """As they were when the second reading had ended."""
+        return self._again if self._read_again else self._after
+
+    def _known_ledgers(self, when: str) -> dict[int, KnownLedger]:
+        names = KnownLedger.__dataclass_fields__
+        table = parquet.read_table(self._directory.table(when, "ledgers"), columns=[*names])
+        known = (KnownLedger(**row) for batch in table.to_batches() for row in batch.to_pylist())
+        return {ledger.ledger_id: ledger for ledger in known}
+
+    def _found(self) -> set[tuple[int, str]]:
+        """Ledger and kind of what groups found."""
+        found: set[tuple[int, str]] = set()
+        for number in sorted(self._directory.done()):
+            table = parquet.read_table(self._directory.group(number) / "findings", columns=["ledger_id", "kind"])
+            found |= {(row["ledger_id"], row["kind"]) for row in table.to_pylist()}
+        return found
+
+    def _copies(self, directories: Iterable[Path]) -> Counter[int]:
+        """How many were seen of each ledger, by these readings."""
+        copies: Counter[int] = Counter()
+        for directory in directories:
+            table = parquet.read_table(directory / "coverage", columns=["ledger_id", "copies"])
+            for batch in table.to_batches():
+                for ledger_id, count in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+                    copies[ledger_id] += count
+        return copies
+
+    def _groups(self) -> list[Path]:
+        return [self._directory.group(number) for number in sorted(self._directory.done())]
+
+    def _rereading(self, plan: Any) -> Rereading:
+        whole = Plan.from_json(plan)
+        asked = {i for i in self._before if whole.covers(i)}
+        if self._options.bookie is not None:
+            rows = self._ledger_rows("before", 0, ID_MAX)
+            asked &= {row.ledger_id for row in rows if self._names_the_bookie(row)}
+        return rereading(
+            self._before, self._after, self._found(), self._copies(self._groups()), asked=asked,
+            ends_only=self._options.ends_only,
         )  # fmt: skip
-        # A ledger in neither is data without a ledger; one in `after` alone was made meanwhile.
-        is_steady = (F.col("was") == "closed") & (F.col("is") == "closed") & (F.col("had") == F.col("has"))
-        is_orphan = F.col("was").isNull() & F.col("is").isNull()
-        marked = found.join(state, "ledger_id", "left").withColumn(
-            "steady", F.coalesce(is_steady, F.lit(False)) | is_orphan
-        )
-        steady = marked.where("steady").select(*FINDINGS.names)
-        doubtful = marked.where("not steady and was is not null and is is not null").select(*FINDINGS.names)
-        ids = sorted(row.ledger_id for row in doubtful.select("ledger_id").distinct().collect())
-        if not ids:
-            return steady
-        self._progress.phase(f"reading {len(ids)} ledgers again")
-        again = together([self._again(ids[at : at + AGAIN_BATCH], run, at) for at in range(0, len(ids), AGAIN_BATCH)])
-        return steady.unionByName(confirmed(doubtful, again))
 
-    def _again(self, ids: list[int], run: Run, number: int) -> DataFrame:
-        making = self._directory.begin_group(10_000_000 + number)
-        ledgers = self._table("after", "ledgers").where(F.col("ledger_id").isin(ids))
-        self._judge(ids, ledgers, "after", (ids[0], ids[-1]), run, making)
-        return self._spark.read.schema(FINDINGS).parquet(str(making / "findings"))
+    def _reread(self, again: Rereading, run: Run) -> None:
+        if not again.ids:
+            return
+        self._progress.phase(f"reading {len(again.ids)} ledgers again")
+        wanted = (self._after[i] for i in again.ids)
+        sizes = [planned(row) if row.problem is None else PlannedLedger(row.ledger_id, 0, 0) for row in wanted]
+        for number, ids in enumerate(batches(sizes, ledgers_max=AGAIN_BATCH)):
+            making = self._directory.begin_group(10_000_000 + number)
+            ledgers = self._table("after", "ledgers").where(F.col("ledger_id").isin(ids))
+            self._judge(ids, ledgers, "after", (ids[0], ids[-1]), run, making)
+            self._read_again.append(making)
+        self._source.keep_table("ledgers", self._directory.table("again", "ledgers"))
+
+    def _confirmed_copies(self, again: Rereading, run: Run) -> DataFrame:
+        """What groups found, without what was on its way, and what the second reading made of it: see `rereading`."""
+        seen = self._found()
+        known = fates(self._before, self._after, self._last, seen, again)
+        parts = [self._rows([], FINDINGS)]
+        if known:
+            rows = [(*key, str(fate)) for key, fate in sorted(known.items())]
+            fate_of = self._rows(rows, "ledger_id long, beside boolean, fate string")
+            found = self._parts("findings", FINDINGS).withColumn("beside", F.col("kind") == str(Kind.ORPHAN_DATA))
+            found = found.join(F.broadcast(fate_of), ["ledger_id", "beside"])
+            parts.append(found.where(F.col("fate") == str(Fate.STANDS)).select(*FINDINGS.names))
+        if not self._read_again:
+            return together(parts)
+        second = self._spark.read.schema(FINDINGS).parquet(*(str(each / "findings") for each in self._read_again))
+        if Fate.TWICE in known.values():
+            twice = found.where(F.col("fate") == str(Fate.TWICE)).select(*FINDINGS.names)
+            parts.append(confirmed(twice, second))
+        settled = [(i,) for i in again.ids if is_steady(self._after.get(i), self._last.get(i))]
+        if settled:
+            by_id = F.broadcast(self._rows(settled, "ledger_id long"))
+            of_copies = second.where(F.col("kind") != str(Kind.ORPHAN_DATA))
+            parts.append(of_copies.join(by_id, "ledger_id", "left_semi").select(*FINDINGS.names))
+        return together(parts)
+
+    def _unseen(self, again: Rereading) -> list[tuple[int, str, str, str]]:
+        """Ledgers that the run cannot speak for: ledger_id, kind, expected, found."""
+        broken = broken_since(self._after, self._last, again)
+        wanted = "readable ledger metadata at both ends of the run"
+        unseen = [(i, str(Kind.METADATA_UNREADABLE), wanted, problem) for i, problem in sorted(broken.items())]
+        if self._options.ends_only or not again.ids:
+            return unseen
+        # An open ledger only grows: one that became shorter has bookies that told of it, and do not any more.
+        first, second = self._copies(self._groups()), self._copies(self._read_again)
+        for i in again.ids:
+            is_open = i in self._last and i not in broken and self._after[i].state != "closed"
+            if is_open and second[i] < first[i]:
+                kind = str(Kind.UNREADABLE_BOOKIE)
+                unseen.append((i, kind, f"{first[i]} copies", f"{second[i]} were looked at the second time"))
+        return unseen
+
+    def _keep_coverage(self, again: Rereading) -> None:
+        """Write what `coverage` reads."""
+        there = pa.array(sorted(self._after.keys() & self._last.keys()), pa.int64())
+        reread = pa.array(again.ids, pa.int64())
+        gone = self._gone("before")
+        back = pa.array(sorted(gone - self._gone("after")) if gone else [], pa.string())
+        directory = self._directory.table("after", "coverage")
+        directory.mkdir(parents=True, exist_ok=True)
+        with parquet.ParquetWriter(directory / "part-0.parquet", COVERAGE_ARROW) as writer:
+            for group in self._groups():
+                seen = _coverage_of(group, there)
+                seen = seen.filter(pc.invert(pc.is_in(seen["ledger_id"], reread)))
+                # Its copies counted as looked at, and nobody asked it.
+                is_back = pc.is_in(seen["bookie"], back)
+                seen = seen.set_column(3, "unknown", pc.if_else(is_back, seen["copies"], seen["unknown"]))
+                writer.write_table(seen.set_column(5, "reason", pc.if_else(is_back, CAME_BACK, seen["reason"])))
+            for making in self._read_again:
+                writer.write_table(_coverage_of(making, there))
 
     def _metadata_findings(self, when: str, run: Run) -> DataFrame:
         options = self._options
@@ -374,6 +515,7 @@ class Audit:
         self, seen: DataFrame, coverage: DataFrame, run: Run, known: Facts, previous: RunDirectory | None
     ) -> DataFrame:
         ledgers, bookies, marks = (self._table("after", name) for name in ("ledgers", "bookies", "marks"))
+        begun = self._table("before", "marks").select("ledger_id")
         found = [self._rows([], FINDINGS)]
         absences = self._rows(sorted(known.absent_since_ms.items()), "bookie string, since_ms long")
         lacking = mark_checks.lacking(seen)
@@ -381,11 +523,14 @@ class Audit:
             lacking = lacking.unionByName(mark_checks.away(ledgers, bookies, absences))
         if (known.absent_since_ms or not seen.isEmpty()) and not (lacking := kept(lacking)).isEmpty():
             healed = self._rows([(i,) for i in sorted(self._healed(known, previous))], "ledger_id long")
-            not_healed = mark_checks.not_healed(lacking, marks, healed, run)
-            missing = mark_checks.missing_marks(lacking, marks, not_healed, run, delay_ms=known.lost_bookie_delay_ms)
+            either = marks.select("ledger_id").union(begun)
+            not_healed = mark_checks.not_healed(lacking, either, healed, run)
+            missing = mark_checks.missing_marks(lacking, either, not_healed, run, delay_ms=known.lost_bookie_delay_ms)
             found += [not_healed, missing]
         if not self._options.ends_only and rows_of(self._directory.table("after", "marks")):
-            steady = marks.join(self._table("before", "marks").select("ledger_id"), "ledger_id", "left_semi")
+            steady = marks.join(begun, "ledger_id", "left_semi")
+            if not self._options.is_deep:
+                steady = mark_checks.judged_by_lists(steady)
             covered = coverage.groupBy("ledger_id").agg(F.sum("unknown").alias("unknown")).where("unknown = 0")
             found.append(mark_checks.false_marks(steady, ledgers, bookies, covered.select("ledger_id"), seen, run))
         return together(found)
@@ -402,29 +547,46 @@ class Audit:
     def verified(self, findings: Iterable[Mapping[str, Any]]) -> list[Verified]:
         """Closed ledgers that were found whole."""
         began_ms = self._directory.read_run()["began_ms"]
-        bad = {row["ledger_id"] for row in findings if row["severity"] not in HEALTHY_SEVERITIES}
+        bad = self._bad_ledgers(findings)
         seen_of: dict[int, int] = {}
         for row in self.seen():
             seen_of[row["ledger_id"]] = seen_of.get(row["ledger_id"], 0) + row["unknown"]
-        had = {row.ledger_id: row.metadata_version for row in self._ledger_rows("before", 0, ID_MAX)}
+        had = {row.ledger_id: row.metadata_version for row in self._before.values()}
         run_id, level = self._directory.run_id, self._options.level
         return [
             Verified(LedgerId(row.ledger_id), level, began_ms, run_id, row.metadata_version)
-            for row in self._ledger_rows("after", 0, ID_MAX)
+            for row in self._after.values()
             if row.state == "closed" and row.problem is None and row.ledger_id not in bad
             and had.get(row.ledger_id) == row.metadata_version and seen_of.get(row.ledger_id) == 0
         ]  # fmt: skip
 
+    @staticmethod
+    def _bad_ledgers(findings: Iterable[Mapping[str, Any]]) -> set[int]:
+        return {row["ledger_id"] for row in findings if row["severity"] not in HEALTHY_SEVERITIES}
+
     def write_verified(self, records: Sequence[Verified]) -> None:
-        """Record them in the cluster, and forget ledgers that are gone."""
-        there = {row.ledger_id for row in self._ledger_rows("after", 0, ID_MAX)}
+        """Record them in the cluster, and forget what is not true any more: of ledgers that are gone, and of those that
+        this run looked at and did not find whole. One that sees less of a ledger than the record tells of may find it
+        bad, and proves nothing by not seeing it."""
+        whole = {record.ledger_id for record in records}
         _, known = self._source.facts()
-        self._source.write_verified(records, [r.ledger_id for r in known if r.ledger_id not in there])
+        seen = {row["ledger_id"] for row in self.seen()} if known else set()
+        bad = self._bad_ledgers(read_findings(self._directory.findings)) if known else set()
+        depth = LEVELS.index(self._options.level)
+
+        def is_stale(record: Verified) -> bool:
+            if record.ledger_id not in self._last or record.ledger_id in bad:
+                return True
+            is_as_deep = record.level not in LEVELS or LEVELS.index(record.level) <= depth
+            return record.ledger_id in seen and record.ledger_id not in whole and is_as_deep
+
+        self._source.write_verified(records, [record.ledger_id for record in known if is_stale(record)])
 
     def seen(self) -> Iterator[dict[str, Any]]:
         """`coverage`, row by row in the driver."""
-        there = {row.ledger_id for row in self._ledger_rows("after", 0, ID_MAX)}
-        yield from (row for row in self._coverage_rows() if row["ledger_id"] in there)
+        with parquet.ParquetFile(self._directory.table("after", "coverage") / "part-0.parquet") as file:
+            for batch in file.iter_batches():
+                yield from batch.to_pylist()
 
     def _coverage_rows(self) -> Iterator[dict[str, Any]]:
         for number in sorted(self._directory.done()):

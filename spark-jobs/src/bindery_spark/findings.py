@@ -7,7 +7,7 @@
 | REPLICA_DIVERGENCE  | corrupt                   | copies whose digests hold have different payloads                  |
 | LENGTH_MISMATCH     | corrupt                   | copies, or copies and metadata, differ in the ledger's length      |
 | ENTRY_LOST          | unreadable                | no good copy of a confirmed entry is left                          |
-| METADATA_UNREADABLE | unreadable                | a znode of a ledger, topic or cursor cannot be understood          |
+| METADATA_UNREADABLE | unreadable, incomplete    | a znode of a ledger, topic or cursor cannot be understood          |
 | ORPHAN_DATA         | warning, info             | a bookie holds entries that no metadata name                       |
 | ORPHAN_METADATA     | unreadable, warning       | a topic or cursor names a ledger that is not there; or the reverse |
 | STALE_ENSEMBLE      | under_replicated          | metadata name a bookie that left for good                          |

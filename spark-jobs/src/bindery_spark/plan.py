@@ -5,7 +5,8 @@ hold of ledgers that are not there falls into one, too. Where ledgers need not b
 a gap is left only when it saves more than GAP_BYTES: a group costs time of its own.
 """
 
-from collections.abc import Iterable, Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -53,6 +54,11 @@ class Plan:
     @property
     def size(self) -> int:
         return sum(group.size for group in self.groups)
+
+    def covers(self, ledger_id: int) -> bool:
+        """Whether a group reads it, be it that a gap would not have paid."""
+        at = bisect_right(self.groups, ledger_id, key=lambda group: group.first) - 1
+        return at >= 0 and ledger_id <= self.groups[at].last
 
     def to_json(self) -> list[dict[str, Any]]:
         return [asdict(group) for group in self.groups]
@@ -113,3 +119,17 @@ def make_plan(
     if held or not gap:
         close(held[-1].ledger_id if saves else last)
     return Plan(tuple(groups))
+
+
+def batches(ledgers: Iterable[PlannedLedger], *, ledgers_max: int) -> Iterator[list[int]]:
+    """Ids of `ledgers`, in their order, cut so that each part can be judged at once."""
+    held: list[PlannedLedger] = []
+    for ledger in ledgers:
+        copies, size = sum(one.copies for one in held), sum(one.size for one in held)
+        is_full = copies + ledger.copies > GROUP_COPIES_MAX or size + ledger.size > GROUP_BYTES_MAX
+        if held and (is_full or len(held) >= ledgers_max):
+            yield [one.ledger_id for one in held]
+            held = []
+        held.append(ledger)
+    if held:
+        yield [one.ledger_id for one in held]

@@ -2,8 +2,8 @@
 
 | node below /bindery/audit | value                                          | kept                                    |
 |---------------------------|------------------------------------------------|-----------------------------------------|
-| verified/<g>              | JSON: {"<id>": [level, verified_at_ms, run_id, | until its ledgers are gone, which the   |
-|                           | metadata_version], ...}, ids as decimal text   | next audit sees                         |
+| verified/<g>              | JSON: {"<id>": [level, verified_at_ms, run_id, | each until an audit sees that its       |
+|                           | metadata_version], ...}, ids as decimal text   | ledger is gone, or not whole any more   |
 
 <g>: the ledger id divided by LEDGERS_PER_NODE, decimal. A record is of a closed ledger as its metadata were then: one
 whose metadata have changed since has copies that nobody looked at. Nothing about data is decided by it, so a node that
@@ -63,8 +63,8 @@ class VerifiedRecords:
                 yield records[ledger_id]
 
     async def put_all(self, records: Iterable[Verified], *, gone: Collection[int] = ()) -> None:
-        """Write these over what is older, and remove those of the ledgers `gone`. Raises MetadataOutcomeUnknown when an
-        answer got lost: writing again is harmless."""
+        """Write these over what is older, and remove those of the ledgers `gone`: they are not there any more, or not
+        whole. Raises MetadataOutcomeUnknown when an answer got lost: writing again is harmless."""
         changes: dict[int, dict[int, Verified | None]] = {}
         for ledger_id in gone:
             changes.setdefault(ledger_id // LEDGERS_PER_NODE, {})[ledger_id] = None

@@ -74,8 +74,8 @@ def unreadable_bookies(coverage: DataFrame, run: Run, *, unlisted: DataFrame | N
 def unread_ledgers(ledgers: DataFrame, coverage: DataFrame, run: Run) -> DataFrame:
     """Closed ledgers of which fewer copies were looked at than their metadata ask for, and nobody said why not.
 
-    `ledgers`: those that were to be read, whose metadata did not change meanwhile. One that names a bookie twice has
-    fewer copies than it asks for, and BAD_PLACEMENT says so.
+    `ledgers`: those that were to be read, as their metadata were at that time. One that names a bookie twice has fewer
+    copies than it asks for, and BAD_PLACEMENT says so.
     """
     twice = F.exists("segments", lambda s: F.size(F.array_distinct(s["ensemble"])) < F.size(s["ensemble"]))
     asked = ledgers.where("state = 'closed' and problem is null").where(~twice)
@@ -92,6 +92,11 @@ def unread_ledgers(ledgers: DataFrame, coverage: DataFrame, run: Run) -> DataFra
         )
     )
     return as_findings(told, run, Kind.UNREADABLE_BOOKIE, Severity.INCOMPLETE)
+
+
+def unseen_ledgers(told: DataFrame, run: Run) -> DataFrame:
+    """Ledgers that changed so that the run cannot speak for them. `told`: ledger_id, kind, expected, found."""
+    return as_findings(told, run, F.col("kind"), Severity.INCOMPLETE)
 
 
 def _all_equal(pairs: Iterable[tuple[str, str]]) -> Column:

@@ -1,5 +1,6 @@
 """Whether re-replication is true: marks that lie, ledgers that nobody marked, and healing that did not heal."""
 
+from bindery_recovery.reasons import CHECKED_ALL
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
@@ -74,9 +75,16 @@ def false_marks(
     return as_findings(told, run, Kind.FALSE_MARK, Severity.WARNING)
 
 
+def judged_by_lists(marks: DataFrame) -> DataFrame:
+    """Those of `marks` whose truth shows where entries were listed and not read. A reason that was found by reading,
+    and one that nobody knows, may be a damaged copy, which every list has."""
+    return marks.where(F.col("reason").isNotNull() & ~F.col("reason").isin(*sorted(map(str, CHECKED_ALL))))
+
+
 def missing_marks(lacking: DataFrame, marks: DataFrame, told: DataFrame, run: Run, *, delay_ms: int) -> DataFrame:
-    """Ledgers that lack copies for longer than the lost-bookie delay, and are not marked. `told`: ledger_id of those
-    of which NOT_HEALED says so already."""
+    """Ledgers that lack copies for longer than the lost-bookie delay, and are not marked. `marks`: ledger_id of those
+    that were marked when the run began or when it ended. `told`: ledger_id of those of which NOT_HEALED says so
+    already."""
     late = (
         lacking.where(F.lit(run.now_ms) - F.col("since_ms") > delay_ms)
         .groupBy("ledger_id")
@@ -91,8 +99,9 @@ def missing_marks(lacking: DataFrame, marks: DataFrame, told: DataFrame, run: Ru
 
 
 def not_healed(lacking: DataFrame, marks: DataFrame, healed: DataFrame, run: Run) -> DataFrame:
-    """Ledgers that lack copies though their mark went since the last run. `healed`: ledger_id of those that were marked
-    in the last run, or told as healed since."""
+    """Ledgers that lack copies though their mark went since the last run. `marks`: as of `missing_marks`; one that went
+    during this run may be of copies that arrived during it. `healed`: ledger_id of those that were marked in the last
+    run, or told as healed since."""
     still = (
         lacking.join(healed.select("ledger_id").distinct(), "ledger_id", "left_semi")
         .join(marks.select("ledger_id"), "ledger_id", "left_anti")
