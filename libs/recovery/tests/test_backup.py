@@ -18,8 +18,11 @@ from bindery_metadata.cluster import initialize_cluster
 from bindery_metadata.embedded import EmbeddedZooKeeper, ServerSpec
 from bindery_metadata.layout import LedgersLayout
 from bindery_metadata.ledger_manager import LedgerManager
+from bindery_metadata.membership import Intent, MembershipStore
 from bindery_metadata.memory import MemoryStore, MemoryTree
+from bindery_metadata.recovery_records import Pause, RecoveryRecord, RecoveryRecords
 from bindery_metadata.store import MetadataStore, Node
+from bindery_metadata.underreplication import UnderreplicationManager
 from bindery_metadata.zookeeper import ZooKeeperStore
 from bindery_recovery.backup import BackupSummary, verify_backup, walk, write_backup
 from bindery_recovery.restore import CannotRestore, RestoreSummary, restore_backup
@@ -187,6 +190,47 @@ async def test_restore_refuses_what_is_not_empty_and_merge_adds_only_what_is_mis
     assert (done.created, done.kept, done.differing) == (2, summary.nodes - 2, 1)
     assert (await store.get("/bindery/membership/b0")).data == b"{}"
     assert (await manager.read(LedgerId(1))).value.custom == METADATA.custom
+    await manager.close()
+
+
+async def test_merging_into_a_cluster_that_stands_does_not_bring_back_what_was_meant_then(
+    clusters: tuple[MetadataStore, Connect],
+) -> None:
+    """A bookie that serves again is not removed once more, and healing is not paused."""
+    store, connect = clusters
+    manager = await populated(store)
+    memberships = MembershipStore(store, clock_ms=lambda: 1)
+    marks = UnderreplicationManager(store, LAYOUT, randomness=random.Random(1), clock_ms=lambda: 1)
+    records = RecoveryRecords(store)
+    await marks.prepare()
+    bookie_id = BookieId("b7")
+    await memberships.set(bookie_id, Intent.REMOVED)
+    await marks.disable()
+    await records.set_pause_info(Pause("anna", "moving racks", 1))
+    await marks.mark(LedgerId(1), ["b7"])
+    await records.put(RecoveryRecord(LedgerId(1)))
+    lines, _ = await backed_up(store)
+    await memberships.clear(bookie_id)
+    await marks.enable()
+    await records.clear_pause_info()
+    held = await marks.lock(LedgerId(1))
+    assert held is not None
+    assert await marks.mark_replicated(held)
+    await records.remove(LedgerId(1))
+    await manager.delete(LedgerId(2))
+    for dry_run in (True, False):
+        done = await restored(store, lines, merge=True, dry_run=dry_run)
+        assert done.created == 1
+        assert done.left_out >= 5
+    assert (await manager.read(LedgerId(2))).value.custom == METADATA.custom
+    assert (await memberships.get(bookie_id)).intent is Intent.ACTIVE
+    assert await marks.is_enabled()
+    assert await records.pause_info() is None
+    assert await marks.get(LedgerId(1)) is None
+    assert await records.get(LedgerId(1)) is None
+    empty = await connect()  # there is nothing that could have been taken back
+    assert (await restored(empty, lines, merge=True)).left_out == 0
+    assert (await MembershipStore(empty, clock_ms=lambda: 1).get(bookie_id)).intent is Intent.REMOVED
     await manager.close()
 
 

@@ -100,7 +100,7 @@ def print_restore(file: str, backup: Backup, done: RestoreSummary, *, as_json: b
         facts: dict[str, Any] = {
             "file": file, "instance_id": backup.instance_id, "backup_at_ms": backup.at_ms, "created": done.created,
             "kept": done.kept, "differing": done.differing, "next_ledger_id": done.next_ledger_id,
-            "dry_run": done.dry_run,
+            "dry_run": done.dry_run, "left_out": done.left_out,
         }  # fmt: skip
         print(json.dumps(facts))
         return
@@ -108,6 +108,11 @@ def print_restore(file: str, backup: Backup, done: RestoreSummary, *, as_json: b
     print(f"cluster {backup.instance_id} as of {time_text(backup.at_ms)}: {verb} {done.created} nodes")
     if done.kept:
         print(f"{done.kept} stood already and are left as they are, {done.differing} of them unlike the backup")
+    if done.left_out:
+        print(
+            f"{done.left_out} are left out, since the cluster stands: what was meant with bookies, whether healing was "
+            "paused, marks. Say anew what still holds (`bindery bookie members`, `bindery recovery status`)"
+        )
     print(f"new ledgers get ids from {done.next_ledger_id} on")
 
 

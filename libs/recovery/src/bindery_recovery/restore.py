@@ -9,7 +9,10 @@ every short ledger id. A counter is moved on by making and removing children, so
 BURN_MAX of that, and the cluster switches to long ids, as BookKeeper does when the short ones are used up
 (`idgen-long`), which lie above all of them.
 
-Existing nodes are never changed, except that counters go up.
+Existing nodes are never changed, except that counters go up. Nor does `merge` bring back into a cluster that stands
+what was meant at the time of the backup: memberships, the switch of recovery, marks and what is recorded of them. That
+they are not there says that somebody took them back: a bookie that serves again would be removed once more, and healing
+paused. Ledgers that lack copies are marked again by the auditor.
 """
 
 import asyncio
@@ -27,7 +30,7 @@ from bindery_core.errors import (
 )
 from bindery_metadata import pulsar_layout
 from bindery_metadata.id_generator import HOB_FIRST
-from bindery_metadata.layout import HOB_PREFIX, SHORT_ID_END, LedgersLayout
+from bindery_metadata.layout import HOB_PREFIX, SHORT_ID_END, BinderyLayout, LedgersLayout
 from bindery_metadata.parents import make_path
 from bindery_metadata.store import Create, Delete, MetadataStore, Op, Set
 from bindery_metadata.znode_path import parent_of
@@ -60,6 +63,8 @@ class RestoreSummary:
     next_ledger_id: int
     """New ledgers get this id or a higher one."""
     dry_run: bool
+    left_out: int = 0
+    """Nodes that `merge` did not bring back: memberships, the switch, marks."""
 
 
 async def restore_backup(
@@ -78,29 +83,41 @@ async def restore_backup(
     nodes = backup.nodes(lines)
     if len(nodes) != backup.summary.nodes:
         raise Corrupt("the backup changed while it was read", nodes=len(nodes), expected=backup.summary.nodes)
-    await _refuse_other_cluster(store, layout, backup)
+    stands = await _refuse_other_cluster(store, layout, backup)
     if not merge:
         await _refuse_nonempty(store, layout)
     late = (layout.layout, layout.instance_id)
-    early = [node for node in nodes if node.path not in late]
+    meant = [node for node in nodes if _says_what_was_meant(layout, node.path)] if stands else []
+    left_out = {node.path for node in meant}
+    early = [node for node in nodes if node.path not in late and node.path not in left_out]
     last = sorted((node for node in nodes if node.path in late), key=lambda node: late.index(node.path))
     restore = _Restore(store, dry_run=dry_run, progress=progress)
     await restore.make(early)
+    await restore.compare(meant)
     next_id = await _raise_counters(store, layout, nodes, id_margin=id_margin, dry_run=dry_run)
     await restore.make(last)
-    return RestoreSummary(restore.created, restore.kept, restore.differing, next_id, dry_run)
+    return RestoreSummary(restore.created, restore.kept, restore.differing, next_id, dry_run, restore.left_out)
 
 
-async def _refuse_other_cluster(store: MetadataStore, layout: LedgersLayout, backup: Backup) -> None:
+def _says_what_was_meant(layout: LedgersLayout, path: str) -> bool:
+    """Whether the node is an intent, or says of a moment what was to be done, rather than what there is."""
+    ours = BinderyLayout()
+    below = (ours.memberships, ours.recovery_ledgers, layout.underreplication_ledgers)
+    return path in (layout.replication_disabled, ours.recovery_pause) or any(path.startswith(f"{at}/") for at in below)
+
+
+async def _refuse_other_cluster(store: MetadataStore, layout: LedgersLayout, backup: Backup) -> bool:
+    """Whether the backup's own cluster stands here: a restore that was cut short is none yet."""
     try:
         found = (await store.get(layout.instance_id)).data.decode("ascii", "replace")
     except NoSuchNode:
-        return
+        return False
     if found != backup.instance_id:
         raise CannotRestore(
             f"another cluster is here: instance id {found}, the backup is of {backup.instance_id}. Restore into an "
             "empty ZooKeeper"
         )
+    return True
 
 
 async def _refuse_nonempty(store: MetadataStore, layout: LedgersLayout) -> None:
@@ -115,7 +132,7 @@ async def _refuse_nonempty(store: MetadataStore, layout: LedgersLayout) -> None:
     if there:
         raise CannotRestore(
             f"there is something already: {', '.join(there)}. --merge adds what is missing and leaves the rest as it "
-            "is (it also brings back what was deleted since the backup)"
+            "is (it also brings back ledgers and topics that were deleted since the backup)"
         )
 
 
@@ -129,6 +146,16 @@ class _Restore:
         self.created = 0
         self.kept = 0
         self.differing = 0
+        self.left_out = 0
+
+    async def compare(self, nodes: Sequence[BackedUpNode]) -> None:
+        """Count them, and make none."""
+        for batch in _batches(nodes):
+            for node, data in zip(batch, await asyncio.gather(*map(self._data, batch)), strict=True):
+                if data is None:
+                    self.left_out += 1
+                else:
+                    self._keep(node, data)
 
     async def make(self, nodes: Sequence[BackedUpNode]) -> None:
         for batch in _batches(nodes):
