@@ -7,8 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from bindery_bookie.settings import BookieSettings
 from bindery_bookie.storage.engine import StorageEngine
 from bindery_bookie.storage.settings import KIB, StorageSettings
+from bindery_bookie.storage.shards import ShardedStorage
+from bindery_core.cookie import Cookie
 from bindery_core.digest import Digester
 from bindery_core.entry import pack
 from bindery_core.ledger_metadata import DigestType
@@ -103,6 +106,59 @@ def make_compacted(root: Path, **changes: Any) -> Path:
     """A stopped bookie with compacted logs: ledgers 2 and 4 were deleted, 1 has 210 entries, 3 (fenced) has 200."""
     asyncio.run(_compact(root, **changes))
     return root
+
+
+def _shards(root: Path, ledger_dirs: Sequence[str] = ("l0", "l1")) -> list[StorageEngine]:
+    settings = BookieSettings(
+        journal_dir=str(root / "j"),
+        ledger_dir=",".join(str(root / name) for name in ledger_dirs),
+        storage=StorageSettings(reserve_size=0, flush_interval_s=3600),
+    )
+    return [StorageEngine.on_real_disk(one, wall_clock_ms=lambda: 1_000) for one in settings.resolved_storages()]
+
+
+async def _fill_sharded(work: Path, copy: Path, ledger_dirs: Sequence[str]) -> None:
+    for turn in range(3):  # the first shard is used more: its journals have other ids
+        engines = _shards(work, ledger_dirs)
+        await engines[0].open()
+        await add(engines[0], {100 * turn: range(20)})
+        await engines[0].close()
+    for engine in engines:
+        await engine.open()
+    for entry_id in range(20):  # a group each
+        await add(engines[1], {1: range(entry_id, entry_id + 1)})
+        if entry_id == 9:
+            await engines[1].flush()
+    shutil.copytree(work, copy)
+    for engine in engines:
+        await engine.close()
+
+
+def make_sharded(root: Path, ledger_dirs: Sequence[str] = ("l0", "l1")) -> Path:
+    """A crashed bookie's parent directory: one journal directory, `j`, and two for ledgers. Ledger 1 is in the second
+    shard, with entries 0 .. 19."""
+    made = root / "bookie"
+    asyncio.run(_fill_sharded(root / "work", made, ledger_dirs))
+    shutil.rmtree(root / "work")
+    # The cookie has the paths of the bookie's machine. These files were copied to ours.
+    cookie = Cookie(
+        bookie_id="b-1:3181", journal_dirs=("/far/j",), ledger_dirs=tuple(f"/far/{name}" for name in ledger_dirs)
+    )
+    for name in ("j", *ledger_dirs):
+        (made / name / "current").mkdir(exist_ok=True)
+        (made / name / "current" / "VERSION").write_bytes(cookie.text())
+    return made
+
+
+def start_sharded(made: Path) -> None:
+    """Open all shards of what `make_sharded` made, and close them. Raises what a start is refused with."""
+
+    async def start() -> None:
+        store = ShardedStorage(_shards(made))
+        await store.open()
+        await store.close()
+
+    asyncio.run(start())
 
 
 def fingerprint(directory: Path) -> dict[str, tuple[str, int, int]]:

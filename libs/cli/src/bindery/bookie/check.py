@@ -500,5 +500,6 @@ def _covers(run: Run, entry_id: int) -> bool:
 
 
 def _salvage(ledgers: Place, journal: Place | None) -> str:
-    directories = dict.fromkeys([*([] if journal is None else [journal.directory]), ledgers.directory])
+    # Not the directories that they share with other shards: those have other ledgers, and other journals.
+    directories = dict.fromkeys([*([] if journal is None else [journal.own_directory]), ledgers.own_directory])
     return f"stop the bookie, then: bindery bookie salvage {' '.join(directories)}"

@@ -28,6 +28,7 @@ from bindery_bookie.storage.disk import RealDisk, WritableFile
 from bindery_bookie.storage.index import Index
 from bindery_bookie.storage.kv import LevelDbKV
 from bindery_bookie.storage.leveldb_check import check_files
+from bindery_core import cookie
 from bindery_core.errors import BadRequest, BinderyError, Conflict, DamagedStorage
 from bindery_kit import logs
 
@@ -87,9 +88,14 @@ class Place:
     @property
     def directory(self) -> str:
         """The configured directory it belongs to."""
+        own = Path(self.own_directory)
+        return str(own if self.shard is None else own.parent)
+
+    @property
+    def own_directory(self) -> str:
+        """What to name for this place alone, and not for those of other shards beside it."""
         path = Path(self.path)
-        parent = path.parent if path.name == "current" else path
-        return str(parent.parent if _SHARD.fullmatch(parent.name) else parent)
+        return str(path.parent if path.name == "current" else path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,41 +135,62 @@ def find_ledgers(directories: Sequence[str]) -> list[ShardPlaces]:
 
 
 def pair_places(places: Sequence[Place]) -> list[ShardPlaces]:
-    """Ledgers and journals of the same shard: by the cookie's directories if they tell, else in the order given."""
+    """Ledgers and journals of the same shard. Raises BadRequest where that would be a guess.
+
+    The path or the cookie says which shard a place is of. Where neither does, one of each belong together, and where
+    there are as many of both, and none is missing, they are taken in the order given.
+    """
     ledgers = [place for place in places if place.has_ledgers]
     journals = [place for place in places if place.has_journal]
-    by_shard = {_shard_of(place, len(journals), is_journal=True, at=at): place for at, place in enumerate(journals)}
-    pairs = []
-    for at, place in enumerate(ledgers):
-        if place.has_journal:
-            journal: Place | None = place
-        elif len(ledgers) == len(journals) == 1:
-            journal = journals[0]
-        else:
-            journal = by_shard.get(_shard_of(place, len(ledgers), is_journal=False, at=at))
-        pairs.append(ShardPlaces(place, journal))
-    paired = {pair.journal for pair in pairs}
+    journal_of = {place: place for place in ledgers if place.has_journal}
+    journal_of |= _matched(
+        [place for place in ledgers if not place.has_journal], [place for place in journals if not place.has_ledgers]
+    )
+    paired = set(journal_of.values())
+    pairs = [ShardPlaces(place, journal_of.get(place)) for place in ledgers]
     return pairs + [ShardPlaces(None, journal) for journal in journals if journal not in paired]
 
 
-def _shard_of(place: Place, count: int, *, is_journal: bool, at: int) -> int:
+def _matched(ledgers: Sequence[Place], journals: Sequence[Place]) -> dict[Place, Place]:
+    """Ledgers and their journal. Each is a place of one shard."""
+    if not ledgers or not journals:
+        return {}
+    ours = [_shard_of(place, is_journal=False) for place in ledgers]
+    theirs = [_shard_of(place, is_journal=True) for place in journals]
+    if len(ledgers) == len(journals) == 1:
+        is_other = None not in (*ours, *theirs) and ours != theirs
+        return {} if is_other else {ledgers[0]: journals[0]}
+    if len(ledgers) == len(journals):
+        in_order: list[int | None] = list(range(len(ledgers)))
+        told = [shards for shards in (ours, theirs) if set(shards) != {None}]
+        if all(set(shards) == set(in_order) for shards in told):
+            ours, theirs = (shards if shards in told else in_order for shards in (ours, theirs))
+    if None in (*ours, *theirs) or len(set(ours)) < len(ours) or len(set(theirs)) < len(theirs):
+        raise BadRequest(
+            "neither paths nor VERSION files say which journal belongs to which ledgers; name those of one shard at a "
+            f"time: one of the journals, such as {journals[-1].own_directory}, and one directory with ledgers",
+            ledgers=[place.path for place in ledgers],
+            journals=[place.path for place in journals],
+        )
+    by_shard = dict(zip(theirs, journals, strict=True))
+    return {place: by_shard[shard] for place, shard in zip(ledgers, ours, strict=True) if shard in by_shard}
+
+
+def _shard_of(place: Place, *, is_journal: bool) -> int | None:
+    """None where neither path nor cookie tell."""
     if place.shard is not None:
         return place.shard
-    if count == 1:
-        return 0
-    from bindery_core import cookie  # protobuf's text form takes a while to import
-
     try:
-        text = (Path(place.directory) / "current" / cookie.FILE_NAME).read_bytes()
-        found = cookie.parse(text)
+        found = cookie.parse((Path(place.path) / cookie.FILE_NAME).read_bytes())
     except (OSError, BinderyError):
-        return at
+        return None
+    # It is the only shard there, so its kind of directory is the one of which there are as many as shards.
     directories = found.journal_dirs if is_journal else found.ledger_dirs
     names = [Path(directory).name for directory in directories]
     name = Path(place.directory).name
     if place.directory in directories:
         return directories.index(place.directory)
-    return names.index(name) if names.count(name) == 1 else at
+    return names.index(name) if names.count(name) == 1 else None
 
 
 def _candidates(directory: Path) -> Iterator[Path]:
@@ -183,7 +210,8 @@ def _classify(path: Path) -> Place | None:
     )
     if not has_journal and not has_ledgers:
         return None
-    shard = _SHARD.fullmatch(path.parent.name)
+    # A directory that somebody called so has a cookie of its own.
+    shard = None if cookie.FILE_NAME in names else _SHARD.fullmatch(path.parent.name)
     return Place(str(path), int(shard[1]) if shard else None, has_journal, has_ledgers)
 
 
