@@ -119,7 +119,7 @@ bench-peer: $(COMPILED) ## beside Apache BookKeeper in one run, 4 minutes; needs
 	@exec $(BIN)/python bench/peer.py $(ARGS)
 
 .PHONY: images
-images: ## build the four images with docker (ARGS="--version 0.1.1 --only broker"; docker/build.py --help)
+images: ## build the five images with docker (ARGS="--version 0.1.1 --only broker"; docker/build.py --help)
 	@$(PYTHON) docker/build.py $(ARGS)
 
 .PHONY: chart

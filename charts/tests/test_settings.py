@@ -47,7 +47,9 @@ def test_every_setting_becomes_the_variable_that_the_service_reads(service: str)
     # The quorums and memory of the defaults stay: others would contradict one another.
     kept = {"ensembleSize", "writeQuorum", "ackQuorum", "memorySizeMax", "inFlightBytesMax"}
     values = {".".join((service, "config", *path)): value for path, value in wanted.items() if path[-1] not in kept}
-    set_in = environment(by_component(render(values))[service])
+    # Bookies that insist on TLS want clients that know whom to trust.
+    trusted = {f"{client}.config.client.caFile": "text" for client in ("broker", "auditor")}
+    set_in = environment(by_component(render({**trusted, **values}))[service])
     for path, value in wanted.items():
         if path[-1] in kept:
             continue

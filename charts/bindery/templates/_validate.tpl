@@ -12,6 +12,7 @@ What values must not say together. Each sentence names the values and the fix; a
   (include "bindery.problems.memory" . | fromYamlArray)
   (include "bindery.problems.stopping" . | fromYamlArray)
   (include "bindery.problems.broker" . | fromYamlArray)
+  (include "bindery.problems.access" . | fromYamlArray)
   (include "bindery.problems.audit" . | fromYamlArray)
   (include "bindery.problems.installed" . | fromYamlArray)
 -}}
@@ -224,6 +225,39 @@ What values must not say together. Each sentence names the values and the fix; a
 {{- end -}}
 {{- if and $broker.service.nodePort (eq $broker.service.type "ClusterIP") -}}
 {{- $problems = append $problems "broker.service.nodePort is set while broker.service.type is ClusterIP: set the type to NodePort or LoadBalancer, or remove the port" -}}
+{{- end -}}
+{{- toYaml $problems }}
+{{- end }}
+
+{{/* Bookies that ask who is there, and services that were not told what to show. Takes what `config` says, or `env`. */}}
+{{- define "bindery.problems.access" -}}
+{{- $problems := list -}}
+{{- $bookie := .Values.bookie.config -}}
+{{- $provider := dig "auth" "provider" "none" $bookie | default "none" -}}
+{{- $needed := dict -}}
+{{- if eq $provider "token" -}}
+{{- $_ := set $needed "tokenFile" "bookie.config.auth.provider is token" -}}
+{{- end -}}
+{{- if dig "tls" "required" false $bookie -}}
+{{- $_ := set $needed "caFile" "bookie.config.tls.required is true" -}}
+{{- end -}}
+{{- if eq $provider "certificate" -}}
+{{- $_ := set $needed "caFile" "bookie.config.auth.provider is certificate" -}}
+{{- $_ := set $needed "certificateFile" "bookie.config.auth.provider is certificate" -}}
+{{- end -}}
+{{- range $service := list "broker" "auditor" -}}
+{{- $client := (get $.Values $service).config.client | default dict -}}
+{{- $names := list -}}
+{{- range (include "bindery.workload" (dict "root" $ "component" $service) | fromYaml).env -}}{{- $names = append $names .name -}}{{- end -}}
+{{- range $key, $why := $needed -}}
+{{- $variable := printf "CLIENT_%s" (snakecase $key | upper) -}}
+{{- if not (or (get $client $key) (has (printf "%s_%s" (upper $service) $variable) $names)) -}}
+{{- $problems = append $problems (printf "%s and %s.config.client.%s is empty: bookies would refuse it; set it to a file that %s.extraVolumes mounts (docs/kubernetes.md#security has an example; toolbox, helmTest and audit take BINDERY_%s in their env)" $why $service $key $service $variable) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- if and (hasKey $needed "caFile") (not (or (dig "tls" "caFile" "" $bookie) (dig "repair" "caFile" "" $bookie))) -}}
+{{- $problems = append $problems (printf "%s, and bookie.config.tls.caFile and bookie.config.repair.caFile are empty: bookies could not fetch from one another what they lost; set the first to a file that bookie.extraVolumes mounts" (get $needed "caFile")) -}}
 {{- end -}}
 {{- toYaml $problems }}
 {{- end }}
