@@ -256,16 +256,16 @@ async def test_a_cancelled_start_gives_up_the_rebuild_of_its_index(
         while True:
             yield from records
 
+    engine = on_real_disk(tmp_path, kit)
     with monkeypatch.context() as patched:
         patched.setattr(EntryLogScanner, "scan", endless)
-        start = asyncio.create_task(on_real_disk(tmp_path, kit).open())
+        start = asyncio.create_task(engine.open())
         async with asyncio.timeout(20):
             while not at_work.is_set():
                 await asyncio.sleep(0.001)
             start.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await start
-    engine = on_real_disk(tmp_path, kit)
     await engine.open()  # rebuilds it
     assert await kit.read(engine, *((5, e) for e in range(50))) == bodies
     await engine.close()

@@ -126,7 +126,7 @@ class StorageEngine(StorageRepair):
         self._workers: list[Worker] = []
         self._is_open = False
         self._is_given_up = threading.Event()
-        """Nobody waits for this start any more. Asked by workers."""
+        """Nobody waits for this start any more; each has its own. Asked by workers."""
         self._index_in_use = asyncio.Lock()
         self._ledgers_at_start: int | None = None
 
@@ -176,6 +176,7 @@ class StorageEngine(StorageRepair):
         assert not self._is_open
         self._loop = asyncio.get_running_loop()
         self._clock = self._given_clock or self._loop.time
+        self._is_given_up = threading.Event()
         self._journal_worker = self._worker("journal")
         self._flush_worker = self._worker("flush")
         self._read_worker = self._worker("read")
@@ -257,6 +258,7 @@ class StorageEngine(StorageRepair):
 
     def _open_files(self, now_ms: int) -> opening.Opened:
         """In the flush's worker. Raises StartGivenUp."""
+        is_given_up = self._is_given_up.is_set
         opened = opening.open_storage(
             self._disk,
             lambda path: WatchedKV(self._open_kv(path), self._index_damaged),
@@ -265,9 +267,9 @@ class StorageEngine(StorageRepair):
             ledger_directory=self._directory,
             now_ms=now_ms,
             refuse_lost=self.settings.on_lost_storage is LostStorage.REFUSE,
-            is_given_up=self._is_given_up.is_set,
+            is_given_up=is_given_up,
         )
-        if self._is_given_up.is_set():
+        if is_given_up():
             opened.index.close()
             raise StartGivenUp
         return opened
