@@ -163,3 +163,23 @@ async def test_abandoning_leaves_the_ledger_open_and_gives_its_bytes_back() -> N
             await writer.close()
         assert client._budget.used == 0
         assert (await client.metadata(writer.ledger_id)).state is LedgerState.OPEN
+
+
+async def test_who_waits_for_a_close_hears_that_the_handle_was_abandoned() -> None:
+    """Not of a cancellation: nobody cancelled him."""
+    async with FakeCluster(bookies=3) as cluster:
+        client = await cluster.client()
+        writer = await client.create()
+        await writer.add(b"x")
+        cluster.tree.suspend(cluster.stores[client])
+        closing = [asyncio.ensure_future(writer.close()) for _ in range(2)]
+        await asyncio.sleep(0.1)
+        closing[1].cancel()
+        await writer.abandon()
+        cluster.tree.resume(cluster.stores[client])
+        with pytest.raises(LedgerClosed, match="abandoned"):
+            await closing[0]
+        with pytest.raises(asyncio.CancelledError):
+            await closing[1]
+        with pytest.raises(LedgerClosed, match="abandoned"):
+            await writer.close()

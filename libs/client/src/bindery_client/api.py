@@ -123,6 +123,7 @@ class WriteHandle(Protocol):
         """Confirm or fail what is in flight, then seal the ledger at last_add_confirmed. Idempotent.
 
         With deferred sync it forces first; what cannot be forced because the handle broke is lost.
+        Raises LedgerClosed when the handle is abandoned meanwhile.
         """
         ...
 

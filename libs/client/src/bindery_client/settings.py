@@ -58,7 +58,9 @@ class ClientSettings:
     """Longest a whole recovery may take before it fails with TryAgain and leaves the ledger IN_RECOVERY."""
 
     replacement_retry_s: float = 5.0
-    """While a ledger goes on without a failed bookie, how often a spare is looked for."""
+    """While a ledger goes on without a failed bookie, how often a spare is looked for.
+
+    Also how long, at first, a bookie that failed in a ledger once more is not taken for it again."""
 
     recovery_batch_entries: int = 32
     """Entries that recovery reads ahead. Source: BookKeeper's recoveryReadBatchSize is 1, a round trip per entry."""

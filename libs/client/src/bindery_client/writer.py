@@ -478,7 +478,14 @@ class WriteHandle:
         if self._closing is None:
             self._closing = self._loop.create_task(self._close())
             self._closing.add_done_callback(self._closing_done)
-        return await asyncio.shield(self._closing)
+        closing = self._closing
+        try:
+            return await asyncio.shield(closing)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if not closing.cancelled() or self._broken is None or task is None or task.cancelling():
+                raise
+            raise self._broken from None  # `abandon` ended the closing; nobody cancelled who waits for it
 
     def _closing_done(self, task: "asyncio.Task[LedgerMetadata]") -> None:
         self._closing = None
