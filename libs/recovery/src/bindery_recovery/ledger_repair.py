@@ -98,20 +98,41 @@ _SEVERITY: Final = (
 assert set(_SEVERITY) == set(Obstacle)
 
 
+@dataclass(frozen=True, slots=True)
+class _Absence:
+    """Of members of an open ledger's last ensemble."""
+
+    marked_ms: int
+    """When the ledger was marked for it."""
+    segment_first: int
+    ensemble: tuple[BookieId, ...]
+    missing: frozenset[BookieId]
+
+    def goes_on_in(self, later: "_Absence") -> bool:
+        """Whether `later` is the same absence, perhaps of more or fewer of them."""
+        place = (self.marked_ms, self.segment_first, self.ensemble)
+        return place == (later.marked_ms, later.segment_first, later.ensemble) and bool(self.missing & later.missing)
+
+
 class Graces:
-    """Since when open ledgers lack a member, in seconds of the loop's clock. A changed ensemble begins anew."""
+    """Since when open ledgers lack a member, in seconds of the loop's clock.
+
+    What is another absence begins anew: with a changed ensemble, of another member, or for another mark, for who saw
+    the end of an earlier one may have been a worker elsewhere.
+    """
 
     def __init__(self, grace_s: float) -> None:
         self._grace_s = grace_s
-        self._since: dict[LedgerId, tuple[int, tuple[BookieId, ...], float]] = {}
+        self._since: dict[LedgerId, tuple[_Absence, float]] = {}
 
-    def left_s(self, ledger_id: LedgerId, tail: OpenTail) -> float:
+    def left_s(self, ledger_id: LedgerId, tail: OpenTail, *, missing: Collection[BookieId], marked_ms: int) -> float:
         """What is left of the grace; 0: it has passed."""
         now = asyncio.get_running_loop().time()
+        seen = _Absence(marked_ms, tail.segment_first, tail.ensemble, frozenset(missing))
         known = self._since.get(ledger_id)
-        if known is None or known[:2] != (tail.segment_first, tail.ensemble):
-            known = self._since[ledger_id] = (tail.segment_first, tail.ensemble, now)
-        return max(0.0, known[2] + self._grace_s - now)
+        since = known[1] if known is not None and known[0].goes_on_in(seen) else now
+        self._since[ledger_id] = (seen, since)
+        return max(0.0, since + self._grace_s - now)
 
     def forget(self, ledger_id: LedgerId) -> None:
         self._since.pop(ledger_id, None)
@@ -133,16 +154,19 @@ class LedgerRepair:
         on_check: Callable[[LedgerCheck], None],
         on_begin: Callable[[], Awaitable[None]],
         on_copied: Callable[[int, int], None],
+        marked_ms: int = 0,
         unsure: Mapping[str, int] | None = None,
     ) -> None:
-        """`unsure`: as `self.unsure` was after the attempt before. `on_check` hears of each check that found something
-        to do, `on_begin` before copies are made, and `on_copied` of each batch of them: entries, bytes."""
+        """`marked_ms`: when the ledger was marked first since it was last whole. `unsure`: as `self.unsure` was after
+        the attempt before. `on_check` hears of each check that found something to do, `on_begin` before copies are
+        made, and `on_copied` of each batch of them: entries, bytes."""
         self._ledger_id = ledger_id
         self._client = client
         self._look = look
         self._is_enabled = is_enabled
         self._budget = budget
         self._graces = graces
+        self._marked_ms = marked_ms
         self._randomness = randomness
         self._on_check = on_check
         self._on_begin = on_begin
@@ -400,7 +424,7 @@ class LedgerRepair:
             detail = sentences.no_spare(without[0], tail.ensemble, view, is_open=True)
             self._problems.append(_Problem(Obstacle.NO_SPARE, detail))
             return
-        left_s = self._graces.left_s(self._ledger_id, tail)
+        left_s = self._graces.left_s(self._ledger_id, tail, missing=missing.values(), marked_ms=self._marked_ms)
         if left_s > 0:
             detail = sentences.grace(self._ledger_id, list(missing.values()), left_s)
             self._problems.append(

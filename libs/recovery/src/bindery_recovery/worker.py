@@ -246,7 +246,8 @@ class ReplicationWorker:
         repair = LedgerRepair(
             ledger_id, client=self._client, look=self._look, is_enabled=self._marks.is_enabled, budget=self._budget,
             graces=self._graces, randomness=self._randomness,
-            on_check=run.checked, on_begin=run.begins, on_copied=run.copied, unsure=dict(run.record.unsure),
+            on_check=run.checked, on_begin=run.begins, on_copied=run.copied,
+            marked_ms=run.record.first_marked_ms, unsure=dict(run.record.unsure),
         )  # fmt: skip
         depth = ALL if run.record.reason in CHECKED_ALL else Depth(self._settings.check_depth_percent)
         try:
