@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 from bindery_broker.managed_ledger import BatchAck, ManagedCursor, ManagedLedger
+from bindery_broker.managed_ledger.ledger import UNSETTLED_S_MAX
 from bindery_broker.message_id import EARLIEST, LATEST, Position
 from bindery_core.errors import (
     AddTimeout,
@@ -18,6 +19,7 @@ from bindery_core.errors import (
     TopicFenced,
 )
 from bindery_core.ids import LedgerId
+from bindery_metadata.memory import MemoryStore
 from bindery_metadata.topics.codec import decode_cursor, decode_position
 
 from .conftest import TOPIC, Cluster
@@ -426,6 +428,112 @@ async def test_deleting_a_subscription_removes_znode_and_ledger(cluster: Cluster
     with pytest.raises(NoSuchSubscription):
         await topic.delete_cursor("s")
     assert (await topic.open_cursor("s", start=EARLIEST)).backlog_entries == 10
+
+
+def lose(store: MemoryStore, *, applied: bool) -> None:
+    """The next write's outcome is unknown, and cannot be looked up."""
+    store.lose_next_write(applied=applied)
+    for _ in range(1000):
+        store.fail_next(MetadataUnavailable("made up"), matching=lambda operation, path: operation == "sync")
+
+
+async def test_a_subscription_that_could_not_be_deleted_goes_on(cluster: Cluster) -> None:
+    topic, cursor = await topic_of(cluster, operation_timeout_s=0.3)
+    await cursor.ack_many(at(0))
+    store = cluster.stores[-1]
+    for _ in range(1000):
+        store.fail_next(MetadataUnavailable("made up"))
+    deleting = asyncio.ensure_future(topic.delete_cursor("s"))
+    await asyncio.sleep(0.01)
+    acking = asyncio.ensure_future(cursor.ack_many(at(1)))
+    with pytest.raises(MetadataUnavailable):
+        await deleting
+    store._faults.clear()
+    assert await acking == at(1)
+    assert await topic.open_cursor("s", start=EARLIEST) is cursor
+    await topic.crash()
+    _, cursor = await topic_of(cluster)
+    assert await unacked(cursor) == list(range(2, 10))
+
+
+async def test_an_acknowledgement_that_waited_for_a_deletion_finds_no_subscription(cluster: Cluster) -> None:
+    topic, cursor = await topic_of(cluster)
+    results = await asyncio.gather(topic.delete_cursor("s"), cursor.ack_many(at(1)), return_exceptions=True)
+    assert results[0] is None
+    assert isinstance(results[1], NoSuchSubscription)
+    assert await cluster.tree.connect().exists(SUB) is None
+
+
+@pytest.mark.parametrize("applied", [False, True])
+@pytest.mark.parametrize("then", ["again", "ack"])
+async def test_a_deletion_of_unknown_outcome_can_be_repeated_or_forgotten(
+    cluster: Cluster, applied: bool, then: str
+) -> None:
+    topic, cursor = await topic_of(cluster, operation_timeout_s=0.3)
+    await cursor.ack_many(at(0))
+    store = cluster.stores[-1]
+    lose(store, applied=applied)
+    with pytest.raises(MetadataOutcomeUnknown):
+        await topic.delete_cursor("s")
+    store._faults.clear()
+    if then == "again":
+        await topic.delete_cursor("s")
+        assert await cluster.tree.connect().exists(SUB) is None
+        assert list(cluster.ledgers.ledgers) == [0]
+        assert (await topic.open_cursor("s", start=EARLIEST)).backlog_entries == 10
+    else:
+        await cursor.ack_many(at(1))
+        await topic.crash()
+        assert await unacked((await topic_of(cluster))[1]) == list(range(2, 10))
+    assert topic.is_open == (then == "again")
+
+
+@pytest.mark.parametrize("applied", [False, True])
+@pytest.mark.parametrize("then", ["again", "delete it", "delete the topic", "trim"])
+async def test_a_subscription_of_unknown_outcome_is_not_forgotten(cluster: Cluster, applied: bool, then: str) -> None:
+    topic, first = await topic_of(cluster, operation_timeout_s=0.3)
+    await topic.roll()
+    await topic.add_many([b"10"])
+    store = cluster.stores[-1]
+    lose(store, applied=applied)
+    with pytest.raises(MetadataOutcomeUnknown):
+        await topic.open_cursor("late", start=Position(0, 3))
+    store._faults.clear()
+    await first.ack_many([*at(*range(10)), Position(1, 0)])
+    await asyncio.sleep(0.01)
+    assert await topic.trim() == 0
+    assert topic.contains(Position(0, 3))
+    names = ["late", "s"] if then == "again" else ["s"]
+    if then == "again":
+        assert (await topic.open_cursor("late", start=Position(0, 4))).backlog_entries == 7
+        assert await topic.trim() == 0
+    elif then == "delete it":
+        await topic.delete_cursor("late")
+        await asyncio.sleep(0.01)
+        assert not topic.contains(Position(0, 3))
+    elif then == "delete the topic":
+        await topic.delete()
+        assert await cluster.tree.connect().exists(f"/managed-ledgers/{TOPIC}") is None
+        return
+    else:
+        await asyncio.sleep(UNSETTLED_S_MAX)
+        assert await topic.trim() == 1
+    assert topic.is_open
+    assert sorted(await cluster.tree.connect().children(f"/managed-ledgers/{TOPIC}")) == names
+    await topic.crash()
+    assert sorted((await cluster.open()).cursors) == names
+
+
+async def test_a_subscription_that_was_certainly_not_made_leaves_nothing(cluster: Cluster) -> None:
+    topic, _ = await topic_of(cluster, operation_timeout_s=0.3)
+    store = cluster.stores[-1]
+    for _ in range(1000):
+        store.fail_next(MetadataUnavailable("made up"))
+    with pytest.raises(MetadataUnavailable):
+        await topic.open_cursor("late", start=EARLIEST)
+    store._faults.clear()
+    with pytest.raises(NoSuchSubscription):
+        await topic.delete_cursor("late")
 
 
 async def test_a_missing_cursor_ledger_falls_back_to_the_znode(cluster: Cluster) -> None:

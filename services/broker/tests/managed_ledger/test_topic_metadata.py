@@ -1,11 +1,13 @@
 """Writes to a topic's znodes: only the owner's succeed, and an unknown outcome is found out."""
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 from bindery_broker.managed_ledger.topic_metadata import OwnedNode, TopicMetadata
 from bindery_core.errors import MetadataOutcomeUnknown, MetadataUnavailable, NoSuchTopic, TopicFenced
 from bindery_metadata.memory import MemoryStore, MemoryTree
+from bindery_metadata.store import Op, Stat
 
 NAME = "t/n/persistent/x"
 PATH = f"/managed-ledgers/{NAME}"
@@ -99,6 +101,70 @@ async def test_what_could_not_be_found_out_is_found_out_by_the_next_write(applie
     node = await store.get(PATH)
     assert (node.data, node.stat.version) == (b"second", 2 if applied else 1)
     assert metadata.node.version == node.stat.version
+
+
+@pytest.mark.parametrize("then", ["delete", "write", "delete topic"])
+@pytest.mark.parametrize("applied", [False, True])
+async def test_a_deletion_of_unknown_outcome_is_found_out_by_what_comes_next(applied: bool, then: str) -> None:
+    store = MemoryTree().connect()
+    metadata = await owned(store, timeout_s=0.05)
+    cursor = OwnedNode(metadata.cursor_path("s"), None)
+    await metadata.write_cursor(cursor, b"1")
+    store.lose_next_write(applied=applied)
+    for _ in range(1000):
+        store.fail_next(MetadataUnavailable("made up"), matching=lambda operation, path: operation == "sync")
+    with pytest.raises(MetadataOutcomeUnknown):
+        await metadata.delete_cursor(cursor)
+    store._faults.clear()
+    if then == "delete":
+        await metadata.delete_cursor(cursor)
+        assert await store.exists(cursor.path) is None
+        await metadata.write_topic(b"still ours")
+    elif then == "write":
+        await metadata.write_cursor(cursor, b"2")
+        node = await store.get(cursor.path)
+        assert (node.data, node.stat.version) == (b"2", 0 if applied else 1)
+    else:
+        await metadata.delete_topic([cursor])
+        assert await store.exists(PATH) is None
+
+
+async def test_a_deletion_whose_answer_never_comes_has_an_unknown_outcome() -> None:
+    tree = MemoryTree()
+    store = tree.connect()
+    metadata = await owned(store, timeout_s=0.05)
+    cursor = OwnedNode(metadata.cursor_path("s"), None)
+    await metadata.write_cursor(cursor, b"1")
+    multi = store.multi
+
+    async def silent(ops: Sequence[Op]) -> list[str | Stat | None]:
+        await multi(ops)
+        return await asyncio.get_running_loop().create_future()
+
+    store.multi = silent  # type: ignore[method-assign]
+    with pytest.raises(MetadataOutcomeUnknown):
+        await metadata.delete_cursor(cursor)
+    store.multi = multi  # type: ignore[method-assign]
+    await metadata.delete_cursor(cursor)
+    assert cursor.version is None
+
+
+async def test_a_foreign_write_after_a_deletion_of_unknown_outcome_fences() -> None:
+    tree = MemoryTree()
+    store = tree.connect()
+    metadata = await owned(store, timeout_s=0.05)
+    cursor = OwnedNode(metadata.cursor_path("s"), None)
+    await metadata.write_cursor(cursor, b"1")
+    store.lose_next_write(applied=False)
+    for _ in range(1000):
+        store.fail_next(MetadataUnavailable("made up"), matching=lambda operation, path: operation == "sync")
+    with pytest.raises(MetadataOutcomeUnknown):
+        await metadata.delete_cursor(cursor)
+    store._faults.clear()
+    await tree.connect().set(cursor.path, b"theirs", version=None)
+    with pytest.raises(TopicFenced):
+        await metadata.delete_cursor(cursor)
+    assert (await tree.connect().get(cursor.path)).data == b"theirs"
 
 
 async def test_a_foreign_write_while_the_outcome_was_unknown_fences() -> None:

@@ -356,7 +356,8 @@ class ManagedCursor:
             await self._store.abandon()
 
     async def delete(self) -> None:
-        """Remove the subscription, durably."""
-        self.end(NoSuchSubscription("no such subscription", subscription=self.name))
-        await self.quiesce()
-        await self._store.delete()
+        """Remove the subscription, durably. After an error it is still there and goes on."""
+        async with self._alone():
+            await self.quiesce()
+            await self._store.delete()
+            self.end(NoSuchSubscription("no such subscription", subscription=self.name))

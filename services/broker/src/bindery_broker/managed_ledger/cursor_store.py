@@ -182,8 +182,15 @@ class CursorStore:
                 await handle.close()
 
     async def delete(self) -> None:
-        """Remove znode, then ledger."""
-        await self._metadata.delete_cursor(self._node)
+        """Remove znode, then ledger. An error leaves the cursor in use; after OutcomeUnknown the next record goes into a
+        new cursor ledger, whose name makes the znode anew if it is gone: the old one may have nothing leading to it."""
+        try:
+            await self._metadata.delete_cursor(self._node)
+        except TryAgain:
+            raise
+        except BaseException:
+            await self.abandon()
+            raise
         await self._retire_ledger(NO_LEDGER)
 
     async def abandon(self) -> None:

@@ -53,6 +53,8 @@ ADD_ENTRIES_MAX: Final = 100_000
 """Entries of one `add_many`."""
 CURSORS_LOADED_AT_ONCE: Final = 16
 OPEN_ATTEMPTS_MAX: Final = 3
+UNSETTLED_S_MAX: Final = 60.0
+"""Seconds that a subscription of unknown outcome keeps what it would need, so that its repetition finds that."""
 
 WallClock = Callable[[], int]
 """Milliseconds since 1970."""
@@ -97,6 +99,10 @@ class ManagedLedger:
             timeout_s=settings.operation_timeout_s,
         )
         self._cursors: dict[str, ManagedCursor] = {}
+        self._unsettled: dict[str, OwnedNode] = {}
+        """Of cursors that were to be made, and perhaps were: their znodes by name. Nothing is trimmed meanwhile."""
+        self._unsettled_at = 0.0
+        """When the last of them came."""
         self._cursor_lock = asyncio.Lock()
         self._ledgers_lock = asyncio.Lock()
         """Held while the list of ledgers is stored, so that trimming and rolling do not undo each other."""
@@ -458,14 +464,20 @@ class ManagedLedger:
             self._raise_if_ended()
             cursor = self._cursors.get(name)
             if cursor is None:
-                store = self._make_cursor_store(name, OwnedNode(self._metadata.cursor_path(name), None))
+                node = self._unsettled.setdefault(name, OwnedNode(self._metadata.cursor_path(name), None))
+                store = self._make_cursor_store(name, node)
                 state = CursorState(mark_delete=self._ledgers.previous(self._ledgers.clamp(start)))
                 try:
                     await store.create(state, properties or {})
                 except TopicFenced as error:
                     self._fence(error)
                     raise
+                finally:
+                    self._unsettled_at = asyncio.get_running_loop().time()
+                    if node.is_absent:
+                        del self._unsettled[name]
                 self._raise_if_ended()
+                del self._unsettled[name]
                 cursor = self._cursors[name] = self._make_cursor(name, store, state)
             return cursor
 
@@ -474,14 +486,19 @@ class ManagedLedger:
         async with self._cursor_lock:
             self._raise_if_ended()
             cursor = self._cursors.get(name)
-            if cursor is None:
+            if cursor is not None:
+                try:
+                    await cursor.delete()
+                except TopicFenced as error:
+                    self._fence(error)
+                    raise
+                del self._cursors[name]
+            elif name in self._unsettled:
+                async with self._trim_lock:
+                    if name in self._unsettled:
+                        await self._undo_cursor(name)
+            else:
                 raise NoSuchSubscription("no such subscription", subscription=name)
-            try:
-                await cursor.delete()
-            except TopicFenced as error:
-                self._fence(error)
-                raise
-            del self._cursors[name]
         self._trim_soon()
 
     # --- keeping and ending
@@ -500,6 +517,10 @@ class ManagedLedger:
         """
         async with self._trim_lock:
             self._raise_if_ended()
+            if self._unsettled and asyncio.get_running_loop().time() < self._unsettled_at + UNSETTLED_S_MAX:
+                return 0
+            for name in list(self._unsettled):
+                await self._undo_cursor(name)
             async with self._ledgers_lock:
                 count = trimmable(
                     self._ledgers,
@@ -520,6 +541,16 @@ class ManagedLedger:
                     log.info("topic_trimmed", topic=self.name, ledgers=[record.ledger_id for record in gone])
             self._condemned = [ledger for ledger in self._condemned if not await self._delete_ledger(ledger)]
             return count
+
+    async def _undo_cursor(self, name: str) -> None:
+        """Delete what may be left of a subscription of unknown outcome."""
+        try:
+            await self._metadata.delete_cursor(self._unsettled[name])
+        except TopicFenced as error:
+            self._fence(error)
+            raise
+        log.info("subscription_undone", topic=self.name, subscription=name)
+        del self._unsettled[name]
 
     async def close(self) -> None:
         """Complete adds in flight, store the cursors, seal the ledger, so that the next open is quick. Idempotent."""
@@ -547,7 +578,8 @@ class ManagedLedger:
                     self._writer.stop(deleted)
                 for cursor in self._cursors.values():
                     await cursor.quiesce()
-                await self._metadata.delete_topic([cursor.store.node for cursor in self._cursors.values()])
+                nodes = [cursor.store.node for cursor in self._cursors.values()]
+                await self._metadata.delete_topic([*nodes, *self._unsettled.values()])
                 for cursor in self._cursors.values():
                     await cursor.store.delete_ledger()
                 for ledger_id in [*self._condemned, *(record.ledger_id for record in self._ledgers)]:

@@ -46,7 +46,7 @@ PAUSE_S_MAX: Final = 1.0
 class OwnedNode:
     """A znode that only the topic's owner writes."""
 
-    __slots__ = ("attempted", "path", "version")
+    __slots__ = ("attempted", "path", "removing", "version")
 
     def __init__(self, path: str, version: int | None) -> None:
         self.path = path
@@ -54,6 +54,13 @@ class OwnedNode:
         """As last read or written by us; None: it does not exist."""
         self.attempted: bytes | None = None
         """What a write of unknown outcome wanted to store."""
+        self.removing = False
+        """Whether a deletion of it has an unknown outcome."""
+
+    @property
+    def is_absent(self) -> bool:
+        """Certainly not there."""
+        return self.version is None and self.attempted is None
 
 
 class TopicMetadata:
@@ -115,7 +122,7 @@ class TopicMetadata:
             await self._settle(self.node)
             await self._settle(cursor)
             if cursor.version is not None:
-                await self._remove([self._check(), Delete(cursor.path, cursor.version)], gone=cursor.path)
+                await self._remove([self._check(), Delete(cursor.path, cursor.version)], cursor)
                 cursor.version = None
 
     async def delete_topic(self, cursors: Sequence[OwnedNode]) -> None:
@@ -129,7 +136,7 @@ class TopicMetadata:
                     ops.append(Delete(cursor.path, cursor.version))
             assert self.node.version is not None
             ops.append(Delete(self.node.path, self.node.version))
-            await self._remove(ops, gone=self.node.path)
+            await self._remove(ops, self.node)
 
     def _check(self) -> Check:
         assert self.node.version is not None
@@ -175,6 +182,10 @@ class TopicMetadata:
 
     async def _settle(self, node: OwnedNode) -> bytes | None:
         """Find out whether the last write to `node`, of unknown outcome, was carried out; what it wrote if so."""
+        if node.removing and await self._is_removed(node):
+            if node is self.node:
+                raise TopicFenced("the topic was removed", topic=self.name, path=node.path)
+            node.version = None
         attempted = node.attempted
         if attempted is None:
             return None
@@ -195,26 +206,44 @@ class TopicMetadata:
             raise TopicFenced("another broker has taken the topic over", topic=self.name, path=node.path)
         return None
 
-    async def _remove(self, ops: list[Op], *, gone: str) -> None:
+    async def _is_removed(self, node: OwnedNode) -> bool:
+        """Find out whether the deletion of `node`, of unknown outcome, was carried out."""
+        await self._store.sync(node.path)
+        stat = await self._store.exists(node.path)
+        if stat is not None and stat.version != node.version:
+            raise TopicFenced("another broker has taken the topic over", topic=self.name, path=node.path)
+        node.removing = False
+        return stat is None
+
+    async def _remove(self, ops: list[Op], node: OwnedNode) -> None:
+        """Carry out `ops`, the deletion of `node` among them, under the lock."""
         error: Exception | None = None
         pause_s = self._pause_s
         try:
             async with asyncio.timeout(self._timeout_s):
                 while True:
                     try:
-                        if isinstance(error, MetadataOutcomeUnknown):
-                            await self._store.sync(gone)
-                            if await self._store.exists(gone) is None:
-                                return
-                        await self._store.multi(ops)
+                        if not (node.removing and await self._is_removed(node)):
+                            await self._attempt_removal(ops, node)
                     except (MetadataOutcomeUnknown, MetadataUnavailable) as caught:
-                        if not isinstance(error, MetadataOutcomeUnknown):
-                            error = caught
-                    except (VersionConflict, NoSuchNode) as conflict:
-                        raise TopicFenced("another broker has taken the topic over", topic=self.name) from conflict
+                        error = caught
                     else:
                         return
                     await asyncio.sleep(pause_s)
                     pause_s = min(2 * pause_s, PAUSE_S_MAX)
         except TimeoutError:
-            raise (error or MetadataUnavailable("the metadata store does not answer", path=gone)) from None
+            if node.removing:
+                raise MetadataOutcomeUnknown("whether metadata was deleted is not known", path=node.path) from error
+            raise MetadataUnavailable("the metadata store does not answer", path=node.path) from error
+
+    async def _attempt_removal(self, ops: list[Op], node: OwnedNode) -> None:
+        node.removing = True
+        try:
+            await self._store.multi(ops)
+        except MetadataUnavailable:
+            node.removing = False
+            raise
+        except (VersionConflict, NoSuchNode) as error:
+            node.removing = False
+            raise TopicFenced("another broker has taken the topic over", topic=self.name) from error
+        node.removing = False
