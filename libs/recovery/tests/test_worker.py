@@ -603,6 +603,60 @@ def test_a_bookie_that_may_come_back_leaves_nothing_unrecoverable() -> None:
     play(scene)
 
 
+def test_a_fragment_with_a_hole_is_not_copied_up_to_there_again_and_again() -> None:
+    async def scene(here: World) -> None:
+        await here.add_cookies(*(BookieId(f"bookie-{n}:3181") for n in range(6)))
+        writer = await here.write(500)
+        ledger = here.ledgers.find(writer.ledger_id)
+        ensemble = ledger.metadata.last_segment.ensemble
+        (frame,) = await here.client.read_replicas(
+            writer.ledger_id, ledger.metadata, ensemble[0], [EntryId(250)], lambda replica: replica.frame
+        )
+        assert frame is not None
+        for bookie_id in ensemble:
+            ledger.copies.lose(bookie_id, 250)
+        lost = ensemble[2]
+        here.lose(lost)
+        await here.mark(writer.ledger_id, lost)
+        healer = here.healer(check_depth_percent=100).start()
+        await here.until_tried(writer.ledger_id)
+        stored = healer.client.entries_stored
+        assert 0 < stored <= 250
+        record = await here.until_said(writer.ledger_id, lambda r: r.attempts >= 5, 3_000)
+        assert record.obstacle is Obstacle.SOURCE_UNAVAILABLE
+        assert "entry 250 cannot be read from any bookie" in record.detail
+        assert healer.client.entries_stored == stored
+        metadata = await here.client.metadata(writer.ledger_id)
+        assert metadata.last_segment.ensemble == ensemble, "who is lost may come back with the entry"
+        ledger.copies.store(ensemble[0], [frame])
+        healer.worker.retry_now()
+        await here.until_healed(writer.ledger_id)
+        await here.assert_whole(writer.ledger_id, payloads(500))
+
+    play(scene, bookies=6)
+
+
+def test_a_bookie_gets_back_what_there_is_though_an_entry_among_it_is_lost() -> None:
+    async def scene(here: World) -> None:
+        writer = await here.write(100)
+        ledger = here.ledgers.find(writer.ledger_id)
+        holder, *others = ledger.metadata.last_segment.ensemble
+        for entry_id in range(40, 60):
+            ledger.copies.lose(holder, entry_id)
+        for other in others:
+            ledger.copies.lose(other, 45)
+        await here.mark(writer.ledger_id, holder, reason=Reason.ENTRY_MISSING)
+        healer = here.healer().start()
+        record = await here.until_said(writer.ledger_id, lambda r: r.state is RecoveryState.UNRECOVERABLE)
+        assert record.detail.startswith("entry 45 cannot be read from any bookie: ")
+        assert {bookie_id for _, bookie_id, _ in healer.client.stored} == {holder}
+        assert healer.client.entries_stored == 19
+        assert record.missing_entries == 3
+        assert await here.is_marked(writer.ledger_id)
+
+    play(scene)
+
+
 def test_copies_that_are_all_absent_or_corrupt_are_unrecoverable_and_an_error_is_not() -> None:
     async def scene(here: World) -> None:
         writer = await here.write(10, ensemble_size=2, write_quorum=2, ack_quorum=2)

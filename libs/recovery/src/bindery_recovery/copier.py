@@ -4,6 +4,12 @@ Each entry is read once, from any bookie of its write set that has a good copy, 
 is at all targets that lack it. A target is done only when every one of its entries was acknowledged: then, and not
 before, may metadata name it. What breaks in between leaves copies that nobody points to, and may be repeated.
 
+An entry that no bookie can give fails every target that takes it. A replacement gets nothing more then: metadata must
+not name it, for the bookie that it was to replace may come back with that entry. A bookie that metadata name already
+gets all that there is, unless it would have to be asked for from one that gives no answers. Whoever tries again says
+which entries it was (`first`): they are read before the others, so that a fragment with a hole is not copied up to
+there each time.
+
 A bookie that says that it lost its storage (UNKNOWN_LEDGER_STATE) is neither a source nor a denial: as long as it may
 fill itself, an entry that nobody else has is not lost.
 
@@ -15,6 +21,7 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Final
 
 from bindery_client.api import LedgerClient
@@ -101,6 +108,8 @@ class CopyResult:
     """By ensemble index."""
     is_abandoned: bool = False
     """The copies were wanted no more; `done` is empty then."""
+    unreadable: list[int] = field(default_factory=list)
+    """Entries that no bookie could give."""
     entries: int = 0
     """Copies stored, whatever became of them."""
     bytes: int = 0
@@ -124,12 +133,14 @@ class Copier:
         *,
         sources: Sources,
         is_wanted: Callable[[], Awaitable[bool]],
+        first: Collection[int] = (),
     ) -> CopyResult:
-        """Copy what the targets, all of one segment, lack. Each ends in `done` or in `failed`.
+        """Copy what the targets, all of one segment, lack. Each ends in `done` or in `failed`. `first`: entries to
+        begin with.
 
         Raises what `is_wanted` raises.
         """
-        run = _Run(self._client, self._budget, ledger_id, metadata, targets, sources)
+        run = _Run(self._client, self._budget, ledger_id, metadata, targets, sources, first)
         loop = asyncio.get_running_loop()
         asked_at = loop.time()
         while batch := run.next_batch():
@@ -141,7 +152,7 @@ class Copier:
             entries, size = await run.copy(batch)
             self._on_copied(entries, size)
             await self._budget.pay(size)
-        run.result.done = list(run.targets.values())
+        run.result.done = [target for target in run.targets.values() if target.index not in run.result.failed]
         return run.result
 
 
@@ -154,12 +165,13 @@ class _Run:
         metadata: LedgerMetadata,
         targets: Sequence[Target],
         sources: Sources,
+        first: Collection[int],
     ) -> None:
         assert len({target.fragment.segment_first for target in targets}) == 1
         assert len({target.index for target in targets}) == len(targets)
         self.result = CopyResult()
         self.targets = {target.index: target for target in targets}
-        """Those that have not failed."""
+        """Those that still get entries."""
         self.batch_count = min(FIRST_BATCH_ENTRIES, budget.entries_in_flight_max)
         self._client = client
         self._budget = budget
@@ -169,6 +181,7 @@ class _Run:
         self._ensemble = metadata.segment_of(EntryId(self._fragment.segment_first)).ensemble
         self._sources = sources
         self._refilling = set(sources.refilling)
+        self._first = frozenset(first)
         self._ids = self.entry_ids()
         self._again: deque[int] = deque()
         """Entries that were too much for their batch."""
@@ -176,7 +189,7 @@ class _Run:
         """Batches in a row that a source did not answer."""
 
     def next_batch(self) -> Sequence[int]:
-        """Entry ids, ascending; none: all were tried."""
+        """Entry ids; none: all were tried."""
         batch: list[int] = []
         while len(batch) < self.batch_count:
             entry_id = self._again.popleft() if self._again else next(self._ids, None)
@@ -187,18 +200,20 @@ class _Run:
         return batch
 
     def entry_ids(self) -> Iterator[int]:
-        """Ascending, those that some target which has not failed takes."""
+        """Those that some target which has not failed takes: the first ones, then the others, ascending."""
         if all(target.only is not None for target in self.targets.values()):
             ids: Sequence[int] = sorted(set().union(*(target.only or () for target in self.targets.values())))
         else:
             ids = range(self._fragment.segment_first, self._fragment.last + 1)
-        for entry_id in ids:
+        for entry_id in chain(sorted(self._first), (one for one in ids if one not in self._first)):
             if any(self._takes(target, entry_id) for target in self.targets.values()):
                 yield entry_id
 
     def _takes(self, target: Target, entry_id: int) -> bool:
         if target.only is not None:
             return entry_id in target.only
+        if not self._fragment.segment_first <= entry_id <= self._fragment.last:  # `first` may tell of other segments
+            return False
         return write_set_contains(
             target.index,
             entry_id=entry_id,
@@ -302,7 +317,7 @@ class _Run:
             return _WhyNot("has a copy that cannot be verified: the metadata do not tell its digest")
         if replica.verdict is Verdict.CORRUPT:
             return _WhyNot("has a corrupt copy", is_definite=True)
-        return _WhyNot(f"cannot say ({replica.reason})")
+        return _WhyNot(f"cannot say ({replica.reason})", is_silence=True)
 
     def _unreadable(self, entry_id: int, why_not: "Mapping[BookieId, _WhyNot]") -> None:
         answers = ", ".join(f"{bookie_id} {reason.text}" for bookie_id, reason in why_not.items())
@@ -313,9 +328,11 @@ class _Run:
             failure = CopyFailure(Obstacle.NO_COPY_LEFT, detail, is_final=True)
         else:
             failure = CopyFailure(Obstacle.SOURCE_UNAVAILABLE, detail)
+        self.result.unreadable.append(entry_id)
+        is_asked_in_vain = any(reason.is_silence for reason in why_not.values())
         for target in list(self.targets.values()):
             if self._takes(target, entry_id):
-                self._fail(target, failure)
+                self._fail(target, failure, goes_on=not (target.is_replacement or is_asked_in_vain))
 
     # --- storing --------------------------------------------------------------------------------------------------
 
@@ -341,9 +358,16 @@ class _Run:
         detail = f"{target.new}, which was to hold copies of this ledger, {reason}"
         self._fail(target, CopyFailure(Obstacle.TARGET_REFUSES, detail, refusing=target.new))
 
-    def _fail(self, target: Target, failure: CopyFailure) -> None:
-        self.targets.pop(target.index, None)
+    def _fail(self, target: Target, failure: CopyFailure, *, goes_on: bool = False) -> None:
+        """`goes_on`: it gets what else there is. Of several failures one that is not final is told."""
+        if not goes_on:
+            self.targets.pop(target.index, None)
+        before = self.result.failed.get(target.index)
+        if before is not None and failure.refusing is None and (failure.is_final or not before.is_final):
+            return
         self.result.failed[target.index] = failure
+        if before is not None:
+            return
         log.info(
             "copy_failed",
             ledger_id=self._ledger_id,
@@ -361,6 +385,8 @@ class _WhyNot:
     text: str
     is_definite: bool = False
     """It never will be."""
+    is_silence: bool = False
+    """It was asked, and to ask it for more may cost a time limit each time."""
 
 
 _REFILLING: Final = _WhyNot("is refilling its lost storage")

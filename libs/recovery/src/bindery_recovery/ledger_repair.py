@@ -6,6 +6,8 @@
 | a fragment is | and                                               | so                                        |
 |---------------|---------------------------------------------------|-------------------------------------------|
 | MISSING       | its bookie is writable                            | it gets back what it lacks; metadata stay |
+| MISSING       | that was tried in this attempt, and no bookie can | it is left as it is                       |
+|               | give what is left                                 |                                           |
 | MISSING       | else, or that was tried in this attempt           | a replacement gets the whole fragment     |
 | LOST          | its bookie is here again when copying would begin | it is checked; usually nothing is copied  |
 | LOST          | its bookie is away under a maintenance lease      | it is waited for                          |
@@ -52,7 +54,7 @@ from bindery_recovery.checker import (
     check_ledger,
 )
 from bindery_recovery.cluster_view import ClusterView
-from bindery_recovery.copier import Copier, CopyFailure, Sources, Target
+from bindery_recovery.copier import Copier, CopyFailure, CopyResult, Sources, Target
 
 ROUNDS_MAX: Final = 20
 """Checks in one attempt. Each but the last changed something."""
@@ -155,11 +157,12 @@ class LedgerRepair:
         on_begin: Callable[[], Awaitable[None]],
         on_copied: Callable[[int, int], None],
         marked_ms: int = 0,
+        unreadable: Collection[int] = (),
         unsure: Mapping[str, int] | None = None,
     ) -> None:
-        """`marked_ms`: when the ledger was marked first since it was last whole. `unsure`: as `self.unsure` was after
-        the attempt before. `on_check` hears of each check that found something to do, `on_begin` before copies are
-        made, and `on_copied` of each batch of them: entries, bytes."""
+        """`marked_ms`: when the ledger was marked first since it was last whole. `unreadable`, `unsure`: as
+        `self.unreadable` and `self.unsure` were after the attempt before. `on_check` hears of each check that found
+        something to do, `on_begin` before copies are made, and `on_copied` of each batch of them: entries, bytes."""
         self._ledger_id = ledger_id
         self._client = client
         self._look = look
@@ -176,6 +179,10 @@ class LedgerRepair:
         """In this round."""
         self._given_back: set[tuple[int, int]] = set()
         """(segment, index) of fragments that were filled up where they are."""
+        self.unreadable: set[int] = set(unreadable)
+        """Entries that no bookie could give when they were last asked for: before all others in the next attempt."""
+        self._sourceless: dict[tuple[int, int], _Problem] = {}
+        """(segment, index) of fragments that got back in this attempt all that other bookies could give."""
         self._refused: dict[BookieId, str] = {}
         """Bookies that did not take copies in this attempt."""
         self._doubted: set[BookieId] = set()
@@ -297,6 +304,8 @@ class LedgerRepair:
                 self.unsure[bookie_id] = self._unsure_attempts(bookie_id)
                 detail = sentences.unsure(bookie_id, one.reason)
                 self._problems.append(_Problem(Obstacle.ERROR, detail, state=RecoveryState.BACKING_OFF))
+            elif one.state is FragmentState.MISSING and place in self._sourceless:
+                self._problems.append(self._sourceless[place])
             elif (
                 one.state is FragmentState.MISSING
                 and view.bookies.get(bookie_id)
@@ -366,7 +375,10 @@ class LedgerRepair:
             return not paused and (not lost or lost.isdisjoint(await self._client.list_bookies()))
 
         await self._on_begin()
-        result = await self._copier.copy(self._ledger_id, metadata, targets, sources=sources, is_wanted=is_wanted)
+        result = await self._copier.copy(
+            self._ledger_id, metadata, targets, sources=sources, is_wanted=is_wanted, first=self.unreadable
+        )
+        self._note_unreadable(targets[0].fragment, result)
         if result.is_abandoned:
             if paused:
                 self._paused()
@@ -386,8 +398,17 @@ class LedgerRepair:
             )  # fmt: skip
         if result.done:
             self._has_changed = True
-        for failure in result.failed.values():
+        in_place = {target.index for target in targets if not target.is_replacement}
+        for index, failure in result.failed.items():
             self._failed(failure)
+            if index in in_place and failure.refusing is None:
+                self._has_changed = True  # it got the others
+                self._sourceless[targets[0].fragment.segment_first, index] = self._problems[-1]
+
+    def _note_unreadable(self, fragment: Fragment, result: CopyResult) -> None:
+        """What was asked for in this segment and is not among the unreadable was had, or is not wanted any more."""
+        self.unreadable = {one for one in self.unreadable if not fragment.segment_first <= one <= fragment.last}
+        self.unreadable.update(result.unreadable)
 
     def _failed(self, failure: CopyFailure) -> None:
         if failure.refusing is not None and failure.refusing not in self._refused:

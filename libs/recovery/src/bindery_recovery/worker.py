@@ -63,6 +63,8 @@ SEARCH_S: Final = 30.0
 """How often marks are searched for although nothing tells of new ones."""
 REPORT_S: Final = 2.0
 REPORT_ANYWAY_S: Final = 10.0
+UNREADABLE_MAX: Final = 1_000
+"""Entries of one ledger that are remembered as unreadable."""
 METADATA_PAUSE_S: Final = 2.0
 """After metadata could not be had."""
 
@@ -131,6 +133,8 @@ class ReplicationWorker:
         self._tried: dict[LedgerId, int] = {}
         """`_changes` when a parked ledger was last tried here."""
         self._current: dict[LedgerId, str] = {}
+        self._unreadable: dict[LedgerId, frozenset[int]] = {}
+        """Of ledgers that could not be healed: entries that no bookie could give."""
         self._leftovers: set[LedgerId] = set()
         """Healed ledgers whose record may still be there."""
         self._sweep_at = 0.0
@@ -247,13 +251,16 @@ class ReplicationWorker:
             ledger_id, client=self._client, look=self._look, is_enabled=self._marks.is_enabled, budget=self._budget,
             graces=self._graces, randomness=self._randomness,
             on_check=run.checked, on_begin=run.begins, on_copied=run.copied,
-            marked_ms=run.record.first_marked_ms, unsure=dict(run.record.unsure),
+            marked_ms=run.record.first_marked_ms, unreadable=self._unreadable.pop(ledger_id, ()),
+            unsure=dict(run.record.unsure),
         )  # fmt: skip
         depth = ALL if run.record.reason in CHECKED_ALL else Depth(self._settings.check_depth_percent)
         try:
             outcome = await repair.run(depth=depth, marked=held.mark.replicas)
         finally:
             await run.stop()
+        if repair.unreadable and outcome.state is not RecoveryState.HEALED:
+            self._unreadable[ledger_id] = frozenset(list(repair.unreadable)[:UNREADABLE_MAX])
         run.record = run.record.with_changes(unsure=tuple(sorted(repair.unsure.items())))
         self.stats.ledgers_fenced += repair.was_fenced
         if outcome.state is RecoveryState.HEALED:
@@ -406,6 +413,8 @@ class ReplicationWorker:
         for ledger_id in list(self._parked)[:ASKED_READS_MAX]:
             record = await self._records.get(ledger_id)
             is_due = record is not None and (record.next_retry_ms or 0) <= self._clock_ms()
+            if record is None:
+                self._unreadable.pop(ledger_id, None)
             if record is None or (is_due and record.state is not RecoveryState.UNRECOVERABLE):
                 self._parked.pop(ledger_id, None)
                 self._tried.pop(ledger_id, None)
