@@ -157,7 +157,10 @@ async def test_exactly_the_faults_are_found(truth: Truth) -> None:
     truth.self_healing = {i for kind, _, i, *_ in faults.wanted if kind == "DIGEST_MISMATCH" and i is not None}
     await asyncio.sleep(ORPHAN_AFTER_S)
     code, found, verdict, truth.first_run = await asyncio.to_thread(truth.audit, "--orphan-after", "1s")
-    assert found == truth.wanted
+    # Bookies repair what a reader finds damaged: when it is read again that may be done.
+    repaired = {one for one in found if one[:2] == ("DIGEST_MISMATCH", "warning")}
+    assert {one[2] for one in repaired} <= truth.self_healing
+    assert (found - repaired) | {(kind, "corrupt", *place) for kind, _, *place in repaired} == truth.wanted
     assert (code, verdict) == (2, "CORRUPT")
 
 

@@ -59,21 +59,22 @@ def test_each_ledger_of_which_something_was_found_is_judged_by_its_second_readin
     """
     1: a hole that was healed in place; 2: damage that stays; 3: moved from a to d, whose copy is damaged; 4: all copies
     damaged, then unreadable metadata; 5: open, a hole in a segment that the plan did not know; 6: moved to d, and
-    whole; 7: damage on a, and another hole since.
+    whole; 7: damage on a, and another hole since; 8: damage that its bookie repaired.
     """
-    before = [made(1), made(2), made(3), made(4), made(5, None), made(6), made(7)]
+    before = [made(1), made(2), made(3), made(4), made(5, None), made(6), made(7), made(8)]
     after = [
         *before[:2], made(3, names="dbc", metadata_version=2), {**made(4), **BROKEN}, before[4],
-        made(6, names="dbc", metadata_version=2), before[6],
+        made(6, names="dbc", metadata_version=2), *before[6:],
     ]  # fmt: skip
     of_five = [row if row["entry_id"] < 2 else {**row, "segment": 1} for row in rows(5, {(3, "a"): "missing"})]
     first = [
         rows(1, {(1, "a"): "missing"}), rows(2, {(2, "b"): "corrupt"}), rows(3, names="bc"),
         rows(4, {(0, name): "corrupt" for name in ABC}), of_five, rows(6, names="bc"), rows(7, {(0, "a"): "corrupt"}),
+        rows(8, {(3, "c"): "corrupt"}),
     ]  # fmt: skip
     second = [
         rows(1), rows(2, {(2, "b"): "corrupt"}), rows(3, {(0, "d"): "corrupt"}, "dbc"), of_five, rows(6, names="dbc"),
-        rows(7, {(0, "a"): "corrupt", (3, "c"): "missing"}),
+        rows(7, {(0, "a"): "corrupt", (3, "c"): "missing"}), rows(8),
     ]  # fmt: skip
     source = Scripted(Tables(spark), [before, after], two_readings(first, second))
     source.bookies = [[bookie(name) for name in "abcd"]]
@@ -82,13 +83,15 @@ def test_each_ledger_of_which_something_was_found_is_judged_by_its_second_readin
         ("DIGEST_MISMATCH", 2, 0, 2, "b"), ("DIGEST_MISMATCH", 3, 0, 0, "d"), ("MISSING_REPLICA", 5, 1, 3, "a"),
         ("DIGEST_MISMATCH", 7, 0, 0, "a"), ("MISSING_REPLICA", 7, 0, 3, "c"),
         *(("DIGEST_MISMATCH", 4, 0, 0, name) for name in ABC), ("ENTRY_LOST", 4, 0, 0, None),
-        ("METADATA_UNREADABLE", 4, None, None, None),
+        ("METADATA_UNREADABLE", 4, None, None, None), ("DIGEST_MISMATCH", 8, 0, 3, "c"),
     }  # fmt: skip
     (unseen,) = [f for f in outcome.findings if f["kind"] == "METADATA_UNREADABLE"]
     assert (unseen["severity"], unseen["found"]) == ("incomplete", "broken")
+    assert [f["ledger_id"] for f in outcome.findings if f["severity"] == "warning"] == [8], "its disk did that"
+    assert 8 not in {proposal.ledger_id for proposal in outcome.proposals}
     assert len(source.read) == 2
-    assert (outcome.summary.copies, outcome.summary.unknown) == (7 * 12, 0), "copies on d count, too"
-    assert sorted(source.verified) == [1], "what moved is verified by the next run"
+    assert (outcome.summary.copies, outcome.summary.unknown) == (8 * 12, 0), "copies on d count, too"
+    assert sorted(source.verified) == [1, 8], "what moved is verified by the next run"
 
 
 def test_what_the_second_reading_cannot_say_was_not_seen(spark: SparkSession, tmp_path: Path) -> None:
@@ -104,7 +107,9 @@ def test_what_the_second_reading_cannot_say_was_not_seen(spark: SparkSession, tm
     assert (outcome.summary.verdict, outcome.summary.exit_code) == ("INCOMPLETE", 3)
     assert told(outcome) == {
         *(("UNREADABLE_BOOKIE", None, None, None, name) for name in ABC), ("UNREADABLE_BOOKIE", 3, None, None, None),
+        ("DIGEST_MISMATCH", 1, 0, 1, "c"), ("DIGEST_MISMATCH", 2, 0, 1, "a"),
     }  # fmt: skip
+    assert {f["severity"] for f in outcome.findings} == {"incomplete", "warning"}
     assert outcome.summary.unknown == 12 + 4
     assert {f["found"] for f in outcome.findings if f["ledger_id"] == 3} == {"6 were looked at the second time"}
 

@@ -43,6 +43,7 @@ from bindery_spark.checks import topics as topic_checks
 from bindery_spark.checks.again import (
     carried,
     confirmed,
+    mended,
     seen_twice,
     unread_ledgers,
     unreadable_bookies,
@@ -446,6 +447,8 @@ class Audit:
         if Fate.TWICE in known.values():
             twice = found.where(F.col("fate") == str(Fate.TWICE)).select(*FINDINGS.names)
             parts.append(confirmed(twice, second))
+        if {Fate.TWICE, Fate.REPLACED} & set(known.values()):
+            parts.append(mended(found.where(F.col("fate") != str(Fate.STANDS)), second))
         settled = [(i,) for i in again.ids if is_steady(self._after.get(i), self._last.get(i))]
         if settled:
             by_id = F.broadcast(self._rows(settled, "ledger_id long"))

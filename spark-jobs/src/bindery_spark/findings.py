@@ -3,7 +3,7 @@
 | kind                | severity                  | says                                                               |
 |---------------------|---------------------------|--------------------------------------------------------------------|
 | MISSING_REPLICA     | under_replicated          | a bookie denies a confirmed entry that it should hold              |
-| DIGEST_MISMATCH     | corrupt                   | a copy contradicts its digest                                      |
+| DIGEST_MISMATCH     | corrupt, warning          | a copy contradicts its digest; did, and was repaired meanwhile     |
 | REPLICA_DIVERGENCE  | corrupt                   | copies whose digests hold have different payloads                  |
 | LENGTH_MISMATCH     | corrupt                   | copies, or copies and metadata, differ in the ledger's length      |
 | ENTRY_LOST          | unreadable                | no good copy of a confirmed entry is left                          |

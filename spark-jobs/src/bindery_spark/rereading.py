@@ -14,7 +14,8 @@ What bookies hold beside (ORPHAN_DATA) is no copy: of a ledger that did not chan
 The second reading lies between `after` and `last`, the ledgers as they are once it is done. Of a ledger that was closed
 and did not change in between the second reading alone counts: what healed in place leaves metadata as they are, and so
 does what broke. Of another one both readings must say the same. In each case the second reading's coverage takes the
-place of the first one's, so that what it could not say was not seen.
+place of the first one's, so that what it could not say was not seen. Damage that is not there any more stays as a
+warning: bookies repair what a reader finds, and somebody should look at the disk.
 """
 
 from collections.abc import Collection, Iterable, Mapping

@@ -12,9 +12,9 @@ MOVING_REASONS = ("placement", "bookie_draining")
 
 
 def lacking(findings: DataFrame) -> DataFrame:
-    """Ledgers of which copies are missing: ledger_id, since_ms (first seen), found."""
+    """Ledgers of which copies are missing: ledger_id, since_ms (first seen), found. A warning is of one that was."""
     return (
-        findings.where(F.col("kind").isin(*map(str, LACKS_COPIES)))
+        findings.where(F.col("kind").isin(*map(str, LACKS_COPIES)) & (F.col("severity") != str(Severity.WARNING)))
         .groupBy("ledger_id")
         .agg(
             F.min("first_seen_ms").alias("since_ms"),
