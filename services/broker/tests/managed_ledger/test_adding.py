@@ -1,13 +1,17 @@
 """Adding: order, pipelining, rollover, and what happens when the ledger fails."""
 
 import asyncio
+from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from bindery_broker.managed_ledger import ManagedLedger
 from bindery_broker.message_id import Position
+from bindery_client.memory import MemoryLedgerClient
 from bindery_core.errors import (
     AddTimeout,
+    BinderyError,
     BookieUnavailable,
     LedgerFenced,
     MetadataUnavailable,
@@ -19,6 +23,7 @@ from bindery_core.errors import (
     TryAgain,
 )
 from bindery_core.ids import BookieId
+from bindery_metadata.store import Op, Stat
 from bindery_metadata.topics.entry_size import ENTRY_SIZE_MAX
 
 from .conftest import TOPIC, Cluster, read_all
@@ -206,6 +211,113 @@ async def test_entries_certainly_not_stored_fail_as_such(cluster: Cluster) -> No
     cluster.ledgers.bookies[BookieId("bookie-0:3181")] = True
     assert (await topic.add_many([b"y"]))[0].entry_id == 0
     assert list((await read_all(topic)).values()) == [b"y"]
+
+
+class HangingClient:
+    """Calls in `hangs` never answer."""
+
+    def __init__(self, inner: MemoryLedgerClient) -> None:
+        self._inner = inner
+        self.hangs: set[str] = set()
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in self.hangs:
+            return getattr(self._inner, name)
+
+        def hang(*args: Any, **kwargs: Any) -> Any:
+            return asyncio.get_running_loop().create_future()
+
+        return hang
+
+
+@pytest.mark.parametrize("hangs", ["open", "create"])
+async def test_an_add_waits_no_longer_than_it_may_though_a_call_hangs(cluster: Cluster, hangs: str) -> None:
+    client = HangingClient(cluster.ledgers_client())
+    topic = await cluster.open(client=client, add_timeout_s=1, operation_timeout_s=5)
+    client.hangs.add(hangs)
+    cluster.ledgers.fail_next("add", AddTimeout("made up"))
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+
+    async def add(after_s: float) -> tuple[type[BaseException], float]:
+        await asyncio.sleep(after_s)
+        with pytest.raises(BinderyError) as raised:
+            await topic.add_many([b"x"])
+        return raised.type, loop.time() - began
+
+    first, *later = await asyncio.gather(*[add(after_s) for after_s in (0, 0.3, 0.31, 2.5)])
+    # Once the ledger is recovered it is certain that even the first was not stored.
+    assert first == (AddTimeout if hangs == "open" else TryAgain, pytest.approx(1.0, abs=0.1))
+    assert later == [(TryAgain, pytest.approx(1 + after_s, abs=0.1)) for after_s in (0.3, 0.31, 2.5)]
+    client.hangs.clear()
+    await asyncio.sleep(2)  # the hanging call ends
+    assert len(await topic.add_many([b"y"])) == 1
+    assert list((await read_all(topic)).values()) == [b"y"]
+    assert topic._writer is not None
+    assert topic._writer._pending_size == 0
+
+
+async def test_a_slow_roll_fails_what_waits_behind_it_and_not_what_its_ledger_still_takes(cluster: Cluster) -> None:
+    topic = await cluster.open(add_timeout_s=1)
+    await add_ten(topic)
+    cluster.ledgers.hold_adds()
+    in_flight = asyncio.ensure_future(topic.add_many([b"in flight"]))
+    await asyncio.sleep(0.01)
+    rolling = asyncio.ensure_future(topic.roll())
+    await asyncio.sleep(0.01)
+    with pytest.raises(TryAgain, match="no ledger"):
+        await topic.add_many([b"behind"])
+    cluster.ledgers.release_adds()
+    assert await in_flight == [Position(0, 10)]
+    await rolling
+    assert await topic.add_many([b"x"]) == [Position(1, 0)]
+
+
+async def test_a_ledger_prepared_for_a_roll_that_fails_is_deleted(cluster: Cluster) -> None:
+    """The topic's own ledger is gone when it is to be closed."""
+    topic = await cluster.open()
+    await add_ten(topic)
+    del cluster.ledgers.ledgers[0]
+    cluster.ledgers.fail_next("close", MetadataUnavailable("made up"))
+    with pytest.raises(TopicFenced):
+        await topic.roll()
+    await asyncio.sleep(0.01)
+    assert not cluster.ledgers.ledgers
+
+
+@pytest.mark.parametrize("end", ["close", "delete", "crash"])
+async def test_a_topic_that_ends_while_it_rolls_deletes_the_prepared_ledger(cluster: Cluster, end: str) -> None:
+    topic = await cluster.open(add_timeout_s=0.1)
+    await add_ten(topic)
+    cluster.ledgers.hold_adds()
+    adding = asyncio.ensure_future(topic.add_many([b"x"]))
+    await asyncio.sleep(0.01)
+    rolling = asyncio.ensure_future(topic.roll())
+    await asyncio.sleep(0.01)
+    assert list(cluster.ledgers.ledgers) == [0, 1]
+    await getattr(topic, end)()
+    await asyncio.gather(adding, rolling, return_exceptions=True)
+    assert list(cluster.ledgers.ledgers) == {"close": [0], "delete": [], "crash": [0, 1]}[end]
+
+
+async def test_a_ledger_that_the_znode_may_name_stays(cluster: Cluster) -> None:
+    store = cluster.tree.connect()
+    topic = await cluster.open(store=store, add_timeout_s=0.1)
+    await add_ten(topic)
+    multi = store.multi
+
+    async def silent(ops: Sequence[Op]) -> list[str | Stat | None]:
+        await multi(ops)
+        return await asyncio.get_running_loop().create_future()
+
+    store.multi = silent  # type: ignore[method-assign]
+    rolling = asyncio.ensure_future(topic.roll())
+    await asyncio.sleep(0.01)
+    await topic.close()
+    await asyncio.gather(rolling, return_exceptions=True)
+    assert list(cluster.ledgers.ledgers) == [0, 1]
+    again = await cluster.open()
+    assert again.entries_count == 10
 
 
 async def test_being_fenced_ends_the_topic_for_good(cluster: Cluster) -> None:

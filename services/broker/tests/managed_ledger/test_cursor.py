@@ -536,6 +536,24 @@ async def test_a_subscription_that_was_certainly_not_made_leaves_nothing(cluster
         await topic.delete_cursor("late")
 
 
+async def test_the_znode_that_names_a_cursor_ledger_says_what_its_first_record_says(cluster: Cluster) -> None:
+    _, cursor = await topic_of(cluster)
+    cluster.ledgers.hold_adds()
+    first = asyncio.ensure_future(cursor.ack_many(at(0, 2)))
+    await asyncio.sleep(0.01)
+    second = asyncio.ensure_future(cursor.ack_many(at(5)))
+    await asyncio.sleep(0.01)
+    cluster.ledgers.release_adds()
+    await asyncio.gather(first, second)
+    state = decode_cursor((await cluster.tree.connect().get(SUB)).data).state
+    records = cluster.ledgers.ledgers[LedgerId(1)].entries
+    assert state is not None
+    assert [str(decode_position(record.payload).acked) for record in records] == [
+        str(state.acked),
+        "[(0:1..0:2],(0:4..0:5]]",
+    ]
+
+
 async def test_a_missing_cursor_ledger_falls_back_to_the_znode(cluster: Cluster) -> None:
     topic, cursor = await topic_of(cluster)
     await cursor.ack_many(at(0, 2))

@@ -179,6 +179,17 @@ async def test_a_ledger_that_could_not_be_deleted_is_tried_again(cluster: Cluste
     assert sorted(cluster.ledgers.ledgers) == [2]
 
 
+async def test_a_ledger_that_could_not_be_deleted_is_tried_again_when_the_topic_closes(cluster: Cluster) -> None:
+    """Its next owner does not know of it."""
+    topic = await three_ledgers(cluster)
+    cluster.now_ms += 8 * 24 * 3600 * 1000
+    cluster.ledgers.fail_next("delete", MetadataUnavailable("made up"), count=2)
+    assert await topic.trim() == 2
+    assert list(cluster.ledgers.ledgers) == [0, 1, 2]
+    await topic.close()
+    assert list(cluster.ledgers.ledgers) == [2]
+
+
 async def test_rolling_does_not_bring_back_what_is_being_trimmed(cluster: Cluster) -> None:
     topic = await three_ledgers(cluster, store=cluster.tree.connect(latency_s=0.01))
     cluster.now_ms += 8 * 24 * 3600 * 1000

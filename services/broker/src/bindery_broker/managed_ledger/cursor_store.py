@@ -182,13 +182,14 @@ class CursorStore:
                 await handle.close()
 
     async def delete(self) -> None:
-        """Remove znode, then ledger. An error leaves the cursor in use; after OutcomeUnknown the next record goes into a
-        new cursor ledger, whose name makes the znode anew if it is gone: the old one may have nothing leading to it."""
+        """Remove znode, then ledger. An error leaves the cursor in use. After OutcomeUnknown the next record goes into
+        a new cursor ledger, and the znode that names it is made anew if it is gone: nothing might lead to the old one.
+        """
         try:
             await self._metadata.delete_cursor(self._node)
         except TryAgain:
             raise
-        except BaseException:
+        except (BinderyError, asyncio.CancelledError):
             await self.abandon()
             raise
         await self._retire_ledger(NO_LEDGER)

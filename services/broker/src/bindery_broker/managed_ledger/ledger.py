@@ -542,6 +542,17 @@ class ManagedLedger:
             self._condemned = [ledger for ledger in self._condemned if not await self._delete_ledger(ledger)]
             return count
 
+    async def _delete_condemned(self) -> None:
+        """Once more, since nobody else knows of them; those that remain then are named in the log."""
+        try:
+            async with limited(self._settings.operation_timeout_s, "delete trimmed ledgers"), self._trim_lock:
+                while self._condemned and await self._delete_ledger(self._condemned[0]):
+                    del self._condemned[0]
+        except TryAgain as error:
+            log.warning("trimmed_ledgers_not_deleted", topic=self.name, error=str(error))
+        if self._condemned:
+            log.warning("trimmed_ledgers_left", topic=self.name, ledger_ids=self._condemned)
+
     async def _undo_cursor(self, name: str) -> None:
         """Delete what may be left of a subscription of unknown outcome."""
         try:
@@ -562,6 +573,7 @@ class ManagedLedger:
                 await asyncio.gather(*(cursor.close(closed) for cursor in self._cursors.values()))
             if self._end is None:
                 self._finish(closed)
+                await self._delete_condemned()
         await self._release()
 
     async def delete(self) -> None:

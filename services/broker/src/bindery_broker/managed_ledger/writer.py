@@ -37,6 +37,7 @@ from bindery_core.errors import (
     LostOwnership,
     MetadataUnavailable,
     NoSuchLedger,
+    NoSuchTopic,
     OutcomeUnknown,
     TooManyRequests,
     TopicFenced,
@@ -55,6 +56,8 @@ GROUP_SIZE_MAX: Final = 4 * 2**20
 """Payload bytes sent in one call to the ledger, unless one add alone has more."""
 FENCES_MAX: Final = 5
 """Ledgers in a row, without an entry stored, that others may fence before the topic is given up."""
+EXPIRY_PAUSE_S_MIN: Final = 0.05
+"""Shortest time between two looks for adds that waited too long."""
 ROLL_RETRY_S: Final = 10.0
 """Pause after a ledger could not be created while the current one still serves."""
 
@@ -140,6 +143,11 @@ class TopicWriter:
         self._changed = asyncio.Event()
         self._roll_timer: asyncio.TimerHandle | None = None
         self._roll_not_before = 0.0
+        self._expiry_timer: asyncio.TimerHandle | None = None
+        self._unused: list[tuple[WriteHandle, bool]] = []
+        """New ledgers of switches that ended without them, and whether the topic's znode may name them."""
+        self._obstacle: BinderyError | None = None
+        """What kept the switch under way from going on, last."""
         self._fences = 0
         """Of ledgers by others since an entry was last stored."""
         self.entries_added = 0
@@ -322,15 +330,32 @@ class TopicWriter:
             self._switch_task = self._loop.create_task(self._move_on())
             self._tasks.add(self._switch_task)
             self._switch_task.add_done_callback(self._switched)
+            self._watch_deadlines()
 
     def _switched(self, task: "asyncio.Task[None]") -> None:
         self._tasks.discard(task)
         self._switch_task = None
+        if self._expiry_timer is not None:
+            self._expiry_timer.cancel()
         if not task.cancelled() and task.exception() is not None:
             log.error("topic_writer_broken", topic=self._topic, error=repr(task.exception()))
             self.fence(TopicFenced("the topic's writer is broken", topic=self._topic))
         elif self._failure is not None and self._end is None and not task.cancelled():
             self._switch()  # it failed after the switch had looked
+
+    def _watch_deadlines(self) -> None:
+        """While a switch is under way, let adds go in time, however long its calls take."""
+        waiting = [add.deadline for group in self._in_flight for add in group.adds if not add.future.done()]
+        if self._queue:
+            waiting.append(self._queue[0].deadline)
+        now = self._loop.time()
+        wait_s = min(waiting, default=now + self._settings.add_timeout_s) - now  # nobody comes who may wait less
+        self._expiry_timer = self._loop.call_later(max(wait_s, EXPIRY_PAUSE_S_MIN), self._deadline_reached)
+
+    def _deadline_reached(self) -> None:
+        if self._paused or self._failure is not None:
+            self._expire(self._obstacle or TryAgain("no ledger can be written now", topic=self._topic))
+        self._watch_deadlines()
 
     async def _move_on(self) -> None:
         prepared: WriteHandle | None = None
@@ -344,13 +369,18 @@ class TopicWriter:
                         self._roll_not_before = self._loop.time() + ROLL_RETRY_S
                         return
             self._paused = True
-            closed = await self._seal()
+            try:
+                closed = await self._seal()
+            except (Exception, asyncio.CancelledError):
+                if prepared is not None:
+                    self._unused.append((prepared, False))
+                raise
             await self._go_on_behind(closed, prepared)
         except TopicFenced as error:
-            if prepared is not None and prepared is not self._handle:
-                await self._discard(prepared, delete=True)
+            await self._discard_unused()
             self.fence(error)
         except NoSuchLedger:
+            await self._discard_unused()
             self.fence(TopicFenced("the topic's ledger was deleted", topic=self._topic))
 
     async def _seal(self) -> LedgerRecord:
@@ -453,38 +483,49 @@ class TopicWriter:
             add.future.set_result(add.positions)
 
     async def _go_on_behind(self, closed: LedgerRecord, prepared: WriteHandle | None) -> None:
-        """Put the next ledger behind the closed one and send on."""
+        """Put the next ledger (`prepared`, else a new one) behind the closed one and send on."""
         assert closed.entries >= self._ledgers.current.entries, "acknowledged entries never vanish"
         kept = [closed] if closed.entries else []
         handle = prepared
+        named = False
+        """Whether the topic's znode may name it."""
+
+        def successors(new: LedgerRecord) -> list[LedgerRecord]:
+            nonlocal named
+            named = True
+            return [*list(self._ledgers)[:-1], *kept, new]
+
         pause_s = self._settings.retry_pause_s
-        while True:
-            try:
-                if handle is None:
-                    handle = await self._create_ledger()
-                new = LedgerRecord(ledger_id=handle.ledger_id)
-                await self._store_ledgers(partial(self._successors, kept, new))
-            except TopicFenced:
-                if handle is not None and handle is not prepared:
-                    await self._discard(handle, delete=True)
-                raise
-            except BinderyError as error:
-                pause_s = await self._wait_to_retry(error, pause_s)
-            else:
-                break
+        try:
+            while True:
+                try:
+                    if handle is None:
+                        handle = await self._create_ledger()
+                    new = LedgerRecord(ledger_id=handle.ledger_id)
+                    await self._store_ledgers(partial(successors, new))
+                except TopicFenced:
+                    named = False
+                    raise
+                except BinderyError as error:
+                    named = named and not isinstance(error, TryAgain)
+                    pause_s = await self._wait_to_retry(error, pause_s)
+                else:
+                    break
+        except (Exception, asyncio.CancelledError):
+            if handle is not None:
+                self._unused.append((handle, named))
+            raise
         self._use(handle)
         if not closed.entries:
             self._spawn(self._delete(closed.ledger_id))
         log.info("topic_ledger_started", topic=self._topic, ledger_id=new.ledger_id, behind=closed.ledger_id)
-
-    def _successors(self, kept: list[LedgerRecord], new: LedgerRecord) -> list[LedgerRecord]:
-        return [*list(self._ledgers)[:-1], *kept, new]
 
     def _use(self, handle: WriteHandle) -> None:
         self._handle = handle
         self._next_entry_id = 0
         self._opened_at = self._loop.time()
         self._failure = None
+        self._obstacle = None
         self._paused = False
         self._watch_age()
         self._changed.set()
@@ -493,6 +534,7 @@ class TopicWriter:
     async def _wait_to_retry(self, error: BinderyError, pause_s: float) -> float:
         """Sleep, let adds go that waited too long; the next pause."""
         log.warning("topic_writer_waits", topic=self._topic, pause_s=pause_s, error=str(error))
+        self._obstacle = error
         await asyncio.sleep(pause_s)
         self._expire(error)
         if self._end is not None:
@@ -500,9 +542,10 @@ class TopicWriter:
         return min(2 * pause_s, self._settings.retry_pause_s_max)
 
     def _expire(self, error: BinderyError) -> None:
-        """Fail adds that are over their time; what they still wait for is `error`."""
+        """Fail adds that are over their time; what they still wait for is `error`. What is in flight in a ledger that
+        serves ends by the ledger's own limits."""
         now = self._loop.time()
-        for group in self._in_flight:
+        for group in self._in_flight if self._failure is not None else ():
             for add in group.adds:
                 if add.deadline <= now and not add.future.done():
                     add.future.set_exception(_unknown(error))
@@ -538,8 +581,9 @@ class TopicWriter:
 
     def _stop(self, error: BinderyError) -> None:
         self._end = error
-        if self._roll_timer is not None:
-            self._roll_timer.cancel()
+        for timer in (self._roll_timer, self._expiry_timer):
+            if timer is not None:
+                timer.cancel()
         adds = [add for group in self._in_flight for add in group.adds] + list(self._queue)
         self._in_flight.clear()
         self._queue.clear()
@@ -592,8 +636,17 @@ class TopicWriter:
         """Return once no task of this writer runs (or `operation_timeout_s` is over); after its end only."""
         if self._switch_task is not None:
             self._switch_task.cancel()
+            await asyncio.wait([self._switch_task], timeout=self._settings.operation_timeout_s)
+        await self._discard_unused()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=self._settings.operation_timeout_s)
+
+    async def _discard_unused(self) -> None:
+        """Give up ledgers of switches that ended without them; a crash deletes nothing."""
+        crashed = self._end is not None and not self._closing and not isinstance(self._end, (TopicFenced, NoSuchTopic))
+        while self._unused:
+            handle, named = self._unused.pop()
+            await self._discard(handle, delete=not named and not crashed)
 
     async def _abandon(self, handle: WriteHandle) -> None:
         try:
