@@ -6,7 +6,7 @@ import pytest
 from bindery_client import pool
 from bindery_client.client import LedgerClient
 from bindery_client.writer import WriteHandle
-from bindery_core.errors import MetadataUnavailable, NotEnoughBookies
+from bindery_core.errors import AddTimeout, MetadataUnavailable, NotEnoughBookies
 from bindery_core.ids import BookieId, EntryId, LedgerId
 from bindery_core.ledger_metadata import LedgerState
 from bindery_core.wire.messages import AddRequest, Status
@@ -246,6 +246,23 @@ async def test_where_each_copy_counts_bookies_that_were_unwell_for_a_moment_are_
         node = await cluster.tree.connect().get(cluster.layout.ledger(writer.ledger_id))
         assert node.stat.version <= 16
         assert await all_readable(await cluster.client(), writer.ledger_id, 6)
+
+
+async def test_a_ledger_that_waits_for_a_bookie_in_vain_is_closed_and_waits_no_more() -> None:
+    async with FakeCluster(bookies=4) as cluster:
+        client = await cluster.client(replacement_retry_s=60.0, add_timeout_s=1.0, add_quorum_timeout_s=1.0)
+        writer = await client.create(ack_quorum=3)
+        await add_numbers(writer, 0, 5)
+        before = writer.metadata.last_segment.ensemble
+        for bookie in (cluster.bookies[before[2]], cluster.spare(before)):
+            bookie.refuse(AddRequest, Status.IO_ERROR)
+        with pytest.raises(AddTimeout):
+            await asyncio.wait_for(writer.add(b"5"), LIMIT_S)
+        waiting = writer._ensemble_change
+        assert waiting is not None
+        assert (await asyncio.wait_for(writer.close(), LIMIT_S)).last_entry_id == 4
+        await asyncio.wait([waiting], timeout=LIMIT_S / 10)
+        assert waiting.done()
 
 
 async def test_nothing_is_acknowledged_on_a_new_ensemble_before_it_is_in_the_metadata() -> None:

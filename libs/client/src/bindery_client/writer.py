@@ -521,6 +521,8 @@ class WriteHandle:
             self._broken = self._refusal = error
             raise
         self._sealed = True
+        if self._ensemble_change is not None:
+            self._ensemble_change.cancel()  # of a handle that broke: it may wait for a bookie for minutes
         self._timer.cancel()
         if self._on_degraded is not None and self._broken is None and self._machine.unanswered():
             self._loop.call_later(LAST_COPIES_S, self._tell_of_missing_copies)
