@@ -1,6 +1,9 @@
 """Cursors: what is acknowledged stays acknowledged, and who must not acknowledge cannot."""
 
 import asyncio
+import contextlib
+import random
+from typing import Any
 
 import pytest
 from bindery_broker.managed_ledger import BatchAck, ManagedCursor, ManagedLedger
@@ -17,12 +20,14 @@ from bindery_core.errors import (
     OutcomeUnknown,
     TooManyRequests,
     TopicFenced,
+    TryAgain,
 )
 from bindery_core.ids import LedgerId
 from bindery_metadata.memory import MemoryStore
 from bindery_metadata.topics.codec import decode_cursor, decode_position
 
 from .conftest import TOPIC, Cluster
+from .faults import FaultyClient, FaultyStore, Plan
 
 SUB = f"/managed-ledgers/{TOPIC}/s"
 
@@ -246,6 +251,112 @@ async def test_a_seek_of_unknown_outcome_keeps_what_it_would_need(cluster: Clust
     assert cursor.durable_mark_delete == Position(1, 0)
     await asyncio.sleep(0.01)
     assert not topic.contains(Position(0, 0))
+
+
+@pytest.mark.parametrize("sharing", [False, True])
+async def test_an_acknowledgement_is_answered_by_no_record_of_a_seek_that_was_undone(
+    cluster: Cluster, sharing: bool
+) -> None:
+    """Neither one that shares the seek's record nor a repetition that changes nothing."""
+    topic, cursor = await topic_of(cluster)
+    await cursor.ack_many(at(0))
+    cluster.ledgers.hold_adds()
+    acking = [asyncio.ensure_future(cursor.ack_many(at(1)))]
+    await asyncio.sleep(0.01)
+    if sharing:
+        acking.append(asyncio.ensure_future(cursor.ack_many(at(2))))
+        await asyncio.sleep(0.01)
+    seeking = asyncio.ensure_future(cursor.seek(EARLIEST))
+    await asyncio.sleep(0.01)
+    cluster.ledgers.release_adds()
+    cluster.ledgers.hold_adds()
+    await asyncio.sleep(0.01)
+    seeking.cancel()
+    await asyncio.sleep(0.01)
+    cluster.ledgers.release_adds()
+    await asyncio.gather(*acking)
+    if not sharing:
+        await asyncio.sleep(0.01)
+        await cursor.ack_many(at(1))
+    await topic.crash()
+    assert await unacked((await topic_of(cluster))[1]) == list(range(2 + sharing, 10))
+
+
+async def test_a_seek_that_is_cancelled_when_it_is_stored_took_place(cluster: Cluster) -> None:
+    topic, cursor = await topic_of(cluster)
+    await cursor.ack_many(at(0))
+    cluster.ledgers.hold_adds()
+    first = asyncio.ensure_future(cursor.ack_many(at(1)))
+    await asyncio.sleep(0.01)
+
+    async def ack_and_cancel() -> None:
+        await cursor.ack_many(at(2))
+        seeking.cancel()
+
+    sharing = asyncio.ensure_future(ack_and_cancel())
+    await asyncio.sleep(0.01)
+    seeking = asyncio.ensure_future(cursor.seek(EARLIEST))
+    await asyncio.sleep(0.01)
+    cluster.ledgers.release_adds()
+    await asyncio.gather(first, sharing)
+    with pytest.raises(asyncio.CancelledError):
+        await seeking
+    assert await unacked(cursor) == list(range(10))
+    await topic.crash()
+    assert await unacked((await topic_of(cluster))[1]) == list(range(10))
+
+
+@pytest.mark.parametrize("seed", range(30))
+async def test_acknowledgements_stand_whatever_becomes_of_the_seeks_among_them(cluster: Cluster, seed: int) -> None:
+    """Replay one: pytest -k 'seeks_among_them and [SEED]'"""
+    chance = random.Random(seed)
+    plan = Plan(seed, die_at=None, fault_rate=0)
+    client, store = FaultyClient(cluster.ledgers, plan), FaultyStore(cluster.tree.connect(), plan)
+    settings: dict[str, Any] = {"operation_timeout_s": 0.05, "cursor_entries_max": 4}
+    topic = await cluster.open(client=client, store=store, **settings)
+    await topic.add_many([b"%d" % i for i in range(40)])
+    cursor = await topic.open_cursor("s", start=EARLIEST)
+    cluster.ledgers.add_delay_s = 0.001
+    seeks = succeeded = unsure = 0
+    answered: dict[Position, int] = {}
+    """Acknowledged, and how many seeks had begun before."""
+
+    async def ack() -> None:
+        await asyncio.sleep(chance.uniform(0, 0.01))
+        nonlocal unsure
+        began, chosen = seeks, at(*chance.sample(range(40), 3))
+        with contextlib.suppress(TryAgain, OutcomeUnknown):
+            await cursor.ack_many(chosen)
+            answered.update(dict.fromkeys(chosen, began))
+            if began >= unsure:  # a record was stored since
+                unsure = 0
+
+    async def seek() -> None:
+        nonlocal seeks, succeeded, unsure
+        await asyncio.sleep(chance.uniform(0, 0.01))
+        seeks += 1
+        seeking = asyncio.ensure_future(cursor.seek(chance.choice([EARLIEST, LATEST, *at(*range(40))])))
+        if chance.random() < 0.3:
+            asyncio.get_running_loop().call_later(chance.uniform(0, 0.005), seeking.cancel)
+        with contextlib.suppress(TryAgain):
+            try:
+                await seeking
+                succeeded, unsure = seeks, 0
+            except (OutcomeUnknown, asyncio.CancelledError):
+                unsure = seeks
+
+    for _ in range(10):
+        plan._fault_rate = chance.choice([0, 0.3, 0.9])
+        await asyncio.gather(*[ack() for _ in range(6)], seek())
+        if chance.random() < 0.3:
+            plan._fault_rate = 0
+            succeeded = max(succeeded, unsure)
+            await topic.crash()
+            cluster.forget(topic)
+            topic = await cluster.open(client=client, store=store, **settings)
+            cursor = topic.cursors["s"]
+        for position, began in answered.items():
+            assert began < succeeded or cursor.is_acked(position)
 
 
 async def test_an_acknowledgement_waits_for_a_seek_and_counts_after_it(cluster: Cluster) -> None:

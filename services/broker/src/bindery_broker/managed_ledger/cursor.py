@@ -221,12 +221,13 @@ class ManagedCursor:
             self._state.seek(target)
             if passed is not None and position == target:
                 self._state.ack((), (passed,))
-            sought = self._state.mark_delete
+            sought, version = self._state.mark_delete, self._version + 1
             try:
                 await self._make_durable(True)
             except BaseException as error:
-                self._state = before
-                self._version += 1  # a record that is still under way is of a state that is no more
+                if self._durable_version >= version:  # cancelled too late
+                    raise
+                self._go_back(before)
                 if isinstance(error, TryAgain) and not self._store.may_be_stored:
                     raise
                 self._durable_mark_delete = min(self._durable_mark_delete, sought)
@@ -234,6 +235,12 @@ class ManagedCursor:
                     raise OutcomeUnknown("the cursor may have moved", cursor=self.name, cause=str(error)) from error
                 raise
             return target
+
+    def _go_back(self, before: AckState) -> None:
+        """Undo what was not stored. Of a record that is under way nobody may take it that it holds `before`."""
+        self._state = before
+        self._version += 1
+        self._waiters = deque((self._version, waiter) for _, waiter in self._waiters)
 
     async def set_position_properties(self, properties: Mapping[str, int]) -> None:
         """Replace `position_properties`, durably."""
