@@ -234,7 +234,8 @@ MUTANTS: Final[dict[str, Mutant]] = {
     "ack-before-journal": Mutant(_LOST, ack_before_journal),
     "force-does-nothing": Mutant(_LOST, _force_does_nothing),
     "index-rebuild-left-out": Mutant(_LOST, _index_rebuild_left_out),
-    "keys-not-logged": Mutant((*_LOST, "fences-hold"), _keys_not_logged),  # limbo answers another status
+    # A ledger without its key is fenced, in limbo, and takes the first key that is shown.
+    "keys-not-logged": Mutant((*_LOST, "fences-hold", "keys-hold"), _keys_not_logged),
     "deletions-not-logged": Mutant(("right-bytes",), _deletions_not_logged),
     "compacted-log-unsynced": Mutant(
         (*_LOST, "starts"), skipped=lambda name, path: name.endswith("sync") and "compact" in path
