@@ -18,6 +18,7 @@ from bindery_core.errors import BadRequest, BinderyError
 
 from bindery_broker.dispatch.exclusive import ExclusiveDispatcher
 from bindery_broker.dispatch.item import NOT_IN_BATCH, Delivery, DispatchLimits, Item, MessageKey
+from bindery_broker.dispatch.read_ahead import ReadAhead
 from bindery_broker.dispatch.sessions import Session, Sessions
 from bindery_broker.dispatch.shared import SharedDispatcher
 from bindery_broker.errors import (
@@ -68,8 +69,10 @@ class Subscription:
         partition: int,
         now: MonotonicClock,
         limits: DispatchLimits | None = None,
+        read_ahead: ReadAhead | None = None,
         sessions_max: int = 1000,
     ) -> None:
+        """`read_ahead`: shared by the broker's subscriptions."""
         self.name = cursor.name
         self.cursor = cursor
         self.type: SubscriptionType | None = None
@@ -82,7 +85,8 @@ class Subscription:
         self._partition = partition
         self._now = now
         self._limits = limits or DispatchLimits()
-        self._dispatcher: Dispatcher = SharedDispatcher(limits=self._limits)
+        self._read_ahead = read_ahead or ReadAhead(self._limits.ready_bytes_max)
+        self._dispatcher: Dispatcher = SharedDispatcher(limits=self._limits, read_ahead=self._read_ahead)
         self._read_position = cursor.mark_delete
         self._rewind()
         self._read_lock = asyncio.Lock()
@@ -196,7 +200,7 @@ class Subscription:
                 looked = False
                 if self._wants_more(request.count_max):
                     try:
-                        looked = await self._fill()
+                        looked = await self._fill(request)
                     except BinderyError as error:
                         failure = error
                 if self.sessions.get(request.consumer) is not session:  # it left: what it took would be nobody's
@@ -342,6 +346,7 @@ class Subscription:
         known = self.sessions.remove(consumer) is not None
         if self._dispatcher.release(consumer) or known:
             self._wake()
+        self._rest()
         return known
 
     # -- life ----------------------------------------------------------------------------------------------------
@@ -368,35 +373,44 @@ class Subscription:
 
     # -- reading -------------------------------------------------------------------------------------------------
 
-    async def _fill(self) -> bool:
+    async def _fill(self, request: ReceiveRequest) -> bool:
         """Read what can be handed out next. True when the caller should look again."""
         dispatcher = self._dispatcher
         ready_before = dispatcher.ready_count
         async with self._read_lock:
             if dispatcher is not self._dispatcher or dispatcher.ready_count > ready_before:  # another call read
                 return True
-            if isinstance(dispatcher, SharedDispatcher):
-                keys = dispatcher.replay(READ_ENTRIES_MAX)
-                if keys:
-                    await self._replay(dispatcher, keys)
-                    return True
-            elif dispatcher.rewind_wanted:
-                self._rewind()
-                dispatcher.rewound()
-            if isinstance(dispatcher, ExclusiveDispatcher) and self._paused(dispatcher):
-                return False
-            room = dispatcher.room()
-            return room > 0 and await self._read_on(dispatcher, room)
+            reserved = self._read_ahead.reserve(READ_BYTES_MAX)
+            try:
+                return await self._read_next(dispatcher, request, ahead=reserved > 0)
+            finally:
+                self._read_ahead.change(-reserved)
+
+    async def _read_next(self, dispatcher: Dispatcher, request: ReceiveRequest, *, ahead: bool) -> bool:
+        """`ahead`: more than `request` asks for may be read."""
+        if isinstance(dispatcher, SharedDispatcher):
+            keys = dispatcher.replay(READ_ENTRIES_MAX, entries_max=None if ahead else 1)
+            if keys:
+                await self._replay(dispatcher, keys)
+                return True
+        elif dispatcher.rewind_wanted:
+            self._rewind()
+            dispatcher.rewound()
+        if isinstance(dispatcher, ExclusiveDispatcher) and self._paused(dispatcher):
+            return False
+        room = dispatcher.room(asked=None if ahead else request.count_max)
+        size_max = READ_BYTES_MAX if ahead else min(READ_BYTES_MAX, request.bytes_max)
+        return room > 0 and await self._read_on(dispatcher, room, size_max=size_max)
 
     def _paused(self, dispatcher: ExclusiveDispatcher[Message]) -> bool:
         return dispatcher.paused_until is not None and self._now() < dispatcher.paused_until
 
-    async def _read_on(self, dispatcher: Dispatcher, room: int) -> bool:
+    async def _read_on(self, dispatcher: Dispatcher, room: int, *, size_max: int) -> bool:
         if self._read_position > self._ledger.last_confirmed:
             return False
         generation = dispatcher.generation
         read = await self.cursor.read_unacked(
-            self._read_position, entries_max=min(room, READ_ENTRIES_MAX), size_max=READ_BYTES_MAX
+            self._read_position, entries_max=min(room, READ_ENTRIES_MAX), size_max=size_max
         )
         if dispatcher is not self._dispatcher or generation != dispatcher.generation:
             return True
@@ -557,7 +571,9 @@ class Subscription:
             self._dispatcher.reset()
         self.type = kind
         self._dispatcher = (
-            SharedDispatcher(limits=self._limits) if kind == "shared" else ExclusiveDispatcher(limits=self._limits)
+            SharedDispatcher(limits=self._limits, read_ahead=self._read_ahead)
+            if kind == "shared"
+            else ExclusiveDispatcher(limits=self._limits, read_ahead=self._read_ahead)
         )
         self._batch_sizes.clear()
         self._rewind()
@@ -573,6 +589,15 @@ class Subscription:
             came_back += dispatcher.release(consumer)
         if came_back:
             self._wake()
+        self._rest()
+
+    def _rest(self) -> None:
+        """While nobody is connected nothing is kept at hand: it is read anew for whoever comes."""
+        if len(self.sessions) or self._read_lock.locked():
+            return
+        first = self._dispatcher.put_down()
+        if first is not None:
+            self._read_position = min(self._read_position, Position(first[0], first[1]))
 
     def _touch(self, consumer: str | None) -> None:
         if consumer is not None:

@@ -19,6 +19,7 @@ from bindery_core.errors import (
 
 from bindery_broker.batching import EntryPlan, encode_entries, message_ids, plan_entries
 from bindery_broker.dispatch.item import DispatchLimits
+from bindery_broker.dispatch.read_ahead import ReadAhead
 from bindery_broker.errors import NoSuchMessage, NotOwner
 from bindery_broker.keyed_locks import KeyedLocks
 from bindery_broker.managed_ledger import ManagedLedger, WallClock
@@ -47,6 +48,7 @@ class Topic:
         clock: WallClock,
         now: MonotonicClock,
         limits: DispatchLimits,
+        read_ahead: ReadAhead,
         sessions_max: int,
         subscriptions_max: int,
         default_producer: str,
@@ -59,6 +61,7 @@ class Topic:
         self._clock = clock
         self._now = now
         self._limits = limits
+        self._read_ahead = read_ahead
         self._sessions_max = sessions_max
         self._subscriptions_max = subscriptions_max
         self._default_producer = default_producer
@@ -265,7 +268,7 @@ class Topic:
             raise Conflict("the subscription has consumers", subscription=name, consumers=len(subscription.sessions))
         await self.ledger.delete_cursor(name)
         self._subscriptions.pop(name, None)
-        subscription.close(NoSuchSubscription("the subscription was deleted", subscription=name))
+        _end(subscription, NoSuchSubscription("the subscription was deleted", subscription=name))
 
     @property
     def has_consumers(self) -> bool:
@@ -299,13 +302,13 @@ class Topic:
         self.closed_because = reason.message
         self._remove_listener()
         for subscription in self._subscriptions.values():
-            subscription.close(reason)
+            _end(subscription, reason)
         self._on_closed(self)
 
     def _attach(self, name: str) -> Subscription:
         subscription = Subscription(
             self.ledger.cursors[name], self.ledger, partition=self._partition, now=self._now,
-            limits=self._limits, sessions_max=self._sessions_max,
+            limits=self._limits, read_ahead=self._read_ahead, sessions_max=self._sessions_max,
         )  # fmt: skip
         self._subscriptions[name] = subscription
         return subscription
@@ -313,6 +316,12 @@ class Topic:
     def _check_open(self) -> None:
         if self._closed:
             raise TopicFenced("the topic is closed here", topic=self.name.short)
+
+
+def _end(subscription: Subscription, reason: BinderyError) -> None:
+    """Nobody consumes here any more, so nothing is kept for them."""
+    subscription.close(reason)
+    subscription.dispatcher.reset()
 
 
 def _fenced_while_writing(name: TopicName) -> OutcomeUnknown:

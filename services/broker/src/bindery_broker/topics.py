@@ -16,6 +16,7 @@ from bindery_metadata.store import MetadataStore
 
 from bindery_broker.bundles import Bundle
 from bindery_broker.dispatch.item import DispatchLimits
+from bindery_broker.dispatch.read_ahead import ReadAhead
 from bindery_broker.errors import NotOwner, TopicInUse
 from bindery_broker.keyed_locks import KeyedLocks
 from bindery_broker.managed_ledger import EntryCache, ManagedLedger, ManagedLedgerSettings, WallClock
@@ -35,6 +36,9 @@ class TopicLimits:
     """Topics being opened at once."""
     subscriptions_max: int = 1_000
     consumers_max: int = 1_000
+    read_ahead_bytes_max: int = 64 * 2**20
+    """Messages that all subscriptions together have read ahead of their consumers. Beyond it each call reads what it
+    asks for. Small beside a container of 512 MiB, large enough that sixteen reads at once may go ahead."""
     auto_create: bool = True
     dispatch: DispatchLimits = field(default_factory=DispatchLimits)
 
@@ -54,6 +58,7 @@ class Topics:
         """`clock`: wall time in ms; `now`: monotonic seconds; `producer_name`: of messages whose sender gave none."""
         self.limits = limits or TopicLimits()
         self.cache = EntryCache(size_max=ledger_settings.cache_size_max)
+        self.read_ahead = ReadAhead(self.limits.read_ahead_bytes_max)
         self._client = client
         self._store = store
         self._clock = clock
@@ -136,10 +141,12 @@ class Topics:
         return sorted(names, key=lambda name: name.short)
 
     async def maintain(self) -> None:
-        """One round of what time asks for in the loaded topics: end old ledgers, delete unneeded ones."""
+        """One round of what time asks for in the loaded topics: sessions end, and unneeded ledgers go."""
         for topic in self:
             if not topic.is_open:
                 continue
+            for subscription in topic.subscriptions.values():
+                subscription.tick()
             try:
                 await topic.ledger.trim()
             except BinderyError as error:
@@ -169,6 +176,7 @@ class Topics:
                 raise
         topic = Topic(
             name, ledger, clock=self._clock, now=self._now, limits=self.limits.dispatch,
+            read_ahead=self.read_ahead,
             sessions_max=self.limits.consumers_max, subscriptions_max=self.limits.subscriptions_max,
             default_producer=self._producer_name, on_closed=self._forget,
         )  # fmt: skip

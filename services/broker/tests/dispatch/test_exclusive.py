@@ -159,6 +159,33 @@ def test_the_limit_of_unacknowledged_messages_stops_reading():
     assert reader.take() == [2]
 
 
+def test_what_is_at_hand_is_put_down_when_nobody_is_connected():
+    reader = Reader(5)
+    reader.read()
+    reader.ack(*reader.take(2))
+    reader.dispatcher.put_down()
+    assert reader.dispatcher.ready_count == 0
+    reader.read()
+    assert reader.take() == [2, 3, 4]
+
+
+def test_what_somebody_still_holds_is_not_cut_short():
+    reader = Reader(5)
+    reader.read()
+    assert reader.take(2) == [0, 1]
+    reader.dispatcher.put_down()
+    assert reader.take() == [2, 3, 4]
+
+
+def test_without_room_to_read_ahead_nothing_is_read_while_anything_is_at_hand():
+    reader = Reader(5)
+    assert reader.dispatcher.room(asked=2) == 2
+    reader.read(1)
+    assert reader.dispatcher.room(asked=2) == 0
+    reader.take()
+    assert reader.dispatcher.room(asked=2) == 2
+
+
 class ExclusiveModel(RuleBasedStateMachine):
     """Each delivery is the lowest entry that is neither acknowledged nor held."""
 
@@ -209,6 +236,10 @@ class ExclusiveModel(RuleBasedStateMachine):
     def leave(self):
         self.reader.dispatcher.release("c")
         self.held.clear()
+
+    @rule()
+    def nobody_is_connected(self):
+        self.reader.dispatcher.put_down()
 
     def teardown(self):
         """Whoever keeps receiving and acknowledging gets the rest, in order."""

@@ -1,6 +1,7 @@
 """Shared dispatch: every message is acknowledged or goes out again, and never to two live leases."""
 
 from bindery_broker.dispatch.item import DispatchLimits, Item
+from bindery_broker.dispatch.read_ahead import ReadAhead
 from bindery_broker.dispatch.shared import SharedDispatcher
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -151,13 +152,69 @@ def test_renewing_starts_leases_anew_for_what_is_still_held():
     assert shared.tick(now=30) == 1  # only b's
 
 
+def test_what_is_at_hand_is_put_down_when_nobody_is_connected():
+    """What never went out is forgotten and read on from; what came back is read again as before."""
+    ahead = ReadAhead(1_000)
+    shared: SharedDispatcher[int] = SharedDispatcher(read_ahead=ahead)
+    shared.offer([item(n) for n in range(6)], generation=0)
+    take(shared, "a", 2)
+    shared.release("a")
+    replay(shared)
+    assert ahead.used == 60
+    assert shared.put_down() == key(2)
+    assert ahead.used == 0
+    assert shared.known_count == 2
+    assert take(shared) == []
+    assert replay(shared) == [0, 1]
+    shared.offer([item(n) for n in range(2, 6)], generation=0)
+    assert take(shared) == [0, 1, 2, 3, 4, 5]
+
+
+def test_without_room_to_read_ahead_one_entry_is_read_again_while_nothing_is_at_hand():
+    shared = dispatcher()
+    shared.offer([Item((0, n, index), 1, n) for n in range(3) for index in range(2)], generation=0)
+    take(shared, "a")
+    shared.release("a")
+    keys = shared.replay(100, entries_max=1)
+    assert keys == [(0, 0, 0), (0, 0, 1)]
+    shared.offer_again([Item(key, 1, 0) for key in keys], generation=0)
+    assert shared.replay(100, entries_max=1) == []
+    assert shared.room(asked=5) == 0
+    take(shared)
+    assert shared.room(asked=5) == 5
+    assert shared.replay(100, entries_max=1) == [(0, 1, 0), (0, 1, 1)]
+
+
+def test_what_came_back_is_not_read_again_beyond_the_limit_of_bytes():
+    shared = dispatcher(20, ready_bytes_max=50)
+    take(shared, "a")
+    shared.release("a")
+    for _ in range(3):
+        shared.offer_again([item(n) for _, n, _ in shared.replay(5)], generation=0)
+    assert shared.ready_count == 5
+    got = take(shared)
+    while again := replay(shared):
+        got += take(shared)
+        assert again
+    assert got == list(range(20))
+
+
+def test_stale_messages_at_hand_keep_nothing_from_being_read():
+    """They were acknowledged by a late answer, and would else be all that is at hand for ever."""
+    shared = dispatcher(3)
+    shared.finish_ack(shared.begin_ack([key(n) for n in range(3)]))
+    assert shared.ready_count == 0
+    assert shared.room(asked=1) == 1
+
+
 class SharedModel(RuleBasedStateMachine):
     """Against a naive account of each message: nobody's, held by one consumer until a time, delayed, or gone."""
 
     def __init__(self) -> None:
         super().__init__()
+        self.ahead = ReadAhead(1_000)
         self.shared: SharedDispatcher[int] = SharedDispatcher(
-            limits=DispatchLimits(unacked_max=12, unacked_per_consumer_max=5, ready_max=6)
+            limits=DispatchLimits(unacked_max=12, unacked_per_consumer_max=5, ready_max=6), read_ahead=self.ahead
         )
         self.now = 0.0
         self.next_entry = 0
@@ -246,6 +303,15 @@ class SharedModel(RuleBasedStateMachine):
         for n in mine:
             del self.held[n]
             self.free.add(n)
+
+    @rule()
+    def nobody_is_connected(self):
+        """What was never handed out, and all of it that is left, is read from the cursor again."""
+        first = self.shared.put_down()
+        assert self.ahead.used == 0
+        if first is not None:
+            new = [n for n in range(first[1], self.next_entry) if n not in self.acked]
+            self.shared.offer([item(n) for n in new], generation=self.shared.generation)
 
     @invariant()
     def leases_are_the_models(self):

@@ -16,11 +16,14 @@ from typing import Generic
 
 from bindery_broker.dispatch.item import NOT_IN_BATCH, Delivery, DispatchLimits, Item, M, MessageKey
 from bindery_broker.dispatch.leases import LeaseTable
+from bindery_broker.dispatch.read_ahead import ReadAhead
 
 
 class ExclusiveDispatcher(Generic[M]):
-    def __init__(self, *, limits: DispatchLimits | None = None) -> None:
+    def __init__(self, *, limits: DispatchLimits | None = None, read_ahead: ReadAhead | None = None) -> None:
+        """`read_ahead`: what counts this subscription's messages at hand beside those of others."""
         self.limits = limits or DispatchLimits()
+        self._read_ahead = read_ahead or ReadAhead(self.limits.ready_bytes_max)
         self.leases = LeaseTable()
         self.generation = 0
         """One more after each rewind or reset."""
@@ -30,6 +33,8 @@ class ExclusiveDispatcher(Generic[M]):
         """A negative acknowledgement asked for a delay, which holds everything behind it too."""
         self._ready: deque[Item[M]] = deque()
         self._ready_bytes = 0
+        self._ready_bytes_counted = 0
+        """As `read_ahead` knows it."""
         self._acking: set[MessageKey] = set()
         self._counts: Counter[MessageKey] = Counter()
         self._last_offered: MessageKey | None = None
@@ -44,10 +49,13 @@ class ExclusiveDispatcher(Generic[M]):
     def known_count(self) -> int:
         return len(self._ready) + len(self.leases) + len(self._acking)
 
-    def room(self) -> int:
-        if self._ready_bytes >= self.limits.ready_bytes_max:
+    def room(self, *, asked: int | None = None) -> int:
+        """How many messages may be read now; 0 while a limit is reached. `asked`: there is no room to read ahead, so no
+        more than these, and none while any is at hand."""
+        if self._ready_bytes >= self.limits.ready_bytes_max or (asked is not None and self._ready):
             return 0
-        return max(0, min(self.limits.ready_max - len(self._ready), self.limits.unacked_max - self.known_count))
+        room = max(0, min(self.limits.ready_max - len(self._ready), self.limits.unacked_max - self.known_count))
+        return room if asked is None else min(room, asked)
 
     def rewound(self) -> None:
         self.rewind_wanted = False
@@ -62,6 +70,7 @@ class ExclusiveDispatcher(Generic[M]):
             if item.key not in self._acking:
                 self._ready.append(item)
                 self._ready_bytes += item.size
+        self._count()
 
     # -- handing out ---------------------------------------------------------------------------------------------
 
@@ -86,6 +95,7 @@ class ExclusiveDispatcher(Generic[M]):
             self._ready_bytes -= item.size
         if not taken:
             return []
+        self._count()
         grant = self.leases.grant(
             consumer, [(item.key, item.size) for item in taken], deadline=now + ack_timeout_s, now=now
         )
@@ -161,6 +171,11 @@ class ExclusiveDispatcher(Generic[M]):
             self.rewind()
         return count
 
+    def put_down(self) -> None:
+        """Nobody is connected: let go of what is at hand. It comes again as everything does after a rewind."""
+        if self._ready and not len(self.leases):
+            self.rewind()
+
     def tick(self, *, now: float) -> int:
         """One lease ran out: everything held comes again. Answers how many leases ran out."""
         expired = self.leases.expire(now=now)
@@ -179,6 +194,7 @@ class ExclusiveDispatcher(Generic[M]):
         self.rewind_wanted = True
         self._ready.clear()
         self._ready_bytes = 0
+        self._count()
         self._last_offered = None
         self.leases.clear()
 
@@ -197,6 +213,11 @@ class ExclusiveDispatcher(Generic[M]):
         gone = set(keys)
         self._ready = deque(item for item in self._ready if item.key not in gone)
         self._ready_bytes = sum(item.size for item in self._ready)
+        self._count()
+
+    def _count(self) -> None:
+        self._read_ahead.change(self._ready_bytes - self._ready_bytes_counted)
+        self._ready_bytes_counted = self._ready_bytes
 
     def state_counts(self) -> dict[str, int]:
         counts = {"ready": len(self._ready), "leased": len(self.leases), "acking": len(self._acking)}

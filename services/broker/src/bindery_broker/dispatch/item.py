@@ -42,6 +42,7 @@ class DispatchLimits:
     ready_max: int = 2_000
     """Messages read ahead."""
     ready_bytes_max: int = 8 * 1024 * 1024
+    """Bytes of those, of one subscription; `ReadAhead` bounds them for all."""
 
     def __post_init__(self) -> None:
         assert 1 <= self.unacked_per_consumer_max <= self.unacked_max

@@ -30,6 +30,7 @@ from typing import Generic
 
 from bindery_broker.dispatch.item import NOT_IN_BATCH, Delivery, DispatchLimits, Item, M, MessageKey
 from bindery_broker.dispatch.leases import LeaseTable
+from bindery_broker.dispatch.read_ahead import ReadAhead
 
 
 class State(IntEnum):
@@ -42,8 +43,10 @@ class State(IntEnum):
 
 
 class SharedDispatcher(Generic[M]):
-    def __init__(self, *, limits: DispatchLimits | None = None) -> None:
+    def __init__(self, *, limits: DispatchLimits | None = None, read_ahead: ReadAhead | None = None) -> None:
+        """`read_ahead`: what counts this subscription's messages at hand beside those of others."""
         self.limits = limits or DispatchLimits()
+        self._read_ahead = read_ahead or ReadAhead(self.limits.ready_bytes_max)
         self.leases = LeaseTable()
         self.generation = 0
         """One more after each `reset`: what was read before is of no use after."""
@@ -57,33 +60,54 @@ class SharedDispatcher(Generic[M]):
         self._counts: Counter[MessageKey] = Counter()
         self._ready_count = 0
         self._ready_bytes = 0
+        self._ready_bytes_counted = 0
+        """As `read_ahead` knows it."""
 
     # -- reading ------------------------------------------------------------------------------------------------
 
     @property
     def ready_count(self) -> int:
-        """Bodies at hand; an upper bound, since stale ones count until they are met."""
+        """Bodies at hand; an upper bound, since stale ones behind others count until they are met."""
+        self._peek()
         return self._ready_count
 
     @property
     def known_count(self) -> int:
         return len(self._states)
 
-    def room(self) -> int:
-        """How many messages may be read now that are not known yet; 0 while a limit is reached."""
-        if self._ready_bytes >= self.limits.ready_bytes_max:
+    def room(self, *, asked: int | None = None) -> int:
+        """How many messages may be read now that are not known yet; 0 while a limit is reached. `asked`: there is no
+        room to read ahead, so no more than these, and none while any is at hand."""
+        at_hand = self.ready_count
+        if self._ready_bytes >= self.limits.ready_bytes_max or (asked is not None and at_hand):
             return 0
-        return max(0, min(self.limits.ready_max - self._ready_count, self.limits.unacked_max - len(self._states)))
+        room = max(0, min(self.limits.ready_max - at_hand, self.limits.unacked_max - len(self._states)))
+        return room if asked is None else min(room, asked)
 
-    def replay(self, count_max: int) -> list[MessageKey]:
-        """Keys to read again, lowest first. Each comes back by `offer_again` or `give_back`, or is acknowledged."""
+    def replay(self, count_max: int, *, entries_max: int | None = None) -> list[MessageKey]:
+        """Keys to read again, lowest first. Each comes back by `offer_again` or `give_back`, or is acknowledged.
+
+        None while as much is at hand as may be. `entries_max`: there is no room to read ahead, so of no more entries
+        than these, and none while any is at hand.
+        """
+        at_hand = self.ready_count
+        if at_hand and (entries_max is not None or self._is_full()):
+            return []
         keys: list[MessageKey] = []
+        entries = 0
         while self._replay and len(keys) < count_max:
-            key = heapq.heappop(self._replay)
+            key = self._replay[0]
             if self._states.get(key) is State.REPLAY:
+                entries += not keys or key[:2] != keys[-1][:2]
+                if entries_max is not None and entries > entries_max:
+                    break
                 self._states[key] = State.LOADING
                 keys.append(key)
+            heapq.heappop(self._replay)
         return keys
+
+    def _is_full(self) -> bool:
+        return self._ready_count >= self.limits.ready_max or self._ready_bytes >= self.limits.ready_bytes_max
 
     def give_back(self, keys: Iterable[MessageKey]) -> None:
         """The read failed: `keys` from `replay` will be asked for again."""
@@ -102,6 +126,7 @@ class SharedDispatcher(Generic[M]):
                 self._fresh.append(item)
                 self._ready_count += 1
                 self._ready_bytes += item.size
+        self._count()
 
     def offer_again(self, items: Sequence[Item[M]], *, generation: int) -> None:
         """Messages that `replay` asked for. Those acknowledged meanwhile are ignored."""
@@ -114,6 +139,7 @@ class SharedDispatcher(Generic[M]):
                 heapq.heappush(self._again, (item.key, self._again_serial, item))
                 self._ready_count += 1
                 self._ready_bytes += item.size
+        self._count()
 
     # -- handing out ---------------------------------------------------------------------------------------------
 
@@ -135,6 +161,7 @@ class SharedDispatcher(Generic[M]):
             self._states[item.key] = State.LEASED
             taken_bytes += item.size
             taken.append(item)
+        self._count()
         if not taken:
             return []
         grant = self.leases.grant(
@@ -205,6 +232,25 @@ class SharedDispatcher(Generic[M]):
             self._to_replay(key)
         return len(keys)
 
+    def put_down(self) -> MessageKey | None:
+        """Nobody is connected: let go of the bodies at hand, while no read is under way.
+
+        What was never handed out is forgotten, and the owner reads on from the lowest of it, which is the answer; the
+        rest is read again as what came back is."""
+        for key, _, _ in self._again:
+            if self._states.get(key) is State.READY:
+                self._to_replay(key)
+        first: MessageKey | None = None
+        for item in self._fresh:
+            if self._states.get(item.key) is State.READY:
+                first = item.key if first is None else min(first, item.key)
+                self._forget(item.key)
+        self._again.clear()
+        self._fresh.clear()
+        self._ready_count = self._ready_bytes = 0
+        self._count()
+        return first
+
     def tick(self, *, now: float) -> int:
         """Return what timed out or became due by `now`; answers how many messages became replayable."""
         expired = self.leases.expire(now=now)
@@ -239,6 +285,7 @@ class SharedDispatcher(Generic[M]):
         self._due.clear()
         self._counts.clear()
         self._ready_count = self._ready_bytes = 0
+        self._count()
         self.leases.clear()
 
     def state_counts(self) -> dict[str, int]:
@@ -277,6 +324,10 @@ class SharedDispatcher(Generic[M]):
     def _count_out(self, item: Item[M]) -> None:
         self._ready_count -= 1
         self._ready_bytes -= item.size
+
+    def _count(self) -> None:
+        self._read_ahead.change(self._ready_bytes - self._ready_bytes_counted)
+        self._ready_bytes_counted = self._ready_bytes
 
     def _to_replay(self, key: MessageKey) -> None:
         self._states[key] = State.REPLAY

@@ -1,0 +1,90 @@
+"""What is read ahead of consumers: bounded for the whole broker, and gone with the last of them."""
+
+import asyncio
+
+import pytest
+from broker_harness import TOPIC, Harness, ids, payloads
+
+SUBSCRIPTIONS = [f"s{n}" for n in range(5)]
+KINDS = pytest.mark.parametrize("kind", ["shared", "exclusive"])
+
+
+def at_hand(broker: Harness) -> int:
+    """Messages, of all subscriptions."""
+    return sum(s.dispatcher.ready_count for topic in broker.broker.topics for s in topic.subscriptions.values())
+
+
+async def drained(broker: Harness, sub: str, kind: str, **fields: object) -> list[str]:
+    """Receive and acknowledge until there is nothing more."""
+    got: list[str] = []
+    while messages := await broker.receive("z", sub=sub, type=kind, **fields):
+        got += payloads(messages)
+        await broker.ack(ids(messages), sub=sub)
+    return got
+
+
+@KINDS
+async def test_consumers_that_leave_leave_nothing_at_hand(broker, kind):
+    sent = [f"{n}" for n in range(10)]
+    await broker.produce(*sent)
+    for sub in SUBSCRIPTIONS:
+        assert payloads(await broker.receive("c", sub=sub, type=kind, max=1)) == ["0"]
+        assert at_hand(broker) == 9
+        await broker.client.delete(f"{TOPIC}/subscriptions/{sub}/consumers/c")
+        assert at_hand(broker) == 0
+    assert broker.broker.topics.read_ahead.used == 0
+    for sub in SUBSCRIPTIONS:
+        assert await drained(broker, sub, kind, max=3) == sent
+
+
+@KINDS
+async def test_consumers_that_do_not_come_back_leave_nothing_at_hand(broker, clock, kind):
+    await broker.produce("a", "b", "c")
+    for sub in SUBSCRIPTIONS:
+        await broker.receive("c", sub=sub, type=kind, max=1)
+    assert at_hand(broker) == 2 * len(SUBSCRIPTIONS)
+    assert broker.broker.topics.read_ahead.used > 0
+    clock.advance(100)
+    await broker.broker.topics.maintain()
+    assert at_hand(broker) == 0
+    assert broker.broker.topics.read_ahead.used == 0
+    for sub in SUBSCRIPTIONS:
+        assert await drained(broker, sub, kind) == ["a", "b", "c"]
+
+
+@KINDS
+async def test_without_room_each_call_reads_what_it_asks_for_and_everything_is_delivered(broker, kind):
+    broker.broker.topics.read_ahead.total = 0
+    sent = [f"{n}" for n in range(10)]
+    await broker.produce(*sent[:5])
+    await broker.produce_batch(*sent[5:])
+    for sub in SUBSCRIPTIONS:
+        assert payloads(await broker.receive("c", sub=sub, type=kind, max=2)) == ["0", "1"]
+        assert at_hand(broker) == 0
+        await broker.client.delete(f"{TOPIC}/subscriptions/{sub}/consumers/c")
+        waiting = asyncio.create_task(drained(broker, sub, kind, max=3))
+        async with asyncio.timeout(30):
+            assert await waiting == sent
+
+
+async def test_what_times_out_again_and_again_comes_again_without_room(broker, clock):
+    broker.broker.topics.read_ahead.total = 0
+    await broker.produce("a", "b", "c")
+    for count in range(4):
+        got = []
+        for _ in range(3):
+            got += await broker.receive("c", ack_timeout_ms=1_000)
+        assert payloads(got) == ["a", "b", "c"]
+        assert {message["redelivery_count"] for message in got} == {count}
+        clock.advance(2)
+
+
+async def test_what_a_closed_topic_had_at_hand_no_longer_counts(broker):
+    await broker.produce("a", "b")
+    await broker.receive("c", max=1)
+    await broker.receive("c", sub="deleted", max=1)
+    await broker.client.delete(f"{TOPIC}/subscriptions/deleted?force=true")
+    used = broker.broker.topics.read_ahead.used
+    assert used > 0
+    await broker.broker.topics.close()
+    assert broker.broker.topics.read_ahead.used == 0
