@@ -137,6 +137,25 @@ def test_topics_are_listed_with_their_figures(cluster: ThrowawayCluster) -> None
     assert "subscription   cli" in ok("topics", "stats", "counted", *at)
 
 
+def test_a_topic_is_deleted_once_somebody_says_yes(cluster: ThrowawayCluster) -> None:
+    at = ("--url", cluster.url)
+    ok("produce", "unwanted", *at, stdin="a\nb\n")
+    asked = bindery("topics", "delete", "unwanted", *at)
+    assert asked.returncode == 2
+    assert "public/default/unwanted has 1 entries and 0 subscriptions" in asked.stderr
+    ok("consume", "unwanted", *at, "--ack", "--max", "1")
+    assert ok("topics", "delete", "unwanted", *at, "--yes", "--force") == "public/default/unwanted is deleted\n"
+    assert "unwanted" not in ok("topics", "list", *at)
+    for again in (("--yes",), ()):
+        done = bindery("topics", "delete", "unwanted", *at, *again)
+        assert done.returncode == 1
+        assert "no such topic" in done.stderr
+    ok("produce", "unwanted", *at, stdin="c\n")
+    assert json.loads(ok("topics", "delete", "unwanted", *at, "--yes", "--json")) == {
+        "deleted": "public/default/unwanted"
+    }
+
+
 def test_ledgers_are_listed_shown_and_read_from_each_bookie(cluster: ThrowawayCluster) -> None:
     at = ("--zookeeper", cluster.zookeeper)
     sent = json.loads(ok("produce", "looked-at", "--url", cluster.url, "--json", stdin="findme\n"))
@@ -170,9 +189,11 @@ def test_errors_name_the_fix_and_have_their_exit_codes(cluster: ThrowawayCluster
         done = bindery("consume", "x", "--url", f"http://127.0.0.1:{unused.getsockname()[1]}")
     assert done.returncode == 1
     assert "is it running? `make run`" in done.stderr
-    done = bindery("consume", "never-made", "--url", cluster.url)
-    assert done.returncode == 1
-    assert "no such topic" in done.stderr
+    for how in ((), ("--ack", "--max", "1")):
+        done = bindery("consume", "never-made", "--url", cluster.url, *how)
+        assert done.returncode == 1
+        assert "no such topic" in done.stderr
+    assert "never-made" not in ok("topics", "list", "--url", cluster.url)
     assert bindery("consume", "a/b").returncode == 2
     assert bindery("consume").returncode == 2
     assert bindery("produce", "x", "--property", "novalue").returncode == 2

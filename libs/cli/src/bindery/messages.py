@@ -188,12 +188,14 @@ def consume(
     """Print messages: their payloads, or with --json all that is known of each.
 
     Without --ack nothing changes on the broker. With --ack a message is acknowledged after it was printed, so a crash
-    in between shows it again, and never loses it.
+    in between shows it again, and never loses it. No topic is made: exit code 1 when there is none of that name.
     """
     from bindery.broker_api import Broker, topic_path
 
     path = topic_path(topic)
     with Broker(url) as broker:
+        if ack:
+            broker.get(path)  # receiving would make the topic, a misspelt one too
         source = (
             _receive(broker, path, subscription, follow=follow, maximum=maximum)
             if ack
