@@ -101,7 +101,22 @@ def test_a_drain_is_taken_back(cluster: MemoryCluster) -> None:
     cluster.invoke("bookie", "drain", "b0")
     result = cluster.invoke("bookie", "drain", "b0", "--cancel")
     assert result.stdout == "b0 was draining; it is an ordinary member again\n"
+    assert "cookie" not in result.stderr
     assert "is not being drained: it is active" in said(cluster.invoke("bookie", "drain", "b0", "--cancel"))
+
+
+def test_a_reason_that_is_given_later_is_taken(cluster: MemoryCluster) -> None:
+    cluster.ledger("b0", "b1")
+    assert cluster.invoke("bookie", "drain", "b0").exit_code == 0
+    begun = membership(cluster, "b0")
+    cluster.now_ms += 1000
+    assert cluster.invoke("bookie", "drain", "b0", "--reason", "old disks").exit_code == 0
+    now = membership(cluster, "b0")
+    assert (now.reason, now.intent, now.since_ms, now.drain) == (
+        "old disks", Intent.DRAINING, begun.since_ms, begun.drain,
+    )  # fmt: skip
+    assert cluster.invoke("bookie", "drain", "b0").exit_code == 0
+    assert membership(cluster, "b0").reason == "old disks"
 
 
 def test_waiting_ends_with_exit_code_1_when_only_unrecoverable_ledgers_are_left(cluster: MemoryCluster) -> None:
@@ -135,12 +150,24 @@ def test_recover_asks_first_then_marks_waits_and_retires(
     assert membership(cluster, "b0").intent is Intent.REMOVED
 
 
+def test_taking_back_a_finished_recovery_says_that_the_cookie_is_gone(cluster: MemoryCluster) -> None:
+    cluster.stop("b0")
+    assert cluster.invoke("bookie", "recover", "b0", "--yes").exit_code == 0
+    result = cluster.invoke("bookie", "drain", "b0", "--cancel")
+    assert (result.exit_code, result.stdout) == (0, "b0 was removed; it is an ordinary member again\n")
+    assert "its cookie is gone" in result.stderr
+    assert "`bindery bookie cookie adopt --bookie-id b0 ...`" in result.stderr
+    assert "or empty them" in result.stderr
+
+
 async def _cookies(store: MemoryStore) -> list[BookieId]:
     return await CookieStore(store, LAYOUT).bookies()
 
 
 def test_recover_of_a_bookie_that_held_nothing_retires_it_at_once(cluster: MemoryCluster) -> None:
     cluster.stop("b0")
+    result = cluster.invoke("bookie", "recover", "b0", "--dry-run")
+    assert result.stdout == "b0 is not registered; no ledger names it any more\n"
     result = cluster.invoke("bookie", "recover", "b0", "--yes")
     assert result.exit_code == 0
     assert cluster.do(_cookies) == ["b1", "b2"]
@@ -151,6 +178,13 @@ def test_recover_says_when_there_is_no_spare(cluster: MemoryCluster) -> None:
     cluster.stop("b0")
     result = cluster.invoke("bookie", "recover", "b0", "--dry-run")
     assert f"ledger {ledger_id} needs 3 bookies and only 2 can be written: it waits until 1 more join" in result.stderr
+
+
+def test_recover_says_that_there_are_bookies_to_take_it(cluster: MemoryCluster) -> None:
+    cluster.ledger("b0", "b1")
+    cluster.stop("b0")
+    result = cluster.invoke("bookie", "recover", "b0", "--dry-run")
+    assert result.stderr == "there are bookies to take it: 2 can be written, and no ledger needs more than 2\n"
 
 
 def test_recover_and_maintenance_of_a_name_that_nobody_knows_are_refused(cluster: MemoryCluster) -> None:

@@ -61,19 +61,34 @@ def drain(
 
     async def work(cluster: "Cluster") -> bool:
         from bindery_core.ids import validate_bookie_id
+        from bindery_metadata.cookies import CookieStore
+        from bindery_metadata.membership import Intent, MembershipStore
 
         bookie_id = validate_bookie_id(bookie)
         emptier = _emptier(cluster)
+        live = Live(is_quiet=as_json)
         if cancel:
             before = await emptier.cancel_drain(bookie_id)
-            _say(as_json, {"bookie_id": bookie_id, "was": before.intent.value, "intent": "active"},
+            has_cookie = await CookieStore(cluster.store, cluster.layout).read(bookie_id) is not None
+            _say(as_json, {"bookie_id": bookie_id, "was": before.intent.value, "intent": "active",
+                           "has_cookie": has_cookie},
                  f"{bookie_id} was {before.intent.value}; it is an ordinary member again")  # fmt: skip
+            if not has_cookie:
+                live.say(
+                    f"its cookie is gone, and with data on its disks it does not start: adopt the disks (`bindery "
+                    f"bookie cookie adopt --bookie-id {bookie_id} ...`; its start says the whole command) or empty them"
+                )
             return True
-        live = Live(is_quiet=as_json)
         started = await emptier.start_drain(
             bookie_id, reason=reason, progress=lambda count: live.show(f"reading the metadata of ledgers: {count}")
         )
         live.clear()
+        if started.goes_on and reason and reason != started.membership.reason:
+            # As it was read, else a drain that somebody takes back at this moment would begin anew.
+            memberships = MembershipStore(cluster.store, clock_ms=now_ms)
+            await memberships.set(
+                bookie_id, Intent.DRAINING, reason=reason, by=operator_name(), version=started.membership.version
+            )
         verb = "goes on being drained" if started.goes_on else "is being drained from now on"
         _say(as_json, {"bookie_id": bookie_id, "intent": "draining", **_started_facts(started)},
              f"{bookie_id} {verb}: {_amount(started)}")  # fmt: skip
@@ -128,7 +143,7 @@ def recover(
         live.clear()
         facts = {"bookie_id": bookie_id, **_started_facts(plan), "spares": await _spares(cluster, emptier, plan)}
         if dry_run or not yes:
-            _say(as_json, {**facts, "done": False}, f"{bookie_id} is not registered; it held {_amount(plan)}")
+            _say(as_json, {**facts, "done": False}, f"{bookie_id} is not registered; {_held(plan)}")
             for sentence in _spare_sentences(plan, facts["spares"]):
                 live.say(sentence)
             if not dry_run:
@@ -140,7 +155,7 @@ def recover(
         )
         live.clear()
         _say(as_json, {**facts, "intent": "removed", "marked": started.marked},
-             f"{bookie_id} is removed; it held {_amount(started)}; {started.marked} newly marked")  # fmt: skip
+             f"{bookie_id} is removed; {_held(started)}; {started.marked} newly marked")  # fmt: skip
         for sentence in _spare_sentences(plan, facts["spares"]):
             live.say(sentence)
         if started.holdings.ledgers and not wait:
@@ -306,15 +321,22 @@ def _amount(started: "Started") -> str:
     return text
 
 
+def _held(plan: "Started") -> str:
+    holdings = plan.holdings
+    return f"it held {_amount(plan)}" if holdings.ledgers or holdings.unreadable else "no ledger names it any more"
+
+
 async def _spares(cluster: "Cluster", emptier: "BookieEmptier", plan: "Started") -> int:
     return len(await emptier.remaining(plan.membership.bookie_id, await cluster.client.list_bookies()))
 
 
 def _spare_sentences(plan: "Started", spares: int) -> list[str]:
     widest = plan.holdings.widest()
-    if widest is None or spares >= widest[1]:
+    if widest is None:
         return []
     ledger_id, needed = widest
+    if spares >= needed:
+        return [f"there are bookies to take it: {spares} can be written, and no ledger needs more than {needed}"]
     return [
         f"ledger {ledger_id} needs {needed} bookies and only {spares} can be written: "
         f"it waits until {needed - spares} more join"
