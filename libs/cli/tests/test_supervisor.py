@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from bindery.standalone import process as process_module
 from bindery.standalone import supervisor as supervisor_module
+from bindery.standalone.commands import _print_status
 from bindery.standalone.control import ask
 from bindery.standalone.directory import AlreadyRunning, DataDirectory, ProcessIdentity, StandaloneError, State
 from bindery.standalone.options import Options
@@ -141,7 +142,9 @@ async def test_all_start_after_the_metadata_and_brokers_stop_before_bookies(tmp_
     assert list(cluster.directory.run.glob("*.pid")) == []
 
 
-async def test_a_child_that_dies_is_started_again_and_its_last_words_are_shown(tmp_path: Path) -> None:
+async def test_a_child_that_dies_is_started_again_and_its_last_words_are_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     cluster = Cluster(tmp_path)
     async with cluster.running():
         before = cluster.pid("bookie-1")
@@ -153,9 +156,17 @@ async def test_a_child_that_dies_is_started_again_and_its_last_words_are_shown(t
         assert any("has a broken disk" in line for line in cluster.said)
         status = cluster.supervisor.status()
         assert status["state"] == "starting"
+        facts = {facts["name"]: facts for facts in status["processes"]}
+        assert facts["bookie-1"]["last_death"] == ["exit code 7", "bookie-1 has a broken disk"]
+        assert facts["bookie-0"]["last_death"] == []
+        _print_status(status)
+        shown = capsys.readouterr().out
+        assert "      it died: exit code 7; its log ends with:\n        bookie-1 has a broken disk\n" in shown
+        assert "bookie-1.log)" in shown
         broken.unlink()
         await cluster.until(lambda: cluster.supervisor.status()["state"] == "ready")
         assert cluster.pid("bookie-1") != before
+        assert not any(facts["last_death"] for facts in cluster.supervisor.status()["processes"])
         assert any(line.startswith("bookie-1 is again ready") for line in cluster.said)
 
 

@@ -199,6 +199,10 @@ def _print_status(answer: dict[str, Any]) -> None:
             f"  {process['name']:<14} {process['state']:<16} {process['for_s']:>8.0f} s  {pid:<12} ports {ports:<12} "
             f"{'; '.join(notes)}".rstrip()
         )
+        if process["last_death"]:
+            how, *words = process["last_death"]
+            print(f"      it died: {how}; its log ends with:", *words, sep="\n        ")
+            print(f"        ({process['log']})")
     for url in answer["http"]:
         print(f"HTTP API {url}")
     for url in answer["auditors"]:

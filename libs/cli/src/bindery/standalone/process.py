@@ -46,6 +46,8 @@ class Child:
         self.starts = 0
         self.waiting_for = ""
         """While it starts: what it says it is busy with."""
+        self.last_death: list[str] = []
+        """How it ended by itself and its last words then; empty once it is ready again, or stopped."""
         self.ready = asyncio.Event()
         self.gone = asyncio.Event()
         """Set while there is no operating-system process."""
@@ -58,6 +60,8 @@ class Child:
     def enter(self, state: ChildState) -> None:
         self.state = state
         self.since = self._clock()
+        if state in (ChildState.READY, ChildState.DOWN):
+            self.last_death = []
         if state is ChildState.READY:
             self.ready.set()
         else:

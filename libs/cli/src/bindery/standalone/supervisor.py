@@ -34,6 +34,8 @@ HELD_CHECK_INTERVAL_S: Final = 0.5
 STARTS_WAITED_FOR: Final = 2
 """So often a child that is brought back by name may die before who asked is told: one death may be chance."""
 LAST_WORDS_LINES: Final = 5
+LAST_WORDS_SIZE_MAX: Final = 300
+"""Characters of a line."""
 LEFTOVER_TIMEOUT_S: Final = 10.0
 CONTROL_TIMEOUT_S: Final = 120.0
 
@@ -142,9 +144,11 @@ class Supervisor:
             stable = self._clock() - began > STABLE_S
             pause = RESTART_PAUSE_S if stable else min(pause * 2, RESTART_PAUSE_S_MAX)
             self._say(f"{name} died: {how}; starting it again in {pause:.0f} s. Its log ends with:")
-            for line in child.last_words(LAST_WORDS_LINES) or ["(nothing)"]:
-                self._say(f"    {line[:300]}")
+            words = [line[:LAST_WORDS_SIZE_MAX] for line in child.last_words(LAST_WORDS_LINES)] or ["(nothing)"]
+            for line in words:
+                self._say(f"    {line}")
             self._say(f"    ({self._directory.log_file(name)})")
+            child.last_death = [how, *words]
             child.enter(ChildState.PAUSING)
             await asyncio.sleep(pause)
 
@@ -311,6 +315,7 @@ class Supervisor:
                     "for_s": round(now - child.since, 1),
                     "starts": child.starts,
                     "waiting_for": child.waiting_for if child.state is ChildState.STARTING else None,
+                    "last_death": child.last_death,
                     "ports": dict(child.plan.ports),
                     "log": str(self._directory.log_file(name)),
                 }
