@@ -14,7 +14,7 @@ from bindery_bookie.settings import BookieSettings
 from bindery_bookie.storage.disk import RealDisk
 from bindery_bookie.storage.limbo import read_marker, remove_marker
 from bindery_core.cookie import parse
-from bindery_core.errors import MetadataUnavailable
+from bindery_core.errors import BadRequest, MetadataUnavailable
 from bindery_core.ids import BookieId, EntryId
 from bindery_core.ledger_metadata import LedgerMetadata, Segment
 from bindery_metadata.cluster import initialize_cluster
@@ -135,6 +135,17 @@ def test_the_bookies_own_variables_count(machine: Machine, monkeypatch: pytest.M
     monkeypatch.setenv("BOOKIE_JOURNAL_DIR", f"{machine.root}/j")
     monkeypatch.setenv("BOOKIE_LEDGER_DIR", f"{machine.root}/l")
     assert CliRunner().invoke(app, ["bookie", "cookie", "show"]).exit_code == 0
+
+
+@pytest.mark.parametrize("verb", ["show", "adopt"])
+def test_directories_that_nobody_named_are_not_compared(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    monkeypatch.chdir(machine.root)
+    named = {"--bookie-id": ID, "--journal-dir": f"{machine.root}/j"}
+    result = CliRunner().invoke(app, ["bookie", "cookie", verb, *(word for pair in named.items() for word in pair)])
+    assert isinstance(result.exception, BadRequest)
+    assert "no such directory; give --journal-dir and --ledger-dir" in str(result.exception)
 
 
 # -- adopt ------------------------------------------------------------------------------------------------------------

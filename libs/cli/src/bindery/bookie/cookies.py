@@ -58,6 +58,7 @@ def show(
     from bindery.bookie.identity_tools import run_show
 
     settings = _settings(zookeeper, ledgers_root, bookie_id, journal_dir, ledger_dir)
+    _refuse_invented(settings)
     facts, lines = run_show(settings)
     print(json.dumps(facts) if as_json else "\n".join(lines))
     if not facts["same"]:
@@ -83,6 +84,7 @@ def adopt(
     from bindery.bookie.identity_tools import run_adopt
 
     settings = _settings(zookeeper, ledgers_root, bookie_id, journal_dir, ledger_dir)
+    _refuse_invented(settings)
     facts, lines = run_adopt(settings, yes=yes)
     print(json.dumps(facts) if as_json else "\n".join(lines))
     if facts["plan"] and not facts["done"]:
@@ -134,6 +136,19 @@ def _ask_for_force() -> None:
     question = "Remove the cookie even if ledgers still name this bookie? Their copies here are given up."
     if not typer.confirm(question, err=True):
         raise typer.Exit(EXIT_PROBLEM)
+
+
+def _refuse_invented(settings: "BookieSettings") -> None:
+    """Raises BadRequest when directories were left to their defaults and are not there: nobody meant those."""
+    from pathlib import Path
+
+    from bindery_core.errors import BadRequest
+
+    by_setting = {"journal_dir": settings.journal_dirs, "ledger_dir": settings.ledger_dirs}
+    left = [path for name, paths in by_setting.items() if name not in settings.model_fields_set for path in paths]
+    for path in left:
+        if not Path(path).is_dir():
+            raise BadRequest(f"no such directory; give --journal-dir and --ledger-dir, as the bookie has them: {path}")
 
 
 def _settings(
