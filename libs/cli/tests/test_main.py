@@ -26,6 +26,7 @@ VERBS = [
     ["consume"],
     ["topics", "list"],
     ["topics", "stats"],
+    ["topics", "delete"],
     ["ledger", "list"],
     ["ledger", "show"],
     ["ledger", "read"],
@@ -115,6 +116,14 @@ def test_the_broker_s_address_comes_from_the_option_then_the_environment(monkeyp
     monkeypatch.setenv("BINDERY_URL", "http://other:1/")
     assert broker_url(None) == "http://other:1"
     assert broker_url("http://given:2") == "http://given:2"
+
+
+@pytest.mark.parametrize("verb", [["consume", "x"], ["bookie", "state"]], ids=" ".join)
+@pytest.mark.parametrize("url", ["foo", "127.0.0.1:8000", "http:///x", "http://h:port", "ftp://h:1", "http://h:1/ x"])
+def test_what_is_no_url_is_wrong_usage(verb: list[str], url: str) -> None:
+    result = CliRunner().invoke(app, [*verb, "--url", url])
+    assert isinstance(result.exception, BadRequest)
+    assert str(result.exception) == f"not a URL: want http://host:port, not {url}"
 
 
 def test_lines_are_grouped_into_requests_of_bounded_size() -> None:

@@ -1,17 +1,28 @@
 """What the clients of the services' HTTP APIs share: a connection that ends with its block, and problems as answers."""
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import httpx
+from bindery_core.errors import BadRequest
+
+_URL: Final = re.compile(r"https?://[^\s/?#@]+[^\s?#]*", re.IGNORECASE)
 
 
 class JsonHttp(ABC):
     """`with` closes it. Proxies of the environment are not asked: a service is reached directly."""
 
     def __init__(self, url: str, *, timeout_s: float, headers: Mapping[str, str] | None = None) -> None:
+        """Raises BadRequest: that is no URL."""
+        try:
+            is_url = bool(_URL.fullmatch(url) and httpx.URL(url).host)
+        except httpx.InvalidURL:
+            is_url = False
+        if not is_url:
+            raise BadRequest(f"not a URL: want http://host:port, not {url}")
         self.url = url.rstrip("/")
         self._http = httpx.Client(base_url=self.url, timeout=timeout_s, trust_env=False, headers=headers)
 
