@@ -13,6 +13,7 @@ from bindery.main import app
 from bindery_bookie.admin.plain import plain
 from bindery_bookie.storage.damage import Damage
 from bindery_bookie.storage.garbage import GarbageState, LogExplanation, LogInfo, LogState
+from bindery_bookie.storage.scrub import ScrubState
 from bindery_bookie.storage_watch import DirectoryState, DirectoryStatus
 from bindery_core.errors import BinderyError
 from typer.testing import CliRunner, Result
@@ -122,6 +123,29 @@ def test_state_says_why_it_is_read_only_and_in_limbo(bookie: Bookie) -> None:
     assert "running, READ-ONLY\n  disk: /l is full\n" in result.stdout
     assert "IN LIMBO: shard 0, repairing: storage lost: /l\n" in result.stdout
     assert "damage: 4\n" in result.stdout
+
+
+def test_state_of_a_bookie_that_is_drained_says_so_once(bookie: Bookie) -> None:
+    why = "draining: its ledgers move to others (by ann)"
+    bookie.answers["state/readonly"] = {"readOnly": True, "reasons": {"draining": why}}
+    assert f"\n  {why}\n" in run("state").stdout
+    bookie.answers["disks"] = {**DISKS, "reasons": {"draining": why}}
+    assert f"read-only because of {why}\n" in run("disks").stdout
+
+
+def test_a_scrub_that_is_not_under_way_shows_no_start(bookie: Bookie) -> None:
+    state = ScrubState(
+        is_running=False, phase="", position=(0, 0), percent=0.0, rounds=1, start_ms=0, last_start_ms=1, last_end_ms=2,
+        oldest_verified_ms=1, next_ms=0, entries=3, size=4, rate=0.0, regions=0, error="",
+    )  # fmt: skip
+    for start_ms, is_shown in ((0, False), (5_000, True)):
+        bookie.answers["scrub"] = {"shards": [{"shard": 0, **plain(replace(state, start_ms=start_ms))}]}
+        for verb in (("state",), ("scrub", "state")):
+            shown = run(*verb).stdout
+            assert "rounds" in shown
+            assert "last start" in shown
+            assert any(line.strip().startswith("start ") for line in shown.splitlines()) is is_shown
+            assert "never" not in shown
 
 
 @pytest.mark.parametrize("part", ["state", "limbo", "damage"])

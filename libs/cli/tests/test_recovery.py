@@ -234,6 +234,7 @@ def test_retry_ends_back_off_and_terminal_states(cluster: MemoryCluster) -> None
     ledger_id = cluster.ledger("b0", "b1")
     result = cluster.invoke("recovery", "retry", str(ledger_id))
     assert "is not marked" in said(result)
+    assert "no such ledger" in said(cluster.invoke("recovery", "retry", "999"))
     mark(
         cluster, ledger_id, "b0", state=RecoveryState.UNRECOVERABLE, obstacle=Obstacle.NO_COPY_LEFT, attempts=9,
         detail="no copy of entry 3 is left", next_retry_ms=cluster.now_ms + 300_000,

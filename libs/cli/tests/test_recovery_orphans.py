@@ -146,12 +146,16 @@ def test_a_backup_is_a_private_file_that_makes_the_cluster_anew(
 
 def test_a_damaged_or_missing_file_is_told_by_name(cluster: MemoryCluster, tmp_path: Path) -> None:
     file = tmp_path / "metadata.jsonl"
-    assert isinstance(cluster.invoke("cluster", "restore", str(file)).exception, BadRequest)
+    missing = cluster.invoke("cluster", "restore", str(file)).exception
+    assert isinstance(missing, BadRequest)
+    assert str(missing) == f"cannot read {file}: No such file or directory"
     cluster.invoke("cluster", "backup", str(file))
     file.write_bytes(file.read_bytes()[:-10])
     assert isinstance(cluster.invoke("cluster", "restore", str(file), "--merge").exception, Corrupt)
-    result = cluster.invoke("cluster", "backup", str(tmp_path / "no such folder" / "file"))
-    assert isinstance(result.exception, BadRequest)
+    nowhere = tmp_path / "no such folder" / "file"
+    refused = cluster.invoke("cluster", "backup", str(nowhere)).exception
+    assert isinstance(refused, BadRequest)
+    assert str(refused) == f"cannot write {nowhere}: No such file or directory"
 
 
 def test_a_backup_that_fails_leaves_the_old_file_alone(cluster: MemoryCluster, tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ async def run_backup(
     try:
         descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, stat.S_IRUSR | stat.S_IWUSR)
     except OSError as error:
-        raise BadRequest(f"cannot write the backup: {error}") from error
+        raise BadRequest(f"cannot write {file}: {error.strerror or error}") from error
     try:
         with os.fdopen(descriptor, "wb", buffering=2**20) as out:
             async with connected_store(zookeeper) as store:
@@ -121,7 +121,7 @@ def _lines(file: str) -> Iterator[bytes]:
         with open(file, "rb", buffering=2**20) as lines:
             yield from lines
     except OSError as error:
-        raise BadRequest(f"cannot read the backup: {error}") from error
+        raise BadRequest(f"cannot read {file}: {error.strerror or error}") from error
 
 
 def _sync_directory(path: Path) -> None:

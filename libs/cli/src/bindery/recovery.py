@@ -176,7 +176,7 @@ def retry(
 
     Example: bindery recovery retry 7
 
-    Exit codes: 0 it will be tried, 1 it is not marked.
+    Exit codes: 0 it will be tried, 1 it is not marked, or not there.
     """
 
     async def work(cluster: "Cluster") -> None:
@@ -185,6 +185,8 @@ def retry(
         from bindery.recovery_explain import retry_ledger
 
         admin = _admin(cluster)
+        if await admin.marks.get(LedgerId(ledger)) is None:
+            await cluster.client.metadata(LedgerId(ledger))  # NoSuchLedger says more than "not marked"
         before = await retry_ledger(admin.marks, admin.records, LedgerId(ledger))
         _say(as_json, {"ledger_id": ledger, "was": None if before is None else before.state.value},
              f"ledger {ledger} is tried again"

@@ -64,7 +64,7 @@ def state(url: Url = None, token_file: TokenFile = None, as_json: AsJson = False
         running = "running" if facts["state"].get("running") else "not running yet"
         print(f"{running}, {'READ-ONLY' if is_read_only else 'writable'}")
         for part, why in (facts.get("readonly", {}).get("reasons") or {}).items():
-            print(f"  {part}: {why}")
+            print(f"  {_because(part, why)}")
         if facts.get("disks", {}).get("directories"):
             print("\n".join(table(facts["disks"]["directories"], columns=_DISK_COLUMNS)))
         limbo_shards = [shard for shard in facts.get("limbo", {}).get("shards", ()) if shard.get("inLimbo")]
@@ -74,9 +74,22 @@ def state(url: Url = None, token_file: TokenFile = None, as_json: AsJson = False
             print("not in limbo")
         print(f"damage: {damage or 'none'}")
         if facts.get("scrub"):
-            print("\n".join(lines_of({"scrub": facts["scrub"].get("shards", [])})))
+            print("\n".join(lines_of({"scrub": _scrub_rows(facts["scrub"])})))
     if is_read_only or damage or is_limbo:
         raise typer.Exit(EXIT_PROBLEM)
+
+
+def _because(part: str, why: str) -> str:
+    """What takes no adds and why; the reason may begin with its part's name."""
+    return why if why.startswith(f"{part}:") else f"{part}: {why}"
+
+
+def _scrub_rows(scrub: dict[str, Any]) -> list[dict[str, Any]]:
+    """Each shard; without the start of a round that is not under way, or that nobody knows to begin."""
+    return [
+        {name: value for name, value in shard.items() if value or name not in ("startMs", "nextMs")}
+        for shard in scrub.get("shards", ())
+    ]
 
 
 _DISK_COLUMNS: Final = ("path", "holds", "status", "usage", "free", "total", "reserveHeld", "reason")
@@ -92,7 +105,7 @@ def disks(url: Url = None, token_file: TokenFile = None, as_json: AsJson = False
 
         print("\n".join(table(facts.get("directories", []), columns=_DISK_COLUMNS)))
         for part, why in (facts.get("reasons") or {}).items():
-            print(f"read-only because of {part}: {why}")
+            print(f"read-only because of {_because(part, why)}")
     if any(directory.get("status") != "ok" for directory in facts.get("directories", [])):
         raise typer.Exit(EXIT_PROBLEM)
 
@@ -219,7 +232,13 @@ def gc_resume(
 @scrub_app.command("state")
 def scrub_state(url: Url = None, token_file: TokenFile = None, as_json: AsJson = False) -> None:
     """Show how far the background verification is, and when everything was last verified."""
-    _show(url, token_file, as_json, lambda bookie: bookie.get("scrub"))
+    facts = _asked(url, token_file, lambda bookie: bookie.get("scrub"))
+    if as_json:
+        print(json.dumps(facts))
+    else:
+        from bindery.bookie.tables import lines_of
+
+        print("\n".join(lines_of({**facts, "shards": _scrub_rows(facts)})))
 
 
 @scrub_app.command("run")
