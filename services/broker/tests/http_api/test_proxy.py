@@ -123,3 +123,13 @@ async def test_what_is_passed_on_is_recorded_as_answered(pair):
             assert (await client.post(other.server.url + TOPIC + "/messages", content=b"x")).status_code == 200
     other.harness.broker.metrics.answered = answered
     assert seen == [("topicStats", 200), ("produce", 200)] * 20
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"), [("GET", TOPIC, 200), ("HEAD", TOPIC, 200), ("DELETE", SUBSCRIPTION, 404)]
+)
+async def test_a_body_that_means_nothing_changes_nothing(pair, method, path, status):
+    async with httpx.AsyncClient(timeout=20) as client:
+        for broker in pair:
+            answer = await client.request(method, broker.server.url + path, content=b"{}")
+            assert answer.status_code == status, answer.text

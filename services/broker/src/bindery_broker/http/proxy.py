@@ -54,9 +54,10 @@ class Proxy:
         target = url.rstrip("/") + exchange.raw_path.decode("ascii")
         if scope["query_string"]:
             target += "?" + scope["query_string"].decode("ascii")
-        headers = [(k, v) for k, v in scope["headers"] if k not in _HOP_HEADERS]
-        headers.append((PROXIED_HEADER, b"1"))
         has_body = exchange.method not in _BODYLESS
+        stays = _HOP_HEADERS if has_body else _HOP_HEADERS | {b"content-length"}
+        headers = [(k, v) for k, v in scope["headers"] if k not in stays]
+        headers.append((PROXIED_HEADER, b"1"))
         if not has_body:
             await exchange.read_body(size_max=exchange.broker.settings.control_bytes_max)
         body_sent = asyncio.Event()
