@@ -81,8 +81,7 @@ class Broker:
         """End all waiting, so that requests in flight finish soon."""
         self.draining = True
         for topic in self.topics:
-            for subscription in topic.subscriptions.values():
-                subscription.drain()
+            topic.drain()
 
     async def close(self) -> None:
         """Close topics (cursors flushed, ledgers sealed), then give their bundles up. Idempotent."""

@@ -5,6 +5,7 @@ that waits in it fails with the reason.
 """
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -70,6 +71,9 @@ class Topic:
         self._subscriptions: dict[str, Subscription] = {}
         self._subscribing: KeyedLocks[str] = KeyedLocks()
         self._on_closed = on_closed
+        self._waiting: set[asyncio.Timeout] = set()
+        """The ends of reads that wait for an entry."""
+        self._draining = False
         self._closed = False
         self.closed_because = ""
         self.is_abandoned = False
@@ -174,7 +178,7 @@ class Topic:
         found: list[ReadMessage] = []
         found_bytes = 0
         if wait_s > 0 and not self.ledger.contains(position):
-            await self.ledger.wait_for_entry(position, timeout_s=wait_s)
+            await self._wait_for_entry(position, wait_s)
             position = self.ledger.clamp(position)
         while len(found) < count_max and found_bytes < bytes_max:
             entries = await self.ledger.read(
@@ -195,6 +199,16 @@ class Topic:
                     found_bytes += len(message.payload)
                 position = self.ledger.next_position(entry_position)
         return found, MessageId.of(position, partition=self._partition)
+
+    async def _wait_for_entry(self, position: Position, wait_s: float) -> None:
+        """Until there is one, the time is over, or `drain` ends it."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0 if self._draining else wait_s) as waiting:
+                self._waiting.add(waiting)
+                try:
+                    await self.ledger.wait_for_entry(position, timeout_s=wait_s)
+                finally:
+                    self._waiting.discard(waiting)
 
     async def read_one(self, message_id: MessageId) -> ReadMessage:
         """Raises NoSuchMessage when there is no such entry, or no such message in it.
@@ -277,6 +291,15 @@ class Topic:
         return any(len(subscription.sessions) for subscription in self._subscriptions.values())
 
     # -- life ----------------------------------------------------------------------------------------------------
+
+    def drain(self) -> None:
+        """The broker stops: nobody waits any more."""
+        self._draining = True
+        now = asyncio.get_running_loop().time()
+        for waiting in self._waiting:
+            waiting.reschedule(now)
+        for subscription in self._subscriptions.values():
+            subscription.drain()
 
     async def close(self) -> None:
         """Stop consumers, flush cursors, seal the ledger."""

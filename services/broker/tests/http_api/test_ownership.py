@@ -180,3 +180,15 @@ async def test_stopping_ends_waiting_calls(broker):
     async with asyncio.timeout(30):
         assert await waiting == []
     assert await broker.receive(wait_ms=30_000) == []
+
+
+async def test_stopping_ends_reads_that_wait(broker):
+    await broker.produce("a")
+    path = f"{TOPIC}/messages?start=latest&wait_ms=30000"
+    waiting = asyncio.create_task(broker.client.get(path))
+    for _ in range(50):
+        await asyncio.sleep(0)
+    broker.broker.drain()
+    async with asyncio.timeout(10):
+        assert (await waiting).json()["messages"] == []
+        assert (await broker.client.get(path)).json()["messages"] == []
