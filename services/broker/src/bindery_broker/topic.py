@@ -71,6 +71,8 @@ class Topic:
         self._subscriptions: dict[str, Subscription] = {}
         self._subscribing: KeyedLocks[str] = KeyedLocks()
         self._on_closed = on_closed
+        self.used_at = now()
+        """When the last request for it was over."""
         self._waiting: set[asyncio.Timeout] = set()
         """The ends of reads that wait for an entry."""
         self._draining = False
@@ -290,6 +292,13 @@ class Topic:
             subscription.tick()
         return any(len(subscription.sessions) for subscription in self._subscriptions.values())
 
+    @property
+    def is_consumed(self) -> bool:
+        """Whether anybody is connected, or a message waits in memory for its time to come again."""
+        return self.has_consumers or any(
+            subscription.dispatcher.next_deadline() is not None for subscription in self._subscriptions.values()
+        )
+
     # -- life ----------------------------------------------------------------------------------------------------
 
     def drain(self) -> None:
@@ -301,9 +310,9 @@ class Topic:
         for subscription in self._subscriptions.values():
             subscription.drain()
 
-    async def close(self) -> None:
+    async def close(self, why: str = "the topic is being moved; ask again") -> None:
         """Stop consumers, flush cursors, seal the ledger."""
-        self._shut(NotOwner("the topic is being moved; ask again", topic=self.name.short))
+        self._shut(NotOwner(why, topic=self.name.short))
         await self.ledger.close()
 
     async def delete(self) -> None:

@@ -1,11 +1,14 @@
 """The topics of a broker: loaded on demand under ownership, one object each, closed when ownership goes.
 
 Invariants: a topic is opened by one task at a time; a loaded topic's bundle was ours when it was opened, and losing the
-bundle closes it.
+bundle closes it; a topic that a request uses, or a consumer, is not closed for being idle.
+
+An idle topic is closed under its lock: a request that comes meanwhile waits for that and opens it anew. Its ledgers are
+trimmed when it is open: one that only retention still holds is kept open until that is over or its place is needed.
 """
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 
 from bindery_client.api import LedgerClient
@@ -25,13 +28,18 @@ from bindery_broker.subscription import MonotonicClock
 from bindery_broker.topic import Topic
 from bindery_broker.topic_name import TopicName
 
+LOOK_FOR_IDLE_S_MIN = 1.0
+"""Between two looks for an idle topic that found none."""
+
 log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicLimits:
     topics_max: int = 10_000
-    """Topics loaded at once."""
+    """Topics loaded at once. At the limit the one that was idle longest makes room; if none is, no more are opened."""
+    idle_s_max: float = 300
+    """Seconds after which a topic that nobody uses is closed. Opening it again costs a ledger, so not at once."""
     loads_max: int = 32
     """Topics being opened at once."""
     subscriptions_max: int = 1_000
@@ -67,11 +75,16 @@ class Topics:
         self._producer_name = producer_name
         self._loaded: dict[TopicName, Topic] = {}
         self._locks: KeyedLocks[TopicName] = KeyedLocks()
+        self._users: dict[TopicName, int] = {}
+        """Requests under way for a topic, loaded or not."""
+        self._opening = 0
+        self._no_room_until = 0.0
+        """Nothing was idle a moment ago: it is not looked for again at once, which costs a look at all topics."""
         self._loading = asyncio.Semaphore(self.limits.loads_max)
         self._closing = False
         self._ownership: Ownership | None = None
         self._cleanups: set[asyncio.Task[None]] = set()
-        """Abandoned topics letting go of their handles."""
+        """Abandoned topics letting go of their handles, idle ones being closed."""
         self.loads_failed = 0
 
     @property
@@ -92,6 +105,20 @@ class Topics:
         """The topic if it is open here: no waiting, the hot path's way."""
         topic = self._loaded.get(name)
         return topic if topic is not None and topic.is_open else None
+
+    def begin_use(self, name: TopicName) -> None:
+        """A request for the topic begins: until `end_use` it is not closed for being idle."""
+        self._users[name] = self._users.get(name, 0) + 1
+
+    def end_use(self, name: TopicName) -> None:
+        left = self._users[name] - 1
+        if left:
+            self._users[name] = left
+            return
+        del self._users[name]
+        topic = self._loaded.get(name)
+        if topic is not None:
+            topic.used_at = self._now()
 
     async def exists(self, name: TopicName) -> bool:
         if self.loaded(name) is not None:
@@ -141,7 +168,7 @@ class Topics:
         return sorted(names, key=lambda name: name.short)
 
     async def maintain(self) -> None:
-        """One round of what time asks for in the loaded topics: sessions end, and unneeded ledgers go."""
+        """One round of what time asks for in the loaded topics: sessions end, unneeded ledgers go, idle topics too."""
         for topic in self:
             if not topic.is_open:
                 continue
@@ -150,7 +177,11 @@ class Topics:
             try:
                 await topic.ledger.trim()
             except BinderyError as error:
-                log.warning("topic_maintenance_failed", topic=topic.name.short, **error_fields(error))
+                if topic.is_open:
+                    log.warning("topic_maintenance_failed", topic=topic.name.short, **error_fields(error))
+            is_kept = not topic.subscriptions and topic.ledger.entries_count > 0  # its retention is not over
+            if not is_kept and self._now() - topic.used_at >= self.limits.idle_s_max and self._is_idle(topic):
+                await self._unload(topic)
 
     async def _open(self, name: TopicName, *, create: bool) -> Topic:
         create = create and self.limits.auto_create
@@ -161,8 +192,46 @@ class Topics:
         is_owner = self._ownership.proof(Bundle.of(name)) if self._ownership is not None else None
         if self._ownership is not None and is_owner is None:
             raise NotOwner("the topic's owner is changing; ask again", topic=name.short)
-        if len(self._loaded) >= self.limits.topics_max:
-            raise TooManyRequests("the broker has its full number of topics", topics=len(self._loaded))
+        await self._make_room()
+        self._opening += 1
+        try:
+            return await self._load(name, create=create, is_owner=is_owner)
+        finally:
+            self._opening -= 1
+
+    async def _make_room(self) -> None:
+        while len(self._loaded) + self._opening >= self.limits.topics_max:
+            idle = None
+            if self._now() >= self._no_room_until:
+                by_age = sorted(self._loaded.values(), key=lambda topic: topic.used_at)
+                idle = next(filter(self._is_idle, by_age), None)
+            if idle is None:
+                self._no_room_until = max(self._no_room_until, self._now() + LOOK_FOR_IDLE_S_MIN)
+                raise TooManyRequests("the broker has its full number of topics", topics=len(self._loaded))
+            await self._unload(idle)
+
+    def _is_idle(self, topic: Topic) -> bool:
+        name = topic.name
+        return topic.is_open and name not in self._users and name not in self._locks and not topic.is_consumed
+
+    async def _unload(self, topic: Topic) -> None:
+        """Close an idle topic, whoever waits for it: half closed it would be of no use to anybody."""
+        task = asyncio.get_running_loop().create_task(self._close_idle(topic))
+        self._cleanups.add(task)
+        task.add_done_callback(self._cleanups.discard)
+        await asyncio.shield(task)
+
+    async def _close_idle(self, topic: Topic) -> None:
+        async with self._locks.hold(topic.name):
+            if topic.name in self._users or not topic.is_open:  # somebody was faster
+                return
+            try:
+                await topic.close("the topic was idle; ask again")
+            except BinderyError as error:
+                log.warning("topic_close_failed", topic=topic.name.short, **error_fields(error))
+                await topic.ledger.crash()
+
+    async def _load(self, name: TopicName, *, create: bool, is_owner: Callable[[], Awaitable[bool]] | None) -> Topic:
         async with self._loading:
             began = self._now()
             try:

@@ -1,14 +1,35 @@
 """Topics come and go: opened by one task at a time, whatever fails on the way."""
 
 import asyncio
+import random
+from collections.abc import AsyncIterator
 from typing import Any
 
+import pytest
 from bindery_broker import topics as topics_module
 from bindery_broker.topic_name import TopicName
 from bindery_core.errors import MetadataUnavailable
-from broker_harness import Harness
+from broker_harness import TOPIC, Harness, ids, payloads, problem
 
 NAME = TopicName.parse("public/default/t")
+NAMESPACE = "/v1/topics/public/default"
+
+
+@pytest.fixture
+async def small(tree, ledgers, clock) -> AsyncIterator[Harness]:
+    """A broker that may have two topics loaded."""
+    harness = Harness(tree=tree, ledgers=ledgers, clock=clock, url="http://small", topics_max=2)
+    yield harness
+    await harness.close()
+
+
+def loaded(broker: Harness) -> list[str]:
+    return sorted(topic.name.local for topic in broker.broker.topics)
+
+
+async def steps(count: int = 50) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
 
 
 async def test_a_topic_is_opened_by_one_task_at_a_time(broker: Harness, monkeypatch):
@@ -70,3 +91,109 @@ async def test_a_cursor_has_one_subscription(broker: Harness, monkeypatch):
     assert isinstance(third, tuple)
     assert second[0] is third[0]
     assert [second[1], third[1]] == [True, False]
+
+
+async def test_a_topic_that_nobody_uses_is_closed_and_opened_anew_with_all_it_had(broker: Harness, clock):
+    await broker.produce("a", "b")
+    await broker.ack(ids(await broker.receive(max=1)))
+    clock.advance(200)
+    await broker.broker.topics.maintain()
+    assert loaded(broker) == ["t"]
+    clock.advance(200)
+    await broker.broker.topics.maintain()
+    assert loaded(broker) == []
+    assert payloads(await broker.receive()) == ["b"]
+
+
+async def test_a_topic_with_a_consumer_a_delay_or_retention_to_come_stays_open(broker: Harness, clock):
+    await broker.produce("kept", topic=f"{NAMESPACE}/retained")
+    await broker.produce("a", topic=f"{NAMESPACE}/delayed")
+    got = await broker.receive(topic=f"{NAMESPACE}/delayed", session_ttl_ms=1_000)
+    body = {"message_ids": ids(got), "delay_ms": 1_000_000}
+    await broker.post(f"{NAMESPACE}/delayed/subscriptions/s/nack", body)
+    await broker.receive(topic=f"{NAMESPACE}/consumed", session_ttl_ms=600_000)
+    clock.advance(500)
+    await broker.broker.topics.maintain()
+    assert loaded(broker) == ["consumed", "delayed", "retained"]
+    clock.advance(1_000)
+    await broker.broker.topics.maintain()
+    assert loaded(broker) == ["retained"]
+
+
+async def test_at_the_limit_the_topic_that_was_idle_longest_makes_room(small: Harness, clock):
+    for name in ("a", "b", "a"):
+        await small.produce("x", topic=f"{NAMESPACE}/{name}")
+        clock.advance(1)
+    await small.produce("x", topic=f"{NAMESPACE}/c")
+    assert loaded(small) == ["a", "c"]
+    answer = await small.client.get(f"{NAMESPACE}/b/messages")
+    assert payloads(answer.json()["messages"]) == ["x"]
+    assert loaded(small) == ["b", "c"]
+
+
+async def test_topics_in_use_make_no_room(small: Harness, clock):
+    """A consumer uses one, a read that waits the other."""
+    await small.receive(topic=f"{NAMESPACE}/a")
+    await small.produce("x", topic=f"{NAMESPACE}/b")
+    reading = asyncio.create_task(small.client.get(f"{NAMESPACE}/b/messages?start=latest&wait_ms=30000"))
+    await steps()
+    problem(await small.client.put(f"{NAMESPACE}/c"), status=429, code="too_many_requests")
+    await small.produce("y", topic=f"{NAMESPACE}/b")
+    async with asyncio.timeout(10):
+        assert payloads((await reading).json()["messages"]) == ["y"]
+    clock.advance(2)
+    assert (await small.client.put(f"{NAMESPACE}/c")).status_code == 201
+    assert loaded(small) == ["a", "c"]
+
+
+async def test_a_request_that_comes_while_its_topic_is_closed_waits_and_opens_it_anew(
+    broker: Harness, clock, monkeypatch
+):
+    await broker.produce("a")
+    await broker.receive(session_ttl_ms=1_000, ack_timeout_ms=1_000)
+    (topic,) = broker.broker.topics
+    close_really = topic.ledger.close
+
+    async def close() -> None:
+        await asyncio.sleep(0.05)
+        await close_really()
+
+    monkeypatch.setattr(topic.ledger, "close", close)
+    clock.advance(400)
+    closing = asyncio.create_task(broker.broker.topics.maintain())
+    await steps(10)
+    assert not topic.is_open
+    assert not closing.done()
+    async with asyncio.timeout(10):
+        await asyncio.gather(broker.produce("b"), broker.produce("c"))
+        await closing
+    answer = await broker.client.get(f"{TOPIC}/messages")
+    assert sorted(payloads(answer.json()["messages"])) == ["a", "b", "c"]
+    assert loaded(broker) == ["t"]
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_with_more_topics_than_places_no_request_fails_and_no_message_is_lost(tree, ledgers, clock, seed):
+    chance = random.Random(seed)
+    broker = Harness(tree=tree, ledgers=ledgers, clock=clock, url="http://few", topics_max=4)
+    sent: dict[str, list[str]] = {f"{NAMESPACE}/t{n}": [] for n in range(8)}
+
+    async def produce(worker: int) -> None:
+        for n in range(20):
+            topic = chance.choice(list(sent))
+            payload = f"{worker}-{n}"
+            await broker.produce(payload, topic=topic)
+            sent[topic].append(payload)
+            clock.advance(chance.choice([0, 0, 400]))
+            if chance.random() < 0.2:
+                await broker.broker.topics.maintain()
+
+    async with asyncio.timeout(30):
+        await asyncio.gather(*(produce(worker) for worker in range(3)))
+    assert len(broker.broker.topics) <= 4
+    for topic, expected in sent.items():
+        if expected:
+            answer = await broker.client.get(f"{topic}/messages?max=1000")
+            assert sorted(payloads(answer.json()["messages"])) == sorted(expected)
+    assert not broker.broker.topics._users
+    await broker.close()

@@ -28,10 +28,20 @@ class AtOwner:
 
     async def run(self, exchange: Exchange, operation: Callable[[Exchange], Awaitable[Response]]) -> Response:
         """The operation's answer, or the owner's. Raises what the operation raises; NotOwner: ask again."""
+        name = exchange.topic_name
+        if name is None:
+            return await operation(exchange)
+        self.broker.topics.begin_use(name)
+        try:
+            return await self._run(exchange, operation)
+        finally:
+            self.broker.topics.end_use(name)
+
+    async def _run(self, exchange: Exchange, operation: Callable[[Exchange], Awaitable[Response]]) -> Response:
+        name = exchange.topic
         for attempt in range(1, ATTEMPTS_MAX + 1):
             try:
-                name = exchange.topic_name
-                if name is not None and self.broker.topics.loaded(name) is None:
+                if self.broker.topics.loaded(name) is None:
                     response = await self._elsewhere(exchange)
                     if response is not None:
                         return response

@@ -69,6 +69,14 @@ class EventStream(Response):
         self._exchange, self._topic, self._subscription, self._query = exchange, topic, subscription, query
 
     async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
+        topics, name = self._exchange.broker.topics, self._topic.name
+        topics.begin_use(name)
+        try:
+            await self._stream(send)
+        finally:
+            topics.end_use(name)
+
+    async def _stream(self, send: Send) -> None:
         exchange, subscription, query = self._exchange, self._subscription, self._query
 
         async def push(events: bytes) -> None:
