@@ -20,6 +20,7 @@ from bindery_client.security import load_security
 from bindery_metadata.zookeeper import ZooKeeperStore
 from bindery_simulation.certificates import CA, certificate, key
 from bindery_spark import main as command
+from bindery_spark.arguments import EXIT_INTERRUPTED
 from bindery_spark.session import prepare
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(1800)]
@@ -93,7 +94,7 @@ def test_ctrl_c_leaves_a_run_that_goes_on_under_spark_submit(
     time.sleep(1.0)
     os.killpg(process.pid, signal.SIGINT)
     _, words = process.communicate(timeout=READING_S)
-    assert process.returncode == command.EXIT_INTERRUPTED, words
+    assert process.returncode == EXIT_INTERRUPTED, words
     (directory,) = out.iterdir()
     assert not (directory / "summary.json").exists()
     again = shlex.split(words.strip().splitlines()[-1].partition("To go on: ")[2])

@@ -1,6 +1,7 @@
 """What a pod of the Spark image does: which run it takes up, what stays on the volume, how Java is started."""
 
 import json
+import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -188,6 +189,24 @@ def test_an_executor_that_spark_did_not_start_says_so(
     monkeypatch.delenv("SPARK_EXECUTOR_MEMORY", raising=False)
     assert main(["executor"]) == 4
     assert "SPARK_EXECUTOR_MEMORY is not set" in capsys.readouterr().err
+
+
+def test_a_job_that_fails_in_another_way_gives_no_verdict(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Python ends with 1 after an error, which is a verdict's code."""
+
+    def fail(*_: object, **__: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(kubernetes, "scheduled", fail)
+    monkeypatch.setattr(kubernetes, "stop", lambda: None)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        assert main(["scheduled"]) == 4
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert "No space left on device" in capsys.readouterr().err
 
 
 def test_other_words_are_those_of_bindery_audit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""What is written on the command line: durations, sizes, ranges of ledgers. Pure."""
+"""What is written on the command line: durations, sizes, ranges of ledgers; and the exit code of Ctrl-C. Pure."""
 
 import re
 from typing import Final
@@ -6,6 +6,8 @@ from typing import Final
 from bindery_core.errors import BadRequest
 from bindery_core.ids import ID_MAX
 from bindery_metadata.verified_records import LEVELS
+
+EXIT_INTERRUPTED: Final = 130
 
 _UNITS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _DURATION: Final = re.compile(r"(?:\d+[dhms])+")

@@ -33,6 +33,7 @@ from types import FrameType
 from typing import Final, NoReturn
 
 from bindery_spark import main as audit
+from bindery_spark.arguments import EXIT_INTERRUPTED
 from bindery_spark.checkpoint import RunDirectory
 from bindery_spark.findings import Exit
 from bindery_spark.session import LOG4J, stop
@@ -163,7 +164,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return scheduled(given[1:], os.environ, run=audit.main, now_s=time.time())
     except KeyboardInterrupt:
-        return audit.EXIT_INTERRUPTED
+        return EXIT_INTERRUPTED
+    except Exception as error:  # Python's own exit code, 1, would be taken for a verdict
+        print(f"bindery: the audit failed: {type(error).__name__}: {error}", file=sys.stderr)
+        return Exit.JOB_ERROR
     finally:
         stop()
 

@@ -22,11 +22,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-import click
 import typer
 from bindery_core.errors import BadRequest, BinderyError
+from typer.exceptions import TyperException
 
-from bindery_spark.arguments import bytes_of, duration_ms, ledger_range, level_of
+from bindery_spark.arguments import EXIT_INTERRUPTED, bytes_of, duration_ms, ledger_range, level_of
 from bindery_spark.findings import Exit
 from bindery_spark.topic_commands import count, export
 
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from bindery_spark.checkpoint import RunDirectory
     from bindery_spark.run import Outcome
 
-EXIT_INTERRUPTED: Final = 130
 OUT_DEFAULT: Final = "audit-runs"
 RATE_DEFAULT: Final = "64MiB/s"
 """More than two cores read. What protects writers: readers pause when a bookie gets slow (`throttle.Pressure`)."""
@@ -181,6 +180,7 @@ def _audit(
         if directory.is_begun:
             again = f"bindery audit run --resume {directory.run_id} --out {directory.path.parent}"
             print(f"\ninterrupted; what was read is kept. To go on: {again}", file=sys.stderr)
+            raise typer.Exit(EXIT_INTERRUPTED) from None
         raise
     finally:
         shutil.rmtree(shared, ignore_errors=True)
@@ -301,12 +301,13 @@ def main(arguments: Sequence[str]) -> int:
     words = list(arguments[1:] if arguments[:1] == ["audit"] else arguments)
     try:
         return int(app(words, prog_name="bindery audit", standalone_mode=False) or 0)
-    except click.exceptions.Exit as end:
+    except typer.Exit as end:
         return end.exit_code
-    except click.ClickException as error:
-        error.show()
+    except TyperException as error:  # wrong usage: it shows the usage, and what there is instead
+        error.show()  # type: ignore[attr-defined]  # typer's stubs do not show it
         return Exit.JOB_ERROR
-    except (KeyboardInterrupt, click.exceptions.Abort):
+    except (KeyboardInterrupt, typer.Abort):
+        print("\ninterrupted; there is nothing to go on with", file=sys.stderr)
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

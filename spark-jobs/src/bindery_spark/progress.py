@@ -7,7 +7,7 @@ from typing import Final
 
 from pyspark.sql import SparkSession
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 POLL_S: Final = 0.5
 LINE_INTERVAL_S: Final = 10.0
@@ -33,7 +33,10 @@ class QuietProgress:
 
 
 class TerminalProgress:
-    """A bar in bytes of payload of all copies. `with` it. `clock`: monotonic, seconds."""
+    """A bar in bytes of payload of all copies. `with` it. `clock`: monotonic, seconds.
+
+    Told are bytes; how far the bar is, and what is left, counts SMALL for each group besides.
+    """
 
     def __init__(self, spark: SparkSession, *, clock: Callable[[], float]) -> None:
         self._spark = spark
@@ -41,13 +44,14 @@ class TerminalProgress:
         console = Console(file=sys.stderr)
         self._is_terminal = console.is_terminal
         self._bar = Progress(
-            TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True), TimeElapsedColumn(),
+            TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[told]}"), TimeElapsedColumn(),
             TextColumn("left"), TimeRemainingColumn(), console=console, transient=True, disable=not self._is_terminal,
         )  # fmt: skip
-        self._task = self._bar.add_task("starting", total=None)
+        self._task = self._bar.add_task("starting", total=None, told="")
         self._ended = threading.Event()
         self._poller = threading.Thread(target=self._poll, daemon=True)
         self._groups = self._total = self._done = self._size = 0
+        self._bytes_total = self._bytes_done = 0
         self._began = self._said = clock()
 
     def __enter__(self) -> "TerminalProgress":
@@ -62,7 +66,8 @@ class TerminalProgress:
 
     def plan(self, size: int, done: int, groups: int) -> None:
         self._groups, self._total, self._done = groups, size + groups * SMALL, done
-        self._bar.update(self._task, total=self._total, completed=done)
+        self._bytes_total, self._bytes_done = size, done
+        self._bar.update(self._task, total=self._total, completed=done, told=self._told())
         self._began, self._done_before = self._clock(), done
 
     def group(self, number: int, ledgers: int, size: int) -> None:
@@ -71,8 +76,9 @@ class TerminalProgress:
 
     def done(self, size: int) -> None:
         self._done += size + SMALL
+        self._bytes_done += size
         self._size = 0
-        self._bar.update(self._task, completed=self._done)
+        self._bar.update(self._task, completed=self._done, told=self._told())
         self._say()
 
     def phase(self, words: str) -> None:
@@ -85,8 +91,10 @@ class TerminalProgress:
         self._said = now
         rate = (self._done - self._done_before) / max(now - self._began, 0.001)
         left_s = (self._total - self._done) / rate if rate > 0 else 0.0
-        text = f"{self._done / MIB:.0f} of {self._total / MIB:.0f} MiB read, about {left_s:.0f} s left"
-        print(text, file=sys.stderr, flush=True)
+        print(f"{self._told()} read, about {left_s:.0f} s left", file=sys.stderr, flush=True)
+
+    def _told(self) -> str:
+        return f"{self._bytes_done / MIB:.1f} of {self._bytes_total / MIB:.1f} MiB"
 
     def _poll(self) -> None:
         """Between two groups the bar goes on by what Spark's tasks have done of the present one."""

@@ -16,12 +16,15 @@
 What `conf` says wins over all of these, and over it nothing; CONF_VARIABLE, a JSON object of texts, comes in between.
 """
 
+import contextlib
 import json
 import os
 import re
+import signal
 import sys
 import tempfile
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -60,7 +63,7 @@ def session(
 
     Finds a Java (`bindery_spark.java`) unless a JVM runs already, as under spark-submit. Raises NoJava.
     """
-    from pyspark import SparkContext
+    from pyspark import SparkConf, SparkContext
     from pyspark.sql import SparkSession
 
     from bindery_spark.sources import register
@@ -70,13 +73,32 @@ def session(
         prepare(os.environ)
     builder = SparkSession.builder.appName(app_name)
     chosen = {**conf_of(os.environ), **(conf or {})}
-    for name, value in settings(cores, chosen, submitted="PYSPARK_GATEWAY_PORT" in os.environ).items():
+    all_settings = settings(cores, chosen, submitted="PYSPARK_GATEWAY_PORT" in os.environ)
+    for name, value in all_settings.items():
         builder = builder.config(name, value)
+    with _interrupts_put_off():
+        SparkContext._ensure_initialized(conf=SparkConf().setAppName(app_name).setAll(list(all_settings.items())))
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel(LOG_LEVEL)
     if with_sources:
         register(spark)
     return spark
+
+
+@contextlib.contextmanager
+def _interrupts_put_off() -> Iterator[None]:
+    """Ctrl-C counts at the end of the block: a JVM whose Python goes away before the two have met stays for ever."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if came:
+        raise KeyboardInterrupt
 
 
 def share(spark: "SparkSession", directory: Path) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from bindery_spark.arguments import duration_ms
+from bindery_spark.arguments import EXIT_INTERRUPTED, duration_ms
 
 if TYPE_CHECKING:
     from pyarrow import Table
@@ -128,7 +128,7 @@ def count(
     except KeyboardInterrupt:
         query.stop()
         print("\ninterrupted; the same command goes on from here", file=sys.stderr)
-        raise
+        raise typer.Exit(EXIT_INTERRUPTED) from None
     finally:
         _print_counts(read_counts(checkpoint), topic, as_json=as_json)
 
