@@ -42,6 +42,11 @@ def test_a_copy_of_a_block_never_written_is_zeros_whatever_made_them() -> None:
     assert "copied to" in outcome.harm.told
 
 
+def test_zeros_over_the_heads_of_the_last_groups_look_like_one_that_was_cut_short() -> None:
+    outcome = quietly(damage.replay, 1_795_001_488)
+    assert (outcome.harm.kind, outcome.ended, outcome.problems) == ("zeros", "wiped", [])
+
+
 def test_harm_is_what_it_says_it_is(tmp_path: Path) -> None:
     before = random.Random(1).randbytes(20_000)
     seen: set[str] = set()
@@ -86,6 +91,8 @@ def test_only_the_end_of_a_journal_is_excused(killed: Template) -> None:
     assert excused("truncated", before.offset, end) == 0
     if before.path == last.path:
         assert excused("zeros", before.offset, end) == 3
+        assert excused("zeros", before.offset, last.offset + 32) == 3, "the last one's head is gone, too"
+        assert excused("zeros", before.offset, last.offset) == 0
         assert excused("zeros", before.offset, before.offset + 512) == 0
 
 

@@ -20,6 +20,7 @@ from typing import Final
 
 from bindery_bookie import identity
 from bindery_bookie.storage.disk import RealDisk
+from bindery_bookie.storage.journal_format import GROUP_HEADER_SIZE
 from bindery_core.cookie import FILE_NAME, differences, parse
 from bindery_core.errors import BadVersion, Corrupt
 
@@ -233,11 +234,12 @@ def _excuse(
 
 
 def lost_groups(template: Template, harm: Harm) -> list[GroupPlace]:
-    """The journal's last groups, if the harm reached from the first of them to the end of its records."""
+    """The journal's last groups, if the harm reached from the first of them to the end of its records, or over the
+    head of the last one: what is left of that looks like the end of one large group whose write was cut short."""
     if not template.groups or harm.path != template.groups[-1].path or harm.kind not in ("zeros", "truncated"):
         return [group for group in template.groups[-1:] if _touches(harm, group)]
     last = template.groups[-1]
-    if harm.stop < last.offset + last.size - 512 or harm.kind == "truncated":
+    if harm.stop < last.offset + GROUP_HEADER_SIZE or harm.kind == "truncated":
         return [last] if _touches(harm, last) and harm.start >= last.offset else []
     return [group for group in template.groups if group.path == harm.path and group.offset + group.size > harm.start]
 

@@ -35,8 +35,9 @@ Torn or damaged? A group is written only after the one before it was synced, so 
 and only by leaving sectors, or the ends of sectors, as the zeros they were. Hence a bad group is a *tear*, which ends
 the journal and loses nothing that was acknowledged, only if no valid group comes after it and zeros explain it: some in
 the group, nothing else behind it. Anything else is damage. Limits: damage to the very last group of a crashed bookie is
-taken for a tear if one of its sectors ends in a zero byte; and groups at the very end that were turned to zeros, as if
-they had never been written, leave no trace.
+taken for a tear if one of its sectors ends in a zero byte; groups at the very end that were turned to zeros, as if they
+had never been written, leave no trace; and zeros over the last groups up to the last one's head, with its records left
+behind them, look like one large group of which the first sectors were not written.
 
 Our own layout: BookKeeper's has no checksums, so a flipped bit there is served as data.
 """
