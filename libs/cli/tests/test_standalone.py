@@ -202,6 +202,22 @@ def test_errors_name_the_fix_and_have_their_exit_codes(cluster: ThrowawayCluster
     assert "line 2" in done.stderr
 
 
+def test_a_url_of_another_service_is_told_in_a_line(cluster: ThrowawayCluster) -> None:
+    processes = {process["name"]: process["ports"] for process in (cluster.status() or {})["processes"]}
+    bookie, auditor = (f"http://127.0.0.1:{processes[name]['HTTP']}" for name in ("bookie-0", "auditor-0"))
+    for verb, url, told in (
+        (("topics", "list"), auditor, "an auditor, not a broker"),
+        (("consume", "x", "--ack"), bookie, "a bookie, not a broker"),
+        (("bookie", "state"), cluster.url, "a broker, not a bookie"),
+        (("bookie", "gc", "run"), auditor, "an auditor, not a bookie"),
+    ):
+        done = bindery(*verb, "--url", url)
+        assert done.returncode == 1
+        assert f"bindery: {url} is {told}; --url or " in done.stderr
+        assert len(done.stderr) < 150
+    assert ok("bookie", "disks", "--url", bookie)
+
+
 def test_a_named_process_is_stopped_and_brought_back(cluster: ThrowawayCluster) -> None:
     data = str(cluster.directory.root)
     before = ProcessIdentity.of(cluster.pid("bookie-3"))

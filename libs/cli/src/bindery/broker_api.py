@@ -7,7 +7,7 @@ from urllib.parse import quote
 import httpx
 from bindery_core.errors import BadRequest, BinderyError
 
-from bindery.json_http import JsonHttp, problem_of
+from bindery.json_http import JsonHttp, answerer_of, problem_of
 
 DEFAULT_URL: Final = "http://127.0.0.1:8080"
 TIMEOUT_S: Final = 60.0
@@ -74,12 +74,21 @@ class Broker(JsonHttp):
         except httpx.HTTPError as error:
             raise BrokerUnreachable(f"the connection to the broker at {self.url} broke: {error}") from error
         if answer.status_code >= 400:
-            raise _refusal(answer)
-        return answer.json() if answer.content else None
+            raise _refusal(answer, self.url)
+        try:
+            return answer.json() if answer.content else None
+        except ValueError as error:
+            raise BrokerUnreachable(f"{self.url} is no broker; --url or BINDERY_URL names one") from error
 
 
-def _refusal(answer: httpx.Response) -> BrokerRefused:
+def _refusal(answer: httpx.Response, url: str) -> BrokerRefused:
     problem = problem_of(answer)
+    who = answerer_of(problem)
+    if who not in (None, "a broker"):
+        return BrokerRefused(
+            f"{url} is {who}, not a broker; --url or BINDERY_URL names one", http_status=answer.status_code,
+            problem=problem,
+        )  # fmt: skip
     detail = problem.get("detail") or answer.text[:500] or answer.reason_phrase
     code = problem.get("code", "")
     return BrokerRefused(

@@ -9,6 +9,12 @@ from typing import Any, Final, Self
 import httpx
 from bindery_core.errors import BadRequest
 
+_SERVED: Final = {
+    "/v1/recovery/status": "an auditor",
+    "/api/v1/bookie/state": "a bookie",
+    "the API is described at /docs": "a broker",
+}
+"""Who answers, by a part of what it says about a path that it does not serve."""
 _URL: Final = re.compile(r"https?://[^\s/?#@]+[^\s?#]*", re.IGNORECASE)
 
 
@@ -50,3 +56,12 @@ def problem_of(answer: httpx.Response) -> dict[str, Any]:
     except ValueError:
         return {}
     return problem if isinstance(problem, dict) else {}
+
+
+def answerer_of(problem: Mapping[str, Any]) -> str | None:
+    """Which of our services does not serve what was asked for, with its article; None: it is not told."""
+    detail = str(problem.get("detail") or "")
+    if not detail.startswith("nothing is served at "):
+        return None
+    served = detail.partition("; ")[2]  # before it stands what was asked for
+    return next((who for part, who in _SERVED.items() if part in served), None)

@@ -7,7 +7,7 @@ from typing import Any, Final
 import httpx
 from bindery_core.errors import BadRequest, BinderyError, NotThere, Unauthorized
 
-from bindery.json_http import JsonHttp, problem_of
+from bindery.json_http import JsonHttp, answerer_of, problem_of
 
 DEFAULT_URL: Final = "http://127.0.0.1:8000"
 PREFIX: Final = "/api/v1/bookie"
@@ -62,15 +62,18 @@ class BookieAdmin(JsonHttp):
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise BookieUnreachable(f"cannot ask {self.url}: {error}") from error
         if answer.status_code >= 400:
-            raise _refusal(answer)
+            raise _refusal(answer, self.url)
         try:
             return answer.json() if answer.content else None
         except ValueError:
             return answer.text
 
 
-def _refusal(answer: httpx.Response) -> BinderyError:
+def _refusal(answer: httpx.Response, url: str) -> BinderyError:
     problem = problem_of(answer)
+    who = answerer_of(problem)
+    if who not in (None, "a bookie"):
+        return BookieRefused(f"{url} is {who}, not a bookie; --url or BINDERY_BOOKIE_URL names one's --http-port")
     detail = str(problem.get("detail") or problem.get("title") or answer.text[:500] or answer.reason_phrase)
     if answer.status_code == httpx.codes.UNAUTHORIZED:
         return Unauthorized(f"{detail}; give --token-file, or set BINDERY_BOOKIE_TOKEN_FILE or BINDERY_BOOKIE_TOKEN")

@@ -34,8 +34,10 @@ HELD_CHECK_INTERVAL_S: Final = 0.5
 STARTS_WAITED_FOR: Final = 2
 """So often a child that is brought back by name may die before who asked is told: one death may be chance."""
 LAST_WORDS_LINES: Final = 5
-LAST_WORDS_SIZE_MAX: Final = 300
-"""Characters of a line."""
+LAST_WORDS_SIZE_MAX: Final = 2048
+"""Characters of a line: the last one ends with the command that mends it."""
+SAID_SIZE_MAX: Final = 300
+"""The same while it is said with each death."""
 LEFTOVER_TIMEOUT_S: Final = 10.0
 CONTROL_TIMEOUT_S: Final = 120.0
 
@@ -146,7 +148,7 @@ class Supervisor:
             self._say(f"{name} died: {how}; starting it again in {pause:.0f} s. Its log ends with:")
             words = [line[:LAST_WORDS_SIZE_MAX] for line in child.last_words(LAST_WORDS_LINES)] or ["(nothing)"]
             for line in words:
-                self._say(f"    {line}")
+                self._say(f"    {line[:SAID_SIZE_MAX]}")
             self._say(f"    ({self._directory.log_file(name)})")
             child.last_death = [how, *words]
             child.enter(ChildState.PAUSING)
