@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from bindery.recovery_status import status_lines
-from bindery_core.ids import LedgerId
+from bindery_core.ids import BookieId, LedgerId
 from bindery_metadata.last_audits import LastAudit, LastAudits
 from bindery_metadata.membership import Intent, MembershipStore
 from bindery_metadata.memory import MemoryStore
@@ -20,6 +20,7 @@ from bindery_metadata.recovery_records import (
 )
 from bindery_metadata.underreplication import UnderreplicationManager
 from bindery_metadata.verified_records import Verified, VerifiedRecords
+from bindery_recovery.drain_end import drain_finished
 from memory_cluster import LAYOUT, MemoryCluster
 from typer.testing import Result
 
@@ -175,13 +176,33 @@ def test_a_drain_is_shown_with_its_percent(cluster: MemoryCluster) -> None:
     for _ in range(4):
         cluster.ledger("b0", "b1")
     assert cluster.invoke("bookie", "drain", "b0").exit_code == 0
-    assert "draining: b0, 4 ledgers, 4.0 MiB" in cluster.invoke("recovery", "status").stdout
+    assert "draining: b0, 4 ledgers, 4.0 MiB at the start\n" in cluster.invoke("recovery", "status").stdout
     left = {"b0": {"bytes_left": 2**20, "ledgers_left": 1, "entries_left": 10}}
     cluster.do(lambda store: RecoveryRecords(store).put_cursor("draining", {"bookies": left, "at_ms": cluster.now_ms}))
     cluster.now_ms += 20_000
     assert (
         "draining: b0, 75 %, 1 ledgers and 1.0 MiB left (seen 20 s ago)" in cluster.invoke("recovery", "status").stdout
     )
+
+
+def test_a_drain_is_not_called_complete_while_ledgers_are_left(cluster: MemoryCluster) -> None:
+    cluster.ledger("b0", "b1")
+    assert cluster.invoke("bookie", "drain", "b0").exit_code == 0
+    left = {"b0": {"bytes_left": 0, "ledgers_left": 1, "entries_left": 0}}
+    cluster.do(lambda store: RecoveryRecords(store).put_cursor("draining", {"bookies": left, "at_ms": cluster.now_ms}))
+    assert "draining: b0, 99 %, 1 ledgers and 0 B left" in cluster.invoke("recovery", "status").stdout
+
+
+def test_a_drain_that_ended_is_shown_so_before_the_auditor_looked_again(cluster: MemoryCluster) -> None:
+    cluster.ledger("b0", "b1")
+    assert cluster.invoke("bookie", "drain", "b0").exit_code == 0
+    left = {"b0": {"bytes_left": 0, "ledgers_left": 1, "entries_left": 0}}
+    cluster.do(lambda store: RecoveryRecords(store).put_cursor("draining", {"bookies": left, "at_ms": cluster.now_ms}))
+    event = drain_finished(BookieId("b0"), cluster.now_ms)
+    cluster.do(lambda store: RecoveryRecords(store).append_history(event))
+    assert "draining: b0, it holds nothing any more: stop it" in cluster.invoke("recovery", "status").stdout
+    (drained,) = status(cluster)["draining"]
+    assert (drained["finished"], drained["ledgers_left"], drained["bytes_left"]) == (True, 0, 0)
 
 
 def test_pause_and_resume_are_bookkeepers_switch_with_a_reason(cluster: MemoryCluster) -> None:

@@ -215,6 +215,7 @@ def test_members_shows_everybody_who_is_there_known_or_meant(cluster: MemoryClus
     lines = cluster.invoke("bookie", "members").stdout.splitlines()
     assert lines[0].split() == ["bookie", "registered", "cookie", "intent", "since", "until", "drain", "reason"]
     assert lines[1].split()[:4] == ["b0", "writable", "yes", "draining"]
+    assert "0 ledgers, 0 B at the start" in lines[1]
     assert "old disks (" in lines[1]
     assert lines[2].split()[:4] == ["b1", "ABSENT", "yes", "active"]
 
@@ -239,6 +240,8 @@ def test_times_are_rounded_for_people() -> None:
 def test_the_line_for_those_who_wait() -> None:
     progress = Progress(3, 9, 2**20, 4 * 2**20, 2**19, 2.0, ())
     assert progress_line(progress) == "75 %: 3.0 MiB of 4.0 MiB moved, 3 of 9 ledgers left, 512.0 KiB/s, about 2 s left"
+    progress = Progress(1, 2, 0, 4, 1.0, 0.0, ())  # the last one is open: its size is not known
+    assert progress_line(progress) == "99 %: 4 B of 4 B moved, 1 of 2 ledgers left, 1 B/s"
 
 
 def test_where_stderr_is_no_terminal_progress_comes_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:

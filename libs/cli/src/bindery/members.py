@@ -43,6 +43,10 @@ async def read_members(store: MetadataStore, layout: LedgersLayout, *, now_ms: i
     return found
 
 
+def _at_the_start(drain: dict[str, int]) -> str:
+    return f"{drain.get('ledgers_total', 0)} ledgers, {size_text(drain.get('bytes_total', 0))} at the start"
+
+
 def member_lines(members: list[dict[str, Any]]) -> list[str]:
     """As a table; nothing for no bookies."""
     if not members:
@@ -61,9 +65,7 @@ def member_lines(members: list[dict[str, Any]]) -> list[str]:
                 "intent": member["intent"],
                 "since": "" if since_ms is None else time_text(since_ms),
                 "until": "" if until_ms is None else time_text(until_ms),
-                "drain": f"{drain.get('ledgers_total', 0)} ledgers, {size_text(drain.get('bytes_total', 0))}"
-                if drain
-                else "",
+                "drain": _at_the_start(drain) if drain else "",
                 "reason": " ".join(filter(None, (member["reason"], member["by"] and f"({member['by']})"))),
             }
         )

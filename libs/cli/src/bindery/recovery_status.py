@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from bindery_core import replication_formats
 from bindery_core.errors import Corrupt, NoSuchNode
+from bindery_core.ids import BookieId
 from bindery_metadata.cluster import ClusterStatus, cluster_status
 from bindery_metadata.last_audits import LastAudits, findings_text
 from bindery_metadata.layout import VOTE_PREFIX, LedgersLayout
@@ -20,6 +21,7 @@ from bindery_metadata.recovery_records import (
 )
 from bindery_metadata.store import MetadataStore
 from bindery_metadata.underreplication import UnderreplicationManager
+from bindery_recovery.drain_end import is_drain_end_told
 from bindery_recovery.progress import Pace, Snapshot, collect, summarise
 
 from bindery.bookie.tables import size_text, table
@@ -53,6 +55,10 @@ async def read_status(
     candidates = await _candidates(store, layout)
     delay_s = await _delay(marks)
     lost, draining, excused = _bookies(await cluster_status(store, layout), snapshot, delay_s)
+    for bookie in draining:
+        bookie["finished"] = await is_drain_end_told(RecoveryRecords(store), BookieId(bookie["bookie_id"]))
+        if bookie["finished"]:  # what the auditor saw last may be from before
+            bookie |= {"ledgers_left": 0, "bytes_left": 0, "percent": 100.0, "as_of_ms": None}
     workers = [_worker(report, now_ms) for report in snapshot.reports]
     pause = progress.pause
     marked = _marked(snapshot)
@@ -166,9 +172,16 @@ def _drain_facts(totals: Mapping[str, int], left: object) -> dict[str, Any]:
         ledgers_left, bytes_left = left.get("ledgers_left", 0), left.get("bytes_left", 0)
         part = bytes_left / size if size else ledgers_left / ledgers if ledgers else 0.0
         facts |= {
-            "ledgers_left": ledgers_left, "bytes_left": bytes_left, "percent": round(100 * max(0.0, 1 - part), 1)
+            "ledgers_left": ledgers_left, "bytes_left": bytes_left,
+            "percent": percent_done(max(0.0, 1 - part), ledgers_left=ledgers_left),
         }  # fmt: skip
     return facts
+
+
+def percent_done(part: float, *, ledgers_left: int) -> float:
+    """`part` as percent: less than 100 while ledgers are left, be they empty, or open and of unknown size."""
+    percent = round(100 * part, 1)
+    return min(percent, 99.0) if ledgers_left else percent
 
 
 def _group(cursor: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -288,8 +301,10 @@ def _bookie_lines(facts: Mapping[str, Any], now_ms: int) -> list[str]:
             f"{bookie['percent']:.0f} %, {bookie['ledgers_left']} ledgers and {size_text(bookie['bytes_left'])} left"
             + _as_of(bookie["as_of_ms"], now_ms)
             if "percent" in bookie
-            else f"{bookie['ledgers_total']} ledgers, {size_text(bookie['bytes_total'])}"
+            else f"{bookie['ledgers_total']} ledgers, {size_text(bookie['bytes_total'])} at the start"
         )
+        if bookie["finished"]:
+            how_far = "it holds nothing any more: stop it, then `bindery bookie cookie retire` it"
         lines.append(f"draining: {bookie['bookie_id']}, {how_far}")
     return lines
 

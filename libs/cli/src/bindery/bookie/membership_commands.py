@@ -267,7 +267,7 @@ async def _follow(emptier: "BookieEmptier", started: "Started", live: Live, as_j
     async for progress in emptier.follow(started):
         if as_json:
             facts = dataclasses.asdict(progress)
-            print(json.dumps({"kind": "progress", "percent": round(100 * progress.part, 1), **facts}), flush=True)
+            print(json.dumps({"kind": "progress", "percent": _percent(progress), **facts}), flush=True)
             continue
         for sentence in progress.obstacles:
             if sentence not in told:
@@ -290,15 +290,21 @@ def progress_line(progress: "Progress") -> str:
     """One line for people who wait."""
     from bindery.bookie.tables import size_text
 
-    eta = "" if progress.eta_s is None else f", about {duration_text(progress.eta_s)} left"
+    eta = "" if progress.eta_s is None or not progress.size_left else f", about {duration_text(progress.eta_s)} left"
     moved = max(0, progress.size_total - progress.size_left)
     ledgers = f"{progress.ledgers_left} of {progress.ledgers_total} ledgers left"
     if not progress.size_total:  # all are open: their sizes are not known yet
-        return f"{100 * progress.part:.0f} %: {ledgers}"
+        return f"{_percent(progress):.0f} %: {ledgers}"
     return (
-        f"{100 * progress.part:.0f} %: {size_text(moved)} of {size_text(progress.size_total)} moved, {ledgers}, "
+        f"{_percent(progress):.0f} %: {size_text(moved)} of {size_text(progress.size_total)} moved, {ledgers}, "
         f"{size_text(progress.bytes_per_s)}/s{eta}"
     )
+
+
+def _percent(progress: "Progress") -> float:
+    from bindery.recovery_status import percent_done
+
+    return percent_done(progress.part, ledgers_left=progress.ledgers_left)
 
 
 def _started_facts(started: "Started") -> dict[str, Any]:
