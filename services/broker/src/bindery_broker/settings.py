@@ -81,7 +81,13 @@ class BrokerSettings(Settings):
     """Longest wait of one receive; a longer wish is cut to it. Below the usual 60 s of proxies. Milliseconds."""
 
     topics_max: Annotated[int, Ge(1)] = 10_000
-    """Topics loaded at once."""
+    """Topics loaded at once. At the limit the one that has been idle longest makes room."""
+
+    topic_idle_s: Annotated[float, Gt(0)] = 3600
+    """A topic that nobody has used for so long is closed, until somebody does: then it goes on in a new ledger. Seconds."""
+
+    read_ahead_bytes_max: Annotated[int, Ge(0)] = 64 * MIB
+    """Bytes of messages, over all subscriptions, that are kept at hand before a consumer asks for them."""
 
     subscriptions_per_topic_max: Annotated[int, Ge(1)] = 1_000
     """Subscriptions of one topic."""
@@ -119,6 +125,8 @@ class BrokerSettings(Settings):
             topics_max=self.topics_max,
             subscriptions_max=self.subscriptions_per_topic_max,
             consumers_max=self.consumers_per_subscription_max,
+            idle_s_max=self.topic_idle_s,
+            read_ahead_bytes_max=self.read_ahead_bytes_max,
             auto_create=self.auto_create_topics,
             dispatch=DispatchLimits(
                 unacked_max=self.unacked_max, unacked_per_consumer_max=self.unacked_per_consumer_max
