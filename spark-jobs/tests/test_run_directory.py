@@ -20,7 +20,8 @@ from bindery_spark.checkpoint import RunDirectory, last_finished, runs_in
 from bindery_spark.findings import Exit
 from bindery_spark.main import main
 from bindery_spark.run_lock import LOCK, held
-from test_audit_outputs import finished, missing
+
+from .test_audit_outputs import finished, missing
 
 FIRST, SECOND, THIRD = (f"2026010{n}T000000Z-abcdef" for n in (1, 2, 3))
 
