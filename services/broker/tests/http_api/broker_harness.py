@@ -44,7 +44,7 @@ class Harness:
         self.ledgers = ledgers
         self.store: MemoryStore = tree.connect()
         self.leases = Leases(self.store)
-        self.settings = BrokerSettings(**settings)
+        self.settings = BrokerSettings(**{"topic_idle_s": 300, **settings})
         self.metrics = Metrics("broker", with_process=False)
         components = Components(
             client=MemoryLedgerClient(ledgers), store=self.store, leases=self.leases, clock=clock.now_ms,
