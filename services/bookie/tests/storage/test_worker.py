@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from bindery_bookie.storage.worker import ThreadWorker, close_worker, submit_short
+from bindery_bookie.storage.worker import ThreadWorker, close_worker, close_workers, submit_short
 
 
 @pytest.fixture
@@ -90,3 +90,17 @@ async def test_a_worker_is_closed_behind_its_last_job_while_the_loop_goes_on() -
     await asyncio.wait_for(closing, 30)
     await asyncio.sleep(0)
     assert heard == [True]
+
+
+async def test_workers_end_though_nobody_waits_for_the_first_of_them() -> None:
+    workers = [ThreadWorker(f"test-{number}", asyncio.get_running_loop()) for number in range(3)]
+    ready = threading.Event()
+    workers[0].submit(lambda: ready.wait(30), lambda result, error: None)
+    closing = asyncio.create_task(close_workers(workers))
+    await asyncio.sleep(0.01)
+    closing.cancel()
+    await asyncio.wait({closing})
+    ready.set()
+    async with asyncio.timeout(30):
+        while any(thread.name.startswith("test-") for thread in threading.enumerate()):
+            await asyncio.sleep(0.01)

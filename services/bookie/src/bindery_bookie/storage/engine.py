@@ -59,7 +59,7 @@ from bindery_bookie.storage.scrub_state import ScrubRecord
 from bindery_bookie.storage.settings import LostStorage, StorageSettings
 from bindery_bookie.storage.stats import StorageStats
 from bindery_bookie.storage.storage_repair import StorageRepair
-from bindery_bookie.storage.worker import ThreadWorker, Worker, close_worker, run_in
+from bindery_bookie.storage.worker import ThreadWorker, Worker, close_worker, close_workers, run_in
 from bindery_bookie.storage.write_cache import WriteCaches
 from bindery_bookie.store import AddDone, LacState, ReadDone, ReplayProgress
 
@@ -231,8 +231,7 @@ class StorageEngine(StorageRepair):
 
     async def _stop_workers(self) -> None:
         workers, self._workers = self._workers, []
-        for worker in workers:
-            await close_worker(worker)
+        await close_workers(workers)
 
     async def _open(self, on_progress: Callable[[ReplayProgress], None] | None) -> ScrubRecord:
         """What the scrub begins with."""

@@ -13,7 +13,7 @@ import queue
 import threading
 import time
 from asyncio import AbstractEventLoop, Future, get_running_loop
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
@@ -84,8 +84,12 @@ class ThreadWorker:
             if not self._loop.is_closed():
                 raise
 
-    def close(self) -> None:
+    def ask_to_end(self) -> None:
+        """After the jobs that are waiting. Returns at once."""
         self._jobs.put(None)
+
+    def close(self) -> None:
+        self.ask_to_end()
         self._thread.join(self.CLOSE_TIMEOUT_S)
 
     def _run(self) -> None:
@@ -126,6 +130,15 @@ async def close_worker(worker: Worker) -> None:
         await get_running_loop().run_in_executor(None, worker.close)
     else:
         worker.close()
+
+
+async def close_workers(workers: Sequence[Worker]) -> None:
+    """All of them end, also if the caller has no time to wait for it."""
+    for worker in workers:
+        if isinstance(worker, ThreadWorker):
+            worker.ask_to_end()
+    for worker in workers:
+        await close_worker(worker)
 
 
 async def run_in(worker: Worker, job: Callable[[], T]) -> T:
