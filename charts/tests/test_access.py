@@ -48,6 +48,34 @@ def test_a_variable_will_do_as_well() -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize("block", ["auditor", "defaults"])
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("extraEnvFrom", [{"configMapRef": {"name": "client"}}]), ("podTemplate.merge", {"spec": {"hostname": "a"}})],
+)
+def test_a_workload_that_may_get_it_from_elsewhere_is_not_asked(block: str, key: str, value: Any) -> None:
+    own = {} if block == "defaults" else {"broker.config.client.tokenFile": "/file"}
+    done = template({**TOKEN, **own, f"{block}.{key}": value})
+    assert done.returncode == 0, done.stderr
+    if block != "defaults":
+        assert "broker.config.client.tokenFile is empty" in refusal({**TOKEN, f"{block}.{key}": value})
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"bookie.env": [{"name": "BOOKIE_TLS_CA_FILE", "value": "/ca"}]},
+        {"bookie.env": [{"name": "BOOKIE_REPAIR_CA_FILE", "value": "/ca"}]},
+        {"bookie.extraEnvFrom": [{"secretRef": {"name": "trust"}}]},
+        {"bookie.podTemplate.merge": {"spec": {"hostname": "a"}}},
+    ],
+    ids=("tls", "repair", "extraEnvFrom", "podTemplate.merge"),
+)
+def test_a_bookie_may_be_told_whom_to_trust_by_its_environment(values: Object) -> None:
+    done = template({"bookie.config.tls.required": True, **shown("caFile"), **values})
+    assert done.returncode == 0, done.stderr
+
+
 def test_bookies_that_insist_on_tls_must_trust_one_another() -> None:
     said = refusal({"bookie.config.tls.required": True, **shown("caFile")})
     assert "bookie.config.tls.caFile and bookie.config.repair.caFile are empty" in said

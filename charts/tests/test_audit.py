@@ -291,6 +291,11 @@ def test_names_of_cron_jobs_leave_room_for_what_kubernetes_adds() -> None:
     assert max(len(one["metadata"]["name"]) for one in objects) == 52
 
 
+def test_without_a_volume_a_name_may_be_as_long_as_everywhere() -> None:
+    (one,) = of_kind(render({**ON, "fullnameOverride": "n" * 40, "audit.persistence.enabled": False}), "CronJob")
+    assert one["metadata"]["name"] == "n" * 40 + "-audit"
+
+
 def test_an_account_of_yours_may_make_the_executors() -> None:
     objects = render({**EXECUTORS, "audit.serviceAccount": {"create": False, "name": "mine"}})
     assert [one["name"] for one in named(objects, "RoleBinding", "bindery-audit")["subjects"]] == ["mine"]

@@ -138,9 +138,15 @@ def test_jobs_and_tests_run_the_toolboxs_image_as_far_as_they_name_no_other() ->
         for component in ("init", "gate", "test"):
             container = main_container(templates[component])
             assert (container["image"], container["imagePullPolicy"]) == (image, "Always"), component
+    other = "sha256:" + "1" * 64
     init: dict[str, Object] = {
         "own/toolbox:8": {"init.image.tag": "8"},
-        f"other@{digest}": {"init.image.repository": "other"},
+        f"own/toolbox@{digest}": {"init.image.repository": "own/toolbox"},
+        f"own/toolbox@{other}": {"init.image.digest": other},
+        # A tag or a digest of the toolbox's says nothing of another image.
+        "other:7": {"init.image.repository": "other", "global.imageTag": "7"},
+        "other:8": {"init.image.repository": "other", "init.image.tag": "8"},
+        f"other@{other}": {"init.image.repository": "other", "init.image.digest": other},
     }
     for image, values in init.items():
         templates = by_component(render({"toolbox.image": {**theirs, "digest": digest}, **values}))

@@ -68,11 +68,13 @@ Takes (dict "root" $ "component" "bookie"); use with fromYaml. */}}
 {{- end }}
 
 {{/* The toolbox's image, with what a job says of its own in place of each part; a tag of its own, also in place of the
-toolbox's digest. Takes (dict "root" $ "own" .Values.init.image); use with fromYaml. */}}
+toolbox's digest; another repository, in place of the toolbox's tag and digest, which are not of that image. Takes (dict "root" $ "own" .Values.init.image); use with fromYaml. */}}
 {{- define "bindery.toolboxImage" -}}
 {{- $image := mergeOverwrite (deepCopy .root.Values.defaults.image) (deepCopy .root.Values.toolbox.image) -}}
 {{- $own := default dict .own -}}
-{{- if and $own.tag (not $own.digest) -}}{{- $_ := set $image "digest" "" -}}{{- end -}}
+{{- $isOther := and $own.repository (ne $own.repository $image.repository) -}}
+{{- if $isOther -}}{{- $_ := set $image "tag" "" -}}{{- end -}}
+{{- if and (or $isOther $own.tag) (not $own.digest) -}}{{- $_ := set $image "digest" "" -}}{{- end -}}
 {{- range $key, $value := $own -}}
 {{- if $value -}}{{- $_ := set $image $key $value -}}{{- end -}}
 {{- end -}}

@@ -26,9 +26,9 @@ What values must not say together. Each sentence names the values and the fix; a
 {{- $name := include "bindery.fullname" . -}}
 {{- if not (regexMatch "^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$" $name) -}}
 {{- $problems = append $problems (printf "the objects' names would begin with %q; that must be 1 to 40 lower-case letters, digits and '-', first a letter: choose a shorter release name or set fullnameOverride" $name) -}}
-{{- else if and .Values.audit.enabled (gt (len $name) 38) -}}
-{{- /* A CronJob's name has 52 characters at most, and the longest is <fullname>-audit-reports. */ -}}
-{{- $problems = append $problems (printf "the objects' names would begin with %q; with audit.enabled that must be 38 characters at most, for Kubernetes adds to the names of CronJobs: choose a shorter release name or set fullnameOverride, before the first install; an installed release keeps its name, and audit.enabled false" $name) -}}
+{{- else if and .Values.audit.enabled .Values.audit.persistence.enabled (gt (len $name) 38) -}}
+{{- /* A CronJob's name has 52 characters at most, and the longest is <fullname>-audit-reports, which is for the volume. */ -}}
+{{- $problems = append $problems (printf "the objects' names would begin with %q; with audit.enabled that must be 38 characters at most, for Kubernetes adds to the names of CronJobs: choose a shorter release name or set fullnameOverride, before the first install; an installed release keeps its name, and takes audit.persistence.enabled false, or audit.enabled false" $name) -}}
 {{- end -}}
 {{- toYaml $problems }}
 {{- end }}
@@ -229,7 +229,18 @@ What values must not say together. Each sentence names the values and the fix; a
 {{- toYaml $problems }}
 {{- end }}
 
-{{/* Bookies that ask who is there, and services that were not told what to show. Takes what `config` says, or `env`. */}}
+{{/* The names in a workload's `env`, and "*" where `extraEnvFrom` or `podTemplate.merge` may set any: those are not looked
+into. Takes (dict "root" $ "component" "broker"); use with fromYamlArray. */}}
+{{- define "bindery.variables" -}}
+{{- $w := include "bindery.workload" . | fromYaml -}}
+{{- $names := list -}}
+{{- range $w.env -}}{{- $names = append $names .name -}}{{- end -}}
+{{- if or $w.extraEnvFrom $w.podTemplate.merge -}}{{- $names = append $names "*" -}}{{- end -}}
+{{- toYaml $names }}
+{{- end }}
+
+{{/* Bookies that ask who is there, and services that were not told what to show. Takes what `config` says, or `env`; a
+workload that may get it from elsewhere is not asked. */}}
 {{- define "bindery.problems.access" -}}
 {{- $problems := list -}}
 {{- $bookie := .Values.bookie.config -}}
@@ -247,16 +258,18 @@ What values must not say together. Each sentence names the values and the fix; a
 {{- end -}}
 {{- range $service := list "broker" "auditor" -}}
 {{- $client := (get $.Values $service).config.client | default dict -}}
-{{- $names := list -}}
-{{- range (include "bindery.workload" (dict "root" $ "component" $service) | fromYaml).env -}}{{- $names = append $names .name -}}{{- end -}}
+{{- $names := include "bindery.variables" (dict "root" $ "component" $service) | fromYamlArray -}}
 {{- range $key, $why := $needed -}}
 {{- $variable := printf "CLIENT_%s" (snakecase $key | upper) -}}
-{{- if not (or (get $client $key) (has (printf "%s_%s" (upper $service) $variable) $names)) -}}
+{{- if not (or (get $client $key) (has "*" $names) (has (printf "%s_%s" (upper $service) $variable) $names)) -}}
 {{- $problems = append $problems (printf "%s and %s.config.client.%s is empty: bookies would refuse it; set it to a file that %s.extraVolumes mounts (docs/kubernetes.md#security has an example; toolbox, helmTest and audit take BINDERY_%s in their env)" $why $service $key $service $variable) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
-{{- if and (hasKey $needed "caFile") (not (or (dig "tls" "caFile" "" $bookie) (dig "repair" "caFile" "" $bookie))) -}}
+{{- $names := include "bindery.variables" (dict "root" . "component" "bookie") | fromYamlArray -}}
+{{- $isSet := or (dig "tls" "caFile" "" $bookie) (dig "repair" "caFile" "" $bookie) -}}
+{{- range list "*" "BOOKIE_TLS_CA_FILE" "BOOKIE_REPAIR_CA_FILE" -}}{{- $isSet = or $isSet (has . $names) -}}{{- end -}}
+{{- if and (hasKey $needed "caFile") (not $isSet) -}}
 {{- $problems = append $problems (printf "%s, and bookie.config.tls.caFile and bookie.config.repair.caFile are empty: bookies could not fetch from one another what they lost; set the first to a file that bookie.extraVolumes mounts" (get $needed "caFile")) -}}
 {{- end -}}
 {{- toYaml $problems }}

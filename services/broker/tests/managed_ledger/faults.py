@@ -39,9 +39,11 @@ class Plan:
         await self._stay_dead()
         self.steps += 1
         if self.steps == self._die_at:
-            if self.random.random() < 0.5:
-                await work()
-            self.died.set()
+            try:
+                if self.random.random() < 0.5:
+                    await work()
+            finally:  # also if the work fails, or is given up
+                self.died.set()
         await self._stay_dead()
         if errors and self.random.random() < self._fault_rate:
             kind = self.random.randrange(len(errors))
@@ -80,10 +82,12 @@ class FaultyHandle:
             part = 0 if plan.died.is_set() else plan.random.randint(0, len(payloads))
             if not plan.died.is_set():
                 self._broken = AddTimeout("made up")
-            if part:
-                await self._inner.add_many(payloads[:part])
-            if dies:
-                plan.died.set()
+            try:
+                if part:
+                    await self._inner.add_many(payloads[:part])
+            finally:
+                if dies:
+                    plan.died.set()
             await plan._stay_dead()
             raise AddTimeout("made up")
         answer = await self._inner.add_many(payloads)
