@@ -141,6 +141,7 @@ async def test_sessions_ephemerals_and_watches_outlive_a_crash_of_the_server(tmp
             await changed.wait()
         assert store.session_id == session_id
         assert states == [SessionState.SUSPENDED, SessionState.CONNECTED]
+        await until_answered(other)  # its next try may come seconds later
         assert (await other.get("/kept")).data == b"one"
     finally:
         await store.close()
