@@ -63,7 +63,7 @@ def test_a_ledger_that_was_left_out_is_not_read_because_it_changed() -> None:
 @pytest.mark.parametrize(
     ("was", "now", "then", "fate"),
     [
-        pytest.param(row(), row(), row(), Fate.REPLACED, id="steady"),
+        pytest.param(row(), row(), row(), Fate.RENEWED, id="steady"),
         pytest.param(row(), row(version=2), row(version=2), Fate.REPLACED, id="steady since"),
         pytest.param(row(), row(), row(version=2), Fate.TWICE, id="changed while it was read"),
         pytest.param(row("open"), row("open"), row("open"), Fate.TWICE, id="open"),

@@ -11,7 +11,7 @@
 A cluster at work changes while it is read. So nothing is believed that was seen once and may have been on its way:
 - what the metadata say must be said by them at the beginning and at the end;
 - ledgers of which copies are bad, and those that moved while they were read, are read once more (`rereading`); what
-  their bookies cannot say then was not seen;
+  their bookies cannot say then was not seen, or is as it was where nothing moved;
 - ledgers that are gone at the end have no findings; marks count that stood, or were missing, all the time.
 
 A run that is interrupted loses the group that it is at. Nothing is ever changed in the cluster but the records of what
@@ -49,12 +49,22 @@ from bindery_spark.checks.again import (
     unreadable_bookies,
     unseen_ledgers,
 )
+from bindery_spark.checks.said import SAID, read_well, said, unsaid
 from bindery_spark.checks.shape import Run, kept, together
 from bindery_spark.diff import read_findings
 from bindery_spark.facts import Facts
 from bindery_spark.findings import Kind, Severity
 from bindery_spark.plan import Plan, PlannedLedger, batches, make_plan, planned
-from bindery_spark.rereading import Fate, KnownLedger, Rereading, broken_since, fates, is_steady, rereading
+from bindery_spark.rereading import (
+    Fate,
+    KnownLedger,
+    Rereading,
+    broken_since,
+    fates,
+    is_steady,
+    is_steady_throughout,
+    rereading,
+)
 from bindery_spark.schemas import FINDINGS, NO_LEDGER, TABLES
 from bindery_spark.source import Source
 from bindery_spark.sources.security import NO_FILES, SecurityFiles
@@ -253,10 +263,11 @@ class Audit:
             self._progress.done(group.size)
 
     def _judge(
-        self, ids: Sequence[int], ledgers: DataFrame, when: str, around: tuple[int, int], run: Run, making: Path
-    ) -> None:
+        self, ids: Sequence[int], ledgers: DataFrame, when: str, around: tuple[int, int], run: Run, making: Path, *,
+        keeps_said: bool = False,
+    ) -> None:  # fmt: skip
         """Read those of `ledgers` that are in `ids` once, and what bookies hold beside in the range `around`; write
-        coverage and findings below `making`."""
+        coverage and findings below `making`, and SAID, if `keeps_said`."""
         options = self._options
         blocks = self._source.blocks(
             ids, entries=options.entries, unexpected_in=around if options.looks_beside else None,
@@ -269,6 +280,8 @@ class Audit:
         if options.looks_beside:
             seen = seen.unionByName(copy_checks.unlisted(blocks))
         seen.coalesce(1).write.parquet(str(making / "coverage"))
+        if keeps_said:
+            said(blocks).coalesce(1).write.parquet(str(making / "said"))
         found = [copy_checks.closed_lengths(blocks, ledgers, run)]
         suspects = kept(copy_checks.suspects(known))
         if not suspects.isEmpty():
@@ -426,7 +439,7 @@ class Audit:
         for number, ids in enumerate(batches(sizes, ledgers_max=AGAIN_BATCH)):
             making = self._directory.begin_group(10_000_000 + number)
             ledgers = self._table("after", "ledgers").where(F.col("ledger_id").isin(ids))
-            self._judge(ids, ledgers, "after", (ids[0], ids[-1]), run, making)
+            self._judge(ids, ledgers, "after", (ids[0], ids[-1]), run, making, keeps_said=True)
             self._read_again.append(making)
         self._source.keep_table("ledgers", self._directory.table("again", "ledgers"))
 
@@ -447,8 +460,13 @@ class Audit:
         if Fate.TWICE in known.values():
             twice = found.where(F.col("fate") == str(Fate.TWICE)).select(*FINDINGS.names)
             parts.append(confirmed(twice, second))
-        if {Fate.TWICE, Fate.REPLACED} & set(known.values()):
-            parts.append(mended(found.where(F.col("fate") != str(Fate.STANDS)), second))
+        told = self._spark.read.schema(SAID).parquet(*(str(each / "said") for each in self._read_again))
+        if Fate.RENEWED in known.values():
+            renewed = found.where(F.col("fate") == str(Fate.RENEWED)).select(*FINDINGS.names)
+            parts.append(unsaid(renewed, second, told))
+        if set(known.values()) - {Fate.STANDS}:
+            is_damage = (F.col("fate") != str(Fate.STANDS)) & (F.col("kind") == str(Kind.DIGEST_MISMATCH))
+            parts.append(mended(read_well(found.where(is_damage).select(*FINDINGS.names), told)))
         settled = [(i,) for i in again.ids if is_steady(self._after.get(i), self._last.get(i))]
         if settled:
             by_id = F.broadcast(self._rows(settled, "ledger_id long"))
@@ -475,6 +493,13 @@ class Audit:
     def _keep_coverage(self, again: Rereading) -> None:
         """Write what `coverage` reads."""
         there = pa.array(sorted(self._after.keys() & self._last.keys()), pa.int64())
+        steady = {i for i in again.ids if is_steady_throughout(i, self._before, self._after, self._last)}
+        unsaid_of: dict[tuple[int, str], int] = {}
+        for making in self._read_again:
+            seen = _coverage_of(making, there)
+            rows = seen.filter(pc.greater(seen["unknown"], 0)).to_pylist()
+            unsaid_of |= {(r["ledger_id"], r["bookie"]): r["unknown"] for r in rows if r["ledger_id"] in steady}
+        known_better: set[tuple[int, str]] = set()
         reread = pa.array(again.ids, pa.int64())
         gone = self._gone("before")
         back = pa.array(sorted(gone - self._gone("after")) if gone else [], pa.string())
@@ -483,13 +508,24 @@ class Audit:
         with parquet.ParquetWriter(directory / "part-0.parquet", COVERAGE_ARROW) as writer:
             for group in self._groups():
                 seen = _coverage_of(group, there)
-                seen = seen.filter(pc.invert(pc.is_in(seen["ledger_id"], reread)))
                 # Its copies counted as looked at, and nobody asked it.
                 is_back = pc.is_in(seen["bookie"], back)
                 seen = seen.set_column(3, "unknown", pc.if_else(is_back, seen["copies"], seen["unknown"]))
-                writer.write_table(seen.set_column(5, "reason", pc.if_else(is_back, CAME_BACK, seen["reason"])))
+                seen = seen.set_column(5, "reason", pc.if_else(is_back, CAME_BACK, seen["reason"]))
+                is_reread = pc.is_in(seen["ledger_id"], reread)
+                writer.write_table(seen.filter(pc.invert(is_reread)))
+                better = [
+                    row for row in (seen.filter(is_reread).to_pylist() if unsaid_of else ())
+                    if row["unknown"] < unsaid_of.get((row["ledger_id"], row["bookie"]), 0)
+                ]  # fmt: skip
+                known_better |= {(row["ledger_id"], row["bookie"]) for row in better}
+                writer.write_table(pa.Table.from_pylist(better, COVERAGE_ARROW))
             for making in self._read_again:
-                writer.write_table(_coverage_of(making, there))
+                seen = _coverage_of(making, there)
+                if known_better:
+                    pairs = zip(seen["ledger_id"].to_pylist(), seen["bookie"].to_pylist(), strict=True)
+                    seen = seen.filter(pa.array([pair not in known_better for pair in pairs], pa.bool_()))
+                writer.write_table(seen)
 
     def _metadata_findings(self, when: str, run: Run) -> DataFrame:
         options = self._options

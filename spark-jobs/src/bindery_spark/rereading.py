@@ -14,13 +14,19 @@ What bookies hold beside (ORPHAN_DATA) is no copy: of a ledger that did not chan
 The second reading lies between `after` and `last`, the ledgers as they are once it is done. Of a ledger that was closed
 and did not change in between the second reading alone counts: what healed in place leaves metadata as they are, and so
 does what broke. Of another one both readings must say the same. In each case the second reading's coverage takes the
-place of the first one's, so that what it could not say was not seen. Damage that is not there any more stays as a
-warning: bookies repair what a reader finds, and somebody should look at the disk.
+place of the first one's, so that what it could not say was not seen.
+
+A ledger that did not change from `before` to `last` has one set of copies. What a bookie said of them once counts until
+it says otherwise: where the second reading could not say, what the first one found stands, and so does its coverage.
+
+Damage that is not there any more stays as a warning: bookies repair what a reader finds, and somebody should look at
+the disk.
 """
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import pairwise
 
 from bindery_spark.findings import Kind
 
@@ -50,6 +56,8 @@ class Fate(StrEnum):
     """Those parts that the second reading finds, too."""
     REPLACED = "replaced"
     """By what the second reading finds."""
+    RENEWED = "renewed"
+    """The same where the second reading could say; elsewhere they stand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +106,11 @@ def is_steady(was: KnownLedger | None, now: KnownLedger | None) -> bool:
     return was.state == now.state == "closed" and was.metadata_version == now.metadata_version
 
 
+def is_steady_throughout(ledger_id: int, *times: LedgerRows) -> bool:
+    """`is_steady` from each time to the next."""
+    return all(is_steady(one.get(ledger_id), other.get(ledger_id)) for one, other in pairwise(times))
+
+
 def broken_since(after: LedgerRows, last: LedgerRows, again: Rereading) -> dict[int, str]:
     """`again.broken`, and those whose metadata became unreadable while they were read again."""
     there = (last[i] for i in again.ids if i in last and after[i].problem is None)
@@ -121,5 +134,8 @@ def fates(
         elif kind == Kind.ORPHAN_DATA:
             known[key] = Fate.STANDS if is_steady(was, now) else Fate.TWICE
         elif ledger_id in reread:
-            known[key] = Fate.REPLACED if is_steady(now, then) else Fate.TWICE
+            if not is_steady(now, then):
+                known[key] = Fate.TWICE
+            else:
+                known[key] = Fate.RENEWED if is_steady(was, now) else Fate.REPLACED
     return known

@@ -35,24 +35,16 @@ def confirmed(first: DataFrame, second: DataFrame) -> DataFrame:
     return cut.withColumn("last_entry", F.least("last_entry", "again_last")).select(*FINDINGS.names)
 
 
-def mended(first: DataFrame, second: DataFrame) -> DataFrame:
-    """Damage in `first` that `second` does not have, as warnings. Bookies repair what a reader finds damaged, and the
+def mended(damage: DataFrame) -> DataFrame:
+    """`damage` whose copies were read well later on, as warnings. Bookies repair what a reader finds damaged, and the
     disk that damaged it is the same."""
-    damage = first.where(F.col("kind") == str(Kind.DIGEST_MISMATCH))
-    others = second.select(
-        *(F.col(key).alias(f"again_{key}") for key in SAME),
-        F.col("first_entry").alias("again_first"),
-        F.col("last_entry").alias("again_last"),
-    )
-    overlaps = (F.col("first_entry") <= F.col("again_last")) & (F.col("again_first") <= F.col("last_entry"))
-    gone = damage.join(others, _all_equal((key, f"again_{key}") for key in SAME) & overlaps, "left_anti")
     said = {
         "severity": F.lit(str(Severity.WARNING)),
         "found": F.concat("found", F.lit("; not when it was read again")),
         "repairable": F.lit(False),
         "action": F.lit(str(Action.INSPECT)),
     }
-    return gone.withColumns(said).select(*FINDINGS.names)
+    return damage.withColumns(said).select(*FINDINGS.names)
 
 
 def carried(findings: DataFrame, earlier: DataFrame | None) -> DataFrame:
