@@ -309,7 +309,7 @@ def test_the_gate_runs_before_upgrades_and_knows_the_bookies_that_will_be() -> N
     )
 
 
-def test_a_rollback_asks_only_whether_bookies_that_go_were_drained() -> None:
+def test_a_rollback_asks_only_whether_bookies_that_go_hold_something() -> None:
     """Helm runs the hooks of the revision that is gone back to: its number of bookies is the right one."""
     job = named(render({"bookie.replicas": 6, "upgradeGate.force": True}), "Job", "bindery-rollback-gate")
     assert job["metadata"]["annotations"]["helm.sh/hook"] == "pre-rollback"
@@ -325,6 +325,20 @@ def test_a_rollback_asks_only_whether_bookies_that_go_were_drained() -> None:
         "--wait=60s",
         "--only-drained",
     ]
+
+
+def test_the_gate_of_a_rollback_reads_how_many_bookies_there_are() -> None:
+    """In the ConfigMap of the revision that is gone back from: its own has not replaced that yet."""
+    objects = render({"bookie.replicas": 6, "fullnameOverride": "x"})
+    counted = named(objects, "ConfigMap", "x-bookie")
+    assert counted["data"] == {"replicas": "6"}
+    assert not is_hook(counted), "a hook's would be the older revision's"
+    template = named(objects, "Job", "x-rollback-gate")["spec"]["template"]
+    (now,) = [one for one in main_container(template)["env"] if one["name"] == "BINDERY_BOOKIES_NOW"]
+    assert now["valueFrom"] == {"configMapKeyRef": {"name": "x-bookie", "key": "replicas", "optional": True}}
+    assert "BINDERY_BOOKIES_NOW" not in str(named(objects, "Job", "x-gate"))
+    off = render({"upgradeGate.enabled": False})
+    assert not [one for one in of_kind(off, "ConfigMap") if one["metadata"]["name"] == "bindery-bookie"]
 
 
 def test_brokers_scale_by_load_and_then_nobody_sets_their_number() -> None:

@@ -224,25 +224,42 @@ def test_a_rollback_is_refused_for_bookies_that_go_and_for_nothing_else(cluster:
     assert gate(cluster, "--only-drained", bookies=6)[0] == 0
 
     code, said = gate(cluster, "--only-drained", bookies=4)
-    assert [(reason["kind"], reason["bookie_id"]) for reason in said["reasons"]] == [
-        ("not_drained", B[4]),
-        ("not_drained", B[5]),
-    ]
-    cluster.stop(B[5])
-    code, said = gate(cluster, "--only-drained", bookies=5)
-    assert (code, [(reason["kind"], reason["bookie_id"]) for reason in said["reasons"]]) == (1, [("lost", B[5])]), (
+    (reason,) = said["reasons"]
+    assert (code, reason["kind"], reason["bookie_id"]) == (1, "not_drained", B[4])
+    assert reason["text"] == f"bookie {B[4]} is to go, and 1 ledgers still name it"
+    cluster.stop(B[4])
+    code, said = gate(cluster, "--only-drained", bookies=4)
+    assert (code, [(reason["kind"], reason["bookie_id"]) for reason in said["reasons"]]) == (1, [("lost", B[4])]), (
         "what it holds may be nowhere else"
     )
-    mean(cluster, B[5], Intent.REMOVED)
-    assert gate(cluster, "--only-drained", bookies=5)[0] == 0
+    mean(cluster, B[4], Intent.REMOVED)
+    assert gate(cluster, "--only-drained", bookies=4)[0] == 0
+
+
+@pytest.mark.parametrize("intent", [None, Intent.JOINING, Intent.MAINTENANCE, Intent.DRAINING])
+@pytest.mark.parametrize("is_away", [False, True])
+def test_bookies_that_came_in_vain_may_be_taken_back(
+    cluster: MemoryCluster, intent: Intent | None, is_away: bool
+) -> None:
+    """An upgrade to more bookies that failed after they registered: nobody drained them, and no ledger names them."""
+    cluster.ledger(B[0], B[1], B[2])
+    if intent is not None:
+        mean(cluster, B[5], intent, follows=False)
+    if is_away:
+        cluster.stop(B[5])
+    assert gate(cluster, "--only-drained", bookies=4)[0] == 0
+    cluster.ledger(B[0], B[1], B[5])
+    code, said = gate(cluster, "--only-drained", bookies=4)
+    assert (code, [reason["bookie_id"] for reason in said["reasons"]]) == (1, [B[5]])
 
 
 def test_a_refused_rollback_names_the_way_past(cluster: MemoryCluster) -> None:
     scale = ("--bookies", "5", "--id-template", TEMPLATE)
+    ledger_id = cluster.ledger(B[0], B[1], B[5])
     refused = cluster.invoke("recovery", "gate", "--only-drained", *scale)
     assert refused.exit_code == 1
     assert refused.stderr.splitlines()[-1].endswith("--force (of a rollback by Helm: --no-hooks) passes all the same")
-    mean(cluster, B[5], Intent.DRAINING)
+    cluster.do(lambda store: LedgerManager(store, LAYOUT, randomness=recovery_gate.ReadOnlyLots()).delete(ledger_id))
     passed = cluster.invoke("recovery", "gate", "--only-drained", *scale)
     assert passed.stdout == "go on: no bookie but the 5 that stay holds anything\n"
 
@@ -317,6 +334,30 @@ def test_zookeeper_that_cannot_be_asked_refuses(cluster: MemoryCluster, monkeypa
     code, said = gate(cluster, "--zookeeper", "zk:2181")
     assert (code, said["reasons"][0]["kind"]) == (1, "unreachable")
     assert "hosts=zk:2181" in said["reasons"][0]["text"]
+    assert gate(cluster, "--bookies-now", "4", bookies=4)[0] == 1, "an upgrade is asked more"
+
+
+@pytest.mark.parametrize(("now", "passes"), [(None, False), (3, True), (4, True), (5, False)])
+def test_a_rollback_that_takes_no_bookie_away_may_be_what_heals_zookeeper(
+    cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch, now: int | None, passes: bool
+) -> None:
+    def connected_store(zookeeper: str) -> Any:
+        raise MetadataUnavailable("no zookeeper answers", hosts=zookeeper)
+
+    monkeypatch.setattr(recovery_gate, "connected_store", connected_store)
+    if now is not None:
+        monkeypatch.setenv("BINDERY_BOOKIES_NOW", str(now))
+    code, said = gate(cluster, "--only-drained", bookies=4)
+    assert (code == 0, said["pass"]) == (passes, passes)
+    if passes:
+        (note,) = said["notes"]
+        assert note.startswith("ZooKeeper cannot be asked: ")
+        assert note.endswith(f"; of {now} bookies none goes")
+
+
+def test_who_is_there_counts_more_than_how_many_are_said_to_be(cluster: MemoryCluster) -> None:
+    cluster.ledger(B[0], B[1], B[4])
+    assert gate(cluster, "--only-drained", "--bookies-now", "4", bookies=4)[0] == 1
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,9 @@ env:
     value: /dev/termination-log
 {{- end }}
 
-{{/* A rollback is the cure of an upgrade that lost a bookie, so it is asked one thing: whether those that go with it were
-drained. Its values are those of then, so `upgradeGate.force` among them means nothing. Takes (dict "root" $ "hook" "pre-upgrade"). */}}
+{{/* A rollback is the cure of an upgrade that lost a bookie, so it is asked one thing: whether a ledger names those that go
+with it. Its values are those of then, so `upgradeGate.force` among them means nothing, and how many bookies there are now
+it has from the ConfigMap, which is the present revision's until the gate has passed. Takes (dict "root" $ "hook" "pre-upgrade"). */}}
 {{- define "bindery.gate.container" -}}
 {{- $values := .root.Values -}}
 {{- $bookie := printf "%s-bookie" (include "bindery.fullname" .root) -}}
@@ -26,4 +27,12 @@ env:
   {{- include "bindery.toolEnv" .root | nindent 2 }}
   - name: BINDERY_TERMINATION_LOG
     value: /dev/termination-log
+  {{- if eq .hook "pre-rollback" }}
+  - name: BINDERY_BOOKIES_NOW
+    valueFrom:
+      configMapKeyRef:
+        name: {{ $bookie | quote }}
+        key: replicas
+        optional: true
+  {{- end }}
 {{- end }}

@@ -232,9 +232,19 @@ def gate(
     only_drained: Annotated[
         bool,
         typer.Option(
-            "--only-drained", help="Ask only of bookies that are to go, as before a rollback, which may heal."
+            "--only-drained", help="Ask only what bookies hold that are to go, as before a rollback, which may heal."
         ),
     ] = False,
+    bookies_now: Annotated[
+        int | None,
+        typer.Option(
+            "--bookies-now",
+            metavar="N",
+            min=0,
+            envvar="BINDERY_BOOKIES_NOW",
+            help="So many are there: with --only-drained, N or more that stay need no ZooKeeper to say so.",
+        ),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Say what is wrong, and let it pass.")] = False,
     zookeeper: ZooKeeper = DEFAULT_ZOOKEEPER,
     ledgers_root: LedgersRoot = LEDGERS_ROOT,
@@ -251,7 +261,7 @@ def gate(
 
     if not run_gate(
         zookeeper, ledgers_root, bookies=bookies, id_template=id_template, wait=wait, only_drained=only_drained,
-        force=force, as_json=as_json,
+        force=force, as_json=as_json, bookies_now=bookies_now,
     ):  # fmt: skip
         raise typer.Exit(EXIT_NOT_DONE)
 

@@ -1,7 +1,8 @@
 """`bindery recovery gate`: look at the cluster until it is fit for an upgrade, or time is over.
 
 With `--only-drained` it is asked for what a rollback must not do: take away bookies that hold something. What lacks
-copies or is lost may be what the rollback is to heal.
+copies or is lost may be what the rollback is to heal. So may ZooKeeper: while it cannot be asked, a rollback passes
+that takes no bookie away, as far as `--bookies-now` tells.
 """
 
 import asyncio
@@ -25,7 +26,7 @@ PAUSE_S: Final = 2.0
 
 def run_gate(
     zookeeper: str, ledgers_root: str, *, bookies: int | None, id_template: str, wait: str, only_drained: bool,
-    force: bool, as_json: bool,
+    force: bool, as_json: bool, bookies_now: int | None = None,
 ) -> bool:  # fmt: skip
     """Whether to go on, after it was said. Raises BadRequest."""
     if (bookies is None) != (not id_template):
@@ -35,7 +36,8 @@ def run_gate(
         raise BadRequest("--only-drained needs --bookies and --id-template: they say which bookies are to go")
     verdict = asyncio.run(
         _watch(
-            zookeeper, LedgersLayout(ledgers_root), scale, wait_s=parse_duration(wait), only_drained=only_drained
+            zookeeper, LedgersLayout(ledgers_root), scale, wait_s=parse_duration(wait), only_drained=only_drained,
+            bookies_now=bookies_now,
         )
     )  # fmt: skip
     may_pass = verdict.is_open or force
@@ -63,38 +65,31 @@ def _open(scale: Scale | None, *, only_drained: bool) -> str:
 
 
 async def _watch(
-    zookeeper: str, layout: LedgersLayout, scale: Scale | None, *, wait_s: float, only_drained: bool
-) -> Verdict:
+    zookeeper: str, layout: LedgersLayout, scale: Scale | None, *, wait_s: float, only_drained: bool,
+    bookies_now: int | None,
+) -> Verdict:  # fmt: skip
     """The last look: the first that refuses nothing, or the one when time is over."""
+    none_goes = only_drained and scale is not None and bookies_now is not None and bookies_now <= scale.bookies
     ends_at = time.monotonic() + max(wait_s, PAUSE_S)
     while True:
-        verdict = await _look(zookeeper, layout, scale)
-        if only_drained and scale is not None:
-            verdict = _of_those_that_go(verdict, scale)
+        verdict = await _look(zookeeper, layout, scale, only_going=only_drained)
+        if none_goes and [one.kind for one in verdict.refusals] == ["unreachable"]:
+            return Verdict(notes=(f"{verdict.refusals[0].text}; of {bookies_now} bookies none goes",))
         left_s = ends_at - time.monotonic()
         if verdict.is_open or left_s <= 0:
             return verdict
         await asyncio.sleep(min(PAUSE_S, left_s))
 
 
-async def _look(zookeeper: str, layout: LedgersLayout, scale: Scale | None) -> Verdict:
+async def _look(zookeeper: str, layout: LedgersLayout, scale: Scale | None, *, only_going: bool) -> Verdict:
     """In a session of its own: ZooKeeper may come and go meanwhile."""
     try:
         async with connected_store(zookeeper) as store:
-            return await look(store, layout, scale=scale, randomness=ReadOnlyLots(), clock_ms=now_ms)
+            return await look(
+                store, layout, scale=scale, randomness=ReadOnlyLots(), clock_ms=now_ms, only_going=only_going
+            )
     except MetadataUnavailable as error:
         return Verdict((Refusal("unreachable", f"ZooKeeper cannot be asked: {error}", "start ZooKeeper"),))
-
-
-def _of_those_that_go(verdict: Verdict, scale: Scale) -> Verdict:
-    """Without what is wrong with bookies that stay. One that goes and is lost may hold what nobody else has."""
-    refusals = [
-        one
-        for one in verdict.refusals
-        if one.kind in ("not_drained", "not_named", "unreachable")
-        or (one.kind == "lost" and one.bookie_id is not None and scale.goes(one.bookie_id))
-    ]
-    return Verdict(tuple(refusals), verdict.notes)
 
 
 def _facts(verdict: Verdict, *, may_pass: bool) -> dict[str, Any]:

@@ -22,6 +22,11 @@ what only they hold. So it is refused
 
 What a draining bookie holds is read from the metadata of all ledgers; for the others the registration tells enough.
 That counts only if it was not registered as writable before: it may get new ledgers as long as it is.
+
+A rollback (`only_going`) may be what heals, so it is refused only for a bookie that is to go, is not removed, and is
+named by a ledger. Whether somebody drained it is not asked: more bookies that failed to start must be taken back as
+they are. A ledger made between the look and their end may name them: it loses these copies, as when they fail.
+
 A cluster that was never initialised holds nothing.
 """
 
@@ -109,13 +114,21 @@ async def look(
     scale: Scale | None,
     randomness: RandomBits,
     clock_ms: Callable[[], int],
+    only_going: bool = False,
 ) -> Verdict:
-    """One look. `clock_ms`: the wall clock, by which maintenance ends. A store that cannot be asked is a refusal."""
+    """One look. `clock_ms`: the wall clock, by which maintenance ends. A store that cannot be asked is a refusal.
+
+    `only_going` is for a rollback, and needs a `scale`.
+    """
+    assert scale is not None or not only_going
     try:
         status = await cluster_status(store, layout)
         if status.instance_id is None:
             return Verdict(notes=("the cluster is not initialised yet: there is nothing to protect",))
         await store.sync(layout.root)  # what was marked or registered a moment ago counts
+        if only_going and scale is not None:
+            members = await _Members.read(store, layout, clock_ms=clock_ms, randomness=randomness, leaving=scale)
+            return Verdict(tuple(members.refusals_of_going(scale)), tuple(members.notes(scale)))
         marks = UnderreplicationManager(store, layout, randomness=randomness, clock_ms=clock_ms)
         marked = [mark.ledger_id async for mark in marks.list()]
         noted = await _noted(store, LedgerManager(store, layout, randomness=randomness), frozenset(marked))
@@ -205,36 +218,50 @@ class _Members:
     status: ClusterStatus
     intents: Mapping[BookieId, Intent]
     holdings: Mapping[BookieId, Holdings]
-    """Of draining bookies."""
+    """Of draining bookies, or of those that leave."""
     were_writable: frozenset[str]
     """Before the ledgers were read."""
 
     @classmethod
     async def read(
-        cls, store: MetadataStore, layout: LedgersLayout, *, clock_ms: Callable[[], int], randomness: RandomBits
-    ) -> "_Members":
+        cls, store: MetadataStore, layout: LedgersLayout, *, clock_ms: Callable[[], int], randomness: RandomBits,
+        leaving: Scale | None = None,
+    ) -> "_Members":  # fmt: skip
         # The registrations last: a bookie that joins or returns meanwhile is not taken for lost.
         memberships = await MembershipStore(store, clock_ms=clock_ms).all()
         intents = {bookie_id: found.effective(clock_ms()) for bookie_id, found in memberships.items()}
-        were_writable = frozenset((await cluster_status(store, layout)).writable)
+        before = await cluster_status(store, layout)
+        if leaving is None:
+            asked = [bookie_id for bookie_id, intent in sorted(intents.items()) if intent is Intent.DRAINING]
+        else:
+            asked = [bookie_id for bookie_id in _bookies(before) if leaving.goes(bookie_id)]
         ledgers = _Ledgers(LedgerManager(store, layout, randomness=randomness))
-        holdings = {
-            bookie_id: await holdings_of(ledgers, bookie_id)
-            for bookie_id, intent in sorted(intents.items())
-            if intent is Intent.DRAINING
-        }
-        return cls(await cluster_status(store, layout), intents, holdings, were_writable)
+        holdings = {bookie_id: await holdings_of(ledgers, bookie_id) for bookie_id in asked}
+        return cls(await cluster_status(store, layout), intents, holdings, frozenset(before.writable))
 
     def refusals(self, scale: Scale | None) -> list[Refusal]:
-        registered = {*self.status.writable, *self.status.read_only}
-        bookies = [*map(BookieId, sorted({*self.status.known, *registered}))]
+        bookies = _bookies(self.status)
         found = [] if scale is None else _names(bookies, scale)
         for bookie_id in bookies:
             goes = scale is not None and scale.goes(bookie_id)
-            refusal = self._refusal(bookie_id, is_registered=bookie_id in registered, goes=goes)
+            refusal = self._refusal(bookie_id, is_registered=self._is_registered(bookie_id), goes=goes)
             if refusal is not None:
                 found.append(refusal)
         return found
+
+    def refusals_of_going(self, scale: Scale) -> list[Refusal]:
+        """Needs what was read for those that leave: one that came meanwhile holds nothing yet."""
+        found = _names(_bookies(self.status), scale)
+        for bookie_id in self.holdings:
+            intent = self.intents.get(bookie_id, Intent.ACTIVE)
+            if intent is Intent.REMOVED or self._is_empty(bookie_id):
+                continue
+            is_there = self._is_registered(bookie_id) or intent is Intent.MAINTENANCE
+            found.append(self._still_draining(bookie_id) if is_there else _lost(bookie_id, intent))
+        return found
+
+    def _is_registered(self, bookie_id: BookieId) -> bool:
+        return bookie_id in self.status.writable or bookie_id in self.status.read_only
 
     def _refusal(self, bookie_id: BookieId, *, is_registered: bool, goes: bool) -> Refusal | None:
         intent = self.intents.get(bookie_id, Intent.ACTIVE)
@@ -244,11 +271,7 @@ class _Members:
             is_done = self._is_empty(bookie_id) and bookie_id not in self.were_writable
             return self._still_draining(bookie_id) if goes and not is_done else None
         if not is_registered and intent is not Intent.MAINTENANCE:
-            away = "is draining, holds ledgers and is not registered" if intent is Intent.DRAINING else "is lost"
-            return Refusal(
-                "lost", f"bookie {bookie_id} {away}",
-                f"start it; if it is gone for good: `bindery bookie recover {bookie_id} --yes --wait`", bookie_id,
-            )  # fmt: skip
+            return _lost(bookie_id, intent)
         if goes:
             return Refusal(
                 "not_drained", f"bookie {bookie_id} is to go, and was not drained",
@@ -287,6 +310,19 @@ class _Members:
     def _is_empty(self, bookie_id: BookieId) -> bool:
         holdings = self.holdings[bookie_id]
         return not holdings.ledgers and not holdings.unreadable
+
+
+def _bookies(status: ClusterStatus) -> list[BookieId]:
+    """Those that are known or registered."""
+    return [*map(BookieId, sorted({*status.known, *status.writable, *status.read_only}))]
+
+
+def _lost(bookie_id: BookieId, intent: Intent) -> Refusal:
+    away = "is draining, holds ledgers and is not registered" if intent is Intent.DRAINING else "is lost"
+    return Refusal(
+        "lost", f"bookie {bookie_id} {away}",
+        f"start it; if it is gone for good: `bindery bookie recover {bookie_id} --yes --wait`", bookie_id,
+    )  # fmt: skip
 
 
 class _Ledgers:
