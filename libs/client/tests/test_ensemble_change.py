@@ -250,7 +250,7 @@ async def test_where_each_copy_counts_bookies_that_were_unwell_for_a_moment_are_
 
 async def test_a_ledger_that_waits_for_a_bookie_in_vain_is_closed_and_waits_no_more() -> None:
     async with FakeCluster(bookies=4) as cluster:
-        client = await cluster.client(replacement_retry_s=60.0, add_timeout_s=1.0, add_quorum_timeout_s=1.0)
+        client = await cluster.client(replacement_retry_s=60.0, add_timeout_s=0.3, add_quorum_timeout_s=0.3)
         writer = await client.create(ack_quorum=3)
         await add_numbers(writer, 0, 5)
         before = writer.metadata.last_segment.ensemble
@@ -263,6 +263,21 @@ async def test_a_ledger_that_waits_for_a_bookie_in_vain_is_closed_and_waits_no_m
         assert (await asyncio.wait_for(writer.close(), LIMIT_S)).last_entry_id == 4
         await asyncio.wait([waiting], timeout=LIMIT_S / 10)
         assert waiting.done()
+
+
+async def test_a_newcomer_is_taken_while_the_others_rest() -> None:
+    async with FakeCluster(bookies=4) as cluster:
+        client = await cluster.client(replacement_retry_s=60.0, add_timeout_s=LIMIT_S, add_quorum_timeout_s=LIMIT_S)
+        writer = await client.create(ack_quorum=3)
+        await add_numbers(writer, 0, 5)
+        before = writer.metadata.last_segment.ensemble
+        for bookie in (cluster.bookies[before[2]], cluster.spare(before)):
+            bookie.refuse(AddRequest, Status.IO_ERROR)
+        adding = asyncio.ensure_future(writer.add(b"5"))
+        done, _ = await asyncio.wait([adding], timeout=0.5)
+        assert not done
+        await cluster.add_bookie("newcomer")
+        assert await asyncio.wait_for(adding, LIMIT_S) == 5
 
 
 async def test_nothing_is_acknowledged_on_a_new_ensemble_before_it_is_in_the_metadata() -> None:

@@ -330,7 +330,13 @@ async def test_a_new_client_gets_the_place_of_the_idlest_and_none_of_a_busy_one(
         for writer in (idle_writer, third_writer):
             writer.write(slow)
         await asyncio.sleep(0.2)
-        refused, _ = await asyncio.open_connection("127.0.0.1", server.port)
+        for path in (b"livez", b"readyz", b"metrics"):  # a process that is fully used is not to be taken for dead
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            writer.write(b"GET /%s HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n" % path)
+            assert b" 503 Service Unavailable\r\nContent-Type" not in await reader.read()
+            writer.close()
+        refused, refused_writer = await asyncio.open_connection("127.0.0.1", server.port)
+        refused_writer.write(slow)
         head, _, body = (await refused.read()).partition(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 503 ")
         assert b"Retry-After: 1" in head
@@ -340,6 +346,31 @@ async def test_a_new_client_gets_the_place_of_the_idlest_and_none_of_a_busy_one(
         _, last = await connect(live)
         last.close()
         third_writer.transport.abort()
+
+
+async def test_a_connection_on_which_a_waiting_request_runs_makes_no_room(health):
+    release = asyncio.Event()
+
+    async def app(scope, receive, send):
+        if scope["type"] != "http":
+            return
+        if scope["path"] == "/slow":
+            await release.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+    one, two = (b"GET /%s HTTP/1.1\r\nHost: x\r\n\r\n" % path for path in (b"fast", b"slow"))
+    app = OpsApp(health, Metrics("kittest"), app=app)
+    async with HttpServer(app, port=0, connections_max=1) as server, asyncio.timeout(30):
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(one + two)
+        assert b" 200 OK" in await reader.readuntil(b"ok")
+        late, late_writer = await asyncio.open_connection("127.0.0.1", server.port)
+        late_writer.write(one)
+        assert b" 503 " in await late.read()
+        release.set()
+        assert b" 200 OK" in await reader.readuntil(b"ok")
+        writer.close()
 
 
 async def test_a_long_body_in_small_pieces_is_no_header_without_end(health):

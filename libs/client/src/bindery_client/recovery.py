@@ -177,8 +177,8 @@ class _RecoveryRun:
         metadata = self._machine.metadata
         for bookie_id in action.failed.values():
             pool.quarantine(bookie_id, "a recovery add failed there")
-        self._chances.failed(action.failed.values())
         now = self._loop.time()
+        self._chances.failed(action.failed.values(), now=now)
         try:
             changed = replace_failed(
                 metadata, failed=action.failed, first_entry_id=action.first_entry_id,

@@ -21,6 +21,8 @@ PAUSE_S_MAX: Final = 300.0
 class _Rest:
     until: float
     pause_s: float
+    is_over: bool = False
+    """It failed again since it was taken."""
 
 
 class SecondChances:
@@ -32,9 +34,17 @@ class SecondChances:
         self._failed: set[BookieId] = set()
         self._rests: dict[BookieId, _Rest] = {}
 
-    def failed(self, bookies: Iterable[BookieId]) -> None:
-        """They are to be replaced."""
-        self._failed.update(bookies)
+    def failed(self, bookies: Iterable[BookieId], *, now: float) -> None:
+        """They are to be replaced. One that served for longer than it would have rested had another trouble before."""
+        for bookie_id in bookies:
+            self._failed.add(bookie_id)
+            rest = self._rests.get(bookie_id)
+            if rest is None or rest.is_over:
+                continue
+            if now > rest.until:
+                del self._rests[bookie_id]
+            else:
+                rest.is_over = True
 
     def taken(self, bookies: Iterable[BookieId], *, now: float) -> None:
         """They were put into the ensemble."""

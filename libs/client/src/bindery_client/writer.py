@@ -63,6 +63,8 @@ log = structlog.get_logger()
 
 METADATA_PAUSE_S: Final = 0.1
 METADATA_PAUSE_S_MAX: Final = 2.0
+NEWCOMER_S: Final = 1.0
+"""While one that failed rests, another bookie may come."""
 LAST_COPIES_GRACE_S: Final = 0.005
 """Before the seal: how long copies that are not needed for it are waited for. Less than the note costs that they save,
 a write to the metadata."""
@@ -347,7 +349,7 @@ class WriteHandle:
         pool = self._requests.pool
         for bookie_id in action.failed.values():
             pool.quarantine(bookie_id, self._reasons.pop(bookie_id, "it refused an add, or did not answer in time"))
-        self._chances.failed(action.failed.values())
+        self._chances.failed(action.failed.values(), now=self._loop.time())
 
         def plan(metadata: LedgerMetadata) -> LedgerMetadata | None:
             return plan_ensemble_change(
@@ -398,7 +400,7 @@ class WriteHandle:
                 rest_s = self._chances.next_s(now=self._loop.time())
                 if bearable or rest_s is None:
                     raise
-                await asyncio.sleep(rest_s)
+                await asyncio.sleep(min(rest_s, NEWCOMER_S))
                 if self._broken is not None:
                     raise
 

@@ -8,7 +8,8 @@
 | its first byte                                             |                          | nothing came                 |
 | connections                                                | `connections_max`        | the one that has waited      |
 |                                                            |                          | longest without a request is |
-|                                                            |                          | closed; without such: 503    |
+|                                                            |                          | closed; without such: 503,   |
+|                                                            |                          | but for `ALWAYS_ANSWERED`    |
 
 uvicorn keeps headers and trailers for as long as they come, waits for the rest of a head for ever and counts no
 connections, so that a stranger could take the memory or the file descriptors of a process that holds other people's
@@ -31,6 +32,11 @@ PIPELINED_MAX: Final = 64
 HEAD_TIMEOUT_S: Final = 30.0
 """Longer than any proxy takes; the pause between two requests has the longer keep-alive."""
 
+RESERVE: Final = 64
+"""Connections beyond the limit that may say what they want, since it may be one of ALWAYS_ANSWERED."""
+ALWAYS_ANSWERED: Final = (b"/livez", b"/readyz", b"/startupz", b"/metrics")
+"""A process that is fully used is not to be taken for dead."""
+
 _REASONS: Final = {408: "Request Timeout", 431: "Request Header Fields Too Large", 503: "Service Unavailable"}
 
 log = get_logger(__name__)
@@ -48,16 +54,19 @@ class HttpLimits(HttpToolsProtocol):
         self._unfinished_size = 0
         self._moved_on = False
         self._deadline: asyncio.TimerHandle | None = None
+        self._is_extra = False
+        """Beyond the limit."""
+        self._is_refused = False
 
     # What the transport calls.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)  # type: ignore[arg-type]
         if len(self.connections) > self.connections_max and not self._make_room():
-            log.warning("connection_refused", connections=len(self.connections) - 1)
-            self._refuse(503, "too_many_connections", "too many clients are connected",
-                         {"connections_max": self.connections_max})  # fmt: skip
-            return
+            if len(self.connections) > self.connections_max + RESERVE:
+                self._refuse_as_extra()
+                return
+            self._is_extra = True
         self.idle[self] = None
         self._deadline = self.loop.call_later(HEAD_TIMEOUT_S, self._head_is_late)
 
@@ -86,6 +95,12 @@ class HttpLimits(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._moved_on = True
         self.idle.pop(self, None)
+        if self._is_refused:
+            return
+        self._is_extra = self._is_extra and len(self.connections) > self.connections_max
+        if self._is_extra and self.url.partition(b"?")[0] not in ALWAYS_ANSWERED:
+            self._refuse_as_extra()
+            return
         if len(self.pipeline) >= PIPELINED_MAX:
             self.pipeline.clear()
             raise ValueError("too many requests are pipelined")  # the parser makes an invalid request of it: 400
@@ -97,16 +112,18 @@ class HttpLimits(HttpToolsProtocol):
             return
         if self.pipeline:
             self.flow.pause_reading()
-        else:
+        if self.cycle.response_complete:  # else the last that waited runs now
             self.idle[self] = None
 
     def on_body(self, body: bytes) -> None:
         self._moved_on = True
-        super().on_body(body)
+        if not self._is_refused:
+            super().on_body(body)
 
     def on_message_complete(self) -> None:
         self._moved_on = True
-        super().on_message_complete()
+        if not self._is_refused:
+            super().on_message_complete()
 
     # Limits.
 
@@ -117,6 +134,12 @@ class HttpLimits(HttpToolsProtocol):
             other.transport.abort()
             return True
         return False
+
+    def _refuse_as_extra(self) -> None:
+        self._is_refused = True
+        log.warning("connection_refused", connections=len(self.connections) - 1)
+        self._refuse(503, "too_many_connections", "too many clients are connected",
+                     {"connections_max": self.connections_max})  # fmt: skip
 
     def _head_is_late(self) -> None:
         self._deadline = None

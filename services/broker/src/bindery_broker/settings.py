@@ -84,7 +84,7 @@ class BrokerSettings(Settings):
     """Topics loaded at once. At the limit the one that has been idle longest makes room."""
 
     topic_idle_s: Annotated[float, Gt(0)] = 3600
-    """A topic that nobody has used for so long is closed, and goes on in a new ledger when somebody does. Seconds."""
+    """An empty topic that nobody has used for so long is closed; it goes on in a new ledger. Seconds."""
 
     read_ahead_bytes_max: Annotated[int, Ge(0)] = 64 * MIB
     """Bytes of messages, over all subscriptions, that are kept at hand before a consumer asks for them."""

@@ -378,6 +378,7 @@ class Subscription:
         dispatcher = self._dispatcher
         ready_before = dispatcher.ready_count
         async with self._read_lock:
+            self._check_open()
             if dispatcher is not self._dispatcher or dispatcher.ready_count > ready_before:  # another call read
                 return True
             reserved = self._read_ahead.reserve(READ_BYTES_MAX)

@@ -278,7 +278,11 @@ class Topic:
 
     async def unsubscribe(self, name: str, *, force: bool = False) -> None:
         """Delete a subscription, durably. Raises Conflict while it has consumers, unless `force`."""
-        subscription = self.subscription(name)
+        subscription = self._subscriptions.get(name)
+        if subscription is None:  # a subscribe of unknown outcome may have made it all the same
+            self._check_open()
+            await self.ledger.delete_cursor(name)
+            return
         subscription.tick()
         if len(subscription.sessions) and not force:
             raise Conflict("the subscription has consumers", subscription=name, consumers=len(subscription.sessions))
@@ -306,7 +310,8 @@ class Topic:
         self._draining = True
         now = asyncio.get_running_loop().time()
         for waiting in self._waiting:
-            waiting.reschedule(now)
+            if not waiting.expired():
+                waiting.reschedule(now)
         for subscription in self._subscriptions.values():
             subscription.drain()
 

@@ -28,6 +28,8 @@ from bindery_broker.subscription import MonotonicClock
 from bindery_broker.topic import Topic
 from bindery_broker.topic_name import TopicName
 
+CLOSES_MAX = 32
+"""Idle topics closed at a time: a close may hang for as long as its bookies do."""
 LOOK_FOR_IDLE_S_MIN = 1.0
 """Between two looks for an idle topic that found none."""
 
@@ -39,7 +41,7 @@ class TopicLimits:
     topics_max: int = 10_000
     """Topics loaded at once. At the limit the one that was idle longest makes room; if none is, no more are opened."""
     idle_s_max: float = 300
-    """Seconds after which a topic that nobody uses is closed. Opening it again costs a ledger, so not at once."""
+    """Seconds after which an empty topic that nobody uses is closed. Opening it again costs a ledger: not at once."""
     loads_max: int = 32
     """Topics being opened at once."""
     subscriptions_max: int = 1_000
@@ -169,6 +171,7 @@ class Topics:
 
     async def maintain(self) -> None:
         """One round of what time asks for in the loaded topics: sessions end, unneeded ledgers go, idle topics too."""
+        idle: list[Topic] = []
         for topic in self:
             if not topic.is_open:
                 continue
@@ -179,9 +182,12 @@ class Topics:
             except BinderyError as error:
                 if topic.is_open:
                     log.warning("topic_maintenance_failed", topic=topic.name.short, **error_fields(error))
-            is_kept = not topic.subscriptions and topic.ledger.entries_count > 0  # its retention is not over
+            is_kept = topic.ledger.entries_count > 0  # only what is loaded is trimmed, and has metrics of its backlog
             if not is_kept and self._now() - topic.used_at >= self.limits.idle_s_max and self._is_idle(topic):
-                await self._unload(topic)
+                idle.append(topic)
+        for first in range(0, len(idle), CLOSES_MAX):
+            some = idle[first : first + CLOSES_MAX]
+            await asyncio.gather(*(self._unload(topic) for topic in some if self._is_idle(topic)))
 
     async def _open(self, name: TopicName, *, create: bool) -> Topic:
         create = create and self.limits.auto_create

@@ -75,6 +75,17 @@ def test_a_delay_holds_everything_behind_it():
     assert reader.take(now=5) == [0, 1, 2]
 
 
+def test_a_delay_that_is_over_is_over_also_for_nobody():
+    reader = Reader(3)
+    reader.read()
+    reader.take(1)
+    reader.dispatcher.nack([key(0)], delay_s=5, now=0)
+    reader.dispatcher.tick(now=4.9)
+    assert reader.dispatcher.next_deadline() == 5
+    reader.dispatcher.tick(now=5)
+    assert reader.dispatcher.next_deadline() is None, "nothing keeps the topic open any more"
+
+
 def test_a_timeout_rewinds():
     reader = Reader(3)
     reader.read()

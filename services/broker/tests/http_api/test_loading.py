@@ -93,19 +93,19 @@ async def test_a_cursor_has_one_subscription(broker: Harness, monkeypatch):
     assert [second[1], third[1]] == [True, False]
 
 
-async def test_a_topic_that_nobody_uses_is_closed_and_opened_anew_with_all_it_had(broker: Harness, clock):
-    await broker.produce("a", "b")
-    await broker.ack(ids(await broker.receive(max=1)))
+async def test_an_empty_topic_that_nobody_uses_is_closed_and_opened_anew_with_all_it_had(broker: Harness, clock):
+    await broker.receive(session_ttl_ms=1_000)
     clock.advance(200)
     await broker.broker.topics.maintain()
     assert loaded(broker) == ["t"]
     clock.advance(200)
     await broker.broker.topics.maintain()
     assert loaded(broker) == []
-    assert payloads(await broker.receive()) == ["b"]
+    await broker.produce("b", "c")
+    assert payloads(await broker.receive()) == ["b", "c"], "its subscription was there before"
 
 
-async def test_a_topic_with_a_consumer_a_delay_or_retention_to_come_stays_open(broker: Harness, clock):
+async def test_a_topic_with_a_consumer_or_with_entries_to_trim_or_to_tell_of_stays_open(broker: Harness, clock):
     await broker.produce("kept", topic=f"{NAMESPACE}/retained")
     await broker.produce("a", topic=f"{NAMESPACE}/delayed")
     got = await broker.receive(topic=f"{NAMESPACE}/delayed", session_ttl_ms=1_000)
@@ -117,7 +117,7 @@ async def test_a_topic_with_a_consumer_a_delay_or_retention_to_come_stays_open(b
     assert loaded(broker) == ["consumed", "delayed", "retained"]
     clock.advance(1_000)
     await broker.broker.topics.maintain()
-    assert loaded(broker) == ["retained"]
+    assert loaded(broker) == ["delayed", "retained"]
 
 
 async def test_at_the_limit_the_topic_that_was_idle_longest_makes_room(small: Harness, clock):
@@ -149,8 +149,7 @@ async def test_topics_in_use_make_no_room(small: Harness, clock):
 async def test_a_request_that_comes_while_its_topic_is_closed_waits_and_opens_it_anew(
     broker: Harness, clock, monkeypatch
 ):
-    await broker.produce("a")
-    await broker.receive(session_ttl_ms=1_000, ack_timeout_ms=1_000)
+    await broker.receive(session_ttl_ms=1_000)
     (topic,) = broker.broker.topics
     close_really = topic.ledger.close
 
@@ -168,7 +167,7 @@ async def test_a_request_that_comes_while_its_topic_is_closed_waits_and_opens_it
         await asyncio.gather(broker.produce("b"), broker.produce("c"))
         await closing
     answer = await broker.client.get(f"{TOPIC}/messages")
-    assert sorted(payloads(answer.json()["messages"])) == ["a", "b", "c"]
+    assert sorted(payloads(answer.json()["messages"])) == ["b", "c"]
     assert loaded(broker) == ["t"]
 
 
@@ -197,3 +196,27 @@ async def test_with_more_topics_than_places_no_request_fails_and_no_message_is_l
             assert sorted(payloads(answer.json()["messages"])) == sorted(expected)
     assert not broker.broker.topics._users
     await broker.close()
+
+
+async def test_topics_are_closed_beside_one_another(broker: Harness, clock, monkeypatch):
+    for name in ("a", "b", "c"):
+        await broker.receive(topic=f"{NAMESPACE}/{name}", session_ttl_ms=1_000)
+    at_once = most = 0
+
+    def slowly(close_really: Any) -> Any:
+        async def close() -> None:
+            nonlocal at_once, most
+            at_once += 1
+            most = max(most, at_once)
+            await asyncio.sleep(0.01)
+            at_once -= 1
+            await close_really()
+
+        return close
+
+    for topic in broker.broker.topics:
+        monkeypatch.setattr(topic.ledger, "close", slowly(topic.ledger.close))
+    clock.advance(400)
+    await broker.broker.topics.maintain()
+    assert loaded(broker) == []
+    assert most == 3

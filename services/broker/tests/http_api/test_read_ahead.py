@@ -88,3 +88,24 @@ async def test_what_a_closed_topic_had_at_hand_no_longer_counts(broker):
     assert used > 0
     await broker.broker.topics.close()
     assert broker.broker.topics.read_ahead.used == 0
+
+
+async def test_a_call_that_waits_to_read_reads_nothing_of_a_deleted_subscription(broker, monkeypatch):
+    await broker.produce(*["x" * 3_000] * 40)
+    (topic,) = broker.broker.topics
+    read_really = topic.ledger.read
+
+    async def slowly(*args, **kwargs):
+        await asyncio.sleep(0.05)
+        return await read_really(*args, **kwargs)
+
+    monkeypatch.setattr(topic.ledger, "read", slowly)
+    body = {"max": 1, "wait_ms": 3_000, "initial": "earliest"}
+    calls = [
+        asyncio.create_task(broker.post(f"{TOPIC}/subscriptions/s/receive", {**body, "consumer": f"c{n}"}))
+        for n in range(2)
+    ]
+    await asyncio.sleep(0.03)
+    assert (await broker.client.delete(f"{TOPIC}/subscriptions/s?force=true")).status_code == 200
+    await asyncio.gather(*calls)
+    assert broker.broker.topics.read_ahead.used == 0

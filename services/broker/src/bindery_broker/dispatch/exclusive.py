@@ -178,6 +178,8 @@ class ExclusiveDispatcher(Generic[M]):
 
     def tick(self, *, now: float) -> int:
         """One lease ran out: everything held comes again. Answers how many leases ran out."""
+        if self.paused_until is not None and now >= self.paused_until:
+            self.paused_until = None
         expired = self.leases.expire(now=now)
         if expired:
             for key in expired:
