@@ -1,20 +1,23 @@
 """Runs over a scripted cluster that heals, breaks and moves while it is read: the second reading decides, and what it
 cannot say was not seen."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import pytest
+from bindery_spark import audit as audit_module
 from bindery_spark.audit import Options
 from bindery_spark.checkpoint import RunDirectory
 from bindery_spark.progress import QuietProgress
 from bindery_spark.run import Outcome, run_audit
 from frames import DAY_MS, NOW_MS, Tables, bookie, copy, ledger, mark
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from scripted_source import ABC, Scripted
 
 pytestmark = pytest.mark.timeout(600)  # a busy machine takes minutes for what is seconds otherwise
+HOUR_MS = 3_600_000
 BROKEN = {
     "state": "open", "ensemble_size": 0, "write_quorum": 0, "ack_quorum": 0, "metadata_version": 0, "segments": [],
     "problem": "broken", "last_entry_id": None, "length": None, "digest_type": "",
@@ -207,3 +210,47 @@ def test_a_list_does_not_say_that_a_mark_for_a_damaged_copy_is_false(spark: Spar
     source = Scripted(Tables(spark), [[made(i) for i in reasons]], lambda _: copies)
     source.marks = [[mark(i, reason=reason) for i, reason in reasons.items()]]
     assert told(run(spark, source, tmp_path, level="standard")) == {("FALSE_MARK", 4, None, None, None)}
+
+
+def test_a_second_reading_that_was_interrupted_goes_on(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four ledgers with a hole each, read again one by one. The run dies at the fourth, then 2 changes; it goes on and
+    dies there; and the last time it was at rest for two hours."""
+    monkeypatch.setattr(audit_module, "AGAIN_BATCH", 1)
+    ledgers = [made(i) for i in range(1, 5)]
+    hole = [row for i in range(1, 5) for row in rows(i, {(1, "a"): "missing"})]
+    asked: list[tuple[int, ...]] = []
+
+    class Mortal(Scripted):
+        dies_at: tuple[int, ...] = (4,)
+
+        def blocks(self, ids: Sequence[int], **how: Any) -> DataFrame:
+            asked.append(tuple(ids))
+            if self.dies_at == tuple(ids):
+                raise KeyboardInterrupt
+            return super().blocks(ids, **how)
+
+    source = Mortal(Tables(spark), [ledgers], lambda _: hole)
+
+    def begin(*, is_new: bool = False, hours: int = 0) -> Outcome:
+        directory, now_ms = RunDirectory(tmp_path / "20260101T000000Z-a"), NOW_MS + hours * HOUR_MS
+        return run_audit(
+            spark, source, directory, Options(level="deep"), out=tmp_path, clock_ms=lambda: now_ms,
+            progress=QuietProgress(), is_new=is_new,
+        )  # fmt: skip
+
+    with pytest.raises(KeyboardInterrupt):
+        begin(is_new=True)
+    assert asked == [(1, 2, 3, 4), (1,), (2,), (3,), (4,)]
+    asked.clear()
+    source.ledgers = [[ledgers[0], made(2, metadata_version=2), *ledgers[2:]]]
+    with pytest.raises(KeyboardInterrupt):
+        begin()
+    assert asked == [(2,), (4,)]
+    asked.clear()
+    source.dies_at = ()
+    outcome = begin(hours=2)
+    assert asked == [(1,), (2,), (3,), (4,)]
+    assert told(outcome) == {("MISSING_REPLICA", i, 0, 1, "a") for i in range(1, 5)}
+    assert (outcome.summary.copies, outcome.summary.unknown) == (4 * 12, 0)

@@ -14,8 +14,8 @@ A cluster at work changes while it is read. So nothing is believed that was seen
   their bookies cannot say then was not seen, or is as it was where nothing moved;
 - ledgers that are gone at the end have no findings; marks count that stood, or were missing, all the time.
 
-A run that is interrupted loses the group that it is at. Nothing is ever changed in the cluster but the records of what
-was verified, and of what the run came to.
+A run that is interrupted loses the group that it is at, or the batch of the second reading. Nothing is ever changed in
+the cluster but the records of what was verified, and of what the run came to.
 """
 
 from collections import Counter
@@ -82,6 +82,8 @@ AWAY: Final = "unreachable: bookie is not registered"
 CAME_BACK: Final = "unread: the bookie counted as gone for good when the run began"
 AGAIN_BATCH: Final = 200
 """Ledgers that are read a second time in one go."""
+AGAIN_PAUSE_MS: Final = 3_600_000
+"""A run that stood still for longer begins its second reading anew: much may have healed."""
 HEALTHY_SEVERITIES: Final = (str(Severity.INFO), str(Severity.WARNING))
 
 
@@ -434,14 +436,36 @@ class Audit:
         if not again.ids:
             return
         self._progress.phase(f"reading {len(again.ids)} ledgers again")
-        wanted = (self._after[i] for i in again.ids)
+        known = self._kept_batches(again)
+        wanted = (self._after[i] for i in again.ids if i not in known)
         sizes = [planned(row) if row.problem is None else PlannedLedger(row.ledger_id, 0, 0) for row in wanted]
-        for number, ids in enumerate(batches(sizes, ledgers_max=AGAIN_BATCH)):
-            making = self._directory.begin_group(10_000_000 + number)
+        begin = max(self._directory.batches(), default=-1) + 1
+        for number, ids in enumerate(batches(sizes, ledgers_max=AGAIN_BATCH), begin):
+            making = self._directory.begin_batch(number)
             ledgers = self._table("after", "ledgers").where(F.col("ledger_id").isin(ids))
             self._judge(ids, ledgers, "after", (ids[0], ids[-1]), run, making, keeps_said=True)
-            self._read_again.append(making)
+            rows = [asdict(self._after[i]) for i in ids]
+            now_ms, gone = self._clock_ms(), sorted(self._gone("after"))
+            self._directory.finish_batch(number, {"ended_ms": now_ms, "gone": gone, "ledgers": rows})
+            self._read_again.append(self._directory.batch(number))
         self._source.keep_table("ledgers", self._directory.table("again", "ledgers"))
+
+    def _kept_batches(self, again: Rereading) -> set[int]:
+        """Ledgers that were read again before the run was interrupted, and did not change since. Forgets the others."""
+        batches_done = self._directory.batches()
+        last_ms = max((facts["ended_ms"] for facts in batches_done.values()), default=0)
+        is_recent = self._clock_ms() - last_ms <= AGAIN_PAUSE_MS
+        gone, ids = sorted(self._gone("after")), frozenset(again.ids)
+        known: set[int] = set()
+        for number, facts in batches_done.items():
+            rows = [KnownLedger(**row) for row in facts["ledgers"]]
+            is_same = all(row.ledger_id in ids and self._after[row.ledger_id] == row for row in rows)
+            if is_recent and is_same and facts["gone"] == gone:
+                known |= {row.ledger_id for row in rows}
+                self._read_again.append(self._directory.batch(number))
+            else:
+                self._directory.drop_batch(number)
+        return known
 
     def _confirmed_copies(self, again: Rereading, run: Run) -> DataFrame:
         """What groups found, without what was on its way, and what the second reading made of it: see `rereading`."""

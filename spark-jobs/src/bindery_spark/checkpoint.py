@@ -5,6 +5,7 @@
 | checkpoint/run.json          | options, plan and what the cluster was when the run began                        |
 | checkpoint/before/<table>    | Parquet: metadata when it began; after/: when it ended                           |
 | checkpoint/groups/<n>        | Parquet findings/ and coverage/ of one group; there when whole, by a rename      |
+| checkpoint/second/<n>        | the same of a batch of the second reading, and said/; batch.json: as of when     |
 | options.json                 | what was asked for: checkpoint/ may be deleted when the run is finished          |
 | lock                         | who is at it, see `run_lock`                                                     |
 | findings/*.parquet           | all findings                                                                     |
@@ -30,6 +31,7 @@ FORMAT: Final = 2
 _RUN: Final = "checkpoint/run.json"
 _OPTIONS: Final = "options.json"
 _APPLIED: Final = "applied.json"
+_BATCH: Final = "batch.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +68,7 @@ class RunDirectory:
 
     def begin_group(self, number: int) -> Path:
         """A fresh directory for a group that is in the making."""
-        making = self.group(number).with_suffix(".part")
-        shutil.rmtree(making, ignore_errors=True)
-        making.mkdir(parents=True)
-        return making
+        return _begun(self.group(number))
 
     def finish_group(self, number: int) -> None:
         """From now on it is done."""
@@ -79,6 +78,28 @@ class RunDirectory:
         """Groups that need not be read again."""
         found = (self.path / "checkpoint" / "groups").glob("*")
         return {int(path.name) for path in found if path.name.isdecimal()}
+
+    def batch(self, number: int) -> Path:
+        """Of the second reading."""
+        return self.path / "checkpoint" / "second" / f"{number:05d}"
+
+    def begin_batch(self, number: int) -> Path:
+        """A fresh directory for a batch that is in the making."""
+        return _begun(self.batch(number))
+
+    def finish_batch(self, number: int, facts: Mapping[str, Any]) -> None:
+        """From now on it is done. `facts`: what `batches` tells."""
+        making = self.batch(number).with_suffix(".part")
+        (making / _BATCH).write_text(json.dumps(facts))
+        os.rename(making, self.batch(number))
+
+    def drop_batch(self, number: int) -> None:
+        shutil.rmtree(self.batch(number))
+
+    def batches(self) -> dict[int, dict[str, Any]]:
+        """Those that are done, ascending."""
+        found = sorted(path for path in self.batch(0).parent.glob("*") if path.name.isdecimal())
+        return {int(path.name): json.loads((path / _BATCH).read_text()) for path in found}
 
     def write_run(self, facts: Mapping[str, Any]) -> None:
         """What a resumed run needs."""
@@ -150,6 +171,13 @@ def last_finished(
             if fits(options):
                 return run
     return None
+
+
+def _begun(whole: Path) -> Path:
+    making = whole.with_suffix(".part")
+    shutil.rmtree(making, ignore_errors=True)
+    making.mkdir(parents=True)
+    return making
 
 
 def _is_run(path: Path) -> bool:
