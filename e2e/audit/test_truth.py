@@ -183,7 +183,9 @@ async def test_each_narrower_audit_finds_its_part_of_them(truth: Truth) -> None:
     presence = {one for one in steady if one[0] not in (*OF_THE_WHOLE, *OF_DEEP)}
     payloads = {one for one in presence if one[0] == "REPLICA_DIVERGENCE" and one[3] not in (0, ENTRIES - 1)}
     _, found, _, _ = await asyncio.to_thread(truth.audit, "--level", "standard", "--bookie", lucky)
-    assert among(found) == {one for one in presence - payloads if lucky in names.get(one[2] or 0, ())}
+    # A list does not say whether a copy is damaged, so it proves no mark without a reason false.
+    told = {one for one in presence - payloads if one[0] != "FALSE_MARK"}
+    assert among(found) == {one for one in told if lucky in names.get(one[2] or 0, ())}
     _, found, _, _ = await asyncio.to_thread(truth.audit, "--level", "quick")
     inside = {one for one in presence if one[0] in OF_COPIES and one[3] not in (0, ENTRIES - 1)}
     assert among(found) == {one for one in presence - inside if one[0] != "FALSE_MARK"}
