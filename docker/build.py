@@ -99,6 +99,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 2
         done = subprocess.run(command, cwd=args.context, stdout=sys.stderr, check=False)
         if done.returncode != 0:
+            print(f"build.py: {name} was not built; once more", file=sys.stderr)  # builders stumble; layers are kept
+            done = subprocess.run(command, cwd=args.context, stdout=sys.stderr, check=False)
+        if done.returncode != 0:
             print(f"build.py: {name} was not built; its builder's last words are above", file=sys.stderr)
             return done.returncode
         print(name, flush=True)

@@ -1,6 +1,7 @@
 """docker/build.py: the commands that it runs, for builders with either order of arguments."""
 
 import importlib.util
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -81,6 +82,15 @@ def test_it_stops_at_the_first_failure_with_the_builders_exit_code(
     said = capfd.readouterr()
     assert said.out == ""
     assert f"bindery/bookie:{VERSION} was not built" in said.err
+
+
+def test_a_builder_that_stumbles_once_is_asked_again(
+    build: ModuleType, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    marker = tmp_path / "stumbled"
+    script = f"import pathlib, sys; m = pathlib.Path({str(marker)!r}); seen = m.exists(); m.touch(); sys.exit(not seen)"
+    assert build.main(["--builder", shlex.join([sys.executable, "-c", script]), "--only", "broker"]) == 0
+    assert capfd.readouterr().out.split() == [f"bindery/broker:{VERSION}"]
 
 
 def test_stdout_has_the_names_and_nothing_else() -> None:
