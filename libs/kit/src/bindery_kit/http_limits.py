@@ -37,7 +37,12 @@ RESERVE: Final = 64
 ALWAYS_ANSWERED: Final = (b"/livez", b"/readyz", b"/startupz", b"/metrics")
 """A process that is fully used is not to be taken for dead."""
 
-_REASONS: Final = {408: "Request Timeout", 431: "Request Header Fields Too Large", 503: "Service Unavailable"}
+_REASONS: Final = {
+    400: "Bad Request",
+    408: "Request Timeout",
+    431: "Request Header Fields Too Large",
+    503: "Service Unavailable",
+}
 
 log = get_logger(__name__)
 
@@ -157,15 +162,22 @@ class HttpLimits(HttpToolsProtocol):
             self._deadline = None
 
     def _refuse(self, status: int, code: str, detail: str, facts: dict[str, Any]) -> None:
-        body = bytes(problem_response(status=status, code=code, detail=detail, facts=facts).body)
-        retry = f"Retry-After: {RETRY_AFTER_S}\r\n" if status == 503 else ""
-        head = (
-            f"HTTP/1.1 {status} {_REASONS[status]}\r\nContent-Type: {CONTENT_TYPE}\r\n{retry}"
-            f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
-        )
         self.headers = []
-        self.transport.write(head.encode("ascii") + body)
-        self.transport.close()
+        hang_up(self.transport, status, code, detail, facts)
+
+
+def hang_up(
+    transport: asyncio.WriteTransport, status: int, code: str, detail: str, facts: dict[str, Any] | None = None
+) -> None:
+    """Answer a problem where no request reached the app, and close. `status`: 400, 408, 431 or 503."""
+    body = bytes(problem_response(status=status, code=code, detail=detail, facts=facts).body)
+    retry = f"Retry-After: {RETRY_AFTER_S}\r\n" if status == 503 else ""
+    head = (
+        f"HTTP/1.1 {status} {_REASONS[status]}\r\nContent-Type: {CONTENT_TYPE}\r\n{retry}"
+        f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    )
+    transport.write(head.encode("ascii") + body)
+    transport.close()
 
 
 def with_limits(protocol: type[HttpToolsProtocol], *, connections_max: int) -> type[HttpToolsProtocol]:
