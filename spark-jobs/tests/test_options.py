@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from bindery_client.security import SecurityFiles
 from bindery_core.errors import BadRequest
 from bindery_core.ids import ID_MAX
 from bindery_spark.audit import Options
@@ -13,7 +14,6 @@ from bindery_spark.schemas import NO_LEDGER, TABLES
 from bindery_spark.sources.filters import Wanted
 from bindery_spark.sources.ledgers import LedgersReader
 from bindery_spark.sources.options import TABLE_NAMES, LedgersOptions, MetadataOptions, parse_size
-from bindery_spark.sources.security import SecurityFiles
 from pyspark.sql.datasource import (
     EqualTo,
     Filter,

@@ -28,6 +28,7 @@ from typing import Any, Final, Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as parquet
+from bindery_client.security import NO_FILES, SecurityFiles
 from bindery_core.errors import BadRequest
 from bindery_core.ids import ID_MAX, LedgerId
 from bindery_metadata.verified_records import LEVELS, Verified
@@ -67,7 +68,6 @@ from bindery_spark.rereading import (
 )
 from bindery_spark.schemas import FINDINGS, NO_LEDGER, TABLES
 from bindery_spark.source import Source
-from bindery_spark.sources.security import NO_FILES, SecurityFiles
 
 READ_TABLES: Final = ("ledgers", "bookies", "marks", "topics", "cursors")
 COVERAGE: Final = "ledger_id long, bookie string, copies long, unknown long, bytes long, reason string"

@@ -111,12 +111,13 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Audit a cluster. Changes nothing in it, unless --apply: then ledgers are marked as under-replicated."""
+    from bindery_client.security import SecurityFiles
+
     from bindery_spark.audit import Options
     from bindery_spark.checkpoint import RunDirectory, run_directory
     from bindery_spark.run import read_outcome
     from bindery_spark.run_lock import held
     from bindery_spark.sources.options import parse_size
-    from bindery_spark.sources.security import SecurityFiles
 
     if resume:
         directory = run_directory(out, resume)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Protocol
 
 import pyarrow.parquet as parquet
+from bindery_client.security import NO_FILES, SecurityFiles
 from bindery_core.ids import LedgerId
 from bindery_metadata.last_audits import LastAudit
 from bindery_metadata.verified_records import Verified
@@ -18,7 +19,6 @@ from bindery_spark.facts import Facts
 from bindery_spark.schemas import TABLES
 from bindery_spark.sources.metadata import MetadataReader
 from bindery_spark.sources.options import LedgersOptions, MetadataOptions, parse_size
-from bindery_spark.sources.security import NO_FILES, SecurityFiles
 
 
 class Source(Protocol):

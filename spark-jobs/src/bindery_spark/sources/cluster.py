@@ -11,6 +11,7 @@ from typing import Any, Final, TypeVar
 import structlog
 import uvloop
 from bindery_client.pool import BookiePool
+from bindery_client.security import NO_FILES, SecurityFiles
 from bindery_client.settings import ClientSettings
 from bindery_core.ids import LedgerId
 from bindery_core.ledger_metadata import LedgerMetadata
@@ -19,8 +20,6 @@ from bindery_metadata.directory import BookieDirectory
 from bindery_metadata.layout import LedgersLayout
 from bindery_metadata.ledger_manager import LedgerManager
 from bindery_metadata.zookeeper import ZooKeeperStore
-
-from bindery_spark.sources.security import NO_FILES, SecurityFiles
 
 T = TypeVar("T")
 READS_IN_FLIGHT: Final = 64
