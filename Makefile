@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 UV_VERSION := 0.13.8
-PACKAGES := $(patsubst %/pyproject.toml,%,$(wildcard libs/*/pyproject.toml services/*/pyproject.toml spark-jobs/pyproject.toml e2e/pyproject.toml))
+PACKAGES := $(patsubst %/pyproject.toml,%,$(wildcard libs/*/pyproject.toml services/*/pyproject.toml cli/pyproject.toml spark-jobs/pyproject.toml e2e/pyproject.toml e2e/simulation/pyproject.toml))
 SETUP := $(VENV)/.installed
 COMPILED := $(VENV)/.compiled
 ARGS ?=
@@ -101,7 +101,7 @@ fuzz: $(SETUP) ## hostile frames against real bookies, 30 s (ARGS="--frames 1000
 
 .PHONY: sim-ci
 sim-ci: $(SETUP) ## the simulator notices what is broken; then clusters and protocol histories for three minutes
-	@$(BIN)/python -m pytest libs/simulation -m simulator --numprocesses 2 --dist loadfile
+	@$(BIN)/python -m pytest e2e/simulation -m simulator --numprocesses 2 --dist loadfile
 	@$(BIN)/python -m bindery_simulation protocol --seconds 60 --first $$(git log -1 --format=%ct 2>/dev/null || echo 0) --jobs 2
 	@$(BIN)/python -m bindery_simulation service --seconds 120 --first $$(git log -1 --format=%ct 2>/dev/null || echo 0) --jobs 2
 

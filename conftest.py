@@ -13,6 +13,8 @@ import structlog
 ROOT: Final = Path(__file__).parent
 TEST_DIRECTORIES: Final = (
     "libs/*/tests",
+    "cli/tests",
+    "e2e/simulation/tests",
     "services/*/tests",
     "spark-jobs/tests",
     "charts/tests",
@@ -30,11 +32,11 @@ ONE_SPARK: Final = (
 LONGEST: Final = (
     *ONE_SPARK,
     "services/auditor/tests/test_process.py",
-    "libs/simulation/tests/service/test_world.py",
-    "libs/cli/tests/test_kill_all.py",
-    "libs/cli/tests/test_recovery_cluster.py",
+    "e2e/simulation/tests/service/test_world.py",
+    "cli/tests/test_kill_all.py",
+    "cli/tests/test_recovery_cluster.py",
     "e2e/tests/test_traffic_liar.py",
-    "libs/cli/tests/test_standalone.py",
+    "cli/tests/test_standalone.py",
     "services/bookie/tests/test_process.py",
 )
 """A file is one worker's. One of these that came last would keep one core busy while the others have nothing to do."""

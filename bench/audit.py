@@ -32,7 +32,7 @@ from typing import Any
 
 from bindery.standalone.throwaway import ThrowawayCluster
 from bindery_client.client import LedgerClient
-from bindery_metadata.zookeeper import ZooKeeperStore
+from bindery_metadata.stores.zookeeper import ZooKeeperStore
 from peer_report import write_docs
 
 COPIES = 3

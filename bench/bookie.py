@@ -22,7 +22,7 @@ import uvloop
 from bindery.standalone.throwaway import ThrowawayCluster
 from bindery_core import entry
 from bindery_core.digest import Digester, master_key
-from bindery_core.ledger_metadata import DigestType
+from bindery_core.formats.ledger_metadata import DigestType
 from bindery_core.wire import v3
 from bindery_core.wire.framing import FrameDecoder
 from bindery_core.wire.messages import AddRequest, AddResponse, ReadRequest, ReadResponse

@@ -27,18 +27,18 @@ from typing import cast
 import uvloop
 from bindery.standalone.throwaway import ThrowawayCluster
 from bindery_client.client import LedgerClient
+from bindery_client.ledger.writer import WriteHandle
 from bindery_client.settings import ClientSettings
-from bindery_client.writer import WriteHandle
-from bindery_core.bookie_service_info import encode, of_bookie
+from bindery_core.formats.bookie_service_info import encode, of_bookie
 from bindery_core.ids import BookieId
 from bindery_core.wire import v3
 from bindery_core.wire.framing import FrameDecoder
 from bindery_core.wire.messages import AddRequest
+from bindery_metadata.bookies.registration import BookieRegistration
 from bindery_metadata.cluster import initialize_cluster
-from bindery_metadata.layout import LedgersLayout
-from bindery_metadata.memory import MemoryTree
-from bindery_metadata.registration import BookieRegistration
-from bindery_metadata.zookeeper import ZooKeeperStore
+from bindery_metadata.layout.layout import LedgersLayout
+from bindery_metadata.stores.memory import MemoryTree
+from bindery_metadata.stores.zookeeper import ZooKeeperStore
 
 BOOKIES = 3
 BATCH = 100

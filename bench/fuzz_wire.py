@@ -31,14 +31,14 @@ from pathlib import Path
 import uvloop
 from bindery_core.digest import Digester
 from bindery_core.entry import pack
-from bindery_core.ledger_metadata import DigestType
+from bindery_core.formats.ledger_metadata import DigestType
 from bindery_core.wire import messages as m
 from bindery_core.wire import v3
 from bindery_core.wire.framing import FrameDecoder
 from bindery_metadata.cluster import initialize_cluster
-from bindery_metadata.embedded import EmbeddedZooKeeper, ServerSpec, die_with_parent
-from bindery_metadata.layout import LedgersLayout
-from bindery_metadata.zookeeper import ZooKeeperStore
+from bindery_metadata.layout.layout import LedgersLayout
+from bindery_metadata.stores.embedded import EmbeddedZooKeeper, ServerSpec, die_with_parent
+from bindery_metadata.stores.zookeeper import ZooKeeperStore
 from bindery_simulation.certificates import CA, certificate, key
 from bindery_simulation.wire_fuzz import Plan, plan
 

@@ -8,10 +8,10 @@ import statistics
 import time
 
 from bindery_core.digest import Digester
+from bindery_core.formats.ledger_metadata import DigestType, LedgerMetadata, Segment
 from bindery_core.ids import BookieId, EntryId, LedgerId
-from bindery_core.ledger_actions import SendAdds
-from bindery_core.ledger_metadata import DigestType, LedgerMetadata, Segment
-from bindery_core.ledger_writer import LedgerWriter
+from bindery_core.ledger.ledger_actions import SendAdds
+from bindery_core.ledger.ledger_writer import LedgerWriter
 from bindery_core.wire.messages import AddResponse
 
 ENTRY_COUNT = 100_000

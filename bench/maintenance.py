@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Any, Final
 
 import uvloop
-from bindery_bookie.storage.engine import StorageEngine
+from bindery_bookie.storage.engine.engine import StorageEngine
 from bindery_bookie.storage.settings import KIB, MIB, StorageSettings
 from bindery_core.wire.messages import AddRequest
-from bindery_kit.logs import configure
+from bindery_kit.observability.logs import configure
 from peer_report import write_docs
 from storage import _KEY, entry
 

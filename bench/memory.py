@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any
 
 import uvloop
+from bindery_core.formats.ledger_metadata import LedgerMetadata, Segment
+from bindery_core.formats.ledger_metadata_codec import encode
 from bindery_core.ids import BookieId, EntryId, LedgerId
-from bindery_core.ledger_metadata import LedgerMetadata, Segment
-from bindery_core.ledger_metadata_codec import encode
 from bindery_core.wire import v2
 from bindery_core.wire.framing import FrameDecoder
 from bindery_core.wire.messages import AddRequest, ReadRequest, Status
@@ -50,11 +50,11 @@ async def serve(port: int, http_port: int, directory: str, memory_size_max: int)
     """The bookie, in a process of its own."""
     from bindery_bookie.process import BookieProcess
     from bindery_bookie.settings import BookieSettings
-    from bindery_kit.logs import configure
-    from bindery_kit.runtime import Shutdown
+    from bindery_kit.observability.logs import configure
+    from bindery_kit.process.runtime import Shutdown
     from bindery_metadata.cluster import initialize_cluster
-    from bindery_metadata.layout import LedgersLayout
-    from bindery_metadata.memory import MemoryStore, MemoryTree
+    from bindery_metadata.layout.layout import LedgersLayout
+    from bindery_metadata.stores.memory import MemoryStore, MemoryTree
 
     configure(service="bookie", level="error")
     tree = MemoryTree()

@@ -15,7 +15,7 @@ from glob import glob
 from pathlib import Path
 from typing import Any, Final
 
-from bindery_metadata import embedded
+from bindery_metadata.stores import embedded
 
 HOST: Final = "127.0.0.1"
 REPOSITORY: Final = Path(__file__).resolve().parent.parent

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import uvloop
-from bindery_bookie.storage.engine import StorageEngine
+from bindery_bookie.storage.engine.engine import StorageEngine
 from bindery_bookie.storage.settings import StorageSettings
 from bindery_core.wire.messages import AddRequest
 

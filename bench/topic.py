@@ -13,12 +13,12 @@ import time
 from collections.abc import Awaitable, Callable
 
 import structlog
-from bindery_broker.batching import encode_entries, message_ids, plan_entries
 from bindery_broker.managed_ledger import ManagedLedger, ManagedLedgerSettings
-from bindery_broker.message_codec import OutgoingMessage, decode_entry
-from bindery_broker.message_id import Position
-from bindery_client.memory import MemoryLedgerClient
-from bindery_metadata.memory import MemoryTree
+from bindery_broker.topics.batching import encode_entries, message_ids, plan_entries
+from bindery_client.memory.memory import MemoryLedgerClient
+from bindery_metadata.stores.memory import MemoryTree
+from bindery_pulsar.message_codec import OutgoingMessage, decode_entry
+from bindery_pulsar.message_id import Position
 
 COUNT = 1_000
 ROUNDS = 10

@@ -21,8 +21,8 @@ from bindery_auditor.settings import AuditorSettings
 from bindery_bookie.embedded_recovery import EmbeddedRecoverySettings
 from bindery_bookie.settings import BookieSettings
 from bindery_broker.settings import BrokerSettings
-from bindery_kit.setting_values import SecretStr
-from bindery_kit.settings import SettingField, Settings, descriptions
+from bindery_kit.configuration.setting_values import SecretStr
+from bindery_kit.configuration.settings import SettingField, Settings, descriptions
 
 CHART: Final = Path(__file__).resolve().parent.parent / "charts/bindery"
 SCHEMA: Final = CHART / "values.schema.json"

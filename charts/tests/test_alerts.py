@@ -11,8 +11,8 @@ import httpx
 import pytest
 from bindery.standalone.plan import BOOKIE_HTTP_PORT, HOST
 from bindery.standalone.throwaway import ThrowawayCluster
-from bindery_metadata.last_audits import VERDICTS, LastAudit, LastAudits
-from bindery_metadata.zookeeper import ZooKeeperStore
+from bindery_metadata.recovery.last_audits import VERDICTS, LastAudit, LastAudits
+from bindery_metadata.stores.zookeeper import ZooKeeperStore
 from monitoring_files import CHART, RUNBOOKS, TARGET_LABELS, alerts, dashboard, dashboard_expressions, selectors
 
 ALERTS = alerts()

@@ -13,7 +13,7 @@ IMAGES = {
     "bookie": "services/bookie",
     "broker": "services/broker",
     "auditor": "services/auditor",
-    "toolbox": "libs/cli",
+    "toolbox": "cli",
     "spark": "spark-jobs",
 }
 
@@ -74,7 +74,7 @@ def test_everything_that_is_copied_exists_and_is_part_of_the_context() -> None:
         "e2e/tests",
         "libs/core/tests/test_x.py",
         "spark-jobs/tests/x.py",
-        "libs/simulation",
+        "e2e/simulation",
         "docs/images.md",
     ],
 )

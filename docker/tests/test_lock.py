@@ -33,6 +33,8 @@ def wanted_by_products(*more: str) -> set[str]:
     for project in [
         *ROOT.glob("libs/*/pyproject.toml"),
         *ROOT.glob("services/*/pyproject.toml"),
+        ROOT / "cli" / "pyproject.toml",
+        ROOT / "e2e" / "simulation" / "pyproject.toml",
         *(ROOT / one for one in more),
     ]:
         if project.parent.name != "simulation":

@@ -17,6 +17,7 @@ def sources(tmp_path: Path) -> Path:
     """A copy of all files that hold the version, beside the script."""
     for glob in (
         "tools/set_version.py", "pyproject.toml", "libs/*/pyproject.toml", "services/*/pyproject.toml",
+        "cli/pyproject.toml", "spark-jobs/pyproject.toml", "e2e/simulation/pyproject.toml",
         "e2e/pyproject.toml", "libs/core/src/bindery_core/version.py", "docker/Dockerfile",
         "charts/*/Chart.yaml",
     ):  # fmt: skip
@@ -33,7 +34,7 @@ def set_version(sources: Path, version: str) -> "subprocess.CompletedProcess[str
 
 
 def versions(root: Path) -> set[str]:
-    projects = [root / "pyproject.toml", *root.glob("*/*/pyproject.toml"), root / "e2e" / "pyproject.toml"]
+    projects = [root / "pyproject.toml", *root.glob("*/*/pyproject.toml"), *root.glob("*/pyproject.toml")]
     return {tomllib.loads(path.read_text())["project"]["version"] for path in projects}
 
 

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 from bindery.standalone.throwaway import ThrowawayCluster
 from bindery_client.client import LedgerClient
-from bindery_client.security import load_security
-from bindery_metadata.zookeeper import ZooKeeperStore
+from bindery_client.connection.security import load_security
+from bindery_metadata.stores.zookeeper import ZooKeeperStore
 from bindery_simulation.certificates import CA, certificate, key
 from bindery_spark import main as command
 from bindery_spark.arguments import EXIT_INTERRUPTED

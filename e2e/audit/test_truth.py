@@ -20,11 +20,11 @@ from bindery.standalone.throwaway import ThrowawayCluster
 from bindery_client.client import LedgerClient
 from bindery_core.errors import BinderyError
 from bindery_core.ids import LedgerId
-from bindery_metadata.layout import LedgersLayout
-from bindery_metadata.underreplication import UnderreplicationManager
-from bindery_metadata.zookeeper import ZooKeeperStore
-from bindery_spark.checkpoint import run_directory
-from bindery_spark.diff import read_findings
+from bindery_metadata.layout.layout import LedgersLayout
+from bindery_metadata.recovery.underreplication import UnderreplicationManager
+from bindery_metadata.stores.zookeeper import ZooKeeperStore
+from bindery_spark.audit.checkpoint import run_directory
+from bindery_spark.audit.findings.diff import read_findings
 from bindery_spark.main import main
 
 from e2e.audit.faults import ENTRIES, Faults, Found

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from bindery_broker import main
-from bindery_broker.message_id import MessageId, Position
-from bindery_broker.topic import Topic
+from bindery_broker.topics.topic import Topic
+from bindery_pulsar.message_id import MessageId, Position
 
 EVERY: Final = 500
 NOWHERE: Final = 10**9

@@ -15,8 +15,8 @@ import pytest
 from bindery_client.client import LedgerClient
 from bindery_core.errors import BinderyError
 from bindery_core.ids import EntryId, LedgerId
-from bindery_metadata.embedded import four_letter_word
-from bindery_metadata.layout import LedgersLayout
+from bindery_metadata.layout.layout import LedgersLayout
+from bindery_metadata.stores.embedded import four_letter_word
 
 from e2e.healing.world import (
     MIB,

@@ -27,19 +27,19 @@ import httpx
 from bindery.standalone.control import ask
 from bindery.standalone.throwaway import ThrowawayCluster
 from bindery_client.client import LedgerClient
-from bindery_client.replica import ReplicaRead, Verdict
+from bindery_client.ledger.replica import ReplicaRead, Verdict
 from bindery_core.errors import BinderyError
+from bindery_core.formats.ledger_metadata import LedgerMetadata, LedgerState
 from bindery_core.ids import BookieId, EntryId, LedgerId
-from bindery_core.ledger_metadata import LedgerMetadata, LedgerState
-from bindery_core.write_set import write_set
-from bindery_metadata.closing_notes import ClosingNotes
-from bindery_metadata.layout import LedgersLayout
-from bindery_metadata.recovery_records import HistoryEvent, RecoveryRecords
-from bindery_metadata.underreplication import UnderreplicationManager
-from bindery_metadata.zookeeper import ZooKeeperStore
+from bindery_core.placement.write_set import write_set
+from bindery_metadata.layout.layout import LedgersLayout
+from bindery_metadata.ledgers.closing_records import ClosingNotes
+from bindery_metadata.recovery.recovery_records import HistoryEvent, RecoveryRecords
+from bindery_metadata.recovery.underreplication import UnderreplicationManager
+from bindery_metadata.stores.zookeeper import ZooKeeperStore
 from bindery_recovery.writer_reports import WriterReports
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "libs" / "cli" / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "cli" / "tests"))
 from command import bindery  # type: ignore[import-not-found]
 
 MIB: Final = 2**20

@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final, Protocol, TypeVar
 
-from bindery_client.api import ReadHandle, WriteHandle
 from bindery_client.client import LedgerClient
+from bindery_client.ledger.api import ReadHandle, WriteHandle
 from bindery_core.errors import BinderyError
+from bindery_core.formats.ledger_metadata import DigestType
 from bindery_core.ids import EntryId, LedgerId, validate_bookie_id
-from bindery_core.ledger_metadata import DigestType
 
 from e2e.interop.java import Driver, Refused
 

@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from bindery_client.client import LedgerClient
-from bindery_client.security import NO_SECURITY, ClientSecurity
+from bindery_client.connection.security import NO_SECURITY, ClientSecurity
 from bindery_client.settings import ClientSettings
-from bindery_metadata.embedded import EmbeddedZooKeeper, ServerSpec
-from bindery_metadata.layout import LedgersLayout
-from bindery_metadata.zookeeper import ZooKeeperStore
+from bindery_metadata.layout.layout import LedgersLayout
+from bindery_metadata.stores.embedded import EmbeddedZooKeeper, ServerSpec
+from bindery_metadata.stores.zookeeper import ZooKeeperStore
 
 from e2e.interop.java import DB_STORAGE, SORTED_STORAGE, Driver, apache_bookie, metadata_uri, write_conf
 from e2e.interop.processes import HOST, POLL_S, START_TIMEOUT_S, Process, free_port

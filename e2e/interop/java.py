@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from bindery_metadata.embedded import die_with_parent, find_java
+from bindery_metadata.stores.embedded import die_with_parent, find_java
 
 from e2e.interop.jars import HERE, class_path
 from e2e.interop.processes import HOST, Process

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from bindery_metadata.embedded import die_with_parent
+from bindery_metadata.stores.embedded import die_with_parent
 
 HOST: Final = "127.0.0.1"
 START_TIMEOUT_S: Final = 90.0

@@ -12,9 +12,9 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 import pytest
-from bindery_client.replica import ReplicaRead, Verdict
+from bindery_client.ledger.replica import ReplicaRead, Verdict
+from bindery_core.formats.ledger_metadata import LedgerState
 from bindery_core.ids import EntryId, LedgerId
-from bindery_core.ledger_metadata import LedgerState
 
 from e2e.interop.actors import Actor, OurActor, payload
 from e2e.interop.clusters import Bookie, Cluster, Clusters, our_auditor, run_cli

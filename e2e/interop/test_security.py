@@ -13,7 +13,7 @@ from typing import Final
 
 import pytest
 import pytest_asyncio
-from bindery_client.security import ClientSecurity
+from bindery_client.connection.security import ClientSecurity
 from bindery_client.settings import ClientSettings
 from bindery_simulation import certificates
 

@@ -5,7 +5,7 @@ import json
 import re
 
 import pytest
-from bindery_core.cookie import parse
+from bindery_core.formats.cookie import parse
 
 from e2e.interop.actors import Actor, Handle
 from e2e.interop.clusters import Bookie, Cluster, Clusters, our_client, run_cli

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from bindery_e2e.images import NEXT_VERSION, VERSION, Images
-from bindery_e2e.release import Release
-from bindery_e2e.session import CHAOS_VALUES, READY_S_MAX, installed
+from bindery_e2e.cluster.images import NEXT_VERSION, VERSION, Images
+from bindery_e2e.cluster.release import Release
+from bindery_e2e.runs.session import CHAOS_VALUES, READY_S_MAX, installed
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -12,10 +12,10 @@ import time
 from dataclasses import replace
 
 from bindery_client.client import LedgerClient
+from bindery_core.formats.ledger_metadata import LedgerMetadata
 from bindery_core.ids import EntryId
-from bindery_core.ledger_metadata import LedgerMetadata
 from bindery_core.wire.messages import Status
-from bindery_metadata.zookeeper import ZooKeeperStore
+from bindery_metadata.stores.zookeeper import ZooKeeperStore
 
 ENTRIES = 40
 LOST = 17

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bindery_e2e.audits import DIRECTORY, Audits, JobState
-from bindery_e2e.cluster import Pod
-from bindery_e2e.images import Images
-from bindery_e2e.release import VALUES, Release
-from bindery_e2e.session import installed
+from bindery_e2e.cluster.audits import DIRECTORY, Audits, JobState
+from bindery_e2e.cluster.cluster import Pod
+from bindery_e2e.cluster.images import Images
+from bindery_e2e.cluster.release import VALUES, Release
+from bindery_e2e.runs.session import installed
 
 AUDIT_VALUES = VALUES / "audit.yaml"
 HOLE = Path(__file__).parent / "put_hole.py"

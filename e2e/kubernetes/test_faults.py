@@ -4,11 +4,11 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from bindery_e2e.release import Release
-from bindery_e2e.runner import RunSettings
-from bindery_e2e.session import facts_of, play, world_of
-from bindery_e2e.suite import quick_steps
-from bindery_e2e.traffic import TrafficSettings
+from bindery_e2e.cluster.release import Release
+from bindery_e2e.runs.runner import RunSettings
+from bindery_e2e.runs.session import facts_of, play, world_of
+from bindery_e2e.runs.suite import quick_steps
+from bindery_e2e.traffic.traffic import TrafficSettings
 
 SECONDS_MAX = 900.0
 SEED = 1

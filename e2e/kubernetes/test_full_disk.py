@@ -5,12 +5,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from bindery_e2e.faults import FillDisk
-from bindery_e2e.images import Images
-from bindery_e2e.release import Release
-from bindery_e2e.runner import RunSettings
-from bindery_e2e.session import SMALL_DISKS, facts_of, installed, play, world_of
-from bindery_e2e.traffic import TrafficSettings
+from bindery_e2e.cluster.images import Images
+from bindery_e2e.cluster.release import Release
+from bindery_e2e.faults.faults import FillDisk
+from bindery_e2e.runs.runner import RunSettings
+from bindery_e2e.runs.session import SMALL_DISKS, facts_of, installed, play, world_of
+from bindery_e2e.traffic.traffic import TrafficSettings
 
 SEED = 2
 

@@ -1,9 +1,9 @@
 """`helm install` with no values on a laptop's cluster."""
 
 import pytest
-from bindery_e2e.cluster import API_TIMEOUT_S
-from bindery_e2e.release import Release, requested
-from bindery_e2e.session import READY_S_MAX
+from bindery_e2e.cluster.cluster import API_TIMEOUT_S
+from bindery_e2e.cluster.release import Release, requested
+from bindery_e2e.runs.session import READY_S_MAX
 
 CORES_MAX = 1.0
 MEMORY_MAX = 1.2 * 2**30

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bindery_e2e.images import Images
-from bindery_e2e.release import Release
-from bindery_e2e.session import installed
+from bindery_e2e.cluster.images import Images
+from bindery_e2e.cluster.release import Release
+from bindery_e2e.runs.session import installed
 
 WAIT_S = 90.0
 pytestmark = pytest.mark.timeout(300)

@@ -2,7 +2,7 @@
 
 from typing import Any, Final
 
-from bindery_e2e.history import Record
+from bindery_e2e.judging.history import Record
 
 MS: Final = 1_000_000
 TOPIC: Final = "public/default/t"

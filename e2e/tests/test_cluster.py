@@ -6,7 +6,7 @@ from types import SimpleNamespace as Thing
 from typing import Any
 
 import pytest
-from bindery_e2e.cluster import (
+from bindery_e2e.cluster.cluster import (
     SIGNAL_SCRIPT,
     Cluster,
     ClusterError,
@@ -14,7 +14,7 @@ from bindery_e2e.cluster import (
     control_plane_nodes,
     pod_of,
 )
-from bindery_e2e.commands import CommandFailed, Nodes, hook, json_lines, run
+from bindery_e2e.cluster.commands import CommandFailed, Nodes, hook, json_lines, run
 
 
 def v1_pod(name: str, component: str = "bookie", **changed: Any) -> Any:

@@ -16,10 +16,10 @@ from bindery_core.errors import (
     TooLarge,
     TooManyRequests,
 )
-from bindery_e2e.exchange import Door, fixed, outcome_of
-from bindery_e2e.payloads import SIZE_MAX, Payloads, digest_of, find_files
-from bindery_e2e.traffic import Outgoing, produce_request, produced_ids, row_of
-from bindery_kit.problem import problem_of
+from bindery_e2e.traffic.exchange import Door, fixed, outcome_of
+from bindery_e2e.traffic.payloads import SIZE_MAX, Payloads, digest_of, find_files
+from bindery_e2e.traffic.traffic import Outgoing, produce_request, produced_ids, row_of
+from bindery_kit.http.problem import problem_of
 
 
 def of_error(error: BinderyError) -> str:

@@ -5,12 +5,12 @@ from types import SimpleNamespace as Thing
 from typing import Any
 
 import pytest
-from bindery_e2e import chaos, suite
-from bindery_e2e.cluster import Cluster, ClusterError
-from bindery_e2e.commands import Nodes
-from bindery_e2e.faults import WHOLE, KillProcess, StopNode, StopProcess, UpgradeImages, catalogue
-from bindery_e2e.release import Release
-from bindery_e2e.world import UNSCHEDULED_LOOKS, World, compared
+from bindery_e2e.cluster.cluster import Cluster, ClusterError
+from bindery_e2e.cluster.commands import Nodes
+from bindery_e2e.cluster.release import Release
+from bindery_e2e.cluster.world import UNSCHEDULED_LOOKS, World, compared
+from bindery_e2e.faults.faults import WHOLE, KillProcess, StopNode, StopProcess, UpgradeImages, catalogue
+from bindery_e2e.runs import chaos, suite
 
 from .test_cluster import FakeApps, FakeCore, Recorded, node, v1_pod
 

@@ -4,8 +4,8 @@ import itertools
 import random
 
 import pytest
-from bindery_e2e.figures import BUCKETS_MAX, NS, Gaps, Spans, figures_of, quantile
-from bindery_e2e.observed import Observed, Request
+from bindery_e2e.judging.figures import BUCKETS_MAX, NS, Gaps, Spans, figures_of, quantile
+from bindery_e2e.judging.observed import Observed, Request
 from histories import MS, TRUTH, Story, good
 
 

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from bindery_e2e.history import ERROR_LENGTH_MAX, History, HistoryError, read_history
+from bindery_e2e.judging.history import ERROR_LENGTH_MAX, History, HistoryError, read_history
 
 
 def write(path: Path) -> History:
@@ -57,7 +57,7 @@ def test_faults_end_as_they_did(tmp_path: Path) -> None:
 def test_each_line_is_there_at_once_and_survives_kill_9(tmp_path: Path) -> None:
     path = tmp_path / "h.jsonl"
     program = (
-        "import pathlib, sys, time; from bindery_e2e.history import History\n"
+        "import pathlib, sys, time; from bindery_e2e.judging.history import History\n"
         "history = History(pathlib.Path(sys.argv[1]))\n"
         "history.observe('note', text='the last words'); print('written', flush=True); time.sleep(60)"
     )

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from bindery_e2e.__main__ import EXIT_CODES, main, parser
-from bindery_e2e.history import History
+from bindery_e2e.judging.history import History
 
 
 def test_a_plan_is_printed_and_is_the_seeds(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,10 +4,10 @@ from pathlib import Path
 from types import SimpleNamespace as Thing
 
 import pytest
-from bindery_e2e.cluster import Cluster
-from bindery_e2e.commands import CommandFailed
-from bindery_e2e.images import BROKEN_TAG, Images
-from bindery_e2e.release import CPU, MEMORY, Release, quantity, requested
+from bindery_e2e.cluster.cluster import Cluster
+from bindery_e2e.cluster.commands import CommandFailed
+from bindery_e2e.cluster.images import BROKEN_TAG, Images
+from bindery_e2e.cluster.release import CPU, MEMORY, Release, quantity, requested
 
 from .test_cluster import FakeApps, FakeCore, Recorded
 

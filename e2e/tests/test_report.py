@@ -7,13 +7,13 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from bindery_e2e.figures import FaultFigures, Span, figures_of
-from bindery_e2e.history import History
-from bindery_e2e.observed import Observed
-from bindery_e2e.picture import FAULT_ROWS_MAX, Axis, clock, nice, rows_of, timeline
-from bindery_e2e.report import Report, page, report_of, text_summary, write_report
-from bindery_e2e.validate import judge_observed
-from bindery_e2e.verdict import KINDS
+from bindery_e2e.judging.figures import FaultFigures, Span, figures_of
+from bindery_e2e.judging.history import History
+from bindery_e2e.judging.observed import Observed
+from bindery_e2e.judging.validate import judge_observed
+from bindery_e2e.judging.verdict import KINDS
+from bindery_e2e.reporting.picture import FAULT_ROWS_MAX, Axis, clock, nice, rows_of, timeline
+from bindery_e2e.reporting.report import Report, page, report_of, text_summary, write_report
 from histories import TRUTH, Story, good
 
 EVIL = "<script>alert('&\"')</script>"

@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any, Self
 
 import pytest
-from bindery_e2e import runner, session
-from bindery_e2e.cluster import ClusterError
-from bindery_e2e.commands import CommandFailed
-from bindery_e2e.endpoint import BrokerEndpoint
-from bindery_e2e.faults import WHOLE, Fault
-from bindery_e2e.history import read_history
-from bindery_e2e.runner import Run, RunSettings, minutes, settled
-from bindery_e2e.traffic import Counts, TrafficSettings
-from bindery_e2e.world import Compared, World
+from bindery_e2e.cluster.cluster import ClusterError
+from bindery_e2e.cluster.commands import CommandFailed
+from bindery_e2e.cluster.endpoint import BrokerEndpoint
+from bindery_e2e.cluster.world import Compared, World
+from bindery_e2e.faults.faults import WHOLE, Fault
+from bindery_e2e.judging.history import read_history
+from bindery_e2e.runs import runner, session
+from bindery_e2e.runs.runner import Run, RunSettings, minutes, settled
+from bindery_e2e.traffic.traffic import Counts, TrafficSettings
 
 from .test_cluster import FakeApps, FakeCore, Recorded, node, v1_pod
 from .test_faults import world_of
@@ -268,7 +268,7 @@ class TestEndpoint:
     def cluster(self, node_port: int | None) -> Any:
         from types import SimpleNamespace as Thing
 
-        from bindery_e2e.cluster import Cluster
+        from bindery_e2e.cluster.cluster import Cluster
 
         core: Any = FakeCore([])
         core.list_node = lambda **_: Thing(items=[node("n2", "10.0.0.2"), node("n1", "10.0.0.1")])

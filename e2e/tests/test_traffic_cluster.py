@@ -6,9 +6,9 @@ from typing import Final
 
 import pytest
 from bindery.standalone.throwaway import ThrowawayCluster
-from bindery_e2e.history import History, read_history
-from bindery_e2e.report import report_of, text_summary, write_report
-from bindery_e2e.traffic import Traffic, TrafficError, TrafficSettings, find_files, fixed
+from bindery_e2e.judging.history import History, read_history
+from bindery_e2e.reporting.report import report_of, text_summary, write_report
+from bindery_e2e.traffic.traffic import Traffic, TrafficError, TrafficSettings, find_files, fixed
 
 SOURCES: Final = Path(__file__).resolve().parents[2] / "libs"
 SETTINGS: Final = TrafficSettings(

@@ -7,9 +7,9 @@ from typing import Final
 
 import pytest
 from bindery.standalone.throwaway import ThrowawayCluster
-from bindery_e2e.history import History
-from bindery_e2e.report import Report, report_of, text_summary
-from bindery_e2e.traffic import Traffic, TrafficSettings, find_files, fixed
+from bindery_e2e.judging.history import History
+from bindery_e2e.reporting.report import Report, report_of, text_summary
+from bindery_e2e.traffic.traffic import Traffic, TrafficSettings, find_files, fixed
 from liar import LIES, lying_broker
 
 SOURCES: Final = Path(__file__).resolve().parents[1] / "src"

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bindery_e2e.history import HistoryError
-from bindery_e2e.validate import judge
-from bindery_e2e.verdict import EXAMPLES_MAX, KINDS, Judgement
+from bindery_e2e.judging.history import HistoryError
+from bindery_e2e.judging.validate import judge
+from bindery_e2e.judging.verdict import EXAMPLES_MAX, KINDS, Judgement
 from histories import TRUTH, Story, good, row
 
 

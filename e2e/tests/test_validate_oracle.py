@@ -6,7 +6,7 @@ The oracle compares every pair and counts by searching: slow, and plainly the te
 from dataclasses import dataclass, field
 from typing import Any
 
-from bindery_e2e.validate import judge
+from bindery_e2e.judging.validate import judge
 from histories import Story, digest
 from hypothesis import given, settings
 from hypothesis import strategies as st

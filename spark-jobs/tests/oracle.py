@@ -3,7 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 
-from bindery_core.write_set import write_set
+from bindery_core.placement.write_set import write_set
 
 
 def gone(bookies: Iterable[dict]) -> set[str]:

@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from bindery_core import availability
 from bindery_core.errors import BookieUnavailable, NoSuchLedger
+from bindery_core.formats import availability
+from bindery_core.formats.ledger_metadata import LedgerMetadata
 from bindery_core.ids import BookieId, LedgerId
-from bindery_core.ledger_metadata import LedgerMetadata
 from bindery_core.wire import v2, v3
 from bindery_core.wire.framing import FrameDecoder
 from bindery_core.wire.messages import (

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bindery_spark import audit as audit_module
-from bindery_spark.audit import Options
-from bindery_spark.checkpoint import RunDirectory
+from bindery_spark.audit import audit as audit_module
+from bindery_spark.audit.audit import Options
+from bindery_spark.audit.checkpoint import RunDirectory
+from bindery_spark.audit.run import Outcome, run_audit
 from bindery_spark.progress import QuietProgress
-from bindery_spark.run import Outcome, run_audit
 from frames import DAY_MS, NOW_MS, Tables, bookie, copy, ledger, mark
 from pyspark.sql import DataFrame, SparkSession
 from scripted_source import ABC, Scripted

@@ -4,17 +4,17 @@ import random
 
 import pytest
 from bindery_core.errors import NoSuchNode
+from bindery_core.formats.ledger_metadata import LedgerMetadata, LedgerState, Segment
 from bindery_core.ids import BookieId, EntryId, LedgerId
-from bindery_core.ledger_metadata import LedgerMetadata, LedgerState, Segment
-from bindery_metadata.layout import LedgersLayout
-from bindery_metadata.ledger_manager import LedgerManager
-from bindery_metadata.memory import MemoryTree
-from bindery_metadata.recovery_records import Reason, RecoveryRecords
-from bindery_metadata.store import MetadataStore
-from bindery_metadata.underreplication import UnderreplicationManager
-from bindery_spark.actions import Proposal
-from bindery_spark.apply import apply
-from bindery_spark.facts import NoRandomness, read_facts
+from bindery_metadata.layout.layout import LedgersLayout
+from bindery_metadata.ledgers.ledger_manager import LedgerManager
+from bindery_metadata.recovery.recovery_records import Reason, RecoveryRecords
+from bindery_metadata.recovery.underreplication import UnderreplicationManager
+from bindery_metadata.stores.memory import MemoryTree
+from bindery_metadata.stores.store import MetadataStore
+from bindery_spark.audit.apply import apply
+from bindery_spark.audit.facts import NoRandomness, read_facts
+from bindery_spark.audit.findings.actions import Proposal
 
 LAYOUT = LedgersLayout()
 

@@ -9,16 +9,23 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 from bindery_core.errors import BadRequest
-from bindery_metadata.last_audits import SEVERITIES, VERDICTS, LastAudit
-from bindery_spark.actions import Proposal, proposals, words
-from bindery_spark.audit import Options
-from bindery_spark.checkpoint import RunDirectory, last_finished, run_directory, runs_in
-from bindery_spark.diff import compare, finding_text, read_findings
-from bindery_spark.findings import WHAT_TO_DO, Exit, Kind, Severity, Verdict, verdict_of
+from bindery_metadata.recovery.last_audits import SEVERITIES, VERDICTS, LastAudit
+from bindery_spark.audit.audit import Options
+from bindery_spark.audit.checkpoint import RunDirectory, last_finished, run_directory, runs_in
+from bindery_spark.audit.findings.actions import Proposal, proposals, words
+from bindery_spark.audit.findings.diff import compare, finding_text, read_findings
+from bindery_spark.audit.findings.findings import WHAT_TO_DO, Exit, Kind, Severity, Verdict, verdict_of
+from bindery_spark.audit.findings.report import report_html
+from bindery_spark.audit.findings.summary import (
+    BookieCoverage,
+    Summary,
+    last_audit,
+    metrics_text,
+    summarise,
+    summary_text,
+)
+from bindery_spark.audit.run import Outcome, read_outcome, write_outputs
 from bindery_spark.main import _print_outcome, main
-from bindery_spark.report import report_html
-from bindery_spark.run import Outcome, read_outcome, write_outputs
-from bindery_spark.summary import BookieCoverage, Summary, last_audit, metrics_text, summarise, summary_text
 from frames import NOW_MS, finding
 
 NASTY = '<script>alert("x")</script>&'

@@ -5,9 +5,9 @@ import random
 import pytest
 from bindery_core.errors import BadRequest
 from bindery_core.ids import ID_MAX
-from bindery_spark import plan as module
 from bindery_spark.arguments import bytes_of, duration_ms, ledger_range, level_of
-from bindery_spark.plan import (
+from bindery_spark.audit import plan as module
+from bindery_spark.audit.plan import (
     GAP_BYTES,
     GROUP_BYTES_MAX,
     GROUP_BYTES_MIN,

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 from bindery_core.errors import MetadataUnavailable
-from bindery_spark.audit import Options
-from bindery_spark.checkpoint import RunDirectory
-from bindery_spark.plan import GROUP_BYTES_MIN
+from bindery_spark.audit.audit import Options
+from bindery_spark.audit.checkpoint import RunDirectory
+from bindery_spark.audit.plan import GROUP_BYTES_MIN
+from bindery_spark.audit.run import Outcome, run_audit
 from bindery_spark.progress import QuietProgress
-from bindery_spark.run import Outcome, run_audit
 from frames import DAY_MS, NOW_MS, Tables, bookie, copy, ledger
 from pyspark.sql import SparkSession
 from scripted_source import ABC, Scripted, whole

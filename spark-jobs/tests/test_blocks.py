@@ -5,11 +5,11 @@ import random
 import pytest
 from bindery_core.digest import Digester
 from bindery_core.entry import pack_many
+from bindery_core.formats.ledger_metadata import DigestType
 from bindery_core.ids import BookieId, LedgerId
-from bindery_core.ledger_metadata import DigestType
-from bindery_spark.blocks import SCHEMA, SPAN_BYTES, SPAN_MAX, Blocks, expand, facts_of, span_of
-from bindery_spark.places import Fragment, Ledger
-from bindery_spark.rows import judge
+from bindery_spark.reading.blocks import SCHEMA, SPAN_BYTES, SPAN_MAX, Blocks, expand, facts_of, span_of
+from bindery_spark.reading.places import Fragment, Ledger
+from bindery_spark.reading.rows import judge
 from bindery_spark.schemas import BLOCKS
 from pyspark.sql.pandas.types import to_arrow_schema
 

@@ -5,10 +5,10 @@ import random
 from typing import Any
 
 import pytest
-from bindery_core.write_set import write_set
-from bindery_spark.checks import copies as checks
-from bindery_spark.checks.faults import Copy, faults_of
-from bindery_spark.checks.shape import together
+from bindery_core.placement.write_set import write_set
+from bindery_spark.audit.checks import copies as checks
+from bindery_spark.audit.checks.faults import Copy, faults_of
+from bindery_spark.audit.checks.shape import together
 from frames import NOW_MS, RUN, Tables, bookie, copy, facts, ledger
 from oracle import copy_facts, status_of
 from pyspark.sql import SparkSession

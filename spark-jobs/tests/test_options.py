@@ -6,10 +6,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from bindery_client.security import SecurityFiles
+from bindery_client.connection.security import SecurityFiles
 from bindery_core.errors import BadRequest
 from bindery_core.ids import ID_MAX
-from bindery_spark.audit import Options
+from bindery_spark.audit.audit import Options
 from bindery_spark.schemas import NO_LEDGER, TABLES
 from bindery_spark.sources.filters import Wanted
 from bindery_spark.sources.ledgers import LedgersReader

@@ -4,11 +4,11 @@ import pickle
 import random
 
 import pytest
+from bindery_core.formats.ledger_metadata import DigestType
 from bindery_core.ids import BookieId, LedgerId
-from bindery_core.ledger_metadata import DigestType
-from bindery_spark.blocks import span_of
-from bindery_spark.partitions import FRAGMENT_COST, Task, cost_of, tasks_of
-from bindery_spark.places import Fragment, Ledger
+from bindery_spark.reading.blocks import span_of
+from bindery_spark.reading.partitions import FRAGMENT_COST, Task, cost_of, tasks_of
+from bindery_spark.reading.places import Fragment, Ledger
 
 
 def fragment(

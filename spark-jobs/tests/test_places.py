@@ -3,10 +3,10 @@
 import random
 
 import pytest
+from bindery_core.formats.ledger_metadata import LedgerMetadata, LedgerState, Segment
 from bindery_core.ids import BookieId, EntryId, LedgerId
-from bindery_core.ledger_metadata import LedgerMetadata, LedgerState, Segment
-from bindery_core.write_set import write_set
-from bindery_spark.places import Fragment, Tail, fragments_of, is_expected, ledger_of
+from bindery_core.placement.write_set import write_set
+from bindery_spark.reading.places import Fragment, Tail, fragments_of, is_expected, ledger_of
 
 
 def metadata_of(

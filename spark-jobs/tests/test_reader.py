@@ -10,8 +10,8 @@ import pytest
 from bindery_core.digest import Digester
 from bindery_core.entry import pack_many
 from bindery_core.errors import Corrupt
+from bindery_core.formats.ledger_metadata import DigestType, LedgerMetadata, LedgerState, Segment
 from bindery_core.ids import BookieId, EntryId, LedgerId
-from bindery_core.ledger_metadata import DigestType, LedgerMetadata, LedgerState, Segment
 from bindery_core.wire.messages import (
     BatchReadRequest,
     BatchReadResponse,
@@ -19,11 +19,11 @@ from bindery_core.wire.messages import (
     ReadRequest,
     Status,
 )
-from bindery_spark import reader as reader_module
-from bindery_spark import rows as rows_module
-from bindery_spark.places import Fragment, Tail, fragments_of, ledger_of
-from bindery_spark.reader import BookieReader
-from bindery_spark.throttle import Budget
+from bindery_spark.reading import reader as reader_module
+from bindery_spark.reading import rows as rows_module
+from bindery_spark.reading.places import Fragment, Tail, fragments_of, ledger_of
+from bindery_spark.reading.reader import BookieReader
+from bindery_spark.reading.throttle import Budget
 from scripted_bookie import FakeBookie, FakeMetadata
 
 BOOKIE = BookieId("b")

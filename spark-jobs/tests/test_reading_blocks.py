@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 from bindery_core.digest import Digester
 from bindery_core.entry import pack
+from bindery_core.formats.ledger_metadata import DigestType, LedgerMetadata, LedgerState, Segment
 from bindery_core.ids import BookieId, EntryId, LedgerId
-from bindery_core.ledger_metadata import DigestType, LedgerMetadata, LedgerState, Segment
-from bindery_spark import blocks as blocks_module
-from bindery_spark import reader as reader_module
-from bindery_spark.blocks import Blocks, expand, span_of
-from bindery_spark.places import Tail, fragments_of, ledger_of
-from bindery_spark.reader import BookieReader
-from bindery_spark.throttle import Budget
+from bindery_spark.reading import blocks as blocks_module
+from bindery_spark.reading import reader as reader_module
+from bindery_spark.reading.blocks import Blocks, expand, span_of
+from bindery_spark.reading.places import Tail, fragments_of, ledger_of
+from bindery_spark.reading.reader import BookieReader
+from bindery_spark.reading.throttle import Budget
 from scripted_bookie import FakeBookie, FakeMetadata
 
 LEDGER = LedgerId(7)

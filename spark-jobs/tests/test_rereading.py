@@ -1,7 +1,7 @@
 """Which ledgers are read again, and what their first reading is worth then: case by case."""
 
 import pytest
-from bindery_spark.rereading import Fate, KnownLedger, Rereading, broken_since, fates, rereading
+from bindery_spark.audit.rereading import Fate, KnownLedger, Rereading, broken_since, fates, rereading
 
 HOLE = "MISSING_REPLICA"
 BESIDE = "ORPHAN_DATA"

@@ -4,8 +4,8 @@ import pyarrow as pa
 import pytest
 from bindery_core.digest import Digester
 from bindery_core.entry import pack_many
-from bindery_core.ledger_metadata import DigestType
-from bindery_spark.rows import SCHEMA, Rows, judge
+from bindery_core.formats.ledger_metadata import DigestType
+from bindery_spark.reading.rows import SCHEMA, Rows, judge
 from bindery_spark.schemas import REPLICAS
 from crc32c import crc32c
 from pyspark.sql.pandas.types import to_arrow_schema

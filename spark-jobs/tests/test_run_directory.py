@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 from bindery_core.errors import BadRequest, Conflict
-from bindery_spark import apply as apply_module
 from bindery_spark import main as main_module
-from bindery_spark.actions import Proposal
-from bindery_spark.apply import Applied
-from bindery_spark.audit import Options
-from bindery_spark.checkpoint import RunDirectory, last_finished, runs_in
-from bindery_spark.findings import Exit
+from bindery_spark.audit import apply as apply_module
+from bindery_spark.audit.apply import Applied
+from bindery_spark.audit.audit import Options
+from bindery_spark.audit.checkpoint import RunDirectory, last_finished, runs_in
+from bindery_spark.audit.findings.actions import Proposal
+from bindery_spark.audit.findings.findings import Exit
+from bindery_spark.audit.run_lock import LOCK, held
 from bindery_spark.main import main
-from bindery_spark.run_lock import LOCK, held
 
 from .test_audit_outputs import finished, missing
 
@@ -136,7 +136,7 @@ def test_a_finished_run_that_is_resumed_is_told_and_marked(
 HOLDER = """
 import os, sys, time
 from pathlib import Path
-from bindery_spark.run_lock import held
+from bindery_spark.audit.run_lock import held
 with held(Path(sys.argv[1]), pid=os.getpid(), warn=print):
     print("held", flush=True)
     time.sleep(60)

@@ -1,7 +1,7 @@
 """Which parts of a finding stand after a second reading, entry by entry."""
 
-from bindery_spark.blocks import CORRUPT, LISTED, READ, UNKNOWN
-from bindery_spark.checks.said import parts
+from bindery_spark.audit.checks.said import parts
+from bindery_spark.reading.blocks import CORRUPT, LISTED, READ, UNKNOWN
 
 
 def test_a_run_is_cut_to_what_nobody_said() -> None:

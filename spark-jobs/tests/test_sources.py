@@ -11,12 +11,12 @@ from bindery.standalone.control import ask
 from bindery.standalone.throwaway import ThrowawayCluster
 from bindery_client.client import LedgerClient
 from bindery_core.ids import LedgerId
-from bindery_metadata.last_audits import LastAudit, LastAudits
-from bindery_metadata.layout import LedgersLayout
-from bindery_metadata.underreplication import UnderreplicationManager
-from bindery_metadata.verified_records import Verified, VerifiedRecords
-from bindery_metadata.zookeeper import ZooKeeperStore
-from bindery_spark.facts import write_last
+from bindery_metadata.layout.layout import LedgersLayout
+from bindery_metadata.ledgers.verified_records import Verified, VerifiedRecords
+from bindery_metadata.recovery.last_audits import LastAudit, LastAudits
+from bindery_metadata.recovery.underreplication import UnderreplicationManager
+from bindery_metadata.stores.zookeeper import ZooKeeperStore
+from bindery_spark.audit.facts import write_last
 from bindery_spark.sources.ledgers import LedgersReader
 from bindery_spark.sources.options import LedgersOptions
 from pyspark.sql import DataFrame, SparkSession

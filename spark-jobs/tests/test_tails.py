@@ -3,11 +3,11 @@
 import pytest
 from bindery_core.digest import Digester
 from bindery_core.entry import pack, pack_lac
+from bindery_core.formats.ledger_metadata import DigestType, LedgerMetadata, LedgerState, Segment
 from bindery_core.ids import BookieId, EntryId, LedgerId
-from bindery_core.ledger_metadata import DigestType, LedgerMetadata, LedgerState, Segment
 from bindery_core.wire.messages import ReadLacResponse, Status
-from bindery_spark.tails import tail_of
-from bindery_spark.unexpected import unexpected_of
+from bindery_spark.reading.tails import tail_of
+from bindery_spark.reading.unexpected import unexpected_of
 
 A, B, C, D = (BookieId(letter) for letter in "abcd")
 LEDGER = LedgerId(7)

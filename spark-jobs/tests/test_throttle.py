@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 from bindery_core.ids import BookieId
-from bindery_metadata.memory import MemoryTree
-from bindery_spark.throttle import (
+from bindery_metadata.stores.memory import MemoryTree
+from bindery_spark.reading.throttle import (
     BURST_S,
     PRESSURE_MAX,
     SLOW_FACTOR,

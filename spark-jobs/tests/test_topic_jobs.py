@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 from bindery_core.errors import AlreadyExists, BadRequest
-from bindery_spark import topic_export
 from bindery_spark.sources.topic import TopicReader
-from bindery_spark.topic_count import claim
-from bindery_spark.topic_export import FACTS, UNFINISHED, check_target, export
+from bindery_spark.topics import topic_export
+from bindery_spark.topics.topic_count import claim
+from bindery_spark.topics.topic_export import FACTS, UNFINISHED, check_target, export
 from pyspark.sql import SparkSession
 
 OPTIONS = {"zookeeper": "a:2181", "topic": "t"}

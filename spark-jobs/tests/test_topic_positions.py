@@ -9,16 +9,15 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from bindery_core.errors import BadRequest, NoSuchEntry
-from bindery_metadata.topics.message_codec import OutgoingMessage, encode_batch, encode_message
-from bindery_metadata.topics.message_id import EARLIEST, LATEST
-from bindery_metadata.topics.pulsar_messages_pb2 import MessageMetadata
-from bindery_metadata.topics.records import Position
+from bindery_pulsar.message_codec import OutgoingMessage, encode_batch, encode_message
+from bindery_pulsar.message_id import EARLIEST, LATEST
+from bindery_pulsar.pulsar_messages_pb2 import MessageMetadata
+from bindery_pulsar.records import Position
 from bindery_spark.schemas import MESSAGES
 from bindery_spark.sources import cluster
 from bindery_spark.sources.options import TopicOptions
 from bindery_spark.sources.topic import TopicPart, TopicStreamReader, _shares, narrowed
-from bindery_spark.topic_count import counts_by_key
-from bindery_spark.topic_positions import (
+from bindery_spark.sources.topic_positions import (
     ALL,
     CLOCK_SLACK_MS,
     TIME_MS_MAX,
@@ -35,7 +34,8 @@ from bindery_spark.topic_positions import (
     tasks_of,
     to_offset,
 )
-from bindery_spark.topic_rows import OUT_OF_RANGE, MessageRows
+from bindery_spark.sources.topic_rows import OUT_OF_RANGE, MessageRows
+from bindery_spark.topics.topic_count import counts_by_key
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import EqualTo, GreaterThanOrEqual, LessThan
 from pyspark.sql.streaming.datasource import ReadAllAvailable

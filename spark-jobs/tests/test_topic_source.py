@@ -21,15 +21,15 @@ import pytest
 from bindery.standalone.throwaway import ThrowawayCluster
 from bindery_client.client import LedgerClient
 from bindery_core.errors import BadRequest
-from bindery_metadata import pulsar_layout
-from bindery_metadata.topics.codec import TopicInfo, encode_topic
-from bindery_metadata.topics.message_codec import OutgoingMessage, encode_batch
-from bindery_metadata.topics.records import LedgerRecord
-from bindery_metadata.zookeeper import ZooKeeperStore
+from bindery_metadata.stores.zookeeper import ZooKeeperStore
+from bindery_pulsar import pulsar_layout
+from bindery_pulsar.codec import TopicInfo, encode_topic
+from bindery_pulsar.message_codec import OutgoingMessage, encode_batch
+from bindery_pulsar.records import LedgerRecord
 from bindery_spark.main import main
 from bindery_spark.sources.options import TopicOptions
 from bindery_spark.sources.topic import TopicReader, TopicStreamReader
-from bindery_spark.topic_count import read_counts, start_count
+from bindery_spark.topics.topic_count import read_counts, start_count
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F

@@ -9,11 +9,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from bindery_core.bookie_service_info import HTTP, BookieServiceInfo, Endpoint
+from bindery_core.formats.bookie_service_info import HTTP, BookieServiceInfo, Endpoint
 from bindery_core.ids import BookieId
-from bindery_spark.blocks import Blocks
+from bindery_spark.reading.blocks import Blocks
+from bindery_spark.reading.unexpected import LEDGERS_PATH, Unlisted, held_ledgers, read_unexpected
 from bindery_spark.schemas import NO_LEDGER
-from bindery_spark.unexpected import LEDGERS_PATH, Unlisted, held_ledgers, read_unexpected
 from scripted_bookie import FakeMetadata
 
 BOOKIE = BookieId("b")

@@ -14,16 +14,16 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
-from bindery_e2e.chaos import random_steps
-from bindery_e2e.cluster import ClusterError
-from bindery_e2e.commands import CommandFailed
-from bindery_e2e.images import NEXT_VERSION, VERSION, Images
-from bindery_e2e.report import Report, report_of, write_report
-from bindery_e2e.runner import RunSettings, Step
-from bindery_e2e.session import CHAOS_VALUES, REQUIRED, facts_of, installed, play, world_of
-from bindery_e2e.suite import quick_steps
-from bindery_e2e.traffic import TrafficSettings
-from bindery_e2e.world import World
+from bindery_e2e.cluster.cluster import ClusterError
+from bindery_e2e.cluster.commands import CommandFailed
+from bindery_e2e.cluster.images import NEXT_VERSION, VERSION, Images
+from bindery_e2e.cluster.world import World
+from bindery_e2e.reporting.report import Report, report_of, write_report
+from bindery_e2e.runs.chaos import random_steps
+from bindery_e2e.runs.runner import RunSettings, Step
+from bindery_e2e.runs.session import CHAOS_VALUES, REQUIRED, facts_of, installed, play, world_of
+from bindery_e2e.runs.suite import quick_steps
+from bindery_e2e.traffic.traffic import TrafficSettings
 
 EXIT_CODES: Final = {"GOOD": 0, "BAD": 1, "INCOMPLETE": 3}
 EXIT_STOPPED: Final = 130

@@ -10,9 +10,9 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import cast
 
-from bindery_core import availability
 from bindery_core.entry import peek_ids, peek_lac
 from bindery_core.errors import BinderyError
+from bindery_core.formats import availability
 from bindery_core.ids import BookieId
 from bindery_core.wire import v2, v3
 from bindery_core.wire.detection import Codec, RequestDecoder

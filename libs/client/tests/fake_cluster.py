@@ -6,12 +6,12 @@ from typing import Any
 
 from bindery_client.client import LedgerClient
 from bindery_client.settings import ClientSettings
-from bindery_core.bookie_service_info import encode, of_bookie
+from bindery_core.formats.bookie_service_info import encode, of_bookie
 from bindery_core.ids import BookieId
+from bindery_metadata.bookies.registration import BookieRegistration
 from bindery_metadata.cluster import initialize_cluster
-from bindery_metadata.layout import LedgersLayout
-from bindery_metadata.memory import MemoryStore, MemoryTree
-from bindery_metadata.registration import BookieRegistration
+from bindery_metadata.layout.layout import LedgersLayout
+from bindery_metadata.stores.memory import MemoryStore, MemoryTree
 from fake_bookie import FakeBookie
 
 QUICK = ClientSettings(

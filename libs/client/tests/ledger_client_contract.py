@@ -8,8 +8,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 import pytest
-from bindery_client.api import Entry, LedgerClient
-from bindery_client.replica import ReplicaRead, Verdict
+from bindery_client.ledger.api import Entry, LedgerClient
+from bindery_client.ledger.replica import ReplicaRead, Verdict
 from bindery_core.errors import (
     BadRequest,
     BookieUnavailable,
@@ -20,8 +20,8 @@ from bindery_core.errors import (
     NotEnoughBookies,
     Unauthorized,
 )
+from bindery_core.formats.ledger_metadata import DigestType, LedgerMetadata, LedgerState, Segment
 from bindery_core.ids import BookieId, EntryId, LedgerId
-from bindery_core.ledger_metadata import DigestType, LedgerMetadata, LedgerState, Segment
 from bindery_core.wire.messages import Status
 
 MakeClient = Callable[[], Awaitable[LedgerClient]]

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bindery_client.client import LedgerClient
-from bindery_client.security import NO_SECURITY, ClientSecurity
+from bindery_client.connection.security import NO_SECURITY, ClientSecurity
 from bindery_client.settings import ClientSettings
+from bindery_metadata.bookies.directory import BookieDirectory
 from bindery_metadata.cluster import initialize_cluster
-from bindery_metadata.directory import BookieDirectory
-from bindery_metadata.embedded import EmbeddedZooKeeper, ServerSpec, die_with_parent
-from bindery_metadata.layout import LedgersLayout
-from bindery_metadata.zookeeper import ZooKeeperStore
+from bindery_metadata.layout.layout import LedgersLayout
+from bindery_metadata.stores.embedded import EmbeddedZooKeeper, ServerSpec, die_with_parent
+from bindery_metadata.stores.zookeeper import ZooKeeperStore
 
 START_LIMIT_S = 30.0
 BOOKIES = 4

@@ -1,6 +1,6 @@
 """The bytes that all ledgers of a client share."""
 
-from bindery_client.budget import ByteBudget
+from bindery_client.connection.budget import ByteBudget
 
 
 def test_what_was_refused_is_called_back_in_order_when_bytes_return() -> None:

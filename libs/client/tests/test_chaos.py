@@ -10,7 +10,7 @@ import pytest
 from bindery_client.client import LedgerClient
 from bindery_core.errors import BinderyError, TryAgain
 from bindery_core.ids import EntryId, LedgerId
-from bindery_metadata.memory import MemoryStore
+from bindery_metadata.stores.memory import MemoryStore
 from fake_cluster import FakeCluster
 
 LIMIT_S = 30.0

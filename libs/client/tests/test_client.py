@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator
 
 import pytest
-from bindery_client.api import LedgerClient
+from bindery_client.ledger.api import LedgerClient
 from fake_cluster import FakeCluster
 from ledger_client_contract import LedgerClientContract, MakeClient
 

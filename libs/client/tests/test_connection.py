@@ -6,14 +6,14 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
-from bindery_client.connection import BookieConnection
-from bindery_client.security import ClientSecurity
+from bindery_client.connection.connection import BookieConnection
+from bindery_client.connection.security import ClientSecurity
 from bindery_client.settings import ClientSettings
 from bindery_core.digest import Digester
 from bindery_core.entry import pack_many
 from bindery_core.errors import BookieUnavailable
+from bindery_core.formats.ledger_metadata import DigestType
 from bindery_core.ids import BookieId
-from bindery_core.ledger_metadata import DigestType
 from bindery_core.wire import v2, v3
 from bindery_core.wire.messages import (
     AddRequest,

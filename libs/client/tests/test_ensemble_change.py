@@ -3,15 +3,15 @@
 import asyncio
 
 import pytest
-from bindery_client import pool
 from bindery_client.client import LedgerClient
-from bindery_client.writer import WriteHandle
+from bindery_client.connection import pool
+from bindery_client.ledger.writer import WriteHandle
 from bindery_core.errors import AddTimeout, MetadataUnavailable, NotEnoughBookies
+from bindery_core.formats.ledger_metadata import LedgerState
 from bindery_core.ids import BookieId, EntryId, LedgerId
-from bindery_core.ledger_metadata import LedgerState
 from bindery_core.wire.messages import AddRequest, Status
-from bindery_metadata.closing_notes import ClosingCause, ClosingNotes
-from bindery_metadata.layout import BinderyLayout
+from bindery_metadata.layout.layout import BinderyLayout
+from bindery_metadata.ledgers.closing_records import ClosingCause, ClosingNotes
 from fake_cluster import FakeCluster
 
 LIMIT_S = 30.0
@@ -152,8 +152,8 @@ async def test_a_ledger_that_is_sealed_after_an_error_is_noted_if_copies_were_on
 
 async def test_copies_that_are_missing_when_the_ledger_is_closed_are_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two of three answers confirm and seal; the third that never comes would otherwise be a hole that nobody knows."""
-    monkeypatch.setattr("bindery_client.writer.LAST_COPIES_S", 0.2)
-    monkeypatch.setattr("bindery_client.writer.LAST_COPIES_GRACE_S", 1.0)
+    monkeypatch.setattr("bindery_client.ledger.writer.LAST_COPIES_S", 0.2)
+    monkeypatch.setattr("bindery_client.ledger.writer.LAST_COPIES_GRACE_S", 1.0)
     async with FakeCluster(bookies=3) as cluster:
         told: list[tuple[int, BookieId]] = []
         client = await cluster.client()
@@ -336,7 +336,7 @@ async def test_a_change_whose_answer_was_lost_is_adopted_though_its_newcomer_is_
     """The store goes away with the answer; when it is back there is no spare any more. Who then concludes from what
     it knew that nothing was changed, confirms entries on an ensemble that is not the published one: they are lost with
     the next bookie."""
-    monkeypatch.setattr("bindery_client.writer.METADATA_PAUSE_S", 0.5)
+    monkeypatch.setattr("bindery_client.ledger.writer.METADATA_PAUSE_S", 0.5)
     async with FakeCluster(bookies=4) as cluster:
         client = await cluster.client(replacement_retry_s=0.2, quarantine_s=0.2)
         writer = await client.create()

@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
-from bindery_client.api import LedgerClient
-from bindery_client.memory import MemoryLedgerClient, MemoryLedgers
+from bindery_client.ledger.api import LedgerClient
+from bindery_client.memory.memory import MemoryLedgerClient, MemoryLedgers
 from bindery_core.errors import AddTimeout, BookieUnavailable, LedgerClosed, LedgerFenced, MetadataUnavailable
 from bindery_core.ids import BookieId, EntryId
 from ledger_client_contract import LedgerClientContract, MakeClient

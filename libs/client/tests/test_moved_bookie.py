@@ -4,7 +4,7 @@ import asyncio
 import socket
 
 import pytest
-from bindery_client.connection import BookieConnection
+from bindery_client.connection.connection import BookieConnection
 from bindery_core.ids import BookieId
 from fake_bookie import FakeBookie
 from fake_cluster import QUICK

@@ -11,10 +11,10 @@ from bindery_core.errors import (
     NotEnoughBookies,
     TryAgain,
 )
+from bindery_core.formats.ledger_metadata import LedgerState, Segment
 from bindery_core.ids import EntryId
-from bindery_core.ledger_metadata import LedgerState, Segment
-from bindery_metadata.closing_notes import ClosingCause, ClosingNotes
-from bindery_metadata.layout import BinderyLayout, LedgersLayout
+from bindery_metadata.layout.layout import BinderyLayout, LedgersLayout
+from bindery_metadata.ledgers.closing_records import ClosingCause, ClosingNotes
 from fake_cluster import FakeCluster
 
 LIMIT_S = 30.0

@@ -3,10 +3,10 @@
 import asyncio
 
 import pytest
-from bindery_client.writer import WriteHandle
+from bindery_client.ledger.writer import WriteHandle
 from bindery_core.errors import BookieUnavailable, DigestMismatch, NoSuchEntry, TryAgain
+from bindery_core.formats.ledger_metadata import Segment
 from bindery_core.ids import EntryId
-from bindery_core.ledger_metadata import Segment
 from bindery_core.wire.messages import ReadRequest, Status
 from fake_bookie import FakeBookie, Ledger
 from fake_cluster import FakeCluster

@@ -5,10 +5,10 @@ import socket
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
-from bindery_client.api import Entry
-from bindery_client.replica import Verdict
+from bindery_client.ledger.api import Entry
+from bindery_client.ledger.replica import Verdict
+from bindery_client.ledger.writer import WriteHandle
 from bindery_client.settings import ClientSettings
-from bindery_client.writer import WriteHandle
 from bindery_core.errors import NotEnoughBookies
 from bindery_core.ids import EntryId
 from ledger_client_contract import LedgerClientContract, MakeClient

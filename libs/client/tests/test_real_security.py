@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from bindery_client.security import ClientSecurity, load_security
+from bindery_client.connection.security import ClientSecurity, load_security
 from bindery_client.settings import ClientSettings
 from bindery_core.auth_token import sign
 from bindery_core.errors import BadRequest, BinderyError

@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import Sequence
 
 import pytest
-from bindery_client import replica as replica_module
 from bindery_client.client import LedgerClient
-from bindery_client.replica import ReplicaRead, Verdict, status_name
-from bindery_client.writer import WriteHandle
+from bindery_client.ledger import replica as replica_module
+from bindery_client.ledger.replica import ReplicaRead, Verdict, status_name
+from bindery_client.ledger.writer import WriteHandle
 from bindery_core.ids import EntryId
 from bindery_core.wire.messages import ReadRequest, Status
 from fake_bookie import FakeBookie

@@ -3,12 +3,12 @@
 import asyncio
 
 import pytest
-from bindery_client import replica_store
 from bindery_client.client import LedgerClient
+from bindery_client.ledger import replica_store
 from bindery_core.entry import peek_ids
 from bindery_core.errors import BookieUnavailable
+from bindery_core.formats.ledger_metadata import LedgerMetadata
 from bindery_core.ids import EntryId, LedgerId
-from bindery_core.ledger_metadata import LedgerMetadata
 from bindery_core.wire.messages import AddRequest, Status
 from fake_bookie import FakeBookie
 from fake_cluster import FakeCluster

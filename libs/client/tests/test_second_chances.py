@@ -1,6 +1,6 @@
 """A bookie that failed in a ledger is taken back at once, once; then it rests, longer each time."""
 
-from bindery_client.second_chances import PAUSE_S_MAX, SecondChances
+from bindery_client.ledger.second_chances import PAUSE_S_MAX, SecondChances
 from bindery_core.ids import BookieId
 
 A, B = BookieId("a"), BookieId("b")

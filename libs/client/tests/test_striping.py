@@ -1,6 +1,6 @@
 """Which bookies hold which entries, as the bookies themselves say."""
 
-from bindery_client.replica import Verdict
+from bindery_client.ledger.replica import Verdict
 from bindery_core.ids import EntryId
 from bindery_core.wire.messages import Status
 from fake_cluster import FakeCluster

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from bindery_client.api import Entry
+from bindery_client.ledger.api import Entry
 from bindery_core.ids import EntryId
 from fake_cluster import FakeCluster
 

@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from bindery_client.timers import DeadlineTimer
+from bindery_client.ledger.timers import DeadlineTimer
 
 
 async def test_it_wakes_at_the_earliest_deadline_and_not_again_unless_armed() -> None:

@@ -4,12 +4,12 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
-from bindery_client.connection import BookieConnection
+from bindery_client.connection.connection import BookieConnection
 from bindery_core.digest import Digester
 from bindery_core.entry import pack
 from bindery_core.errors import BookieUnavailable
+from bindery_core.formats.ledger_metadata import DigestType
 from bindery_core.ids import BookieId, EntryId
-from bindery_core.ledger_metadata import DigestType
 from bindery_core.wire import v2
 from bindery_core.wire.messages import AddRequest, ReadRequest, Status
 from fake_bookie import FakeBookie

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 from bindery_core.entry import PAYLOAD_SIZE_MAX
 from bindery_core.errors import AddTimeout, BadRequest, LedgerClosed, LedgerFenced, TooLarge
+from bindery_core.formats.ledger_metadata import LedgerState
 from bindery_core.ids import EntryId
-from bindery_core.ledger_metadata import LedgerState
 from fake_cluster import FakeCluster
 
 LIMIT_S = 30.0

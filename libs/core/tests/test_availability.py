@@ -3,8 +3,8 @@
 import struct
 
 import pytest
-from bindery_core.availability import RUN_SIZE_MAX, decode, encode
 from bindery_core.errors import BadVersion, Corrupt, TooLarge
+from bindery_core.formats.availability import RUN_SIZE_MAX, decode, encode
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -1,9 +1,9 @@
 """What a bookie publishes of itself, against BookKeeper's bytes."""
 
 import pytest
-from bindery_core import bookie_service_info_pb2 as pb
-from bindery_core.bookie_service_info import BookieServiceInfo, Endpoint, decode, encode, of_bookie
 from bindery_core.errors import Corrupt
+from bindery_core.formats import bookie_service_info_pb2 as pb
+from bindery_core.formats.bookie_service_info import BookieServiceInfo, Endpoint, decode, encode, of_bookie
 from bindery_core.ids import BookieId
 from hypothesis import given, settings
 from hypothesis import strategies as st

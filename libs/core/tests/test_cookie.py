@@ -1,9 +1,9 @@
 """Cookies: the text BookKeeper writes, older layouts, and what an operator reads when they differ."""
 
 import pytest
-from bindery_core import cookie_pb2 as pb
-from bindery_core.cookie import Cookie, Difference, describe, differences, parse
 from bindery_core.errors import BadRequest, BadVersion, Corrupt
+from bindery_core.formats import cookie_pb2 as pb
+from bindery_core.formats.cookie import Cookie, Difference, describe, differences, parse
 from google.protobuf import text_format
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -1,13 +1,13 @@
 """Deferred sync: acknowledged is not durable, and only a force of the whole ensemble makes it readable."""
 
 import pytest
-from bindery_core.deferred_writer import DeferredLedgerWriter
 from bindery_core.digest import Digester
 from bindery_core.entry import peek_header
 from bindery_core.errors import BookieUnavailable, LedgerFenced
+from bindery_core.formats.ledger_metadata import DigestType, LedgerMetadata, Segment
 from bindery_core.ids import BookieId, EntryId, LedgerId
-from bindery_core.ledger_actions import Confirm, Fail, SealLedger, SendAdds, SendLac
-from bindery_core.ledger_metadata import DigestType, LedgerMetadata, Segment
+from bindery_core.ledger.deferred_writer import DeferredLedgerWriter
+from bindery_core.ledger.ledger_actions import Confirm, Fail, SealLedger, SendAdds, SendLac
 from bindery_core.wire.messages import AddResponse, Status
 
 LEDGER = LedgerId(7)

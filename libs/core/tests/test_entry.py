@@ -21,7 +21,7 @@ from bindery_core.entry import (
     unpack_lac,
 )
 from bindery_core.errors import BadRequest, DigestMismatch
-from bindery_core.ledger_metadata import DigestType
+from bindery_core.formats.ledger_metadata import DigestType
 from bindery_core.wire import v3
 from bindery_core.wire.framing import FRAME_SIZE_MAX
 from bindery_core.wire.messages import AddRequest

@@ -3,12 +3,12 @@
 import contextlib
 
 import pytest
-from bindery_core import ledger_metadata_pb2 as pb
+from bindery_core import varint
 from bindery_core.errors import BadVersion, Corrupt
+from bindery_core.formats import ledger_metadata_pb2 as pb
+from bindery_core.formats.ledger_metadata import DigestType, LedgerMetadata, LedgerState, Segment
+from bindery_core.formats.ledger_metadata_codec import HEADER, decode, encode
 from bindery_core.ids import BookieId, EntryId
-from bindery_core.ledger_metadata import DigestType, LedgerMetadata, LedgerState, Segment
-from bindery_core.ledger_metadata_codec import HEADER, decode, encode
-from bindery_core.wire import varint
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

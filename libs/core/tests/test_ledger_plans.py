@@ -4,9 +4,9 @@ from collections.abc import Mapping
 
 import pytest
 from bindery_core.errors import LedgerClosed, LedgerFenced, NotEnoughBookies, TryAgain
+from bindery_core.formats.ledger_metadata import LedgerMetadata, LedgerState, Segment
 from bindery_core.ids import BookieId, EntryId
-from bindery_core.ledger_metadata import LedgerMetadata, LedgerState, Segment
-from bindery_core.ledger_plans import (
+from bindery_core.ledger.ledger_plans import (
     fence_targets,
     plan_begin_recovery,
     plan_close,

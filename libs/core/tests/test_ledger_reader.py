@@ -6,10 +6,10 @@ import pytest
 from bindery_core.digest import Digester
 from bindery_core.entry import pack, pack_lac
 from bindery_core.errors import BookieUnavailable, DamagedStorage, DigestMismatch, LedgerStateUnknown, NoSuchEntry
+from bindery_core.formats.ledger_metadata import DigestType, LedgerMetadata, Segment
 from bindery_core.ids import BookieId, EntryId, LedgerId
-from bindery_core.ledger_actions import Done, Fail, SendReads
-from bindery_core.ledger_metadata import DigestType, LedgerMetadata, Segment
-from bindery_core.ledger_reader import LacRead, LedgerRead, ReaderSettings, long_poll_targets
+from bindery_core.ledger.ledger_actions import Done, Fail, SendReads
+from bindery_core.ledger.ledger_reader import LacRead, LedgerRead, ReaderSettings, long_poll_targets
 from bindery_core.wire.messages import ReadLacResponse, ReadResponse, Status
 
 LEDGER_ID = LedgerId(7)

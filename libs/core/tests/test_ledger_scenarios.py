@@ -5,8 +5,8 @@ Random ones, the mutants, and BookKeeper's known defects: `bindery_simulation.pr
 
 import pytest
 from bindery_core.errors import AddTimeout, LedgerFenced
+from bindery_core.formats.ledger_metadata import LedgerState
 from bindery_core.ids import BookieId
-from bindery_core.ledger_metadata import LedgerState
 from bindery_simulation.protocol.invariants import Violation
 from bindery_simulation.protocol.mutants import MUTANTS, applied
 from bindery_simulation.protocol.scenarios import Stage

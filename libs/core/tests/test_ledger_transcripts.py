@@ -33,8 +33,9 @@ import pytest
 from bindery_core.digest import Digester
 from bindery_core.entry import pack
 from bindery_core.errors import BinderyError, NotEnoughBookies
+from bindery_core.formats.ledger_metadata import DigestType, LedgerMetadata, LedgerState, Segment
 from bindery_core.ids import BookieId, EntryId, LedgerId
-from bindery_core.ledger_actions import (
+from bindery_core.ledger.ledger_actions import (
     BeginRecovery,
     ChangeEnsemble,
     CloseRecovered,
@@ -48,11 +49,10 @@ from bindery_core.ledger_actions import (
     SendLac,
     SendReads,
 )
-from bindery_core.ledger_metadata import DigestType, LedgerMetadata, LedgerState, Segment
-from bindery_core.ledger_plans import plan_ensemble_change, plan_recovery_close, replace_failed
-from bindery_core.ledger_reader import LedgerRead
-from bindery_core.ledger_recovery import LedgerRecovery
-from bindery_core.ledger_writer import LedgerWriter
+from bindery_core.ledger.ledger_plans import plan_ensemble_change, plan_recovery_close, replace_failed
+from bindery_core.ledger.ledger_reader import LedgerRead
+from bindery_core.ledger.ledger_recovery import LedgerRecovery
+from bindery_core.ledger.ledger_writer import LedgerWriter
 from bindery_core.wire.messages import AddResponse, ReadResponse, Status
 
 TRANSCRIPTS = sorted((Path(__file__).parent / "transcripts").glob("*.txt"))

@@ -6,8 +6,9 @@ import pytest
 from bindery_core.digest import Digester
 from bindery_core.entry import Entry, unpack
 from bindery_core.errors import LedgerClosed, MetadataUnavailable, NotEnoughBookies
+from bindery_core.formats.ledger_metadata import DigestType, LedgerMetadata, LedgerState, Segment
 from bindery_core.ids import BookieId, EntryId, LedgerId
-from bindery_core.ledger_actions import (
+from bindery_core.ledger.ledger_actions import (
     ChangeEnsemble,
     Confirm,
     Degraded,
@@ -17,11 +18,10 @@ from bindery_core.ledger_actions import (
     SendLac,
     WriterAction,
 )
-from bindery_core.ledger_metadata import DigestType, LedgerMetadata, LedgerState, Segment
-from bindery_core.ledger_plans import plan_ensemble_change
-from bindery_core.ledger_writer import LedgerWriter, WriterSettings
+from bindery_core.ledger.ledger_plans import plan_ensemble_change
+from bindery_core.ledger.ledger_writer import LedgerWriter, WriterSettings
+from bindery_core.placement.write_set import write_set
 from bindery_core.wire.messages import AddResponse, Status
-from bindery_core.write_set import write_set
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

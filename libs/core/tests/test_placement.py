@@ -6,7 +6,7 @@ from random import Random
 import pytest
 from bindery_core.errors import NotEnoughBookies
 from bindery_core.ids import BookieId
-from bindery_core.placement import Candidate, choose_ensemble, choose_replacements
+from bindery_core.placement.placement import Candidate, choose_ensemble, choose_replacements
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -3,8 +3,8 @@
 from itertools import combinations
 
 import pytest
-from bindery_core.quorum import can_be_covered, denials_needed, failures_bearable, is_covered
-from bindery_core.write_set import write_set
+from bindery_core.placement.quorum import can_be_covered, denials_needed, failures_bearable, is_covered
+from bindery_core.placement.write_set import write_set
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

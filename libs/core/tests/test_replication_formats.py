@@ -3,9 +3,9 @@
 import contextlib
 
 import pytest
-from bindery_core import replication_formats as formats
 from bindery_core.errors import BadRequest, BadVersion, Corrupt
-from bindery_core.replication_formats import MarkText
+from bindery_core.formats import replication_formats as formats
+from bindery_core.formats.replication_formats import MarkText
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 

@@ -1,8 +1,8 @@
 """What may be copied, and when the copies may count."""
 
+from bindery_core.formats.ledger_metadata import LedgerMetadata, LedgerState, Segment
 from bindery_core.ids import BookieId, EntryId
-from bindery_core.ledger_metadata import LedgerMetadata, LedgerState, Segment
-from bindery_core.replication_plan import closed_fragments, plan_replacement
+from bindery_core.placement.replication_plan import closed_fragments, plan_replacement
 
 B = [BookieId(f"b{i}") for i in range(6)]
 

@@ -1,7 +1,7 @@
 """Write sets against the definition, written the long way."""
 
 import pytest
-from bindery_core.write_set import entries_of, entry_count_of, write_set, write_set_contains, write_set_masks
+from bindery_core.placement.write_set import entries_of, entry_count_of, write_set, write_set_contains, write_set_masks
 
 SIZES = [(e, w) for e in range(1, 7) for w in range(1, e + 1)]
 

@@ -8,12 +8,12 @@ from collections.abc import AsyncIterator
 import pytest
 import structlog
 from bindery_core.errors import BadRequest, MetadataOutcomeUnknown, MetadataUnavailable
-from bindery_kit import cluster_wait
-from bindery_kit.cluster_wait import ClusterNotInitialised, ClusterWait, asked_again
-from bindery_kit.health import Health
+from bindery_kit.observability.health import Health
+from bindery_kit.process import cluster_wait
+from bindery_kit.process.cluster_wait import ClusterNotInitialised, ClusterWait, asked_again
 from bindery_metadata.cluster import initialize_cluster
-from bindery_metadata.layout import LedgersLayout
-from bindery_metadata.memory import MemoryTree
+from bindery_metadata.layout.layout import LedgersLayout
+from bindery_metadata.stores.memory import MemoryTree
 
 LAYOUT = LedgersLayout()
 SERVERS = "127.0.0.1:1,no-such-host.invalid:2181,no-namespace..svc:2181"

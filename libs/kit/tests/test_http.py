@@ -11,13 +11,13 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 from bindery_core.errors import DamagedStorage, NoSuchTopic, TooManyRequests
-from bindery_kit import http_limits
-from bindery_kit.health import Health, OpsApp
-from bindery_kit.http_limits import PIPELINED_MAX
-from bindery_kit.http_server import BindRefused, HttpServer, bind_tcp
-from bindery_kit.metrics import Metrics
-from bindery_kit.problem import CONTENT_TYPE
-from bindery_kit.problem_fastapi import install_problems
+from bindery_kit.http import http_limits
+from bindery_kit.http.http_limits import PIPELINED_MAX
+from bindery_kit.http.http_server import BindRefused, HttpServer, bind_tcp
+from bindery_kit.http.problem import CONTENT_TYPE
+from bindery_kit.http.problem_fastapi import install_problems
+from bindery_kit.observability.health import Health, OpsApp
+from bindery_kit.observability.metrics import Metrics
 from fastapi import FastAPI
 from pydantic import BaseModel
 
@@ -189,7 +189,7 @@ def test_only_loopback_is_bound_unless_told_otherwise() -> None:
 
 
 def test_a_service_without_fastapi_does_not_load_it() -> None:
-    script = "import sys, bindery_kit.problem, bindery_kit.http_server; print('fastapi' in sys.modules)"
+    script = "import sys, bindery_kit.http.problem, bindery_kit.http.http_server; print('fastapi' in sys.modules)"
     out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60).stdout
     assert out.strip() == "False"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from bindery_core.errors import NotThere
 from bindery_core.version import VERSION
-from bindery_kit import last_words
+from bindery_kit.observability import last_words
 
 SERVICE = """
 import sys

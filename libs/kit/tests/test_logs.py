@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from bindery_kit import logs
+from bindery_kit.observability import logs
 
 SCRIPT = """
 import logging
@@ -79,7 +79,7 @@ def test_a_terminal_gets_readable_lines() -> None:
 
 
 def test_an_unknown_level_is_refused() -> None:
-    from bindery_kit import logs
+    from bindery_kit.observability import logs
 
     with pytest.raises(ValueError, match="not a log level"):
         logs.configure(service="x", level="loud")

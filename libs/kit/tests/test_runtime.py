@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from bindery_kit import runtime
+from bindery_kit.process import runtime
 
 SERVICE = """
 import asyncio, os, sys

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Annotated, Any, Optional, Union
 
 import pytest
-from bindery_kit.bounds import Ge, Gt, Le, Lt
-from bindery_kit.setting_values import SecretStr, ValueType
+from bindery_kit.configuration.bounds import Ge, Gt, Le, Lt
+from bindery_kit.configuration.setting_values import SecretStr, ValueType
 
 
 class Color(StrEnum):

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import pytest
 from bindery_core.errors import BadRequest
-from bindery_kit.bounds import Ge
-from bindery_kit.settings import (
+from bindery_kit.configuration.bounds import Ge
+from bindery_kit.configuration.settings import (
     SecretStr,
     Settings,
     SettingsConfigDict,

@@ -9,8 +9,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from bindery_metadata.embedded import EmbeddedZooKeeper, ServerSpec
-from bindery_metadata.store import MetadataStore
+from bindery_metadata.stores.embedded import EmbeddedZooKeeper, ServerSpec
+from bindery_metadata.stores.store import MetadataStore
 from worlds import MemoryWorld, World, ZooKeeperWorld, free_port
 
 

@@ -5,11 +5,11 @@ import asyncio
 import pytest
 from bindery_core.errors import BadRequest, MetadataOutcomeUnknown, NotLeader
 from bindery_core.ids import ID_MAX, LedgerId
-from bindery_metadata.closing_notes import ClosingCause, ClosingNote, ClosingNotes
-from bindery_metadata.election import Leadership
-from bindery_metadata.layout import BinderyLayout, LedgersLayout
-from bindery_metadata.memory import MemoryTree
-from bindery_metadata.store import MetadataStore
+from bindery_metadata.coordination.election import Leadership
+from bindery_metadata.layout.layout import BinderyLayout, LedgersLayout
+from bindery_metadata.ledgers.closing_records import ClosingCause, ClosingNote, ClosingNotes
+from bindery_metadata.stores.memory import MemoryTree
+from bindery_metadata.stores.store import MetadataStore
 from worlds import World
 
 SEVEN, FAR = LedgerId(7), LedgerId(4294967301)

@@ -8,10 +8,10 @@ import uuid
 import pytest
 from bindery_core.errors import BadVersion
 from bindery_core.ids import BookieId
+from bindery_metadata.bookies.cookies import CookieStore
 from bindery_metadata.cluster import ClusterStatus, cluster_status, initialize_cluster
-from bindery_metadata.cookies import CookieStore
-from bindery_metadata.layout import LAYOUT_TEXT, LedgersLayout
-from bindery_metadata.store import MetadataStore
+from bindery_metadata.layout.layout import LAYOUT_TEXT, LedgersLayout
+from bindery_metadata.stores.store import MetadataStore
 from worlds import World
 
 LAYOUT = LedgersLayout()

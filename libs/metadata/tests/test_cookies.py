@@ -5,10 +5,10 @@ import random
 import pytest
 from bindery_core.errors import AlreadyExists, MetadataOutcomeUnknown, NoSuchNode, VersionConflict
 from bindery_core.ids import BookieId
+from bindery_metadata.bookies.cookies import CookieStore
 from bindery_metadata.cluster import initialize_cluster
-from bindery_metadata.cookies import CookieStore
-from bindery_metadata.layout import LedgersLayout
-from bindery_metadata.store import MetadataStore
+from bindery_metadata.layout.layout import LedgersLayout
+from bindery_metadata.stores.store import MetadataStore
 from worlds import World
 
 LAYOUT = LedgersLayout()

@@ -3,13 +3,13 @@
 import asyncio
 
 import pytest
-from bindery_core.bookie_service_info import BookieServiceInfo, Endpoint, encode, of_bookie
 from bindery_core.errors import MetadataUnavailable, NoSuchNode, NotEnoughBookies
+from bindery_core.formats.bookie_service_info import BookieServiceInfo, Endpoint, encode, of_bookie
 from bindery_core.ids import BookieId
-from bindery_metadata.directory import BookieDirectory, BookieRecord
-from bindery_metadata.layout import LedgersLayout
-from bindery_metadata.memory import MemoryTree
-from bindery_metadata.store import MetadataStore
+from bindery_metadata.bookies.directory import BookieDirectory, BookieRecord
+from bindery_metadata.layout.layout import LedgersLayout
+from bindery_metadata.stores.memory import MemoryTree
+from bindery_metadata.stores.store import MetadataStore
 from worlds import World, until
 
 LAYOUT = LedgersLayout()

@@ -14,11 +14,11 @@ from bindery_core.errors import (
     NotLeader,
     VersionConflict,
 )
-from bindery_metadata import election as election_module
-from bindery_metadata.election import AuditorElection, Leadership, current_auditor
-from bindery_metadata.layout import LedgersLayout
-from bindery_metadata.memory import MemoryTree
-from bindery_metadata.store import Check, Create, MetadataStore, SessionState, Set
+from bindery_metadata.coordination import election as election_module
+from bindery_metadata.coordination.election import AuditorElection, Leadership, current_auditor
+from bindery_metadata.layout.layout import LedgersLayout
+from bindery_metadata.stores.memory import MemoryTree
+from bindery_metadata.stores.store import Check, Create, MetadataStore, SessionState, Set
 from worlds import World, until
 
 LAYOUT = LedgersLayout()

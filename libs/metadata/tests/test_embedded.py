@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 from bindery_core.errors import MetadataOutcomeUnknown, MetadataUnavailable
-from bindery_metadata import embedded
-from bindery_metadata.embedded import EmbeddedZooKeeper, EmbeddedZooKeeperFailed, ServerSpec
-from bindery_metadata.zookeeper import ZooKeeperStore
+from bindery_metadata.stores import embedded
+from bindery_metadata.stores.embedded import EmbeddedZooKeeper, EmbeddedZooKeeperFailed, ServerSpec
+from bindery_metadata.stores.zookeeper import ZooKeeperStore
 from worlds import free_port
 
 
@@ -57,7 +57,7 @@ def test_when_there_is_no_java_at_all_the_error_says_what_was_tried(
 
 def test_the_jars_are_found_without_importing_pyspark() -> None:
     script = (
-        "import sys; from bindery_metadata.embedded import find_jars; jars = find_jars();"
+        "import sys; from bindery_metadata.stores.embedded import find_jars; jars = find_jars();"
         "assert 'pyspark' not in sys.modules; print(len(jars))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
@@ -146,7 +146,7 @@ async def test_a_server_that_cannot_start_says_why(tmp_path: Path, zookeeper: Se
 def test_the_server_dies_with_the_process_that_started_it(tmp_path: Path) -> None:
     script = (
         "import asyncio, os, sys; from pathlib import Path;"
-        "from bindery_metadata.embedded import *;"
+        "from bindery_metadata.stores.embedded import *;"
         f"s = EmbeddedZooKeeper(ServerSpec(Path({str(tmp_path)!r}), {free_port()}));"
         "asyncio.run(s.start()); print(s.pid, flush=True); sys.stdin.read()"
     )

@@ -4,11 +4,11 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 from bindery_core.errors import AlreadyExists, MetadataOutcomeUnknown, MetadataUnavailable, NoSuchNode, VersionConflict
-from bindery_metadata import ephemerals
-from bindery_metadata.ephemerals import delete_own
-from bindery_metadata.leases import Leases
-from bindery_metadata.memory import MemoryTree
-from bindery_metadata.store import Check, Create, Delete, MetadataStore, Op, Stat
+from bindery_metadata.coordination.leases import Leases
+from bindery_metadata.stores import ephemerals
+from bindery_metadata.stores.ephemerals import delete_own
+from bindery_metadata.stores.memory import MemoryTree
+from bindery_metadata.stores.store import Check, Create, Delete, MetadataStore, Op, Stat
 from worlds import World
 
 PATH = "/locks/a"

@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 from bindery_core.errors import MetadataOutcomeUnknown, MetadataUnavailable
-from bindery_metadata.id_generator import ATTEMPTS_MAX, LedgerIdGenerator
-from bindery_metadata.layout import LedgersLayout
-from bindery_metadata.memory import MemoryTree
-from bindery_metadata.store import MetadataStore
+from bindery_metadata.layout.layout import LedgersLayout
+from bindery_metadata.ledgers.id_generator import ATTEMPTS_MAX, LedgerIdGenerator
+from bindery_metadata.stores.memory import MemoryTree
+from bindery_metadata.stores.store import MetadataStore
 from worlds import World, until
 
 LAYOUT = LedgersLayout()

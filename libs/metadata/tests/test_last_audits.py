@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 from bindery_core.errors import Conflict
-from bindery_metadata.last_audits import AHEAD_MS_MAX, LastAudit, LastAudits, findings_text
-from bindery_metadata.store import MetadataStore
+from bindery_metadata.recovery.last_audits import AHEAD_MS_MAX, LastAudit, LastAudits, findings_text
+from bindery_metadata.stores.store import MetadataStore
 
 DEEP = LastAudit(
     level="deep", run_id="20260301T020000Z-1f2e3d", verdict="CORRUPT", exit_code=2, began_ms=1_000, ended_ms=61_000,

@@ -3,8 +3,7 @@
 import pytest
 from bindery_core.errors import BadRequest
 from bindery_core.ids import ID_MAX, BookieId, LedgerId
-from bindery_metadata import pulsar_layout
-from bindery_metadata.layout import (
+from bindery_metadata.layout.layout import (
     LAYOUT_TEXT,
     SHORT_ID_END,
     BinderyLayout,
@@ -13,7 +12,8 @@ from bindery_metadata.layout import (
     is_long_top,
     is_short_top,
 )
-from bindery_metadata.znode_path import ancestors, validate_path
+from bindery_metadata.layout.znode_path import ancestors, validate_path
+from bindery_pulsar import pulsar_layout
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

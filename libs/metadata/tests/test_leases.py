@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 from bindery_core.errors import MetadataUnavailable
-from bindery_metadata.leases import LeaseOwner, Leases
-from bindery_metadata.memory import MemoryTree
-from bindery_metadata.store import MetadataStore
+from bindery_metadata.coordination.leases import LeaseOwner, Leases
+from bindery_metadata.stores.memory import MemoryTree
+from bindery_metadata.stores.store import MetadataStore
 from worlds import World, until
 
 PATH = "/namespace/public/default/0x00000000_0x40000000"

@@ -4,7 +4,6 @@ import asyncio
 import random
 
 import pytest
-from bindery_core import ledger_metadata_codec as codec
 from bindery_core.errors import (
     AlreadyExists,
     BadVersion,
@@ -15,15 +14,16 @@ from bindery_core.errors import (
     NoSuchNode,
     VersionConflict,
 )
+from bindery_core.formats import ledger_metadata_codec as codec
+from bindery_core.formats.ledger_metadata import LedgerMetadata, LedgerState, Segment
 from bindery_core.ids import BookieId, EntryId, LedgerId
-from bindery_core.ledger_metadata import LedgerMetadata, LedgerState, Segment
-from bindery_metadata.closing_notes import ClosingCause, ClosingNotes
-from bindery_metadata.layout import BinderyLayout, LedgersLayout
-from bindery_metadata.ledger_manager import UNKNOWN_MAX, LedgerManager
-from bindery_metadata.memory import MemoryStore, MemoryTree
-from bindery_metadata.store import MetadataStore
-from bindery_metadata.versioned import Versioned
-from bindery_metadata.znode_path import parent_of
+from bindery_metadata.layout.layout import BinderyLayout, LedgersLayout
+from bindery_metadata.layout.znode_path import parent_of
+from bindery_metadata.ledgers.closing_records import ClosingCause, ClosingNotes
+from bindery_metadata.ledgers.ledger_manager import UNKNOWN_MAX, LedgerManager
+from bindery_metadata.stores.memory import MemoryStore, MemoryTree
+from bindery_metadata.stores.store import MetadataStore
+from bindery_metadata.stores.versioned import Versioned
 from worlds import World, until
 
 LAYOUT = LedgersLayout()

@@ -6,10 +6,10 @@ import json
 import pytest
 from bindery_core.errors import BadRequest, Corrupt, MetadataUnavailable, VersionConflict
 from bindery_core.ids import BookieId
-from bindery_metadata import following
-from bindery_metadata.membership import ABSENT, Intent, Membership, MembershipStore
-from bindery_metadata.memory import MemoryTree
-from bindery_metadata.store import MetadataStore
+from bindery_metadata.bookies.membership import ABSENT, Intent, Membership, MembershipStore
+from bindery_metadata.stores import following
+from bindery_metadata.stores.memory import MemoryTree
+from bindery_metadata.stores.store import MetadataStore
 from worlds import World, until
 
 ONE, TWO = BookieId("bookie-1.bookies:3181"), BookieId("10.0.0.2:3181")

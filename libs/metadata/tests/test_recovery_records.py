@@ -5,11 +5,10 @@ import asyncio
 import pytest
 from bindery_core.errors import BadRequest, BinderyError, MetadataUnavailable, NotLeader, VersionConflict
 from bindery_core.ids import ID_MAX, LedgerId
-from bindery_metadata import recovery_records as module
-from bindery_metadata.election import Leadership
-from bindery_metadata.layout import BinderyLayout, LedgersLayout
-from bindery_metadata.memory import MemoryTree
-from bindery_metadata.recovery_records import (
+from bindery_metadata.coordination.election import Leadership
+from bindery_metadata.layout.layout import BinderyLayout, LedgersLayout
+from bindery_metadata.recovery import recovery_records as module
+from bindery_metadata.recovery.recovery_records import (
     HISTORY_MAX,
     HISTORY_PRUNE_EVERY,
     NOT_STORED,
@@ -22,7 +21,8 @@ from bindery_metadata.recovery_records import (
     RecoveryState,
     WorkerReport,
 )
-from bindery_metadata.store import MetadataStore
+from bindery_metadata.stores.memory import MemoryTree
+from bindery_metadata.stores.store import MetadataStore
 from worlds import World
 
 SEVEN, FAR = LedgerId(7), LedgerId(4294967301)

@@ -3,13 +3,13 @@
 import asyncio
 
 import pytest
-from bindery_core.bookie_service_info import encode, of_bookie
 from bindery_core.errors import AlreadyExists, MetadataUnavailable
+from bindery_core.formats.bookie_service_info import encode, of_bookie
 from bindery_core.ids import BookieId
-from bindery_metadata.layout import LedgersLayout
-from bindery_metadata.memory import MemoryTree
-from bindery_metadata.registration import BookieRegistration
-from bindery_metadata.store import MetadataStore
+from bindery_metadata.bookies.registration import BookieRegistration
+from bindery_metadata.layout.layout import LedgersLayout
+from bindery_metadata.stores.memory import MemoryTree
+from bindery_metadata.stores.store import MetadataStore
 from worlds import World, until
 
 LAYOUT = LedgersLayout()

@@ -1,4 +1,4 @@
-"""Every clause of `bindery_metadata.store`'s contract, on both implementations."""
+"""Every clause of `bindery_metadata.stores.store`'s contract, on both implementations."""
 
 import asyncio
 import contextlib
@@ -14,8 +14,8 @@ from bindery_core.errors import (
     TooLarge,
     VersionConflict,
 )
-from bindery_metadata.store import Check, Create, Delete, MetadataStore, SessionState, Set
-from bindery_metadata.znode_path import DATA_SIZE_MAX
+from bindery_metadata.layout.znode_path import DATA_SIZE_MAX
+from bindery_metadata.stores.store import Check, Create, Delete, MetadataStore, SessionState, Set
 from worlds import World, until
 
 # --- nodes and versions -----------------------------------------------------------------------------------------------

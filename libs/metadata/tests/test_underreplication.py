@@ -16,12 +16,12 @@ from bindery_core.errors import (
     NotLeader,
 )
 from bindery_core.ids import ID_MAX, LedgerId
-from bindery_metadata import underreplication as module
-from bindery_metadata.election import Leadership
-from bindery_metadata.layout import CheckKind, LedgersLayout
-from bindery_metadata.memory import MemoryTree
-from bindery_metadata.store import MetadataStore, Op, Stat
-from bindery_metadata.underreplication import HeldMark, Mark, UnderreplicationManager, has_marks
+from bindery_metadata.coordination.election import Leadership
+from bindery_metadata.layout.layout import CheckKind, LedgersLayout
+from bindery_metadata.recovery import underreplication as module
+from bindery_metadata.recovery.underreplication import HeldMark, Mark, UnderreplicationManager, has_marks
+from bindery_metadata.stores.memory import MemoryTree
+from bindery_metadata.stores.store import MetadataStore, Op, Stat
 from worlds import PATIENCE_S, World, until
 
 LAYOUT = LedgersLayout()

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 from bindery_core.ids import LedgerId
-from bindery_metadata.store import MetadataStore
-from bindery_metadata.verified_records import LEDGERS_PER_NODE, Verified, VerifiedRecords
+from bindery_metadata.ledgers.verified_records import LEDGERS_PER_NODE, Verified, VerifiedRecords
+from bindery_metadata.stores.store import MetadataStore
 
 
 def record(ledger_id: int, *, level: str = "deep", at: int = 1_000, version: int = 3) -> Verified:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from bindery_core.errors import BadRequest, MetadataOutcomeUnknown, MetadataUnavailable
-from bindery_metadata.embedded import EmbeddedZooKeeper, ServerSpec
-from bindery_metadata.store import SessionState
-from bindery_metadata.zookeeper import ZooKeeperStore, _Crossing, validate_hosts
+from bindery_metadata.stores.embedded import EmbeddedZooKeeper, ServerSpec
+from bindery_metadata.stores.store import SessionState
+from bindery_metadata.stores.zookeeper import ZooKeeperStore, _Crossing, validate_hosts
 from proxy import Proxy
 from worlds import free_port
 

@@ -5,9 +5,9 @@ import socket
 from collections.abc import Callable
 
 import pytest
-from bindery_metadata.embedded import ServerSpec
-from bindery_metadata.store import SessionState
-from bindery_metadata.zookeeper import ZooKeeperStore
+from bindery_metadata.stores.embedded import ServerSpec
+from bindery_metadata.stores.store import SessionState
+from bindery_metadata.stores.zookeeper import ZooKeeperStore
 from proxy import Proxy
 
 pytestmark = pytest.mark.integration

@@ -6,9 +6,9 @@ import socket
 from abc import ABC, abstractmethod
 
 from bindery_core.errors import MetadataUnavailable, NoSuchNode
-from bindery_metadata.memory import MemoryStore, MemoryTree
-from bindery_metadata.store import MetadataStore, SessionState
-from bindery_metadata.zookeeper import ZooKeeperStore
+from bindery_metadata.stores.memory import MemoryStore, MemoryTree
+from bindery_metadata.stores.store import MetadataStore, SessionState
+from bindery_metadata.stores.zookeeper import ZooKeeperStore
 from kazoo.client import KazooClient
 from proxy import READ_TYPES, WRITE_TYPES, Proxy
 

@@ -5,21 +5,21 @@ import random
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
-from bindery_client.replica import ReplicaRead, Verdict
+from bindery_client.ledger.replica import ReplicaRead, Verdict
 from bindery_core.errors import BinderyError, BookieUnavailable
+from bindery_core.formats.ledger_metadata import LedgerMetadata
 from bindery_core.ids import BookieId, EntryId, LedgerId
-from bindery_core.ledger_metadata import LedgerMetadata
 from bindery_core.wire.messages import Status
-from bindery_metadata.cookies import CookieStore
-from bindery_metadata.directory import BookieDirectory
-from bindery_metadata.election import AuditorElection
-from bindery_metadata.layout import LedgersLayout
-from bindery_metadata.ledger_manager import LedgerManager
-from bindery_metadata.membership import MembershipStore
-from bindery_metadata.memory import MemoryStore, MemoryTree
-from bindery_metadata.parents import make_path
-from bindery_metadata.recovery_records import RecoveryRecords
-from bindery_metadata.underreplication import Mark, UnderreplicationManager
+from bindery_metadata.bookies.cookies import CookieStore
+from bindery_metadata.bookies.directory import BookieDirectory
+from bindery_metadata.bookies.membership import MembershipStore
+from bindery_metadata.coordination.election import AuditorElection
+from bindery_metadata.layout.layout import LedgersLayout
+from bindery_metadata.ledgers.ledger_manager import LedgerManager
+from bindery_metadata.recovery.recovery_records import RecoveryRecords
+from bindery_metadata.recovery.underreplication import Mark, UnderreplicationManager
+from bindery_metadata.stores.memory import MemoryStore, MemoryTree
+from bindery_metadata.stores.parents import make_path
 from bindery_recovery.auditor import Auditor, AuditorLimits
 from bindery_recovery.settings import RecoverySettings
 

@@ -11,25 +11,25 @@ from typing import Any
 from bindery_bookie.process import BookieProcess
 from bindery_bookie.settings import BookieSettings
 from bindery_client.client import LedgerClient
-from bindery_client.replica import ReplicaRead, Verdict
+from bindery_client.ledger.replica import ReplicaRead, Verdict
+from bindery_client.ledger.writer import WriteHandle
 from bindery_client.settings import ClientSettings
-from bindery_client.writer import WriteHandle
+from bindery_core.formats.ledger_metadata import DigestType, LedgerMetadata
 from bindery_core.ids import BookieId, EntryId, LedgerId
-from bindery_core.ledger_metadata import DigestType, LedgerMetadata
-from bindery_core.write_set import write_set
-from bindery_kit.runtime import Shutdown
+from bindery_core.placement.write_set import write_set
+from bindery_kit.process.runtime import Shutdown
+from bindery_metadata.bookies.cookies import CookieStore
+from bindery_metadata.bookies.membership import MembershipStore
 from bindery_metadata.cluster import initialize_cluster
-from bindery_metadata.cookies import CookieStore
-from bindery_metadata.layout import LedgersLayout
-from bindery_metadata.membership import MembershipStore
-from bindery_metadata.memory import MemoryTree
-from bindery_metadata.recovery_records import RecoveryRecords
-from bindery_metadata.store import MetadataStore
-from bindery_metadata.underreplication import UnderreplicationManager
+from bindery_metadata.layout.layout import LedgersLayout
+from bindery_metadata.recovery.recovery_records import RecoveryRecords
+from bindery_metadata.recovery.underreplication import UnderreplicationManager
+from bindery_metadata.stores.memory import MemoryTree
+from bindery_metadata.stores.store import MetadataStore
 from bindery_recovery.budget import MIB, RepairBudget
-from bindery_recovery.cluster_view import ClusterLook
+from bindery_recovery.cluster.cluster_view import ClusterLook
+from bindery_recovery.repair.worker import ReplicationWorker
 from bindery_recovery.settings import RecoverySettings
-from bindery_recovery.worker import ReplicationWorker
 
 LAYOUT = LedgersLayout()
 QUICK = ClientSettings(

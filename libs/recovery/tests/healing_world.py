@@ -9,23 +9,23 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from bindery_client.memory import MemoryLedgerClient, MemoryLedgers, MemoryWriteHandle
-from bindery_client.replica import Verdict
+from bindery_client.ledger.replica import Verdict
+from bindery_client.memory.memory import MemoryLedgerClient, MemoryLedgers, MemoryWriteHandle
+from bindery_core.formats.ledger_metadata import LedgerMetadata
 from bindery_core.ids import BookieId, EntryId, LedgerId
-from bindery_core.ledger_metadata import LedgerMetadata
-from bindery_core.write_set import write_set
+from bindery_core.placement.write_set import write_set
+from bindery_metadata.bookies.cookies import CookieStore
+from bindery_metadata.bookies.membership import MembershipStore
 from bindery_metadata.cluster import initialize_cluster
-from bindery_metadata.cookies import CookieStore
-from bindery_metadata.layout import LedgersLayout
-from bindery_metadata.membership import MembershipStore
-from bindery_metadata.memory import MemoryStore, MemoryTree
-from bindery_metadata.recovery_records import Reason, RecoveryRecord, RecoveryRecords, RecoveryState
-from bindery_metadata.underreplication import UnderreplicationManager
+from bindery_metadata.layout.layout import LedgersLayout
+from bindery_metadata.recovery.recovery_records import Reason, RecoveryRecord, RecoveryRecords, RecoveryState
+from bindery_metadata.recovery.underreplication import UnderreplicationManager
+from bindery_metadata.stores.memory import MemoryStore, MemoryTree
 from bindery_recovery.budget import MIB, RepairBudget
-from bindery_recovery.cluster_view import ClusterLook
-from bindery_recovery.reasons import stronger
+from bindery_recovery.cluster.cluster_view import ClusterLook
+from bindery_recovery.records.reasons import stronger
+from bindery_recovery.repair.worker import ReplicationWorker
 from bindery_recovery.settings import RecoverySettings
-from bindery_recovery.worker import ReplicationWorker
 
 LAYOUT = LedgersLayout()
 NAMES = tuple(BookieId(f"bookie-{n}:3181") for n in range(4))

@@ -6,7 +6,7 @@ import random
 import sys
 
 from bindery_client.client import LedgerClient
-from bindery_metadata.zookeeper import ZooKeeperStore
+from bindery_metadata.stores.zookeeper import ZooKeeperStore
 from bookie_cluster import QUICK, add
 
 BEFORE = 100

@@ -5,8 +5,8 @@ import random
 from collections.abc import AsyncIterator, Mapping, Sequence
 
 from bindery_core.errors import BinderyError, NoSuchLedger
+from bindery_core.formats.ledger_metadata import LedgerMetadata, LedgerState, Segment
 from bindery_core.ids import BookieId, EntryId, LedgerId
-from bindery_core.ledger_metadata import LedgerMetadata, LedgerState, Segment
 
 
 def bookies(*names: str) -> tuple[BookieId, ...]:

@@ -5,15 +5,15 @@ from collections.abc import Callable
 
 import pytest
 from auditor_world import EPOCH_MS, LAYOUT, World, clock_ms
-from bindery_client.replica import Verdict
+from bindery_client.ledger.replica import Verdict
 from bindery_core.errors import MetadataUnavailable
 from bindery_core.ids import BookieId, LedgerId
-from bindery_metadata.election import Leadership, NotLeader
-from bindery_metadata.layout import CheckKind
-from bindery_metadata.membership import Intent
-from bindery_metadata.recovery_records import HistoryEvent, Reason, RecoveryState
-from bindery_metadata.store import Check, Create
-from bindery_recovery import bookie_watch
+from bindery_metadata.bookies.membership import Intent
+from bindery_metadata.coordination.election import Leadership, NotLeader
+from bindery_metadata.layout.layout import CheckKind
+from bindery_metadata.recovery.recovery_records import HistoryEvent, Reason, RecoveryState
+from bindery_metadata.stores.store import Check, Create
+from bindery_recovery.cluster import bookie_watch
 from scripted import ledger
 from simulated import simulate
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 from bindery_core.ids import BookieId
-from bindery_metadata.election import current_auditor
-from bindery_metadata.zookeeper import ZooKeeperStore
+from bindery_metadata.coordination.election import current_auditor
+from bindery_metadata.stores.zookeeper import ZooKeeperStore
 from bindery_recovery.auditor import AuditorLimits
-from bindery_recovery.progress import collect, summarise
+from bindery_recovery.reporting.progress import collect, summarise
 from bindery_recovery.service import RecoveryService
 from bindery_recovery.settings import RecoverySettings
 from bookie_cluster import LAYOUT, assert_whole, clock_ms

@@ -10,22 +10,22 @@ from typing import Any
 
 import pytest
 from bindery_core.errors import BadRequest, BadVersion, Corrupt, MetadataUnavailable, NoSuchNode
+from bindery_core.formats.ledger_metadata import LedgerMetadata, LedgerState, Segment
 from bindery_core.ids import BookieId, EntryId, LedgerId
-from bindery_core.ledger_metadata import LedgerMetadata, LedgerState, Segment
-from bindery_core.ledger_plans import plan_close
-from bindery_metadata.closing_notes import ClosingCause, ClosingNotes
+from bindery_core.ledger.ledger_plans import plan_close
+from bindery_metadata.bookies.membership import Intent, MembershipStore
 from bindery_metadata.cluster import initialize_cluster
-from bindery_metadata.embedded import EmbeddedZooKeeper, ServerSpec
-from bindery_metadata.layout import LedgersLayout
-from bindery_metadata.ledger_manager import LedgerManager
-from bindery_metadata.membership import Intent, MembershipStore
-from bindery_metadata.memory import MemoryStore, MemoryTree
-from bindery_metadata.recovery_records import Pause, RecoveryRecord, RecoveryRecords
-from bindery_metadata.store import MetadataStore, Node
-from bindery_metadata.underreplication import UnderreplicationManager
-from bindery_metadata.zookeeper import ZooKeeperStore
-from bindery_recovery.backup import BackupSummary, verify_backup, walk, write_backup
-from bindery_recovery.restore import CannotRestore, RestoreSummary, restore_backup
+from bindery_metadata.layout.layout import LedgersLayout
+from bindery_metadata.ledgers.closing_records import ClosingCause, ClosingNotes
+from bindery_metadata.ledgers.ledger_manager import LedgerManager
+from bindery_metadata.recovery.recovery_records import Pause, RecoveryRecord, RecoveryRecords
+from bindery_metadata.recovery.underreplication import UnderreplicationManager
+from bindery_metadata.stores.embedded import EmbeddedZooKeeper, ServerSpec
+from bindery_metadata.stores.memory import MemoryStore, MemoryTree
+from bindery_metadata.stores.store import MetadataStore, Node
+from bindery_metadata.stores.zookeeper import ZooKeeperStore
+from bindery_recovery.backup.backup import BackupSummary, verify_backup, walk, write_backup
+from bindery_recovery.backup.restore import CannotRestore, RestoreSummary, restore_backup
 
 LAYOUT = LedgersLayout()
 METADATA = LedgerMetadata(

@@ -5,7 +5,7 @@ import contextlib
 from collections.abc import AsyncIterator
 
 import pytest
-from bindery_recovery.bounded import in_order
+from bindery_recovery.cluster.bounded import in_order
 from simulated import simulate
 
 

@@ -5,13 +5,13 @@ import random
 from collections.abc import Callable
 
 import pytest
-from bindery_client.memory import MemoryLedgerClient, MemoryLedgers
+from bindery_client.memory.memory import MemoryLedgerClient, MemoryLedgers
+from bindery_core.formats.ledger_metadata import LedgerMetadata, LedgerState, Segment
 from bindery_core.ids import BookieId, EntryId, LedgerId
-from bindery_core.ledger_metadata import LedgerMetadata, LedgerState, Segment
+from bindery_core.placement.write_set import write_set
 from bindery_core.wire.messages import Status
-from bindery_core.write_set import write_set
 from bindery_recovery.budget import RepairBudget
-from bindery_recovery.checker import (
+from bindery_recovery.checks.checker import (
     ALL,
     ENDS,
     Depth,

@@ -5,14 +5,14 @@ import random
 
 import pytest
 from auditor_world import LAYOUT, World
-from bindery_client.replica import Verdict
+from bindery_client.ledger.replica import Verdict
 from bindery_core.errors import BookieUnavailable, Corrupt, MetadataUnavailable, NoSuchLedger
 from bindery_core.ids import BookieId, LedgerId
-from bindery_core.write_set import write_set
-from bindery_metadata.closing_notes import ClosingCause, ClosingNotes
-from bindery_metadata.recovery_records import Reason
-from bindery_recovery.closing_check import LOOKS_PER_S
-from bindery_recovery.replica_check import Lack, find_lacks
+from bindery_core.placement.write_set import write_set
+from bindery_metadata.ledgers.closing_records import ClosingCause, ClosingNotes
+from bindery_metadata.recovery.recovery_records import Reason
+from bindery_recovery.checks.closing_check import LOOKS_PER_S
+from bindery_recovery.checks.replica_check import Lack, find_lacks
 from scripted import LOT_BOOKIES, ledger, ledger_by_lot
 from simulated import simulate
 

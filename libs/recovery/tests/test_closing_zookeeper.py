@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 from bindery_client.client import LedgerClient
-from bindery_client.replica import Verdict
+from bindery_client.ledger.replica import Verdict
 from bindery_core.ids import BookieId, EntryId, LedgerId
-from bindery_metadata.closing_notes import ClosingCause, ClosingNotes
-from bindery_metadata.embedded import die_with_parent
+from bindery_metadata.ledgers.closing_records import ClosingCause, ClosingNotes
+from bindery_metadata.stores.embedded import die_with_parent
 from bindery_recovery.auditor import AuditorLimits
 from bindery_recovery.service import RecoveryService
 from bindery_recovery.settings import RecoverySettings

@@ -5,16 +5,16 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
-from bindery_client.memory import MemoryWriteHandle
-from bindery_client.replica import ReplicaRead, Verdict
+from bindery_client.ledger.replica import ReplicaRead, Verdict
+from bindery_client.memory.memory import MemoryWriteHandle
+from bindery_core.formats.ledger_metadata import LedgerMetadata
 from bindery_core.ids import BookieId, EntryId, LedgerId
-from bindery_core.ledger_metadata import LedgerMetadata
-from bindery_core.replication_plan import closed_fragments
+from bindery_core.placement.replication_plan import closed_fragments
 from bindery_core.wire.messages import Status
-from bindery_metadata.recovery_records import Obstacle
+from bindery_metadata.recovery.recovery_records import Obstacle
 from bindery_recovery.budget import RepairBudget
-from bindery_recovery.checker import FragmentState, check_ledger
-from bindery_recovery.copier import BATCH_SIZE_HELD_MAX, Copier, CopyResult, Sources, Target
+from bindery_recovery.checks.checker import FragmentState, check_ledger
+from bindery_recovery.repair.copier import BATCH_SIZE_HELD_MAX, Copier, CopyResult, Sources, Target
 from healing_world import CountingClient, World, payloads, world
 from simulated import simulate
 

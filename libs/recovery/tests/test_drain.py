@@ -5,14 +5,13 @@ from collections.abc import AsyncIterator, Mapping
 
 import pytest
 from bindery_core.errors import Conflict, Corrupt, NotThere, VersionConflict
+from bindery_core.formats.ledger_metadata import LedgerMetadata, LedgerState, Segment
 from bindery_core.ids import BookieId, EntryId, LedgerId
-from bindery_core.ledger_metadata import LedgerMetadata, LedgerState, Segment
-from bindery_metadata.cookies import CookieStore
-from bindery_metadata.layout import LedgersLayout
-from bindery_metadata.ledger_manager import LedgerManager
-from bindery_metadata.membership import Intent, MembershipStore
-from bindery_metadata.memory import MemoryStore, MemoryTree
-from bindery_metadata.recovery_records import (
+from bindery_metadata.bookies.cookies import CookieStore
+from bindery_metadata.bookies.membership import Intent, MembershipStore
+from bindery_metadata.layout.layout import LedgersLayout
+from bindery_metadata.ledgers.ledger_manager import LedgerManager
+from bindery_metadata.recovery.recovery_records import (
     Obstacle,
     Pause,
     Reason,
@@ -21,8 +20,9 @@ from bindery_metadata.recovery_records import (
     RecoveryState,
     WorkerReport,
 )
-from bindery_metadata.underreplication import UnderreplicationManager
-from bindery_recovery.drain import (
+from bindery_metadata.recovery.underreplication import UnderreplicationManager
+from bindery_metadata.stores.memory import MemoryStore, MemoryTree
+from bindery_recovery.draining.drain import (
     BelowQuorum,
     BookieEmptier,
     CannotDrain,

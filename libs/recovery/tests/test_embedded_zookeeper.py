@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 from bindery_core.ids import BookieId
-from bindery_metadata.election import current_auditor
-from bindery_metadata.recovery_records import RecoveryRecords
-from bindery_metadata.underreplication import UnderreplicationManager
+from bindery_metadata.coordination.election import current_auditor
+from bindery_metadata.recovery.recovery_records import RecoveryRecords
+from bindery_metadata.recovery.underreplication import UnderreplicationManager
 from bookie_cluster import LAYOUT, assert_whole, clock_ms
 from zookeeper_cluster import write_all, zookeeper_cluster
 

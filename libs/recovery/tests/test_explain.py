@@ -3,15 +3,22 @@
 from typing import Any
 
 import pytest
+from bindery_core.formats.ledger_metadata import LedgerMetadata, LedgerState, Segment
 from bindery_core.ids import BookieId, EntryId, LedgerId
-from bindery_core.ledger_metadata import LedgerMetadata, LedgerState, Segment
-from bindery_metadata.closing_notes import ClosingCause, ClosingNote
-from bindery_metadata.membership import Intent, Membership
-from bindery_metadata.recovery_records import Obstacle, Pause, Reason, RecoveryRecord, RecoveryState, WorkerReport
-from bindery_metadata.underreplication import Mark
-from bindery_recovery import sentences
-from bindery_recovery.cluster_view import ClusterView
-from bindery_recovery.explain import Explanation, Known, explain
+from bindery_metadata.bookies.membership import Intent, Membership
+from bindery_metadata.ledgers.closing_records import ClosingCause, ClosingNote
+from bindery_metadata.recovery.recovery_records import (
+    Obstacle,
+    Pause,
+    Reason,
+    RecoveryRecord,
+    RecoveryState,
+    WorkerReport,
+)
+from bindery_metadata.recovery.underreplication import Mark
+from bindery_recovery.cluster.cluster_view import ClusterView
+from bindery_recovery.records import sentences
+from bindery_recovery.reporting.explain import Explanation, Known, explain
 
 NOW_MS = 1_700_000_000_000
 SEVEN = LedgerId(7)

@@ -4,13 +4,13 @@ import asyncio
 
 import pytest
 from auditor_world import EPOCH_MS, LAYOUT, World, clock_ms
-from bindery_client.replica import Verdict
+from bindery_client.ledger.replica import Verdict
 from bindery_core.errors import BinderyError, MetadataUnavailable
 from bindery_core.ids import BookieId, LedgerId
-from bindery_metadata.layout import CheckKind
-from bindery_metadata.membership import Intent
-from bindery_metadata.recovery_records import Reason
-from bindery_recovery.full_check import CURSOR, FullCheckResult, is_unfinished
+from bindery_metadata.bookies.membership import Intent
+from bindery_metadata.layout.layout import CheckKind
+from bindery_metadata.recovery.recovery_records import Reason
+from bindery_recovery.checks.full_check import CURSOR, FullCheckResult, is_unfinished
 from scripted import ledger
 from simulated import simulate
 

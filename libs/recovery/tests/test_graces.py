@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Collection
 
 from bindery_core.ids import BookieId, EntryId, LedgerId
-from bindery_recovery.checker import OpenTail
-from bindery_recovery.ledger_repair import Graces
+from bindery_recovery.checks.checker import OpenTail
+from bindery_recovery.repair.ledger_repair import Graces
 from simulated import simulate
 
 LEDGER = LedgerId(7)

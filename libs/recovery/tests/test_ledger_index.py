@@ -3,8 +3,8 @@
 import pytest
 from bindery_core.errors import BadVersion, BinderyError, Corrupt, MetadataUnavailable
 from bindery_core.ids import BookieId
-from bindery_core.replication_plan import closed_fragments
-from bindery_recovery.ledger_index import Share, build_index, share_of
+from bindery_core.placement.replication_plan import closed_fragments
+from bindery_recovery.cluster.ledger_index import Share, build_index, share_of
 from scripted import ScriptedClient, bookies, ledger
 from simulated import simulate
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 from bindery_core.ids import BookieId
-from bindery_recovery.lost_bookies import GAP_MAX_S, Change, LostBookies, Phase, View, What
+from bindery_recovery.cluster.lost_bookies import GAP_MAX_S, Change, LostBookies, Phase, View, What
 
 B1, B2, B3 = BookieId("b1"), BookieId("b2"), BookieId("b3")
 KNOWN = frozenset({B1, B2, B3})

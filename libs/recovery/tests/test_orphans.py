@@ -5,10 +5,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 from bindery_core.errors import Corrupt, NoSuchLedger
+from bindery_core.formats.ledger_metadata import LedgerMetadata, LedgerState, Segment
 from bindery_core.ids import BookieId, EntryId, LedgerId
-from bindery_core.ledger_metadata import LedgerMetadata, LedgerState, Segment
-from bindery_metadata.memory import MemoryStore, MemoryTree
-from bindery_metadata.versioned import Versioned
+from bindery_metadata.stores.memory import MemoryStore, MemoryTree
+from bindery_metadata.stores.versioned import Versioned
 from bindery_recovery.orphans import Fate, Finding, read_references, still_orphan, survey
 
 HOUR_MS = 3_600_000

@@ -3,7 +3,7 @@
 import pytest
 from bindery_core.errors import Corrupt, MetadataUnavailable
 from bindery_core.ids import BookieId
-from bindery_recovery.placement_check import Adherence, check_placement, judge_ensemble, judge_ledger
+from bindery_recovery.checks.placement_check import Adherence, check_placement, judge_ensemble, judge_ledger
 from scripted import ScriptedClient, bookies, ledger
 from simulated import simulate
 

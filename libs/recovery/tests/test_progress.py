@@ -8,11 +8,18 @@ import pytest
 from auditor_world import EPOCH_MS, LAYOUT, World, clock_ms
 from bindery_core.errors import MetadataUnavailable
 from bindery_core.ids import BookieId, LedgerId
-from bindery_metadata.closing_notes import ClosingCause, ClosingNotes
-from bindery_metadata.membership import Intent, Membership
-from bindery_metadata.recovery_records import Obstacle, Pause, Reason, RecoveryRecord, RecoveryState, WorkerReport
-from bindery_metadata.underreplication import Mark
-from bindery_recovery.progress import Pace, ProgressCollector, Snapshot, summarise
+from bindery_metadata.bookies.membership import Intent, Membership
+from bindery_metadata.ledgers.closing_records import ClosingCause, ClosingNotes
+from bindery_metadata.recovery.recovery_records import (
+    Obstacle,
+    Pause,
+    Reason,
+    RecoveryRecord,
+    RecoveryState,
+    WorkerReport,
+)
+from bindery_metadata.recovery.underreplication import Mark
+from bindery_recovery.reporting.progress import Pace, ProgressCollector, Snapshot, summarise
 from scripted import ledger
 from simulated import simulate
 

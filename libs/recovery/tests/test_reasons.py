@@ -4,10 +4,10 @@ from itertools import product
 
 import pytest
 from bindery_core.ids import BookieId
-from bindery_metadata.recovery_records import Reason
-from bindery_metadata.store import Op
-from bindery_recovery.bookie_audit import LedgerMarker
-from bindery_recovery.reasons import CHECKED_ALL, stronger
+from bindery_metadata.recovery.recovery_records import Reason
+from bindery_metadata.stores.store import Op
+from bindery_recovery.checks.bookie_audit import LedgerMarker
+from bindery_recovery.records.reasons import CHECKED_ALL, stronger
 from healing_world import World, clock_ms, payloads, world
 
 

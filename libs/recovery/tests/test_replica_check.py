@@ -4,10 +4,10 @@ import random
 
 import pytest
 from bindery_core.errors import BookieUnavailable, Corrupt, MetadataUnavailable, NoSuchLedger
+from bindery_core.formats.ledger_metadata import LedgerMetadata
 from bindery_core.ids import BookieId
-from bindery_core.ledger_metadata import LedgerMetadata
-from bindery_core.write_set import write_set
-from bindery_recovery.replica_check import ReplicaCheckResult, Shortage, check_replicas, count_shortage
+from bindery_core.placement.write_set import write_set
+from bindery_recovery.checks.replica_check import ReplicaCheckResult, Shortage, check_replicas, count_shortage
 from scripted import LOT_BOOKIES, ScriptedClient, ledger, ledger_by_lot
 from simulated import simulate
 

@@ -1,7 +1,7 @@
 """What a worker says of its speed, from its first copies on."""
 
 import pytest
-from bindery_recovery.smoothed_rate import SmoothedRate
+from bindery_recovery.repair.smoothed_rate import SmoothedRate
 
 
 def test_the_first_rate_is_told_as_it_is() -> None:

@@ -6,14 +6,14 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from bindery_client.replica import Verdict
+from bindery_client.ledger.replica import Verdict
 from bindery_core.errors import BookieUnavailable, Corrupt, LedgerFenced, TryAgain
+from bindery_core.formats.ledger_metadata import LedgerState, Segment
 from bindery_core.ids import BookieId, EntryId
-from bindery_core.ledger_metadata import LedgerState, Segment
 from bindery_core.wire.messages import Status
-from bindery_metadata.membership import Intent
-from bindery_metadata.recovery_records import Obstacle, Reason, RecoveryRecord, RecoveryState
-from bindery_recovery.bookie_audit import LedgerMarker
+from bindery_metadata.bookies.membership import Intent
+from bindery_metadata.recovery.recovery_records import Obstacle, Reason, RecoveryRecord, RecoveryState
+from bindery_recovery.checks.bookie_audit import LedgerMarker
 from healing_world import LAYOUT, NAMES, World, clock_ms, payloads, world
 from simulated import simulate
 

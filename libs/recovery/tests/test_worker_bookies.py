@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 from bindery_client.client import LedgerClient
-from bindery_client.replica import Verdict
+from bindery_client.ledger.replica import Verdict
 from bindery_core.errors import LedgerFenced
+from bindery_core.formats.ledger_metadata import DigestType, LedgerState
 from bindery_core.ids import BookieId, EntryId, LedgerId
-from bindery_core.ledger_metadata import DigestType, LedgerState
 from bindery_core.wire.messages import Status
-from bindery_metadata.recovery_records import Obstacle, Reason, RecoveryRecord, RecoveryState
-from bindery_recovery.checker import ALL, FragmentState, check_ledger
-from bindery_recovery.worker import ReplicationWorker
+from bindery_metadata.recovery.recovery_records import Obstacle, Reason, RecoveryRecord, RecoveryState
+from bindery_recovery.checks.checker import ALL, FragmentState, check_ledger
+from bindery_recovery.repair.worker import ReplicationWorker
 from bookie_cluster import MIB, QUICK, BookieCluster, add, assert_whole, bookie_cluster, payload, worker_on, write
 
 WAIT_S = 30.0

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 from bindery_core.ids import BookieId
-from bindery_metadata.recovery_records import Reason, RecoveryRecord, RecoveryRecords
-from bindery_metadata.underreplication import UnderreplicationManager
+from bindery_metadata.recovery.recovery_records import Reason, RecoveryRecord, RecoveryRecords
+from bindery_metadata.recovery.underreplication import UnderreplicationManager
 from bookie_cluster import LAYOUT, assert_whole, clock_ms, worker_on
 from zookeeper_cluster import write_all, zookeeper_cluster
 

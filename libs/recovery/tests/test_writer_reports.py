@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 from bindery_client.client import LedgerClient
-from bindery_client.replica import Verdict
-from bindery_client.writer import WriteHandle
+from bindery_client.ledger.replica import Verdict
+from bindery_client.ledger.writer import WriteHandle
 from bindery_core.errors import Corrupt, MetadataUnavailable
 from bindery_core.ids import BookieId, EntryId, LedgerId
-from bindery_metadata.layout import LedgersLayout
-from bindery_metadata.ledger_manager import LedgerManager
-from bindery_metadata.memory import MemoryTree
-from bindery_metadata.recovery_records import Reason, RecoveryRecord, RecoveryRecords, RecoveryState
-from bindery_metadata.underreplication import UnderreplicationManager
+from bindery_metadata.layout.layout import LedgersLayout
+from bindery_metadata.ledgers.ledger_manager import LedgerManager
+from bindery_metadata.recovery.recovery_records import Reason, RecoveryRecord, RecoveryRecords, RecoveryState
+from bindery_metadata.recovery.underreplication import UnderreplicationManager
+from bindery_metadata.stores.memory import MemoryTree
 from bindery_recovery.writer_reports import SETTLE_S, WriterReports
 from bookie_cluster import QUICK, add, assert_whole, bookie_cluster, clock_ms, worker_on
 from scripted import ledger

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bindery_client.client import LedgerClient
 from bindery_core.ids import LedgerId
-from bindery_metadata.zookeeper import ZooKeeperStore
+from bindery_metadata.stores.zookeeper import ZooKeeperStore
 from bookie_cluster import QUICK, write
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "client" / "tests"))

@@ -9,18 +9,18 @@ from typing import Any
 import httpx
 from bindery_auditor.app import AuditorApp, AuditorContext
 from bindery_auditor.metrics import AuditorPage
-from bindery_client.memory import MemoryLedgerClient, MemoryLedgers
+from bindery_client.memory.memory import MemoryLedgerClient, MemoryLedgers
 from bindery_core.ids import BookieId, LedgerId
 from bindery_kit.admin.access import Access
-from bindery_kit.health import Health, OpsApp
+from bindery_kit.observability.health import Health, OpsApp
+from bindery_metadata.bookies.cookies import CookieStore
 from bindery_metadata.cluster import initialize_cluster
-from bindery_metadata.cookies import CookieStore
-from bindery_metadata.last_audits import LastAudits
-from bindery_metadata.layout import LedgersLayout
-from bindery_metadata.memory import MemoryStore, MemoryTree
-from bindery_recovery.last_audits_watch import LastAuditsWatch
-from bindery_recovery.recovery_admin import RecoveryAdmin
-from bindery_recovery.recovery_metrics import RecoveryMetrics
+from bindery_metadata.layout.layout import LedgersLayout
+from bindery_metadata.recovery.last_audits import LastAudits
+from bindery_metadata.stores.memory import MemoryStore, MemoryTree
+from bindery_recovery.admin.last_audits_watch import LastAuditsWatch
+from bindery_recovery.admin.recovery_admin import RecoveryAdmin
+from bindery_recovery.admin.recovery_metrics import RecoveryMetrics
 from bindery_recovery.service import RecoveryService
 from bindery_recovery.settings import RecoverySettings
 

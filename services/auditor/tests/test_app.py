@@ -13,10 +13,10 @@ from bindery_auditor.app import ROUTES, AuditorApp, AuditorContext
 from bindery_core.auth_token import SharedSecrets
 from bindery_core.ids import BookieId, LedgerId
 from bindery_kit.admin.access import Access
-from bindery_metadata.cookies import CookieStore
-from bindery_metadata.last_audits import SEVERITIES, VERDICTS, LastAudit, LastAudits
-from bindery_metadata.membership import Intent, MembershipStore
-from bindery_metadata.verified_records import LEVELS
+from bindery_metadata.bookies.cookies import CookieStore
+from bindery_metadata.bookies.membership import Intent, MembershipStore
+from bindery_metadata.ledgers.verified_records import LEVELS
+from bindery_metadata.recovery.last_audits import SEVERITIES, VERDICTS, LastAudit, LastAudits
 
 API = "/api/v1/autorecovery"
 SECRET = b"0123456789abcdef"

@@ -10,7 +10,7 @@ import urllib.request
 from pathlib import Path
 
 from bindery_core.ids import BookieId
-from bindery_metadata.layout import LedgersLayout
+from bindery_metadata.layout.layout import LedgersLayout
 
 ID = BookieId("bookie-0")
 WAIT_S = 30.0

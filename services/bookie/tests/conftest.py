@@ -11,18 +11,18 @@ from typing import Any
 
 import pytest
 import uvloop
+from bindery_bookie.access.security import OPEN, Security
 from bindery_bookie.metrics import BookieMetrics
-from bindery_bookie.security import OPEN, Security
-from bindery_bookie.server import BookieServer, bind
+from bindery_bookie.server.server import BookieServer, bind
 from bindery_bookie.settings import ServerSettings
 from bindery_bookie.state import BookieState
-from bindery_bookie.store import AddDone, LacState, ReadDone, ReplayProgress
+from bindery_bookie.storage.store import AddDone, LacState, ReadDone, ReplayProgress
 from bindery_core.entry import peek_ids, peek_lac
 from bindery_core.errors import BadRequest, NoSuchLedger, Unauthorized
 from bindery_core.wire import v2, v3
 from bindery_core.wire.framing import FrameDecoder
 from bindery_core.wire.messages import AddRequest, Request, Response, Status
-from bindery_metadata.layout import LedgersLayout
+from bindery_metadata.layout.layout import LedgersLayout
 from bindery_simulation.instant import InstantLoop
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -347,7 +347,7 @@ def memory_store() -> MemoryEntryStore:
 @pytest.fixture(scope="module")
 def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """One server for a module; each test has a ledgers root of its own."""
-    from bindery_metadata.embedded import EmbeddedZooKeeper, ServerSpec
+    from bindery_metadata.stores.embedded import EmbeddedZooKeeper, ServerSpec
     from bookie_process import free_port
 
     server = EmbeddedZooKeeper(ServerSpec(tmp_path_factory.mktemp("zookeeper"), free_port()))
@@ -358,7 +358,7 @@ def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 async def metadata(zookeeper: str) -> AsyncIterator[Any]:
-    from bindery_metadata.zookeeper import ZooKeeperStore
+    from bindery_metadata.stores.zookeeper import ZooKeeperStore
 
     store = await ZooKeeperStore.connect(zookeeper)
     yield store

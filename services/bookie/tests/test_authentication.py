@@ -3,8 +3,8 @@
 import asyncio
 
 import pytest
-from bindery_bookie.gate import TokenAuthenticator
-from bindery_bookie.security import Security
+from bindery_bookie.access.authentication import TokenAuthenticator
+from bindery_bookie.access.security import Security
 from bindery_core.auth_token import SharedSecrets
 from bindery_core.digest import master_key
 from bindery_core.wire import messages as m

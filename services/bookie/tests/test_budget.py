@@ -4,7 +4,7 @@ import asyncio
 from functools import partial
 
 import pytest
-from bindery_bookie.budget import ByteBudget
+from bindery_bookie.server.budget import ByteBudget
 
 
 def test_waiters_go_on_in_order_once_the_budget_is_low() -> None:

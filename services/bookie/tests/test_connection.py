@@ -4,11 +4,11 @@ import asyncio
 import random
 
 import pytest
-from bindery_bookie import connection as connection_module
-from bindery_bookie.read_turns import READ_TURN_COUNT_MAX
+from bindery_bookie.server import connection as connection_module
+from bindery_bookie.server.read_turns import READ_TURN_COUNT_MAX
 from bindery_core.digest import Digester, master_key
 from bindery_core.entry import pack
-from bindery_core.ledger_metadata import DigestType
+from bindery_core.formats.ledger_metadata import DigestType
 from bindery_core.wire import messages as m
 from bindery_core.wire import v3
 

@@ -14,10 +14,10 @@ import httpx
 import pytest
 from bindery_bookie.process import BookieProcess
 from bindery_bookie.settings import BookieSettings
-from bindery_kit.runtime import Shutdown
+from bindery_kit.process.runtime import Shutdown
 from bindery_metadata.cluster import initialize_cluster
-from bindery_metadata.layout import LedgersLayout
-from bindery_metadata.memory import MemoryTree
+from bindery_metadata.layout.layout import LedgersLayout
+from bindery_metadata.stores.memory import MemoryTree
 
 DASHBOARDS = {
     "streamnative": """

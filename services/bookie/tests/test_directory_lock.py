@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from bindery_bookie.directory_lock import DirectoryInUse, DirectoryLock
+from bindery_bookie.membership.directory_lock import DirectoryInUse, DirectoryLock
 
 HOLDER = """
 import sys
-from bindery_bookie.directory_lock import DirectoryLock
+from bindery_bookie.membership.directory_lock import DirectoryLock
 lock = DirectoryLock()
 lock.take(sys.argv[1:])
 print("held", flush=True)

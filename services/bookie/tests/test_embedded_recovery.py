@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from bindery_kit.runtime import EXIT_ERROR
-from bindery_kit.settings import WrongSettings
-from bindery_metadata.election import current_auditor
+from bindery_kit.configuration.settings import WrongSettings
+from bindery_kit.process.runtime import EXIT_ERROR
+from bindery_metadata.coordination.election import current_auditor
 from bookie_world import LAYOUT, BookieWorld, running, until
 
 
@@ -67,8 +67,8 @@ async def test_a_wrong_setting_ends_the_start(world: BookieWorld, monkeypatch: p
 def test_a_bookie_that_was_not_asked_imports_none_of_it() -> None:
     code = (
         "import sys, bindery_bookie.main, bindery_bookie.admin.app;"
-        "heavy = ('bindery_recovery.service', 'bindery_recovery.recovery_admin', 'bindery_client.client',"
-        " 'bindery_metadata.membership');"
+        "heavy = ('bindery_recovery.service', 'bindery_recovery.admin.recovery_admin', 'bindery_client.client',"
+        " 'bindery_metadata.bookies.membership');"
         "print([name for name in heavy if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -6,12 +6,12 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import pytest
-from bindery_bookie.garbage import GarbageCollector
+from bindery_bookie.maintenance.garbage import GarbageCollector
 from bindery_bookie.storage.stats import StorageStats
 from bindery_core.errors import BadVersion, BinderyError, Conflict, MetadataUnavailable, NoSuchNode
 from bindery_metadata.cluster import initialize_cluster
-from bindery_metadata.layout import LedgersLayout
-from bindery_metadata.memory import MemoryTree
+from bindery_metadata.layout.layout import LedgersLayout
+from bindery_metadata.stores.memory import MemoryTree
 
 LAYOUT = LedgersLayout()
 LONG = 2**31 + 7

@@ -3,7 +3,13 @@
 from collections.abc import Collection
 
 import pytest
-from bindery_bookie.gate import CertificateAuthenticator, Gate, TokenAuthenticator, Verdict, certificate_names
+from bindery_bookie.access.authentication import (
+    CertificateAuthenticator,
+    Gate,
+    TokenAuthenticator,
+    Verdict,
+    certificate_names,
+)
 from bindery_core.auth_token import SharedSecrets, SignedTokens, sign
 from bindery_core.errors import Unauthorized
 from bindery_core.wire import messages as m

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from bindery_bookie.identity import (
+from bindery_bookie.membership.identity import (
     REFUSE,
     REPAIR,
     Claim,
@@ -16,14 +16,14 @@ from bindery_bookie.identity import (
     read_version,
     write_version,
 )
-from bindery_bookie.storage.disk import Disk, RealDisk
-from bindery_bookie.storage.limbo import read_marker, remove_marker
-from bindery_core.cookie import Cookie, parse
+from bindery_bookie.storage.corruption.limbo import read_marker, remove_marker
+from bindery_bookie.storage.io.disk import Disk, RealDisk
+from bindery_core.formats.cookie import Cookie, parse
 from bindery_core.ids import BookieId
+from bindery_metadata.bookies.cookies import CookieStore
 from bindery_metadata.cluster import initialize_cluster
-from bindery_metadata.cookies import CookieStore
-from bindery_metadata.layout import LedgersLayout
-from bindery_metadata.memory import MemoryTree
+from bindery_metadata.layout.layout import LedgersLayout
+from bindery_metadata.stores.memory import MemoryTree
 from bindery_simulation.disk import CrashableDisk
 
 ID = BookieId("bookie-0")

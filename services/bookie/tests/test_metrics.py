@@ -7,12 +7,12 @@ import re
 from pathlib import Path
 
 from bindery_bookie.metrics import OPERATIONS, WINDOW_S, BookieMetrics, DirectoryUsage, OpStat
-from bindery_bookie.storage.engine import StorageEngine
+from bindery_bookie.storage.engine.engine import StorageEngine
 from bindery_bookie.storage.settings import StorageSettings
 from bindery_bookie.storage.stats import StorageStats
 from bindery_core.digest import Digester
 from bindery_core.entry import pack_many
-from bindery_core.ledger_metadata import DigestType
+from bindery_core.formats.ledger_metadata import DigestType
 from bindery_core.wire.messages import AddRequest
 from prometheus_client.parser import text_string_to_metric_families
 

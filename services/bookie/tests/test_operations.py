@@ -3,10 +3,10 @@
 import asyncio
 
 import pytest
-from bindery_core import availability
 from bindery_core.digest import Digester, master_key
 from bindery_core.entry import pack, pack_lac
-from bindery_core.ledger_metadata import DigestType
+from bindery_core.formats import availability
+from bindery_core.formats.ledger_metadata import DigestType
 from bindery_core.wire import messages as m
 from bindery_core.wire.messages import Status
 

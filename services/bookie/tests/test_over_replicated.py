@@ -7,18 +7,18 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
-from bindery_bookie import over_replicated
-from bindery_bookie.over_replicated import OverReplicated
-from bindery_client.replica import ReplicaRead, Verdict
+from bindery_bookie.maintenance import over_replicated
+from bindery_bookie.maintenance.over_replicated import OverReplicated
+from bindery_client.ledger.replica import ReplicaRead, Verdict
 from bindery_core.errors import BinderyError, Conflict, MetadataUnavailable
+from bindery_core.formats.ledger_metadata import DigestType, LedgerMetadata, LedgerState, Segment
 from bindery_core.ids import BookieId, EntryId, LedgerId
-from bindery_core.ledger_metadata import DigestType, LedgerMetadata, LedgerState, Segment
 from bindery_core.wire.messages import Status
 from bindery_metadata.cluster import initialize_cluster
-from bindery_metadata.layout import LedgersLayout
-from bindery_metadata.ledger_manager import LedgerManager
-from bindery_metadata.memory import MemoryTree
-from bindery_metadata.underreplication import UnderreplicationManager
+from bindery_metadata.layout.layout import LedgersLayout
+from bindery_metadata.ledgers.ledger_manager import LedgerManager
+from bindery_metadata.recovery.underreplication import UnderreplicationManager
+from bindery_metadata.stores.memory import MemoryTree
 
 LAYOUT = LedgersLayout()
 US, A, B, C = (BookieId(f"bookie-{n}:3181") for n in range(4))

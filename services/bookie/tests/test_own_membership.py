@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bindery_bookie.own_membership import BookieRemoved
+from bindery_bookie.membership.own_membership import BookieRemoved
 from bindery_core.ids import BookieId
-from bindery_metadata.layout import BinderyLayout
-from bindery_metadata.membership import ABSENT, Intent, MembershipStore
+from bindery_metadata.bookies.membership import ABSENT, Intent, MembershipStore
+from bindery_metadata.layout.layout import BinderyLayout
 from bookie_world import LAYOUT, BookieWorld, running, until
 
 ID = BookieId("b0")

@@ -4,13 +4,13 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
-from bindery_bookie.presence import Presence
+from bindery_bookie.membership.presence import Presence
 from bindery_bookie.state import READ_ONLY_DISK, BookieState
 from bindery_core.ids import BookieId
-from bindery_kit.health import Health
-from bindery_metadata.layout import LedgersLayout
-from bindery_metadata.memory import MemoryStore, MemoryTree
-from bindery_metadata.registration import BookieRegistration
+from bindery_kit.observability.health import Health
+from bindery_metadata.bookies.registration import BookieRegistration
+from bindery_metadata.layout.layout import LedgersLayout
+from bindery_metadata.stores.memory import MemoryStore, MemoryTree
 
 LAYOUT = LedgersLayout()
 ID = BookieId("bookie-0")

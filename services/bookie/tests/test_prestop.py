@@ -12,11 +12,11 @@ from bindery_bookie.prestop import begin_maintenance as begin
 from bindery_bookie.settings import BookieSettings
 from bindery_core.errors import BadRequest
 from bindery_core.ids import BookieId
+from bindery_metadata.bookies.cookies import CookieStore
+from bindery_metadata.bookies.membership import ABSENT, Intent, Membership, MembershipStore
 from bindery_metadata.cluster import initialize_cluster
-from bindery_metadata.cookies import CookieStore
-from bindery_metadata.layout import LedgersLayout
-from bindery_metadata.membership import ABSENT, Intent, Membership, MembershipStore
-from bindery_metadata.memory import MemoryStore, MemoryTree
+from bindery_metadata.layout.layout import LedgersLayout
+from bindery_metadata.stores.memory import MemoryStore, MemoryTree
 
 ID = BookieId("bindery-bookie-0.bindery-bookie")
 LAYOUT = LedgersLayout()

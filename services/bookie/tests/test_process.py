@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 from bindery_core.digest import Digester
 from bindery_core.entry import pack_lac, pack_many
-from bindery_core.ledger_metadata import DigestType
+from bindery_core.formats.ledger_metadata import DigestType
 from bindery_core.wire import messages as m
 from bindery_core.wire.messages import Status
+from bindery_metadata.bookies.membership import ABSENT, Intent, MembershipStore
 from bindery_metadata.cluster import initialize_cluster
-from bindery_metadata.layout import LedgersLayout
-from bindery_metadata.membership import ABSENT, Intent, MembershipStore
+from bindery_metadata.layout.layout import LedgersLayout
 from bookie_process import ID, WAIT_S, Bookie, free_port
 
 pytestmark = pytest.mark.integration

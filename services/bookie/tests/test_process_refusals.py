@@ -12,8 +12,8 @@ from bindery_bookie.container import memory_limit
 from bindery_bookie.main import warn_of_memory_limit
 from bindery_bookie.settings import BookieSettings
 from bindery_core.ids import BookieId
+from bindery_metadata.bookies.cookies import CookieStore
 from bindery_metadata.cluster import initialize_cluster
-from bindery_metadata.cookies import CookieStore
 from bookie_process import ID, Bookie
 
 pytestmark = pytest.mark.integration

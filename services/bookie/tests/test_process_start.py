@@ -9,13 +9,13 @@ import pytest
 from bindery_bookie import process as process_module
 from bindery_bookie.settings import BookieSettings
 from bindery_bookie.state import READ_ONLY_DISK, READ_ONLY_SESSION
-from bindery_bookie.storage.engine import StorageEngine
-from bindery_bookie.store import ReplayProgress
+from bindery_bookie.storage.engine.engine import StorageEngine
+from bindery_bookie.storage.store import ReplayProgress
 from bindery_core.errors import BadRequest, MetadataUnavailable
 from bindery_core.ids import BookieId
-from bindery_kit import cluster_wait
-from bindery_kit.runtime import EXIT_ERROR
-from bindery_metadata.memory import MemoryStore
+from bindery_kit.process import cluster_wait
+from bindery_kit.process.runtime import EXIT_ERROR
+from bindery_metadata.stores.memory import MemoryStore
 from bookie_world import LAYOUT, BookieWorld, running
 
 

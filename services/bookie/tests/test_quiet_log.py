@@ -1,8 +1,8 @@
 """Warnings that strangers can cause cost one line a second, and say what was left out."""
 
 import pytest
-from bindery_bookie import quiet_log
-from bindery_bookie.quiet_log import QuietLog
+from bindery_bookie.server import quiet_log
+from bindery_bookie.server.quiet_log import QuietLog
 
 
 def test_one_line_a_second_of_each_kind(monkeypatch: pytest.MonkeyPatch) -> None:

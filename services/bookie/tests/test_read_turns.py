@@ -3,7 +3,7 @@
 import asyncio
 from functools import partial
 
-from bindery_bookie.read_turns import READ_SHARE_COUNT_MAX, READ_TURN_COUNT_MAX, ReadTurns
+from bindery_bookie.server.read_turns import READ_SHARE_COUNT_MAX, READ_TURN_COUNT_MAX, ReadTurns
 
 ALL = READ_TURN_COUNT_MAX // READ_SHARE_COUNT_MAX
 """Connections that a turn serves whole shares of."""

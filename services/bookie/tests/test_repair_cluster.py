@@ -9,22 +9,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bindery_bookie.access.security import AuthProvider, AuthSettings, TlsSettings
 from bindery_bookie.process import BookieProcess
-from bindery_bookie.security import AuthProvider, AuthSettings, TlsSettings
 from bindery_bookie.settings import BookieSettings
 from bindery_client.client import LedgerClient
-from bindery_client.replica import Verdict
-from bindery_client.security import NO_SECURITY, load_security
+from bindery_client.connection.security import NO_SECURITY, load_security
+from bindery_client.ledger.replica import Verdict
 from bindery_client.settings import ClientSettings
 from bindery_core.errors import BinderyError, NotThere, TryAgain
+from bindery_core.formats.ledger_metadata import LedgerState
 from bindery_core.ids import BookieId, EntryId
-from bindery_core.ledger_metadata import LedgerState
+from bindery_core.placement.write_set import write_set
 from bindery_core.wire.messages import Status
-from bindery_core.write_set import write_set
-from bindery_kit.runtime import Shutdown
+from bindery_kit.process.runtime import Shutdown
 from bindery_metadata.cluster import initialize_cluster
-from bindery_metadata.layout import LedgersLayout
-from bindery_metadata.memory import MemoryTree
+from bindery_metadata.layout.layout import LedgersLayout
+from bindery_metadata.stores.memory import MemoryTree
 from bindery_simulation.certificates import CA, certificate, key
 
 WAIT_S = 30.0

@@ -4,7 +4,7 @@ import ssl
 from pathlib import Path
 
 import pytest
-from bindery_bookie.security import AuthProvider, AuthSettings, TlsSettings, load_security
+from bindery_bookie.access.security import AuthProvider, AuthSettings, TlsSettings, load_security
 from bindery_core.errors import BadRequest, Unauthorized
 from bindery_simulation.certificates import CA, certificate, key
 

@@ -6,11 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from bindery_bookie.server import bind
+from bindery_bookie.server.server import bind
 from bindery_bookie.settings import BookieSettings, ServerSettings
 from bindery_bookie.storage.settings import StorageSettings
 from bindery_core.errors import BadRequest
-from bindery_kit.settings import Settings, descriptions, load
+from bindery_kit.configuration.settings import Settings, descriptions, load
 
 
 def test_every_setting_explains_itself() -> None:
@@ -147,8 +147,8 @@ def test_a_taken_port_is_named() -> None:
 HEAVY = """
     fastapi starlette uvicorn httptools httpx typer rich pydantic annotated_types typing_extensions importlib.metadata
     prometheus_client google.protobuf.message google.protobuf.descriptor_pool google.protobuf.text_format
-    bindery_client bindery_kit.http_server bindery_bookie.admin.app bindery_recovery
-    bindery_metadata.ledger_manager bindery_core.wire.v3_generated
+    bindery_client bindery_kit.http.http_server bindery_bookie.admin.app bindery_recovery
+    bindery_metadata.ledgers.ledger_manager bindery_core.wire.v3_generated
 """
 
 

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from bindery_bookie import storage_watch
+from bindery_bookie.maintenance import storage_watch
+from bindery_bookie.maintenance.storage_watch import DirectoryStatus, StorageWatch
 from bindery_bookie.settings import BookieSettings
 from bindery_bookie.state import BookieState
-from bindery_bookie.storage.disk import DiskUsage
-from bindery_bookie.storage.reserve import Reserve
+from bindery_bookie.storage.io.disk import DiskUsage
+from bindery_bookie.storage.io.reserve import Reserve
+from bindery_bookie.storage.io.worker import ThreadWorker
 from bindery_bookie.storage.stats import StorageStats
-from bindery_bookie.storage.worker import ThreadWorker
-from bindery_bookie.storage_watch import DirectoryStatus, StorageWatch
-from bindery_kit.health import Health
+from bindery_kit.observability.health import Health
 from bindery_simulation.disk import CrashableDisk
 
 TOTAL = 1000

@@ -3,11 +3,11 @@
 import asyncio
 
 import pytest
-from bindery_bookie import operations as operations_module
+from bindery_bookie.server import operations as operations_module
 from bindery_core.digest import Digester, master_key
 from bindery_core.entry import pack
 from bindery_core.errors import BinderyError, DamagedStorage, LedgerStateUnknown
-from bindery_core.ledger_metadata import DigestType
+from bindery_core.formats.ledger_metadata import DigestType
 from bindery_core.wire import messages as m
 from bindery_core.wire.messages import Status
 

@@ -1,10 +1,10 @@
 """Which messages share an entry, and that every message gets its own id."""
 
 import pytest
-from bindery_broker.batching import EntryPlan, encode_entries, message_ids, plan_entries
-from bindery_broker.message_codec import METADATA_SIZE_MAX, PAYLOAD_SIZE_MAX, OutgoingMessage, decode_entry, read_head
-from bindery_broker.message_id import MessageId, Position
+from bindery_broker.topics.batching import EntryPlan, encode_entries, message_ids, plan_entries
 from bindery_core.errors import BadRequest, TooLarge
+from bindery_pulsar.message_codec import METADATA_SIZE_MAX, PAYLOAD_SIZE_MAX, OutgoingMessage, decode_entry, read_head
+from bindery_pulsar.message_id import MessageId, Position
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

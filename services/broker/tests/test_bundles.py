@@ -2,8 +2,8 @@
 
 import zlib
 
-from bindery_broker.bundles import BUNDLE_COUNT, Bundle
-from bindery_broker.topic_name import TopicName
+from bindery_broker.ownership.bundles import BUNDLE_COUNT, Bundle
+from bindery_pulsar.topic_name import TopicName
 
 
 def test_bundle_names_cover_the_ring():

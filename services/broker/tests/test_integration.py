@@ -14,13 +14,13 @@ import httpx
 import pytest
 from bindery.standalone.plan import BROKER_HTTP_PORT, HOST
 from bindery.standalone.throwaway import ThrowawayCluster
-from bindery_broker.bundles import Bundle
-from bindery_broker.topic_name import TopicName
+from bindery_broker.ownership.bundles import Bundle
 from bindery_client.client import LedgerClient
 from bindery_core.errors import NoSuchLedger
+from bindery_core.formats.ledger_metadata import LedgerState
 from bindery_core.ids import LedgerId
-from bindery_core.ledger_metadata import LedgerState
-from bindery_metadata.zookeeper import ZooKeeperStore
+from bindery_metadata.stores.zookeeper import ZooKeeperStore
+from bindery_pulsar.topic_name import TopicName
 
 pytestmark = pytest.mark.integration
 

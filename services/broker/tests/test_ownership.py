@@ -1,12 +1,12 @@
 import asyncio
 
 import pytest
-from bindery_broker.bundles import Bundle
-from bindery_broker.ownership import OwnerRecord, Ownership, RemoteOwner
-from bindery_broker.topic_name import TopicName
+from bindery_broker.ownership.bundles import Bundle
+from bindery_broker.ownership.ownership import OwnerRecord, Ownership, RemoteOwner
 from bindery_core.errors import MetadataUnavailable
-from bindery_metadata.leases import Leases
-from bindery_metadata.memory import MemoryStore, MemoryTree
+from bindery_metadata.coordination.leases import Leases
+from bindery_metadata.stores.memory import MemoryStore, MemoryTree
+from bindery_pulsar.topic_name import TopicName
 
 BUNDLE = Bundle.of(TopicName.parse("persistent://public/default/orders"))
 HERE = OwnerRecord(http_url="http://127.0.0.1:8080")

@@ -11,11 +11,11 @@ import structlog
 from bindery_broker import main
 from bindery_broker.settings import BrokerSettings
 from bindery_core.errors import MetadataUnavailable
-from bindery_kit import cluster_wait
-from bindery_kit.runtime import Shutdown
+from bindery_kit.process import cluster_wait
+from bindery_kit.process.runtime import Shutdown
 from bindery_metadata.cluster import initialize_cluster
-from bindery_metadata.layout import LedgersLayout
-from bindery_metadata.memory import MemoryStore, MemoryTree
+from bindery_metadata.layout.layout import LedgersLayout
+from bindery_metadata.stores.memory import MemoryStore, MemoryTree
 
 LAYOUT = LedgersLayout()
 

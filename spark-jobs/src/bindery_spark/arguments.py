@@ -5,7 +5,7 @@ from typing import Final
 
 from bindery_core.errors import BadRequest
 from bindery_core.ids import ID_MAX
-from bindery_metadata.verified_records import LEVELS
+from bindery_metadata.ledgers.verified_records import LEVELS
 
 EXIT_INTERRUPTED: Final = 130
 

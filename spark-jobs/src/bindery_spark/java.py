@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from bindery_core.errors import TryAgain
-from bindery_metadata.embedded import EmbeddedZooKeeperFailed, find_java
+from bindery_metadata.stores.embedded import EmbeddedZooKeeperFailed, find_java
 
 VECTOR_MODULE: Final = "jdk.incubator.vector"
 LIST_MODULES_TIMEOUT_S: Final = 30.0

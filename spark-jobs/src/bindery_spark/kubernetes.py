@@ -34,8 +34,8 @@ from typing import Final, NoReturn
 
 from bindery_spark import main as audit
 from bindery_spark.arguments import EXIT_INTERRUPTED
-from bindery_spark.checkpoint import RunDirectory
-from bindery_spark.findings import Exit
+from bindery_spark.audit.checkpoint import RunDirectory
+from bindery_spark.audit.findings.findings import Exit
 from bindery_spark.session import LOG4J, stop
 
 NEWEST: Final = ("report.html", "summary.txt", "summary.json", "metrics.prom")

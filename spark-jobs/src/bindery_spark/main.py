@@ -27,13 +27,13 @@ from bindery_core.errors import BadRequest, BinderyError
 from typer.exceptions import TyperException
 
 from bindery_spark.arguments import EXIT_INTERRUPTED, bytes_of, duration_ms, ledger_range, level_of
-from bindery_spark.findings import Exit
-from bindery_spark.topic_commands import count, export
+from bindery_spark.audit.findings.findings import Exit
+from bindery_spark.topics.topic_commands import count, export
 
 if TYPE_CHECKING:
-    from bindery_spark.audit import Options
-    from bindery_spark.checkpoint import RunDirectory
-    from bindery_spark.run import Outcome
+    from bindery_spark.audit.audit import Options
+    from bindery_spark.audit.checkpoint import RunDirectory
+    from bindery_spark.audit.run import Outcome
 
 OUT_DEFAULT: Final = "audit-runs"
 RATE_DEFAULT: Final = "64MiB/s"
@@ -111,12 +111,12 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Audit a cluster. Changes nothing in it, unless --apply: then ledgers are marked as under-replicated."""
-    from bindery_client.security import SecurityFiles
+    from bindery_client.connection.security import SecurityFiles
 
-    from bindery_spark.audit import Options
-    from bindery_spark.checkpoint import RunDirectory, run_directory
-    from bindery_spark.run import read_outcome
-    from bindery_spark.run_lock import held
+    from bindery_spark.audit.audit import Options
+    from bindery_spark.audit.checkpoint import RunDirectory, run_directory
+    from bindery_spark.audit.run import read_outcome
+    from bindery_spark.audit.run_lock import held
     from bindery_spark.sources.options import parse_size
 
     if resume:
@@ -154,10 +154,10 @@ def run(
 def _audit(
     directory: "RunDirectory", options: "Options", *, cores: int, is_new: bool, is_quiet: bool
 ) -> "Outcome":  # fmt: skip
+    from bindery_spark.audit.run import run_audit
+    from bindery_spark.audit.source import ClusterSource
     from bindery_spark.progress import QuietProgress, TerminalProgress
-    from bindery_spark.run import run_audit
     from bindery_spark.session import AUDIT_CONF, session, share
-    from bindery_spark.source import ClusterSource
 
     spark = session(cores, f"bindery audit {directory.run_id}", AUDIT_CONF, with_sources=False)
     shared = directory.path / "checkpoint" / "spark"
@@ -188,7 +188,7 @@ def _audit(
 
 
 def _print_outcome(outcome: "Outcome", *, as_json: bool) -> None:
-    from bindery_spark.summary import summary_text
+    from bindery_spark.audit.findings.summary import summary_text
 
     if outcome.unrecorded:
         print(f"bindery: the cluster was not told of this run: {outcome.unrecorded}", file=sys.stderr)
@@ -201,8 +201,8 @@ def _print_outcome(outcome: "Outcome", *, as_json: bool) -> None:
 
 
 def _apply(outcome: "Outcome", options: "Options", *, wanted: bool, yes: bool, as_json: bool) -> None:
-    from bindery_spark.actions import words
-    from bindery_spark.apply import apply_to
+    from bindery_spark.audit.apply import apply_to
+    from bindery_spark.audit.findings.actions import words
 
     proposals = outcome.proposals
     if not proposals:
@@ -235,9 +235,9 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show what a run found, or which runs there are. The exit code is that of the run."""
-    from bindery_spark.checkpoint import runs_in
-    from bindery_spark.diff import finding_text
-    from bindery_spark.run import read_outcome
+    from bindery_spark.audit.checkpoint import runs_in
+    from bindery_spark.audit.findings.diff import finding_text
+    from bindery_spark.audit.run import read_outcome
 
     if not name:
         for one in runs_in(out):
@@ -261,7 +261,7 @@ def diff(
     as_json: AsJson = False,
 ) -> None:
     """What is new, gone or changed between two runs. Exit code 0: nothing, 1: something."""
-    from bindery_spark.diff import compare, finding_text, read_findings
+    from bindery_spark.audit.findings.diff import compare, finding_text, read_findings
 
     found = compare(*(read_findings(_finished(out, name).findings) for name in (before, after)))
     if as_json:
@@ -280,7 +280,7 @@ def diff(
 def _finished(out: Path, name: str) -> "RunDirectory":
     """The run of that name. Raises BadRequest when there is none, or when it has no verdict yet: what it has not found
     so far says nothing."""
-    from bindery_spark.checkpoint import run_directory
+    from bindery_spark.audit.checkpoint import run_directory
 
     directory = run_directory(out, name)
     if not directory.is_finished:

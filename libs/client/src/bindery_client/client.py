@@ -20,27 +20,27 @@ from bindery_core.errors import (
     Unauthorized,
     VersionConflict,
 )
+from bindery_core.formats.ledger_metadata import DigestType, LedgerMetadata, LedgerState, Segment
 from bindery_core.ids import BookieId, EntryId, LedgerId
-from bindery_core.ledger_metadata import DigestType, LedgerMetadata, LedgerState, Segment
-from bindery_core.ledger_plans import fence_targets
-from bindery_metadata.closing_notes import ClosingNotes
-from bindery_metadata.layout import LedgersLayout
-from bindery_metadata.ledger_manager import LedgerManager
-from bindery_metadata.registration import BookieDirectory
-from bindery_metadata.store import MetadataStore
-from bindery_metadata.versioned import Versioned
+from bindery_core.ledger.ledger_plans import fence_targets
+from bindery_metadata.bookies.registration import BookieDirectory
+from bindery_metadata.layout.layout import LedgersLayout
+from bindery_metadata.ledgers.closing_records import ClosingNotes
+from bindery_metadata.ledgers.ledger_manager import LedgerManager
+from bindery_metadata.stores.store import MetadataStore
+from bindery_metadata.stores.versioned import Versioned
 
-from bindery_client.budget import ByteBudget
-from bindery_client.force import DiskSpaces, EntryList, ForceAll, FreeSpace
-from bindery_client.pool import BookiePool
-from bindery_client.reader import ReadHandle
-from bindery_client.recovery import recover as run_recovery
-from bindery_client.replica import FenceAll, ReplicaBatch, ReplicaRead, ReplicaRequest
-from bindery_client.replica_store import ReplicaStore
-from bindery_client.requests import LedgerRequests, OnDegraded
-from bindery_client.security import NO_SECURITY, ClientSecurity
+from bindery_client.connection.budget import ByteBudget
+from bindery_client.connection.pool import BookiePool
+from bindery_client.connection.security import NO_SECURITY, ClientSecurity
+from bindery_client.ledger.force import DiskSpaces, EntryList, ForceAll, FreeSpace
+from bindery_client.ledger.reader import ReadHandle
+from bindery_client.ledger.recovery import recover as run_recovery
+from bindery_client.ledger.replica import FenceAll, ReplicaBatch, ReplicaRead, ReplicaRequest
+from bindery_client.ledger.replica_store import ReplicaStore
+from bindery_client.ledger.requests import LedgerRequests, OnDegraded
+from bindery_client.ledger.writer import WriteHandle
 from bindery_client.settings import ClientSettings
-from bindery_client.writer import WriteHandle
 
 T = TypeVar("T")
 

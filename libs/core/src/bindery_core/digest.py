@@ -21,7 +21,7 @@ from typing import Final
 
 from crc32c import crc32c
 
-from bindery_core.ledger_metadata import DigestType
+from bindery_core.formats.ledger_metadata import DigestType
 
 MASTER_KEY_SIZE: Final = 20
 SIZE_OF: Final = {DigestType.CRC32: 8, DigestType.MAC: 20, DigestType.CRC32C: 4, DigestType.DUMMY: 0}

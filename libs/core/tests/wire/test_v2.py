@@ -6,7 +6,7 @@ import pytest
 from bindery_core.digest import Digester, master_key
 from bindery_core.entry import pack
 from bindery_core.errors import BadRequest
-from bindery_core.ledger_metadata import DigestType
+from bindery_core.formats.ledger_metadata import DigestType
 from bindery_core.wire import messages as m
 from bindery_core.wire import v2
 from bindery_core.wire.framing import FrameDecoder

@@ -6,7 +6,7 @@ import pytest
 from bindery_core.digest import Digester, master_key
 from bindery_core.entry import pack, pack_lac
 from bindery_core.errors import BadRequest
-from bindery_core.ledger_metadata import DigestType
+from bindery_core.formats.ledger_metadata import DigestType
 from bindery_core.wire import bookkeeper_pb2 as pb
 from bindery_core.wire import messages as m
 from bindery_core.wire import v3, v3_fast, v3_generated

@@ -1,8 +1,8 @@
 """Varints at every border, against protobuf's own."""
 
 import pytest
+from bindery_core.varint import NEGATIVE_ONE, NotAVarint, decode, encode, to_signed
 from bindery_core.wire import bookkeeper_pb2 as pb
-from bindery_core.wire.varint import NEGATIVE_ONE, NotAVarint, decode, encode, to_signed
 from hypothesis import given
 from hypothesis import strategies as st
 

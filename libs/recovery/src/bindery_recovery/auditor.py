@@ -26,26 +26,26 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
-from bindery_client.api import LedgerClient
+from bindery_client.ledger.api import LedgerClient
 from bindery_core.errors import BinderyError, Corrupt
 from bindery_core.ids import BookieId
-from bindery_core.placement import DEFAULT_RACK
-from bindery_kit.logs import get_logger
-from bindery_metadata.closing_notes import ClosingNotes
-from bindery_metadata.election import Leadership, NotLeader
-from bindery_metadata.layout import CheckKind, LedgersLayout
-from bindery_metadata.membership import MembershipStore
-from bindery_metadata.recovery_records import HistoryEvent, RecoveryRecords
-from bindery_metadata.store import MetadataStore
-from bindery_metadata.underreplication import UnderreplicationManager
+from bindery_core.placement.placement import DEFAULT_RACK
+from bindery_kit.observability.logs import get_logger
+from bindery_metadata.bookies.membership import MembershipStore
+from bindery_metadata.coordination.election import Leadership, NotLeader
+from bindery_metadata.layout.layout import CheckKind, LedgersLayout
+from bindery_metadata.ledgers.closing_records import ClosingNotes
+from bindery_metadata.recovery.recovery_records import HistoryEvent, RecoveryRecords
+from bindery_metadata.recovery.underreplication import UnderreplicationManager
+from bindery_metadata.stores.store import MetadataStore
 
-from bindery_recovery.bookie_audit import AuditState, BookieAudit, LedgerMarker
-from bindery_recovery.bookie_watch import AuditorLimits, BookieWatch
-from bindery_recovery.checker import Depth
-from bindery_recovery.closing_check import ClosingCheck, ClosingState
-from bindery_recovery.full_check import CURSOR, FullCheck, is_unfinished
-from bindery_recovery.placement_check import check_placement
-from bindery_recovery.replica_check import check_replicas
+from bindery_recovery.checks.bookie_audit import AuditState, BookieAudit, LedgerMarker
+from bindery_recovery.checks.checker import Depth
+from bindery_recovery.checks.closing_check import ClosingCheck, ClosingState
+from bindery_recovery.checks.full_check import CURSOR, FullCheck, is_unfinished
+from bindery_recovery.checks.placement_check import check_placement
+from bindery_recovery.checks.replica_check import check_replicas
+from bindery_recovery.cluster.bookie_watch import AuditorLimits, BookieWatch
 from bindery_recovery.settings import RecoverySettings
 
 __all__ = ["Auditor", "AuditorLimits", "AuditorState", "CheckState"]

@@ -3,8 +3,8 @@
 A service subclasses it for its own `env_prefix` and has it as the group `client`.
 """
 
-from bindery_client.security import PLUGIN, ClientSecurity, SecurityFiles
-from bindery_kit.settings import Settings
+from bindery_client.connection.security import PLUGIN, ClientSecurity, SecurityFiles
+from bindery_kit.configuration.settings import Settings
 
 
 class BookieAccess(Settings):

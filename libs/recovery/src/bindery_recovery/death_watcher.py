@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from bindery_kit.logs import get_logger
+from bindery_kit.observability.logs import get_logger
 
 DEATHS_MAX: Final = 5
 WINDOW_S: Final = 300.0

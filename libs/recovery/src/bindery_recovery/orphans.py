@@ -24,11 +24,11 @@ from enum import StrEnum
 from typing import Final, Protocol, TypeVar
 
 from bindery_core.errors import BadVersion, Corrupt, NoSuchLedger, NoSuchNode
+from bindery_core.formats.ledger_metadata import LedgerMetadata, LedgerState
 from bindery_core.ids import LedgerId
-from bindery_core.ledger_metadata import LedgerMetadata, LedgerState
-from bindery_metadata import pulsar_layout
-from bindery_metadata.store import MetadataStore
-from bindery_metadata.versioned import Versioned
+from bindery_metadata.stores.store import MetadataStore
+from bindery_metadata.stores.versioned import Versioned
+from bindery_pulsar import pulsar_layout
 
 T = TypeVar("T")
 OUR_APPLICATIONS: Final = frozenset({"pulsar", "bindery"})

@@ -17,24 +17,24 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final, Protocol
 
-from bindery_client.api import LedgerClient
+from bindery_client.ledger.api import LedgerClient
 from bindery_core.errors import BinderyError
-from bindery_kit.logs import error_fields, get_logger
-from bindery_metadata.cookies import CookieStore
-from bindery_metadata.election import AuditorElection
-from bindery_metadata.layout import LedgersLayout
-from bindery_metadata.membership import MembershipStore
-from bindery_metadata.recovery_records import RecoveryRecords
-from bindery_metadata.store import MetadataStore
-from bindery_metadata.underreplication import UnderreplicationManager
+from bindery_kit.observability.logs import error_fields, get_logger
+from bindery_metadata.bookies.cookies import CookieStore
+from bindery_metadata.bookies.membership import MembershipStore
+from bindery_metadata.coordination.election import AuditorElection
+from bindery_metadata.layout.layout import LedgersLayout
+from bindery_metadata.recovery.recovery_records import RecoveryRecords
+from bindery_metadata.recovery.underreplication import UnderreplicationManager
+from bindery_metadata.stores.store import MetadataStore
 
 from bindery_recovery.auditor import Auditor, AuditorLimits
 from bindery_recovery.budget import RepairBudget
-from bindery_recovery.cluster_view import ClusterLook
+from bindery_recovery.cluster.cluster_view import ClusterLook
 from bindery_recovery.death_watcher import DeathWatcher
-from bindery_recovery.progress import ProgressCollector
+from bindery_recovery.repair.worker import ReplicationWorker
+from bindery_recovery.reporting.progress import ProgressCollector
 from bindery_recovery.settings import RecoverySettings
-from bindery_recovery.worker import ReplicationWorker
 
 ELECTION: Final = "election"
 WORKER: Final = "worker"

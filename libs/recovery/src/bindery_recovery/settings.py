@@ -2,8 +2,8 @@
 
 from typing import Annotated
 
-from bindery_kit.bounds import Ge, Gt, Le
-from bindery_kit.settings import Settings, SettingsConfigDict, check
+from bindery_kit.configuration.bounds import Ge, Gt, Le
+from bindery_kit.configuration.settings import Settings, SettingsConfigDict, check
 
 MIB = 2**20
 DAY_S = 86_400

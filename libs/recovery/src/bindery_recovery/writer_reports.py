@@ -23,18 +23,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from bindery_core import ledger_metadata_codec
 from bindery_core.errors import BinderyError, NoSuchNode, OutcomeUnknown, TryAgain
+from bindery_core.formats import ledger_metadata_codec
 from bindery_core.ids import BookieId, LedgerId
-from bindery_kit.logs import get_logger
-from bindery_metadata.layout import LedgersLayout
-from bindery_metadata.ledger_manager import RandomBits
-from bindery_metadata.recovery_records import Reason, RecoveryRecord, RecoveryRecords
-from bindery_metadata.store import MetadataStore
-from bindery_metadata.underreplication import UnderreplicationManager
+from bindery_kit.observability.logs import get_logger
+from bindery_metadata.layout.layout import LedgersLayout
+from bindery_metadata.ledgers.ledger_manager import RandomBits
+from bindery_metadata.recovery.recovery_records import Reason, RecoveryRecord, RecoveryRecords
+from bindery_metadata.recovery.underreplication import UnderreplicationManager
+from bindery_metadata.stores.store import MetadataStore
 
-from bindery_recovery.ledger_index import members_of
-from bindery_recovery.reasons import marked_for
+from bindery_recovery.cluster.ledger_index import members_of
+from bindery_recovery.records.reasons import marked_for
 
 SETTLE_S: Final = 12.0
 """A bookie's ZooKeeper session ends 10 s after the bookie, unless set otherwise."""

@@ -11,10 +11,10 @@
 | /v1/recovery/pause        | POST   | `{"reason": text}` | no new copies from now on, anywhere in the cluster         |
 | /v1/recovery/resume       | POST   |                    | they go on                                                 |
 | /v1/bookies               | GET    |                    | every bookie: registration, membership, drain              |
-| /api/v1/autorecovery/...  |        |                    | BookKeeper's (`bindery_recovery.autorecovery_http`)        |
+| /api/v1/autorecovery/...  |        |                    | BookKeeper's routes (`recovery.admin.autorecovery_http`)       |
 
 Every auditor answers the same, whether it leads or not. Times are milliseconds of 1970 (`..._ms`), sizes bytes. Errors
-are problems (RFC 9457). Probes and metrics are in front of this (`bindery_kit.health.OpsApp`).
+are problems (RFC 9457). Probes and metrics are in front of this (`bindery_kit.observability.health.OpsApp`).
 """
 
 from collections.abc import Callable, Mapping
@@ -26,13 +26,13 @@ from bindery_core.ids import LedgerId
 from bindery_kit.admin import app
 from bindery_kit.admin.access import Access
 from bindery_kit.admin.http import Answer, Request, Route, json_answer
-from bindery_metadata.membership import Intent
-from bindery_metadata.recovery_records import HISTORY_MAX, HistoryEvent, RecoveryRecord
-from bindery_recovery import autorecovery_http
-from bindery_recovery.bookie_audit import CURSOR_DRAINING
-from bindery_recovery.explain import Known, explain
-from bindery_recovery.last_audits_watch import LastAuditsWatch
-from bindery_recovery.recovery_admin import BookieStanding, MarkedLedger, RecoveryAdmin
+from bindery_metadata.bookies.membership import Intent
+from bindery_metadata.recovery.recovery_records import HISTORY_MAX, HistoryEvent, RecoveryRecord
+from bindery_recovery.admin import autorecovery_http
+from bindery_recovery.admin.last_audits_watch import LastAuditsWatch
+from bindery_recovery.admin.recovery_admin import BookieStanding, MarkedLedger, RecoveryAdmin
+from bindery_recovery.checks.bookie_audit import CURSOR_DRAINING
+from bindery_recovery.reporting.explain import Known, explain
 from bindery_recovery.service import RecoveryService
 
 from bindery_auditor.page import render

@@ -7,7 +7,7 @@ The port is bound before anything else, so that a second auditor on it fails at 
 says what the start waits for. A candidate that does not lead is ready too: it copies, and waits.
 """
 
-import bindery_kit.early_end  # noqa: F401 - first
+import bindery_kit.process.early_end  # noqa: F401 - first
 
 # isort: split
 import asyncio
@@ -21,20 +21,20 @@ from pathlib import Path
 from bindery_client.client import LedgerClient
 from bindery_core.auth_token import SharedSecrets
 from bindery_core.errors import BadRequest
-from bindery_kit import last_words, logs
 from bindery_kit.admin.access import Access
-from bindery_kit.cluster_wait import ClusterWait, asked_again
-from bindery_kit.health import Health, OpsApp
-from bindery_kit.http_server import BindRefused, HttpServer, is_loopback
-from bindery_kit.logs import error_fields, get_logger
-from bindery_kit.runtime import EXIT_USAGE, Shutdown, run_service, unless_shutdown
-from bindery_kit.service_life import ask_exit, join_cluster, quietly, until_shutdown, watch_session
-from bindery_kit.settings import load, warn_of_unknown_variables
-from bindery_metadata.last_audits import LastAudits
-from bindery_metadata.layout import LedgersLayout
-from bindery_recovery.last_audits_watch import LastAuditsWatch
-from bindery_recovery.recovery_admin import RecoveryAdmin
-from bindery_recovery.recovery_metrics import RecoveryMetrics
+from bindery_kit.configuration.settings import load, warn_of_unknown_variables
+from bindery_kit.http.http_server import BindRefused, HttpServer, is_loopback
+from bindery_kit.observability import last_words, logs
+from bindery_kit.observability.health import Health, OpsApp
+from bindery_kit.observability.logs import error_fields, get_logger
+from bindery_kit.process.cluster_wait import ClusterWait, asked_again
+from bindery_kit.process.runtime import EXIT_USAGE, Shutdown, run_service, unless_shutdown
+from bindery_kit.process.service_life import ask_exit, join_cluster, quietly, until_shutdown, watch_session
+from bindery_metadata.layout.layout import LedgersLayout
+from bindery_metadata.recovery.last_audits import LastAudits
+from bindery_recovery.admin.last_audits_watch import LastAuditsWatch
+from bindery_recovery.admin.recovery_admin import RecoveryAdmin
+from bindery_recovery.admin.recovery_metrics import RecoveryMetrics
 from bindery_recovery.service import RecoveryService
 
 from bindery_auditor.app import AuditorApp, AuditorContext

@@ -1,17 +1,17 @@
-"""/metrics of an auditor: what the process uses, then what healing counts (`bindery_recovery.recovery_metrics`)."""
+"""/metrics of an auditor: process metrics, then recovery metrics (`bindery_recovery.admin.recovery_metrics`)."""
 
 from typing import Final
 
-from bindery_kit.metrics import Metrics
-from bindery_kit.metrics_page import Page
-from bindery_recovery.last_audits_watch import LastAuditsWatch
-from bindery_recovery.recovery_metrics import RecoveryMetrics
+from bindery_kit.observability.metrics import Metrics
+from bindery_kit.observability.metrics_page import Page
+from bindery_recovery.admin.last_audits_watch import LastAuditsWatch
+from bindery_recovery.admin.recovery_metrics import RecoveryMetrics
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class AuditorPage:
-    """A `bindery_kit.health.MetricsPage`."""
+    """A `bindery_kit.observability.health.MetricsPage`."""
 
     def __init__(self) -> None:
         self._process = Metrics("auditor")

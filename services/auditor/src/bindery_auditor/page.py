@@ -6,8 +6,8 @@ from html import escape
 from typing import Any, Final
 
 from bindery_kit.admin.http import Answer
-from bindery_metadata.last_audits import findings_text
-from bindery_recovery import sentences
+from bindery_metadata.recovery.last_audits import findings_text
+from bindery_recovery.records import sentences
 
 _STYLE: Final = """
 body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 72rem; padding: 0 1rem; color: #1d2430; }

@@ -3,8 +3,8 @@
 import socket
 from typing import Annotated
 
-from bindery_kit.bounds import Ge, Gt, Le
-from bindery_kit.settings import SettingsConfigDict, group
+from bindery_kit.configuration.bounds import Ge, Gt, Le
+from bindery_kit.configuration.settings import SettingsConfigDict, group
 from bindery_recovery.bookie_access import BookieAccess
 from bindery_recovery.settings import RecoverySettings
 

@@ -4,7 +4,7 @@ The garbage collector rests while the modules are imported: it would look throug
 start, and find nothing. What is there afterwards stays for good, so it never looks at it again either.
 """
 
-import bindery_kit.early_end  # first
+import bindery_kit.process.early_end  # first
 
 # isort: split
 import gc

@@ -11,13 +11,13 @@ from typing import Any, Final
 
 from bindery_core.errors import BinderyError, OutcomeUnknown, TryAgain
 from bindery_core.ids import BookieId
-from bindery_kit.logs import error_fields, get_logger
-from bindery_kit.metrics_page import Page
-from bindery_metadata.last_audits import LastAudits
-from bindery_metadata.layout import LedgersLayout
-from bindery_metadata.store import MetadataStore
-from bindery_recovery.last_audits_watch import LastAuditsWatch
-from bindery_recovery.recovery_metrics import RecoveryMetrics
+from bindery_kit.observability.logs import error_fields, get_logger
+from bindery_kit.observability.metrics_page import Page
+from bindery_metadata.layout.layout import LedgersLayout
+from bindery_metadata.recovery.last_audits import LastAudits
+from bindery_metadata.stores.store import MetadataStore
+from bindery_recovery.admin.last_audits_watch import LastAuditsWatch
+from bindery_recovery.admin.recovery_metrics import RecoveryMetrics
 from bindery_recovery.service import Randomness, RecoveryService
 
 from bindery_bookie.embedded_settings import EmbeddedRecoverySettings

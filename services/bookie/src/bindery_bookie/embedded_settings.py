@@ -1,6 +1,6 @@
 """What can be turned of the healing inside a bookie (`autorecovery_embedded`). Imported only where somebody does."""
 
-from bindery_kit.settings import SettingsConfigDict
+from bindery_kit.configuration.settings import SettingsConfigDict
 from bindery_recovery.settings import RecoverySettings
 
 

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from typing import Final
 
 from bindery_core.errors import BinderyError
-from bindery_kit import last_words
-from bindery_kit.cluster_wait import limit_s
-from bindery_kit.logs import LEVELS, configure, error_fields, get_logger
-from bindery_kit.runtime import EXIT_USAGE, Shutdown, run_service, unless_shutdown
-from bindery_kit.settings import Settings, load, warn_of_unknown_variables
-from bindery_metadata.store import MetadataStore
-from bindery_metadata.zookeeper import ZooKeeperStore
+from bindery_kit.configuration.settings import Settings, load, warn_of_unknown_variables
+from bindery_kit.observability import last_words
+from bindery_kit.observability.logs import LEVELS, configure, error_fields, get_logger
+from bindery_kit.process.cluster_wait import limit_s
+from bindery_kit.process.runtime import EXIT_USAGE, Shutdown, run_service, unless_shutdown
+from bindery_metadata.stores.store import MetadataStore
+from bindery_metadata.stores.zookeeper import ZooKeeperStore
 
 from bindery_bookie.container import memory_limit
 from bindery_bookie.process import BookieProcess

@@ -25,8 +25,8 @@ depend on load (the group being written to the journal, the chunk being written 
 from collections.abc import Mapping
 from typing import Final
 
-from bindery_kit.bounds import Ge, Le
-from bindery_kit.settings import Settings
+from bindery_kit.configuration.bounds import Ge, Le
+from bindery_kit.configuration.settings import Settings
 
 KIB: Final = 1024
 MIB: Final = 1024 * KIB

@@ -31,13 +31,13 @@ from typing import Final
 
 from bindery_core.errors import BadRequest, BinderyError, VersionConflict
 from bindery_core.ids import BookieId
-from bindery_kit import logs
-from bindery_kit.settings import WrongSettings
-from bindery_metadata.cookies import CookieStore
-from bindery_metadata.layout import LedgersLayout
-from bindery_metadata.membership import Intent, MembershipStore
-from bindery_metadata.store import MetadataStore
-from bindery_metadata.zookeeper import ZooKeeperStore
+from bindery_kit.configuration.settings import WrongSettings
+from bindery_kit.observability import logs
+from bindery_metadata.bookies.cookies import CookieStore
+from bindery_metadata.bookies.membership import Intent, MembershipStore
+from bindery_metadata.layout.layout import LedgersLayout
+from bindery_metadata.stores.store import MetadataStore
+from bindery_metadata.stores.zookeeper import ZooKeeperStore
 
 from bindery_bookie.settings import BookieSettings
 

@@ -19,44 +19,44 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from bindery_core import bookie_service_info
 from bindery_core.errors import BinderyError
+from bindery_core.formats import bookie_service_info
 from bindery_core.ids import BookieId
-from bindery_kit.cluster_wait import ClusterWait, asked_again
-from bindery_kit.health import Health, OpsApp
-from bindery_kit.last_words import sentence_of_end
-from bindery_kit.logs import get_logger
-from bindery_kit.runtime import EXIT_ERROR, Shutdown
-from bindery_metadata.cookies import CookieStore
-from bindery_metadata.layout import LedgersLayout
-from bindery_metadata.registration import BookieRegistration
-from bindery_metadata.store import MetadataStore
+from bindery_kit.observability.health import Health, OpsApp
+from bindery_kit.observability.last_words import sentence_of_end
+from bindery_kit.observability.logs import get_logger
+from bindery_kit.process.cluster_wait import ClusterWait, asked_again
+from bindery_kit.process.runtime import EXIT_ERROR, Shutdown
+from bindery_metadata.bookies.cookies import CookieStore
+from bindery_metadata.bookies.registration import BookieRegistration
+from bindery_metadata.layout.layout import LedgersLayout
+from bindery_metadata.stores.store import MetadataStore
 
-from bindery_bookie.advertised import AdvertisedName
-from bindery_bookie.directory_lock import DirectoryLock
-from bindery_bookie.garbage import GarbageCollector
-from bindery_bookie.identity import Claim, any_ledger, cluster_options, establish_identity
-from bindery_bookie.limbo_listing import LimboListing
+from bindery_bookie.access.security import admin_access, load_security
+from bindery_bookie.maintenance.garbage import GarbageCollector
+from bindery_bookie.maintenance.limbo_listing import LimboListing
+from bindery_bookie.maintenance.repair import Repairer
+from bindery_bookie.maintenance.repair_client import connector
+from bindery_bookie.maintenance.storage_watch import StorageWatch
+from bindery_bookie.membership.advertised import AdvertisedName
+from bindery_bookie.membership.directory_lock import DirectoryLock
+from bindery_bookie.membership.identity import Claim, any_ledger, cluster_options, establish_identity
+from bindery_bookie.membership.own_membership import OwnMembership
+from bindery_bookie.membership.presence import Presence
 from bindery_bookie.metrics import BookieMetrics
 from bindery_bookie.metrics.bookie import DirectoryUsage
 from bindery_bookie.metrics.parts import add_parts
-from bindery_bookie.own_membership import OwnMembership
-from bindery_bookie.presence import Presence
-from bindery_bookie.repair import Repairer
-from bindery_bookie.repair_client import connector
-from bindery_bookie.security import admin_access, load_security
-from bindery_bookie.server import BookieServer, bind
+from bindery_bookie.server.server import BookieServer, bind
 from bindery_bookie.settings import BookieSettings
 from bindery_bookie.state import READ_ONLY_DRAINING, READ_ONLY_REMOVED, READ_ONLY_SESSION, BookieState
-from bindery_bookie.storage.damage import DamageRegister
-from bindery_bookie.storage.disk import RealDisk
-from bindery_bookie.storage.drills import DrillControl
-from bindery_bookie.storage.engine import StorageEngine
-from bindery_bookie.storage.shards import ShardedStorage
+from bindery_bookie.storage.corruption.damage import DamageRegister
+from bindery_bookie.storage.engine.engine import StorageEngine
+from bindery_bookie.storage.engine.shards import ShardedStorage
+from bindery_bookie.storage.io.disk import RealDisk
+from bindery_bookie.storage.io.fault_injection import DrillControl
+from bindery_bookie.storage.io.worker import ThreadWorker
 from bindery_bookie.storage.stats import StorageStats
-from bindery_bookie.storage.worker import ThreadWorker
-from bindery_bookie.storage_watch import StorageWatch
-from bindery_bookie.store import ReplayProgress
+from bindery_bookie.storage.store import ReplayProgress
 
 if TYPE_CHECKING:
     from bindery_bookie.admin.context import AdminContext
@@ -264,7 +264,7 @@ class BookieProcess:
     def _ledger_manager(self, layout: LedgersLayout) -> Any:
         """A `LedgerManager`. Few starts need one, and importing it takes time."""
         assert self._metadata is not None
-        module = importlib.import_module("bindery_metadata.ledger_manager")
+        module = importlib.import_module("bindery_metadata.ledgers.ledger_manager")
         return module.LedgerManager(self._metadata, layout, randomness=self._randomness)
 
     async def _list_limbo(self, metadata: MetadataStore, layout: LedgersLayout, bookie_id: BookieId) -> None:
@@ -360,7 +360,7 @@ class BookieProcess:
         loop = asyncio.get_running_loop()
         # In a thread: importing protobuf, for rare requests, and uvicorn takes longer than an add may.
         await loop.run_in_executor(None, importlib.import_module, "bindery_core.wire.v3_generated")
-        http_server = await loop.run_in_executor(None, importlib.import_module, "bindery_kit.http_server")
+        http_server = await loop.run_in_executor(None, importlib.import_module, "bindery_kit.http.http_server")
         admin = await loop.run_in_executor(None, importlib.import_module, "bindery_bookie.admin.app")
         page = await loop.run_in_executor(None, importlib.import_module, "bindery_bookie.metrics.process_page")
         app = OpsApp(

@@ -7,11 +7,11 @@ from typing import Annotated, Final, TypeVar
 from bindery_core.errors import BadRequest
 from bindery_core.ids import BOOKIE_ID_SIZE_MAX, BookieId, validate_bookie_id
 from bindery_core.wire.framing import FRAME_SIZE_MAX
-from bindery_kit.bounds import Ge, Gt, Le
-from bindery_kit.settings import Settings, SettingsConfigDict, check, group
+from bindery_kit.configuration.bounds import Ge, Gt, Le
+from bindery_kit.configuration.settings import Settings, SettingsConfigDict, check, group
 
 from bindery_bookie import memory
-from bindery_bookie.security import AuthSettings, TlsSettings
+from bindery_bookie.access.security import AuthSettings, TlsSettings
 from bindery_bookie.storage.settings import StorageSettings
 
 KIB: Final = 1024

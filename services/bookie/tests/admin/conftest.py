@@ -11,8 +11,7 @@ from bindery_bookie.admin.app import AdminApp
 from bindery_bookie.admin.context import AdminContext
 from bindery_bookie.admin.shard import EngineShard
 from bindery_bookie.state import BookieState
-from bindery_bookie.storage.disk import RealDisk
-from bindery_bookie.storage.garbage import (
+from bindery_bookie.storage.collection.garbage import (
     CollectionKind,
     GarbageState,
     LogExplanation,
@@ -20,16 +19,17 @@ from bindery_bookie.storage.garbage import (
     LogState,
     NoSuchEntryLog,
 )
-from bindery_bookie.storage.limbo import LimboState
-from bindery_bookie.storage.scrub import ScrubState
-from bindery_bookie.storage.scrub_state import Region
+from bindery_bookie.storage.corruption.limbo import LimboState
+from bindery_bookie.storage.io.disk import RealDisk
+from bindery_bookie.storage.scrub.scrub import ScrubState
+from bindery_bookie.storage.scrub.scrub_state import Region
 from bindery_bookie.storage.settings import StorageSettings
 from bindery_bookie.storage.stats import StorageStats
-from bindery_kit.health import Health
+from bindery_kit.observability.health import Health
 from bindery_metadata.cluster import initialize_cluster
-from bindery_metadata.layout import LedgersLayout
-from bindery_metadata.ledger_manager import LedgerManager
-from bindery_metadata.memory import MemoryTree
+from bindery_metadata.layout.layout import LedgersLayout
+from bindery_metadata.ledgers.ledger_manager import LedgerManager
+from bindery_metadata.stores.memory import MemoryTree
 
 LAYOUT = LedgersLayout()
 

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from bindery_bookie.access.security import AuthProvider, AuthSettings, admin_access
 from bindery_bookie.admin.app import HEAVY_MAX, ROUTES, AdminApp
-from bindery_bookie.security import AuthProvider, AuthSettings, admin_access
 from bindery_core.auth_token import sign
 from bindery_kit.admin.http import Answer, Request, Route, json_answer
 
@@ -99,7 +99,7 @@ async def test_without_authentication_nobody_is_asked(make_admin) -> None:
 
 
 async def test_passwords_of_ledgers_are_for_who_shows_a_token(locked) -> None:
-    from bindery_core.ledger_metadata import LedgerMetadata, Segment
+    from bindery_core.formats.ledger_metadata import LedgerMetadata, Segment
 
     await locked.initialize()
     metadata = LedgerMetadata(

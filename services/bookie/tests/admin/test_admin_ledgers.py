@@ -7,11 +7,11 @@ import pytest
 from bindery_bookie.admin.cluster_routes import _bytes
 from bindery_bookie.admin.shared_client import SharedClient
 from bindery_client.client import LedgerClient
-from bindery_core import bookie_service_info
 from bindery_core.errors import BookieUnavailable, LedgerFenced, MetadataUnavailable, NoSuchLedger
+from bindery_core.formats import bookie_service_info
+from bindery_core.formats.ledger_metadata import DigestType, LedgerMetadata, LedgerState, Segment
 from bindery_core.ids import BookieId
-from bindery_core.ledger_metadata import DigestType, LedgerMetadata, LedgerState, Segment
-from bindery_metadata.layout import LedgersLayout
+from bindery_metadata.layout.layout import LedgersLayout
 
 LAYOUT = LedgersLayout()
 LEDGER = "/api/v1/ledger"

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import httpx
 import pytest
+from bindery_bookie.access.security import AuthProvider, AuthSettings
 from bindery_bookie.admin.app import ROUTES
 from bindery_bookie.process import BookieProcess
-from bindery_bookie.security import AuthProvider, AuthSettings
 from bindery_bookie.settings import BookieSettings
 from bindery_client.client import LedgerClient
-from bindery_client.security import ClientSecurity
-from bindery_kit.runtime import Shutdown
+from bindery_client.connection.security import ClientSecurity
+from bindery_kit.process.runtime import Shutdown
 from bindery_metadata.cluster import initialize_cluster
-from bindery_metadata.layout import LedgersLayout
-from bindery_metadata.memory import MemoryTree
+from bindery_metadata.layout.layout import LedgersLayout
+from bindery_metadata.stores.memory import MemoryTree
 
 SECRET = "a-secret-of-the-cluster"
 API = "/api/v1/bookie"

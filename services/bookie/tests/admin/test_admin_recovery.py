@@ -8,8 +8,8 @@ from bindery_bookie.admin.shared_recovery import SharedRecovery
 from bindery_core.errors import MetadataUnavailable
 from bindery_core.ids import LedgerId
 from bindery_metadata.cluster import initialize_cluster
-from bindery_metadata.layout import LedgersLayout
-from bindery_metadata.memory import MemoryStore, MemoryTree
+from bindery_metadata.layout.layout import LedgersLayout
+from bindery_metadata.stores.memory import MemoryStore, MemoryTree
 
 LAYOUT = LedgersLayout()
 

@@ -5,14 +5,14 @@ import json
 from pathlib import Path
 
 import pytest
-from bindery_bookie.storage.damage import Damage, DamageRegister
-from bindery_bookie.storage.disk import RealDisk
-from bindery_bookie.storage.drills import DrillControl
-from bindery_bookie.storage.garbage import CollectionKind
-from bindery_bookie.storage.journal_format import JournalPosition
-from bindery_bookie.storage.limbo import LimboPhase, LimboState
-from bindery_bookie.storage.mark import LastLogMark, write_mark
-from bindery_bookie.storage_watch import DirectoryState, DirectoryStatus
+from bindery_bookie.maintenance.storage_watch import DirectoryState, DirectoryStatus
+from bindery_bookie.storage.collection.garbage import CollectionKind
+from bindery_bookie.storage.corruption.damage import Damage, DamageRegister
+from bindery_bookie.storage.corruption.limbo import LimboPhase, LimboState
+from bindery_bookie.storage.io.disk import RealDisk
+from bindery_bookie.storage.io.fault_injection import DrillControl
+from bindery_bookie.storage.journal.journal_format import JournalPosition
+from bindery_bookie.storage.journal.mark import LastLogMark, write_mark
 
 API = "/api/v1/bookie"
 
@@ -279,7 +279,7 @@ async def test_limbo_is_told_by_shard_with_what_is_left(sharded, engines) -> Non
 
 
 async def test_the_repairs_progress_stands_beside_limbo(make_admin) -> None:
-    from bindery_bookie.repair import RepairState
+    from bindery_bookie.maintenance.repair import RepairState
 
     state = RepairState(is_running=True, entries_copied=5, problems={(7, 1): "no peer has it"})
     answer = (await make_admin(repair=lambda: state).http.get(f"{API}/limbo")).json()["repair"]

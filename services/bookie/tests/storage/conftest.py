@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from bindery_bookie.storage.engine import StorageEngine
+from bindery_bookie.storage.engine.engine import StorageEngine
+from bindery_bookie.storage.io.worker import Done
 from bindery_bookie.storage.settings import StorageSettings
-from bindery_bookie.storage.worker import Done
 from bindery_core.wire.messages import AddRequest, Status
 from bindery_simulation.disk import CrashableDisk, CrashableKV
 from bindery_simulation.storage.engines import SMALL

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bindery_bookie.storage import engine as engine_module
-from bindery_bookie.storage import opening
-from bindery_bookie.storage.drills import FaultyDisk
-from bindery_bookie.storage.engine import StorageEngine
-from bindery_bookie.storage.entry_log_scan import EntryLogScanner
-from bindery_bookie.storage.read_cache import ReadCache
-from bindery_bookie.storage.scrub_walk import ScrubWalk
+from bindery_bookie.storage.engine import engine as engine_module
+from bindery_bookie.storage.engine.engine import StorageEngine
+from bindery_bookie.storage.entry_log.entry_log_scan import EntryLogScanner
+from bindery_bookie.storage.io.fault_injection import FaultyDisk
+from bindery_bookie.storage.memory.read_cache import ReadCache
+from bindery_bookie.storage.opening import opening
+from bindery_bookie.storage.scrub.scrub_walk import ScrubWalk
 from bindery_core.wire.messages import Status
 
 FAST = {"compaction_rate": 2**30}
@@ -114,7 +114,7 @@ async def test_a_fault_of_ours_in_a_flush_counts_as_a_failed_flush(kit: Any, mon
 async def test_a_fault_of_ours_in_a_scrub_step_is_told_and_the_scrub_goes_on(
     kit: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bindery_bookie.storage.scrub.RETRY_S", 0.01)
+    monkeypatch.setattr("bindery_bookie.storage.scrub.scrub.RETRY_S", 0.01)
     world = kit.World(scrub_rate=2**30)
     engine = await world.opened()
     await kit.fill(engine, 1, 5)

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 from bindery_bookie.storage import control_records as control
-from bindery_bookie.storage import rewrite
-from bindery_bookie.storage.drills import FaultyDisk
-from bindery_bookie.storage.engine import StorageEngine
-from bindery_bookie.storage.garbage import CollectionKind, LogState, NoSuchEntryLog
-from bindery_bookie.storage.log_manifest import read_manifest
+from bindery_bookie.storage.collection import rewrite
+from bindery_bookie.storage.collection.garbage import CollectionKind, LogState, NoSuchEntryLog
+from bindery_bookie.storage.engine.engine import StorageEngine
+from bindery_bookie.storage.entry_log.log_manifest import read_manifest
+from bindery_bookie.storage.io.fault_injection import FaultyDisk
 from bindery_core.wire.messages import Status
 
 CURRENT = "/ledgers/current"

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from bindery_bookie.storage.disk import DIRECT_BUFFER_SIZE, REMOVE_STEP, Disk, RealDisk
-from bindery_bookie.storage.drills import DrillControl, FaultyDisk, SlowDisk
+from bindery_bookie.storage.io.disk import DIRECT_BUFFER_SIZE, REMOVE_STEP, Disk, RealDisk
+from bindery_bookie.storage.io.fault_injection import DrillControl, FaultyDisk, SlowDisk
 from bindery_simulation.disk import CrashableDisk
 
 

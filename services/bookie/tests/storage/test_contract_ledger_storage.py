@@ -12,15 +12,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from bindery_bookie.storage import entry_log_format as fmt
-from bindery_bookie.storage import limbo
-from bindery_bookie.storage.disk import RealDisk
-from bindery_bookie.storage.drills import DrillControl, WrappedDisk
-from bindery_bookie.storage.engine import StorageEngine
-from bindery_bookie.storage.entry_log_scan import EntryLogScanner, LogRecord
-from bindery_bookie.storage.interleaved import InterleavedCache
-from bindery_bookie.storage.ledger_storage import LedgerStorage
-from bindery_bookie.storage.limbo import LimboLedger
+from bindery_bookie.storage.corruption import limbo
+from bindery_bookie.storage.corruption.limbo import LimboLedger
+from bindery_bookie.storage.engine.engine import StorageEngine
+from bindery_bookie.storage.engine.interleaved import InterleavedCache
+from bindery_bookie.storage.engine.ledger_storage import LedgerStorage
+from bindery_bookie.storage.entry_log import entry_log_format as fmt
+from bindery_bookie.storage.entry_log.entry_log_scan import EntryLogScanner, LogRecord
+from bindery_bookie.storage.io.disk import RealDisk
+from bindery_bookie.storage.io.fault_injection import DrillControl, WrappedDisk
 from bindery_core.errors import LedgerStateUnknown, NoSuchLedger
 from bindery_core.wire.messages import Status
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from bindery_bookie.storage.copies_seen import CopiesSeen
+from bindery_bookie.storage.memory.copies_seen import CopiesSeen
 from bindery_core.wire.messages import Status
 
 

@@ -7,17 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bindery_bookie.storage import entry_log_format as fmt
-from bindery_bookie.storage import opening
-from bindery_bookie.storage.damage import Damage, DamageRegister
-from bindery_bookie.storage.disk import RealDisk
-from bindery_bookie.storage.engine import StorageEngine
-from bindery_bookie.storage.errors import DamagedIndex
-from bindery_bookie.storage.index import Index
-from bindery_bookie.storage.index_format import LedgerRow
-from bindery_bookie.storage.kv import LevelDbKV, MemoryKV
-from bindery_bookie.storage.kv_watch import WatchedKV
-from bindery_bookie.storage.leveldb_check import BLOCK_SIZE, check_files, check_log
+from bindery_bookie.storage.corruption.damage import Damage, DamageRegister
+from bindery_bookie.storage.engine.engine import StorageEngine
+from bindery_bookie.storage.entry_log import entry_log_format as fmt
+from bindery_bookie.storage.index.index import Index
+from bindery_bookie.storage.index.index_format import LedgerRow
+from bindery_bookie.storage.io.disk import RealDisk
+from bindery_bookie.storage.io.errors import DamagedIndex
+from bindery_bookie.storage.io.kv import LevelDbKV, MemoryKV
+from bindery_bookie.storage.io.kv_watch import WatchedKV
+from bindery_bookie.storage.io.leveldb_check import BLOCK_SIZE, check_files, check_log
+from bindery_bookie.storage.opening import opening
 from bindery_core.errors import BinderyError
 from bindery_core.wire.messages import Status
 from bindery_simulation.disk import CrashableDisk

@@ -5,10 +5,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bindery_bookie.storage.disk import RealDisk
-from bindery_bookie.storage.drills import OPERATIONS, RULES_MAX, DrillControl, DrillRule, FaultyDisk, FaultyKV, SlowDisk
-from bindery_bookie.storage.engine import StorageEngine
-from bindery_bookie.storage.kv import MemoryKV
+from bindery_bookie.storage.engine.engine import StorageEngine
+from bindery_bookie.storage.io.disk import RealDisk
+from bindery_bookie.storage.io.fault_injection import (
+    OPERATIONS,
+    RULES_MAX,
+    DrillControl,
+    DrillRule,
+    FaultyDisk,
+    FaultyKV,
+    SlowDisk,
+)
+from bindery_bookie.storage.io.kv import MemoryKV
 from bindery_core.errors import BadRequest
 from bindery_core.wire.messages import Status
 from hypothesis import given

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from bindery_bookie.storage.drills import FaultyDisk
-from bindery_bookie.storage.write_cache import ENTRY_OVERHEAD
-from bindery_bookie.store import EntryStore
+from bindery_bookie.storage.io.fault_injection import FaultyDisk
+from bindery_bookie.storage.memory.write_cache import ENTRY_OVERHEAD
+from bindery_bookie.storage.store import EntryStore
 from bindery_core.errors import BadRequest, DamagedStorage, NoSuchLedger, Unauthorized
 from bindery_core.wire.messages import Status, WriteFlag
 

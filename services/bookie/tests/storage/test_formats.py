@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 from bindery_bookie.storage import control_records as control
-from bindery_bookie.storage import entry_log_format as logs
-from bindery_bookie.storage import index_format as index
-from bindery_bookie.storage import journal_format as journal
-from bindery_bookie.storage.disk import ReadableFile, RealDisk
-from bindery_bookie.storage.journal_format import JournalPosition
-from bindery_bookie.storage.mark import LastLogMark
+from bindery_bookie.storage.entry_log import entry_log_format as logs
+from bindery_bookie.storage.index import index_format as index
+from bindery_bookie.storage.io.disk import ReadableFile, RealDisk
+from bindery_bookie.storage.journal import journal_format as journal
+from bindery_bookie.storage.journal.journal_format import JournalPosition
+from bindery_bookie.storage.journal.mark import LastLogMark
 from bindery_core.errors import BadVersion, DamagedStorage
 from bindery_simulation.disk import CrashableDisk
 

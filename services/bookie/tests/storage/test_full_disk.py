@@ -34,8 +34,8 @@ def test_a_bookie_comes_back_by_itself_whenever_a_full_disk_becomes_free() -> No
 _LEVELDB = textwrap.dedent(
     """
     import os, subprocess, sys, tempfile
-    from bindery_bookie.storage.disk import is_no_space
-    from bindery_bookie.storage.kv import LevelDbKV
+    from bindery_bookie.storage.io.disk import is_no_space
+    from bindery_bookie.storage.io.kv import LevelDbKV
 
     directory = tempfile.mkdtemp()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "bindery", directory], check=True)

@@ -12,14 +12,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from bindery_bookie.maintenance.storage_watch import StorageWatch
 from bindery_bookie.settings import BookieSettings
 from bindery_bookie.state import BookieState
-from bindery_bookie.storage.drills import FaultyDisk, FaultyKV
-from bindery_bookie.storage.errors import JournalFailed, JournalFull
+from bindery_bookie.storage.io.errors import JournalFailed, JournalFull
+from bindery_bookie.storage.io.fault_injection import FaultyDisk, FaultyKV
 from bindery_bookie.storage.settings import KIB
-from bindery_bookie.storage_watch import StorageWatch
 from bindery_core.wire.messages import Status
-from bindery_kit.health import Health
+from bindery_kit.observability.health import Health
 
 REFUSED = (Status.READ_ONLY, Status.TOO_MANY_REQUESTS)
 RESERVES = (96 * KIB, 0)

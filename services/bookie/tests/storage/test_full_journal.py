@@ -5,12 +5,12 @@ import errno
 from typing import Any
 
 import pytest
-from bindery_bookie.storage.drills import FaultyDisk
-from bindery_bookie.storage.errors import JournalFailed, JournalFull
-from bindery_bookie.storage.journal_needed import write_needed
-from bindery_bookie.storage.limbo import LimboLedger, write_marker
-from bindery_bookie.storage.mark import read_mark
-from bindery_bookie.storage.opening import check_new, list_journals
+from bindery_bookie.storage.corruption.limbo import LimboLedger, write_marker
+from bindery_bookie.storage.io.errors import JournalFailed, JournalFull
+from bindery_bookie.storage.io.fault_injection import FaultyDisk
+from bindery_bookie.storage.journal.journal_needed import write_needed
+from bindery_bookie.storage.journal.mark import read_mark
+from bindery_bookie.storage.opening.opening import check_new, list_journals
 from bindery_bookie.storage.settings import KIB
 from bindery_core.errors import DamagedStorage
 from bindery_core.wire.messages import Status

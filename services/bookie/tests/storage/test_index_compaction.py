@@ -5,16 +5,16 @@ import time
 from pathlib import Path
 
 import pytest
-from bindery_bookie.storage.disk import RealDisk
-from bindery_bookie.storage.engine import StorageEngine
-from bindery_bookie.storage.index import COMPACTION_STEPS, Index
-from bindery_bookie.storage.index_format import LedgerRow
-from bindery_bookie.storage.kv import LevelDbKV, MemoryKV
+from bindery_bookie.storage.engine.engine import StorageEngine
+from bindery_bookie.storage.index.index import COMPACTION_STEPS, Index
+from bindery_bookie.storage.index.index_format import LedgerRow
+from bindery_bookie.storage.io.disk import RealDisk
+from bindery_bookie.storage.io.kv import LevelDbKV, MemoryKV
+from bindery_bookie.storage.io.worker import ThreadWorker
 from bindery_bookie.storage.settings import StorageSettings
-from bindery_bookie.storage.worker import ThreadWorker
 from bindery_core.digest import Digester
 from bindery_core.entry import pack_many
-from bindery_core.ledger_metadata import DigestType
+from bindery_core.formats.ledger_metadata import DigestType
 from bindery_core.wire.messages import AddRequest, Status
 
 DIGESTER = Digester(DigestType.DUMMY, b"")

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from bindery_bookie.storage import journal_format
+from bindery_bookie.storage.journal import journal_format
 from bindery_core.errors import DamagedStorage
 from crc32c import crc32c
 

@@ -8,12 +8,12 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, cast
 
 import pytest
-from bindery_bookie.storage import journal_format as fmt
-from bindery_bookie.storage.journal import COMPANY_MIN, INLINE_TIME_MAX_S, Journal, JournalStart, JournalWriter
-from bindery_bookie.storage.journal_format import JournalPosition
+from bindery_bookie.storage.io.worker import ThreadWorker
+from bindery_bookie.storage.journal import journal_format as fmt
+from bindery_bookie.storage.journal.journal import COMPANY_MIN, INLINE_TIME_MAX_S, Journal, JournalStart, JournalWriter
+from bindery_bookie.storage.journal.journal_format import JournalPosition
 from bindery_bookie.storage.settings import StorageSettings
 from bindery_bookie.storage.stats import StorageStats
-from bindery_bookie.storage.worker import ThreadWorker
 
 SIZE_MAX = StorageSettings().journal_inline_size_max
 QUICK_S, SLOW_S = INLINE_TIME_MAX_S / 4, INLINE_TIME_MAX_S * 20

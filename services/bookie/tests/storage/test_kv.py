@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from bindery_bookie.storage.drills import DrillControl, FaultyKV, SlowKV
-from bindery_bookie.storage.kv import KV, LevelDbKV, MemoryKV
-from bindery_bookie.storage.leveldb_handle import LevelDbHandle
+from bindery_bookie.storage.io.fault_injection import DrillControl, FaultyKV, SlowKV
+from bindery_bookie.storage.io.kv import KV, LevelDbKV, MemoryKV
+from bindery_bookie.storage.io.leveldb_handle import LevelDbHandle
 from bindery_core.errors import DamagedStorage
 from bindery_simulation.disk import CrashableDisk, CrashableKV
 from hypothesis import given, settings
@@ -150,7 +150,7 @@ def test_a_store_is_closed_behind_its_last_reader() -> None:
 def test_a_reader_that_does_not_end_keeps_its_store_and_does_not_hold_up_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("bindery_bookie.storage.leveldb_handle.SWITCH_WAIT_MAX_S", 0.01)
+    monkeypatch.setattr("bindery_bookie.storage.io.leveldb_handle.SWITCH_WAIT_MAX_S", 0.01)
     store = Store()
     handle = LevelDbHandle(lambda: store, has_room=lambda: True)
     with handle.reading():

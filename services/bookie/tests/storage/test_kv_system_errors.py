@@ -7,14 +7,14 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from bindery_bookie.storage.kv import LevelDbKV
-from bindery_kit.last_words import sentence_of
+from bindery_bookie.storage.io.kv import LevelDbKV
+from bindery_kit.observability.last_words import sentence_of
 
 READ_ONLY = textwrap.dedent(
     """
     import subprocess, sys, tempfile
-    from bindery_bookie.storage.kv import LevelDbKV
-    from bindery_kit.last_words import sentence_of
+    from bindery_bookie.storage.io.kv import LevelDbKV
+    from bindery_kit.observability.last_words import sentence_of
 
     directory = tempfile.mkdtemp()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "bindery", directory], check=True)
@@ -41,7 +41,7 @@ def test_a_directory_that_is_mounted_read_only() -> None:
 
 def test_an_index_that_another_process_has_open(tmp_path: Path) -> None:
     kv = LevelDbKV(str(tmp_path / "index"))
-    code = "import sys; from bindery_bookie.storage.kv import LevelDbKV; LevelDbKV(sys.argv[1])"
+    code = "import sys; from bindery_bookie.storage.io.kv import LevelDbKV; LevelDbKV(sys.argv[1])"
     found = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path / "index")], capture_output=True, text=True, timeout=60, check=False
     )

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bindery_bookie.storage.engine import StorageEngine
-from bindery_bookie.storage.index import Index
-from bindery_bookie.storage.index_format import LedgerRow
-from bindery_bookie.storage.kv import MemoryKV
-from bindery_bookie.storage.ledgers import LedgerTable
+from bindery_bookie.storage.engine.engine import StorageEngine
+from bindery_bookie.storage.index.index import Index
+from bindery_bookie.storage.index.index_format import LedgerRow
+from bindery_bookie.storage.io.kv import MemoryKV
+from bindery_bookie.storage.memory.ledgers import LedgerTable
 from bindery_bookie.storage.settings import StorageSettings
 
 

@@ -4,11 +4,12 @@ import errno
 from typing import Any
 
 import pytest
-from bindery_bookie.storage import journal_format, limbo
-from bindery_bookie.storage.drills import FaultyDisk
-from bindery_bookie.storage.index_format import LedgerRow, pack_ledger_row, unpack_ledger_row
-from bindery_bookie.storage.limbo import LimboLedger, LimboMarker, LimboPhase, read_marker, write_marker
-from bindery_bookie.storage.salvage import salvage
+from bindery_bookie.storage.corruption import limbo
+from bindery_bookie.storage.corruption.limbo import LimboLedger, LimboMarker, LimboPhase, read_marker, write_marker
+from bindery_bookie.storage.index.index_format import LedgerRow, pack_ledger_row, unpack_ledger_row
+from bindery_bookie.storage.io.fault_injection import FaultyDisk
+from bindery_bookie.storage.journal import journal_format
+from bindery_bookie.storage.opening.salvage import salvage
 from bindery_core.errors import BinderyError, LedgerStateUnknown, Unauthorized
 from bindery_core.wire.messages import Status
 from bindery_simulation.disk import CrashableDisk

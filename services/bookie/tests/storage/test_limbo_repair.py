@@ -5,13 +5,13 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import pytest
-from bindery_bookie import limbo_listing
-from bindery_bookie.limbo_listing import LimboListing
-from bindery_bookie.repair import Repairer
-from bindery_bookie.storage.damage import Damage
-from bindery_bookie.storage.limbo import write_marker
-from bindery_client.memory import MemoryLedgerClient, MemoryLedgers
-from bindery_client.replica import judge
+from bindery_bookie.maintenance import limbo_listing
+from bindery_bookie.maintenance.limbo_listing import LimboListing
+from bindery_bookie.maintenance.repair import Repairer
+from bindery_bookie.storage.corruption.damage import Damage
+from bindery_bookie.storage.corruption.limbo import write_marker
+from bindery_client.ledger.replica import judge
+from bindery_client.memory.memory import MemoryLedgerClient, MemoryLedgers
 from bindery_core.digest import Digester, master_key
 from bindery_core.entry import pack
 from bindery_core.errors import (
@@ -23,12 +23,12 @@ from bindery_core.errors import (
     MetadataUnavailable,
     NoSuchLedger,
 )
+from bindery_core.formats.ledger_metadata import DigestType, LedgerMetadata
 from bindery_core.ids import BookieId, EntryId, LedgerId
-from bindery_core.ledger_metadata import DigestType, LedgerMetadata
+from bindery_core.placement.write_set import write_set
 from bindery_core.wire.messages import ReadResponse, Status
-from bindery_core.write_set import write_set
-from bindery_kit import cluster_wait
-from bindery_metadata.versioned import Versioned
+from bindery_kit.process import cluster_wait
+from bindery_metadata.stores.versioned import Versioned
 
 US = BookieId("bookie-1")
 OTHERS = [BookieId("bookie-0"), BookieId("bookie-2")]

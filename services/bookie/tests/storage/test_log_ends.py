@@ -5,15 +5,15 @@ import errno
 from typing import Any
 
 import pytest
-from bindery_bookie.storage import entry_log_format as fmt
-from bindery_bookie.storage import log_manifest
-from bindery_bookie.storage.drills import DrillControl, FaultyDisk
-from bindery_bookie.storage.engine import StorageEngine
-from bindery_bookie.storage.entry_log_scan import CUT
-from bindery_bookie.storage.index import Index
-from bindery_bookie.storage.limbo import LimboLedger, write_marker
-from bindery_bookie.storage.log_manifest import LogManifest, read_manifest, write_manifest
-from bindery_bookie.storage.mark import read_mark
+from bindery_bookie.storage.corruption.limbo import LimboLedger, write_marker
+from bindery_bookie.storage.engine.engine import StorageEngine
+from bindery_bookie.storage.entry_log import entry_log_format as fmt
+from bindery_bookie.storage.entry_log import log_manifest
+from bindery_bookie.storage.entry_log.entry_log_scan import CUT
+from bindery_bookie.storage.entry_log.log_manifest import LogManifest, read_manifest, write_manifest
+from bindery_bookie.storage.index.index import Index
+from bindery_bookie.storage.io.fault_injection import DrillControl, FaultyDisk
+from bindery_bookie.storage.journal.mark import read_mark
 from bindery_core.wire.messages import Status
 
 CURRENT = "/ledgers/current"

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 from bindery_bookie.storage import control_records as control
-from bindery_bookie.storage import entry_log_format as logs
-from bindery_bookie.storage import log_manifest
-from bindery_bookie.storage.entry_log import EntryLogWriter
-from bindery_bookie.storage.log_manifest import LogEnd, LogIds, LogManifest, read_manifest, write_manifest
+from bindery_bookie.storage.entry_log import entry_log_format as logs
+from bindery_bookie.storage.entry_log import log_manifest
+from bindery_bookie.storage.entry_log.entry_log import EntryLogWriter
+from bindery_bookie.storage.entry_log.log_manifest import LogEnd, LogIds, LogManifest, read_manifest, write_manifest
 from bindery_core.errors import BadVersion, BinderyError, DamagedStorage
 from bindery_simulation.disk import CrashableDisk
 from crc32c import crc32c

@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from bindery_bookie.storage import journal_format
+from bindery_bookie.storage.journal import journal_format
 from bindery_core.errors import DamagedStorage
 from bindery_core.wire.messages import Status
 

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bindery_bookie.storage.disk import RealDisk
-from bindery_bookie.storage.engine import StorageEngine
+from bindery_bookie.storage.engine.engine import StorageEngine
+from bindery_bookie.storage.io.disk import RealDisk
+from bindery_bookie.storage.io.worker import ThreadWorker, run_in
 from bindery_bookie.storage.settings import KIB, LedgerStorageKind, StorageSettings
-from bindery_bookie.storage.worker import ThreadWorker, run_in
 from bindery_core.wire.messages import Status
 
 SMALL = {
@@ -156,7 +156,7 @@ async def test_a_damaged_leveldb_is_rebuilt(tmp_path: Path, kit: Any) -> None:
 _CHILD = textwrap.dedent(
     """
     import asyncio, struct, sys, time
-    from bindery_bookie.storage.engine import StorageEngine
+    from bindery_bookie.storage.engine.engine import StorageEngine
     from bindery_bookie.storage.settings import StorageSettings
     from bindery_core.wire.messages import AddRequest
 

@@ -4,8 +4,8 @@ import errno
 from pathlib import Path
 
 import pytest
-from bindery_bookie.storage.disk import RealDisk, is_no_space
-from bindery_bookie.storage.reserve import FILE_SYSTEM_PARTS, START_SIZE_MAX, Reserve, reserves_of, with_room
+from bindery_bookie.storage.io.disk import RealDisk, is_no_space
+from bindery_bookie.storage.io.reserve import FILE_SYSTEM_PARTS, START_SIZE_MAX, Reserve, reserves_of, with_room
 from bindery_bookie.storage.settings import KIB, MIB
 from bindery_simulation.disk import CrashableDisk
 

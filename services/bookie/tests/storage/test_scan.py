@@ -4,9 +4,9 @@ import random
 from typing import Any
 
 import pytest
-from bindery_bookie.storage import entry_log_format as fmt
-from bindery_bookie.storage.entry_log import EntryLogWriter
-from bindery_bookie.storage.entry_log_scan import DamagedRegion, EntryLogScanner, LogRecord
+from bindery_bookie.storage.entry_log import entry_log_format as fmt
+from bindery_bookie.storage.entry_log.entry_log import EntryLogWriter
+from bindery_bookie.storage.entry_log.entry_log_scan import DamagedRegion, EntryLogScanner, LogRecord
 from bindery_simulation.disk import CrashableDisk
 
 DIRECTORY = "/ledgers/current"

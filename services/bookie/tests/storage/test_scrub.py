@@ -9,17 +9,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bindery_bookie.storage import entry_log_format as fmt
-from bindery_bookie.storage import index_format
-from bindery_bookie.storage.damage import Damage
-from bindery_bookie.storage.disk import RealDisk
-from bindery_bookie.storage.drills import DrillControl
-from bindery_bookie.storage.engine import StorageEngine
-from bindery_bookie.storage.index import Index
-from bindery_bookie.storage.index_format import LedgerRow
-from bindery_bookie.storage.kv import LevelDbKV
-from bindery_bookie.storage.scrub_state import Region, ScrubRecord, read_scrub_record
-from bindery_bookie.storage.scrub_walk import STEP_ENTRIES, STEP_SIZE, ScrubCursor, ScrubPhase, ScrubStep, ScrubWalk
+from bindery_bookie.storage.corruption.damage import Damage
+from bindery_bookie.storage.engine.engine import StorageEngine
+from bindery_bookie.storage.entry_log import entry_log_format as fmt
+from bindery_bookie.storage.index import index_format
+from bindery_bookie.storage.index.index import Index
+from bindery_bookie.storage.index.index_format import LedgerRow
+from bindery_bookie.storage.io.disk import RealDisk
+from bindery_bookie.storage.io.fault_injection import DrillControl
+from bindery_bookie.storage.io.kv import LevelDbKV
+from bindery_bookie.storage.scrub.scrub_state import Region, ScrubRecord, read_scrub_record
+from bindery_bookie.storage.scrub.scrub_walk import (
+    STEP_ENTRIES,
+    STEP_SIZE,
+    ScrubCursor,
+    ScrubPhase,
+    ScrubStep,
+    ScrubWalk,
+)
 from bindery_core.wire.messages import Status
 from bindery_simulation.disk import CrashableDisk
 

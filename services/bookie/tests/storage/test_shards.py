@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 from bindery_bookie.settings import BookieSettings
-from bindery_bookie.storage.engine import StorageEngine
+from bindery_bookie.storage.engine.engine import StorageEngine
+from bindery_bookie.storage.engine.shards import ShardedStorage
 from bindery_bookie.storage.settings import KIB
-from bindery_bookie.storage.shards import ShardedStorage
-from bindery_bookie.store import EntryStore, ReplayProgress
+from bindery_bookie.storage.store import EntryStore, ReplayProgress
 from bindery_core.errors import DamagedStorage, NoSuchLedger, Unauthorized
 from bindery_core.wire.messages import Status
 from bindery_simulation.disk import CrashableDisk, CrashableKV

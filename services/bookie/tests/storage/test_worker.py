@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from bindery_bookie.storage.worker import ThreadWorker, close_worker, close_workers, submit_short
+from bindery_bookie.storage.io.worker import ThreadWorker, close_worker, close_workers, submit_short
 
 
 @pytest.fixture

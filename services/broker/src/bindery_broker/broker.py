@@ -3,21 +3,21 @@
 import asyncio
 from dataclasses import dataclass
 
-from bindery_client.api import LedgerClient
+from bindery_client.ledger.api import LedgerClient
 from bindery_core.errors import NoSuchTopic
-from bindery_kit.metrics import Metrics
-from bindery_metadata.leases import Leases
-from bindery_metadata.store import MetadataStore
+from bindery_kit.observability.metrics import Metrics
+from bindery_metadata.coordination.leases import Leases
+from bindery_metadata.stores.store import MetadataStore
+from bindery_pulsar.topic_name import TopicName
 
-from bindery_broker.bundles import Bundle
 from bindery_broker.managed_ledger import WallClock
 from bindery_broker.metrics import BrokerMetrics
-from bindery_broker.ownership import OwnerRecord, Ownership, RemoteOwner
+from bindery_broker.ownership.bundles import Bundle
+from bindery_broker.ownership.ownership import OwnerRecord, Ownership, RemoteOwner
 from bindery_broker.settings import BrokerSettings
-from bindery_broker.subscription import MonotonicClock
-from bindery_broker.topic import Topic
-from bindery_broker.topic_name import TopicName
-from bindery_broker.topics import Topics
+from bindery_broker.subscriptions.subscription import MonotonicClock
+from bindery_broker.topics.topic import Topic
+from bindery_broker.topics.topics import Topics
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ The port is bound before anything else, so that a second broker on it fails at o
 says what the start waits for.
 """
 
-import bindery_kit.early_end  # noqa: F401 - first
+import bindery_kit.process.early_end  # noqa: F401 - first
 
 # isort: split
 import asyncio
@@ -22,23 +22,23 @@ from collections.abc import Sequence
 
 from bindery_client.client import LedgerClient
 from bindery_core.errors import BadRequest
-from bindery_kit import last_words, logs
-from bindery_kit.cluster_wait import ClusterWait, asked_again
-from bindery_kit.health import Health, OpsApp
-from bindery_kit.http_server import BindRefused, HttpServer
-from bindery_kit.logs import error_fields, get_logger
-from bindery_kit.metrics import Metrics
-from bindery_kit.runtime import EXIT_USAGE, Shutdown, run_service, unless_shutdown
-from bindery_kit.service_life import join_cluster, quietly, until_shutdown, watch_session
-from bindery_kit.settings import load, warn_of_unknown_variables
-from bindery_metadata.layout import LedgersLayout
-from bindery_metadata.leases import Leases
+from bindery_kit.configuration.settings import load, warn_of_unknown_variables
+from bindery_kit.http.http_server import BindRefused, HttpServer
+from bindery_kit.observability import last_words, logs
+from bindery_kit.observability.health import Health, OpsApp
+from bindery_kit.observability.logs import error_fields, get_logger
+from bindery_kit.observability.metrics import Metrics
+from bindery_kit.process.cluster_wait import ClusterWait, asked_again
+from bindery_kit.process.runtime import EXIT_USAGE, Shutdown, run_service, unless_shutdown
+from bindery_kit.process.service_life import join_cluster, quietly, until_shutdown, watch_session
+from bindery_metadata.coordination.leases import Leases
+from bindery_metadata.layout.layout import LedgersLayout
 from bindery_recovery.writer_reports import WriterReports
 
 from bindery_broker.broker import Broker, Components
 from bindery_broker.http.late_app import LateApp
 from bindery_broker.http.protocol import ProblemHttpProtocol
-from bindery_broker.registration import keep_registered
+from bindery_broker.ownership.registration import keep_registered
 from bindery_broker.settings import BrokerSettings
 
 PROGRAM = "bindery-broker"

@@ -7,14 +7,14 @@ anew, as Prometheus expects of a restart.
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from bindery_kit.metrics import LATENCY_BUCKETS_S, SIZE_BUCKETS, Metrics
+from bindery_kit.observability.metrics import LATENCY_BUCKETS_S, SIZE_BUCKETS, Metrics
 from prometheus_client import Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from bindery_broker.ownership import Ownership
-from bindery_broker.topic import Topic
-from bindery_broker.topics import Topics
+from bindery_broker.ownership.ownership import Ownership
+from bindery_broker.topics.topic import Topic
+from bindery_broker.topics.topics import Topics
 
 CLUSTER: Final = "bindery"
 TOPICS_SHOWN_MAX: Final = 1_000

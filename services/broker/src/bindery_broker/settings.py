@@ -2,13 +2,13 @@
 
 from typing import Annotated
 
-from bindery_kit.bounds import Ge, Gt, Le
-from bindery_kit.settings import Settings, SettingsConfigDict, check, group
+from bindery_kit.configuration.bounds import Ge, Gt, Le
+from bindery_kit.configuration.settings import Settings, SettingsConfigDict, check, group
 from bindery_recovery.bookie_access import BookieAccess
 
 from bindery_broker.dispatch.item import DispatchLimits
 from bindery_broker.managed_ledger import ManagedLedgerSettings
-from bindery_broker.topics import TopicLimits
+from bindery_broker.topics.topics import TopicLimits
 
 MIB = 2**20
 

@@ -8,10 +8,10 @@ from bindery_broker.broker import Broker, Components
 from bindery_broker.http.app import ROUTERS, BrokerApp
 from bindery_broker.http.proxy import Proxy
 from bindery_broker.settings import BrokerSettings
-from bindery_client.memory import MemoryLedgerClient, MemoryLedgers
-from bindery_kit.metrics import Metrics
-from bindery_metadata.leases import Leases
-from bindery_metadata.memory import MemoryStore, MemoryTree
+from bindery_client.memory.memory import MemoryLedgerClient, MemoryLedgers
+from bindery_kit.observability.metrics import Metrics
+from bindery_metadata.coordination.leases import Leases
+from bindery_metadata.stores.memory import MemoryStore, MemoryTree
 
 TOPIC = "/v1/topics/public/default/t"
 ROUTES = [route for router in ROUTERS for route in router.routes]

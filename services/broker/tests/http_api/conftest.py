@@ -8,8 +8,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from bindery_client.memory import MemoryLedgers
-from bindery_metadata.memory import MemoryTree
+from bindery_client.memory.memory import MemoryLedgers
+from bindery_metadata.stores.memory import MemoryTree
 from broker_harness import Clock, Harness
 
 

@@ -10,7 +10,7 @@ import random
 
 import httpx
 import pytest
-from bindery_broker.message_id import MessageId
+from bindery_pulsar.message_id import MessageId
 from broker_harness import TOPIC, Harness
 
 SEEDS = 12

@@ -14,9 +14,9 @@ import httpx
 import pytest
 import schemathesis
 from bindery_broker.http.protocol import ProblemHttpProtocol
-from bindery_client.memory import MemoryLedgers
-from bindery_kit.http_server import HttpServer
-from bindery_metadata.memory import MemoryTree
+from bindery_client.memory.memory import MemoryLedgers
+from bindery_kit.http.http_server import HttpServer
+from bindery_metadata.stores.memory import MemoryTree
 from broker_harness import ROUTES, TOPIC, Clock, Harness
 from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis import Case, GenerationMode

@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from bindery_broker import topics as topics_module
-from bindery_broker.topic_name import TopicName
+from bindery_broker.topics import topics as topics_module
 from bindery_core.errors import MetadataUnavailable
+from bindery_pulsar.topic_name import TopicName
 from broker_harness import TOPIC, Harness, ids, payloads, problem
 
 NAME = TopicName.parse("public/default/t")

@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator
 
 import httpx
 import pytest
-from bindery_broker.bundles import Bundle
-from bindery_broker.topic_name import TopicName
+from bindery_broker.ownership.bundles import Bundle
+from bindery_pulsar.topic_name import TopicName
 from broker_harness import TOPIC, Harness, ids, payloads, problem
 
 NAME = TopicName.parse("public/default/t")

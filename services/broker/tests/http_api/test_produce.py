@@ -5,7 +5,7 @@ import base64
 import json
 
 import pytest
-from bindery_client.memory import MemoryLedgerClient
+from bindery_client.memory.memory import MemoryLedgerClient
 from bindery_core.errors import AddTimeout, LedgerFenced, NotEnoughBookies
 from broker_harness import TOPIC, Harness, ids, payloads, problem
 

@@ -9,7 +9,7 @@ import httpx
 import pytest
 from bindery_broker.http import subscriptions
 from bindery_broker.http.app import BrokerApp
-from bindery_kit.http_server import HttpServer
+from bindery_kit.http.http_server import HttpServer
 from broker_harness import TOPIC, Clock, Harness, payloads
 
 SUBSCRIPTION = f"{TOPIC}/subscriptions/s"

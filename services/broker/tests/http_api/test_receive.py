@@ -4,8 +4,8 @@ import asyncio
 import json
 
 import pytest
-from bindery_broker.message_id import MessageId
 from bindery_core.errors import MetadataUnavailable
+from bindery_pulsar.message_id import MessageId
 from broker_harness import TOPIC, Harness, ids, payloads, problem
 
 SUB = f"{TOPIC}/subscriptions/s"
@@ -441,7 +441,7 @@ async def test_a_subscription_with_tags_gets_those_and_the_untagged(broker):
 
 
 async def test_tags_filter_inside_foreign_batches_too(broker):
-    from bindery_broker.message_codec import OutgoingMessage, encode_batch
+    from bindery_pulsar.message_codec import OutgoingMessage, encode_batch
 
     await broker.receive(tags="b")
     topic = next(iter(broker.broker.topics))

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from bindery_broker.managed_ledger import ManagedLedger, ManagedLedgerSettings
 from bindery_broker.managed_ledger.ownership_proof import OwnershipCheck
-from bindery_client.memory import MemoryLedgerClient, MemoryLedgers
-from bindery_metadata.memory import MemoryTree
+from bindery_client.memory.memory import MemoryLedgerClient, MemoryLedgers
+from bindery_metadata.stores.memory import MemoryTree
 from bindery_simulation.instant import InstantLoop
 
 TOPIC = "public/default/persistent/orders"

@@ -10,7 +10,7 @@ import random
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
-from bindery_client.memory import MemoryLedgerClient, MemoryLedgers
+from bindery_client.memory.memory import MemoryLedgerClient, MemoryLedgers
 from bindery_core.errors import (
     AddTimeout,
     BinderyError,
@@ -19,7 +19,7 @@ from bindery_core.errors import (
     MetadataUnavailable,
     NotEnoughBookies,
 )
-from bindery_metadata.memory import MemoryStore
+from bindery_metadata.stores.memory import MemoryStore
 
 T = TypeVar("T")
 

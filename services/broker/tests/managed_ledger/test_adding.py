@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 from bindery_broker.managed_ledger import ManagedLedger
-from bindery_broker.message_id import Position
-from bindery_client.memory import MemoryLedgerClient
+from bindery_client.memory.memory import MemoryLedgerClient
 from bindery_core.errors import (
     AddTimeout,
     BinderyError,
@@ -23,8 +22,9 @@ from bindery_core.errors import (
     TryAgain,
 )
 from bindery_core.ids import BookieId
-from bindery_metadata.store import Op, Stat
-from bindery_metadata.topics.entry_size import ENTRY_SIZE_MAX
+from bindery_metadata.stores.store import Op, Stat
+from bindery_pulsar.entry_size import ENTRY_SIZE_MAX
+from bindery_pulsar.message_id import Position
 
 from .conftest import TOPIC, Cluster, read_all
 

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from bindery_broker.managed_ledger import ManagedLedger
 from bindery_broker.managed_ledger.ownership_proof import OwnershipCheck
-from bindery_broker.message_id import EARLIEST, Position
 from bindery_core.errors import BinderyError, TopicFenced
+from bindery_pulsar.message_id import EARLIEST, Position
 
 from .conftest import Cluster, read_all
 from .faults import FaultyClient, FaultyStore, Plan

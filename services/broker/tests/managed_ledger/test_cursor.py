@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from bindery_broker.managed_ledger import BatchAck, ManagedCursor, ManagedLedger
 from bindery_broker.managed_ledger.ledger import UNSETTLED_S_MAX
-from bindery_broker.message_id import EARLIEST, LATEST, Position
 from bindery_core.errors import (
     AddTimeout,
     BadRequest,
@@ -23,8 +22,9 @@ from bindery_core.errors import (
     TryAgain,
 )
 from bindery_core.ids import LedgerId
-from bindery_metadata.memory import MemoryStore
-from bindery_metadata.topics.codec import decode_cursor, decode_position
+from bindery_metadata.stores.memory import MemoryStore
+from bindery_pulsar.codec import decode_cursor, decode_position
+from bindery_pulsar.message_id import EARLIEST, LATEST, Position
 
 from .conftest import TOPIC, Cluster
 from .faults import FaultyClient, FaultyStore, Plan

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from bindery_broker.managed_ledger import ManagedLedger
 from bindery_broker.managed_ledger.writer import FENCES_MAX
-from bindery_broker.message_id import EARLIEST, Position
 from bindery_core.errors import AddTimeout, BinderyError, LedgerFenced, MetadataUnavailable, TopicFenced
 from bindery_core.ids import LedgerId
+from bindery_pulsar.message_id import EARLIEST, Position
 
 from .conftest import Cluster, read_all
 

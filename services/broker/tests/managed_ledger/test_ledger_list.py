@@ -2,7 +2,7 @@
 
 import pytest
 from bindery_broker.managed_ledger.ledger_list import LedgerList, LedgerRecord
-from bindery_broker.message_id import EARLIEST, LATEST, Position
+from bindery_pulsar.message_id import EARLIEST, LATEST, Position
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

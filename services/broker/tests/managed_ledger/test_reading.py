@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 from bindery_broker.managed_ledger import EntryCache, ManagedLedger
-from bindery_broker.message_id import EARLIEST, LATEST, Position
 from bindery_core.errors import BookieUnavailable, MetadataUnavailable, NoSuchTopic, TopicFenced
 from bindery_core.ids import LedgerId
+from bindery_pulsar.message_id import EARLIEST, LATEST, Position
 
 from .conftest import TOPIC, Cluster, read_all
 

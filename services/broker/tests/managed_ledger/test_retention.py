@@ -3,7 +3,7 @@
 import pytest
 from bindery_broker.managed_ledger.ledger_list import LedgerList, LedgerRecord
 from bindery_broker.managed_ledger.retention import trimmable
-from bindery_broker.message_id import Position
+from bindery_pulsar.message_id import Position
 
 LEDGERS = LedgerList(
     [

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import pytest
 from bindery_broker.managed_ledger.topic_metadata import OwnedNode, TopicMetadata
 from bindery_core.errors import MetadataOutcomeUnknown, MetadataUnavailable, NoSuchTopic, TopicFenced
-from bindery_metadata.memory import MemoryStore, MemoryTree
-from bindery_metadata.store import Op, Stat
+from bindery_metadata.stores.memory import MemoryStore, MemoryTree
+from bindery_metadata.stores.store import Op, Stat
 
 NAME = "t/n/persistent/x"
 PATH = f"/managed-ledgers/{NAME}"

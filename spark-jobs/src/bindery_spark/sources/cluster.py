@@ -10,16 +10,16 @@ from typing import Any, Final, TypeVar
 
 import structlog
 import uvloop
-from bindery_client.pool import BookiePool
-from bindery_client.security import NO_FILES, SecurityFiles
+from bindery_client.connection.pool import BookiePool
+from bindery_client.connection.security import NO_FILES, SecurityFiles
 from bindery_client.settings import ClientSettings
+from bindery_core.formats.ledger_metadata import LedgerMetadata
 from bindery_core.ids import LedgerId
-from bindery_core.ledger_metadata import LedgerMetadata
-from bindery_kit import logs
-from bindery_metadata.directory import BookieDirectory
-from bindery_metadata.layout import LedgersLayout
-from bindery_metadata.ledger_manager import LedgerManager
-from bindery_metadata.zookeeper import ZooKeeperStore
+from bindery_kit.observability import logs
+from bindery_metadata.bookies.directory import BookieDirectory
+from bindery_metadata.layout.layout import LedgersLayout
+from bindery_metadata.ledgers.ledger_manager import LedgerManager
+from bindery_metadata.stores.zookeeper import ZooKeeperStore
 
 T = TypeVar("T")
 READS_IN_FLIGHT: Final = 64

@@ -18,24 +18,24 @@ from dataclasses import dataclass
 from typing import Final
 
 import pyarrow as pa
+from bindery_core.formats.ledger_metadata import LedgerMetadata, LedgerState
 from bindery_core.ids import BookieId, LedgerId
-from bindery_core.ledger_metadata import LedgerMetadata, LedgerState
 from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
-from bindery_spark.partitions import Task, tasks_of
-from bindery_spark.places import Fragment, Ledger, fragments_of, ledger_of
-from bindery_spark.reader import BookieReader, Sink
-from bindery_spark.rows import EntryRows
+from bindery_spark.reading.partitions import Task, tasks_of
+from bindery_spark.reading.places import Fragment, Ledger, fragments_of, ledger_of
+from bindery_spark.reading.reader import BookieReader, Sink
+from bindery_spark.reading.rows import EntryRows
+from bindery_spark.reading.tails import ask_tails
+from bindery_spark.reading.throttle import Budget, ReaderSlots
+from bindery_spark.reading.unexpected import read_unexpected
 from bindery_spark.schemas import REPLICAS
 from bindery_spark.sources import cluster
 from bindery_spark.sources.cluster import Cluster, connected
 from bindery_spark.sources.filters import Wanted
 from bindery_spark.sources.listing import ledger_ids, read_ledgers
 from bindery_spark.sources.options import LEDGERS_FORMAT, LedgersOptions
-from bindery_spark.tails import ask_tails
-from bindery_spark.throttle import Budget, ReaderSlots
-from bindery_spark.unexpected import read_unexpected
 
 SLOT_WAIT_S: Final = 3_600.0
 """Longest that a task waits for others to leave its bookie alone."""

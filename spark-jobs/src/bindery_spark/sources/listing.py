@@ -6,10 +6,10 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 from bindery_core.errors import BinderyError, NoSuchLedger
+from bindery_core.formats.ledger_metadata import LedgerMetadata
 from bindery_core.ids import LedgerId
-from bindery_core.ledger_metadata import LedgerMetadata
-from bindery_metadata.ledger_manager import LedgerManager
-from bindery_metadata.versioned import Versioned
+from bindery_metadata.ledgers.ledger_manager import LedgerManager
+from bindery_metadata.stores.versioned import Versioned
 
 from bindery_spark.sources.filters import Wanted
 

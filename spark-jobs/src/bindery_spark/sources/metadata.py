@@ -14,18 +14,18 @@ from typing import Any, Final
 
 import pyarrow as pa
 from bindery_client.client import DIGEST_TYPE_UNTOLD
-from bindery_client.force import DiskSpaces
+from bindery_client.ledger.force import DiskSpaces
 from bindery_core.errors import Corrupt, NoSuchNode
+from bindery_core.formats.ledger_metadata import LedgerState
 from bindery_core.ids import LedgerId
-from bindery_core.ledger_metadata import LedgerState
-from bindery_core.placement import DEFAULT_RACK
-from bindery_metadata import pulsar_layout
-from bindery_metadata.cookies import CookieStore
-from bindery_metadata.membership import Intent, MembershipStore
-from bindery_metadata.recovery_records import RecoveryRecords
-from bindery_metadata.topics.codec import decode_cursor, decode_topic
-from bindery_metadata.underreplication import UnderreplicationManager
-from bindery_metadata.verified_records import VerifiedRecords
+from bindery_core.placement.placement import DEFAULT_RACK
+from bindery_metadata.bookies.cookies import CookieStore
+from bindery_metadata.bookies.membership import Intent, MembershipStore
+from bindery_metadata.ledgers.verified_records import VerifiedRecords
+from bindery_metadata.recovery.recovery_records import RecoveryRecords
+from bindery_metadata.recovery.underreplication import UnderreplicationManager
+from bindery_pulsar import pulsar_layout
+from bindery_pulsar.codec import decode_cursor, decode_topic
 from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType

@@ -35,12 +35,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from bindery_client.security import NO_FILES, VARIABLES, SecurityFiles
+from bindery_client.connection.security import NO_FILES, VARIABLES, SecurityFiles
 from bindery_core.errors import BadRequest
-from bindery_metadata.layout import LEDGERS_ROOT_DEFAULT
-from bindery_metadata.topics.topic_name import TopicName
+from bindery_metadata.layout.layout import LEDGERS_ROOT_DEFAULT
+from bindery_pulsar.topic_name import TopicName
 
-from bindery_spark.topic_positions import ALL, Bounds, parse_bounds
+from bindery_spark.sources.topic_positions import ALL, Bounds, parse_bounds
 
 LEDGERS_FORMAT: Final = "bindery-ledgers"
 METADATA_FORMAT: Final = "bindery-metadata"

@@ -21,11 +21,11 @@ from bindery_client.client import LedgerClient
 from bindery_client.settings import ClientSettings
 from bindery_core.errors import BadRequest, BookieUnavailable
 from bindery_core.ids import EntryId, LedgerId
-from bindery_metadata.layout import LedgersLayout
-from bindery_metadata.topics.message_id import EARLIEST, LATEST
-from bindery_metadata.topics.records import Position
-from bindery_metadata.topics.topic_name import TopicName
-from bindery_metadata.zookeeper import ZooKeeperStore
+from bindery_metadata.layout.layout import LedgersLayout
+from bindery_metadata.stores.zookeeper import ZooKeeperStore
+from bindery_pulsar.message_id import EARLIEST, LATEST
+from bindery_pulsar.records import Position
+from bindery_pulsar.topic_name import TopicName
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
@@ -46,13 +46,13 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from bindery_spark.reading.throttle import Budget
 from bindery_spark.schemas import MESSAGES
 from bindery_spark.sources import cluster
 from bindery_spark.sources.filters import Wanted
 from bindery_spark.sources.options import TOPIC_FORMAT, TopicOptions
-from bindery_spark.throttle import Budget
-from bindery_spark.topic_ledgers import extents_of, partitions_of
-from bindery_spark.topic_positions import (
+from bindery_spark.sources.topic_ledgers import extents_of, partitions_of
+from bindery_spark.sources.topic_positions import (
     ALL,
     TIME_MS_MAX,
     Bounds,
@@ -68,7 +68,7 @@ from bindery_spark.topic_positions import (
     to_ms,
     to_offset,
 )
-from bindery_spark.topic_rows import MessageRows
+from bindery_spark.sources.topic_rows import MessageRows
 
 STEP_BYTES: Final = 8 * 2**20
 """Read at once, by the average of the entries before."""

@@ -11,9 +11,9 @@ Layout of every message: field 1 header {1: version = 3, 2: operation, 3: txn id
 import struct
 from collections.abc import Sequence
 
+from bindery_core.varint import ONE_BYTE, NotAVarint, decode, to_signed
+from bindery_core.varint import encode as varint
 from bindery_core.wire.messages import AddRequest, AddResponse, ReadRequest, ReadResponse
-from bindery_core.wire.varint import ONE_BYTE, NotAVarint, decode, to_signed
-from bindery_core.wire.varint import encode as varint
 
 _LENGTH = struct.Struct(">i")
 

@@ -2,7 +2,8 @@
 
 Invariants: no handler of a method other than GET runs without `Access` having agreed, whatever its route says; a
 handler that breaks or takes too long is answered, and takes nothing else with it.
-Probes and metrics (`/livez`, `/readyz`, `/startupz`, `/metrics`) are `bindery_kit.health.OpsApp`'s, in front of this.
+Probes and metrics (`/livez`, `/readyz`, `/startupz`, `/metrics`) are served in front of this by
+`bindery_kit.observability.health.OpsApp`.
 Source: BookKeeper HttpRouter.
 """
 
@@ -27,8 +28,8 @@ from bindery_kit.admin.http import (
     problem_of,
     read_body,
 )
-from bindery_kit.health import Receive, Scope, Send, answer_lifespan
-from bindery_kit.logs import error_fields, get_logger
+from bindery_kit.observability.health import Receive, Scope, Send, answer_lifespan
+from bindery_kit.observability.logs import error_fields, get_logger
 
 REQUEST_TIMEOUT_S: Final = 60.0
 SEND_TIMEOUT_S: Final = 30.0

@@ -15,7 +15,7 @@ from bindery_core.errors import BadRequest, BinderyError, TooLarge
 from bindery_core.ids import ID_MAX
 
 if TYPE_CHECKING:
-    from bindery_kit.health import Receive
+    from bindery_kit.observability.health import Receive
 
 BODY_SIZE_MAX: Final = 64 * 1024
 QUERY_SIZE_MAX: Final = 4096

@@ -1,6 +1,7 @@
 """AdminApp: the bookie's routes in the application that all services share (`bindery_kit.admin.app`).
 
-Probes and metrics (`/livez`, `/readyz`, `/startupz`, `/metrics`) are `bindery_kit.health.OpsApp`'s, in front of this.
+Probes and metrics (`/livez`, `/readyz`, `/startupz`, `/metrics`) are served in front of this by
+`bindery_kit.observability.health.OpsApp`.
 """
 
 from collections.abc import Sequence
@@ -9,7 +10,7 @@ from typing import Final
 from bindery_kit.admin import app
 from bindery_kit.admin.app import HEAVY_MAX as HEAVY_MAX
 from bindery_kit.admin.http import Route
-from bindery_recovery import autorecovery_http
+from bindery_recovery.admin import autorecovery_http
 
 from bindery_bookie.admin import bookie_routes, cluster_routes, ledger_routes, own_routes, storage_routes
 from bindery_bookie.admin.context import AdminContext as AdminContext

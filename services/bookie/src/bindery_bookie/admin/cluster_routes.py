@@ -14,15 +14,15 @@ import asyncio
 import math
 from typing import Any, Final
 
-from bindery_core import bookie_service_info
 from bindery_core.errors import BadRequest, NoSuchNode, NotThere
+from bindery_core.formats import bookie_service_info
 from bindery_core.ids import validate_bookie_id
 from bindery_kit.admin.http import Answer, Request, Route, json_answer
 from bindery_metadata.cluster import cluster_status
-from bindery_metadata.election import current_auditor
-from bindery_metadata.layout import LedgersLayout
-from bindery_metadata.store import MetadataStore
-from bindery_metadata.underreplication import has_marks
+from bindery_metadata.coordination.election import current_auditor
+from bindery_metadata.layout.layout import LedgersLayout
+from bindery_metadata.recovery.underreplication import has_marks
+from bindery_metadata.stores.store import MetadataStore
 
 from bindery_bookie.admin.context import AdminContext
 

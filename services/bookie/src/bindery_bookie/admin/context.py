@@ -9,27 +9,27 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from bindery_core.errors import MetadataUnavailable
 from bindery_kit.admin.access import Access
-from bindery_kit.health import Health
-from bindery_metadata.layout import LedgersLayout
-from bindery_metadata.ledger_manager import LedgerManager, RandomBits
-from bindery_metadata.store import MetadataStore
+from bindery_kit.observability.health import Health
+from bindery_metadata.layout.layout import LedgersLayout
+from bindery_metadata.ledgers.ledger_manager import LedgerManager, RandomBits
+from bindery_metadata.stores.store import MetadataStore
 
 from bindery_bookie.state import BookieState
-from bindery_bookie.storage.damage import DamageRegister
-from bindery_bookie.storage.disk import Disk
-from bindery_bookie.storage.drills import DrillControl
-from bindery_bookie.storage.garbage import GarbageCollection
-from bindery_bookie.storage.limbo import LimboState
-from bindery_bookie.storage.scrub import ScrubState
-from bindery_bookie.storage.scrub_state import Region
+from bindery_bookie.storage.collection.garbage import GarbageCollection
+from bindery_bookie.storage.corruption.damage import DamageRegister
+from bindery_bookie.storage.corruption.limbo import LimboState
+from bindery_bookie.storage.io.disk import Disk
+from bindery_bookie.storage.io.fault_injection import DrillControl
+from bindery_bookie.storage.scrub.scrub import ScrubState
+from bindery_bookie.storage.scrub.scrub_state import Region
 from bindery_bookie.storage.stats import StorageStats
-from bindery_bookie.store import EntryStore
+from bindery_bookie.storage.store import EntryStore
 
 if TYPE_CHECKING:
     from bindery_client.client import LedgerClient
-    from bindery_recovery.recovery_admin import RecoveryAdmin
+    from bindery_recovery.admin.recovery_admin import RecoveryAdmin
 
-    from bindery_bookie.repair import RepairState
+    from bindery_bookie.maintenance.repair import RepairState
 
 DRILLS_SETTING: Final = "--storage-drills (BOOKIE_STORAGE_DRILLS)"
 

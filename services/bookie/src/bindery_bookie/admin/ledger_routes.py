@@ -20,12 +20,12 @@ import base64
 from collections.abc import AsyncIterator
 from typing import Any, Final
 
-from bindery_core import ledger_metadata_codec as codec
 from bindery_core.errors import BadRequest, BinderyError, NoSuchLedger
+from bindery_core.formats import ledger_metadata_codec as codec
+from bindery_core.formats.ledger_metadata import LedgerMetadata, LedgerState
 from bindery_core.ids import ID_MAX, EntryId, LedgerId
-from bindery_core.ledger_metadata import LedgerMetadata, LedgerState
 from bindery_kit.admin.http import Answer, Request, Route, json_answer, stream_object
-from bindery_metadata.versioned import Versioned
+from bindery_metadata.stores.versioned import Versioned
 
 from bindery_bookie.admin.context import AdminContext
 

@@ -27,9 +27,9 @@ from bindery_kit.admin.http import Answer, Request, Route, json_answer
 from bindery_bookie.admin.context import DRILLS_SETTING, AdminContext, Shard
 from bindery_bookie.admin.plain import plain
 from bindery_bookie.admin.storage_routes import NoGarbageCollection
-from bindery_bookie.storage.drills import DrillControl
-from bindery_bookie.storage.entry_log_format import FILE_SUFFIX
-from bindery_bookie.storage.garbage import GarbageCollection, NoSuchEntryLog
+from bindery_bookie.storage.collection.garbage import GarbageCollection, NoSuchEntryLog
+from bindery_bookie.storage.entry_log.entry_log_format import FILE_SUFFIX
+from bindery_bookie.storage.io.fault_injection import DrillControl
 
 DAMAGE_SHOWN_MAX: Final = 10_000
 SCRUB_RATE_MAX: Final = 100 * 2**30

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from bindery_core.digest import Digester
 from bindery_core.entry import pack_many, unpack
 from bindery_core.errors import BookieUnavailable, Corrupt
+from bindery_core.formats.ledger_metadata import DigestType, LedgerMetadata, Segment
 from bindery_core.ids import BookieId, EntryId
-from bindery_core.ledger_metadata import DigestType, LedgerMetadata, Segment
 from bindery_core.wire.messages import AddRequest, Status
 
 if TYPE_CHECKING:

@@ -6,12 +6,12 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from bindery_core.errors import MetadataUnavailable
-from bindery_metadata.layout import LedgersLayout
-from bindery_metadata.ledger_manager import RandomBits
-from bindery_metadata.store import MetadataStore
+from bindery_metadata.layout.layout import LedgersLayout
+from bindery_metadata.ledgers.ledger_manager import RandomBits
+from bindery_metadata.stores.store import MetadataStore
 
 if TYPE_CHECKING:
-    from bindery_recovery.recovery_admin import RecoveryAdmin
+    from bindery_recovery.admin.recovery_admin import RecoveryAdmin
 
 
 class SharedRecovery:
@@ -45,7 +45,9 @@ class SharedRecovery:
                 if metadata is None:
                     raise MetadataUnavailable("the bookie has no connection to the metadata store yet")
                 loop = asyncio.get_running_loop()
-                module = await loop.run_in_executor(None, importlib.import_module, "bindery_recovery.recovery_admin")
+                module = await loop.run_in_executor(
+                    None, importlib.import_module, "bindery_recovery.admin.recovery_admin"
+                )
                 self._admin = module.RecoveryAdmin(
                     metadata,
                     self._layout,

@@ -1,6 +1,6 @@
 """What a bookie counts, and how Prometheus reads it."""
 
-from bindery_kit.op_stat import QUANTILES, WINDOW_S, Operation, OpStat
+from bindery_kit.observability.op_stat import QUANTILES, WINDOW_S, Operation, OpStat
 
 from bindery_bookie.metrics.bookie import OPERATIONS, BookieMetrics, DirectoryUsage
 

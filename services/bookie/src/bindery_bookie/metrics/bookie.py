@@ -28,8 +28,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from bindery_kit.metrics_page import Page, labels, metric_name
-from bindery_kit.op_stat import Operation, OpStat
+from bindery_kit.observability.metrics_page import Page, labels, metric_name
+from bindery_kit.observability.op_stat import Operation, OpStat
 
 from bindery_bookie.metrics.storage_metrics import ShardMetrics, add_storage
 from bindery_bookie.storage.stats import StorageStats

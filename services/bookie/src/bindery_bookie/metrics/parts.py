@@ -26,13 +26,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from bindery_bookie.metrics.bookie import BookieMetrics
-from bindery_bookie.storage.damage import DamageRegister
-from bindery_bookie.storage.garbage import CollectionKind
+from bindery_bookie.storage.collection.garbage import CollectionKind
+from bindery_bookie.storage.corruption.damage import DamageRegister
 
 if TYPE_CHECKING:
-    from bindery_bookie.repair import RepairState
-    from bindery_bookie.storage.engine import StorageEngine
-    from bindery_bookie.storage_watch import DirectoryState
+    from bindery_bookie.maintenance.repair import RepairState
+    from bindery_bookie.maintenance.storage_watch import DirectoryState
+    from bindery_bookie.storage.engine.engine import StorageEngine
 
 Sample = tuple[Mapping[str, str], float]
 

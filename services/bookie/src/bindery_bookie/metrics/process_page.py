@@ -7,7 +7,7 @@ the ledger port does not wait for that.
 from collections.abc import Callable
 from typing import Final
 
-from bindery_kit.metrics import Metrics
+from bindery_kit.observability.metrics import Metrics
 
 from bindery_bookie.metrics.bookie import BookieMetrics
 
@@ -16,7 +16,7 @@ CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class ProcessPage:
-    """A `bindery_kit.health.MetricsPage`. `more`: what other parts of the process count, as text."""
+    """A `bindery_kit.observability.health.MetricsPage`. `more`: what other parts of the process count, as text."""
 
     def __init__(self, metrics: BookieMetrics, *, more: Callable[[], bytes] = bytes) -> None:
         self._process = Metrics("bookie")

@@ -34,8 +34,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Final
 
-from bindery_kit.metrics_page import Page
-from bindery_kit.op_stat import OpStat
+from bindery_kit.observability.metrics_page import Page
+from bindery_kit.observability.op_stat import OpStat
 
 from bindery_bookie.storage.stats import StorageStats
 

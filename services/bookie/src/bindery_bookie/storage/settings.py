@@ -8,8 +8,8 @@ shared with the write cache) and `ledgers_max` x about 1 KiB. A bookie derives t
 from enum import StrEnum
 from typing import Annotated, Final
 
-from bindery_kit.bounds import Ge, Gt, Le
-from bindery_kit.settings import Settings, SettingsConfigDict, check
+from bindery_kit.configuration.bounds import Ge, Gt, Le
+from bindery_kit.configuration.settings import Settings, SettingsConfigDict, check
 
 KIB: Final = 1024
 MIB: Final = 1024 * KIB

@@ -2,5 +2,5 @@
 
 `sessions` says who is a member, `leases` who holds what until when, `shared` and `exclusive` decide what is handed out.
 `read_ahead` counts what all of them have at hand, `item` names what passes through them. The I/O around them is
-`bindery_broker.subscription`.
+`bindery_broker.subscriptions.subscription`.
 """

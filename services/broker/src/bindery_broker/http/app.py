@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from bindery_kit.problem_fastapi import install_refusals
+from bindery_kit.http.problem_fastapi import install_refusals
 from fastapi import FastAPI
 from starlette.responses import HTMLResponse, Response
 from starlette.types import Receive, Scope, Send

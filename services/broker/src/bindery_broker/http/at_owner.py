@@ -11,10 +11,10 @@ from bindery_core.errors import TopicFenced
 from starlette.responses import Response
 
 from bindery_broker.broker import Broker
-from bindery_broker.bundles import Bundle
 from bindery_broker.errors import NotOwner
 from bindery_broker.http.exchange import Answered, Exchange
 from bindery_broker.http.proxy import PROXIED_HEADER, Proxy, redirect
+from bindery_broker.ownership.bundles import Bundle
 
 ATTEMPTS_MAX: Final = 2
 _CREATES: Final = frozenset(("produce", "createTopic", "receive", "stream", "subscribe"))

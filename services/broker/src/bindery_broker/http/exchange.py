@@ -11,6 +11,7 @@ from urllib.parse import parse_qsl
 
 import msgspec
 from bindery_core.errors import BadRequest, BinderyError, TooLarge
+from bindery_pulsar.topic_name import TopicName
 from starlette.datastructures import Headers, QueryParams
 from starlette.requests import Request
 from starlette.responses import Response
@@ -19,7 +20,6 @@ from starlette.types import Message, Receive, Scope, Send
 from bindery_broker.broker import Broker
 from bindery_broker.http.budget import ByteBudget
 from bindery_broker.http.schemas import StreamQuery
-from bindery_broker.topic_name import TopicName
 
 if TYPE_CHECKING:
     from bindery_broker.http.at_owner import AtOwner

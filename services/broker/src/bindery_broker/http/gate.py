@@ -12,8 +12,9 @@ from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
 from bindery_core.errors import BinderyError
-from bindery_kit.logs import error_fields, get_logger
-from bindery_kit.problem import problem_of, problem_response
+from bindery_kit.http.problem import problem_of, problem_response
+from bindery_kit.observability.logs import error_fields, get_logger
+from bindery_pulsar.topic_name import TopicName
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bindery_broker.http import paths
@@ -21,7 +22,6 @@ from bindery_broker.http.at_owner import AtOwner
 from bindery_broker.http.budget import ByteBudget
 from bindery_broker.http.exchange import SCOPE_KEY, ClientGone, Exchange
 from bindery_broker.http.route import HotRoute
-from bindery_broker.topic_name import TopicName
 
 REMEMBERED_MAX: Final = 4_096
 REMEMBERED_PATH_SIZE_MAX: Final = 512

@@ -3,8 +3,8 @@
 It needs no web framework: FastAPI is imported while the port already answers.
 """
 
-from bindery_kit.health import AsgiApp, Receive, Scope, Send
-from bindery_kit.problem import problem_response
+from bindery_kit.http.problem import problem_response
+from bindery_kit.observability.health import AsgiApp, Receive, Scope, Send
 
 
 class LateApp:

@@ -1,11 +1,11 @@
 """Stored messages as the JSON that consumers get."""
 
 from bindery_core.errors import BadRequest
+from bindery_pulsar.message_codec import TAG_VALUE, Message
+from bindery_pulsar.message_id import EARLIEST, LATEST, MessageId, Position
 from msgspec import UNSET
 
 from bindery_broker.http.schemas import MessageOut
-from bindery_broker.message_codec import TAG_VALUE, Message
-from bindery_broker.message_id import EARLIEST, LATEST, MessageId, Position
 
 
 def view(message: Message, *, message_id: str, lease: str | None = None, redelivery_count: int = 0) -> MessageOut:

@@ -3,9 +3,10 @@
 from typing import Annotated
 
 from bindery_core.errors import BadRequest, BinderyError
+from bindery_core.formats.ledger_metadata import LedgerState
 from bindery_core.ids import EntryId, LedgerId
-from bindery_core.ledger_metadata import LedgerState
-from bindery_core.write_set import write_set
+from bindery_core.placement.write_set import write_set
+from bindery_pulsar.message_id import MessageId, Position
 from fastapi import APIRouter, Query
 from starlette.responses import Response
 
@@ -26,7 +27,6 @@ from bindery_broker.http.schemas import (
     ProduceResult,
     ReadAnswer,
 )
-from bindery_broker.message_id import MessageId, Position
 
 STRUCTS = (Produced, ProducedPartly, ReadAnswer, OneMessage)
 router = APIRouter(route_class=OwnedRoute, default_response_class=JsonLine, tags=["messages"])

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final
 
 import msgspec
-from bindery_kit.problem import CONTENT_TYPE as PROBLEM_TYPE
+from bindery_kit.http.problem import CONTENT_TYPE as PROBLEM_TYPE
 
 from bindery_broker.http import schemas
 from bindery_broker.http.produce_request import NDJSON

@@ -5,11 +5,11 @@ from typing import Annotated, Any, Final
 from urllib.parse import unquote_to_bytes
 
 from bindery_core.errors import BadRequest
+from bindery_pulsar.topic_name import TopicName
 from fastapi import Depends, Path
 from starlette.convertors import Convertor, register_url_convertor
 
 from bindery_broker.http.schemas import ID_PATTERN
-from bindery_broker.topic_name import TopicName
 
 TOPIC: Final = "/v1/topics/{tenant:segment}/{namespace:segment}/{topic:segment}"
 SUBSCRIPTION: Final = TOPIC + "/subscriptions/{subscription:segment}"

@@ -17,11 +17,11 @@ from urllib.parse import unquote
 
 import msgspec
 from bindery_core.errors import BadRequest, TooLarge
+from bindery_pulsar.message_codec import TAG_VALUE, OutgoingMessage
 from msgspec import UNSET, UnsetType
 
 from bindery_broker.errors import NotSupported
 from bindery_broker.http.schemas import MESSAGES_PER_REQUEST_MAX, PROPERTIES_MAX, TEXT_MAX, MessageLine, ProduceQuery
-from bindery_broker.message_codec import TAG_VALUE, OutgoingMessage
 
 NDJSON: Final = "application/x-ndjson"
 JSON: Final = "application/json"

@@ -3,7 +3,7 @@
 It is what a URL over 64 KiB, a method that HTTP does not know or random bytes get; the connection is closed then.
 """
 
-from bindery_kit.http_limits import hang_up
+from bindery_kit.http.http_limits import hang_up
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 

@@ -6,7 +6,9 @@ from typing import Annotated
 
 import msgspec
 from bindery_core.errors import BadRequest, BinderyError
-from bindery_kit.problem import problem_of
+from bindery_kit.http.problem import problem_of
+from bindery_pulsar.message_codec import Message
+from bindery_pulsar.message_id import EARLIEST, LATEST, MessageId
 from fastapi import APIRouter, Query
 from fastapi import Response as Status
 from msgspec import UNSET
@@ -43,10 +45,8 @@ from bindery_broker.http.schemas import (
 )
 from bindery_broker.http.schemas import RoutingQuery as HotRoutingQuery
 from bindery_broker.http.subscription_view import explain, info
-from bindery_broker.message_codec import Message
-from bindery_broker.message_id import EARLIEST, LATEST, MessageId
-from bindery_broker.subscription import ReceiveRequest, Subscription, SubscriptionType
-from bindery_broker.topic import Topic
+from bindery_broker.subscriptions.subscription import ReceiveRequest, Subscription, SubscriptionType
+from bindery_broker.topics.topic import Topic
 
 STREAM_COUNT_MAX = 100
 STREAM_PING_S = 15.0

@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from bindery_core.errors import BadRequest
-from bindery_metadata.topics.codec import CursorState
+from bindery_pulsar.codec import CursorState
+from bindery_pulsar.message_id import Position
 
 from bindery_broker.managed_ledger.ledger_list import LedgerList
-from bindery_broker.message_id import Position
 
 
 class BatchAck(NamedTuple):

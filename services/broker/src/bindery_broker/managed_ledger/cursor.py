@@ -19,12 +19,12 @@ from typing import NamedTuple, Protocol
 
 import structlog
 from bindery_core.errors import BinderyError, NoSuchSubscription, OutcomeUnknown, TopicFenced, TryAgain
-from bindery_metadata.topics.codec import CursorState
+from bindery_pulsar.codec import CursorState
+from bindery_pulsar.message_id import Position
 
 from bindery_broker.managed_ledger.ack_state import AckState, BatchAck
 from bindery_broker.managed_ledger.cursor_store import CursorStore
 from bindery_broker.managed_ledger.ledger_list import LedgerList
-from bindery_broker.message_id import Position
 
 log = structlog.get_logger()
 

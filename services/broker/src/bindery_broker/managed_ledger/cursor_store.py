@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 import structlog
-from bindery_client.api import LedgerClient, WriteHandle
+from bindery_client.ledger.api import LedgerClient, WriteHandle
 from bindery_core.errors import (
     BinderyError,
     Corrupt,
@@ -32,7 +32,7 @@ from bindery_core.errors import (
     TryAgain,
 )
 from bindery_core.ids import EntryId, LedgerId
-from bindery_metadata.topics.codec import (
+from bindery_pulsar.codec import (
     NO_LEDGER,
     CursorInfo,
     CursorState,

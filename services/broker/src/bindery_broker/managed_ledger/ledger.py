@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Self
 
 import structlog
-from bindery_client.api import LedgerClient, ReadHandle
+from bindery_client.ledger.api import LedgerClient, ReadHandle
 from bindery_core.errors import (
     BinderyError,
     Conflict,
@@ -31,9 +31,10 @@ from bindery_core.errors import (
     TryAgain,
 )
 from bindery_core.ids import LedgerId
-from bindery_metadata.store import MetadataStore
-from bindery_metadata.topics.codec import CursorState, TopicInfo, decode_topic, encode_topic
-from bindery_metadata.topics.entry_size import ENTRY_SIZE_MAX
+from bindery_metadata.stores.store import MetadataStore
+from bindery_pulsar.codec import CursorState, TopicInfo, decode_topic, encode_topic
+from bindery_pulsar.entry_size import ENTRY_SIZE_MAX
+from bindery_pulsar.message_id import Position
 
 from bindery_broker.managed_ledger.cursor import ManagedCursor
 from bindery_broker.managed_ledger.cursor_store import CursorStore
@@ -47,7 +48,6 @@ from bindery_broker.managed_ledger.settings import ManagedLedgerSettings
 from bindery_broker.managed_ledger.stats import internal_stats
 from bindery_broker.managed_ledger.topic_metadata import OwnedNode, TopicMetadata, limited
 from bindery_broker.managed_ledger.writer import TopicWriter
-from bindery_broker.message_id import Position
 
 ADD_ENTRIES_MAX: Final = 100_000
 """Entries of one `add_many`."""

@@ -3,7 +3,7 @@
 import asyncio
 from collections import OrderedDict
 
-from bindery_client.api import LedgerClient, ReadHandle
+from bindery_client.ledger.api import LedgerClient, ReadHandle
 from bindery_core.ids import LedgerId
 
 from bindery_broker.managed_ledger.topic_metadata import limited

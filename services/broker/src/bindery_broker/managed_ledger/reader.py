@@ -3,15 +3,15 @@
 from collections.abc import Callable
 from typing import Final
 
-from bindery_client.api import Entry, WriteHandle
+from bindery_client.ledger.api import Entry, WriteHandle
 from bindery_core.errors import LostOwnership, NoSuchEntry, TryAgain
 from bindery_core.ids import EntryId
+from bindery_pulsar.message_id import Position
 
 from bindery_broker.managed_ledger.entry_cache import EntryCache
 from bindery_broker.managed_ledger.ledger_list import LedgerList, LedgerRecord
 from bindery_broker.managed_ledger.read_handles import ReadHandles
 from bindery_broker.managed_ledger.topic_metadata import limited
-from bindery_broker.message_id import Position
 
 READ_ENTRIES_MAX: Final = 1_000
 """Entries asked of the bookies in one go."""

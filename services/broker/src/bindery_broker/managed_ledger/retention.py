@@ -6,8 +6,9 @@ from the oldest on; the first that must stay keeps all behind it.
 
 from collections.abc import Iterable
 
+from bindery_pulsar.message_id import Position
+
 from bindery_broker.managed_ledger.ledger_list import LedgerList
-from bindery_broker.message_id import Position
 
 
 def trimmable(

@@ -2,8 +2,8 @@
 
 from typing import Annotated
 
-from bindery_kit.bounds import Ge, Gt
-from bindery_kit.settings import Settings, SettingsConfigDict
+from bindery_kit.configuration.bounds import Ge, Gt
+from bindery_kit.configuration.settings import Settings, SettingsConfigDict
 
 MIB = 2**20
 

@@ -25,8 +25,8 @@ from bindery_core.errors import (
     TryAgain,
     VersionConflict,
 )
-from bindery_metadata import pulsar_layout
-from bindery_metadata.store import Check, Create, Delete, MetadataStore, Op, Set, Stat
+from bindery_metadata.stores.store import Check, Create, Delete, MetadataStore, Op, Set, Stat
+from bindery_pulsar import pulsar_layout
 
 
 @asynccontextmanager

@@ -30,7 +30,7 @@ from functools import partial
 from typing import Any, Final
 
 import structlog
-from bindery_client.api import LedgerClient, ReadHandle, WriteHandle
+from bindery_client.ledger.api import LedgerClient, ReadHandle, WriteHandle
 from bindery_core.errors import (
     AddTimeout,
     BinderyError,
@@ -44,13 +44,13 @@ from bindery_core.errors import (
     TryAgain,
 )
 from bindery_core.ids import LedgerId
+from bindery_pulsar.message_id import Position
 
 from bindery_broker.managed_ledger.entry_cache import EntryCache
 from bindery_broker.managed_ledger.ledger_list import LedgerList, LedgerRecord
 from bindery_broker.managed_ledger.ownership_proof import OwnershipProof
 from bindery_broker.managed_ledger.settings import ManagedLedgerSettings
 from bindery_broker.managed_ledger.topic_metadata import limited
-from bindery_broker.message_id import Position
 
 GROUP_SIZE_MAX: Final = 4 * 2**20
 """Payload bytes sent in one call to the ledger, unless one add alone has more."""

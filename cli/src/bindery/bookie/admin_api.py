@@ -1,0 +1,96 @@
+"""The bookie's HTTP API as the command line uses it: one client, and errors that name the fix."""
+
+import os
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+from bindery_core.errors import BadRequest, BinderyError, NotThere, Unauthorized
+
+from bindery.common.json_http import JsonHttp, answerer_of, problem_of
+
+DEFAULT_URL: Final = "http://127.0.0.1:8000"
+PREFIX: Final = "/api/v1/bookie"
+TIMEOUT_S: Final = 30.0
+
+
+class BookieUnreachable(BinderyError):
+    code = "bookie_unreachable"
+
+
+class BookieRefused(BinderyError):
+    """The bookie answered with a problem."""
+
+    code = "refused"
+
+
+class NotServed(NotThere):
+    """This bookie has no such page (an older one, or a part that is switched off), or not what was asked for."""
+
+    code = "not_found"
+
+
+class BookieAdmin(JsonHttp):
+    """`with BookieAdmin(url, token_file) as bookie: bookie.get("disks")`: JSON in and out.
+
+    Raises BookieUnreachable, BookieRefused, NotServed, Unauthorized.
+    """
+
+    def __init__(self, url: str | None, token_file: str | None) -> None:
+        token = _token(token_file)
+        super().__init__(
+            url or os.environ.get("BINDERY_BOOKIE_URL") or DEFAULT_URL, timeout_s=TIMEOUT_S,
+            headers={"Authorization": f"Bearer {token}"} if token else None,
+        )  # fmt: skip
+
+    def put(self, path: str, body: Any = None) -> Any:
+        return self.request("PUT", path, **({} if body is None else {"json": body}))
+
+    def delete(self, path: str) -> Any:
+        return self.request("DELETE", path)
+
+    def request(self, method: str, path: str, **options: Any) -> Any:
+        try:
+            answer = self._http.request(method, f"{PREFIX}/{path}", **options)
+        except httpx.ConnectError as error:
+            raise BookieUnreachable(
+                f"no bookie answers at {self.url}: is it running? --url or BINDERY_BOOKIE_URL names another; its port "
+                "is the bookie's --http-port"
+            ) from error
+        except httpx.TimeoutException as error:
+            raise BookieUnreachable(f"the bookie at {self.url} did not answer within {TIMEOUT_S:.0f} s") from error
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise BookieUnreachable(f"cannot ask {self.url}: {error}") from error
+        if answer.status_code >= 400:
+            raise _refusal(answer, self.url)
+        try:
+            return answer.json() if answer.content else None
+        except ValueError:
+            return answer.text
+
+
+def _refusal(answer: httpx.Response, url: str) -> BinderyError:
+    problem = problem_of(answer)
+    who = answerer_of(problem)
+    if who not in (None, "a bookie"):
+        return BookieRefused(f"{url} is {who}, not a bookie; --url or BINDERY_BOOKIE_URL names one's --http-port")
+    detail = str(problem.get("detail") or problem.get("title") or answer.text[:500] or answer.reason_phrase)
+    if answer.status_code == httpx.codes.UNAUTHORIZED:
+        return Unauthorized(f"{detail}; give --token-file, or set BINDERY_BOOKIE_TOKEN_FILE or BINDERY_BOOKIE_TOKEN")
+    if answer.status_code == httpx.codes.NOT_FOUND:
+        return NotServed(detail)
+    return BookieRefused(f"{detail} ({answer.status_code})")
+
+
+def _token(token_file: str | None) -> str:
+    """From the file, or the environment; never from the command line, where every user sees it."""
+    name = token_file or os.environ.get("BINDERY_BOOKIE_TOKEN_FILE")
+    if not name:
+        return os.environ.get("BINDERY_BOOKIE_TOKEN", "").strip()
+    try:
+        token = Path(name).read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadRequest(f"cannot read the token file: {error}") from error
+    if not token:
+        raise BadRequest("the token file is empty", token_file=name)
+    return token

@@ -1,0 +1,331 @@
+"""A bookie's directories as offline tools see them: found by what they hold, opened without changing a byte.
+
+A *place* is a directory with data of one shard: `<dir>/current`, or `<dir>/shard-<i>/current` where several shards
+share a directory. One place may hold a journal, or ledgers (entry logs, index, LastLogMark), or both.
+
+LevelDB writes to what it opens. So the index is opened as a copy: its tables, which never change, as links, and the few
+small files beside them copied, in a temporary directory that is removed at the end. A link bears the older ending of a
+table's name, which LevelDB reads and never writes: with a damaged MANIFEST it counts new tables from where that ends,
+and would write one over the table that has the number.
+"""
+
+import contextlib
+import fcntl
+import os
+import re
+import shutil
+import struct
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NoReturn
+
+from bindery_bookie.storage.entry_log import entry_log_format
+from bindery_bookie.storage.index.index import Index
+from bindery_bookie.storage.io.disk import RealDisk, WritableFile
+from bindery_bookie.storage.io.kv import LevelDbKV
+from bindery_bookie.storage.io.leveldb_check import check_files
+from bindery_bookie.storage.journal import journal_format, mark
+from bindery_core.errors import BadRequest, BinderyError, Conflict, DamagedStorage
+from bindery_core.formats import cookie
+from bindery_kit.observability import logs
+
+INDEX: Final = "index"
+_COPY_ATTEMPTS: Final = 5
+"""Of the index under a running bookie: its files come and go."""
+_TABLE_SUFFIXES: Final = (".ldb", ".sst")
+_LINK_SUFFIX: Final = ".sst"
+"""Source: LevelDB, SSTTableFileName in db/filename.h, and TableCache::FindTable."""
+_SHARD: Final = re.compile(r"shard-(\d+)")
+_FLOCK: Final = struct.Struct("@hhqqi4x")
+"""struct flock of 64-bit Linux: type, whence, start, length, pid."""
+
+
+class BookieMayRun(Conflict):
+    """Its index is locked."""
+
+    code = "bookie_runs"
+
+
+class ReadOnlyDisk(RealDisk):
+    """The operating system's files for a tool that promised not to change any."""
+
+    def create(self, path: str, *, allocate: int = 0) -> WritableFile:
+        self._refuse(path)
+
+    def truncate(self, path: str, size: int) -> None:
+        self._refuse(path)
+
+    def rename(self, source: str, target: str) -> None:
+        self._refuse(source)
+
+    def remove(self, path: str, *, is_unread: bool = False) -> None:
+        self._refuse(path)
+
+    def make_directories(self, path: str) -> None:
+        self._refuse(path)
+
+    def sync_directory(self, path: str) -> None:
+        self._refuse(path)
+
+    def _refuse(self, path: str) -> NoReturn:
+        raise AssertionError(f"a tool that only looks wanted to change {path}")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """See above."""
+
+    path: str
+    """Ends in `current`, unless somebody copied it elsewhere."""
+    shard: int | None
+    """From the path: None where it has the directory for itself."""
+    has_journal: bool
+    has_ledgers: bool
+
+    @property
+    def directory(self) -> str:
+        """The configured directory it belongs to."""
+        own = Path(self.own_directory)
+        return str(own if self.shard is None else own.parent)
+
+    @property
+    def own_directory(self) -> str:
+        """What to name for this place alone, and not for those of other shards beside it."""
+        path = Path(self.path)
+        return str(path.parent if path.name == "current" else path)
+
+
+@dataclass(frozen=True, slots=True)
+class ShardPlaces:
+    """What belongs together. One of the two may not have been given."""
+
+    ledgers: Place | None
+    journal: Place | None
+
+
+def find_places(directories: Sequence[str]) -> list[Place]:
+    """Every place at or below the given directories, at most three levels down. Raises BadRequest where there is none.
+
+    A bookie's configured directory, its `current`, a copy of either, and the parent of several all do.
+    """
+    logs.configure(service="cli", level="error")  # stdout belongs to results, and what the storage warns of we tell
+    found: dict[str, Place] = {}
+    for directory in directories:
+        if not Path(directory).is_dir():
+            raise BadRequest("no such file or directory", path=directory)
+        before = len(found)
+        for path in _candidates(Path(directory)):
+            place = _classify(path)
+            if place is not None:
+                found.setdefault(os.path.realpath(path), place)
+        if len(found) == before and not any(_is_below(known, directory) for known in found):
+            raise BadRequest("no bookie's directory: neither journals nor entry logs nor an index", path=directory)
+    return list(found.values())
+
+
+def find_ledgers(directories: Sequence[str]) -> list[ShardPlaces]:
+    """The places with ledgers, each with its journal if that was given too. Raises BadRequest where there is none."""
+    pairs = [pair for pair in pair_places(find_places(directories)) if pair.ledgers is not None]
+    if not pairs:
+        raise BadRequest("only journals here; give a ledger directory", path=directories[0])
+    return pairs
+
+
+def pair_places(places: Sequence[Place]) -> list[ShardPlaces]:
+    """Ledgers and journals of the same shard. Raises BadRequest where that would be a guess.
+
+    The path or the cookie says which shard a place is of. Where neither does, one of each belong together, and where
+    there are as many of both, and none is missing, they are taken in the order given.
+    """
+    ledgers = [place for place in places if place.has_ledgers]
+    journals = [place for place in places if place.has_journal]
+    journal_of = {place: place for place in ledgers if place.has_journal}
+    journal_of |= _matched(
+        [place for place in ledgers if not place.has_journal], [place for place in journals if not place.has_ledgers]
+    )
+    paired = set(journal_of.values())
+    pairs = [ShardPlaces(place, journal_of.get(place)) for place in ledgers]
+    return pairs + [ShardPlaces(None, journal) for journal in journals if journal not in paired]
+
+
+def _matched(ledgers: Sequence[Place], journals: Sequence[Place]) -> dict[Place, Place]:
+    """Ledgers and their journal. Each is a place of one shard."""
+    if not ledgers or not journals:
+        return {}
+    ours = [_shard_of(place, is_journal=False) for place in ledgers]
+    theirs = [_shard_of(place, is_journal=True) for place in journals]
+    if len(ledgers) == len(journals) == 1:
+        is_other = None not in (*ours, *theirs) and ours != theirs
+        return {} if is_other else {ledgers[0]: journals[0]}
+    if len(ledgers) == len(journals):
+        in_order: list[int | None] = list(range(len(ledgers)))
+        told = [shards for shards in (ours, theirs) if set(shards) != {None}]
+        if all(set(shards) == set(in_order) for shards in told):
+            ours, theirs = (shards if shards in told else in_order for shards in (ours, theirs))
+    if None in (*ours, *theirs) or len(set(ours)) < len(ours) or len(set(theirs)) < len(theirs):
+        raise BadRequest(
+            "neither paths nor VERSION files say which journal belongs to which ledgers; name those of one shard at a "
+            f"time: one of the journals, such as {journals[-1].own_directory}, and one directory with ledgers",
+            ledgers=[place.path for place in ledgers],
+            journals=[place.path for place in journals],
+        )
+    by_shard = dict(zip(theirs, journals, strict=True))
+    return {place: by_shard[shard] for place, shard in zip(ledgers, ours, strict=True) if shard in by_shard}
+
+
+def _shard_of(place: Place, *, is_journal: bool) -> int | None:
+    """None where neither path nor cookie tell."""
+    if place.shard is not None:
+        return place.shard
+    try:
+        found = cookie.parse((Path(place.path) / cookie.FILE_NAME).read_bytes())
+    except (OSError, BinderyError):
+        return None
+    # It is the only shard there, so its kind of directory is the one of which there are as many as shards.
+    directories = found.journal_dirs if is_journal else found.ledger_dirs
+    names = [Path(directory).name for directory in directories]
+    name = Path(place.directory).name
+    if place.directory in directories:
+        return directories.index(place.directory)
+    return names.index(name) if names.count(name) == 1 else None
+
+
+def _candidates(directory: Path) -> Iterator[Path]:
+    yield directory
+    for pattern in ("current", "shard-*/current", "*/current", "*/shard-*/current"):
+        yield from sorted(path for path in directory.glob(pattern) if path.is_dir())
+
+
+def _classify(path: Path) -> Place | None:
+    try:
+        names = os.listdir(path)
+    except OSError as error:
+        raise BadRequest(f"cannot read {path}: {error.strerror}") from error
+    has_journal = any(journal_format.parse_file_name(name) for name in names)
+    has_ledgers = (
+        mark.FILE_NAME in names or INDEX in names or any(entry_log_format.parse_file_name(name) for name in names)
+    )
+    if not has_journal and not has_ledgers:
+        return None
+    # A directory that somebody called so has a cookie of its own.
+    shard = None if cookie.FILE_NAME in names else _SHARD.fullmatch(path.parent.name)
+    return Place(str(path), int(shard[1]) if shard else None, has_journal, has_ledgers)
+
+
+def _is_below(path: str, directory: str) -> bool:
+    return Path(path).is_relative_to(os.path.realpath(directory))
+
+
+# --- a bookie that runs on it
+
+
+def running_pid(place: Place) -> int | None:
+    """The process that holds the index open, if one does. Asked without taking the lock, even for a moment."""
+    try:
+        with open(f"{place.path}/{INDEX}/LOCK", "rb") as lock:
+            answer = fcntl.fcntl(lock, fcntl.F_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+    except OSError:
+        return None
+    kind, _, _, _, pid = _FLOCK.unpack(answer)
+    return None if kind == fcntl.F_UNLCK else int(pid)
+
+
+def bookie_of(pid: int | None) -> str:
+    """The running bookie in words. The kernel says 0 of a process that this container cannot see."""
+    return f"a bookie (pid {pid})" if pid else "a bookie in another container"
+
+
+def warn_if_running(places: Sequence[ShardPlaces]) -> bool:
+    """Say on stderr that what is shown may change while it is shown."""
+    for pair in places:
+        pid = None if pair.ledgers is None else running_pid(pair.ledgers)
+        if pid is not None and pair.ledgers is not None:
+            print(
+                f"{bookie_of(pid)} runs on {pair.ledgers.path}: what it stores at this moment may be missing here",
+                file=sys.stderr,
+            )
+            return True
+    return False
+
+
+@contextmanager
+def locked(place: Place) -> Iterator[None]:
+    """Holds LevelDB's own lock, so that no bookie can open the index. Raises BookieMayRun.
+
+    No other open file of that name may be closed by this process meanwhile: the operating system would drop the lock.
+    """
+    try:
+        fd = os.open(f"{place.path}/{INDEX}/LOCK", os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        yield  # no bookie has this index open: it would have made the file
+        return
+    try:
+        try:
+            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise BookieMayRun(f"{bookie_of(running_pid(place))} runs on {place.path}: stop it first") from error
+        yield
+    finally:
+        os.close(fd)
+
+
+# --- the index
+
+
+@contextmanager
+def opened_index(place: Place, *, verify: bool = True) -> Iterator[Index | None]:
+    """The place's index, opened as a copy; None if there is none. Raises DamagedStorage, OSError.
+
+    `verify`: refuse, as a start does, an index of which something is missing that LevelDB does not miss.
+    """
+    source = Path(place.path) / INDEX
+    if not (source / "CURRENT").exists():
+        yield None
+        return
+    with tempfile.TemporaryDirectory(prefix="bindery-index-") as temporary:
+        attempts = _COPY_ATTEMPTS if running_pid(place) else 1
+        index = _open_copy(source, Path(temporary), attempts=attempts, verify=verify)
+        try:
+            yield index
+        except DamagedStorage as error:
+            if str(error.facts.get("path", "")).startswith(temporary):
+                raise DamagedStorage(error.message, **{**error.facts, "path": str(source)}) from error
+            raise
+        finally:
+            index.close()
+
+
+def _open_copy(source: Path, temporary: Path, *, attempts: int, verify: bool) -> Index:
+    for attempt in range(attempts):
+        target = temporary / str(attempt)
+        try:
+            if verify:
+                check_files(ReadOnlyDisk(), str(source))
+            copy_index(source, target)
+            index = Index(LevelDbKV(str(target)))
+            try:
+                if verify:
+                    index.check_complete()
+            except BaseException:
+                index.close()
+                raise
+            return index
+        except (OSError, BinderyError):
+            if attempt + 1 == attempts:
+                raise
+    raise AssertionError
+
+
+def copy_index(source: Path, target: Path) -> None:
+    """What LevelDB may write to is copied, its tables are linked. `target` must not be there."""
+    target.mkdir()
+    for path in sorted(source.iterdir(), key=lambda path: path.suffix in _TABLE_SUFFIXES):
+        if path.suffix in _TABLE_SUFFIXES:
+            (target / path.name).with_suffix(_LINK_SUFFIX).symlink_to(path.resolve())
+        elif path.name != "LOCK" and path.is_file():
+            with contextlib.suppress(FileNotFoundError):
+                shutil.copyfile(path, target / path.name)

@@ -1,0 +1,99 @@
+"""`bindery bookie rebuild-index`: a new index from the entry logs, beside the old one, then in its place.
+
+| step                                             | after a crash here                                             |
+|--------------------------------------------------|----------------------------------------------------------------|
+| take LevelDB's lock of the old index             | nothing happened                                               |
+| make `index.new` from the entry logs             | rubbish, removed by the next rebuild                           |
+| a shard in limbo starts listing again            | believes less than it could: safe                              |
+| rename `index` to `index.old-<time>`             | no index: a start makes one from the entry logs                |
+| rename `index.new` to `index`, sync directory    | done                                                           |
+
+The flags that say which ledgers are in limbo stand in the index alone, hence the third step.
+"""
+
+import contextlib
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from bindery_bookie.storage.corruption import limbo
+from bindery_bookie.storage.index.index import Index
+from bindery_bookie.storage.io.disk import RealDisk
+from bindery_bookie.storage.io.kv import LevelDbKV
+from bindery_bookie.storage.journal.mark import read_mark
+from bindery_bookie.storage.opening import opening
+from bindery_bookie.storage.opening.rebuild import IndexRebuild
+from bindery_core.errors import DamagedStorage, NotThere
+
+from bindery.bookie.places import INDEX, Place, find_ledgers, locked
+
+NEW_NAME: Final = "index.new"
+OLD_PREFIX: Final = "index.old-"
+
+
+def rebuild(directory: str, *, discard: bool) -> Iterator[dict[str, Any]]:
+    """Every shard of `directory`, one after the other. Raises BookieMayRun, DamagedStorage, OSError.
+
+    All locks are taken before anything is written: a bookie that runs on one of the shards stops all of it.
+    """
+    places = [pair.ledgers for pair in find_ledgers([directory]) if pair.ledgers is not None]
+    with contextlib.ExitStack() as locks:
+        for place in places:
+            locks.enter_context(locked(place))
+        for place in places:
+            yield _rebuild(place, discard=discard)
+
+
+def _rebuild(place: Place, *, discard: bool) -> dict[str, Any]:
+    disk = RealDisk()
+    mark = read_mark(disk, place.path)
+    if mark is None:
+        raise NotThere("no LastLogMark here, so nothing says how far the entry logs go", path=place.path)
+    current = Path(place.path)
+    new, old = current / NEW_NAME, current / INDEX
+    if new.exists():
+        shutil.rmtree(new)
+    is_limbo = limbo.read_marker(disk, place.path) is not None
+    index = Index(LevelDbKV(str(new)))
+    try:
+        # In limbo already, and listing once more: then nothing is denied that a damaged log keeps from the index.
+        work = IndexRebuild(disk, place.path, index, mark, may_be_partial=is_limbo)
+        work.run()
+        ledgers = sum(1 for _ in index.ledger_ids())
+    except DamagedStorage as error:
+        raise DamagedStorage(
+            f"{error.message}; an index without these entries would deny them. Start the bookie: it rebuilds what can "
+            "be read, goes into limbo, and fetches the rest from the others",
+            **error.facts,
+        ) from error
+    finally:
+        index.close()
+    if is_limbo:
+        limbo.write_marker(disk, place.path, "the index was rebuilt", time.time_ns() // 1_000_000)
+    kept = _swap(disk, current, old=old, new=new)
+    if opening.REBUILD_WISH in disk.list_names(place.path):
+        disk.remove(f"{place.path}/{opening.REBUILD_WISH}")  # whoever asked for it has it
+        disk.sync_directory(place.path)
+    if discard and kept is not None:
+        shutil.rmtree(kept)
+        kept = None
+    return {
+        "path": str(old), "ledgers": ledgers, "entries": work.entries_count, "kept": str(kept) if kept else None,
+    }  # fmt: skip
+
+
+def _swap(disk: RealDisk, current: Path, *, old: Path, new: Path) -> Path | None:
+    """Put the new index in place. Where the old one went."""
+    kept = None
+    disk.sync_directory(str(new))
+    if old.exists():
+        stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
+        names = (f"{OLD_PREFIX}{stamp}{suffix}" for suffix in ("", *(f"-{count}" for count in range(1, 1000))))
+        kept = next(current / name for name in names if not (current / name).exists())
+        os.rename(old, kept)
+    os.rename(new, old)
+    disk.sync_directory(str(current))
+    return kept

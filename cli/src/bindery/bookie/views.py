@@ -1,0 +1,265 @@
+"""What a shard's files say of ledgers and entries: index, entry logs, and the journal that was not flushed yet."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from bindery_bookie.storage import control_records as control
+from bindery_bookie.storage.entry_log import entry_log_format as log_format
+from bindery_bookie.storage.entry_log.entry_log import EntryLogReader
+from bindery_bookie.storage.index.index import Index
+from bindery_bookie.storage.io.disk import Disk
+from bindery_bookie.storage.io.kv import MemoryKV
+from bindery_bookie.storage.journal import journal_format
+from bindery_bookie.storage.journal.journal_format import JournalPosition
+from bindery_bookie.storage.journal.mark import LastLogMark, read_mark
+from bindery_bookie.storage.opening import opening
+from bindery_bookie.storage.opening.rebuild import IndexRebuild
+from bindery_core.errors import BinderyError, DamagedStorage
+
+from bindery.bookie.places import Place, ReadOnlyDisk, ShardPlaces, opened_index
+
+CONTROL_NAMES: Final = {
+    control.MASTER_KEY: "master key",
+    control.FENCE: "fence",
+    control.EXPLICIT_LAC: "explicit lac",
+    control.DELETED: "deleted",
+    control.CONTINUED: "continued",
+    control.CONTINUED: "continued",
+}
+
+
+JournalPlace = tuple[JournalPosition, int]
+"""The group, and the record's place in it."""
+
+
+@dataclass(slots=True)
+class JournalLedger:
+    """What the journal behind LastLogMark says of a ledger."""
+
+    entries: dict[int, "JournalPlace"] = field(default_factory=dict)
+    is_fenced: bool = False
+    has_key: bool = False
+    lac: int = -1
+
+
+class Shard:
+    """One shard, opened for looking. Use `opened_shard`."""
+
+    def __init__(self, places: ShardPlaces, index: Index | None, index_problem: str, disk: Disk) -> None:
+        assert places.ledgers is not None
+        self.places = places
+        self.ledgers_path = places.ledgers.path
+        self.disk = disk
+        self.index = index
+        self.index_problem = index_problem
+        """Why `index` is one rebuilt in memory, or None. Empty: it is the shard's own."""
+        self.mark = _mark_of(disk, self.ledgers_path)
+        self._journal: dict[int, JournalLedger] | None = None
+
+    @property
+    def number(self) -> int:
+        """0 where the place has its directory for itself and nothing else tells."""
+        assert self.places.ledgers is not None
+        return self.places.ledgers.shard or 0
+
+    def journal(self) -> dict[int, JournalLedger]:
+        """By ledger; empty when no journal was given. Raises DamagedStorage."""
+        if self._journal is None:
+            self._journal = {}
+            if self.places.journal is not None and self.mark is not None:
+                for journal_id, group in opening.replay_groups(self.disk, self.places.journal.path, self.mark.journal):
+                    position = JournalPosition(journal_id, group.offset, group.sequence)
+                    for at, record in enumerate(group.records):
+                        _note(self._journal, record, (position, at))
+        return self._journal
+
+    def journal_path(self, journal_id: int) -> str:
+        assert self.places.journal is not None
+        return f"{self.places.journal.path}/{journal_format.file_name(journal_id)}"
+
+    def journal_record(self, place: JournalPlace) -> bytes:
+        """The record that `journal` pointed to. Raises DamagedStorage."""
+        position, at = place
+        path = self.journal_path(position.journal_id)
+        file = self.disk.open_read(path)
+        try:
+            for group in journal_format.read_groups(
+                file, path=path, journal_id=position.journal_id, offset=position.offset, sequence=position.sequence
+            ):
+                return group.records[at]
+        finally:
+            file.close()
+        raise DamagedStorage("journal group is gone", path=path, offset=position.offset)
+
+    def ledger_facts(self, ledger_id: int) -> dict[str, Any] | None:
+        """A ledger as JSON, None if nothing is known of it."""
+        row = None if self.index is None else self.index.ledger_row(ledger_id)
+        new = self.journal().get(ledger_id)
+        if row is None and (new is None or not new.has_key):
+            return None
+        entries = size = 0
+        last = -1
+        for run in self.index.runs(ledger_id) if self.index is not None and row is not None else ():
+            for entry_id, _, body_size in run.entries():
+                last = entry_id
+                entries += 1
+                size += body_size
+        only_journal = [
+            entry_id
+            for entry_id in (new.entries if new else ())
+            if row is None or not self._is_indexed(ledger_id, entry_id)
+        ]
+        return {
+            "ledger_id": ledger_id,
+            "shard": self.number,
+            "path": self.ledgers_path,
+            "entries": entries + len(only_journal),
+            "entries_in_journal_only": len(only_journal),
+            "last_entry_id": max([last, *only_journal]),
+            "size": size,
+            "lac": max(row.lac if row else -1, new.lac if new else -1),
+            "fenced": bool(row and row.is_fenced) or bool(new and new.is_fenced),
+            "limbo": bool(row and row.is_limbo),
+            "explicit_lac": control.lac_of_packet(row.explicit_lac) if row and row.explicit_lac else None,
+        }
+
+    def ledger_ids(self) -> list[int]:
+        """Ascending, those in the journal too."""
+        indexed = set(self.index.ledger_ids()) if self.index is not None else set()
+        return sorted(indexed | {ledger_id for ledger_id, new in self.journal().items() if new.has_key})
+
+    def find(self, ledger_id: int, entry_id: int) -> "Found | None":
+        """Where the newest copy of an entry is. Raises DamagedStorage when that copy is damaged."""
+        new = self.journal().get(ledger_id)
+        if new is not None and entry_id in new.entries:
+            position, at = place = new.entries[entry_id]
+            body = self.journal_record(place)
+            return Found("journal", self.journal_path(position.journal_id), position.offset, body, record=at)
+        run = self.index.run_before(ledger_id, entry_id) if self.index is not None else None
+        located = run.find(entry_id) if run is not None else None
+        if located is None:
+            return None
+        location, size = located
+        log_id, offset = location >> log_format.OFFSET_BITS, location & log_format.OFFSET_MASK
+        path = f"{self.ledgers_path}/{log_format.file_name(log_id)}"
+        reader = EntryLogReader(self.disk, self.ledgers_path, open_logs_max=1)
+        try:
+            (body,) = reader.read([(entry_id, location, size)], ledger_id=ledger_id)
+        except DamagedStorage as error:
+            return Found("entry log", path, offset, _raw(self.disk, path, offset, size), problem=str(error))
+        finally:
+            reader.close()
+        return Found("entry log", path, offset, body)
+
+    def _is_indexed(self, ledger_id: int, entry_id: int) -> bool:
+        run = self.index.run_before(ledger_id, entry_id) if self.index is not None else None
+        return run is not None and run.find(entry_id) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """An entry's bytes and where they are."""
+
+    kind: str
+    """`entry log` or `journal`."""
+    path: str
+    offset: int
+    """Of the body in an entry log; of the group in a journal."""
+    body: bytes
+    record: int | None = None
+    """Its place in the group of a journal."""
+    problem: str = ""
+    """The bookie's own digest, size or ids contradict the bytes; empty: all is well."""
+
+
+@contextmanager
+def opened_shard(places: ShardPlaces) -> Iterator[Shard]:
+    """The shard with its index, or with one rebuilt in memory from the entry logs when its own is lost or damaged."""
+    assert places.ledgers is not None
+    disk = ReadOnlyDisk()
+    index, problem = None, "there is no index"
+    with ExitStack() as stack:
+        try:
+            index = stack.enter_context(opened_index(places.ledgers))
+            if index is not None:
+                index.generation()
+                problem = ""
+        except DamagedStorage as error:
+            index, problem = None, str(error)
+        if index is None:
+            index = rebuilt_in_memory(places.ledgers, disk)
+        yield Shard(places, index, problem, disk)
+
+
+def rebuilt_in_memory(place: Place, disk: Disk) -> Index | None:
+    """The index that the entry logs give. None without LastLogMark. Raises DamagedStorage where they do not."""
+    mark = _mark_of(disk, place.path)
+    if mark is None:
+        return None
+    index = Index(MemoryKV())
+    IndexRebuild(disk, place.path, index, mark).run()
+    return index
+
+
+def _mark_of(disk: Disk, directory: str) -> LastLogMark | None:
+    """Raises DamagedStorage with what shows more all the same."""
+    try:
+        return read_mark(disk, directory)
+    except DamagedStorage as error:
+        raise DamagedStorage(
+            f"{error.message}, so nothing says how far the rest goes; `bindery bookie log dump` shows the entry logs, "
+            "`bindery bookie check` what mends it",
+            **error.facts,
+        ) from error
+
+
+def record_facts(body: bytes) -> dict[str, Any]:
+    """A record of a journal or an entry log as JSON. No key is shown."""
+    if len(body) < control.CONTROL_SIZE_MIN:
+        return {"kind": "short", "size": len(body)}
+    ledger_id, entry_id = control.unpack_ids(body)
+    facts: dict[str, Any] = {"kind": "entry", "ledger_id": ledger_id, "size": len(body)}
+    if entry_id in CONTROL_NAMES:
+        facts["kind"] = CONTROL_NAMES[entry_id]
+        if entry_id == control.CONTINUED:
+            return {"kind": "continued", "next_journal_id": control.unpack_continued(body)}
+        if entry_id == control.EXPLICIT_LAC:
+            try:
+                facts["lac"] = control.lac_of_packet(control.unpack_sized(body))
+            except (BinderyError, ValueError) as error:
+                facts["problem"] = str(error)
+        return facts
+    facts["entry_id"] = entry_id
+    if len(body) >= control.ENTRY_SIZE_MIN:
+        facts["lac"] = control.unpack_ids_and_lac(body)[2]
+    return facts
+
+
+def _note(ledgers: dict[int, JournalLedger], record: bytes, place: JournalPlace) -> None:
+    if len(record) < control.CONTROL_SIZE_MIN:
+        return
+    ledger_id, entry_id = control.unpack_ids(record)
+    if ledger_id == control.NO_LEDGER:
+        return
+    ledger = ledgers.setdefault(ledger_id, JournalLedger())
+    if entry_id >= 0:
+        ledger.entries[entry_id] = place
+        if len(record) >= control.ENTRY_SIZE_MIN:
+            ledger.lac = max(ledger.lac, control.unpack_ids_and_lac(record)[2])
+    elif entry_id == control.MASTER_KEY:
+        ledger.has_key = True
+    elif entry_id == control.FENCE:
+        ledger.is_fenced = True
+
+
+def _raw(disk: Disk, path: str, offset: int, size: int) -> bytes:
+    try:
+        file = disk.open_read(path)
+    except OSError:
+        return b""
+    try:
+        return file.read_at(offset, size)
+    finally:
+        file.close()

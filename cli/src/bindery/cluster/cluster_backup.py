@@ -1,0 +1,132 @@
+"""`bindery cluster backup|restore`: the file around `bindery_recovery.backup.backup`.
+
+A backup is written beside its name and takes it once it is whole and on the disk. Ledger passwords are in it, so only
+its owner may read it.
+"""
+
+import json
+import os
+import stat
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from bindery_core.errors import AlreadyExists, BadRequest
+from bindery_metadata.layout.layout import LedgersLayout
+from bindery_recovery.backup.backup import Backup, BackupSummary, verify_backup, write_backup
+from bindery_recovery.backup.restore import RestoreSummary, restore_backup
+
+from bindery.common.operator import Live, connected_store, now_ms, time_text
+
+
+async def run_backup(
+    file: str, *, zookeeper: str, ledgers_root: str, overwrite: bool, as_json: bool
+) -> tuple[BackupSummary, int]:
+    """(what is in it, bytes). Raises AlreadyExists for a file that is there, BadRequest for one that cannot be made."""
+    path = Path(file)
+    if path.exists() and not overwrite:  # noqa: ASYNC240 - a command's only task
+        raise AlreadyExists("the file is there already; --overwrite replaces it", file=file)
+    partial = path.with_name(path.name + ".partial")
+    live = Live(is_quiet=as_json)
+    try:
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, stat.S_IRUSR | stat.S_IWUSR)
+    except OSError as error:
+        raise BadRequest(f"cannot write {file}: {error.strerror or error}") from error
+    try:
+        with os.fdopen(descriptor, "wb", buffering=2**20) as out:
+            async with connected_store(zookeeper) as store:
+                summary = await write_backup(
+                    store, LedgersLayout(ledgers_root), out.write, now_ms=now_ms(),
+                    progress=lambda count: live.show(f"reading: {count} nodes"),
+                )  # fmt: skip
+            out.flush()
+            os.fsync(out.fileno())
+            size = out.tell()
+        os.replace(partial, path)
+        _sync_directory(path.parent)
+    except BaseException:
+        with suppress(OSError):
+            partial.unlink()
+        raise
+    finally:
+        live.clear()
+    return summary, size
+
+
+async def run_restore(
+    file: str, *, zookeeper: str, ledgers_root: str | None, merge: bool, dry_run: bool, id_margin: int, as_json: bool
+) -> tuple[Backup, RestoreSummary]:
+    """Raises BadRequest (no backup), Corrupt (damaged), CannotRestore (nothing was written)."""
+    live = Live(is_quiet=as_json)
+    backup = verify_backup(_lines(file))
+    layout = LedgersLayout(backup.ledgers_root if ledgers_root is None else ledgers_root)
+    try:
+        async with connected_store(zookeeper) as store:
+            done = await restore_backup(
+                store, layout, backup, _lines(file), merge=merge, dry_run=dry_run, id_margin=id_margin,
+                progress=lambda count: live.show(f"restoring: {count} of {backup.summary.nodes} nodes"),
+            )  # fmt: skip
+    finally:
+        live.clear()
+    return backup, done
+
+
+def print_backup(file: str, summary: BackupSummary, size: int, *, as_json: bool) -> None:
+    if as_json:
+        facts: dict[str, Any] = {
+            "file": file, "bytes": size, "nodes": summary.nodes, "ledgers": summary.ledgers, "passes": summary.passes,
+            "settled": summary.settled, "changed_count": summary.changed_count, "changed": list(summary.changed),
+            "sha256": summary.sha256,
+        }  # fmt: skip
+        print(json.dumps(facts))
+        return
+    print(f"{file}: {summary.nodes} nodes, {summary.ledgers} of them ledgers, {size} bytes")
+    if summary.settled:
+        print(f"nothing changed while it was read the last time, in pass {summary.passes}")
+    else:
+        print(
+            f"the cluster never stood still: {summary.changed_count} nodes changed during the last of "
+            f"{summary.passes} passes, and are in it as that one saw them:",
+            *summary.changed,
+            sep="\n  ",
+        )
+    print("it holds the ledgers' passwords; only its owner may read it", file=sys.stderr)
+
+
+def print_restore(file: str, backup: Backup, done: RestoreSummary, *, as_json: bool) -> None:
+    if as_json:
+        facts: dict[str, Any] = {
+            "file": file, "instance_id": backup.instance_id, "backup_at_ms": backup.at_ms, "created": done.created,
+            "kept": done.kept, "differing": done.differing, "next_ledger_id": done.next_ledger_id,
+            "dry_run": done.dry_run, "left_out": done.left_out,
+        }  # fmt: skip
+        print(json.dumps(facts))
+        return
+    verb = "would make" if done.dry_run else "made"
+    print(f"cluster {backup.instance_id} as of {time_text(backup.at_ms)}: {verb} {done.created} nodes")
+    if done.kept:
+        print(f"{done.kept} stood already and are left as they are, {done.differing} of them unlike the backup")
+    if done.left_out:
+        print(
+            f"{done.left_out} are left out, since the cluster stands: what was meant with bookies, whether healing was "
+            "paused, marks. Say anew what still holds (`bindery bookie members`, `bindery recovery status`)"
+        )
+    print(f"new ledgers get ids from {done.next_ledger_id} on")
+
+
+def _lines(file: str) -> Iterator[bytes]:
+    try:
+        with open(file, "rb", buffering=2**20) as lines:
+            yield from lines
+    except OSError as error:
+        raise BadRequest(f"cannot read {file}: {error.strerror or error}") from error
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,1 @@
+"""`bindery ledger`, `bindery ledgers` and `bindery replicas`."""

@@ -1,0 +1,126 @@
+"""`bindery ledgers orphans`: what `bindery_recovery.orphans` finds, as a table, and its deletion."""
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any, Final
+
+from bindery_core.errors import BadRequest, BinderyError
+from bindery_pulsar.codec import decode_cursor, decode_topic
+from bindery_recovery.orphans import Fate, Finding, read_references, still_orphan, survey
+
+from bindery.common.operator import Cluster, Live, now_ms, time_text
+from bindery.common.tables import size_text, table
+
+EXIT_NOT_DONE: Final = 1
+REASONS: Final = {
+    Fate.YOUNG: "younger than --older-than",
+    Fate.UNCERTAIN: "perhaps in use",
+    Fate.UNREADABLE: "with unreadable metadata",
+    Fate.FOREIGN: "of other applications (--all lists them)",
+}
+
+
+class BrokerCodec:
+    """What brokers write into znodes, as far as ledger ids are in it."""
+
+    def topic_ledgers(self, data: bytes) -> Iterable[int]:
+        return [record.ledger_id for record in decode_topic(data).ledgers]
+
+    def cursor_ledgers(self, data: bytes) -> Iterable[int]:
+        """The cursor's own ledger, and every ledger that its position or its numeric properties may mean."""
+        info = decode_cursor(data)
+        found = {info.ledger_id}
+        if info.state is not None:
+            found.add(info.state.mark_delete.ledger_id)
+            found.update(info.state.properties.values())
+        return [ledger_id for ledger_id in found if ledger_id >= 0]
+
+
+async def run_orphans(
+    cluster: Cluster, *, delete: bool, yes: bool, older_than_s: float, everything: bool, as_json: bool
+) -> int:
+    """The exit code."""
+    codec = BrokerCodec()
+    live = Live(is_quiet=as_json)
+    wanted = {Fate.ORPHAN, Fate.FOREIGN} if everything else {Fate.ORPHAN}
+    found: list[Finding] = []
+    counts: Counter[Fate] = Counter()
+    async for finding in survey(
+        cluster.store, cluster.client, codec, now_ms=now_ms(), older_than_ms=round(older_than_s * 1000)
+    ):
+        counts[finding.fate] += 1
+        live.show(f"looked at {counts.total()} ledgers")
+        if finding.fate in wanted:
+            found.append(finding)
+    live.clear()
+    if found and delete and not everything and not (await read_references(cluster.store, codec)).topics:
+        raise BadRequest(
+            "there is not a single topic in this ZooKeeper, so every ledger looks like an orphan: are the topics' "
+            "metadata elsewhere? --all deletes them all the same"
+        )
+    _print_found(found, as_json=as_json)
+    if not (delete and yes):
+        _print_summary(found, counts, deleted=0, as_json=as_json, is_dry=True)
+        if found and not as_json:
+            print("nothing was deleted; --delete --yes does it", file=sys.stderr)
+        return EXIT_NOT_DONE if delete and found else 0
+    deleted = failed = 0
+    for finding in found:
+        live.show(f"deleting: {deleted} of {len(found)}")
+        try:
+            if await still_orphan(cluster.store, codec, finding):
+                await cluster.client.delete(finding.ledger_id)
+                deleted += 1
+        except BinderyError as error:
+            failed += 1
+            live.clear()
+            print(f"bindery: ledger {finding.ledger_id} is not deleted: {error}", file=sys.stderr)
+    live.clear()
+    _print_summary(found, counts, deleted=deleted, as_json=as_json, is_dry=False)
+    return EXIT_NOT_DONE if failed else 0
+
+
+def _print_found(found: list[Finding], *, as_json: bool) -> None:
+    if as_json:
+        for finding in found:
+            facts: dict[str, Any] = {
+                "kind": "orphan", "ledger_id": int(finding.ledger_id), "fate": finding.fate.value, "why": finding.why,
+                "application": finding.application, "topic": finding.topic, "created_ms": finding.created_ms,
+                "state": finding.state, "bytes": finding.size, "custom": dict(finding.custom),
+            }  # fmt: skip
+            print(json.dumps(facts))
+        return
+    if found:
+        print("\n".join(table([_row(finding) for finding in found])))
+
+
+def _row(finding: Finding) -> dict[str, Any]:
+    return {
+        "ledger": int(finding.ledger_id),
+        "state": finding.state,
+        "stored": "?" if finding.size is None else size_text(finding.size),
+        "made": "?" if finding.created_ms is None else time_text(finding.created_ms),
+        "why": finding.why,
+    }
+
+
+def _print_summary(found: list[Finding], counts: Counter[Fate], *, deleted: int, as_json: bool, is_dry: bool) -> None:
+    size = sum(finding.size or 0 for finding in found)
+    open_count = sum(finding.size is None for finding in found)
+    if as_json:
+        facts: dict[str, Any] = {
+            "kind": "summary", "ledgers": counts.total(), "orphans": len(found), "bytes": size,
+            "size_unknown": open_count, "deleted": deleted, "dry_run": is_dry,
+            "fates": {fate.value: counts[fate] for fate in Fate},
+        }  # fmt: skip
+        print(json.dumps(facts))
+        return
+    unknown = f" and what {open_count} open ones have" if open_count else ""
+    print(f"{len(found)} of {counts.total()} ledgers are orphans, {size_text(size)}{unknown} in all copies")
+    left = [f"{counts[fate]} {words}" for fate, words in REASONS.items() if counts[fate]]
+    if left:
+        print(f"left alone: {', '.join(left)}", file=sys.stderr)
+    if not is_dry:
+        print(f"deleted {deleted}; the bookies free the space with their next garbage collection")

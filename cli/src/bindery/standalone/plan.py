@@ -1,0 +1,178 @@
+"""Which processes make a cluster, with which commands, ports and data. Pure: nothing is started or looked at here.
+
+| process     | ports (i from 0, plus the offset)                                      | data              |
+|-------------|------------------------------------------------------------------------|-------------------|
+| zookeeper-i | 2181+i clients; 2888+i, 3888+i among themselves when there are several | data/zookeeper-i  |
+| bookie-i    | 3181+i BookKeeper protocol, 8000+i HTTP admin and metrics              | data/bookie-i     |
+| broker-i    | 8080+i HTTP API (6650+i is kept free for the Pulsar protocol)          | none              |
+| auditor-i   | 8090+i HTTP: what is healed and why not, metrics                       | none              |
+
+A bookie is known to the cluster by its name (`bookie-0`), not by its port, so that the same data serve at another
+offset.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Final
+
+from bindery_metadata.stores.embedded import ServerSpec
+
+from bindery.standalone.directory import StandaloneError
+from bindery.standalone.options import Options
+
+ZOOKEEPER_PORT: Final = 2181
+ZOOKEEPER_PEER_PORT: Final = 2888
+ZOOKEEPER_ELECTION_PORT: Final = 3888
+BOOKIE_PORT: Final = 3181
+BOOKIE_HTTP_PORT: Final = 8000
+BROKER_HTTP_PORT: Final = 8080
+BROKER_PULSAR_PORT: Final = 6650
+AUDITOR_HTTP_PORT: Final = 8090
+LOST_BOOKIE_DELAY_S: Final = 10
+"""How long a bookie may be away before others are given what it held. Shorter than an auditor's own default: here a
+bookie that dies is started again within seconds, and whoever stops one by name wants to see something."""
+HOST: Final = "127.0.0.1"
+PORT_MAX: Final = 65535
+SESSION_TIMEOUT_S: Final = 4
+"""How soon ZooKeeper takes a silent process for dead. A killed process that is started again first waits for its old
+session to end, so this is what a crash costs in time; over loopback, silence for so long means that it is gone."""
+
+
+class Kind(StrEnum):
+    ZOOKEEPER = "zookeeper"
+    BOOKIE = "bookie"
+    BROKER = "broker"
+    AUDITOR = "auditor"
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessPlan:
+    name: str
+    kind: Kind
+    ports: tuple[tuple[str, int], ...]
+    """(use, port), the one that answers probes first."""
+    command: tuple[str, ...]
+
+    @property
+    def probe_port(self) -> int:
+        return self.ports[0][1]
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterPlan:
+    options: Options
+    zookeeper_servers: str
+    """The connect string, `host:port,host:port`."""
+    zookeepers: tuple[ProcessPlan, ...]
+    bookies: tuple[ProcessPlan, ...]
+    brokers: tuple[ProcessPlan, ...]
+    auditors: tuple[ProcessPlan, ...] = ()
+
+    @property
+    def processes(self) -> tuple[ProcessPlan, ...]:
+        """All, in the order in which they start."""
+        return (*self.zookeepers, *self.bookies, *self.brokers, *self.auditors)
+
+    @property
+    def broker_urls(self) -> list[str]:
+        return [f"http://{HOST}:{plan.probe_port}" for plan in self.brokers]
+
+    @property
+    def auditor_urls(self) -> list[str]:
+        return [f"http://{HOST}:{plan.probe_port}" for plan in self.auditors]
+
+
+ZooKeeperCommand = Callable[[ServerSpec, Sequence[ServerSpec]], Sequence[str]]
+"""(one server, all servers if there are several) -> the command that runs it."""
+
+
+def plan_cluster(options: Options, *, root: Path, zookeeper_command: ZooKeeperCommand) -> ClusterPlan:
+    """The processes that `options` ask for. Raises StandaloneError when two would share a port or one is out of
+    range."""
+    at = options.port_offset
+    count = 0 if options.zookeeper else options.zookeepers
+    members = [
+        ServerSpec(
+            data_dir=root / f"{Kind.ZOOKEEPER}-{i}",
+            client_port=ZOOKEEPER_PORT + at + i,
+            server_id=i + 1,
+            host=HOST,
+            quorum_port=ZOOKEEPER_PEER_PORT + at + i,
+            election_port=ZOOKEEPER_ELECTION_PORT + at + i,
+        )
+        for i in range(count)
+    ]
+    servers = options.zookeeper or ",".join(f"{HOST}:{member.client_port}" for member in members)
+    zookeepers = []
+    for member in members:
+        ports = [("clients", member.client_port)]
+        if count > 1:
+            ports += [("peers", member.quorum_port), ("election", member.election_port)]
+        command = tuple(zookeeper_command(member, members if count > 1 else ()))
+        zookeepers.append(ProcessPlan(member.data_dir.name, Kind.ZOOKEEPER, tuple(ports), command))
+    bookies = [_bookie(i, at=at, servers=servers, root=root) for i in range(options.bookies)]
+    brokers = [_broker(i, at=at, servers=servers) for i in range(options.brokers)]
+    auditors = [_auditor(i, at=at, servers=servers) for i in range(options.auditors)]
+    plan = ClusterPlan(options, servers, tuple(zookeepers), tuple(bookies), tuple(brokers), tuple(auditors))
+    _check_ports(plan)
+    return plan
+
+
+def _bookie(i: int, *, at: int, servers: str, root: Path) -> ProcessPlan:
+    name = f"{Kind.BOOKIE}-{i}"
+    port, http_port = BOOKIE_PORT + at + i, BOOKIE_HTTP_PORT + at + i
+    command = (
+        *(sys.executable, "-m", "bindery_bookie"),
+        *("--bookie-id", name),
+        *("--port", str(port)),
+        *("--http-port", str(http_port)),
+        *("--zookeeper", servers),
+        *("--zookeeper-session-timeout-s", str(SESSION_TIMEOUT_S)),
+        *("--journal-dir", str(root / name / "journal")),
+        *("--ledger-dir", str(root / name / "ledgers")),
+    )
+    return ProcessPlan(name, Kind.BOOKIE, (("HTTP", http_port), ("BookKeeper protocol", port)), command)
+
+
+def _broker(i: int, *, at: int, servers: str) -> ProcessPlan:
+    name = f"{Kind.BROKER}-{i}"
+    port = BROKER_HTTP_PORT + at + i
+    command = (
+        *(sys.executable, "-m", "bindery_broker"),
+        *("--port", str(port)),
+        *("--zookeeper", servers),
+        *("--zookeeper-session-ms", str(1000 * SESSION_TIMEOUT_S)),
+    )
+    return ProcessPlan(name, Kind.BROKER, (("HTTP", port),), command)
+
+
+def _auditor(i: int, *, at: int, servers: str) -> ProcessPlan:
+    name = f"{Kind.AUDITOR}-{i}"
+    port = AUDITOR_HTTP_PORT + at + i
+    command = (
+        *(sys.executable, "-m", "bindery_auditor"),
+        *("--name", name),
+        *("--port", str(port)),
+        *("--zookeeper", servers),
+        *("--zookeeper-session-timeout-s", str(SESSION_TIMEOUT_S)),
+        *("--lost-bookie-delay-s", str(LOST_BOOKIE_DELAY_S)),
+    )
+    return ProcessPlan(name, Kind.AUDITOR, (("HTTP", port),), command)
+
+
+def _check_ports(plan: ClusterPlan) -> None:
+    owner: dict[int, str] = {}
+    for process in plan.processes:
+        for use, port in process.ports:
+            what = f"{process.name} ({use})"
+            if not 1 <= port <= PORT_MAX:
+                raise StandaloneError(
+                    f"port {port} of {what} is not between 1 and {PORT_MAX}: choose another --port-offset "
+                    f"(it is {plan.options.port_offset})"
+                )
+            if port in owner:
+                raise StandaloneError(f"{owner[port]} and {what} would both use port {port}: ask for fewer processes")
+            owner[port] = what

@@ -1,0 +1,194 @@
+"""One child process: started, probed until it is ready, watched until it ends, stopped.
+
+Invariants: at most one operating-system process at a time; a child that was started has its pid file until it has
+ended, unless the disk takes none; `state` tells what happens now, `since` since when.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Any, Final
+
+from bindery_kit.process.runtime import DIE_WITH_PARENT, die_with_parent
+
+from bindery.standalone.directory import DataDirectory, ProcessIdentity
+from bindery.standalone.plan import HOST, Kind, ProcessPlan
+
+PROBE_INTERVAL_S: Final = 0.1
+PROBE_TIMEOUT_S: Final = 2.0
+PROBE_SIZE_MAX: Final = 65536
+STOP_TIMEOUT_S: Final = 15.0
+"""From SIGTERM to SIGKILL: a bookie flushes its caches in between."""
+
+
+class ChildState(StrEnum):
+    DOWN = "down"
+    STARTING = "starting"
+    READY = "ready"
+    PAUSING = "restarting soon"
+    STOPPING = "stopping"
+
+
+class Child:
+    def __init__(self, plan: ProcessPlan, directory: DataDirectory, *, clock: Callable[[], float]) -> None:
+        self.plan = plan
+        self._directory = directory
+        self._clock = clock
+        self._process: asyncio.subprocess.Process | None = None
+        self._log_start = 0
+        self.identity: ProcessIdentity | None = None
+        self.state = ChildState.DOWN
+        self.since = clock()
+        self.starts = 0
+        self.waiting_for = ""
+        """While it starts: what it says it is busy with."""
+        self.last_death: list[str] = []
+        """How it ended by itself and its last words then; empty once it is ready again, or stopped."""
+        self.ready = asyncio.Event()
+        self.gone = asyncio.Event()
+        """Set while there is no operating-system process."""
+        self.gone.set()
+
+    @property
+    def name(self) -> str:
+        return self.plan.name
+
+    def enter(self, state: ChildState) -> None:
+        self.state = state
+        self.since = self._clock()
+        if state in (ChildState.READY, ChildState.DOWN):
+            self.last_death = []
+        if state is ChildState.READY:
+            self.ready.set()
+        else:
+            self.ready.clear()
+
+    async def start(self) -> None:
+        assert self._process is None, f"{self.name} runs already"
+        log_path = self._directory.log_file(self.name)
+        self._directory.of_process(self.name).mkdir(parents=True, exist_ok=True)
+        self._directory.trim_log(self.name)
+        self._log_start = log_path.stat().st_size if log_path.exists() else 0
+        log = self._directory.open_log(self.name)
+        foreign = self.plan.kind is Kind.ZOOKEEPER
+        self.gone.clear()
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                *self.plan.command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                # A session of its own: Ctrl-C in the terminal reaches the supervisor alone, which stops all in order.
+                start_new_session=True,
+                env={**os.environ, "PYTHONUNBUFFERED": "1", **({} if foreign else {DIE_WITH_PARENT: str(os.getpid())})},
+                preexec_fn=die_with_parent if foreign else None,
+            )
+        except OSError:
+            self.gone.set()
+            raise
+        finally:
+            os.close(log)
+        self.starts += 1
+        self.waiting_for = "the process to answer"
+        self.identity = ProcessIdentity.of(self._process.pid)
+        with contextlib.suppress(OSError):  # the disk is full: it runs all the same, and `identity` knows its pid
+            self._directory.pid_file(self.name).write_text(f"{self._process.pid}\n")
+        self.enter(ChildState.STARTING)
+
+    async def wait_ready(self) -> None:
+        """Probe until it is ready; ends early when the process does. Never raises for a probe that fails."""
+        while self._process is not None and self._process.returncode is None:
+            if await self._probe():
+                self.enter(ChildState.READY)
+                return
+            await asyncio.sleep(PROBE_INTERVAL_S)
+
+    async def wait_end(self) -> int:
+        """Wait for the process to end and return its exit code (negative: the signal)."""
+        assert self._process is not None
+        code = await self._process.wait()
+        self._process = None
+        self.identity = None
+        with contextlib.suppress(OSError):
+            self._directory.pid_file(self.name).unlink()
+        self.gone.set()
+        return code
+
+    def terminate(self) -> None:
+        """Ask it to end; `wait_end` sees it."""
+        if self._process is not None and self._process.returncode is None:
+            self.enter(ChildState.STOPPING)
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+
+    def last_words(self, lines: int) -> list[str]:
+        """The end of what this run wrote into its log."""
+        return self._directory.log_tail(self.name, lines=lines, since=self._log_start)
+
+    async def _probe(self) -> bool:
+        if self.plan.kind is Kind.ZOOKEEPER:
+            answer = await _exchange(self.plan.probe_port, b"srvr")
+            return b"Mode:" in answer
+        status, body = await _get(self.plan.probe_port, "/readyz")
+        if status == 200:
+            return True
+        if status:
+            starting, progress = await _get(self.plan.probe_port, "/startupz")
+            self.waiting_for = _describe(progress.get("progress")) if starting == 503 else _reasons(body)
+        return False
+
+
+def _describe(progress: Any) -> str:
+    """`replaying the journal (3 of 10 MB)` from a /startupz body."""
+    if not isinstance(progress, dict) or not progress.get("step"):
+        return "its start-up"
+    total = progress.get("total") or 0
+    amount = f" ({progress.get('done', 0)} of {total} {progress.get('unit', '')})".replace(" )", ")") if total else ""
+    return f"{progress['step']}{amount}"
+
+
+def _reasons(body: dict[str, Any]) -> str:
+    reasons = body.get("reasons")
+    if isinstance(reasons, dict) and reasons:
+        return "; ".join(f"{part}: {why}" for part, why in reasons.items())
+    return "it to become ready"
+
+
+async def _exchange(port: int, request: bytes) -> bytes:
+    """Send `request`, return all that is answered; empty when there is no answer in time."""
+    writer: asyncio.StreamWriter | None = None
+    try:
+        async with asyncio.timeout(PROBE_TIMEOUT_S):
+            reader, writer = await asyncio.open_connection(HOST, port)
+            writer.write(request)
+            received = b""
+            while len(received) < PROBE_SIZE_MAX and (chunk := await reader.read(PROBE_SIZE_MAX)):
+                received += chunk
+            return received
+    except (OSError, TimeoutError):
+        return b""
+    finally:
+        if writer is not None:
+            writer.close()
+
+
+async def _get(port: int, path: str) -> tuple[int, dict[str, Any]]:
+    """GET a small JSON document; (0, {}) when nobody answers. A dozen lines here keep an HTTP client out of the
+    start."""
+    request = f"GET {path} HTTP/1.1\r\nHost: {HOST}\r\nConnection: close\r\n\r\n".encode()
+    head, _, body = (await _exchange(port, request)).partition(b"\r\n\r\n")
+    try:
+        status = int(head.split(b" ", 2)[1])
+        document = json.loads(body)
+    except (ValueError, IndexError):
+        return 0, {}
+    return status, document if isinstance(document, dict) else {}

@@ -1,0 +1,1 @@
+"""`bindery topics`, `bindery produce` and `bindery consume`."""

@@ -1,0 +1,96 @@
+"""The broker's HTTP API as the command line uses it: one client, and errors that name the fix."""
+
+import os
+from typing import Any, Final
+from urllib.parse import quote
+
+import httpx
+from bindery_core.errors import BadRequest, BinderyError
+
+from bindery.common.json_http import JsonHttp, answerer_of, problem_of
+
+DEFAULT_URL: Final = "http://127.0.0.1:8080"
+TIMEOUT_S: Final = 60.0
+WAIT_MS_MAX: Final = 20_000
+
+
+class BrokerUnreachable(BinderyError):
+    code = "broker_unreachable"
+
+
+class BrokerRefused(BinderyError):
+    """The broker answered with a problem; `status` and `problem` are its words."""
+
+    code = "refused"
+
+    def __init__(self, message: str, /, *, http_status: int, problem: dict[str, Any]) -> None:
+        super().__init__(message)
+        self.http_status = http_status
+        self.problem = problem
+
+
+def broker_url(url: str | None) -> str:
+    return (url or os.environ.get("BINDERY_URL") or DEFAULT_URL).rstrip("/")
+
+
+def topic_path(topic: str) -> str:
+    """`tenant/namespace/name`, also written with `persistent://` or as a bare name in public/default -> URL path."""
+    name = topic.removeprefix("persistent://")
+    parts = name.split("/")
+    if len(parts) == 1:
+        parts = ["public", "default", *parts]
+    if len(parts) != 3 or not all(parts):
+        raise BadRequest("not a topic: give NAME or TENANT/NAMESPACE/NAME", topic=topic)
+    return "/v1/topics/" + "/".join(quote(part, safe="") for part in parts)
+
+
+def subscription_path(name: str) -> str:
+    """What follows a topic's path for one of its subscriptions."""
+    return f"/subscriptions/{quote(name, safe='')}"
+
+
+class Broker(JsonHttp):
+    """`with Broker(url) as broker: broker.get(path)`: JSON in and out. Raises BrokerUnreachable, BrokerRefused."""
+
+    def __init__(self, url: str | None) -> None:
+        super().__init__(broker_url(url), timeout_s=TIMEOUT_S)
+
+    def post(self, path: str, body: Any) -> Any:
+        return self.request("POST", path, json=body)
+
+    def request(self, method: str, path: str, **options: Any) -> Any:
+        try:
+            answer = self._http.request(method, path, **options)
+        except httpx.ConnectError as error:
+            raise BrokerUnreachable(
+                f"no broker answers at {self.url}: is it running? `make run` (or `bindery standalone`) starts one; "
+                "--url or BINDERY_URL names another"
+            ) from error
+        except httpx.TimeoutException as error:
+            raise BrokerUnreachable(
+                f"the broker at {self.url} did not answer within {TIMEOUT_S:.0f} s; "
+                "whether it did what was asked is unknown"
+            ) from error
+        except httpx.HTTPError as error:
+            raise BrokerUnreachable(f"the connection to the broker at {self.url} broke: {error}") from error
+        if answer.status_code >= 400:
+            raise _refusal(answer, self.url)
+        try:
+            return answer.json() if answer.content else None
+        except ValueError as error:
+            raise BrokerUnreachable(f"{self.url} is no broker; --url or BINDERY_URL names one") from error
+
+
+def _refusal(answer: httpx.Response, url: str) -> BrokerRefused:
+    problem = problem_of(answer)
+    who = answerer_of(problem)
+    if who not in (None, "a broker"):
+        return BrokerRefused(
+            f"{url} is {who}, not a broker; --url or BINDERY_URL names one", http_status=answer.status_code,
+            problem=problem,
+        )  # fmt: skip
+    detail = problem.get("detail") or answer.text[:500] or answer.reason_phrase
+    code = problem.get("code", "")
+    return BrokerRefused(
+        f"{detail} ({answer.status_code}{', ' + code if code else ''})", http_status=answer.status_code, problem=problem
+    )

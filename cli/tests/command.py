@@ -1,0 +1,55 @@
+"""The `bindery` command as a process of its own, without the half second that its imports take.
+
+A server has imported the command and is forked for each call: a call costs milliseconds, and is still a process with
+standard streams, signals and an exit code of its own. That `python -m bindery` starts it is for the tests that have
+processes run beside them.
+"""
+
+import multiprocessing
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Final
+
+PRELOADED: Final = (
+    "bindery.main", "bindery.ledger.ledger_client", "bindery.standalone.supervisor", "httpx", "bindery_client.client",
+    "bindery_metadata.stores.zookeeper",
+)  # fmt: skip
+_forks = multiprocessing.get_context("forkserver")
+_forks.set_forkserver_preload(list(PRELOADED))
+
+
+def bindery(*arguments: str, stdin: str | None = None, timeout_s: float = 90) -> "subprocess.CompletedProcess[str]":
+    """Run it to its end; without `stdin` it finds nothing to read. Raises subprocess.TimeoutExpired."""
+    with tempfile.TemporaryDirectory() as folder:
+        streams = [Path(folder) / name for name in ("stdin", "stdout", "stderr")]
+        streams[0].write_text(stdin or "")
+        process = _forks.Process(target=_run, args=(arguments, streams, dict(os.environ), Path.cwd()))
+        process.start()
+        process.join(timeout_s)
+        if process.is_alive():
+            process.kill()
+            process.join()
+            raise subprocess.TimeoutExpired(["bindery", *arguments], timeout_s)
+        assert process.exitcode is not None
+        return subprocess.CompletedProcess(arguments, process.exitcode, streams[1].read_text(), streams[2].read_text())
+
+
+def _run(arguments: tuple[str, ...], streams: list[Path], environment: dict[str, str], directory: Path) -> None:
+    """In the fork."""
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(directory)
+    for number, path in enumerate(streams):
+        opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND if number else os.O_RDONLY, 0o600)
+        os.dup2(opened, number)
+        os.close(opened)
+    sys.stdin = os.fdopen(0, "r", encoding="utf-8", closefd=False)
+    sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
+    sys.stderr = os.fdopen(2, "w", encoding="utf-8", buffering=1, closefd=False)
+    sys.argv = ["bindery", *arguments]
+    from bindery.main import main
+
+    main()

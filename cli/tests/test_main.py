@@ -1,0 +1,215 @@
+"""The command itself: it starts at once, explains itself, and its parts take what people type."""
+
+import io
+import json
+import subprocess
+import sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from typing import Any
+
+import pytest
+from bindery import main as main_module
+from bindery.main import app
+from bindery.topics.broker_api import (
+    Broker,
+    BrokerRefused,
+    BrokerUnreachable,
+    broker_url,
+    subscription_path,
+    topic_path,
+)
+from bindery.topics.messages import BATCH_LINES_MAX, LINE_SIZE_MAX, _batches, _message_line, _receive
+from bindery_core.errors import BadRequest, MetadataUnreachable
+from typer.testing import CliRunner
+
+VERBS = [
+    ["standalone"],
+    ["standalone", "status"],
+    ["standalone", "stop"],
+    ["standalone", "start"],
+    ["cluster", "init"],
+    ["produce"],
+    ["consume"],
+    ["topics", "list"],
+    ["topics", "stats"],
+    ["topics", "delete"],
+    ["ledger", "list"],
+    ["ledger", "show"],
+    ["ledger", "read"],
+    ["ledger", "compare"],
+    ["wire", "decode"],
+]
+
+
+@pytest.mark.parametrize("verb", VERBS, ids=" ".join)
+def test_every_verb_explains_itself(verb: list[str]) -> None:
+    result = CliRunner().invoke(app, [*verb, "--help"])
+    assert result.exit_code == 0
+    assert "Usage:" in result.output
+
+
+@pytest.mark.parametrize("verb", [v for v in VERBS if v[-1] not in ("standalone", "stop", "start")], ids=" ".join)
+def test_every_verb_that_tells_something_tells_it_in_json_too(verb: list[str]) -> None:
+    assert "--json" in CliRunner().invoke(app, [*verb, "--help"]).output
+
+
+def test_a_zookeeper_that_is_not_there_is_told_with_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> None:
+        raise MetadataUnreachable("no zookeeper answers", hosts="zk:2181")
+
+    monkeypatch.setattr(main_module, "app", fail)
+    with pytest.raises(SystemExit) as ended:
+        main_module.main()
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == (
+        "bindery: no zookeeper answers: hosts=zk:2181; start ZooKeeper, or name its servers with --zookeeper or "
+        "BINDERY_ZOOKEEPER\n"
+    )
+
+
+def test_starting_the_command_loads_nothing_heavy() -> None:
+    heavy = ("asyncio", "httpx", "kazoo", "pydantic", "rich", "uvloop", "google.protobuf", "bindery_client")
+    script = f"import sys, bindery.main; print([name for name in {heavy} if name in sys.modules])"
+    out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60).stdout
+    assert out.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(BadRequest("not a topic"), 2), (BrokerUnreachable("nobody there"), 1), (KeyboardInterrupt(), 130)],
+)
+def test_exit_codes_tell_usage_from_failure_from_interruption(
+    error: BaseException, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> None:
+        raise error
+
+    monkeypatch.setattr(main_module, "app", fail)
+    with pytest.raises(SystemExit) as ended:
+        main_module.main()
+    assert ended.value.code == code
+    if code != 130:
+        assert capsys.readouterr().err == f"bindery: {error}\n"
+
+
+@pytest.mark.parametrize(
+    ("typed", "path"),
+    [
+        ("hello", "/v1/topics/public/default/hello"),
+        ("t/n/x", "/v1/topics/t/n/x"),
+        ("persistent://t/n/x y", "/v1/topics/t/n/x%20y"),
+        ("t/n/50%?", "/v1/topics/t/n/50%25%3F"),
+    ],
+)
+def test_a_topic_is_named_short_or_long(typed: str, path: str) -> None:
+    assert topic_path(typed) == path
+
+
+@pytest.mark.parametrize("typed", ["", "a/b", "a//b", "a/b/c/d"])
+def test_what_is_no_topic_is_refused(typed: str) -> None:
+    with pytest.raises(BadRequest, match="TENANT/NAMESPACE/NAME"):
+        topic_path(typed)
+
+
+def test_a_subscription_may_have_any_name() -> None:
+    assert subscription_path("a/b c") == "/subscriptions/a%2Fb%20c"
+
+
+def test_the_broker_s_address_comes_from_the_option_then_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert broker_url(None) == "http://127.0.0.1:8080"
+    monkeypatch.setenv("BINDERY_URL", "http://other:1/")
+    assert broker_url(None) == "http://other:1"
+    assert broker_url("http://given:2") == "http://given:2"
+
+
+@pytest.mark.parametrize("verb", [["consume", "x"], ["bookie", "state"]], ids=" ".join)
+@pytest.mark.parametrize("url", ["foo", "127.0.0.1:8000", "http:///x", "http://h:port", "ftp://h:1", "http://h:1/ x"])
+def test_what_is_no_url_is_wrong_usage(verb: list[str], url: str) -> None:
+    result = CliRunner().invoke(app, [*verb, "--url", url])
+    assert isinstance(result.exception, BadRequest)
+    assert str(result.exception) == f"not a URL: want http://host:port, not {url}"
+
+
+def test_lines_are_grouped_into_requests_of_bounded_size() -> None:
+    batches = list(_batches(io.BytesIO(b"x\n" * (2 * BATCH_LINES_MAX + 1))))
+    assert [len(batch) for batch in batches] == [BATCH_LINES_MAX, BATCH_LINES_MAX, 1]
+    batches = list(_batches(io.BytesIO((b"y" * 600_000 + b"\n") * 3)))
+    assert [len(batch) for batch in batches] == [2, 1]
+    with pytest.raises(BadRequest, match="longer than"):
+        list(_batches(io.BytesIO(b"z" * (LINE_SIZE_MAX + 1))))
+
+
+@pytest.mark.parametrize(
+    ("line", "field", "value"),
+    [
+        (b"text\n", "payload", "text"),
+        (b"dos\r\n", "payload", "dos"),
+        (b"\n", "payload", ""),
+        (b"\xff", "payload_base64", "/w=="),
+    ],
+)
+def test_a_line_is_sent_as_text_if_it_is_text(line: bytes, field: str, value: str) -> None:
+    assert json.loads(_message_line(line, {"key": "k"})) == {field: value, "key": "k"}
+
+
+class Recorder:
+    """Stands in for a broker: hands out `messages` once, records what is asked."""
+
+    def __init__(self, messages: list[str]) -> None:
+        self.messages = messages
+        self.calls: list[tuple[str, Any]] = []
+
+    def post(self, path: str, body: Any) -> Any:
+        verb = path.rpartition("/")[2]
+        self.calls.append((verb, body.get("message_ids")))
+        if verb != "receive":
+            return {}
+        batch, self.messages = self.messages, []
+        return {"messages": [{"message_id": message_id} for message_id in batch]}
+
+
+def test_what_was_printed_is_acknowledged_and_the_rest_is_given_back() -> None:
+    broker = Recorder(["1", "2", "3"])
+    source = _receive(broker, "/t", "s", follow=False, maximum=None)  # type: ignore[arg-type]
+    assert next(source)["message_id"] == "1"
+    assert next(source)["message_id"] == "2"
+    source.close()  # as when the reader of the pipe goes away: the second may not have been seen
+    assert broker.calls == [("receive", None), ("ack", ["1"]), ("nack", ["2", "3"])]
+
+
+def test_a_drained_subscription_ends_consume() -> None:
+    broker = Recorder(["1"])
+    assert len(list(_receive(broker, "/t", "s", follow=False, maximum=None))) == 1  # type: ignore[arg-type]
+    assert broker.calls == [("receive", None), ("ack", ["1"]), ("receive", None)]
+
+
+def test_a_refusal_carries_the_broker_s_words() -> None:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = (
+                b'{"code": "no_such_topic", "detail": "no such topic: topic=x"}' if self.path == "/json" else b"<html>"
+            )
+            self.send_response(404)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        with Broker(f"http://127.0.0.1:{server.server_port}") as broker:
+            with pytest.raises(BrokerRefused, match=r"no such topic: topic=x \(404, no_such_topic\)"):
+                broker.get("/json")
+            with pytest.raises(BrokerRefused, match=r"<html> \(404\)"):
+                broker.get("/other")
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()

@@ -1,0 +1,375 @@
+"""`bindery recovery gate`: what it lets pass, what it refuses and with which fix, over metadata in memory."""
+
+import json
+from typing import Any
+
+import pytest
+from bindery.recovery import recovery_gate
+from bindery_core.errors import MetadataUnavailable
+from bindery_core.formats.ledger_metadata import LedgerMetadata, LedgerState, Segment
+from bindery_core.ids import BookieId, EntryId, LedgerId
+from bindery_metadata.bookies.membership import Intent, MembershipStore
+from bindery_metadata.layout.layout import LedgersLayout
+from bindery_metadata.ledgers.closing_records import ClosingCause, ClosingNotes
+from bindery_metadata.ledgers.ledger_manager import LedgerManager
+from bindery_metadata.recovery.underreplication import UnderreplicationManager
+from bindery_metadata.stores.memory import MemoryStore
+from memory_cluster import LAYOUT, MemoryCluster
+
+TEMPLATE = "bindery-bookie-{}.bindery-bookie"
+B = [TEMPLATE.format(ordinal) for ordinal in range(12)]
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> MemoryCluster:
+    monkeypatch.setattr(recovery_gate, "PAUSE_S", 0.01)
+    cluster = MemoryCluster(monkeypatch)
+    cluster.register(*B[:6])
+    cluster.elect("a0")
+    return cluster
+
+
+def gate(cluster: MemoryCluster, *arguments: str, bookies: int | None = None) -> tuple[int, dict[str, Any]]:
+    """(exit code, what it said)."""
+    scale = () if bookies is None else ("--bookies", str(bookies), "--id-template", TEMPLATE)
+    result = cluster.invoke("recovery", "gate", "--json", *scale, *arguments)
+    return result.exit_code, dict(json.loads(result.stdout))
+
+
+def reasons(cluster: MemoryCluster, *, bookies: int | None = None) -> list[tuple[str, str | None]]:
+    code, said = gate(cluster, bookies=bookies)
+    assert code == (1 if said["reasons"] else 0)
+    assert (said["pass"], said["open"]) == (code == 0, code == 0)
+    return [(reason["kind"], reason["bookie_id"]) for reason in said["reasons"]]
+
+
+def mean(
+    cluster: MemoryCluster, bookie: str, intent: Intent, until_ms: int | None = None, *, follows: bool = True
+) -> None:
+    """`follows`: the bookie turns read-only when it drains, as ours do."""
+
+    async def work(store: MemoryStore) -> None:
+        memberships = MembershipStore(store, clock_ms=lambda: cluster.now_ms)
+        await memberships.set(BookieId(bookie), intent, until_ms=until_ms)
+        if follows and intent is Intent.DRAINING:
+            await cluster.turn_read_only(bookie)
+
+    cluster.do(work)
+
+
+def mark(cluster: MemoryCluster, *ledger_ids: LedgerId, paused: bool = False) -> None:
+    async def work(store: MemoryStore) -> None:
+        manager = UnderreplicationManager(
+            store, LAYOUT, randomness=recovery_gate.ReadOnlyLots(), clock_ms=lambda: cluster.now_ms
+        )
+        await manager.prepare()
+        for ledger_id in ledger_ids:
+            await manager.mark(ledger_id)
+        if paused:
+            await manager.disable()
+
+    cluster.do(work)
+
+
+def test_a_sound_cluster_passes(cluster: MemoryCluster) -> None:
+    assert reasons(cluster) == []
+    assert reasons(cluster, bookies=6) == []
+    assert cluster.invoke("recovery", "gate").stdout == "go on: no ledger is marked and no bookie is lost\n"
+
+
+def test_a_marked_ledger_refuses_and_names_what_ends_it(cluster: MemoryCluster) -> None:
+    mark(cluster, *map(LedgerId, range(7, 14)))
+    code, said = gate(cluster)
+    (reason,) = said["reasons"]
+    assert (code, reason["kind"]) == (1, "under_replicated")
+    assert reason["text"] == "7 ledgers lack copies (7, 8, 9, 10, 11, ...)"
+    assert reason["fix"].startswith(
+        "wait until `bindery recovery status --watch` shows none; `bindery recovery explain 7`"
+    )
+    mark(cluster, paused=True)
+    assert gate(cluster)[1]["reasons"][0]["fix"].startswith("healing is paused: `bindery recovery resume`")
+
+
+def note(cluster: MemoryCluster, *ledgers: tuple[int, LedgerState]) -> None:
+    async def work(store: MemoryStore) -> None:
+        manager = LedgerManager(store, LAYOUT, randomness=recovery_gate.ReadOnlyLots())
+        for number, state in ledgers:
+            metadata = LedgerMetadata(
+                ensemble_size=1, write_quorum=1, ack_quorum=1, segments=(Segment(EntryId(0), (BookieId(B[0]),)),),
+                state=state, last_entry_id=EntryId(9 if state is LedgerState.CLOSED else -1),
+            )  # fmt: skip
+            await manager.create_with_id(LedgerId(number), metadata)
+            await ClosingNotes(store).add(LedgerId(number), ClosingCause.RECOVERED)
+        await ClosingNotes(store).add(LedgerId(99), ClosingCause.RECOVERED)  # deleted since
+
+    cluster.do(work)
+
+
+def test_a_ledger_that_recovery_closed_is_waited_for_until_somebody_looked(cluster: MemoryCluster) -> None:
+    note(cluster, (3, LedgerState.IN_RECOVERY))
+    assert reasons(cluster) == [], "who recovers it sees to it, and so does who writes it"
+    note(cluster, *((number, LedgerState.CLOSED) for number in (4, 5)))
+    code, said = gate(cluster)
+    (reason,) = said["reasons"]
+    assert (code, reason["kind"]) == (1, "unknown_copies")
+    assert reason["text"] == (
+        "of 2 ledgers that were closed by recovery, or by a writer that missed copies, it is not known yet whether all"
+        " copies are there (4, 5)"
+    )
+    assert reason["fix"].startswith("wait some seconds, for the auditor looks")
+    assert gate(cluster, "--force")[0] == 0
+    mark(cluster, LedgerId(4), LedgerId(5))
+    assert reasons(cluster) == [("under_replicated", None)], "of a marked one it is known"
+
+
+def test_notes_that_nobody_looks_at_name_what_ends_that(cluster: MemoryCluster) -> None:
+    note(cluster, (4, LedgerState.CLOSED))
+    mark(cluster, paused=True)
+    assert gate(cluster)[1]["reasons"][0]["fix"].startswith("healing is paused: `bindery recovery resume`")
+
+
+def test_force_passes_and_says_what_was_wrong(cluster: MemoryCluster) -> None:
+    mark(cluster, LedgerId(7))
+    code, said = gate(cluster, "--force")
+    assert (code, said["pass"], said["open"], len(said["reasons"])) == (0, True, False, 1)
+    refused = cluster.invoke("recovery", "gate")
+    assert refused.exit_code == 1
+    assert refused.stderr.splitlines()[0].startswith("refused: 1 ledger lacks copies (7); wait until")
+    assert "--set upgradeGate.force=true" in refused.stderr.splitlines()[-1]
+    forced = cluster.invoke("recovery", "gate", "--force")
+    assert forced.exit_code == 0
+    assert forced.stderr.startswith("passed by force: 1 ledger lacks copies")
+
+
+def test_a_bookie_that_is_away_without_leave_refuses(cluster: MemoryCluster) -> None:
+    cluster.stop(B[1])
+    assert reasons(cluster) == [("lost", B[1])]
+    assert f"`bindery bookie recover {B[1]} --yes --wait`" in gate(cluster)[1]["reasons"][0]["fix"]
+
+
+@pytest.mark.parametrize(
+    ("intent", "until_s", "expected"),
+    [
+        (Intent.MAINTENANCE, 600, []),
+        (Intent.MAINTENANCE, None, []),
+        (Intent.MAINTENANCE, -1, [("lost", B[1])]),
+        (Intent.JOINING, None, []),
+        (Intent.REMOVED, None, []),
+        (Intent.DRAINING, None, []),
+    ],
+)
+def test_what_is_meant_with_an_absent_bookie_decides(
+    cluster: MemoryCluster, intent: Intent, until_s: int | None, expected: list[tuple[str, str]]
+) -> None:
+    cluster.stop(B[1])
+    mean(cluster, B[1], intent, None if until_s is None else cluster.now_ms + 1000 * until_s)
+    assert reasons(cluster) == expected
+
+
+def test_a_draining_bookie_that_is_away_and_holds_something_is_lost(cluster: MemoryCluster) -> None:
+    cluster.ledger(B[0], B[1], B[2])
+    mean(cluster, B[1], Intent.DRAINING, follows=False)
+    assert reasons(cluster) == []
+    cluster.stop(B[1])
+    assert reasons(cluster) == [("lost", B[1])]
+
+
+def test_bookies_that_are_to_go_must_be_drained(cluster: MemoryCluster) -> None:
+    cluster.ledger(B[0], B[1], B[4])
+    assert reasons(cluster, bookies=4) == [("not_drained", B[4]), ("not_drained", B[5])]
+    fixes = [reason["fix"] for reason in gate(cluster, bookies=4)[1]["reasons"]]
+    assert fixes == [f"`bindery bookie drain {bookie} --wait`" for bookie in B[4:6]]
+
+    mean(cluster, B[4], Intent.DRAINING)
+    mean(cluster, B[5], Intent.DRAINING)
+    code, said = gate(cluster, bookies=4)
+    assert [reason["text"] for reason in said["reasons"]] == [f"bookie {B[4]} is to go, and 1 ledgers still name it"]
+    assert code == 1
+
+
+def test_a_bookie_that_nothing_names_may_not_go_while_it_takes_new_ledgers(cluster: MemoryCluster) -> None:
+    mean(cluster, B[5], Intent.DRAINING, follows=False)
+    assert reasons(cluster, bookies=5) == [("not_drained", B[5])]
+    (reason,) = gate(cluster, bookies=5)[1]["reasons"]
+    assert reason["text"].startswith(
+        f"bookie {B[5]} is to go, and no ledger names it, but {B[5]} is still registered as writable: "
+    )
+    assert reasons(cluster) == [], "it may be restarted"
+    mean(cluster, B[5], Intent.DRAINING)
+    assert reasons(cluster, bookies=5) == []
+
+
+def test_a_bookie_that_nothing_names_any_more_may_go(cluster: MemoryCluster) -> None:
+    cluster.ledger(B[0], B[1], B[2])
+    mean(cluster, B[4], Intent.DRAINING, follows=False)
+    cluster.stop(B[4])
+    mean(cluster, B[5], Intent.REMOVED)
+    assert reasons(cluster, bookies=4) == []
+    cluster.stop(B[5])
+    assert reasons(cluster, bookies=4) == []
+    assert reasons(cluster, bookies=6) == [], "and it may come back, though not as it is"
+    notes = gate(cluster, bookies=6)[1]["notes"]
+    assert [note.partition(";")[0] for note in notes] == [
+        f"bookie {B[4]} is to stay, and is draining: it takes no new ledgers",
+        f"bookie {B[5]} is to stay, and is removed: it does not start",
+    ]
+
+
+def test_a_rollback_is_refused_for_bookies_that_go_and_for_nothing_else(cluster: MemoryCluster) -> None:
+    cluster.ledger(B[0], B[1], B[4])
+    mark(cluster, LedgerId(7))
+    note(cluster, (8, LedgerState.CLOSED))
+    cluster.stop(B[1])
+    assert len(reasons(cluster, bookies=6)) == 3
+    assert gate(cluster, "--only-drained", bookies=6)[0] == 0
+
+    code, said = gate(cluster, "--only-drained", bookies=4)
+    (reason,) = said["reasons"]
+    assert (code, reason["kind"], reason["bookie_id"]) == (1, "not_drained", B[4])
+    assert reason["text"] == f"bookie {B[4]} is to go, and 1 ledgers still name it"
+    cluster.stop(B[4])
+    code, said = gate(cluster, "--only-drained", bookies=4)
+    assert (code, [(reason["kind"], reason["bookie_id"]) for reason in said["reasons"]]) == (1, [("lost", B[4])]), (
+        "what it holds may be nowhere else"
+    )
+    mean(cluster, B[4], Intent.REMOVED)
+    assert gate(cluster, "--only-drained", bookies=4)[0] == 0
+
+
+@pytest.mark.parametrize("intent", [None, Intent.JOINING, Intent.MAINTENANCE, Intent.DRAINING])
+@pytest.mark.parametrize("is_away", [False, True])
+def test_bookies_that_came_in_vain_may_be_taken_back(
+    cluster: MemoryCluster, intent: Intent | None, is_away: bool
+) -> None:
+    """An upgrade to more bookies that failed after they registered: nobody drained them, and no ledger names them."""
+    cluster.ledger(B[0], B[1], B[2])
+    if intent is not None:
+        mean(cluster, B[5], intent, follows=False)
+    if is_away:
+        cluster.stop(B[5])
+    assert gate(cluster, "--only-drained", bookies=4)[0] == 0
+    cluster.ledger(B[0], B[1], B[5])
+    code, said = gate(cluster, "--only-drained", bookies=4)
+    assert (code, [reason["bookie_id"] for reason in said["reasons"]]) == (1, [B[5]])
+
+
+def test_a_refused_rollback_names_the_way_past(cluster: MemoryCluster) -> None:
+    scale = ("--bookies", "5", "--id-template", TEMPLATE)
+    ledger_id = cluster.ledger(B[0], B[1], B[5])
+    refused = cluster.invoke("recovery", "gate", "--only-drained", *scale)
+    assert refused.exit_code == 1
+    assert refused.stderr.splitlines()[-1].endswith("--force (of a rollback by Helm: --no-hooks) passes all the same")
+    cluster.do(lambda store: LedgerManager(store, LAYOUT, randomness=recovery_gate.ReadOnlyLots()).delete(ledger_id))
+    passed = cluster.invoke("recovery", "gate", "--only-drained", *scale)
+    assert passed.stdout == "go on: no bookie but the 5 that stay holds anything\n"
+
+
+@pytest.mark.parametrize("is_away", [False, True])
+def test_maintenance_is_no_leave_to_go_for_good(cluster: MemoryCluster, is_away: bool) -> None:
+    mean(cluster, B[5], Intent.MAINTENANCE)
+    if is_away:
+        cluster.stop(B[5])
+    assert reasons(cluster, bookies=5) == [("not_drained", B[5])]
+
+
+def test_ordinals_are_numbers_and_other_bookies_are_left_alone(cluster: MemoryCluster) -> None:
+    cluster.register(
+        B[10], "other-bookie-9.elsewhere", "bindery-bookie-07.bindery-bookie", "bindery-bookie-x.bindery-bookie"
+    )
+    assert reasons(cluster, bookies=6) == [("not_drained", B[10])]
+
+
+def test_bookies_of_another_name_are_not_taken_for_none(cluster: MemoryCluster) -> None:
+    """A release that is called otherwise has other bookies, and those that are there would go with all they hold."""
+    result = cluster.invoke("recovery", "gate", "--bookies", "6", "--id-template", "other-bookie-{}.other-bookie")
+    assert result.exit_code == 1
+    assert result.stderr.splitlines()[0].startswith(
+        f"refused: none of the 6 bookies, such as {B[0]}, has an id like other-bookie-0.other-bookie; name the release"
+    )
+    assert cluster.invoke("recovery", "gate", "--bookies", "0", "--id-template", "none-{}").exit_code == 0
+
+
+def test_a_cluster_without_a_bookie_yet_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recovery_gate, "PAUSE_S", 0.01)
+    assert reasons(MemoryCluster(monkeypatch), bookies=4) == []
+
+
+def test_a_cluster_that_is_not_initialised_has_nothing_to_protect(cluster: MemoryCluster) -> None:
+    result = cluster.invoke("recovery", "gate", "--ledgers-root", "/none", "--bookies", "1", "--id-template", TEMPLATE)
+    assert result.exit_code == 0
+    assert "not initialised yet: there is nothing to protect" in result.stdout
+
+
+def test_without_an_auditor_it_passes_with_a_note(cluster: MemoryCluster) -> None:
+    async def work(store: MemoryStore) -> None:
+        for vote in await store.children(LAYOUT.auditor_election):
+            await store.delete(f"{LAYOUT.auditor_election}/{vote}", version=None)
+
+    cluster.do(work)
+    code, said = gate(cluster)
+    assert (code, said["notes"]) == (0, ["no auditor is running: what lacks copies may not be marked"])
+
+
+def test_it_waits_for_what_ends_by_itself(cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster.stop(B[1])
+    looks: list[int] = []
+    really_look = recovery_gate.look
+
+    async def look(store: MemoryStore, layout: LedgersLayout, **rest: Any) -> Any:
+        looks.append(1)
+        if len(looks) == 4:
+            await store.create(LAYOUT.bookie(BookieId(B[1]), read_only=True))
+        return await really_look(store, layout, **rest)
+
+    monkeypatch.setattr(recovery_gate, "look", look)
+    assert gate(cluster, "--wait", "60s")[0] == 0
+    assert len(looks) == 4
+
+
+def test_zookeeper_that_cannot_be_asked_refuses(cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    def connected_store(zookeeper: str) -> Any:
+        raise MetadataUnavailable("no zookeeper answers", hosts=zookeeper)
+
+    monkeypatch.setattr(recovery_gate, "connected_store", connected_store)
+    code, said = gate(cluster, "--zookeeper", "zk:2181")
+    assert (code, said["reasons"][0]["kind"]) == (1, "unreachable")
+    assert "hosts=zk:2181" in said["reasons"][0]["text"]
+    assert gate(cluster, "--bookies-now", "4", bookies=4)[0] == 1, "an upgrade is asked more"
+
+
+@pytest.mark.parametrize(("now", "passes"), [(None, False), (3, True), (4, True), (5, False)])
+def test_a_rollback_that_takes_no_bookie_away_may_be_what_heals_zookeeper(
+    cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch, now: int | None, passes: bool
+) -> None:
+    def connected_store(zookeeper: str) -> Any:
+        raise MetadataUnavailable("no zookeeper answers", hosts=zookeeper)
+
+    monkeypatch.setattr(recovery_gate, "connected_store", connected_store)
+    if now is not None:
+        monkeypatch.setenv("BINDERY_BOOKIES_NOW", str(now))
+    code, said = gate(cluster, "--only-drained", bookies=4)
+    assert (code == 0, said["pass"]) == (passes, passes)
+    if passes:
+        (note,) = said["notes"]
+        assert note.startswith("ZooKeeper cannot be asked: ")
+        assert note.endswith(f"; of {now} bookies none goes")
+
+
+def test_who_is_there_counts_more_than_how_many_are_said_to_be(cluster: MemoryCluster) -> None:
+    cluster.ledger(B[0], B[1], B[4])
+    assert gate(cluster, "--only-drained", "--bookies-now", "4", bookies=4)[0] == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--bookies", "4"),
+        ("--id-template", TEMPLATE),
+        ("--bookies", "4", "--id-template", "b"),
+        ("--wait", "soon"),
+        ("--only-drained",),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(cluster: MemoryCluster, arguments: tuple[str, ...]) -> None:
+    result = cluster.invoke("recovery", "gate", *arguments)
+    assert type(result.exception).__name__ == "BadRequest"

@@ -1,0 +1,46 @@
+"""The tests' own files: who imports what from whom, and what begins first."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def rules(pytestconfig: pytest.Config) -> Any:
+    """The conftest.py of all tests."""
+    return pytestconfig.pluginmanager.get_plugin(str(ROOT / "conftest.py"))
+
+
+def test_two_helpers_of_one_name_are_found(rules: Any, tmp_path: Path) -> None:
+    for place in (
+        "libs/a/tests/fake.py", "services/b/tests/deep/fake.py", "libs/a/tests/socket.py", "libs/a/tests/alone.py",
+        "libs/a/tests/test_x.py", "services/b/tests/test_x.py", "libs/a/tests/conftest.py", "e2e/tests/conftest.py",
+        "libs/a/src/alone.py",
+    ):  # fmt: skip
+        (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / place).touch()
+    assert rules.helpers_of_one_name(tmp_path) == {
+        "fake": ["libs/a/tests/fake.py", "services/b/tests/deep/fake.py"],
+        "socket": ["libs/a/tests/socket.py"],
+    }
+
+
+def test_who_takes_from_another_test_file_says_from_which(rules: Any) -> None:
+    """Files of tests may have one name: `from .test_connection import ...`, not `from test_connection import ...`."""
+    files = [path for pattern in rules.TEST_DIRECTORIES for place in ROOT.glob(pattern) for path in place.rglob("*.py")]
+    assert len(files) > 300
+    bare = re.compile(r"^ *(?:from|import) +(?:test_|conftest\b)", re.MULTILINE)
+    assert [str(path.relative_to(ROOT)) for path in files if bare.search(path.read_text())] == []
+
+
+def test_what_begins_first_is_there(rules: Any) -> None:
+    assert [name for name in rules.LONGEST if not (ROOT / name).is_file()] == []
+
+
+def test_a_traceback_in_a_log_costs_little(rules: Any) -> None:
+    assert structlog.dev.ConsoleRenderer.get_active().exception_formatter is structlog.dev.plain_traceback

@@ -1,0 +1,351 @@
+"""One history: opening, random life under a plot, heal, liveness, verdict. All of it follows from the seed."""
+
+from dataclasses import dataclass
+from random import Random
+
+from bindery_core.formats.ledger_metadata import LedgerState
+from bindery_core.ledger.ledger_actions import Done, Fail, SendReads
+from bindery_core.ledger.ledger_reader import LedgerRead
+from bindery_core.ledger.ledger_writer import WriterSettings
+from bindery_core.wire.messages import ReadResponse
+
+from bindery_simulation.protocol.clients import Recoverer, Writer
+from bindery_simulation.protocol.comic import Comic
+from bindery_simulation.protocol.invariants import Invariant, Violation
+from bindery_simulation.protocol.keepers import Deleter, Replicator
+from bindery_simulation.protocol.ledger import LEDGER_ID
+from bindery_simulation.protocol.plots import Plot, draw_plot
+from bindery_simulation.protocol.readers import Reader
+from bindery_simulation.protocol.world import DIGESTER, World
+
+ENTRIES_MAX = 12
+RECOVERIES_MAX = 4
+READERS_MAX = 3
+SETTLE_STEPS_MAX = 20_000
+ATTEMPTS_MAX = 8
+"""Final recoveries, and final replications, before they count as not ending."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a history came to. `violation` None: every invariant held."""
+
+    seed: int
+    plot: str
+    violation: Violation | None
+    reach: dict[str, int]
+    comic: Comic | None
+    title: str
+
+
+def play(seed: int, *, plot: str | None = None, trace: bool = False) -> Outcome:
+    """The history of `seed`; `plot` narrows what it may be about. Equal arguments, equal history."""
+    history = History(Random(seed), plot=plot, comic=Comic() if trace else None)
+    violation = None
+    try:
+        history.run()
+    except Violation as found:
+        violation = found
+    except AssertionError as error:
+        violation = Violation(Invariant.MACHINE, str(error) or _where(error))
+        violation.__cause__ = error
+    return Outcome(seed, history.plot.name, violation, history.world.reach, history.world.comic, history.title)
+
+
+def _where(error: AssertionError) -> str:
+    place = error.__traceback__
+    while place is not None and place.tb_next is not None:
+        place = place.tb_next
+    assert place is not None
+    return f"in {place.tb_frame.f_code.co_name}"
+
+
+class History:
+    """The world, the cast, and the events that happen to them."""
+
+    def __init__(self, rng: Random, *, plot: str | None = None, comic: Comic | None = None) -> None:
+        self.plot: Plot = draw_plot(rng, plot)
+        plan = self.plot
+        self.rng = rng
+        self.draw = rng.random
+        ensemble_size, write_quorum, ack_quorum = rng.choice(plan.quorums)
+        spares = rng.choice(plan.spares)
+        self.title = f"{plan.name}: E={ensemble_size} Qw={write_quorum} Qa={ack_quorum}, {spares} spare"
+        self.world = world = World(
+            rng,
+            bookie_count=ensemble_size + spares,
+            ensemble_size=ensemble_size,
+            write_quorum=write_quorum,
+            ack_quorum=ack_quorum,
+            comic=comic,
+        )
+        world.loss, world.doubling, world.refusal = plan.loss, plan.doubling, plan.refusal
+        world.fence_loss, world.unknown, world.tearing = plan.fence_loss, plan.unknown, 0.3
+        world.has_slow_links = plan.slow > 0
+        names = list(world.names)
+        rng.shuffle(names)
+        self.damageable = names[: ack_quorum - 1]
+        """Only these lose disks, rot, or go for good: one good copy of what is acknowledged is always left."""
+        self.has_lost_a_bookie = False
+        self.recoverers: list[Recoverer] = []
+        self.readers: list[Reader] = []
+        self.replicators: list[Replicator] = []
+        self.deleter: Deleter | None = None
+        self.writer = Writer(
+            world,
+            settings=WriterSettings(
+                explicit_lac_idle_s=0.1 if plan.name in ("tail", "anything") else None, replacement_retry_s=5.0
+            ),
+        )
+        self._meet(self.writer)
+        self._events = {
+            "add": self._add, "crash": self._crash, "two crash": self._two_crash, "restart": self._restart,
+            "recover": self._recover, "kill recovery": self._kill_recovery, "kill writer": self._kill_writer,
+            "close": self.writer.close, "lose storage": self._lose_storage, "rot": self._rot,
+            "lose bookie": self._lose_bookie, "read": self._read, "replicate": self._replicate,
+            "delete": self._delete, "cut": self._cut, "heal": self._heal_links, "metadata cut": self._metadata_cut,
+            "time": world.pass_time, "rest": self._rest,
+        }  # fmt: skip
+
+    def run(self) -> None:
+        """Raises Violation."""
+        plan, world, events, draw = self.plot, self.world, self._events, self.draw
+        for name in plan.opening:
+            events[name]()
+        bag, rate, haste, size = plan.bag, plan.event_rate, plan.haste, len(plan.bag)
+        step = world.step
+        for _ in range(plan.steps):
+            if draw() < rate:
+                events[bag[int(draw() * size)]]()
+            step(haste)
+        self._heal()
+        self._finish()
+
+    # -- events ----------------------------------------------------------------------------------------------------
+
+    def _meet(self, client: "Writer | Recoverer | Reader | Replicator | Deleter") -> None:
+        if self.plot.slow:
+            for name in self.world.names:
+                if self.draw() < self.plot.slow:
+                    client.slow.add(name)
+
+    def _add(self) -> None:
+        if len(self.world.ledger.payloads) < ENTRIES_MAX:
+            count = 1 + int(self.draw() * 3)
+            draw = self.draw
+            self.writer.add(tuple(bytes((int(draw() * 256),)) * int(draw() * 4) for _ in range(count)))
+
+    def _any_bookie(self, *, is_up: bool) -> str | None:
+        names = [name for name, bookie in self.world.bookies.items() if bookie.is_up is is_up]
+        return names[int(self.draw() * len(names))] if names else None
+
+    def _crash(self) -> None:
+        name = self._any_bookie(is_up=True)
+        if name is not None:
+            self.world.crash(name)  # type: ignore[arg-type]
+
+    def _two_crash(self) -> None:
+        self._crash()
+        self._crash()
+
+    def _restart(self) -> None:
+        name = self._any_bookie(is_up=False)
+        if name is not None:
+            self.world.restart(name)  # type: ignore[arg-type]
+
+    def _recover(self) -> None:
+        if len(self.recoverers) < RECOVERIES_MAX:
+            self._new_recoverer()
+
+    def _new_recoverer(self) -> Recoverer:
+        name = f"recovery{len(self.recoverers)}"
+        recoverer = Recoverer(self.world, name, entries_in_flight_max=(1, 1, 2, 4)[int(self.draw() * 4)])
+        self.recoverers.append(recoverer)
+        self._meet(recoverer)
+        recoverer.start()
+        return recoverer
+
+    def _kill_recovery(self) -> None:
+        busy = [recoverer for recoverer in self.recoverers if recoverer.is_busy]
+        if busy:
+            dead = busy[int(self.draw() * len(busy))]
+            dead.is_gone = True
+            self.world.count("recoveries killed")
+            self.world.note(f"{dead.name} dies")
+
+    def _kill_writer(self) -> None:
+        if not self.writer.is_gone:
+            self.writer.is_gone = True
+            self.world.count("writers killed")
+            self.world.note("writer dies")
+
+    def _lose_storage(self) -> None:
+        if self.damageable:
+            self.world.lose_storage(self.damageable[int(self.draw() * len(self.damageable))])
+
+    def _rot(self) -> None:
+        if not self.damageable:
+            return
+        bookie = self.world.bookies[self.damageable[int(self.draw() * len(self.damageable))]]
+        healthy = [entry_id for entry_id in bookie.entries if entry_id not in bookie.rotten]
+        if healthy:
+            entry_id = healthy[int(self.draw() * len(healthy))]
+            bookie.rot(entry_id)
+            self.world.ledger.set_mark()
+            self.world.count("rot")
+            self.world.note(f"entry {entry_id} rots at {bookie.bookie_id}")
+
+    def _lose_bookie(self) -> None:
+        """For good, with all it has; one at most."""
+        metadata = self.world.ledger.metadata
+        can_do_without = metadata.write_quorum > metadata.ack_quorum or len(self.world.names) > metadata.ensemble_size
+        if self.damageable and can_do_without and not self.has_lost_a_bookie:
+            self.has_lost_a_bookie = True
+            name = self.damageable[0]
+            if self.world.bookies[name].is_up:
+                self.world.crash(name)
+            self.world.bookies[name].is_gone_for_good = True
+            self.world.ledger.set_mark()
+            self.world.count("bookies lost for good")
+            self.world.note(f"{name} is gone for good")
+
+    def _read(self) -> None:
+        if len(self.readers) < READERS_MAX:
+            reader = Reader(self.world, f"reader{len(self.readers)}", rounds=1 + int(self.draw() * 4))
+            self.readers.append(reader)
+            self._meet(reader)
+            reader.start()
+
+    def _replicate(self) -> None:
+        if not any(replicator.is_busy for replicator in self.replicators[-2:]) and len(self.replicators) < 6:
+            self._new_replicator()
+
+    def _new_replicator(self) -> Replicator:
+        replicator = Replicator(self.world, f"worker{len(self.replicators)}")
+        self.replicators.append(replicator)
+        self._meet(replicator)
+        self.world.count("replications")
+        replicator.start()
+        return replicator
+
+    def _delete(self) -> None:
+        if self.deleter is None:
+            self.deleter = Deleter(self.world, "deleter")
+            self._meet(self.deleter)
+            self.deleter.start()
+
+    def _cut(self) -> None:
+        """A client and a bookie cannot reach one another, or in one direction only."""
+        client = self.world.clients[int(self.draw() * len(self.world.clients))]
+        name = self.world.names[int(self.draw() * len(self.world.names))]
+        way = int(self.draw() * 3)
+        if way != 1:
+            client.cuts.add((True, name))
+        if way != 2:
+            client.cuts.add((False, name))
+        self.world.count("links cut")
+        self.world.note(f"{client.name} and {name} are cut off ({('both ways', 'answers only', 'requests only')[way]})")
+
+    def _heal_links(self) -> None:
+        for client in self.world.clients:
+            client.cuts.clear()
+            client.is_cut_off = False
+
+    def _metadata_cut(self) -> None:
+        client = self.world.clients[int(self.draw() * len(self.world.clients))]
+        client.is_cut_off = not client.is_cut_off
+        self.world.note(f"{client.name} {'loses' if client.is_cut_off else 'has'} its connection to metadata")
+
+    def _rest(self) -> None:
+        """A quiet time without faults."""
+        world = self.world
+        kept = world.loss, world.refusal, world.unknown
+        world.loss = world.refusal = world.unknown = 0.0
+        if not world.settle(steps=SETTLE_STEPS_MAX):
+            raise Violation(Invariant.TERMINATES, "a history without faults does not come to rest")
+        world.loss, world.refusal, world.unknown = kept
+
+    # -- the end ---------------------------------------------------------------------------------------------------
+
+    def _heal(self) -> None:
+        world = self.world
+        world.note("all faults are over")
+        world.loss = world.doubling = world.refusal = world.fence_loss = world.unknown = 0.0
+        self._heal_links()
+        for name, bookie in world.bookies.items():
+            if not bookie.is_up:
+                world.restart(name)
+
+    def _finish(self) -> None:
+        """Liveness: what is under way ends, the ledger closes, marks go. Then all of it reads back."""
+        world, ledger = self.world, self.world.ledger
+        if self.draw() < 0.3:
+            self._kill_writer()
+        elif self.draw() < 0.3:
+            self.writer.close()
+        for attempt in range(ATTEMPTS_MAX):
+            if not ledger.is_deleted and ledger.metadata.state is not LedgerState.CLOSED:
+                self._new_recoverer()
+            elif attempt:
+                break
+            if not world.settle(steps=SETTLE_STEPS_MAX):
+                raise Violation(Invariant.TERMINATES, "the faults are over, but messages and time limits go on and on")
+        if ledger.is_deleted:
+            world.count("ended deleted")
+            self._too_late()
+            return
+        if ledger.metadata.state is not LedgerState.CLOSED:
+            raise Violation(Invariant.TERMINATES, f"no recovery closes the ledger: {self.recoverers[-1].failure}")
+        for _ in range(ATTEMPTS_MAX):
+            if ledger.mark is None:
+                break
+            world.settle(steps=SETTLE_STEPS_MAX)
+            last = self._new_replicator()
+            world.settle(steps=SETTLE_STEPS_MAX)
+        if ledger.mark is not None and self._can_repair():
+            raise Violation(Invariant.TERMINATES, f"no repair removes the mark: {last.failure}")
+        self._verdict()
+        self._too_late()
+        self._verdict()
+        world.count(f"segments {min(len(ledger.metadata.segments), 4)}")
+        if ledger.metadata.last_entry_id > ledger.confirmed:
+            world.count("kept unacknowledged entries")
+
+    def _can_repair(self) -> bool:
+        """Whether there are bookies enough for Qw copies in each ensemble."""
+        there = sum(not bookie.is_gone_for_good for bookie in self.world.bookies.values())
+        return there >= self.world.ledger.metadata.ensemble_size
+
+    def _too_late(self) -> None:
+        """The writer, if it lives, tries once more: nothing may come of it."""
+        self.writer.add((b"late",))
+        if not self.world.settle(steps=SETTLE_STEPS_MAX):
+            raise Violation(Invariant.TERMINATES, "a late add goes on and on")
+
+    def _verdict(self) -> None:
+        """Every entry of the closed ledger reads back."""
+        ledger = self.world.ledger
+        last = ledger.metadata.last_entry_id
+        if last < 0:
+            return
+        read = LedgerRead(LEDGER_ID, ledger.metadata, first=0, last=last, digester=DIGESTER)
+        pending = read.start(now=0.0)
+        while pending:
+            action = pending.pop()
+            if type(action) is SendReads:
+                bookie = self.world.bookies[action.bookie_id]
+                if not bookie.is_up:
+                    pending += read.bookie_failed(action.bookie_id, "not there", now=0.0)
+                    continue
+                answers = [ReadResponse(0, *_answer(bookie.read(e), e)) for e in action.entry_ids]
+                pending += read.receive_many(action.bookie_id, answers, now=0.0)
+            elif type(action) is Fail:
+                raise Violation(Invariant.READABLE, f"the closed ledger does not read back: {action.error}")
+            else:
+                assert type(action) is Done
+        for entry in read.entries:
+            ledger.was_read(entry, "verdict")
+
+
+def _answer(found: tuple[int, bytes | None], entry_id: int) -> tuple[int, int, int, bytes | None]:
+    return found[0], LEDGER_ID, entry_id, found[1]

@@ -1,0 +1,439 @@
+"""Mutants: the protocol with one defect put in on purpose, to prove that the checks would see it.
+
+Each is a handful of replaced attributes of the machines, the plans or the model bookie; `applied` puts them in and
+takes them out again. `caught_by` names the invariants that may catch it: which one does depends on what happens first.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from bindery_core import entry
+from bindery_core.digest import Digester
+from bindery_core.entry import Entry, pack, unpack
+from bindery_core.errors import LostOwnership
+from bindery_core.formats.ledger_metadata import LedgerMetadata, LedgerState, Segment
+from bindery_core.ids import BookieId
+from bindery_core.ledger import ledger_plans, ledger_reader, ledger_recovery, ledger_writer
+from bindery_core.ledger.ledger_actions import Confirm, SealLedger
+from bindery_core.ledger.ledger_reader import LacRead
+from bindery_core.ledger.ledger_recovery import LedgerRecovery
+from bindery_core.ledger.ledger_writer import LedgerWriter
+from bindery_core.placement import quorum, write_set
+from bindery_core.wire.messages import ReadLacResponse
+
+from bindery_simulation.protocol.bookie import NO_ENTRY, OK, Bookie
+from bindery_simulation.protocol.history import Outcome, play
+from bindery_simulation.protocol.invariants import Invariant
+from bindery_simulation.protocol.keepers import Replicator
+from bindery_simulation.protocol.ledger import Ledger
+
+Replacement = tuple[Any, str, Any]
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One defect."""
+
+    name: str
+    """A sentence."""
+    patch: Callable[[], list[Replacement]]
+    caught_by: frozenset[Invariant]
+    plot: str | None = None
+    """The kind of history that it shows in soonest; None: any."""
+
+
+MUTANTS: dict[str, Mutant] = {}
+
+
+def mutant(
+    name: str, *caught_by: Invariant, plot: str | None = None
+) -> Callable[[Callable[[], list[Replacement]]], Callable[[], list[Replacement]]]:
+    """Register a patch under `name`."""
+
+    def register(patch: Callable[[], list[Replacement]]) -> Callable[[], list[Replacement]]:
+        assert name not in MUTANTS
+        MUTANTS[name] = Mutant(name, patch, frozenset(caught_by), plot)
+        return patch
+
+    return register
+
+
+@contextmanager
+def applied(defect: Mutant) -> Iterator[None]:
+    """The protocol has this defect meanwhile."""
+    kept = []
+    for owner, attribute, value in defect.patch():
+        kept.append((owner, attribute, vars(owner)[attribute]))
+        setattr(owner, attribute, value)
+    try:
+        yield
+    finally:
+        for owner, attribute, value in reversed(kept):
+            setattr(owner, attribute, value)
+
+
+def hunt(defect: Mutant, *, seeds_max: int) -> tuple[Outcome | None, int]:
+    """Play seeds 0, 1, ... with the defect until one shows it. That history, and how many were played."""
+    with applied(defect):
+        for seed in range(seeds_max):
+            outcome = play(seed, plot=defect.plot)
+            if outcome.violation is not None:
+                return outcome, seed + 1
+    return None, seeds_max
+
+
+# -- fencing and recovery ----------------------------------------------------------------------------------------------
+
+
+@mutant(
+    "recovery reads do not fence (BookKeeper issue 2614)",
+    Invariant.NO_ACK_AFTER_FENCE,
+    Invariant.READABLE,
+    plot="fence race",
+)
+def _reads_do_not_fence() -> list[Replacement]:
+    original = LedgerRecovery._send_reads
+
+    def send(self: LedgerRecovery, first: int, last: int, now: float, *, fence: bool) -> Any:
+        return original(self, first, last, now, fence=False)
+
+    return [(LedgerRecovery, "_send_reads", send)]
+
+
+class _Zero(int):
+    def __sub__(self, other: int) -> int:
+        return -1
+
+
+@mutant("recovery starts at -1 (BookKeeper issue 2615)", Invariant.SEGMENTS, plot="rival recoveries")
+def _recovery_from_minus_one() -> list[Replacement]:
+    original = LedgerRecovery._start_reading
+
+    def start(self: LedgerRecovery, now: float) -> Any:
+        began = self._began
+        assert began is not None
+        last = began.last_segment
+        disguised = Segment(_Zero(last.first_entry_id), last.ensemble)  # type: ignore[arg-type]
+        self._began = began.with_changes(segments=(*began.segments[:-1], disguised))
+        return original(self, now)
+
+    return [(LedgerRecovery, "_start_reading", start)]
+
+
+@mutant("a fence does not survive a restart", Invariant.NO_ACK_AFTER_FENCE, plot="rival recoveries")
+def _fence_is_forgotten() -> list[Replacement]:
+    original = Bookie.restart
+
+    def restart(self: Bookie) -> None:
+        original(self)
+        self.is_fenced = False
+
+    return [(Bookie, "restart", restart)]
+
+
+@mutant("a bookie in limbo takes ordinary adds", Invariant.NO_ACK_AFTER_FENCE, Invariant.READABLE, plot="lost disks")
+def _limbo_is_not_fenced() -> list[Replacement]:
+    original = Bookie.lose_storage
+
+    def lose(self: Bookie, *, is_listed: bool) -> None:
+        original(self, is_listed=is_listed)
+        self.is_fenced = False
+
+    return [(Bookie, "lose_storage", lose)]
+
+
+@mutant("a bookie in limbo denies what it lost", Invariant.READABLE, plot="lost disks")
+def _limbo_denies() -> list[Replacement]:
+    def read(self: Bookie, entry_id: int) -> tuple[int, bytes | None]:
+        frame = self.entries.get(max(self.entries, default=-1) if entry_id < 0 else entry_id)
+        return (NO_ENTRY, None) if frame is None else (OK, frame)
+
+    return [(Bookie, "read", read)]
+
+
+@mutant("a fenced bookie refuses the recovery's adds too", Invariant.TERMINATES, plot="fence race")
+def _recovery_adds_are_refused() -> list[Replacement]:
+    original = Bookie.add
+
+    def add(self: Bookie, entry_id: int, frame: bytes, *, recovery: bool) -> int:
+        return original(self, entry_id, frame, recovery=False)
+
+    return [(Bookie, "add", add)]
+
+
+@mutant("coverage is off by one", Invariant.LAC_RECENT, plot="tail")
+def _coverage_off_by_one() -> list[Replacement]:
+    """In recoveries it does no harm alone: their reads fence too, and need their own denials. LAC reads go stale."""
+    original = quorum.is_covered
+
+    def covered(answered: Any, *, ensemble_size: int, write_quorum: int, ack_quorum: int) -> bool:
+        return original(answered, ensemble_size=ensemble_size, write_quorum=write_quorum, ack_quorum=ack_quorum + 1)
+
+    return [(ledger_recovery, "is_covered", covered), (ledger_reader, "is_covered", covered)]
+
+
+@mutant("one denial ends the ledger", Invariant.READABLE, Invariant.NO_ACK_AFTER_FENCE, plot="fence race")
+def _one_denial() -> list[Replacement]:
+    return [(ledger_recovery, "denials_needed", lambda **_: 1)]
+
+
+@mutant("silence counts as a denial", Invariant.READABLE, Invariant.NO_ACK_AFTER_FENCE, plot="rival recoveries")
+def _silence_is_denial() -> list[Replacement]:
+    original = LedgerRecovery._go_on
+
+    def go_on(self: LedgerRecovery, now: float) -> Any:
+        for read in self._reads.values():
+            read.denied |= read.silent
+        return original(self, now)
+
+    return [(LedgerRecovery, "_go_on", go_on)]
+
+
+@mutant("recovery closes before its write-back is done", Invariant.DENSE, Invariant.READABLE, plot="rival recoveries")
+def _closes_too_early() -> list[Replacement]:
+    return [(LedgerWriter, "pending_count", property(lambda self: 0))]
+
+
+@mutant(
+    "recovery reads from the ensembles that it changed itself",
+    Invariant.READABLE,
+    Invariant.DENSE,
+    Invariant.NO_ACK_AFTER_FENCE,
+    plot="rival recoveries",
+)
+def _reads_from_newcomers() -> list[Replacement]:
+    original = LedgerRecovery.ensemble_changed
+
+    def changed(self: LedgerRecovery, metadata: LedgerMetadata, *, now: float) -> Any:
+        self._began = metadata
+        return original(self, metadata, now=now)
+
+    return [(LedgerRecovery, "ensemble_changed", changed)]
+
+
+@mutant(
+    "recovered entries carry a lac that rests on unpublished ensembles",
+    Invariant.READABLE,
+    Invariant.DENSE,
+    Invariant.LAC_SAFE,
+)
+def _fresh_lac_in_recovered_entries() -> list[Replacement]:
+    original = LedgerWriter.add_recovered
+
+    def add(self: LedgerWriter, entries: list[Entry], *, now: float) -> Any:
+        self._recovery_lac = self.lac
+        return original(self, entries, now=now)
+
+    return [(LedgerWriter, "add_recovered", add)]
+
+
+# -- adding and ensemble changes ---------------------------------------------------------------------------------------
+
+
+@mutant(
+    "entries are confirmed before the metadata change", Invariant.NO_DIVERGENCE, Invariant.READABLE, plot="change race"
+)
+def _ack_before_metadata() -> list[Replacement]:
+    original = LedgerWriter._drain
+
+    def drain(self: LedgerWriter, now: float) -> Any:
+        changing, self._changing = self._changing, False
+        try:
+            return original(self, now)
+        finally:
+            self._changing = changing
+
+    return [(LedgerWriter, "_drain", drain)]
+
+
+@mutant("acks of a replaced bookie still count", Invariant.NO_DIVERGENCE, plot="change race")
+def _replaced_acks_count() -> list[Replacement]:
+    original = LedgerWriter._replaced
+
+    def replaced(self: LedgerWriter, bit: int) -> None:
+        before = list(self._acks)
+        original(self, bit)
+        self._acks[:] = before
+
+    return [(LedgerWriter, "_replaced", replaced)]
+
+
+@mutant("an entry is confirmed before the one in front of it", Invariant.DENSE)
+def _out_of_order() -> list[Replacement]:
+    original = LedgerWriter._drain
+
+    def drain(self: LedgerWriter, now: float) -> Any:
+        actions = original(self, now)
+        second = self.lac + 2
+        is_pending = not actions and not self._changing and second < self.next_entry_id
+        if is_pending and self._acks[second - self._base].bit_count() >= self._ack_quorum:
+            actions.append(Confirm(second, second))
+        return actions
+
+    return [(LedgerWriter, "_drain", drain)]
+
+
+@mutant("the writer's write sets are off by one", Invariant.NO_DIVERGENCE)
+def _write_set_off_by_one() -> list[Replacement]:
+    original = write_set.write_set_masks
+
+    def masks(*, ensemble_size: int, write_quorum: int) -> tuple[int, ...]:
+        found = original(ensemble_size=ensemble_size, write_quorum=write_quorum)
+        return found[1:] + found[:1]
+
+    return [(ledger_writer, "write_set_masks", masks)]
+
+
+@mutant(
+    "metadata is written without compare-and-set",
+    Invariant.SEGMENTS,
+    Invariant.FINAL,
+    Invariant.READABLE,
+    Invariant.NO_ACK_AFTER_FENCE,
+)
+def _no_compare_and_set() -> list[Replacement]:
+    original = Ledger.compare_and_set
+
+    def overwrite(self: Ledger, planned: LedgerMetadata, version: int) -> bool:
+        return original(self, planned, self.version)
+
+    return [(Ledger, "compare_and_set", overwrite)]
+
+
+@mutant("a change does not see that recovery has begun", Invariant.SEGMENTS, Invariant.FINAL, plot="change race")
+def _change_ignores_state() -> list[Replacement]:
+    def plan(
+        metadata: LedgerMetadata, *, failed: Mapping[int, BookieId], first_entry_id: int, choose: Any
+    ) -> LedgerMetadata | None:
+        changed = ledger_plans.replace_failed(metadata, failed=failed, first_entry_id=first_entry_id, choose=choose)
+        return None if changed is None else changed.with_changes(state=LedgerState.OPEN)
+
+    return [(ledger_plans, "plan_ensemble_change", plan)]
+
+
+@mutant("a partial change of unknown outcome is denied, not adopted", Invariant.NO_DIVERGENCE, plot="change race")
+def _partial_change_denied() -> list[Replacement]:
+    original = ledger_plans.replace_failed
+
+    def replace(
+        metadata: LedgerMetadata, *, failed: Mapping[int, BookieId], first_entry_id: int, choose: Any
+    ) -> LedgerMetadata | None:
+        ensemble = metadata.last_segment.ensemble
+        left = {index: bookie_id for index, bookie_id in failed.items() if ensemble[index] == bookie_id}
+        return original(metadata, failed=left, first_entry_id=first_entry_id, choose=choose) if left else None
+
+    return [(ledger_plans, "replace_failed", replace)]
+
+
+@mutant("the writer closes at the last entry pushed", Invariant.DENSE, Invariant.FINAL)
+def _close_at_lap() -> list[Replacement]:
+    original = LedgerWriter.close
+
+    def close(self: LedgerWriter, *, now: float) -> Any:
+        if not isinstance(self.error, LostOwnership) and not self._sealed:
+            self._closing = self._sealed = True
+            return [SealLedger(self.next_entry_id - 1, self.length)]
+        return original(self, now=now)
+
+    return [(LedgerWriter, "close", close)]
+
+
+@mutant("the writer closes with the length of all it pushed", Invariant.FINAL)
+def _close_with_wrong_length() -> list[Replacement]:
+    original = LedgerWriter.close
+
+    def close(self: LedgerWriter, *, now: float) -> Any:
+        self.confirmed_length = self.length
+        return original(self, now=now)
+
+    return [(LedgerWriter, "close", close)]
+
+
+# -- readers -----------------------------------------------------------------------------------------------------------
+
+
+@mutant("entries carry the last entry pushed as their lac", Invariant.LAC_SAFE, Invariant.DENSE, plot="tail")
+def _early_lac() -> list[Replacement]:
+    original = entry.pack_many
+
+    def pack_many(digester: Digester, payloads: Any, *, first_entry_id: int, lac: int, **rest: Any) -> list[bytes]:
+        return original(digester, payloads, first_entry_id=first_entry_id, lac=first_entry_id - 1, **rest)
+
+    return [(entry, "pack_many", pack_many)]
+
+
+@mutant("a reader takes the last entry for the lac", Invariant.LAC_SAFE, plot="tail")
+def _last_entry_is_lac() -> list[Replacement]:
+    def lac_in(self: LacRead, answer: ReadLacResponse) -> int:
+        if answer.last_entry_body is None:
+            return -1
+        return unpack(self._digester, answer.last_entry_body, ledger_id=self.ledger_id, entry_id=None).entry_id
+
+    return [(LacRead, "_lac_in", lac_in)]
+
+
+@mutant("one replica's denial is enough for a reader", Invariant.READABLE)
+def _first_denial_is_absence() -> list[Replacement]:
+    original = ledger_reader._replicas
+    return [(ledger_reader, "_replicas", lambda *args: original(*args)[:1])]
+
+
+@mutant("digests are not checked", Invariant.AGREE, Invariant.MARK, plot="lost disks")
+def _digest_unchecked() -> list[Replacement]:
+    return [(Digester, "verify", lambda self, header, digest, payload: True)]
+
+
+# -- keepers -----------------------------------------------------------------------------------------------------------
+
+
+@mutant("a ledger is deleted without fencing", Invariant.NO_ACK_AFTER_FENCE, plot="deletion")
+def _delete_without_fence() -> list[Replacement]:
+    return [(ledger_plans, "fence_targets", lambda metadata: ())]
+
+
+@mutant("the mark goes before the copies come", Invariant.MARK, plot="repair")
+def _mark_removed_first() -> list[Replacement]:
+    original = Replicator.copy
+
+    def copy(self: Replicator) -> None:
+        assert self._mark is not None
+        self.world.ledger.remove_mark(self._mark)
+        original(self)
+
+    return [(Replicator, "copy", copy)]
+
+
+@mutant("metadata points to copies before they are there", Invariant.READABLE, Invariant.DENSE, plot="repair")
+def _published_before_copied() -> list[Replacement]:
+    original = Replicator.copy
+
+    def copy(self: Replicator) -> None:
+        assert self._fragment is not None
+        if self._target == self._fragment.bookie_id:
+            original(self)
+        else:
+            self.publish()
+
+    return [(Replicator, "copy", copy)]
+
+
+@mutant("copies get the length of the ledger, not their own", Invariant.AGREE, plot="repair")
+def _copies_get_another_length() -> list[Replacement]:
+    from bindery_simulation.protocol import keepers
+
+    def longer(digester: Digester, *, length: int, **rest: Any) -> bytes:
+        return pack(digester, length=length + 1, **rest)
+
+    return [(keepers, "pack", longer)]
+
+
+@mutant("a delete takes no notice of an ensemble change since it fenced", Invariant.NO_ACK_AFTER_FENCE, plot="deletion")
+def _unconditional_delete() -> list[Replacement]:
+    original = Ledger.delete
+
+    def delete(self: Ledger, version: int, *, has_fenced: bool) -> bool:
+        return original(self, self.version, has_fenced=has_fenced)
+
+    return [(Ledger, "delete", delete)]

@@ -1,0 +1,383 @@
+"""World: what is in flight between the clients, the bookies and the metadata node, and what time does to it.
+
+Each step takes one message out of flight, at random, and lets it arrive: nothing keeps any order, which is more than a
+network may do. Messages get lost (their sender may be told, or has to lose patience), doubled, or held back on slow
+links; links and bookies are cut off and come back. Time moves only when nothing flies, or when a step says so.
+
+A write of metadata may be of unknown outcome: done or not. Its client reads again *after* that is settled, because the
+metadata store syncs first.
+
+A message is a tuple (method of World, client, bookie id or None, argument, argument): nothing else on the hot path.
+"""
+
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from bindery_core.digest import Digester
+from bindery_core.errors import BinderyError, MetadataOutcomeUnknown, NoSuchLedger
+from bindery_core.formats.ledger_metadata import DigestType, LedgerMetadata, Segment
+from bindery_core.ids import BookieId, EntryId
+from bindery_core.ledger.ledger_actions import SendAdds, SendReads
+from bindery_core.placement.placement import Candidate, choose_replacements
+from bindery_core.wire.messages import AddResponse, ReadLacResponse, ReadResponse, Status
+
+from bindery_simulation.protocol.bookie import OK, UNKNOWN, Bookie
+from bindery_simulation.protocol.comic import Comic
+from bindery_simulation.protocol.invariants import Invariant, Violation
+from bindery_simulation.protocol.ledger import LEDGER_ID, Ledger
+
+if TYPE_CHECKING:
+    from bindery_simulation.protocol.clients import Client
+
+Message = tuple[Any, ...]
+Plan = Callable[[LedgerMetadata], LedgerMetadata | None]
+Job = tuple[Plan, Callable[[LedgerMetadata], None], Callable[[BinderyError], None]]
+"""A metadata update loop under way: plan, what to do when it is done, and when it failed."""
+
+REFUSALS = tuple(
+    int(status) for status in (Status.IO_ERROR, Status.READ_ONLY, Status.TOO_MANY_REQUESTS, Status.UNKNOWN_LEDGER_STATE)
+)
+DIGESTER = Digester(DigestType.CRC32C)
+
+
+class World:
+    """`rng` decides everything: the same seed gives the same history, traced or not."""
+
+    def __init__(
+        self,
+        rng: Random,
+        *,
+        bookie_count: int,
+        ensemble_size: int,
+        write_quorum: int,
+        ack_quorum: int,
+        comic: Comic | None = None,
+    ) -> None:
+        self.rng = rng
+        self.draw = rng.random
+        self.now = 0.0
+        self.flying: list[Message] = []
+        self.clients: list[Client] = []
+        self.names = [BookieId(f"b{i}") for i in range(bookie_count)]
+        self.bookies = {name: Bookie(name) for name in self.names}
+        self.ledger = Ledger(
+            LedgerMetadata(
+                ensemble_size=ensemble_size,
+                write_quorum=write_quorum,
+                ack_quorum=ack_quorum,
+                segments=(Segment(EntryId(0), tuple(self.names[:ensemble_size])),),
+            ),
+            self.bookies,
+        )
+        self.comic = comic
+        self.reach: dict[str, int] = {}
+        # chances, each per message of its kind
+        self.loss = 0.0
+        self.doubling = 0.0
+        self.tearing = 0.0
+        """That a batch of adds arrives in two parts."""
+        self.refusal = 0.0
+        self.fence_loss = 0.0
+        """That a recovery's first fence never arrives."""
+        self.unknown = 0.0
+        """That the answer to a write of metadata gets lost."""
+        self.has_slow_links = False
+
+    def count(self, what: str) -> None:
+        self.reach[what] = self.reach.get(what, 0) + 1
+
+    # -- in flight -------------------------------------------------------------------------------------------------
+
+    def post(self, message: Message) -> None:
+        """A request to a bookie, or its answer."""
+        client, bookie_id = message[1], message[2]
+        if client.cuts and (message[0].__name__.startswith("to_"), bookie_id) in client.cuts:
+            self._vanish(message, "cut off")
+            return
+        if self.loss and self.draw() < self.loss:
+            self._vanish(message, "lost")
+            return
+        self.flying.append(message)
+        if self.doubling and self.draw() < self.doubling:
+            self.flying.append(message)
+
+    def _vanish(self, message: Message, why: str) -> None:
+        if self.comic is not None:
+            self.comic.vanished(self, message, why)
+        if self.draw() < 0.5:
+            self.flying.append((self.lost, message[1], message[2], None, None))
+
+    def step(self, haste: float = 0.0) -> None:
+        """One message arrives, or (chance `haste`, and when nothing flies) somebody's patience runs out."""
+        flying = self.flying
+        count = len(flying)
+        if not count or (haste and self.draw() < haste):
+            self.pass_time()
+            return
+        index = int(self.draw() * count)
+        message = flying[index]
+        if self.has_slow_links:
+            for _ in range(6):
+                if message[2] not in message[1].slow:
+                    break
+                index = int(self.draw() * count)
+                message = flying[index]
+        flying[index] = flying[-1]
+        flying.pop()
+        self.arrive(message)
+
+    def arrive(self, message: Message) -> None:
+        if self.comic is None:
+            message[0](message)
+        else:
+            self.comic.play(self, message)
+
+    def pass_time(self) -> None:
+        """To the next deadline of anybody, and a little on."""
+        nearest = None
+        for client in self.clients:
+            if not client.is_gone:
+                deadline = client.next_deadline()
+                if deadline is not None and (nearest is None or deadline < nearest):
+                    nearest = deadline
+        self.now = max(self.now, nearest or 0.0) + 0.001
+        for client in list(self.clients):
+            if not client.is_gone:
+                deadline = client.next_deadline()
+                if deadline is not None and deadline <= self.now:
+                    client.tick()
+
+    def settle(self, *, steps: int) -> bool:
+        """Let everything arrive and all time limits pass, until nothing moves; False: it still does after `steps`."""
+        for _ in range(steps):
+            if not self.flying and all(client.is_gone or client.next_deadline() is None for client in self.clients):
+                return True
+            self.step()
+        return False
+
+    # -- faults ----------------------------------------------------------------------------------------------------
+
+    def crash(self, bookie_id: BookieId) -> None:
+        """What is on its way there is lost; answers that left it may still arrive."""
+        bookie = self.bookies[bookie_id]
+        bookie.is_up = False
+        self.count("crashes")
+        kept: list[Message] = []
+        for message in self.flying:
+            if message[2] == bookie_id and message[0].__name__.startswith("to_"):
+                if self.draw() < 0.5:
+                    kept.append((self.lost, message[1], bookie_id, None, None))
+            else:
+                kept.append(message)
+        self.flying[:] = kept
+        self.note(f"{bookie_id} crashes")
+
+    def restart(self, bookie_id: BookieId) -> None:
+        if not self.bookies[bookie_id].is_gone_for_good:
+            self.bookies[bookie_id].restart()
+            self.note(f"{bookie_id} is back")
+
+    def lose_storage(self, bookie_id: BookieId) -> None:
+        """It crashes and comes back with an empty disk."""
+        bookie = self.bookies[bookie_id]
+        if bookie.is_gone_for_good:
+            return
+        self.crash(bookie_id)
+        listed = any(bookie_id in segment.ensemble for segment in self.ledger.metadata.segments)
+        bookie.lose_storage(is_listed=listed and not self.ledger.is_deleted)
+        if listed:
+            self.ledger.set_mark()
+            self.count("limbo")
+        self.note(f"{bookie_id} is back with an empty disk")
+
+    def note(self, text: str) -> None:
+        if self.comic is not None:
+            self.comic.note(self, text)
+
+    # -- adds ------------------------------------------------------------------------------------------------------
+
+    def send_adds(self, client: "Client", action: SendAdds) -> None:
+        ids, frames = action.entry_ids, action.frames
+        if len(ids) > 1 and self.tearing and self.draw() < self.tearing:
+            cut = 1 + int(self.draw() * (len(ids) - 1))
+            self.post((self.to_add, client, action.bookie_id, (ids[:cut], frames[:cut]), action.recovery))
+            ids, frames = ids[cut:], frames[cut:]
+        self.post((self.to_add, client, action.bookie_id, (ids, frames), action.recovery))
+
+    def to_add(self, message: Message) -> None:
+        _, client, bookie_id, (ids, frames), recovery = message
+        bookie = self.bookies[bookie_id]
+        if not bookie.is_up:
+            self.lost(message)
+            return
+        answers = []
+        for entry_id, frame in zip(ids, frames, strict=True):
+            if self.refusal and self.draw() < self.refusal:
+                status = REFUSALS[int(self.draw() * len(REFUSALS))]
+            else:
+                status = bookie.add(entry_id, frame, recovery=recovery)
+                if status == OK:
+                    self.ledger.stored(bookie, entry_id, frame, recovery=recovery)
+            answers.append(AddResponse(0, status, LEDGER_ID, entry_id))
+        self.post((self.from_add, client, bookie_id, answers, None))
+
+    def from_add(self, message: Message) -> None:
+        client = message[1]
+        if not client.is_gone:
+            client.receive_adds(message[2], message[3])
+
+    # -- reads -----------------------------------------------------------------------------------------------------
+
+    def send_reads(self, client: "Client", action: SendReads) -> None:
+        bookie_id, how = action.bookie_id, (action.fence, client.epoch)
+        for entry_id in action.entry_ids:
+            if entry_id < 0 and self.fence_loss and self.draw() < self.fence_loss:
+                self._vanish((self.to_read, client, bookie_id, entry_id, how), "lost")
+            else:
+                self.post((self.to_read, client, bookie_id, entry_id, how))
+
+    def to_read(self, message: Message) -> None:
+        _, client, bookie_id, entry_id, (fence, epoch) = message
+        bookie = self.bookies[bookie_id]
+        if not bookie.is_up:
+            self.lost(message)
+            return
+        if fence:
+            bookie.fence()
+        status, frame = bookie.read(entry_id)
+        if self.refusal and self.draw() < self.refusal:
+            status, frame = REFUSALS[int(self.draw() * len(REFUSALS))], None
+        elif fence:
+            bookie.has_answered_fence = True
+            self.count("fences")
+        max_lac = None if fence else bookie.lac
+        answer = ReadResponse(epoch, status, LEDGER_ID, entry_id, frame, max_lac)
+        self.post((self.from_read, client, bookie_id, answer, None))
+
+    def from_read(self, message: Message) -> None:
+        client = message[1]
+        if not client.is_gone:
+            client.receive_reads(message[2], [message[3]])
+
+    def to_poll(self, message: Message) -> None:
+        """A long poll: argument is the previous LAC. It parks while the LAC stands, or its time runs out."""
+        _, client, bookie_id, previous, epoch = message
+        bookie = self.bookies[bookie_id]
+        if not bookie.is_up:
+            self.lost(message)
+            return
+        if bookie.lac <= previous and self.draw() < 0.6:
+            self.flying.append(message)
+            return
+        answer = ReadResponse(epoch, OK, LEDGER_ID, -1, None, bookie.lac)
+        if bookie.lac > previous:
+            status, frame = bookie.read(previous + 1)
+            if status == OK:
+                answer = ReadResponse(epoch, OK, LEDGER_ID, previous + 1, frame, bookie.lac)
+        self.post((self.from_poll, client, bookie_id, answer, None))
+
+    def from_poll(self, message: Message) -> None:
+        client = message[1]
+        if not client.is_gone:
+            client.receive_poll(message[2], message[3])
+
+    def to_read_lac(self, message: Message) -> None:
+        _, client, bookie_id, epoch, _ = message
+        bookie = self.bookies[bookie_id]
+        if not bookie.is_up:
+            self.lost(message)
+            return
+        status, last = bookie.read(-1)
+        packet = None if status == UNKNOWN else bookie.explicit_lac_packet
+        if status not in (OK, UNKNOWN) and packet is not None:
+            status = int(Status.IO_ERROR)  # explicit LAC without entries: as BookKeeper answers it
+        answer = ReadLacResponse(epoch, status, LEDGER_ID, packet, last)
+        self.post((self.from_read_lac, client, bookie_id, answer, None))
+
+    def from_read_lac(self, message: Message) -> None:
+        client = message[1]
+        if not client.is_gone:
+            client.receive_lac(message[2], message[3])
+
+    def to_write_lac(self, message: Message) -> None:
+        bookie = self.bookies[message[2]]
+        if bookie.is_up:
+            bookie.write_lac(message[3], message[4])
+
+    def lost(self, message: Message) -> None:
+        """The client learns that its connection is gone."""
+        client = message[1]
+        if not client.is_gone:
+            client.bookie_failed(message[2])
+
+    # -- metadata --------------------------------------------------------------------------------------------------
+
+    def update(self, client: "Client", job: Job) -> None:
+        """The metadata update loop; others may get between its read and its write."""
+        self.flying.append((self.meta_read, client, None, job, None))
+
+    def _is_held_back(self, message: Message) -> bool:
+        """A client cut off from metadata waits: its requests are repeated until they get through."""
+        client = message[1]
+        if client.is_cut_off and not client.is_gone:
+            self.flying.append(message)
+            return True
+        return False
+
+    def meta_read(self, message: Message) -> None:
+        _, client, _, (plan, done, failed), _ = message
+        if client.is_gone or self._is_held_back(message):
+            return
+        if self.ledger.is_deleted:
+            failed(NoSuchLedger("no such ledger", ledger_id=LEDGER_ID))
+            return
+        read, version = self.ledger.metadata, self.ledger.version
+        try:
+            planned = plan(read)
+        except BinderyError as error:
+            failed(error)
+            return
+        except AssertionError as error:
+            raise Violation(Invariant.SEGMENTS, f"a plan of {client.name} would break metadata") from error
+        if planned is None:
+            done(read)
+        else:
+            self.flying.append((self.meta_write, client, None, message[3], (planned, version)))
+
+    def meta_write(self, message: Message) -> None:
+        """Also of a client that is gone by now: its request was on the way."""
+        _, client, _, job, (planned, version) = message
+        if self._is_held_back(message):
+            return
+        if self.unknown and self.draw() < self.unknown:
+            self.count("unknown outcomes")
+            if self.draw() < 0.7:
+                self.ledger.compare_and_set(planned, version)
+            if self.draw() < 0.1:
+                job[2](MetadataOutcomeUnknown("the answer got lost"))
+            else:
+                self.update(client, job)
+        elif self.ledger.compare_and_set(planned, version):
+            self.flying.append((self.meta_done, client, None, job, planned))
+        else:
+            self.count("version conflicts")
+            self.update(client, job)
+
+    def meta_done(self, message: Message) -> None:
+        if not message[1].is_gone:
+            message[3][1](message[4])
+
+    def choose(self, ensemble: Sequence[BookieId], failed: Any) -> dict[int, BookieId]:
+        """Replacements out of those that seem to be there: knowledge of it may be old."""
+        candidates = [
+            Candidate(name, refusal=None if bookie.is_up or self.draw() < 0.1 else "not there")
+            for name, bookie in self.bookies.items()
+        ]
+        return choose_replacements(
+            candidates,
+            ensemble=ensemble,
+            failed=failed,
+            write_quorum=self.ledger.metadata.write_quorum,
+            rng=self.rng,
+        )

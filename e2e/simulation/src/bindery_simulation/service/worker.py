@@ -1,0 +1,56 @@
+"""SimWorker: the storage engine's worker without a thread. Each job runs whole, in the loop, after a time by lot."""
+
+import random
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from bindery_simulation.loop import SimLoop
+
+
+class PowerLost(BaseException):
+    """The machine has no power: whoever meets this is gone. Not an Exception, so that no product code handles it."""
+
+
+class SimWorker:
+    """A `bindery_bookie.storage.io.worker.Worker`. `job_s` draws how long the next job takes."""
+
+    def __init__(self, loop: SimLoop, job_s: Callable[[], float]) -> None:
+        self._loop = loop
+        self._job_s = job_s
+        self._jobs: deque[tuple[Callable[[], Any], Callable[[Any, BaseException | None], None]]] = deque()
+
+    def submit(self, job: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
+        self._jobs.append((job, done))
+        if len(self._jobs) == 1:
+            self._loop.call_later(self._job_s(), self._run)
+
+    def post(self, callback: Callable[..., None], *args: Any) -> None:
+        self._loop.call_soon(callback, *args)
+
+    def close(self) -> None:
+        """Jobs submitted still run, as with a thread; here the loop cannot wait for them, so there must be none."""
+        assert not self._jobs
+
+    def _run(self) -> None:
+        job, done = self._jobs[0]
+        try:
+            result, error = job(), None
+        except PowerLost:
+            return
+        except Exception as raised:
+            result, error = None, raised
+        self._jobs.popleft()
+        if self._jobs:
+            self._loop.call_later(self._job_s(), self._run)
+        done(result, error)
+
+
+def job_times(lots: random.Random, *, slow: Callable[[], float]) -> Callable[[], float]:
+    """Half a millisecond mostly, sometimes ten; `slow` multiplies (a disk that stalls)."""
+
+    def draw() -> float:
+        base_s = 0.010 if lots.random() < 0.05 else 0.0005
+        return base_s * (0.5 + lots.random()) * slow()
+
+    return draw

@@ -1,0 +1,277 @@
+"""Damage: harms one file of a copied bookie directory, starts the engine on it, and asks for everything.
+
+Some cases harm two at once, where one would show by the other (`double_fault`).
+
+Allowed: right bytes, an answer that says "I cannot tell", or a refused start whose message names a file. Forbidden:
+wrong bytes, absence of what was there, a forgotten fence, any other exception, a hang, memory beyond a bound.
+
+One thing no store can tell: a journal whose end was turned to zeros looks like one that ends there. Of a killed bookie
+this loses what only that end held. `journal_format` documents it for the last group; such cases are counted apart, as
+tears (the last group) and as wiped ends (several last groups).
+"""
+
+import os
+import random
+import resource
+import shutil
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Final
+
+from bindery_bookie.membership import identity
+from bindery_bookie.storage.io.disk import RealDisk
+from bindery_bookie.storage.journal.journal_format import GROUP_HEADER_SIZE
+from bindery_core.errors import BadVersion, Corrupt
+from bindery_core.formats.cookie import FILE_NAME, differences, parse
+
+from bindery_simulation.storage import turns
+from bindery_simulation.storage.double_fault import CUT_AND_INDEX_LOST, cut_and_lose_index
+from bindery_simulation.storage.engines import real_engine
+from bindery_simulation.storage.harm import Harm, do_harm
+from bindery_simulation.storage.templates import (
+    COOKIE,
+    GroupPlace,
+    Template,
+    list_ledgers,
+    make_template,
+    scratch_directory,
+)
+from bindery_simulation.storage.verdict import Finding, Problem, question
+
+CASES_PER_TEMPLATE: Final = 50
+MEMORY_KIB_MAX: Final = 400 * 1024
+"""Resident memory that a case may add to the most there was before: a template and its copy are below 2 MiB."""
+
+DOUBLE_SHARE: Final = 0.08
+"""Of the cases: with a double fault, where the template has what it takes."""
+
+_DULL: Final = ("LevelDB LOCK", "LevelDB LOG")
+"""Files that hold nothing: harmed now and then."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """One case."""
+
+    seed: int
+    harm: Harm
+    file_kind: str
+    ended: str
+    """served, limbo, refused, tear, wiped or violated."""
+    problems: list[Problem] = field(default_factory=list)
+    refusals: int = 0
+    is_limbo: bool = False
+    entries_right: int = 0
+    told: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.harm.kind}: {self.harm.told}: {self.problems[0] if self.problems else self.ended}"
+
+
+@dataclass(slots=True)
+class Tally:
+    """Sums over cases."""
+
+    cases: int = 0
+    ended: Counter[str] = field(default_factory=Counter)
+    harms: Counter[str] = field(default_factory=Counter)
+    files: Counter[str] = field(default_factory=Counter)
+    entries_right: int = 0
+    failed: list[tuple[int, Outcome]] = field(default_factory=list)
+
+    def add(self, other: "Tally") -> None:
+        self.cases += other.cases
+        self.ended.update(other.ended)
+        self.harms.update(other.harms)
+        self.files.update(other.files)
+        self.entries_right += other.entries_right
+        self.failed += other.failed
+
+
+def file_kind(path: str) -> str:
+    """What a file is, whatever its number."""
+    name = os.path.basename(path)
+    if "/index/" in path:
+        name = {"CURRENT": "CURRENT", "LOCK": "LOCK", "LOG": "LOG", "LOG.old": "LOG"}.get(name, name)
+        if name.startswith("MANIFEST"):
+            name = "MANIFEST"
+        return "LevelDB " + (os.path.splitext(name)[1] or name)
+    return {".txn": "journal", ".log": "entry log"}.get(os.path.splitext(name)[1], name)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Which harm is looked at; empty: all."""
+
+    files: tuple[str, ...] = ()
+    """Kinds of files, as `file_kind` says."""
+    harms: tuple[str, ...] = ()
+    """Kinds of harm, as `harm` calls them."""
+
+
+ALL: Final = Choice()
+
+
+def run_case(template: Template, seed: int, directory: str, choice: Choice = ALL) -> Outcome:
+    """Harm a copy of `template` in `directory`, which must not exist and is gone afterwards."""
+    lots = random.Random(f"damage {seed}")
+    shutil.copytree(template.directory, directory)
+    before_kib = _most_resident_kib()  # whoever runs this may have run much else
+    try:
+        outcome = _run_copy(template, seed, directory, lots, choice)
+    finally:
+        shutil.rmtree(directory)
+    if (more_kib := _most_resident_kib() - before_kib) > MEMORY_KIB_MAX:
+        outcome.ended = "violated"
+        outcome.problems.append(Problem("memory", None, f"{more_kib} KiB more are resident"))
+    return outcome
+
+
+def _most_resident_kib() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def _run_copy(template: Template, seed: int, directory: str, lots: random.Random, choice: Choice) -> Outcome:
+    there = {file_kind(path) for path, _ in template.files}
+    kinds = sorted(there.intersection(choice.files) or there)
+    kind = lots.choices(kinds, [1 if kind in _DULL else 6 for kind in kinds])[0]
+    path = lots.choice([path for path, _ in template.files if file_kind(path) == kind])
+    harm = _double_fault(directory, seed, choice)
+    if harm is None:
+        harm = do_harm(directory, path, lots, kinds=[one for one in choice.harms if one != CUT_AND_INDEX_LOST])
+    else:
+        path, kind = harm.path, file_kind(harm.path)
+    outcome = Outcome(seed, harm, kind, "served")
+    if kind == FILE_NAME:
+        _look_at_version(directory, path, outcome)
+        return outcome
+    starts = 2 if lots.random() < 0.25 else 1
+    """A second start shows whether the first one made things worse."""
+    for _ in range(starts):
+        finding = _start_and_ask(template, directory, lots, outcome)
+        if finding is None:
+            break
+        outcome.refusals += finding.refused
+        outcome.entries_right += finding.right
+        problems, excused = _excuse(finding.problems, template, directory, harm)
+        outcome.problems += problems
+        if problems:
+            outcome.ended = "violated"
+            break
+        outcome.ended = excused or ("limbo" if outcome.is_limbo else outcome.ended)
+    return outcome
+
+
+def _double_fault(directory: str, seed: int, choice: Choice) -> Harm | None:
+    """By lots of its own, so that the other cases are what they were without."""
+    lots = random.Random(f"double {seed}")
+    if choice.harms:
+        is_wanted = CUT_AND_INDEX_LOST in choice.harms
+    else:
+        is_wanted = (not choice.files or "entry log" in choice.files) and lots.random() < DOUBLE_SHARE
+    return cut_and_lose_index(directory, lots) if is_wanted else None
+
+
+def _look_at_version(directory: str, path: str, outcome: Outcome) -> None:
+    """The engine never reads it: who the bookie is, is settled before."""
+    text = identity.read_version(RealDisk(), os.path.join(directory, os.path.dirname(os.path.dirname(path))))
+    try:
+        if text is None or differences(COOKIE, parse(text)):
+            outcome.ended = "refused"
+    except (Corrupt, BadVersion):
+        outcome.ended = "refused"
+    except Exception as error:
+        outcome.ended = "violated"
+        outcome.problems.append(Problem("starts", None, f"VERSION: {type(error).__name__}: {error}"))
+
+
+def _start_and_ask(template: Template, directory: str, lots: random.Random, outcome: Outcome) -> Finding | None:
+    """None: it did not start; `outcome` says why and whether it may."""
+
+    async def start_and_ask() -> Finding | None:
+        engine = real_engine(directory, lots)
+        try:
+            await engine.open()
+        except Corrupt as error:
+            outcome.told = str(error).replace(directory, "")
+            outcome.ended = "refused"
+            if not error.facts.get("path"):
+                outcome.ended = "violated"
+                outcome.problems.append(Problem("starts", None, f"the refusal names no file: {outcome.told}"))
+            return None
+        if engine.limbo is not None:
+            await list_ledgers(engine, template.history)
+            outcome.is_limbo = True
+        finding = await question(engine, template.history, may_be_old=engine.limbo is not None)
+        await engine.close()
+        return finding
+
+    try:
+        return turns.run(start_and_ask())
+    except BaseException as error:  # whatever it is, it should not have come out
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            raise
+        outcome.ended = "violated"
+        outcome.problems.append(Problem("starts", None, f"{type(error).__name__}: {error}".replace(directory, "")))
+        return None
+
+
+def _excuse(
+    problems: list[Problem], template: Template, directory: str, harm: Harm
+) -> tuple[list[Problem], str | None]:
+    """Problems that stay, and "tear" or "wiped" when the journal's harmed end explains all of them."""
+    if not problems:
+        return [], None
+    lost = lost_groups(template, harm)
+    keys = {key for group in lost for key in group.keys}
+    ledgers = {ledger_id for group in lost for ledger_id in group.ledgers}
+    for problem in problems:
+        assert problem.key is not None
+        is_of_lost = problem.key in keys if problem.key[1] >= 0 else problem.key[0] in ledgers
+        if not is_of_lost:
+            return problems, None
+    return [], "tear" if len(lost) == 1 else "wiped"
+
+
+def lost_groups(template: Template, harm: Harm) -> list[GroupPlace]:
+    """The journal's last groups, if the harm reached from the first of them to the end of its records, or over the
+    head of the last one: what is left of that looks like the end of one large group whose write was cut short."""
+    if not template.groups or harm.path != template.groups[-1].path or harm.kind not in ("zeros", "truncated"):
+        return [group for group in template.groups[-1:] if _touches(harm, group)]
+    last = template.groups[-1]
+    if harm.stop < last.offset + GROUP_HEADER_SIZE or harm.kind == "truncated":
+        return [last] if _touches(harm, last) and harm.start >= last.offset else []
+    return [group for group in template.groups if group.path == harm.path and group.offset + group.size > harm.start]
+
+
+def _touches(harm: Harm, group: GroupPlace) -> bool:
+    return harm.path == group.path and harm.start < group.offset + group.size and group.offset < harm.stop
+
+
+def replay(seed: int) -> Outcome:
+    """One case alone."""
+    with scratch_directory() as directory:
+        return run_case(make_template(seed // CASES_PER_TEMPLATE, directory), seed, f"{directory}/copy")
+
+
+def run_cases(first: int, count: int, choice: Choice = ALL) -> Tally:
+    """Cases `first`, `first` + 1, ...; each on the template that its seed says."""
+    tally = Tally()
+    template: Template | None = None
+    made = -1
+    with scratch_directory() as directory:
+        for seed in range(first, first + count):
+            number = seed // CASES_PER_TEMPLATE
+            if template is None or made != number:
+                if template is not None:
+                    shutil.rmtree(template.directory)
+                template, made = make_template(number, directory), number
+            outcome = run_case(template, seed, f"{directory}/copy-{seed}", choice)
+            tally.cases += 1
+            tally.ended[outcome.ended] += 1
+            tally.harms[outcome.harm.kind] += 1
+            tally.files[outcome.file_kind] += 1
+            tally.entries_right += outcome.entries_right
+            if outcome.problems:
+                tally.failed.append((seed, outcome))
+    return tally

@@ -1,0 +1,72 @@
+"""Engines: the product's storage engine on disks of our choice, so small that files roll and caches fill at once."""
+
+import random
+from collections.abc import Callable
+from typing import Any, Final
+
+from bindery_bookie.storage.engine.engine import StorageEngine
+from bindery_bookie.storage.io.disk import RealDisk
+from bindery_bookie.storage.io.kv import LevelDbKV
+from bindery_bookie.storage.settings import KIB, LedgerStorageKind, StorageSettings
+
+from bindery_simulation.disk import CrashableKV
+from bindery_simulation.storage.turns import TurnWorker
+
+SMALL: Final[dict[str, Any]] = {
+    "journal_file_size_max": 64 * KIB,
+    "journal_group_size_max": 64 * KIB,
+    "write_cache_size_max": 16 * KIB,
+    "flush_chunk_size": 4 * KIB,
+    "entry_log_size_max": 64 * KIB,
+    "read_cache_size_max": 16 * KIB,
+    "flush_interval_s": 3600,
+    "flush_retry_s": 0.01,
+    "waiting_time_max_s": 0.05,
+}
+"""Settings under which a workload of a few hundred entries sees all that an engine does."""
+
+_KINDS: Final = tuple(LedgerStorageKind)
+"""A bookie may change between them at any start, and here it does."""
+
+
+def small_settings(directory: str, kind: LedgerStorageKind = LedgerStorageKind.SORTED) -> StorageSettings:
+    return StorageSettings(
+        journal_directory=f"{directory}/journal",
+        ledger_directory=f"{directory}/ledgers",
+        ledger_storage=kind,
+        **SMALL,
+    )
+
+
+def crashable_engine(
+    disk: Any, kv: CrashableKV, lots: random.Random, *, worker: type[TurnWorker] = TurnWorker
+) -> StorageEngine:
+    """On a disk that can lose power, and an index that shares it."""
+    return _engine("", disk, lambda path: kv, lambda path: kv.clear(), lots, worker)
+
+
+def real_engine(directory: str, lots: random.Random, *, write_buffer_size: int = 8 * 1024 * KIB) -> StorageEngine:
+    """On real files and LevelDB. `write_buffer_size`: a small one makes LevelDB write and merge tables."""
+
+    def open_kv(path: str) -> LevelDbKV:
+        return LevelDbKV(path, write_buffer_size=write_buffer_size)
+
+    return _engine(directory, RealDisk(), open_kv, LevelDbKV.destroy, lots, TurnWorker)
+
+
+def _engine(
+    directory: str,
+    disk: Any,
+    open_kv: Callable[[str], Any],
+    destroy_kv: Callable[[str], None],
+    lots: random.Random,
+    worker: type[TurnWorker],
+) -> StorageEngine:
+    return StorageEngine(
+        small_settings(directory, lots.choice(_KINDS)),
+        disk=disk,
+        open_kv=open_kv,
+        destroy_kv=destroy_kv,
+        start_worker=lambda name: worker(lots),
+        wall_clock_ms=lambda: 1_000,
+    )

@@ -1,0 +1,143 @@
+"""Templates: real directories with a History, which damage is then done to copies of.
+
+A template is one bookie after a few lives. It was closed in order, or killed: then its directory is as it was at that
+instant, with a journal to replay and LevelDB's own log.
+"""
+
+import asyncio
+import contextlib
+import os
+import random
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from bindery_bookie.membership import identity
+from bindery_bookie.storage import control_records
+from bindery_bookie.storage.corruption import limbo
+from bindery_bookie.storage.corruption.limbo import LimboLedger
+from bindery_bookie.storage.engine.engine import StorageEngine
+from bindery_bookie.storage.io.disk import RealDisk
+from bindery_bookie.storage.journal import journal_format
+from bindery_bookie.storage.journal.mark import read_mark
+from bindery_bookie.storage.opening import opening
+from bindery_core.formats.cookie import Cookie
+
+from bindery_simulation.storage import turns
+from bindery_simulation.storage.calls import MASTER_KEY
+from bindery_simulation.storage.engines import real_engine
+from bindery_simulation.storage.history import History, Key
+from bindery_simulation.storage.workload import Workload
+
+COOKIE: Final = Cookie(bookie_id="b-1:3181", journal_dirs=("/j",), ledger_dirs=("/l",), instance_id="a-b-c")
+"""Whose directories they are."""
+SCRUB_RATE: Final = 1 << 30
+"""Bytes a second, simulated ones."""
+FAST_DIRECTORY: Final = "/dev/shm"
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPlace:
+    """A journal group that a start would replay."""
+
+    path: str
+    """Relative to the template's directory."""
+    offset: int
+    size: int
+    keys: frozenset[Key]
+    """Entries in it."""
+    ledgers: frozenset[int]
+    """Ledgers of which it holds anything."""
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    directory: str
+    history: History
+    is_killed: bool
+    groups: tuple[GroupPlace, ...]
+    """To replay, in order; none after an orderly end."""
+    files: tuple[tuple[str, int], ...]
+    """(relative path, bytes), sorted."""
+
+
+@contextlib.contextmanager
+def scratch_directory(parent: str | None = None) -> Iterator[str]:
+    """A directory that is gone afterwards; in memory if the machine has such a place."""
+    if parent is None and os.path.isdir(FAST_DIRECTORY):
+        parent = FAST_DIRECTORY
+    with tempfile.TemporaryDirectory(prefix="bindery-damage-", dir=parent) as directory:
+        yield directory
+
+
+def make_template(seed: int, directory: str) -> Template:
+    """Let a bookie live in `directory`/live, and keep what is left of it in `directory`/kept."""
+    lots = random.Random(f"template {seed}")
+    live, kept = f"{directory}/live", f"{directory}/kept"
+    history = History()
+    work = Workload(lots, history, lambda told: None, ledgers=lots.choice((1, 3, 6)))
+    write_buffer_size = lots.choice((64, 64, 8 * 1024)) * 1024
+    is_killed = lots.random() < 0.6
+    is_in_limbo = lots.random() < 0.15
+
+    async def live_on() -> None:
+        for life in reversed(range(lots.choice((1, 2, 3, 5)))):
+            engine = real_engine(live, lots, write_buffer_size=write_buffer_size)
+            await engine.open()
+            await work.work(engine, lots.choice((15, 40, 80)))
+            if lots.random() < 0.5:
+                engine.scrubber.request(rate=SCRUB_RATE)
+                await asyncio.sleep(lots.choice((0.01, 5.0)))
+            is_last = life == 0 and not is_in_limbo
+            if is_last and is_killed:
+                shutil.copytree(live, kept)
+            await engine.close()
+        if is_in_limbo:
+            limbo.write_marker(RealDisk(), f"{live}/ledgers/current", "something was lost", 1_000)
+            engine = real_engine(live, lots, write_buffer_size=write_buffer_size)
+            await engine.open()
+            await list_ledgers(engine, history)
+            if is_killed:
+                shutil.copytree(live, kept)
+            await engine.close()
+        if not is_killed:
+            shutil.copytree(live, kept)
+
+    for place in ("journal", "ledgers"):
+        RealDisk().make_directories(f"{live}/{place}/current")
+        identity.write_version(RealDisk(), f"{live}/{place}", COOKIE.text())
+    turns.run(live_on())
+    shutil.rmtree(live)
+    history.crashed()
+    files = tuple(sorted(_files(kept)))
+    return Template(kept, history, is_killed, tuple(_groups(kept)), files)
+
+
+async def list_ledgers(engine: StorageEngine, history: History) -> None:
+    """What a bookie in limbo does before it serves: it learns from metadata which ledgers it held."""
+    assert engine.limbo is not None
+    if engine.limbo.is_listing:
+        ledgers = sorted(history.keyed)
+        await engine.enter_limbo_ledgers([LimboLedger(ledger_id, MASTER_KEY) for ledger_id in ledgers])
+        await engine.finish_listing()
+
+
+def _files(directory: str) -> Iterator[tuple[str, int]]:
+    for parent, _, names in os.walk(directory):
+        for name in names:
+            path = os.path.join(parent, name)
+            yield os.path.relpath(path, directory), os.path.getsize(path)
+
+
+def _groups(directory: str) -> Iterator[GroupPlace]:
+    disk = RealDisk()
+    journals = f"{directory}/journal/current"
+    mark = read_mark(disk, f"{directory}/ledgers/current")
+    assert mark is not None
+    for journal_id, group in opening.replay_groups(disk, journals, mark.journal):
+        path = f"journal/current/{journal_format.file_name(journal_id)}"
+        ids = [control_records.unpack_ids(record) for record in group.records]
+        keys = frozenset((ledger_id, entry_id) for ledger_id, entry_id in ids if entry_id >= 0)
+        yield GroupPlace(path, group.offset, group.size, keys, frozenset(ledger_id for ledger_id, _ in ids))

@@ -1,0 +1,169 @@
+"""Turns: runs an engine in simulated time, in one thread, its workers' jobs in the loop after a number of turns by lot.
+
+Half of what goes wrong in a store goes wrong because two things overlap: the lots decide how, and a seed repeats it. A
+`TurnWorker` runs a job whole; a `SteppingWorker` stops it now and then before an operation of its disk, and lets the
+loop and the other workers go on meanwhile.
+"""
+
+import asyncio
+import random
+import threading
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, TypeVar
+
+from bindery_simulation.disk import CrashableDisk
+from bindery_simulation.loop import SimLoop
+
+T = TypeVar("T")
+
+TIME_S_MAX: Final = 600.0
+CALLBACKS_MAX: Final = 2_000_000
+_TURNS: Final = (0, 0, 1, 5)
+_STEPPED_SHARE: Final = 0.5
+_PAUSES_SHARE: Final = 0.3
+_PAUSE_TURNS: Final = (0, 1, 5, 20)
+
+Done = Callable[[Any, BaseException | None], None]
+
+
+class TurnWorker:
+    """A `bindery_bookie.storage.io.worker.Worker` without a thread."""
+
+    def __init__(self, lots: random.Random) -> None:
+        """In the event loop."""
+        self._lots = lots
+        self._loop = asyncio.get_running_loop()
+        self._jobs: deque[tuple[Callable[[], Any], Done]] = deque()
+        self._is_running = False
+
+    def submit(self, job: Callable[[], Any], done: Done) -> None:
+        self._jobs.append((job, done))
+        if not self._is_running:
+            self._is_running = True
+            self._wait(self._lots.choice(_TURNS))
+
+    def post(self, callback: Callable[..., None], *args: Any) -> None:
+        self._loop.call_soon(callback, *args)
+
+    def close(self) -> None:
+        assert not self._jobs
+
+    def _wait(self, turns: int) -> None:
+        if turns:
+            self._loop.call_soon(self._wait, turns - 1)
+        else:
+            self._loop.call_soon(self._run)
+
+    def _run(self) -> None:
+        job, done = self._jobs.popleft()
+        self._finish(done, *_outcome(job))
+
+    def _finish(self, done: Done, result: Any, error: Exception | None) -> None:
+        if self._jobs:
+            self._wait(self._lots.choice(_TURNS))
+        else:
+            self._is_running = False
+        done(result, error)
+
+
+def _outcome(job: Callable[[], Any]) -> tuple[Any, Exception | None]:
+    try:
+        return job(), None
+    except Exception as error:
+        return None, error
+
+
+class SteppingWorker(TurnWorker):
+    """Runs some jobs in steps: between two operations of a `SteppingDisk` the loop goes on for some turns.
+
+    Such a job has a thread, but never two run at the same time: either it has the baton, or the loop.
+    """
+
+    def _run(self) -> None:
+        if self._lots.random() >= _STEPPED_SHARE:
+            super()._run()
+            return
+        job, done = self._jobs.popleft()
+        self._go_on(_Steps(job, self._lots), done)
+
+    def _go_on(self, steps: "_Steps", done: Done) -> None:
+        turns = steps.run()
+        if turns is None:
+            assert steps.outcome is not None
+            self._finish(done, *steps.outcome)
+        else:
+            self._rest(turns, steps, done)
+
+    def _rest(self, turns: int, steps: "_Steps", done: Done) -> None:
+        if turns:
+            self._loop.call_soon(self._rest, turns - 1, steps, done)
+        else:
+            self._loop.call_soon(self._go_on, steps, done)
+
+
+class _Steps:
+    """One job, step by step."""
+
+    def __init__(self, job: Callable[[], Any], lots: random.Random) -> None:
+        self.outcome: tuple[Any, Exception | None] | None = None
+        self._lots = lots
+        self._turns = 0
+        self._go = threading.Semaphore(0)
+        self._back = threading.Semaphore(0)
+        self._thread = threading.Thread(target=self._work, args=(job,), daemon=True)
+        self._thread.start()
+
+    def run(self) -> int | None:
+        """Until it stops: for so many turns of the loop; None: it is done."""
+        self._go.release()
+        self._back.acquire()
+        if self.outcome is None:
+            return self._turns
+        self._thread.join()
+        return None
+
+    def pause(self) -> None:
+        """In the job's thread, which goes on when the loop says so."""
+        if self._lots.random() < _PAUSES_SHARE:
+            self._turns = self._lots.choice(_PAUSE_TURNS)
+            self._back.release()
+            self._go.acquire()
+
+    def _work(self, job: Callable[[], Any]) -> None:
+        self._go.acquire()
+        _running.steps = self
+        self.outcome = _outcome(job)
+        self._back.release()
+
+
+_running = threading.local()
+
+
+class SteppingDisk(CrashableDisk):
+    """A CrashableDisk before whose operations, and those of its index, a `SteppingWorker`'s jobs may stop."""
+
+    def _check_power(self) -> None:
+        steps: _Steps | None = getattr(_running, "steps", None)
+        if steps is not None:
+            steps.pause()
+        super()._check_power()
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """Run `work` alone, in a loop of its own. Raises what it raised, Stuck, or what a callback raised."""
+    loop = SimLoop()  # type: ignore[abstract]
+    raised: list[BaseException] = []
+
+    def remember(context: dict[str, Any]) -> None:
+        raised.append(context.get("exception") or RuntimeError(context["message"]))
+
+    loop.on_exception = remember
+    task = loop.create_task(work)
+    try:
+        loop.run_until(lambda: task.done() or bool(raised), time_max=TIME_S_MAX, callbacks_max=CALLBACKS_MAX)
+        if raised:
+            raise raised[0]
+        return task.result()
+    finally:
+        loop.dispose()

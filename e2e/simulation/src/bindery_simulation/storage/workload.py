@@ -1,0 +1,180 @@
+"""Workload: seeded traffic on one engine, written down in a History.
+
+Adds of every kind (ordinary, recovery, deferred sync and force, again with other bytes, with holes), fences, explicit
+LACs, deletions, flushes, compactions and reads, several at once. What fails because the power is gone has an unknown
+outcome.
+"""
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from bindery_bookie.storage.engine.engine import StorageEngine
+from bindery_core.errors import BinderyError
+from bindery_core.wire.messages import AddRequest, Status, WriteFlag
+
+from bindery_simulation.storage import calls
+from bindery_simulation.storage.history import History, Key
+from bindery_simulation.storage.verdict import Problem, Violation, check_entry
+
+ANSWER_S_MAX: Final = 60.0
+"""Simulated seconds that a single operation may take."""
+
+_READS: Final = 10
+
+Note = Callable[[str], None]
+"""Hears what is done, for a trace."""
+
+
+@dataclass(slots=True)
+class Workload:
+    lots: random.Random
+    history: History
+    note: Note
+    ledgers: int = 5
+    """So many are written to at a time."""
+    ledger_ids: list[int] = field(default_factory=list)
+    serial: int = 0
+    """Makes bodies unique."""
+    rewritten: int = 0
+    """Entry logs that compaction replaced."""
+    removed: int = 0
+    """Entry logs in which nothing was alive any more."""
+
+    async def work(self, engine: StorageEngine, steps: int) -> None:
+        """Returns when all is answered. Raises Violation for an answer that breaks a promise."""
+        waiting: set[asyncio.Task[None]] = set()
+        for _ in range(steps):
+            waiting.add(asyncio.ensure_future(self._step(engine)))
+            waiting = await self._drain(waiting, self.lots.choice((1, 4, 8)))
+        await self._drain(waiting, 0)
+
+    async def _drain(self, waiting: set[asyncio.Task[None]], allowed: int) -> set[asyncio.Task[None]]:
+        while len(waiting) > allowed:
+            finished, waiting = await asyncio.wait(waiting, timeout=ANSWER_S_MAX, return_when=asyncio.FIRST_COMPLETED)
+            if not finished:
+                raise Violation(Problem("answers", None, f"no answer in {ANSWER_S_MAX} s"))
+            for one in finished:
+                one.result()
+        return waiting
+
+    async def _step(self, engine: StorageEngine) -> None:
+        while len(self.ledger_ids) < self.ledgers:
+            self.ledger_ids.append(len(self.ledger_ids))
+        ledger_id = self.lots.choice(self.ledger_ids)
+        kind = self.lots.random()
+        work: Coroutine[Any, Any, None]
+        if kind < 0.63:
+            name, work = "add", self._add(engine, ledger_id)
+        elif kind < 0.68:
+            name, work = "fence", self._fence(engine, ledger_id)
+        elif kind < 0.74:
+            name, work = "write_lac", self._write_lac(engine, ledger_id)
+        elif kind < 0.80:
+            name, work = "flush", self._flush(engine)
+        elif kind < 0.85:
+            name, work = "delete", self._delete(engine, ledger_id)
+        elif kind < 0.89:
+            name, work = "compact", self._compact(engine)
+        else:
+            name, work = "read", self._read(engine, ledger_id)
+        try:
+            await work
+        except (BinderyError, OSError) as error:
+            self.note(f"{name} ledger {ledger_id}: {error!r}")  # the power is gone: the outcome is unknown
+
+    async def _add(self, engine: StorageEngine, ledger_id: int) -> None:
+        history, lots = self.history, self.lots
+        recovery = lots.random() < 0.3
+        deferred = lots.random() < 0.15
+        adds: list[AddRequest] = []
+        keys: list[tuple[Key, int]] = []
+        for _ in range(lots.choice((1, 1, 3, 20))):
+            following = history.next_id.get(ledger_id, 0)
+            again = following and lots.random() < 0.2
+            entry_id = lots.randrange(following) if again else following + lots.choice((0, 0, 0, 1, 20))
+            self.serial += 1
+            payload = b"%d." % self.serial + lots.randbytes(lots.choice((0, 60, 480, 2500)))
+            body = calls.entry(ledger_id, entry_id, payload, lac=entry_id - 1)
+            keys.append(((ledger_id, entry_id), history.send((ledger_id, entry_id), body)))
+            flags = int(WriteFlag.DEFERRED_SYNC) if deferred else 0
+            adds.append(calls.add_request(body, recovery=recovery, flags=flags))
+        fenced_before = ledger_id in history.fenced
+        deletions = history.deletions.get(ledger_id, 0)
+        history.unanswered.update(keys)
+        statuses = await calls.add(engine, adds)
+        history.unanswered.difference_update(keys)
+        if deferred and Status.OK in statuses:
+            await engine.force(ledger_id)
+        self.note(
+            f"add {'recovery ' * recovery}{'deferred ' * deferred}ledger {ledger_id} "
+            f"{[(key[1], number) for key, number in keys]}: {statuses}"
+        )
+        if history.deletions.get(ledger_id, 0) != deletions:
+            return
+        for (key, number), status in zip(keys, statuses, strict=True):
+            if status == Status.OK:
+                if fenced_before and not recovery:
+                    raise Violation(Problem("fences-hold", key, "an ordinary add was acknowledged after the fence"))
+                history.acknowledge(key, number)
+
+    async def _fence(self, engine: StorageEngine, ledger_id: int) -> None:
+        deletions = self.history.deletions.get(ledger_id, 0)
+        await engine.fence(ledger_id, calls.MASTER_KEY)
+        self.note(f"fence ledger {ledger_id}: done")
+        if self.history.deletions.get(ledger_id, 0) == deletions:
+            self.history.fenced.add(ledger_id)
+            self.history.keyed.add(ledger_id)
+
+    async def _write_lac(self, engine: StorageEngine, ledger_id: int) -> None:
+        history = self.history
+        self.serial += 1
+        packets = history.lac_packets.setdefault(ledger_id, [])
+        packets.append(calls.lac_packet(ledger_id, self.serial))
+        number = len(packets) - 1
+        deletions = history.deletions.get(ledger_id, 0)
+        await engine.write_lac(ledger_id, calls.MASTER_KEY, self.serial, packets[number])
+        self.note(f"explicit lac of ledger {ledger_id} number {number}: done")
+        if history.deletions.get(ledger_id, 0) == deletions:
+            history.lac_acknowledged[ledger_id] = max(number, history.lac_acknowledged.get(ledger_id, -1))
+            history.keyed.add(ledger_id)
+
+    async def _flush(self, engine: StorageEngine) -> None:
+        hidden = dict(self.history.hidden)
+        await engine.flush()
+        self.note("flush: done")
+        self.history.erased.update(hidden)
+
+    async def _delete(self, engine: StorageEngine, ledger_id: int) -> None:
+        """Most writers then go on with a ledger of another id; some are late and bring the old one back."""
+        if self.lots.random() < 0.8 and ledger_id in self.ledger_ids:
+            self.ledger_ids[self.ledger_ids.index(ledger_id)] = max(self.ledger_ids) + 1
+        self.history.delete(ledger_id)
+        await engine.delete_ledger(ledger_id)
+        self.note(f"delete ledger {ledger_id}: done")
+
+    async def _compact(self, engine: StorageEngine) -> None:
+        """Whether it wins anything is not asked here: only that nobody notices."""
+        result = await engine.compactor.run(minor=True, major=True, force=self.lots.random() < 0.5)
+        self.rewritten += len(result.rewritten)
+        self.removed += len(result.removed)
+        self.note(f"compact: rewritten {result.rewritten} removed {result.removed} left {result.left}")
+
+    async def _read(self, engine: StorageEngine, ledger_id: int) -> None:
+        """Entries may be overtaken while they are read, but not fall behind what was acknowledged before."""
+        history = self.history
+        keys = [key for key in history.sent if key[0] == ledger_id]
+        keys = self.lots.sample(keys, min(len(keys), _READS))
+        floors = [history.acknowledged.get(key, -1) for key in keys]
+        hidden = [history.hidden.get(key, 0) for key in keys]
+        deletions = history.deletions.get(ledger_id, 0)
+        answers = await calls.read(engine, keys)
+        if history.deletions.get(ledger_id, 0) != deletions:
+            return
+        for key, floor, gone, found in zip(keys, floors, hidden, answers, strict=True):
+            if found != Status.IO_ERROR:  # which the power cut explains
+                problem = check_entry(history.sent[key], key, max(floor, gone), floor >= 0, found)
+                if problem is not None:
+                    raise Violation(problem)

@@ -1,0 +1,1 @@
+"""The cluster under test: kubectl, helm, images, audits."""

@@ -1,0 +1,1 @@
+"""Faults that are injected and healed."""

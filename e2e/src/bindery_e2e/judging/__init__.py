@@ -1,0 +1,1 @@
+"""Recorded histories and the verdict over them."""

@@ -1,0 +1,302 @@
+"""A history put together: messages, subscriptions, readings, faults. Pure; nothing is judged here.
+
+Grows linearly with the history, about 1 KiB a message that two subscriptions had.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from sys import intern  # an id is met a dozen times: one string stands for all
+from typing import Any, Final
+
+from bindery_e2e.judging.history import HistoryError, Record
+
+LOST_ANSWER_NS: Final = 90 * 10**9
+"""How long after a lost answer what it held may be missing. Longer than a stopped broker sleeps and a request of ours
+waits, together."""
+
+
+@dataclass(slots=True)
+class Sent:
+    """A message as its producer knows it. Times are nanoseconds of the monotonic clock."""
+
+    producer: str
+    sequence: int
+    topic: str
+    digest: str
+    sent_at: int
+    """First."""
+    request: int
+    """The last produce that sent it, and its index there."""
+    index: int
+    copies_max: int = 0
+    """Produces of it that did not definitely fail."""
+    acknowledged: list[tuple[str, int]] = field(default_factory=list)
+    """(id, when it was answered) of each produce that was."""
+
+    def __str__(self) -> str:
+        return f"{self.producer} #{self.sequence} (operation {self.request})"
+
+
+@dataclass(frozen=True, slots=True)
+class First:
+    """The first delivery of a message id to a subscription."""
+
+    sent: Sent | None
+    request: int
+    answer_lost: bool
+    """Shortly before."""
+
+
+@dataclass(slots=True)
+class Subscribed:
+    topic: str
+    name: str
+    kind: str
+    since: int = 0
+    drained: bool | None = None
+    """None: nobody waited for its end; False: not within its time."""
+    first: dict[str, First] = field(default_factory=dict)
+    """By message id, in the order of delivery."""
+    done: dict[str, int] = field(default_factory=dict)
+    """Message id -> when its acknowledgement was answered."""
+    lost_answer_at: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.topic} {self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A message as it was read."""
+
+    id: str
+    producer: str
+    sequence: int
+    digest: str
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return self.producer, self.sequence
+
+    def __str__(self) -> str:
+        return f"{self.id} ({self.producer} #{self.sequence})" if self.producer else f"{self.id} (not ours)"
+
+
+@dataclass(slots=True)
+class Reading:
+    round: int
+    rows: list[Row] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A produce, for figures. `done`, `refused`, `unknown`: of its messages."""
+
+    topic: str
+    begun: int
+    ended: int
+    done: int
+    refused: int
+    unknown: int
+
+
+@dataclass(frozen=True, slots=True)
+class FaultSeen:
+    n: int
+    fault: str
+    target: str
+    begin: int
+    end: int | None
+    """None: the run ended before it."""
+    outcome: str
+    """"ok", "failed", "not offered", or "" while it is under way."""
+    values: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Stray:
+    """A delivery that contradicts what is known already: kind of verdict, and the case."""
+
+    kind: str
+    text: str
+
+
+class Observed:
+    """`Observed(records)` reads them all. Raises HistoryError for records that contradict one another."""
+
+    def __init__(self, records: Iterable[Record]) -> None:
+        self.facts: Mapping[str, Any] = {}
+        self.sent: dict[tuple[str, int], Sent] = {}
+        self.ids: dict[tuple[str, str], Sent] = {}
+        """(topic, message id) -> the message that was acknowledged with it."""
+        self.subscriptions: dict[tuple[str, str], Subscribed] = {}
+        self.truth: dict[str, list[Row]] = {}
+        """Topic -> the last reading that came to its end."""
+        self.faults: dict[int, FaultSeen] = {}
+        self.last: dict[str, Mapping[str, Any]] = {}
+        """What was observed -> its last values."""
+        self.strays: list[Stray] = []
+        self.counts = dict.fromkeys(("produced", "acknowledged", "refused", "unknown", "delivered", "acks"), 0)
+        """Of messages."""
+        self.requests: list[Request] = []
+        """By their ends."""
+        self.deliveries: list[tuple[int, int]] = []
+        """(when, how many messages) of each answer that held any."""
+        self.series: dict[str, list[tuple[int, Mapping[str, Any]]]] = {}
+        """What was observed -> (when, values)."""
+        self.first_at = 0
+        self.last_at = 0
+        self._readings: dict[str, Reading] = {}
+        self._open: dict[int, Record] = {}
+        for record in records:
+            self._take(record)
+        for record in list(self._open.values()):
+            self._end(record, Record("unknown", self.last_at, 0, record.n, {}))
+
+    @property
+    def topics(self) -> list[str]:
+        """Those that anything was sent to."""
+        return sorted({sent.topic for sent in self.sent.values()})
+
+    def _take(self, record: Record) -> None:
+        self.last_at = record.at
+        values = record.values
+        match record.type:
+            case "run":
+                self.facts = values
+                self.first_at = record.at
+            case "invoke":
+                self._open[record.n] = record
+                if values["op"] == "produce":
+                    self._invoke_produce(record)
+            case "ok" | "failed" | "unknown":
+                begun = self._open.pop(record.n, None)
+                if begun is None:
+                    raise HistoryError(f"operation {record.n} ends and never began, or ends twice")
+                self._end(begun, record)
+            case "fault-begin":
+                self.faults[record.n] = FaultSeen(
+                    record.n, values["fault"], values["target"], record.at, None, "", values
+                )
+            case "fault-end":
+                seen = self.faults.get(record.n)
+                if seen is None:
+                    raise HistoryError(f"fault {record.n} ends and never began")
+                self.faults[record.n] = FaultSeen(
+                    seen.n, seen.fault, seen.target, seen.begin, record.at, values["outcome"], {**seen.values, **values}
+                )
+            case "observation":
+                self._observe(record)
+
+    def _observe(self, record: Record) -> None:
+        values = record.values
+        what = values["what"]
+        self.last[what] = values
+        self.series.setdefault(what, []).append((record.at, values))
+        if what == "subscribed":
+            subscribed = self._subscribed(values, kind=values["kind"])
+            subscribed.since = record.at
+        elif what == "drained":
+            self._subscribed(values).drained = bool(values["complete"])
+
+    def _subscribed(self, values: Mapping[str, Any], *, kind: str = "shared") -> Subscribed:
+        key = values["topic"], values["subscription"]
+        found = self.subscriptions.get(key)
+        if found is None:
+            found = self.subscriptions[key] = Subscribed(*key, kind=kind)
+        return found
+
+    # -- operations ------------------------------------------------------------------------------------------------
+
+    def _end(self, begun: Record, ended: Record) -> None:
+        match begun.values["op"]:
+            case "produce":
+                self._end_produce(begun, ended)
+            case "receive":
+                self._end_receive(begun, ended)
+            case "ack" if ended.type == "ok":
+                done = self._subscribed(begun.values).done
+                for message_id in begun.values["ids"]:
+                    done.setdefault(intern(message_id), ended.at)
+                self.counts["acks"] += len(begun.values["ids"])
+            case "read" if ended.type == "ok":
+                self._end_read(begun, ended)
+
+    def _invoke_produce(self, record: Record) -> None:
+        values = record.values
+        producer, topic = values["process"], values["topic"]
+        for index, (sequence, digest) in enumerate(zip(values["sequences"], values["digests"], strict=True)):
+            self.counts["produced"] += 1
+            sent = self.sent.get((producer, sequence))
+            if sent is None:
+                sent = Sent(intern(producer), sequence, intern(topic), intern(digest), record.at, record.n, index)
+                self.sent[producer, sequence] = sent
+            elif (sent.topic, sent.digest) != (topic, digest):
+                raise HistoryError(f"operation {record.n} sends another message as {sent}")
+            sent.request, sent.index = record.n, index
+            sent.copies_max += 1
+
+    def _end_produce(self, begun: Record, ended: Record) -> None:
+        values = begun.values
+        sequences = values["sequences"]
+        outcomes = ended.values["ids"] if ended.type == "ok" else [ended.type] * len(sequences)
+        refused, unknown = outcomes.count("failed"), outcomes.count("unknown")
+        done = len(outcomes) - refused - unknown
+        self.requests.append(Request(values["topic"], begun.at, ended.at, done, refused, unknown))
+        self.counts["acknowledged"] += done
+        self.counts["refused"] += refused
+        self.counts["unknown"] += unknown
+        for sequence, outcome in zip(sequences, outcomes, strict=True):
+            sent = self.sent[values["process"], sequence]
+            if outcome == "failed":
+                sent.copies_max -= 1
+            elif outcome != "unknown":
+                sent.acknowledged.append((intern(outcome), ended.at))
+                other = self.ids.setdefault((sent.topic, intern(outcome)), sent)
+                if other is not sent or len(sent.acknowledged) != len(set(sent.acknowledged)):
+                    text = f"{sent.topic}: id {outcome} was given to {other} and to {sent}"
+                    self.strays.append(Stray("duplicate", text))
+
+    def _end_receive(self, begun: Record, ended: Record) -> None:
+        subscribed = self._subscribed(begun.values, kind=begun.values["kind"])
+        if ended.type == "unknown":
+            subscribed.lost_answer_at = ended.at
+        if ended.type != "ok":
+            return
+        if ended.values["messages"]:
+            self.deliveries.append((ended.at, len(ended.values["messages"])))
+            self.counts["delivered"] += len(ended.values["messages"])
+        lost_at = subscribed.lost_answer_at
+        answer_lost = lost_at is not None and ended.at - lost_at < LOST_ANSWER_NS
+        for message_id, producer, sequence, digest, _ in ended.values["messages"]:
+            sent = self.sent.get((producer, sequence))
+            wrong: list[tuple[str, str]] = []
+            if sent is None or sent.topic != subscribed.topic:
+                wrong.append(("phantom", "which nobody sent there"))
+                sent = None
+            elif sent.digest != digest:
+                wrong.append(("changed", f"payload {digest}, sent was {sent.digest}"))
+            done_at = subscribed.done.get(message_id)
+            if done_at is not None and begun.at > done_at:
+                early_s = (begun.at - done_at) / 1e9
+                wrong.append(("redelivered", f"asked for {early_s:.3f} s after its acknowledgement was answered"))
+            before = subscribed.first.get(message_id)
+            if before is None:
+                subscribed.first[intern(message_id)] = First(sent, begun.n, answer_lost)
+            elif before.sent is not sent:
+                wrong.append(("changed", f"the same id was {before.sent} before"))
+            for kind, how in wrong:
+                row = Row(message_id, producer, sequence, digest)
+                self.strays.append(Stray(kind, f"{subscribed}: {row} in operation {begun.n}, {how}"))
+
+    def _end_read(self, begun: Record, ended: Record) -> None:
+        topic, number = begun.values["topic"], begun.values["round"]
+        reading = self._readings.get(topic)
+        if reading is None or reading.round != number:
+            reading = self._readings[topic] = Reading(number)
+        reading.rows += [
+            Row(intern(message_id), intern(producer), sequence, intern(digest))
+            for message_id, producer, sequence, digest in ended.values["messages"]
+        ]
+        if ended.values["end"]:
+            self.truth[topic] = reading.rows

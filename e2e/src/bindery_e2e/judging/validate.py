@@ -1,0 +1,257 @@
+"""From a recorded history to a verdict. Pure: no cluster, no clock, nothing but records; in linear time.
+
+Definitions, before code. `verdict.KINDS` names what can be wrong.
+
+A *message* is (producer, sequence). It was *acknowledged* when a produce that sent it was answered with its id,
+*refused* when every produce that sent it definitely failed; otherwise its outcome is unknown, and it may be in the
+topic or not. The *truth* of a topic is its last complete reading from earliest.
+
+Order. Let b be sent after a was acknowledged (by the runner's one monotonic clock). Then a stands before b in the
+truth, whoever sent them: a topic is one log. For messages of one producer, which has one request outstanding, this is
+the order of its sequences. Messages of one request stand in the request's order. A message of unknown outcome may be
+written any time after it was sent: it may stand late, but never before what had been acknowledged when it was sent.
+
+An exclusive subscription delivers in the order of the truth. What it skips and delivers later is an error, unless a
+receive of that subscription was lost (unknown) shortly before: the skipped messages may have been in it.
+
+Copies. A message may stand as often as it was sent without a definite refusal. `traffic` sends nothing twice.
+
+A delivered message that is not in the truth is lost when it was acknowledged, and a phantom otherwise: what one reader
+was shown must not vanish.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+from bindery_e2e.judging.figures import Gaps
+from bindery_e2e.judging.history import Record
+from bindery_e2e.judging.observed import Observed, Row, Subscribed
+from bindery_e2e.judging.verdict import KINDS, Finding, Judgement
+
+Case = tuple[str, str]
+"""Kind of verdict, and where it was seen."""
+ABOUT_MESSAGES: Final = ("lost", "phantom", "duplicate", "reordered", "changed")
+
+
+def judge(records: Iterable[Record], *, required: Sequence[str] = ()) -> Judgement:
+    """Judge a history. `required`: kinds that must have been judged for GOOD, beside those about messages.
+
+    Raises HistoryError as reading the records does, ValueError for a kind that does not exist.
+    """
+    return judge_observed(Observed(records), required=required)
+
+
+def judge_observed(observed: Observed, *, required: Sequence[str] = ()) -> Judgement:
+    """As `judge`, for a history that was put together already."""
+    unheard = [kind for kind in required if kind not in KINDS]
+    if unheard:
+        raise ValueError(f"no such kind of verdict: {', '.join(unheard)}; there are {', '.join(KINDS)}")
+    findings = {kind: Finding(kind) for kind in KINDS}
+    for kind, text in find(observed):
+        findings[kind].add(text)
+    judged, unjudged = coverage(observed)
+    missing = [f"{kind} could not be judged: {unjudged[kind]}" for kind in KINDS if kind in unjudged and (
+        kind in required or kind in ABOUT_MESSAGES or (kind == "undelivered" and observed.subscriptions)
+    )]  # fmt: skip
+    if not any(sent.acknowledged for sent in observed.sent.values()):
+        missing.append("no message was acknowledged: a run without load proves nothing")
+    found = [finding for finding in findings.values() if finding.count]
+    return Judgement(found, judged, unjudged, missing, dict(observed.counts))
+
+
+def find(observed: Observed) -> Iterator[Case]:
+    """Everything that is wrong."""
+    for stray in observed.strays:
+        yield stray.kind, stray.text
+    for topic, truth in observed.truth.items():
+        yield from _copies(observed, topic, truth)
+        yield from _order(observed, topic, truth)
+    yield from _lost(observed)
+    for subscribed in observed.subscriptions.values():
+        yield from _deliveries(observed, subscribed)
+        yield from _undelivered(observed, subscribed)
+    yield from _cluster(observed)
+    yield from _faults(observed)
+
+
+def coverage(observed: Observed) -> tuple[dict[str, int], dict[str, str]]:
+    """Kind -> how many things were looked at; kind -> why it could not be judged."""
+    judged: dict[str, int] = {}
+    unjudged: dict[str, str] = {}
+    unread = [topic for topic in observed.topics if topic not in observed.truth]
+    read = sum(map(len, observed.truth.values()))
+    for kind in ABOUT_MESSAGES:
+        judged[kind] = observed.counts["acknowledged"] if kind == "lost" else read + observed.counts["delivered"]
+        if unread or not observed.truth:
+            unjudged[kind] = f"no complete reading of {', '.join(unread) or 'any topic'}"
+    judged["redelivered"] = observed.counts["delivered"]
+    undrained = [str(s) for s in observed.subscriptions.values() if s.drained is None]
+    judged["undelivered"] = sum(len(s.first) for s in observed.subscriptions.values())
+    if undrained or not observed.subscriptions:
+        unjudged["undelivered"] = f"not drained: {', '.join(undrained) or 'no subscription was there'}"
+    for kind, what in (("diverged", "replicas"), ("under-replicated", "under-replicated"), ("not-ready", "ready")):
+        if what in observed.last:
+            judged[kind] = int(observed.last[what].get("compared", 1))
+        else:
+            unjudged[kind] = f"nobody looked: no observation {what!r}"
+    if judged.get("diverged") == 0:
+        unjudged["diverged"] = "no entry was compared"
+    offered = [seen for seen in observed.faults.values() if seen.outcome != "not offered"]
+    judged["fault-failed"] = len(offered)
+    for kind, limit in (("copied-needlessly", "entries_copied_max"), ("unavailable", "gap_s_max")):
+        judged[kind] = sum(limit in seen.values for seen in offered)
+        if not judged[kind]:
+            unjudged[kind] = f"no fault declared {limit}"
+    if any("entries_copied_max" in seen.values and "entries_copied" not in seen.values for seen in offered):
+        unjudged["copied-needlessly"] = "a fault that declared entries_copied_max ended without entries_copied"
+    return judged, unjudged
+
+
+# -- messages ----------------------------------------------------------------------------------------------------------
+
+
+def _copies(observed: Observed, topic: str, truth: Sequence[Row]) -> Iterator[Case]:
+    """phantom, changed (the payload), duplicate: each row for itself, and how many there are of one message."""
+    ids: set[str] = set()
+    copies: Counter[tuple[str, int]] = Counter()
+    for row in truth:
+        if row.id in ids:
+            yield "duplicate", f"{topic}: {row} was read twice under this id"
+            continue
+        ids.add(row.id)
+        sent = observed.sent.get(row.key)
+        if sent is None or sent.topic != topic:
+            yield "phantom", f"{topic}: {row}, which nobody sent there"
+            continue
+        if sent.digest != row.digest:
+            yield "changed", f"{topic}: {row}: payload {row.digest}, sent was {sent.digest} (operation {sent.request})"
+        copies[row.key] += 1
+        if sent.copies_max == 0:
+            yield "phantom", f"{topic}: {row}, though its producer was told that it failed (operation {sent.request})"
+        elif copies[row.key] > sent.copies_max:
+            allowed = f"at most {sent.copies_max} may be there"
+            yield "duplicate", f"{topic}: {row} is copy {copies[row.key]}; {allowed} (operation {sent.request})"
+
+
+def _order(observed: Observed, topic: str, truth: Sequence[Row]) -> Iterator[Case]:
+    """reordered. From the end: what is behind a row must not have been acknowledged before that row was sent."""
+    earliest: tuple[int, Row] | None = None
+    request_index: dict[str, tuple[int, int, Row]] = {}
+    for row in reversed(truth):
+        sent = observed.sent.get(row.key)
+        if sent is None or sent.topic != topic:
+            continue
+        if earliest is not None and earliest[0] < sent.sent_at:
+            early_s = (sent.sent_at - earliest[0]) / 1e9
+            yield (
+                "reordered",
+                f"{topic}: {row} stands before {earliest[1]}, acknowledged {early_s:.3f} s before it was sent",
+            )
+        acknowledged_at = next((at for text, at in sent.acknowledged if text == row.id), None)
+        if acknowledged_at is None:
+            continue
+        if earliest is None or acknowledged_at < earliest[0]:
+            earliest = acknowledged_at, row
+        behind = request_index.get(row.producer)
+        if behind is not None and behind[0] == sent.request and behind[1] < sent.index:
+            yield "reordered", f"{topic}: {row} stands before {behind[2]} of the same request, {sent.request}"
+        if behind is None or behind[0] != sent.request or sent.index < behind[1]:
+            request_index[row.producer] = sent.request, sent.index, row
+
+
+def _lost(observed: Observed) -> Iterator[Case]:
+    """lost; changed: something else stands under the id."""
+    held = {topic: {row.id: row for row in truth} for topic, truth in observed.truth.items()}
+    for sent in observed.sent.values():
+        rows = held.get(sent.topic)
+        if rows is None:
+            continue
+        for message_id, _ in sent.acknowledged:
+            row = rows.get(message_id)
+            if row is None:
+                yield "lost", f"{sent.topic}: {message_id} of {sent}"
+            elif row.key != (sent.producer, sent.sequence):
+                yield "changed", f"{sent.topic}: {row} stands under the id of {sent}"
+
+
+# -- subscriptions -----------------------------------------------------------------------------------------------------
+
+
+def _deliveries(observed: Observed, subscribed: Subscribed) -> Iterator[Case]:
+    """phantom: delivered and gone, though never acknowledged; changed: another message stands under the id; reordered:
+    an exclusive one came late."""
+    truth = observed.truth.get(subscribed.topic)
+    if truth is None:
+        return
+    places = {row.id: place for place, row in enumerate(truth)}
+    skipped: set[int] = set()
+    next_place = 0
+    for message_id, first in subscribed.first.items():
+        place = places.get(message_id)
+        if place is None:
+            if (subscribed.topic, message_id) in observed.ids:
+                continue  # that is lost
+            yield "phantom", f"{_delivery(subscribed, message_id)} was delivered, and is not in the topic at the end"
+            continue
+        if first.sent is not None and (first.sent.producer, first.sent.sequence) != truth[place].key:
+            yield "changed", f"{_delivery(subscribed, message_id)} was delivered; {truth[place]} is there at the end"
+        if subscribed.kind != "exclusive":
+            continue
+        if place >= next_place:
+            if not first.answer_lost:
+                skipped.update(range(next_place, place))
+            next_place = place + 1
+        elif place in skipped:
+            yield "reordered", f"{_delivery(subscribed, message_id)} was delivered after later messages"
+
+
+def _delivery(subscribed: Subscribed, message_id: str) -> str:
+    first = subscribed.first[message_id]
+    return f"{subscribed}: {message_id} ({first.sent or 'not ours'}) in operation {first.request}"
+
+
+def _undelivered(observed: Observed, subscribed: Subscribed) -> Iterator[Case]:
+    if subscribed.drained is None:
+        return
+    why = "" if subscribed.drained else "; its consumers did not come to the end in time"
+    for sent in observed.sent.values():
+        if sent.topic != subscribed.topic or sent.sent_at < subscribed.since:
+            continue
+        for message_id, _ in sent.acknowledged:
+            if message_id not in subscribed.first:
+                yield "undelivered", f"{subscribed}: {message_id} of {sent}{why}"
+
+
+# -- the cluster -------------------------------------------------------------------------------------------------------
+
+
+def _cluster(observed: Observed) -> Iterator[Case]:
+    last = observed.last
+    for text in last.get("replicas", {}).get("diverged", ()):
+        yield "diverged", str(text)
+    marked = last.get("under-replicated", {}).get("count", 0)
+    if marked:
+        yield "under-replicated", f"{marked} ledgers are marked in the last observation"
+    ready = last.get("ready")
+    if ready is not None and ready["ready"] < ready["wanted"]:
+        yield "not-ready", f"{ready['ready']} of {ready['wanted']} in the last observation"
+
+
+def _faults(observed: Observed) -> Iterator[Case]:
+    gaps = Gaps(observed.requests)
+    for number, seen in enumerate(observed.faults.values(), 1):
+        where = f"fault {number}, {seen.fault} of {seen.target} (operation {seen.n})"
+        if seen.outcome in ("", "failed"):
+            yield "fault-failed", f"{where}: {seen.values.get('detail', 'it never ended')}"
+        copied, copied_max = seen.values.get("entries_copied"), seen.values.get("entries_copied_max")
+        if copied is not None and copied_max is not None and copied > copied_max:
+            yield "copied-needlessly", f"{where}: {copied} entries were copied, at most {copied_max} may be"
+        gap_s_max = seen.values.get("gap_s_max")
+        if gap_s_max is not None and seen.outcome != "not offered":
+            gap_s, topic = gaps.of_fault(seen, observed)
+            if gap_s > gap_s_max:
+                yield (
+                    "unavailable",
+                    f"{where}: {topic} had no successful produce for {gap_s:.1f} s, limit {gap_s_max} s",
+                )

@@ -1,0 +1,1 @@
+"""Runs: traffic, faults and verdict put together."""

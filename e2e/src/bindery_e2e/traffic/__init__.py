@@ -1,0 +1,1 @@
+"""Traffic: producers, consumers and their payloads."""

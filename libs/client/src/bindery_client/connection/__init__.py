@@ -1,0 +1,1 @@
+"""Connections to bookies: pool, TLS, credentials, budget of bytes in flight."""

@@ -1,0 +1,475 @@
+"""BookieConnection: pipelined requests to one bookie over one TCP connection that comes and goes.
+
+Flow: `send` takes a batch of encoded frames and remembers which sink gets their answers; what was sent in one turn of
+the loop leaves in one write. A socket read is cut into messages, all are decoded, and each sink is called once with its
+answers. Connecting is lazy; after a failed attempt requests fail at once until a pause has passed.
+
+A connection speaks one wire version for good. Answers are matched by key: in v3 the transaction id, in v2, which has
+none, operation and ids. Two equal requests in v2 may be under way, and then either answer serves either; so only adds
+and plain reads may be sent in v2, where that makes no difference. START_TLS and authentication come before all else.
+
+Invariants: each request sent ends exactly once, as answered, failed or expired, and never from within `send`; bytes in
+flight never exceed `connection_bytes_max` (but for a single larger request); one timer serves all deadlines, which are
+late by at most two ticks.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Hashable, Sequence
+from typing import Any, Final, Protocol, cast
+
+import structlog
+from bindery_core.errors import BinderyError, BookieUnavailable
+from bindery_core.ids import BookieId
+from bindery_core.wire import v2, v3
+from bindery_core.wire.framing import FrameDecoder
+from bindery_core.wire.messages import (
+    AuthRequest,
+    AuthResponse,
+    ErrorResponse,
+    Operation,
+    Response,
+    StartTlsRequest,
+    StartTlsResponse,
+    Status,
+)
+
+from bindery_client.connection.security import NO_SECURITY, ClientSecurity
+from bindery_client.settings import ClientSettings
+
+log = structlog.get_logger()
+
+CLOSED_BY_PEER: Final = "closed by peer"
+"""The cause in an error about a connection that the other side ended in order."""
+GREETING_TXN_ID: Final = 0
+"""Of START_TLS and AUTH, which go out before any request: no request has it."""
+
+Resolve = Callable[[BookieId], Awaitable[tuple[str, int]]]
+"""Host and port of a bookie. Raises BookieUnavailable when it is not registered."""
+
+
+class ResponseSink(Protocol):
+    """Whoever sent requests. Called in the loop, never from within `send`. Answers tell by their ids whose they are."""
+
+    def answered(self, bookie_id: BookieId, responses: list[Any]) -> None:
+        """`Response`s that came in one socket read."""
+        ...
+
+    def failed(self, bookie_id: BookieId, error: BinderyError) -> None:
+        """The connection was refused or lost: everything outstanding there failed."""
+        ...
+
+    def expired(self, bookie_id: BookieId, error: BinderyError) -> None:
+        """Some requests were not answered in time. Sinks with deadlines of their own need not care."""
+        ...
+
+
+class _Batch:
+    """Requests sent by one call of `send`. Its bytes count as in flight until its last answer."""
+
+    __slots__ = ("keys", "left", "sent_at", "sink", "size")
+
+    def __init__(self, sink: ResponseSink, keys: Sequence[Hashable], size: int, sent_at: float) -> None:
+        self.sink = sink
+        self.keys = keys
+        self.left = len(keys)
+        self.size = size
+        self.sent_at = sent_at
+
+
+class BookieConnection(asyncio.Protocol):
+    """See the module. Owned by the pool; used from one event loop."""
+
+    def __init__(
+        self, bookie_id: BookieId, *, resolve: Resolve, settings: ClientSettings, wire_version: int = 3,
+        security: ClientSecurity = NO_SECURITY,
+    ) -> None:  # fmt: skip
+        self.bookie_id: Final = bookie_id
+        self.wire_version: Final = wire_version
+        self._security = security
+        self._greeted: asyncio.Transport | None = None
+        """While START_TLS and authentication go on."""
+        self._tls_granted = False
+        self._greeting: asyncio.Future[bytes] | None = None
+        """The next message of these."""
+        self._resolve = resolve
+        self._settings = settings
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._connecting: asyncio.Task[None] | None = None
+        self._decoder = FrameDecoder(frame_size_max=settings.frame_size_max)
+        self._pending: dict[Hashable, _Batch] = {}
+        """Key -> where its answer belongs."""
+        self._twins: dict[Hashable, deque[_Batch]] = {}
+        """v2: key -> further batches that wait for such an answer."""
+        self._outgoing: list[bytes] = []
+        self._flush_scheduled = False
+        self._paused = False
+        self._bytes_in_flight = 0
+        self._slots: dict[int, list[_Batch]] = {}
+        """Batches by the tick in which their deadline lies."""
+        self._fresh: set[int] = set()
+        """Slots that got batches since the last tick, and those that did in the tick before it."""
+        self._settling: set[int] = set()
+        self._tick_done = 0
+        self._tick_timer: asyncio.TimerHandle | None = None
+        self._failures = 0
+        self._retry_at = 0.0
+        self._received_at = 0.0
+        self._closed = False
+
+    @property
+    def is_connected(self) -> bool:
+        return self._transport is not None
+
+    @property
+    def is_unreachable(self) -> bool:
+        """Not connected, and the last that happened was a failure."""
+        return self._transport is None and self._failures > 0
+
+    @property
+    def bytes_in_flight(self) -> int:
+        return self._bytes_in_flight
+
+    @property
+    def requests_in_flight(self) -> int:
+        return len(self._pending) + sum(map(len, self._twins.values()))
+
+    # -- sending ------------------------------------------------------------------------------------------------------
+
+    def send(self, frames: bytes, keys: Sequence[Hashable], sink: ResponseSink, *, timeout_s: float) -> None:
+        """Send `frames`, whole requests one behind the other, whose keys are `keys` (v3: transaction ids).
+
+        A transaction id must not be in flight on this connection. `keys` must not be changed afterwards.
+        """
+        now = self._loop.time()
+        error = self._refusal(now, len(frames))
+        if error is not None:
+            self._loop.call_soon(sink.failed, self.bookie_id, error)
+            return
+        batch = _Batch(sink, keys, len(frames), now)
+        if self.wire_version == v3.VERSION:
+            self._pending.update(dict.fromkeys(keys, batch))
+        else:
+            for key in keys:
+                if self._pending.setdefault(key, batch) is not batch or key in self._twins:
+                    self._twins.setdefault(key, deque()).append(batch)
+        self._bytes_in_flight += len(frames)
+        self._outgoing.append(frames)
+        self._watch(batch, now + timeout_s)
+        if self._transport is None:
+            if self._connecting is None:
+                self._connecting = self._loop.create_task(self._connect())
+        elif not self._flush_scheduled:
+            self._flush_scheduled = True
+            self._loop.call_soon(self._flush)
+
+    def _refusal(self, now: float, size: int) -> BinderyError | None:
+        if self._closed:
+            return BookieUnavailable("connection was closed", bookie_id=self.bookie_id)
+        if self._transport is None and self._connecting is None and now < self._retry_at:
+            return BookieUnavailable(
+                "bookie cannot be reached", bookie_id=self.bookie_id, retry_in_s=round(self._retry_at - now, 3)
+            )
+        if self._bytes_in_flight and self._bytes_in_flight + size > self._settings.connection_bytes_max:
+            return BookieUnavailable(
+                "bookie does not keep up",
+                bookie_id=self.bookie_id, bytes_in_flight=self._bytes_in_flight,
+                bytes_in_flight_max=self._settings.connection_bytes_max,
+            )  # fmt: skip
+        return None
+
+    def _flush(self) -> None:
+        self._flush_scheduled = False
+        if self._transport is None or self._paused or not self._outgoing:
+            return
+        frames, self._outgoing = self._outgoing, []
+        self._transport.write(frames[0] if len(frames) == 1 else b"".join(frames))
+
+    # -- the connection's life ----------------------------------------------------------------------------------------
+
+    async def _connect(self) -> None:
+        try:
+            async with asyncio.timeout(self._settings.connect_timeout_s):
+                host, port = await self._resolve(self.bookie_id)
+                await self._loop.create_connection(lambda: self, host, port)
+                if self._greeted is not None:
+                    await self._greet(self._greeted, host)
+        except (OSError, TimeoutError, BinderyError) as error:
+            self._failures += 1
+            doublings = min(self._failures - 1, 20)
+            pause_s = min(self._settings.reconnect_pause_s * 2**doublings, self._settings.reconnect_pause_s_max)
+            self._retry_at = self._loop.time() + pause_s
+            log.info("bookie_connect_failed", bookie_id=self.bookie_id, error=repr(error), pause_s=pause_s)
+            self._fail_all(_unavailable("bookie cannot be reached", self.bookie_id, error))
+        finally:
+            self._connecting = None
+            if self._greeted is not None:
+                self._greeted.abort()
+                self._greeted = None
+
+    async def _greet(self, transport: asyncio.Transport, host: str) -> None:
+        """Secure the connection and authenticate. Raises OSError, BinderyError."""
+        security = self._security
+        if security.tls is not None:
+            answer = await self._ask(transport, v3.encode_request(StartTlsRequest(GREETING_TXN_ID)))
+            status = getattr(v3.decode_response(answer), "status", None)
+            if status != Status.OK:
+                raise BookieUnavailable("bookie refuses TLS", bookie_id=self.bookie_id, status=status)
+            self._tls_granted = True
+            secured = await self._loop.start_tls(transport, self, security.tls, server_hostname=host)
+            if secured is None or secured.is_closing():
+                raise BookieUnavailable("connection ended during the TLS handshake", bookie_id=self.bookie_id)
+            self._greeted = transport = secured
+        if security.token is not None:
+            codec = v3 if self.wire_version == v3.VERSION else v2
+            request = AuthRequest(GREETING_TXN_ID, security.plugin, security.token)
+            response = codec.decode_response(await self._ask(transport, codec.encode_request(request)))
+            # A bookie that asks nobody says OK under another plugin's name.
+            if not isinstance(response, AuthResponse) or response.status != Status.OK:
+                raise BookieUnavailable("bookie does not accept our authentication", bookie_id=self.bookie_id)
+        self._greeted = None
+        self._begin(transport)
+
+    async def _ask(self, transport: asyncio.Transport, frame: bytes) -> bytes:
+        self._greeting = self._loop.create_future()
+        try:
+            transport.write(frame)
+            return await self._greeting
+        finally:
+            self._greeting = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport = cast(asyncio.Transport, transport)  # uvloop's do not inherit from it
+        if self._closed:
+            transport.abort()
+            return
+        self._decoder = FrameDecoder(frame_size_max=self._settings.frame_size_max)
+        self._tls_granted = False
+        if self._security.is_needed:
+            self._greeted = transport
+        else:
+            self._begin(transport)
+
+    def _begin(self, transport: asyncio.Transport) -> None:
+        """From here on requests are sent."""
+        self._transport = transport
+        self._paused = False
+        self._received_at = 0.0
+        self._flush()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._transport is None:
+            if self._greeting is not None and not self._greeting.done():
+                self._greeting.set_exception(
+                    _unavailable("connection to bookie was lost before it was ready", self.bookie_id, exc)
+                )
+            return
+        self._transport = None
+        self._failures += 1  # the next request tries again at once; only refused attempts make it pause
+        self._fail_all(_unavailable("connection to bookie was lost", self.bookie_id, exc))
+
+    def pause_writing(self) -> None:
+        self._paused = True
+
+    def resume_writing(self) -> None:
+        self._paused = False
+        self._flush()
+
+    def retry_now(self) -> None:
+        """Forget the pause: there is news of this bookie."""
+        self._retry_at = 0.0
+
+    async def probe(self) -> bool:
+        """Try to connect now, whatever the pause; whether the connection stands. Takes `connect_timeout_s` at most."""
+        if self._transport is None and not self._closed:
+            if self._connecting is None:
+                self._connecting = self._loop.create_task(self._connect())
+            await asyncio.wait([self._connecting])
+        return self._transport is not None
+
+    def shut(self) -> None:
+        """Fail everything in flight and whatever is sent from now on. Idempotent."""
+        self._closed = True
+        if self._connecting is not None:
+            self._connecting.cancel()
+        if self._transport is not None:
+            self._transport.abort()
+            self._transport = None
+        if self._greeted is not None:
+            self._greeted.abort()
+        if self._tick_timer is not None:
+            self._tick_timer.cancel()
+            self._tick_timer = None
+        self._fail_all(BookieUnavailable("connection was closed", bookie_id=self.bookie_id))
+
+    async def close(self) -> None:
+        """As `shut`; returns when nothing of this connection runs any more."""
+        connecting = self._connecting
+        self.shut()
+        if connecting is not None:
+            await asyncio.gather(connecting, return_exceptions=True)
+
+    # -- receiving ----------------------------------------------------------------------------------------------------
+
+    def data_received(self, data: bytes) -> None:
+        if self._transport is None:
+            self._greeting_received(data)
+            return
+        in_v3 = self.wire_version == v3.VERSION
+        try:
+            responses = (v3 if in_v3 else v2).decode_responses(self._decoder.feed(data))
+        except BinderyError as error:
+            log.warning("bookie_sent_nonsense", bookie_id=self.bookie_id, error=repr(error))
+            self._abort()
+            return
+        self._received_at = self._loop.time()
+        self._failures = 0
+        pending_pop = self._pending.pop
+        by_sink: dict[ResponseSink, list[Response]] = {}
+        refusals: dict[ResponseSink, ErrorResponse] = {}
+        last_sink: ResponseSink | None = None
+        answers: list[Response] = []
+        for response in responses:
+            batch = pending_pop(response.txn_id, None) if in_v3 else self._take(v2.key_of(response))
+            if batch is None:
+                continue  # it came after its deadline
+            if batch.sink is not last_sink:
+                last_sink = batch.sink
+                answers = by_sink.setdefault(last_sink, [])
+            batch.left -= 1
+            if not batch.left:
+                self._bytes_in_flight -= batch.size
+                batch.keys = ()
+            if type(response) is ErrorResponse:
+                refusals[batch.sink] = response
+            else:
+                answers.append(response)
+        for sink, answers in by_sink.items():
+            if answers:
+                sink.answered(self.bookie_id, answers)
+        for sink, refusal in refusals.items():
+            sink.failed(
+                self.bookie_id,
+                BookieUnavailable(
+                    "bookie refuses the operation", bookie_id=self.bookie_id,
+                    operation=refusal.operation, status=refusal.status,
+                ),
+            )  # fmt: skip
+
+    def _greeting_received(self, data: bytes) -> None:
+        """One message answers each that we send; anything else is nonsense, and what is left unread as well.
+
+        But for a second answer to START_TLS: an Apache bookie with an auth provider sends it when the client did not
+        authenticate during the handshake, which would mean to send its token in clear, and then goes on to take AUTH.
+        Source: BookKeeper, BookieRequestProcessor.processStartTLSRequestV3.
+        """
+        try:
+            messages = self._decoder.feed(data)
+        except BinderyError as error:
+            messages = []
+            if self._greeting is not None and not self._greeting.done():
+                self._greeting.set_exception(error)
+        for message in messages:
+            if self._tls_granted and _is_about_tls(message):
+                continue
+            if self._greeting is not None and not self._greeting.done():
+                self._greeting.set_result(message)
+            elif self._greeted is not None:
+                self._greeted.abort()
+
+    def _take(self, key: Hashable) -> _Batch | None:
+        """Whoever waited longest for an answer with this key."""
+        batch = self._pending.pop(key, None)
+        twins = self._twins.get(key)
+        if twins:
+            self._pending[key] = twins.popleft()
+            if not twins:
+                del self._twins[key]
+        return batch
+
+    def _abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()  # connection_lost follows and fails what is in flight
+
+    def _fail_all(self, error: BinderyError) -> None:
+        pending, self._pending = self._pending, {}
+        self._outgoing.clear()
+        self._slots.clear()
+        self._bytes_in_flight = 0
+        sinks: dict[ResponseSink, None] = {}  # ordered, each once
+        twins, self._twins = self._twins, {}
+        for batch in [*pending.values(), *(batch for queue in twins.values() for batch in queue)]:
+            batch.left = 0
+            batch.keys = ()
+            sinks[batch.sink] = None
+        for sink in sinks:
+            sink.failed(self.bookie_id, error)
+
+    # -- deadlines ----------------------------------------------------------------------------------------------------
+
+    def _watch(self, batch: _Batch, deadline: float) -> None:
+        tick_s = self._settings.timer_tick_s
+        slot = int(deadline / tick_s) + 1
+        self._slots.setdefault(slot, []).append(batch)
+        self._fresh.add(slot)
+        if self._tick_timer is None:
+            self._tick_done = int(self._loop.time() / tick_s)
+            self._tick_timer = self._loop.call_later(tick_s, self._tick)
+
+    def _tick(self) -> None:
+        self._tick_timer = None
+        tick = int(self._loop.time() / self._settings.timer_tick_s)
+        for slot in range(self._tick_done + 1, tick + 1):
+            for batch in self._slots.pop(slot, ()):
+                if batch.left:
+                    self._expire(batch)
+        self._tick_done = tick
+        self._forget_answered()
+        if self._slots:
+            self._tick_timer = self._loop.call_later(self._settings.timer_tick_s, self._tick)
+
+    def _forget_answered(self) -> None:
+        """Batches live about as long as their answers take, not until their deadline."""
+        for slot in self._settling:
+            batches = self._slots.get(slot)
+            if batches is not None:
+                waiting = [batch for batch in batches if batch.left]
+                if waiting:
+                    self._slots[slot] = waiting
+                else:
+                    del self._slots[slot]
+        self._settling, self._fresh = self._fresh, set()
+
+    def _expire(self, batch: _Batch) -> None:
+        for key in batch.keys:
+            if self._pending.get(key) is batch:
+                self._take(key)
+            elif key in self._twins:
+                kept = deque(twin for twin in self._twins.pop(key) if twin is not batch)
+                if kept:
+                    self._twins[key] = kept
+        self._bytes_in_flight -= batch.size
+        batch.left = 0
+        batch.keys = ()
+        batch.sink.expired(self.bookie_id, BookieUnavailable("no answer in time", bookie_id=self.bookie_id))
+        if self._received_at <= batch.sent_at:
+            # Nothing at all came since: the peer may have vanished without a word, so the next request connects anew.
+            self._abort()
+
+
+def _unavailable(message: str, bookie_id: BookieId, cause: BaseException | None) -> BookieUnavailable:
+    error = BookieUnavailable(message, bookie_id=bookie_id, cause=repr(cause) if cause else CLOSED_BY_PEER)
+    error.__cause__ = cause
+    return error
+
+
+def _is_about_tls(message: bytes) -> bool:
+    """Whether this answers START_TLS: always in v3, also where the connection speaks v2."""
+    try:
+        response = v3.decode_response(message)
+    except BinderyError:
+        return False
+    return isinstance(response, StartTlsResponse) or (
+        isinstance(response, ErrorResponse) and response.operation == Operation.START_TLS
+    )

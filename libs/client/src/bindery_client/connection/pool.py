@@ -1,0 +1,202 @@
+"""BookiePool: one connection per bookie and wire version, found through the directory, and who is best avoided.
+
+A bookie that failed somebody is quarantined for `quarantine_s`: new ensembles avoid it while others will do. It is let
+out early when it registers anew. A bookie that vanished from the directory keeps its connection for ABSENT_TIME_S, and
+then while requests are under way: it may only have lost its session, as all bookies do at once when ZooKeeper was away
+for longer, and they serve all along. New ledgers do not choose it meanwhile.
+"""
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping
+from itertools import count
+from typing import Final, TypeVar
+
+from bindery_core.errors import BookieUnavailable, NotEnoughBookies
+from bindery_core.ids import BookieId
+from bindery_core.placement.placement import Candidate, RandomSource, choose_ensemble, choose_replacements
+from bindery_metadata.bookies.registration import BookieDirectory, BookieRecord
+
+from bindery_client.connection.connection import BookieConnection
+from bindery_client.connection.security import NO_SECURITY, ClientSecurity
+from bindery_client.settings import ClientSettings
+
+Chosen = TypeVar("Chosen")
+
+ABSENT_TIME_S: Final = 60.0
+"""Of a bookie that registers anew, many times over; BookKeeper's clients keep such connections for good."""
+
+
+class BookiePool:
+    def __init__(
+        self, directory: BookieDirectory, *, settings: ClientSettings, randomness: RandomSource,
+        security: ClientSecurity = NO_SECURITY,
+    ) -> None:  # fmt: skip
+        self.directory: Final = directory
+        self.settings: Final = settings
+        self._randomness = randomness
+        self._loop = asyncio.get_running_loop()
+        self._security = security
+        self._connections: dict[tuple[BookieId, int], BookieConnection] = {}
+        self.without_batch_reads: set[BookieId] = set()
+        """Bookies that end the connection over a batch read: they are asked for one entry at a time."""
+        self.free_bytes: dict[BookieId, int] = {}
+        """What bookies told of their free space."""
+        self._quarantined: dict[BookieId, tuple[float, str]] = {}
+        """Bookie -> (until, reason)."""
+        self._present: Collection[BookieId] = frozenset(directory.bookies)
+        self._closing: set[asyncio.Task[None]] = set()
+        self._closed = False
+        self._txn_ids = count(1)
+        self._unwatch = directory.on_change(self._directory_changed)
+
+    # -- connections --------------------------------------------------------------------------------------------------
+
+    def connection(self, bookie_id: BookieId, wire_version: int = 3) -> BookieConnection:
+        """The one to this bookie. After `close` it is one that fails every request."""
+        connection = self._connections.get((bookie_id, wire_version))
+        if connection is None:
+            connection = BookieConnection(
+                bookie_id, resolve=self._resolve, settings=self.settings, wire_version=wire_version,
+                security=self._security,
+            )  # fmt: skip
+            if self._closed:
+                connection.shut()
+            else:
+                self._connections[bookie_id, wire_version] = connection
+        return connection
+
+    def _connections_to(self, bookie_id: BookieId) -> list[BookieConnection]:
+        return [c for version in (2, 3) if (c := self._connections.get((bookie_id, version))) is not None]
+
+    def txn_id(self) -> int:
+        """A transaction id that no connection has seen: the same request may thus go to several bookies as it is."""
+        return next(self._txn_ids)
+
+    def txn_ids(self, number: int) -> list[int]:
+        txn_ids = self._txn_ids
+        return [next(txn_ids) for _ in range(number)]
+
+    async def _resolve(self, bookie_id: BookieId) -> tuple[str, int]:
+        address = self.directory.address(bookie_id)
+        if address is None:
+            await self.directory.refresh()  # it may have come back this moment
+            address = self.directory.address(bookie_id)
+        if address is None:
+            raise BookieUnavailable("bookie is not registered", bookie_id=bookie_id)
+        return address
+
+    def _directory_changed(self, bookies: Mapping[BookieId, BookieRecord]) -> None:
+        for bookie_id in bookies.keys() - frozenset(self._present):
+            self._quarantined.pop(bookie_id, None)
+            self.without_batch_reads.discard(bookie_id)
+            for connection in self._connections_to(bookie_id):
+                connection.retry_now()
+        if gone := frozenset(self._present) - bookies.keys():
+            self._loop.call_later(ABSENT_TIME_S, self._drop_absent, gone)
+        for bookie_id in self.free_bytes.keys() - bookies.keys():
+            del self.free_bytes[bookie_id]
+        self._present = frozenset(bookies)
+
+    def _drop_absent(self, gone: Collection[BookieId]) -> None:
+        absent = [key for key in self._connections if key[0] in gone and key[0] not in self.directory.bookies]
+        for key in absent:
+            if not self._connections[key].requests_in_flight:
+                self._drop(key)
+        if any(key in self._connections for key in absent):
+            self._loop.call_later(ABSENT_TIME_S, self._drop_absent, gone)
+
+    def _drop(self, key: tuple[BookieId, int]) -> None:
+        task = self._loop.create_task(self._connections.pop(key).close())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    # -- who is best avoided ------------------------------------------------------------------------------------------
+
+    def quarantine(self, bookie_id: BookieId, reason: str) -> None:
+        self._quarantined[bookie_id] = (self._loop.time() + self.settings.quarantine_s, reason)
+
+    def quarantined(self) -> dict[BookieId, str]:
+        now = self._loop.time()
+        self._quarantined = {b: entry for b, entry in self._quarantined.items() if entry[0] > now}
+        return {b: f"failed recently: {reason}" for b, (_until, reason) in self._quarantined.items()}
+
+    def is_unreachable(self, bookie_id: BookieId) -> bool:
+        """Whether the last we know of this bookie is that it did not let us connect."""
+        return any(connection.is_unreachable for connection in self._connections_to(bookie_id))
+
+    def to_avoid(self) -> frozenset[BookieId]:
+        """Bookies to read from last."""
+        return frozenset(b for (b, _), c in self._connections.items() if c.is_unreachable) | self.quarantined().keys()
+
+    def candidates(self) -> list[Candidate]:
+        return [
+            Candidate(
+                record.bookie_id,
+                free_bytes=self.free_bytes.get(record.bookie_id),
+                refusal="read-only" if record.read_only else None,
+            )
+            for record in self.directory.bookies.values()
+        ]
+
+    def choose_ensemble(self, *, ensemble_size: int, write_quorum: int, ack_quorum: int) -> tuple[BookieId, ...]:
+        """Bookies for a new ledger. Raises NotEnoughBookies with a reason for each bookie that was refused.
+
+        The quarantined are taken when it cannot be done without them, but for those that cannot be reached.
+        """
+        return self._without_quarantined(
+            lambda exclude: choose_ensemble(
+                self.candidates(), ensemble_size=ensemble_size, write_quorum=write_quorum, ack_quorum=ack_quorum,
+                rng=self._randomness, exclude=exclude,
+            )
+        )  # fmt: skip
+
+    def choose_replacements(
+        self, ensemble: tuple[BookieId, ...], failed: Mapping[int, BookieId], *, write_quorum: int,
+        exclude: Mapping[BookieId, str] | None = None,
+    ) -> dict[int, BookieId]:  # fmt: skip
+        """As `choose_ensemble`, for the members of `ensemble` that failed; never one in `exclude`."""
+        never = exclude or {}
+        return self._without_quarantined(
+            lambda avoided: choose_replacements(
+                self.candidates(), ensemble=ensemble, failed=failed, write_quorum=write_quorum,
+                rng=self._randomness, exclude={**avoided, **never},
+            )
+        )  # fmt: skip
+
+    def _without_quarantined(self, choose: Callable[[Mapping[BookieId, str]], Chosen]) -> Chosen:
+        exclude = self.quarantined()
+        try:
+            return choose(exclude)
+        except NotEnoughBookies:
+            unreachable = self._unreachable(exclude)
+            if len(unreachable) == len(exclude):
+                raise
+            return choose(unreachable)
+
+    async def revisit(self) -> bool:
+        """Knock at quarantined bookies that could not be reached; whether any of them opens. For when spares ran out.
+
+        A bookie that was restarted within its session's time shows no other sign of life.
+        """
+        unreachable = [b for b in self._unreachable(self.quarantined()) if b in self.directory.bookies]
+        probes = [
+            self._loop.create_task(connection.probe())
+            for bookie_id in unreachable
+            for connection in self._connections_to(bookie_id)
+            if connection.is_unreachable
+        ]
+        if probes:
+            await asyncio.wait(probes, timeout=self.settings.revisit_timeout_s)
+        for probe in probes:
+            probe.cancel()
+        return any(probe.done() and not probe.cancelled() and probe.result() for probe in probes)
+
+    def _unreachable(self, reasons: Mapping[BookieId, str]) -> dict[BookieId, str]:
+        return {b: reason for b, reason in reasons.items() if self.is_unreachable(b)}
+
+    async def close(self) -> None:
+        """Close all connections; what is in flight fails with BookieUnavailable."""
+        self._closed = True
+        self._unwatch()
+        connections, self._connections = self._connections, {}
+        await asyncio.gather(*(connection.close() for connection in connections.values()), *self._closing)

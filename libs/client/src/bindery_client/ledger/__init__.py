@@ -1,0 +1,1 @@
+"""Ledger operations: write, read, recover, force, and reads of single replicas."""

@@ -1,0 +1,105 @@
+"""Reading a range of entries: `LedgerRead` machines driven over the pool, in steps of bounded size.
+
+Invariants: one step is in memory at a time beside the entries already given; every entry was verified by its digest.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from bindery_core.errors import BinderyError
+from bindery_core.formats.ledger_metadata import LedgerMetadata
+from bindery_core.ids import BookieId, EntryId
+from bindery_core.ledger.ledger_actions import Done, Fail, ReaderAction, SendReads
+from bindery_core.ledger.ledger_reader import LedgerRead, ReaderSettings
+
+from bindery_client.ledger.api import Entry
+from bindery_client.ledger.requests import DEADLINE_SLACK_S, LedgerRequests, reason_of
+from bindery_client.ledger.timers import DeadlineTimer
+from bindery_client.settings import ClientSettings
+
+BATCH_RUN_SIZE: Final = 100
+"""Consecutive entries asked of one bookie where batch reads carry them: a step is thus spread over the ensemble."""
+
+
+class ReadOperation:
+    """One `LedgerRead`, from start to end."""
+
+    def __init__(
+        self, requests: LedgerRequests, metadata: LedgerMetadata, *, first: int, last: int, settings: ClientSettings
+    ) -> None:
+        self._requests = requests
+        self._settings = settings
+        self._loop = asyncio.get_running_loop()
+        self._machine = LedgerRead(
+            requests.ledger_id, metadata, first=first, last=last, digester=requests.digester,
+            avoid=requests.pool.to_avoid(),
+            run_size=BATCH_RUN_SIZE if settings.wire_version == 2 and settings.batch_reads else 1,
+            settings=ReaderSettings(
+                speculative_s=settings.speculative_read_s or None, read_timeout_s=settings.read_timeout_s
+            ),
+        )  # fmt: skip
+        self._done: asyncio.Future[None] = self._loop.create_future()
+        self._timer = DeadlineTimer(self._tick)
+
+    async def run(self) -> list[Entry]:
+        self._run(self._machine.start(now=self._loop.time()))
+        try:
+            await self._done
+        finally:
+            self._timer.cancel()
+        return [Entry(EntryId(e.entry_id), e.payload, e.length) for e in self._machine.entries]
+
+    @property
+    def max_lac(self) -> int:
+        return self._machine.max_lac
+
+    def answered(self, bookie_id: BookieId, responses: list[Any]) -> None:
+        if not self._done.done():
+            self._run(self._machine.receive_many(bookie_id, responses, now=self._loop.time()))
+
+    def failed(self, bookie_id: BookieId, error: BinderyError) -> None:
+        if not self._done.done():
+            self._run(self._machine.bookie_failed(bookie_id, reason_of(error), now=self._loop.time()))
+
+    def expired(self, bookie_id: BookieId, error: BinderyError) -> None:
+        """The state machine has deadlines of its own, and they passed earlier."""
+
+    def _tick(self) -> None:
+        if not self._done.done():
+            self._run(self._machine.tick(now=self._loop.time()))
+
+    def _run(self, actions: Sequence[ReaderAction]) -> None:
+        for action in actions:
+            match action:
+                case SendReads():
+                    timeout_s = self._settings.read_timeout_s + DEADLINE_SLACK_S
+                    self._requests.send_reads(action, self, timeout_s=timeout_s)
+                case Done():
+                    self._done.set_result(None)
+                case Fail():
+                    self._done.set_exception(action.error)
+        if not self._done.done():
+            self._timer.arm(self._machine.next_deadline())
+
+
+async def read_range(
+    requests: LedgerRequests, metadata: Callable[[], LedgerMetadata], *, first: int, last: int, average_size: int,
+    settings: ClientSettings, on_lac: Callable[[int], None] | None = None,
+) -> list[Entry]:  # fmt: skip
+    """Entries first..last. `metadata` is asked for each step, `average_size` (bytes) gives the first step's length."""
+    entries: list[Entry] = []
+    next_entry_id = first
+    while next_entry_id <= last:
+        count = settings.read_batch_bytes_max // max(average_size, 1)
+        count = max(1, min(count, settings.read_batch_entries_max, last - next_entry_id + 1))
+        operation = ReadOperation(
+            requests, metadata(), first=next_entry_id, last=next_entry_id + count - 1, settings=settings
+        )
+        step = await operation.run()
+        if on_lac is not None:
+            on_lac(operation.max_lac)
+        entries += step
+        next_entry_id += count
+        average_size = max(1, sum(len(entry.payload) for entry in step) // count)
+    return entries

@@ -1,0 +1,1 @@
+"""Formats of metadata: ledger metadata, cookies, service info, replication records, availability."""

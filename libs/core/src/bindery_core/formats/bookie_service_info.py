@@ -1,0 +1,112 @@
+"""What a registered bookie says of itself: the data of `available/<bookie id>` and `available/readonly/<bookie id>`.
+
+The bytes are BookieServiceInfoFormat (bookie_service_info.proto). Empty data is legal: a bookie from before 4.11, whose
+id is its `host:port`. Clients take host and port from the endpoint whose protocol is `bookie-rpc`, whatever its id.
+Source: BookKeeper BookieServiceInfoSerde.
+
+Written by hand, because a bookie does so before it serves and protobuf takes a sixth of its start; read by protobuf.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from bindery_core import varint
+from bindery_core.errors import Corrupt
+from bindery_core.ids import BookieId
+
+BOOKIE_RPC: Final = "bookie-rpc"
+HTTP: Final = "http"
+PORT_MAX: Final = 65535
+
+_VARINT: Final = 0
+_LENGTH_DELIMITED: Final = 2
+"""Wire types of protobuf."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    id: str
+    """`bookie` for the ledger protocol, `httpserver` for the admin HTTP server."""
+    port: int
+    host: str
+    """Name or address that clients can reach."""
+    protocol: str
+    """`bookie-rpc` or `http`."""
+    auth: tuple[str, ...] = ()
+    extensions: tuple[str, ...] = ()
+    """`tls` when the endpoint can be upgraded."""
+
+
+@dataclass(frozen=True, slots=True)
+class BookieServiceInfo:
+    endpoints: tuple[Endpoint, ...] = ()
+    properties: Mapping[str, str] = field(default_factory=dict)
+
+    def rpc_address(self) -> tuple[str, int] | None:
+        """(host, port) of the ledger protocol; None when the bookie publishes none and cannot be contacted."""
+        for endpoint in self.endpoints:
+            if endpoint.protocol == BOOKIE_RPC:
+                return endpoint.host, endpoint.port
+        return None
+
+
+def of_bookie(*, host: str, port: int, http_port: int | None = None) -> BookieServiceInfo:
+    """What our bookie publishes, as BookKeeper's does: its ledger port and, if it runs, its admin HTTP port."""
+    endpoints = [Endpoint("bookie", port, host, BOOKIE_RPC)]
+    if http_port is not None:
+        endpoints.append(Endpoint("httpserver", http_port, host, HTTP))
+    return BookieServiceInfo(tuple(endpoints))
+
+
+def encode(info: BookieServiceInfo) -> bytes:
+    """Fields in the order of their numbers, properties in that of their names: equal infos give equal bytes."""
+    endpoints = (_text(6, _endpoint(endpoint)) for endpoint in info.endpoints)
+    properties = (
+        _text(7, _text(1, name.encode()) + _text(2, value.encode())) for name, value in sorted(info.properties.items())
+    )
+    return b"".join((*endpoints, *properties))
+
+
+def _endpoint(endpoint: Endpoint) -> bytes:
+    port = bytes((2 << 3 | _VARINT,)) + varint.encode(endpoint.port)
+    return b"".join(
+        (
+            _text(1, endpoint.id.encode()),
+            port,
+            _text(3, endpoint.host.encode()),
+            _text(4, endpoint.protocol.encode()),
+            *(_text(5, auth.encode()) for auth in endpoint.auth),
+            *(_text(6, extension.encode()) for extension in endpoint.extensions),
+        )
+    )
+
+
+def _text(field_number: int, data: bytes) -> bytes:
+    return bytes((field_number << 3 | _LENGTH_DELIMITED,)) + varint.encode(len(data)) + data
+
+
+def decode(data: bytes, *, bookie_id: BookieId) -> BookieServiceInfo:
+    """Raises Corrupt for bytes that are no service info, and for empty data of a bookie whose id is not `host:port`."""
+    if not data:
+        host, _, port = bookie_id.rpartition(":")
+        if not host or not port.isdigit() or int(port) > PORT_MAX:
+            raise Corrupt("bookie without service info, whose id is no host:port", bookie_id=bookie_id)
+        return of_bookie(host=host, port=int(port))
+    from google.protobuf.message import DecodeError
+
+    from bindery_core.formats import bookie_service_info_pb2 as pb
+
+    try:
+        message = pb.BookieServiceInfoFormat.FromString(data)
+        if not message.IsInitialized():
+            raise Corrupt("bookie service info lacks a required field", bookie_id=bookie_id)
+        return BookieServiceInfo(
+            tuple(
+                Endpoint(e.id, e.port, e.host, e.protocol, tuple(e.auth), tuple(e.extensions))
+                for e in message.endpoints
+            ),
+            dict(message.properties),
+        )
+    except (DecodeError, UnicodeDecodeError) as error:
+        raise Corrupt("bookie service info is no message", bookie_id=bookie_id, size=len(data)) from error

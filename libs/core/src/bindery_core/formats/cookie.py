@@ -1,0 +1,184 @@
+"""Cookies: which bookie, which disks, which cluster. The same text stands in `cookies/<bookie id>` and on each disk.
+
+| layout | text                                                                                                       |
+|-------:|------------------------------------------------------------------------------------------------------------|
+|      5 | "5", LF, CookieFormat (cookie.proto) in protobuf's text form; what we write                                |
+|      4 | "4", LF, the same without indexDirs                                                                        |
+|      3 | four lines: "3", bookie id, journal directories, ledger directories                                        |
+
+Journal directories are joined by ','; ledger and index directories are their count, TAB, and the directories joined by
+TAB. Directories are those configured, without the `current` below them. Layouts below 3 are too old to be compared.
+Source: BookKeeper Cookie.
+
+The plain form of that text, a field a line as we and BookKeeper write it, is written and read by hand: a bookie does
+both before it serves, and protobuf takes a sixth of its start. Any other form is left to protobuf's parser.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from bindery_core.errors import BadRequest, BadVersion, Corrupt
+
+LAYOUT_VERSION: Final = 5
+LAYOUT_VERSION_MIN: Final = 3
+FILE_NAME: Final = "VERSION"
+"""Name of the copy in each directory's `current`."""
+TEXT_SIZE_MAX: Final = 1024 * 1024
+
+
+_PLAIN_LINE: Final = re.compile(
+    r'(bookieHost|journalDir|ledgerDirs|instanceId|indexDirs): "((?:[ !#-\[\]-~]|\\[tnr"\'\\]|\\[0-3][0-7]{2})*)"'
+)
+_ESCAPE: Final = re.compile(rb"\\(?:([0-7]{3})|(.))")
+_ESCAPED: Final = {b"\t": b"t", b"\n": b"n", b"\r": b"r", b'"': b'"', b"'": b"'", b"\\": b"\\"}
+_ESCAPES: Final = {letter: byte for byte, letter in _ESCAPED.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cookie:
+    bookie_id: str
+    journal_dirs: tuple[str, ...]
+    ledger_dirs: tuple[str, ...]
+    index_dirs: tuple[str, ...] | None = None
+    """None: the index stands in the ledger directories."""
+    instance_id: str | None = None
+    """The cluster's INSTANCEID."""
+
+    def text(self) -> bytes:
+        """The cookie in layout 5. Raises BadRequest for a directory whose name the text could not give back."""
+        for directory in (*self.journal_dirs, *self.ledger_dirs, *(self.index_dirs or ())):
+            if not directory or "\t" in directory or "\n" in directory:
+                raise BadRequest("a cookie cannot hold this directory's name", directory=directory)
+        if any("," in directory for directory in self.journal_dirs):
+            raise BadRequest("a journal directory's name must not hold a comma", journal_dirs=self.journal_dirs)
+        fields = {
+            "bookieHost": self.bookie_id,
+            "journalDir": ",".join(self.journal_dirs),
+            "ledgerDirs": _pack_dirs(self.ledger_dirs),
+            "instanceId": self.instance_id,
+            "indexDirs": None if self.index_dirs is None else _pack_dirs(self.index_dirs),
+        }
+        lines = [f"{name}: {_quoted(value)}\n" for name, value in fields.items() if value is not None]
+        return "".join((f"{LAYOUT_VERSION}\n", *lines)).encode("ascii")
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One field in which a cookie is not what it should be."""
+
+    field: str
+    expected: str
+    found: str
+
+
+def parse(text: bytes) -> Cookie:
+    """A cookie of layout 3, 4 or 5. Raises BadVersion for another layout, Corrupt for a text that is no cookie."""
+    try:
+        first, _, rest = text[:TEXT_SIZE_MAX].decode("utf-8").partition("\n")
+        layout = int(first.strip())
+    except ValueError as error:
+        raise Corrupt("not a cookie", start=text[:40]) from error
+    if not LAYOUT_VERSION_MIN <= layout <= LAYOUT_VERSION:
+        reason = "too old" if layout < LAYOUT_VERSION_MIN else "not understood"
+        raise BadVersion(f"a cookie of this layout is {reason}", layout=layout)
+    if layout == LAYOUT_VERSION_MIN:
+        lines = rest.splitlines()
+        if len(lines) < 3:
+            raise Corrupt("not a cookie: lines are missing", layout=layout, lines=len(lines))
+        return Cookie(bookie_id=lines[0], journal_dirs=tuple(lines[1].split(",")), ledger_dirs=_unpack_dirs(lines[2]))
+    fields = _plain_fields(rest) or _any_fields(rest, layout=layout)
+    return Cookie(
+        bookie_id=fields["bookieHost"],
+        journal_dirs=tuple(fields["journalDir"].split(",")),
+        ledger_dirs=_unpack_dirs(fields["ledgerDirs"]),
+        index_dirs=_unpack_dirs(fields["indexDirs"]) if "indexDirs" in fields else None,
+        instance_id=fields.get("instanceId"),
+    )
+
+
+def _plain_fields(text: str) -> dict[str, str] | None:
+    """The fields of a text in the plain form; None for any other text, and for one that lacks a field."""
+    fields: dict[str, str] = {}
+    for line in text.removesuffix("\n").split("\n"):
+        match = _PLAIN_LINE.fullmatch(line)
+        if match is None or match[1] in fields:
+            return None
+        try:
+            fields[match[1]] = _unquoted(match[2])
+        except UnicodeDecodeError:
+            return None
+    return fields if fields.keys() >= {"bookieHost", "journalDir", "ledgerDirs"} else None
+
+
+def _any_fields(text: str, *, layout: int) -> dict[str, str]:
+    """The same of any text, by protobuf. Raises Corrupt."""
+    from google.protobuf import text_format
+
+    from bindery_core.formats import cookie_pb2 as pb
+
+    message = pb.CookieFormat()
+    try:
+        text_format.Parse(text, message, allow_unknown_field=True)
+    except text_format.ParseError as error:
+        raise Corrupt("not a cookie", reason=str(error)) from error
+    if not message.IsInitialized():
+        raise Corrupt("not a cookie: a required field is missing", layout=layout)
+    return {field.name: value for field, value in message.ListFields()}
+
+
+def differences(expected: Cookie, found: Cookie) -> list[Difference]:
+    """Field by field what is wrong with `found`; empty: it is the same bookie with the same disks in the same cluster.
+
+    Index directories that are not named are the ledger directories.
+    """
+    none = "(none)"
+    pairs = [
+        ("bookie id", expected.bookie_id, found.bookie_id),
+        ("journal directories", ",".join(expected.journal_dirs), ",".join(found.journal_dirs)),
+        ("ledger directories", ",".join(expected.ledger_dirs), ",".join(found.ledger_dirs)),
+        (
+            "index directories",
+            ",".join(expected.index_dirs or expected.ledger_dirs),
+            ",".join(found.index_dirs or found.ledger_dirs),
+        ),
+        ("instance id", expected.instance_id or none, found.instance_id or none),
+    ]
+    return [Difference(name, wanted, got) for name, wanted, got in pairs if wanted != got]
+
+
+def describe(problems: list[Difference]) -> str:
+    """The differences side by side, one line a field, for an operator's eyes."""
+    rows = [("field", "expected", "found"), *((d.field, d.expected, d.found) for d in problems)]
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
+
+
+def _pack_dirs(directories: tuple[str, ...]) -> str:
+    return "\t".join((str(len(directories)), *directories))
+
+
+def _unpack_dirs(text: str) -> tuple[str, ...]:
+    count, *directories = text.split("\t")
+    if not count.isdigit() or int(count) != len(directories):
+        raise Corrupt("not a cookie: directories are miscounted", directories=text)
+    return tuple(directories)
+
+
+def _quoted(text: str) -> str:
+    """As protobuf's text form has it: UTF-8, and in it whatever is not printable ASCII as three octal digits."""
+    parts = []
+    for code in text.encode():
+        letter = _ESCAPED.get(bytes((code,)))
+        if letter is not None:
+            parts.append("\\" + letter.decode())
+        else:
+            parts.append(chr(code) if 0x20 <= code < 0x7F else f"\\{code:03o}")
+    return '"' + "".join(parts) + '"'
+
+
+def _unquoted(text: str) -> str:
+    """The reverse, of what `_PLAIN_LINE` lets through. Raises UnicodeDecodeError."""
+    return _ESCAPE.sub(lambda m: bytes((int(m[1], 8),)) if m[1] else _ESCAPES[m[2]], text.encode()).decode()

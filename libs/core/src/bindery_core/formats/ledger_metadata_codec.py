@@ -1,0 +1,225 @@
+"""Ledger metadata as bytes: what `/ledgers/.../L<id>` holds.
+
+| part   | bytes                                                                                                     |
+|--------|-----------------------------------------------------------------------------------------------------------|
+| header | ASCII "BookieMetadataFormatVersion", TAB, the version in decimal, LF                                       |
+| body   | version 3: a varint with the size of what follows, then LedgerMetadataFormat (ledger_metadata.proto)       |
+|        | version 2: LedgerMetadataFormat in protobuf's text format                                                  |
+|        | version 1: lines (ledger_metadata_v1.py)                                                                   |
+
+Version 3 is what BookKeeper has written since 4.9, and what we write for new ledgers. An update keeps the version that
+a ledger has, so that the clients that wrote it go on understanding it.
+Bytes behind the message of version 3 are ignored. Which fields are written, all in the order of their numbers:
+- quorumSize, ensembleSize, length, lastEntryId, state, segments and ackQuorumSize always; unless CLOSED, length is 0
+  and lastEntryId -1, and readers ignore both;
+- digestType and password together, or neither (metadata of very old clients); a password alone means CRC32;
+- ctime only when it was stored: a time taken from the znode is not written back;
+- cToken always, 0 when unset; never in version 2.
+Source: BookKeeper LedgerMetadataSerDe.
+"""
+
+from typing import Final
+
+from google.protobuf import text_format
+from google.protobuf.message import DecodeError
+
+from bindery_core import varint
+from bindery_core.errors import BadVersion, Corrupt
+from bindery_core.formats import ledger_metadata_pb2 as pb
+from bindery_core.formats import ledger_metadata_v1
+from bindery_core.formats.ledger_metadata import DigestType, LedgerMetadata, LedgerState, Segment
+from bindery_core.ids import BookieId, EntryId
+
+_MAGIC: Final = b"BookieMetadataFormatVersion\t"
+_VERSION_SIZE_MAX = 10
+"""Digits of the version that are looked at; more is no version."""
+FORMAT_VERSION: Final = 3
+"""Of new ledgers."""
+FORMAT_VERSION_MIN: Final = 1
+HEADER: Final = b"%b%d\n" % (_MAGIC, FORMAT_VERSION)
+
+assert len(HEADER) == 30
+
+
+def encode(metadata: LedgerMetadata) -> bytes:
+    """`metadata` in its own format version.
+
+    Raises BadVersion for a version that does not exist, and for metadata that its version cannot express: version 1
+    has neither password nor digest type, ack quorum, creation time or custom metadata.
+    """
+    closed = metadata.state is LedgerState.CLOSED
+    assert closed or (metadata.last_entry_id == -1 and metadata.length == 0)
+    assert (metadata.digest_type is None) == (metadata.password is None)
+    header = b"%b%d\n" % (_MAGIC, metadata.format_version)
+    match metadata.format_version:
+        case 3:
+            message = _to_message(metadata)
+            message.cToken = metadata.c_token or 0
+            body = message.SerializeToString()
+            return b"".join((header, varint.encode(len(body)), body))
+        case 2:
+            return header + text_format.MessageToString(_to_message(metadata)).encode()
+        case 1:
+            return header + ledger_metadata_v1.encode(metadata)
+    raise BadVersion("ledger metadata of this version cannot be written", version=metadata.format_version)
+
+
+def decode(data: bytes) -> LedgerMetadata:
+    """What `encode`, or BookKeeper, wrote, in whichever version.
+
+    Raises BadVersion for other versions than 1 to 3, and Corrupt, naming what is wrong, for bytes that are no metadata
+    or contradict themselves: nobody may act on half-understood metadata.
+    """
+    version, at = _decode_header(data)
+    match version:
+        case 3:
+            return _from_message(_parse_binary(data, at), version)
+        case 2:
+            return _from_message(_parse_text(data, at), version)
+        case 1:
+            return _from_v1(ledger_metadata_v1.decode(data[at:]))
+    raise BadVersion("ledger metadata of this version is not understood", version=version)
+
+
+def _parse_binary(data: bytes, at: int) -> pb.LedgerMetadataFormat:
+    try:
+        size, at = varint.decode(data, at)
+    except varint.NotAVarint:
+        raise Corrupt("ledger metadata without its size", data_size=len(data)) from None
+    if at + size > len(data):
+        raise Corrupt("ledger metadata is cut off", size=size, found=len(data) - at)
+    try:
+        message = pb.LedgerMetadataFormat.FromString(data[at : at + size])
+    except DecodeError as error:
+        raise Corrupt("ledger metadata is no message", size=size) from error
+    if not message.IsInitialized():
+        raise Corrupt("ledger metadata lacks a required field")
+    return message
+
+
+def _parse_text(data: bytes, at: int) -> pb.LedgerMetadataFormat:
+    """Fields that we do not know are passed over, as in the binary form."""
+    message = pb.LedgerMetadataFormat()
+    try:
+        text_format.Parse(data[at:].decode(), message, allow_unknown_field=True)
+    except (text_format.ParseError, UnicodeDecodeError, ValueError, RecursionError) as error:
+        raise Corrupt("ledger metadata is no text message", size=len(data) - at) from error
+    if not message.IsInitialized():
+        raise Corrupt("ledger metadata lacks a required field")
+    return message
+
+
+def _to_message(metadata: LedgerMetadata) -> pb.LedgerMetadataFormat:
+    """All but the cToken."""
+    message = pb.LedgerMetadataFormat()
+    message.quorumSize = metadata.write_quorum
+    message.ensembleSize = metadata.ensemble_size
+    message.length = metadata.length
+    message.lastEntryId = metadata.last_entry_id
+    message.state = _state(metadata.state)
+    for segment in metadata.segments:
+        message.segment.add(ensembleMember=segment.ensemble, firstEntryId=segment.first_entry_id)
+    if metadata.digest_type is not None and metadata.password is not None:
+        message.digestType = _digest_type(metadata.digest_type)
+        message.password = metadata.password
+    message.ackQuorumSize = metadata.ack_quorum
+    if metadata.ctime_ms is not None:
+        message.ctime = metadata.ctime_ms
+    for key, value in metadata.custom.items():
+        message.customMetadata.add(key=key, value=value)
+    return message
+
+
+def _decode_header(data: bytes) -> tuple[int, int]:
+    end = data.find(b"\n", 0, len(_MAGIC) + _VERSION_SIZE_MAX + 1)
+    digits = data[len(_MAGIC) : end]
+    if not data.startswith(_MAGIC) or end < 0 or not digits.isdigit():
+        raise Corrupt("ledger metadata without its header", start=data[: len(_MAGIC) + _VERSION_SIZE_MAX + 1])
+    return int(digits), end + 1
+
+
+def _from_message(message: pb.LedgerMetadataFormat, version: int) -> LedgerMetadata:
+    ensemble_size = message.ensembleSize
+    write_quorum = message.quorumSize
+    ack_quorum = message.ackQuorumSize if message.HasField("ackQuorumSize") else write_quorum
+    _check_quorums(ensemble_size, write_quorum, ack_quorum)
+    segments = tuple(
+        Segment(EntryId(segment.firstEntryId), tuple(BookieId(member) for member in segment.ensembleMember))
+        for segment in message.segment
+    )
+    _check_segments(segments, ensemble_size)
+    try:
+        custom = {pair.key: pair.value for pair in message.customMetadata}
+    except UnicodeDecodeError as error:
+        raise Corrupt("ledger metadata with a key that is not UTF-8") from error
+    state = LedgerState(message.state)
+    closed = state is LedgerState.CLOSED
+    if closed and (not message.HasField("lastEntryId") or message.lastEntryId < -1 or message.length < 0):
+        raise Corrupt("closed ledger without its end", last_entry_id=message.lastEntryId, length=message.length)
+    has_password = message.HasField("password")
+    return LedgerMetadata(
+        ensemble_size=ensemble_size,
+        write_quorum=write_quorum,
+        ack_quorum=ack_quorum,
+        segments=segments,
+        state=state,
+        last_entry_id=EntryId(message.lastEntryId if closed else -1),
+        length=message.length if closed else 0,
+        digest_type=DigestType(message.digestType) if has_password else None,
+        password=message.password if has_password else None,
+        ctime_ms=message.ctime if message.HasField("ctime") else None,
+        custom=custom,
+        c_token=message.cToken if message.HasField("cToken") else None,
+        format_version=version,
+    )
+
+
+def _from_v1(found: ledger_metadata_v1.Fields) -> LedgerMetadata:
+    _check_quorums(found.ensemble_size, found.write_quorum, found.write_quorum)
+    _check_segments(found.segments, found.ensemble_size)
+    return LedgerMetadata(
+        ensemble_size=found.ensemble_size,
+        write_quorum=found.write_quorum,
+        ack_quorum=found.write_quorum,
+        segments=found.segments,
+        state=found.state,
+        last_entry_id=found.last_entry_id,
+        length=found.length,
+        digest_type=None,
+        password=None,
+        format_version=1,
+    )
+
+
+def _check_quorums(ensemble_size: int, write_quorum: int, ack_quorum: int) -> None:
+    if not 1 <= ack_quorum <= write_quorum <= ensemble_size:
+        raise Corrupt(
+            "ledger metadata with impossible quorums",
+            ensemble_size=ensemble_size, write_quorum=write_quorum, ack_quorum=ack_quorum,
+        )  # fmt: skip
+
+
+def _check_segments(segments: tuple[Segment, ...], ensemble_size: int) -> None:
+    if not segments:
+        raise Corrupt("ledger metadata without segments")
+    expected_above = -1
+    for index, segment in enumerate(segments):
+        if len(segment.ensemble) != ensemble_size:
+            raise Corrupt(
+                "segment of another size than the ensemble",
+                first_entry_id=segment.first_entry_id, bookies=len(segment.ensemble), ensemble_size=ensemble_size,
+            )  # fmt: skip
+        if segment.first_entry_id <= expected_above or (index == 0 and segment.first_entry_id != 0):
+            raise Corrupt("segments do not ascend from entry 0", first_entry_id=segment.first_entry_id, index=index)
+        expected_above = segment.first_entry_id
+
+
+# Enum fields take plain ints when the program runs; only the generated stubs insist on their own classes.
+
+
+def _state(state: LedgerState) -> pb.LedgerMetadataFormat.State:
+    return int(state)  # type: ignore[return-value]
+
+
+def _digest_type(digest_type: DigestType) -> pb.LedgerMetadataFormat.DigestType:
+    return int(digest_type)  # type: ignore[return-value]

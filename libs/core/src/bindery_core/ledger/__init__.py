@@ -1,0 +1,1 @@
+"""The ledger protocol as pure objects: writer, reader, recovery."""

@@ -1,0 +1,79 @@
+"""DeferredLedgerWriter: a writer whose bookies acknowledge before they force an entry to disk.
+
+An entry is acknowledged once an ack quorum wrote it, which a crash of their processes survives and a power loss does
+not. `force` makes it durable: all bookies of the ensemble force what they have, and only when every one of them said so
+do entries that were acknowledged before become readable (`published_lac`). Entries beyond are lost when the ledger is
+recovered.
+
+The ensemble cannot change: a newcomer could not force what its predecessor took. So a bookie that fails breaks the
+handle. Source: BookKeeper's WriteFlag.DEFERRED_SYNC and ForceLedgerOp.
+"""
+
+from dataclasses import replace
+from typing import NamedTuple
+
+from bindery_core.digest import Digester
+from bindery_core.errors import BookieUnavailable
+from bindery_core.formats.ledger_metadata import LedgerMetadata
+from bindery_core.ids import LedgerId
+from bindery_core.ledger.ledger_actions import SendLac, WriterAction
+from bindery_core.ledger.ledger_writer import LedgerWriter, WriterSettings
+
+
+class ForceMark(NamedTuple):
+    """How far a force that begins now will reach."""
+
+    entry_id: int
+    length: int
+    """Payload bytes up to there."""
+
+
+class DeferredLedgerWriter(LedgerWriter):
+    """Invariants: published_lac <= lac (here: the highest entry acknowledged in order); it moves in `forced` only."""
+
+    def __init__(
+        self,
+        ledger_id: LedgerId,
+        metadata: LedgerMetadata,
+        *,
+        digester: Digester,
+        settings: WriterSettings | None = None,
+    ) -> None:
+        settings = replace(settings or WriterSettings(), explicit_lac_idle_s=None)  # `lac` must not be told
+        super().__init__(ledger_id, metadata, digester=digester, settings=settings)
+        self._published = ForceMark(-1, 0)
+
+    @property
+    def published_lac(self) -> int:
+        return self._published.entry_id
+
+    @property
+    def published_length(self) -> int:
+        """Payload bytes of entries 0..published_lac."""
+        return self._published.length
+
+    def mark(self) -> ForceMark:
+        """Take this before the bookies are asked to force, and hand it to `forced` when all of them did."""
+        return ForceMark(self.lac, self.confirmed_length)
+
+    def forced(self, mark: ForceMark) -> list[WriterAction]:
+        """Every bookie of the ensemble forced what it had when `mark` was taken. Tells readers of the news."""
+        if mark.entry_id <= self._published.entry_id:
+            return []
+        self._published = mark
+        return [SendLac(self.metadata.last_segment.ensemble, mark.entry_id)]
+
+    def _members_failed(self, members: int, reason: str, now: float) -> list[WriterAction]:
+        failed = [
+            bookie_id
+            for index, bookie_id in enumerate(self.metadata.last_segment.ensemble)
+            if members & ~self._silent & 1 << index
+        ]
+        return self._fail(
+            BookieUnavailable(
+                "a bookie failed, and a ledger with deferred sync cannot replace it",
+                ledger_id=self.ledger_id,
+                bookie_id=",".join(failed),
+                reason=reason,
+            )
+        )

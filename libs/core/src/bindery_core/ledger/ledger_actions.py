@@ -1,0 +1,132 @@
+"""What the ledger state machines ask of their transport. Frozen, so that they compare and print.
+
+| action         | from              | the transport answers with                                                   |
+|----------------|-------------------|------------------------------------------------------------------------------|
+| SendAdds       | writer, recovery  | `receive_many` / `receive_adds`, or `bookie_failed`                          |
+| SendReads      | reader, recovery  | `receive_many` / `receive_reads`, or `bookie_failed`                         |
+| SendLac        | writer            | nothing: best effort                                                         |
+| ChangeEnsemble | writer, recovery  | `ensemble_changed`, `ensemble_change_failed`                                 |
+| Confirm        | writer            | nothing: wake whoever waits for these entries                                |
+| Degraded       | writer, recovery  | nothing: mark the ledger under-replicated, once per handle is enough         |
+| SealLedger     | writer            | nothing more: run `plan_close`, the writer's part is over                    |
+| BeginRecovery  | recovery          | `recovery_begun`, `metadata_failed`                                          |
+| CloseRecovered | recovery          | `recovery_closed`, `metadata_failed`                                         |
+| Recovered      | recovery          | nothing: the ledger is closed, `metadata` says how                           |
+| Done           | reader            | nothing: the result is there                                                 |
+| Fail           | all               | nothing: the machine has ended                                               |
+
+One action per bookie and batch; within `entry_ids` and `frames` positions correspond.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from bindery_core.errors import BinderyError
+from bindery_core.formats.ledger_metadata import LedgerMetadata, Segment
+from bindery_core.ids import BookieId
+
+
+@dataclass(frozen=True, slots=True)
+class SendAdds:
+    """Send these entries to one bookie. The sequences are shared between actions: do not change them."""
+
+    bookie_id: BookieId
+    entry_ids: Sequence[int]
+    frames: Sequence[bytes]
+    recovery: bool = False
+    """Set the RECOVERY_ADD flag (and high priority): accepted by a fenced ledger."""
+
+
+@dataclass(frozen=True, slots=True)
+class SendReads:
+    """Read these entries from one bookie; -1 asks for the last entry it has (the answer echoes -1)."""
+
+    bookie_id: BookieId
+    entry_ids: Sequence[int]
+    fence: bool = False
+    """Set FENCE_LEDGER (with master key, high priority): from then on the bookie refuses the writer's adds."""
+
+
+@dataclass(frozen=True, slots=True)
+class SendLac:
+    """Send an explicit LAC (WRITE_LAC) to these bookies; failures do not matter."""
+
+    bookie_ids: tuple[BookieId, ...]
+    lac: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeEnsemble:
+    """Replace failed members of the last ensemble: run `plan_ensemble_change` with these arguments.
+
+    `publish` True: inside the metadata update loop, and answer after the compare-and-set. False (recovery): plan on
+    the machine's own `metadata` and answer at once; the result is published when recovery closes the ledger.
+    """
+
+    failed: Mapping[int, BookieId]
+    """Ensemble index -> the bookie that failed there."""
+    first_entry_id: int
+    """Where the new ensemble begins: last add confirmed + 1."""
+    publish: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Confirm:
+    """Entries first..last are acknowledged: durable on an ack quorum, and so is everything before them."""
+
+    first_entry_id: int
+    last_entry_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Degraded:
+    """Entries from `first_entry_id` on lack their copy on this bookie, and no spare took its place."""
+
+    bookie_id: BookieId
+    first_entry_id: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SealLedger:
+    """Nothing is in flight any more: close the ledger at these values (`plan_close`)."""
+
+    last_entry_id: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class BeginRecovery:
+    """Run `plan_begin_recovery` in the metadata update loop."""
+
+
+@dataclass(frozen=True, slots=True)
+class CloseRecovered:
+    """Run `plan_recovery_close` with these arguments in the metadata update loop."""
+
+    began: tuple[Segment, ...]
+    """As recovery read them."""
+    recovered: tuple[Segment, ...]
+    """With the ensembles that it changed in memory."""
+    last_entry_id: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    metadata: LedgerMetadata
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A read has all that it was asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    error: BinderyError
+
+
+WriterAction = SendAdds | SendLac | ChangeEnsemble | Confirm | Degraded | SealLedger | Fail
+RecoveryAction = BeginRecovery | SendReads | SendAdds | ChangeEnsemble | Degraded | CloseRecovered | Recovered | Fail
+ReaderAction = SendReads | Done | Fail

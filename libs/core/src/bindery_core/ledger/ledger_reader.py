@@ -1,0 +1,348 @@
+"""Reading a ledger: which bookie to ask for which entry, whom next, and when to give up; without I/O.
+
+Each entry is asked of the members of its write set in their order (those to avoid last), one at a time:
+- an error moves on to the next one at once;
+- silence for `speculative_s` asks the next one too, and the first good answer counts;
+- silence for `read_timeout_s` is an error of that bookie.
+When all have failed, the error reported is the first one, except that NoSuchEntry yields to any other, and
+BookieUnavailable to any but NoSuchEntry: an entry counts as absent only when every replica denies it.
+Source: BookKeeper PendingReadOp, ReadLastConfirmedOp.
+"""
+
+from collections import deque
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from bindery_core.digest import Digester
+from bindery_core.entry import Entry, unpack, unpack_lac
+from bindery_core.errors import (
+    BadVersion,
+    BinderyError,
+    BookieUnavailable,
+    DamagedStorage,
+    DigestMismatch,
+    LedgerStateUnknown,
+    NoSuchEntry,
+    TooManyRequests,
+    TryAgain,
+    Unauthorized,
+)
+from bindery_core.formats.ledger_metadata import LedgerMetadata
+from bindery_core.ids import BookieId, EntryId, LedgerId
+from bindery_core.ledger.ledger_actions import Done, Fail, ReaderAction, SendReads
+from bindery_core.placement.quorum import can_be_covered, is_covered
+from bindery_core.placement.write_set import write_set
+from bindery_core.wire.messages import ReadLacResponse, ReadResponse, Status
+
+_ERROR_OF: dict[int, tuple[type[BinderyError], str]] = {
+    Status.NO_ENTRY: (NoSuchEntry, "no such entry"),
+    Status.NO_LEDGER: (NoSuchEntry, "no such entry"),  # this bookie holds nothing of the ledger
+    Status.IO_ERROR: (DamagedStorage, "the bookie could not read the entry"),
+    Status.UNAUTHORIZED: (
+        Unauthorized,
+        "the bookie refuses this client: not authenticated there, or another password for the ledger",
+    ),
+    Status.BAD_VERSION: (BadVersion, "the bookie does not speak this protocol version"),
+    Status.TOO_MANY_REQUESTS: (TooManyRequests, "the bookie has too many requests"),
+    Status.UNKNOWN_LEDGER_STATE: (LedgerStateUnknown, "the bookie cannot tell whether it held the entry"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderSettings:
+    """How patient a reader is."""
+
+    speculative_s: float | None = 0.5
+    """Ask the next replica too when those asked are silent for so long. Seconds; None: never. BookKeeper: 2."""
+    read_timeout_s: float = 5.0
+    """A bookie that leaves a read unanswered for so long has failed that read. Seconds."""
+
+
+class _Wanted:
+    """One entry on its way."""
+
+    __slots__ = ("error", "next", "replicas", "waiting")
+
+    def __init__(self, replicas: Sequence[BookieId]) -> None:
+        self.replicas = replicas
+        self.next = 0
+        self.waiting: set[BookieId] = set()
+        self.error: BinderyError | None = None
+
+
+class LedgerRead:
+    """Reads entries first..last of a ledger once. Ends with Done (then `entries`) or Fail.
+
+    Calls return actions, to be carried out in their order. `now` is monotonic, in seconds.
+    """
+
+    def __init__(
+        self,
+        ledger_id: LedgerId,
+        metadata: LedgerMetadata,
+        *,
+        first: int,
+        last: int,
+        digester: Digester,
+        avoid: Collection[BookieId] = (),
+        run_size: int = 1,
+        settings: ReaderSettings | None = None,
+    ) -> None:
+        """`avoid`: bookies to ask last (not connected, slow).
+
+        `run_size`: where every bookie holds every entry, ask one bookie for so many consecutive entries, and the next
+        one for those behind, so that a transport can ask for each run at once.
+        """
+        assert 0 <= first <= last
+        assert run_size >= 1
+        self.ledger_id = ledger_id
+        self.max_lac = -1
+        """Highest LAC that an answer carried (`ReadResponse.max_lac`); -1: none. The handle may raise its own."""
+        self.is_finished = False
+
+        self._first = first
+        self._digester = digester
+        self._settings = settings or ReaderSettings()
+        self._found: list[Entry | None] = [None] * (last - first + 1)
+        self._wanted: dict[int, _Wanted] = {
+            entry_id: _Wanted(_replicas(metadata, entry_id, avoid, run_size)) for entry_id in range(first, last + 1)
+        }
+        # both in the order of time, as each kind of limit is constant
+        self._speculations: deque[tuple[float, list[tuple[int, int]]]] = deque()  # when, (entry, how many were asked)
+        self._timeouts: deque[tuple[float, list[tuple[int, BookieId]]]] = deque()
+
+    @property
+    def entries(self) -> list[Entry]:
+        """All, in order, after Done."""
+        assert not self._wanted
+        return [entry for entry in self._found if entry is not None]
+
+    def start(self, *, now: float) -> list[ReaderAction]:
+        """Ask the first replica of each."""
+        return self._ask(list(self._wanted), now)
+
+    def receive_many(self, bookie_id: BookieId, responses: Sequence[ReadResponse], *, now: float) -> list[ReaderAction]:
+        """Answers of one bookie; `entry_id`, `status`, `body` and `max_lac` count."""
+        if self.is_finished:
+            return []
+        unlucky: list[int] = []
+        for response in responses:
+            wanted = self._wanted.get(response.entry_id)
+            if response.max_lac is not None and response.max_lac > self.max_lac:
+                self.max_lac = response.max_lac
+            if wanted is None:
+                continue
+            error: BinderyError
+            if response.status == Status.OK:
+                try:
+                    self._found[response.entry_id - self._first] = unpack(
+                        self._digester, response.body or b"", ledger_id=self.ledger_id, entry_id=response.entry_id
+                    )
+                except DigestMismatch as mismatch:
+                    mismatch.facts["bookie_id"] = bookie_id
+                    error = mismatch
+                else:
+                    del self._wanted[response.entry_id]
+                    continue
+            else:
+                error = self._error_of(response.status, bookie_id, response.entry_id)
+            if bookie_id in wanted.waiting:
+                wanted.waiting.discard(bookie_id)
+                wanted.error = _worse(wanted.error, error)
+                unlucky.append(response.entry_id)
+        return self._go_on(unlucky, now)
+
+    def bookie_failed(self, bookie_id: BookieId, reason: str, *, now: float) -> list[ReaderAction]:
+        """The connection was refused or lost: every read outstanding there failed."""
+        return [] if self.is_finished else self._lost(bookie_id, list(self._wanted), reason, now)
+
+    def tick(self, *, now: float) -> list[ReaderAction]:
+        """Act on deadlines that have passed."""
+        actions: list[ReaderAction] = []
+        late: dict[BookieId, list[int]] = {}
+        while self._timeouts and self._timeouts[0][0] <= now:
+            for entry_id, bookie_id in self._timeouts.popleft()[1]:
+                late.setdefault(bookie_id, []).append(entry_id)
+        for bookie_id, entry_ids in late.items():
+            if not self.is_finished:
+                actions += self._lost(bookie_id, entry_ids, f"no answer within {self._settings.read_timeout_s} s", now)
+        slow: list[int] = []
+        while self._speculations and self._speculations[0][0] <= now:
+            for entry_id, asked in self._speculations.popleft()[1]:
+                wanted = self._wanted.get(entry_id)
+                if wanted is not None and wanted.next == asked and asked < len(wanted.replicas):
+                    slow.append(entry_id)
+        if slow and not self.is_finished:
+            actions += self._ask(slow, now)
+        return actions
+
+    def next_deadline(self) -> float | None:
+        """When to call `tick`; None: nothing pending. May be early, never late."""
+        if self.is_finished:
+            return None
+        return min((queue[0][0] for queue in (self._speculations, self._timeouts) if queue), default=None)
+
+    def _ask(self, entry_ids: Sequence[int], now: float) -> list[ReaderAction]:
+        """Ask the next replica of each of these, which all have one."""
+        ids_of: dict[BookieId, list[int]] = {}
+        for entry_id in entry_ids:
+            wanted = self._wanted[entry_id]
+            bookie_id = wanted.replicas[wanted.next]
+            wanted.next += 1
+            wanted.waiting.add(bookie_id)
+            ids_of.setdefault(bookie_id, []).append(entry_id)
+        if self._settings.speculative_s is not None:
+            at = now + self._settings.speculative_s
+            self._speculations.append((at, [(entry_id, self._wanted[entry_id].next) for entry_id in entry_ids]))
+        self._timeouts.append(
+            (
+                now + self._settings.read_timeout_s,
+                [(entry_id, bookie) for bookie in ids_of for entry_id in ids_of[bookie]],
+            )
+        )
+        return [SendReads(bookie_id, tuple(ids)) for bookie_id, ids in ids_of.items()]
+
+    def _lost(self, bookie_id: BookieId, entry_ids: Iterable[int], reason: str, now: float) -> list[ReaderAction]:
+        unlucky: list[int] = []
+        for entry_id in entry_ids:
+            wanted = self._wanted.get(entry_id)
+            if wanted is not None and bookie_id in wanted.waiting:
+                wanted.waiting.discard(bookie_id)
+                error = BookieUnavailable(reason, ledger_id=self.ledger_id, entry_id=entry_id, bookie_id=bookie_id)
+                wanted.error = _worse(wanted.error, error)
+                unlucky.append(entry_id)
+        return self._go_on(unlucky, now)
+
+    def _go_on(self, unlucky: list[int], now: float) -> list[ReaderAction]:
+        """Done, Fail, or the next replica for entries that just lost one."""
+        if not self._wanted:
+            self.is_finished = True
+            return [Done()]
+        again: list[int] = []
+        for entry_id in unlucky:
+            wanted = self._wanted.get(entry_id)
+            if wanted is None:
+                continue
+            if wanted.next < len(wanted.replicas):
+                again.append(entry_id)
+            elif not wanted.waiting:
+                self.is_finished = True
+                assert wanted.error is not None
+                return [Fail(wanted.error)]
+        return self._ask(again, now) if again else []
+
+    def _error_of(self, status: int, bookie_id: BookieId, entry_id: int) -> BinderyError:
+        kind, message = _ERROR_OF.get(status, (BookieUnavailable, f"the bookie answered with status {status}"))
+        return kind(message, ledger_id=self.ledger_id, entry_id=entry_id, bookie_id=bookie_id)
+
+
+class LacRead:
+    """Asks the last ensemble for the LAC: send READ_LAC to all `targets`, feed the answers, until `result` is set.
+
+    The transport feeds each target's answer or failure (a time limit is its own); `error` says it cannot succeed.
+    """
+
+    def __init__(self, ledger_id: LedgerId, metadata: LedgerMetadata, *, digester: Digester) -> None:
+        self.ledger_id = ledger_id
+        self.targets: tuple[BookieId, ...] = metadata.last_segment.ensemble
+        self.best = metadata.last_segment.first_entry_id - 1
+        """Highest LAC known so far: safe to use even without `result`, only perhaps not the newest. -1: none."""
+        self.result: int | None = None
+        """The LAC, once enough bookies answered; -1: none."""
+        self.error: BinderyError | None = None
+        self._metadata = metadata
+        self._digester = digester
+        self._answered: set[int] = set()
+        self._failed: dict[int, str] = {}
+
+    def receive(self, bookie_id: BookieId, response: ReadLacResponse) -> None:
+        """One bookie's answer: the greater of its explicit LAC and its last entry's LAC counts."""
+        if bookie_id not in self.targets:
+            return
+        if response.status not in (Status.OK, Status.NO_ENTRY, Status.NO_LEDGER):
+            self.bookie_failed(bookie_id, f"status {response.status}")
+            return
+        if response.status == Status.OK:
+            try:
+                lac = self._lac_in(response)
+            except DigestMismatch as error:
+                self.bookie_failed(bookie_id, str(error))
+                return
+            self.best = max(self.best, lac)
+        index = self.targets.index(bookie_id)
+        self._answered.add(index)
+        self._failed.pop(index, None)
+        if is_covered(
+            self._answered,
+            ensemble_size=self._metadata.ensemble_size,
+            write_quorum=self._metadata.write_quorum,
+            ack_quorum=self._metadata.ack_quorum,
+        ):
+            self.result = self.best
+            self.error = None
+
+    def _lac_in(self, response: ReadLacResponse) -> int:
+        lac = -1
+        if response.lac_body is not None:
+            try:
+                lac = unpack_lac(self._digester, response.lac_body, ledger_id=self.ledger_id)
+            except DigestMismatch:
+                lac = -1  # BookKeeper: counts as "no explicit LAC there"
+        if response.last_entry_body is not None:
+            last = unpack(self._digester, response.last_entry_body, ledger_id=self.ledger_id, entry_id=None)
+            lac = max(lac, last.lac)
+        return lac
+
+    def bookie_failed(self, bookie_id: BookieId, reason: str) -> None:
+        """No connection, no answer in time, or an answer without use."""
+        if bookie_id not in self.targets or self.targets.index(bookie_id) in self._answered:
+            return
+        self._failed[self.targets.index(bookie_id)] = reason
+        if not can_be_covered(
+            self._failed,
+            ensemble_size=self._metadata.ensemble_size,
+            write_quorum=self._metadata.write_quorum,
+            ack_quorum=self._metadata.ack_quorum,
+        ):
+            self.error = TryAgain(
+                "too few bookies answered to know the last add confirmed",
+                ledger_id=self.ledger_id,
+                missing="; ".join(f"{self.targets[index]}: {why}" for index, why in sorted(self._failed.items())),
+            )
+
+
+def long_poll_targets(metadata: LedgerMetadata, *, entry_id: int, avoid: Collection[BookieId] = ()) -> list[BookieId]:
+    """Bookies to long-poll for `entry_id` (previous LAC entry_id - 1), best first: its write set, `avoid` last.
+
+    An answer without an entry means that time ran out there, or that this one bookie misses it: ask the next.
+    """
+    return _replicas(metadata, entry_id, avoid)
+
+
+def _replicas(
+    metadata: LedgerMetadata, entry_id: int, avoid: Collection[BookieId], run_size: int = 1
+) -> list[BookieId]:
+    ensemble = metadata.segment_of(EntryId(entry_id)).ensemble
+    everywhere = metadata.write_quorum == metadata.ensemble_size
+    members = write_set(
+        entry_id=entry_id // run_size if everywhere else entry_id,  # any order will do there
+        ensemble_size=metadata.ensemble_size,
+        write_quorum=metadata.write_quorum,
+    )
+    replicas = [ensemble[index] for index in members]
+    if avoid:
+        replicas.sort(key=lambda bookie_id: bookie_id in avoid)  # stable
+    return replicas
+
+
+def _worse(first: BinderyError | None, later: BinderyError) -> BinderyError:
+    """Which of two errors to report: see the head of this module."""
+    if first is None or _weight(later) > _weight(first):
+        return later
+    return first
+
+
+def _weight(error: BinderyError) -> int:
+    if isinstance(error, NoSuchEntry):
+        return 0
+    return 1 if isinstance(error, BookieUnavailable) else 2

@@ -1,0 +1,1 @@
+"""Write sets, quorum coverage, placement and replication planning."""

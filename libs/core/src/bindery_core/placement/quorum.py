@@ -1,0 +1,52 @@
+"""Quorum arithmetic: when an add is safe, when it can no longer become so, and when silence cannot hide an entry.
+
+With ensemble size E, write quorum Qw and ack quorum Qa an entry goes to Qw bookies and is acknowledged by Qa of them.
+
+| question                                   | answer                                                               |
+|--------------------------------------------|----------------------------------------------------------------------|
+| is an entry acknowledged?                  | Qa members of its write set stored it                                |
+| can it still be?                           | at most Qw - Qa members failed                                       |
+| does an entry certainly not exist?         | Qw - Qa + 1 members of its write set deny it: Qa cannot have it      |
+| do the answers cover the ensemble?         | each window of Qw consecutive indexes has fewer than Qa silent ones  |
+
+Source: BookKeeper protocol, "Closing a ledger as a reader"; RoundRobinDistributionSchedule.
+"""
+
+from collections.abc import Collection
+
+from bindery_core.placement.write_set import write_set_masks
+
+
+def is_covered(answered: Collection[int], *, ensemble_size: int, write_quorum: int, ack_quorum: int) -> bool:
+    """Whether no entry can still gather an ack quorum among the bookies we have not heard from.
+
+    `answered`: ensemble indexes that replied definitely ("have it" or "never had it"); a timeout is no answer.
+    True once each write quorum has at least (write_quorum - ack_quorum) + 1 answers: the silent rest is then too few.
+    Source: BookKeeper protocol, "Closing a ledger as a reader".
+    """
+    silent = (1 << ensemble_size) - 1
+    for index in answered:
+        assert 0 <= index < ensemble_size
+        silent &= ~(1 << index)
+    masks = write_set_masks(ensemble_size=ensemble_size, write_quorum=write_quorum)
+    return all((silent & mask).bit_count() < ack_quorum for mask in masks)
+
+
+def can_be_covered(failed: Collection[int], *, ensemble_size: int, write_quorum: int, ack_quorum: int) -> bool:
+    """Whether coverage is still possible when the indexes in `failed` never answer and all others do."""
+    return is_covered(
+        [index for index in range(ensemble_size) if index not in failed],
+        ensemble_size=ensemble_size,
+        write_quorum=write_quorum,
+        ack_quorum=ack_quorum,
+    )
+
+
+def denials_needed(*, write_quorum: int, ack_quorum: int) -> int:
+    """Definite "no such entry" answers of a write set that prove that the entry was never acknowledged."""
+    return write_quorum - ack_quorum + 1
+
+
+def failures_bearable(*, write_quorum: int, ack_quorum: int) -> int:
+    """Members of a write set that may fail while its entry can still be acknowledged."""
+    return write_quorum - ack_quorum

@@ -1,0 +1,77 @@
+"""Re-replication planning: what to copy where, and the metadata change that makes the copies count. Pure.
+
+A *fragment* is one segment as far as one ensemble index holds it. It may be copied once it is closed: every fragment of
+a CLOSED ledger, else those below the last segment (an open last segment must be recovered first: its writer would not
+learn of a replacement).
+
+Order, which everything rests on: copy all entries of the fragment to the replacement -> compare-and-set the ensemble ->
+look again at the whole ledger -> remove the mark. Whatever breaks in between leaves the mark, and copies that nobody
+points to.
+Source: BookKeeper LedgerChecker, LedgerFragmentReplicator; spec section 6.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from bindery_core.formats.ledger_metadata import LedgerMetadata, LedgerState, Segment
+from bindery_core.ids import BookieId
+from bindery_core.placement.write_set import entries_of
+
+
+@dataclass(frozen=True, slots=True)
+class Fragment:
+    """What the ensemble index `index` holds of one segment."""
+
+    segment_first: int
+    """First entry id of the segment, which names it in metadata."""
+    last: int
+    """Last entry id of the segment, inclusive; below `segment_first` in an empty one."""
+    index: int
+    bookie_id: BookieId
+    entry_ids: Sequence[int]
+    """Entries of the segment that this index must hold, ascending; may be empty."""
+
+
+def closed_fragments(metadata: LedgerMetadata) -> list[Fragment]:
+    """All fragments that may be checked and copied now, by segment, then index."""
+    segments = metadata.segments
+    ends = [int(segment.first_entry_id) - 1 for segment in segments[1:]]
+    if metadata.state is LedgerState.CLOSED:
+        ends.append(metadata.last_entry_id)
+    fragments = []
+    for segment, end in zip(segments, ends, strict=False):  # without an end: the open last segment
+        for index, bookie_id in enumerate(segment.ensemble):
+            ids = entries_of(
+                index,
+                first=segment.first_entry_id,
+                last=max(end, segment.first_entry_id - 1),
+                ensemble_size=metadata.ensemble_size,
+                write_quorum=metadata.write_quorum,
+            )
+            fragments.append(Fragment(segment.first_entry_id, end, index, bookie_id, ids))
+    return fragments
+
+
+def plan_replacement(
+    metadata: LedgerMetadata, *, segment_first: int, replacements: Mapping[int, tuple[BookieId, BookieId]]
+) -> LedgerMetadata | None:
+    """Put replacements, index -> (old, new), into the segment that begins at `segment_first`, where the old ones stand.
+
+    For the metadata update loop. None when nothing is left to do: the old ones stand there no more, or the segment is
+    gone or open again. Run it only after all entries of the fragments were stored by the new bookies.
+    """
+    segments = list(metadata.segments)
+    for place, segment in enumerate(segments):
+        if segment.first_entry_id != segment_first:
+            continue
+        if place == len(segments) - 1 and metadata.state is not LedgerState.CLOSED:
+            return None
+        ensemble = list(segment.ensemble)
+        for index, (old, new) in replacements.items():
+            if ensemble[index] == old and new not in ensemble:
+                ensemble[index] = new
+        if tuple(ensemble) == segment.ensemble:
+            return None
+        segments[place] = Segment(segment.first_entry_id, tuple(ensemble))
+        return metadata.with_changes(segments=tuple(segments))
+    return None

@@ -1,0 +1,1 @@
+"""HTTP servers: limits, life cycle, problem responses."""

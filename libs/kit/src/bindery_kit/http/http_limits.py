@@ -1,0 +1,186 @@
+"""Bounds on what a client may hold or send before its request is one.
+
+| what                                                       | bound                    | beyond it                    |
+|------------------------------------------------------------|--------------------------|------------------------------|
+| bytes of request line and headers, or of trailers          | `HEAD_SIZE_MAX`          | 431, closed                  |
+| requests waiting for answers to those in front of them     | `PIPELINED_MAX`          | 400, closed                  |
+| seconds until a head is whole, from the connection or from | `HEAD_TIMEOUT_S`         | 408, closed; silently if     |
+| its first byte                                             |                          | nothing came                 |
+| connections                                                | `connections_max`        | the one that has waited      |
+|                                                            |                          | longest without a request is |
+|                                                            |                          | closed; without such: 503,   |
+|                                                            |                          | but for `ALWAYS_ANSWERED`    |
+
+uvicorn keeps headers and trailers for as long as they come, waits for the rest of a head for ever and counts no
+connections, so that a stranger could take the memory or the file descriptors of a process that holds other people's
+data. Requests that are sent before the ones in front of them were answered wait in uvicorn, which reads on after each
+answer; here nothing is read while some wait.
+"""
+
+import asyncio
+from typing import Any, ClassVar, Final
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from bindery_kit.http.problem import CONTENT_TYPE, RETRY_AFTER_S, problem_response
+from bindery_kit.observability.logs import get_logger
+
+HEAD_SIZE_MAX: Final = 256 * 1024
+"""Bytes of request line and headers, or of trailers. One read of the socket more may be taken."""
+PIPELINED_MAX: Final = 64
+"""Requests of one connection that wait for answers to those in front of them."""
+HEAD_TIMEOUT_S: Final = 30.0
+"""Longer than any proxy takes; the pause between two requests has the longer keep-alive."""
+
+RESERVE: Final = 64
+"""Connections beyond the limit that may say what they want, since it may be one of ALWAYS_ANSWERED."""
+ALWAYS_ANSWERED: Final = (b"/livez", b"/readyz", b"/startupz", b"/metrics")
+"""A process that is fully used is not to be taken for dead."""
+
+_REASONS: Final = {
+    400: "Bad Request",
+    408: "Request Timeout",
+    431: "Request Header Fields Too Large",
+    503: "Service Unavailable",
+}
+
+log = get_logger(__name__)
+
+
+class HttpLimits(HttpToolsProtocol):
+    """Mixed into the protocol that a server uses. Counts, and refuses."""
+
+    connections_max: ClassVar[int]
+    idle: "ClassVar[dict[HttpLimits, None]]"
+    """Connections of this server between two requests, or before the first; the longest so first."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._unfinished_size = 0
+        self._moved_on = False
+        self._deadline: asyncio.TimerHandle | None = None
+        self._is_extra = False
+        """Beyond the limit."""
+        self._is_refused = False
+
+    # What the transport calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)  # type: ignore[arg-type]
+        if len(self.connections) > self.connections_max and not self._make_room():
+            if len(self.connections) > self.connections_max + RESERVE:
+                self._refuse_as_extra()
+                return
+            self._is_extra = True
+        self.idle[self] = None
+        self._deadline = self.loop.call_later(HEAD_TIMEOUT_S, self._head_is_late)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.idle.pop(self, None)
+        self._drop_deadline()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():  # refused: what was on its way is not answered
+            return
+        self._moved_on = False
+        super().data_received(data)
+        if self._moved_on:
+            self._unfinished_size = 0
+            self._drop_deadline()
+            return
+        if self._deadline is None:
+            self._deadline = self.loop.call_later(HEAD_TIMEOUT_S, self._head_is_late)
+        self._unfinished_size += len(data)
+        if self._unfinished_size > HEAD_SIZE_MAX and not self.transport.is_closing():
+            self._refuse(431, "headers_too_large", "the request's headers are too large", {"size_max": HEAD_SIZE_MAX})
+
+    # What the parser and the answers call.
+
+    def on_headers_complete(self) -> None:
+        self._moved_on = True
+        self.idle.pop(self, None)
+        if self._is_refused:
+            return
+        self._is_extra = self._is_extra and len(self.connections) > self.connections_max
+        if self._is_extra and self.url.partition(b"?")[0] not in ALWAYS_ANSWERED:
+            self._refuse_as_extra()
+            return
+        if len(self.pipeline) >= PIPELINED_MAX:
+            self.pipeline.clear()
+            raise ValueError("too many requests are pipelined")  # the parser makes an invalid request of it: 400
+        super().on_headers_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.transport.is_closing():
+            return
+        if self.pipeline:
+            self.flow.pause_reading()
+        if self.cycle.response_complete:  # else the last that waited runs now
+            self.idle[self] = None
+
+    def on_body(self, body: bytes) -> None:
+        self._moved_on = True
+        if not self._is_refused:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._moved_on = True
+        if not self._is_refused:
+            super().on_message_complete()
+
+    # Limits.
+
+    def _make_room(self) -> bool:
+        """Close whoever has waited longest without a request. False: everybody is being answered."""
+        for other in self.idle:
+            del self.idle[other]
+            other.transport.abort()
+            return True
+        return False
+
+    def _refuse_as_extra(self) -> None:
+        self._is_refused = True
+        log.warning("connection_refused", connections=len(self.connections) - 1)
+        self._refuse(503, "too_many_connections", "too many clients are connected",
+                     {"connections_max": self.connections_max})  # fmt: skip
+
+    def _head_is_late(self) -> None:
+        self._deadline = None
+        if self.transport.is_closing() or not (self.cycle is None or self.cycle.response_complete):
+            return
+        if self._unfinished_size:
+            self._refuse(408, "request_timeout", "the request's head did not arrive in time",
+                         {"timeout_s": HEAD_TIMEOUT_S})  # fmt: skip
+        else:
+            self.transport.close()
+
+    def _drop_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _refuse(self, status: int, code: str, detail: str, facts: dict[str, Any]) -> None:
+        self.headers = []
+        hang_up(self.transport, status, code, detail, facts)
+
+
+def hang_up(
+    transport: asyncio.WriteTransport, status: int, code: str, detail: str, facts: dict[str, Any] | None = None
+) -> None:
+    """Answer a problem where no request reached the app, and close. `status`: 400, 408, 431 or 503."""
+    body = bytes(problem_response(status=status, code=code, detail=detail, facts=facts).body)
+    retry = f"Retry-After: {RETRY_AFTER_S}\r\n" if status == 503 else ""
+    head = (
+        f"HTTP/1.1 {status} {_REASONS[status]}\r\nContent-Type: {CONTENT_TYPE}\r\n{retry}"
+        f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    )
+    transport.write(head.encode("ascii") + body)
+    transport.close()
+
+
+def with_limits(protocol: type[HttpToolsProtocol], *, connections_max: int) -> type[HttpToolsProtocol]:
+    """`protocol` for one server, refusing what has no end. `connections_max`: at least 1."""
+    members = {"connections_max": connections_max, "idle": {}}
+    return type(f"Limited{protocol.__name__}", (HttpLimits, protocol), members)

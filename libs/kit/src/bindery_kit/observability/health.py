@@ -1,0 +1,195 @@
+"""Health: is the process alive, has it started, should it get traffic - and if not, why.
+
+| path      | 200 when                                    | body                                                       |
+|-----------|---------------------------------------------|------------------------------------------------------------|
+| /livez    | no part has died                            | `{"status": "ok"}` or `{"status": "failed", "reasons": {}}`|
+| /startupz | start-up is over                            | `{"status": "starting", "progress": {...}}` before         |
+| /readyz   | started, alive and nothing blocks           | `{"status": "not_ready", "reasons": {part: why}}`, and     |
+|           |                                             | `notes` where a part has something to say all the same     |
+| /metrics  | always                                      | the service's, then `bindery_ready` and `bindery_not_ready`|
+
+Otherwise 503. A part owns its reason under its own name (`metadata`, `disk`, `cookie`), so that two parts never clear
+one another's. `OpsApp` serves the three and `/metrics` in front of any ASGI app and needs no web framework.
+
+Invariants: a process that failed is never ready; start-up ends once and never begins again.
+"""
+
+import json
+from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import asdict, dataclass
+from typing import Any, Final, Protocol
+
+from bindery_kit.observability.metrics_page import Page, labels
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+PARTS_SHOWN: Final = ("startup", "metadata")
+"""Parts that every service has: metrics show them while nothing blocks too, so that an alert sees them change."""
+
+
+class MetricsPage(Protocol):
+    """What /metrics answers: `bindery_kit.observability.metrics.Metrics`, or what a service writes itself."""
+
+    @property
+    def content_type(self) -> str: ...
+
+    def render(self) -> bytes: ...
+
+
+@dataclass(frozen=True, slots=True)
+class StartupProgress:
+    """What a start is busy with: `done` of `total` `unit`s; total 0: not known yet."""
+
+    step: str
+    done: int = 0
+    total: int = 0
+    unit: str = ""
+
+
+class Health:
+    def __init__(self) -> None:
+        self._failed: dict[str, str] = {}
+        self._blocked: dict[str, str] = {}
+        self._notes: dict[str, str] = {}
+        self._started = False
+        self._progress = StartupProgress("starting")
+
+    @property
+    def is_live(self) -> bool:
+        return not self._failed
+
+    @property
+    def is_started(self) -> bool:
+        return self._started
+
+    @property
+    def is_ready(self) -> bool:
+        return self._started and not self._failed and not self._blocked
+
+    @property
+    def reasons(self) -> dict[str, str]:
+        """Why it is not ready: part -> reason. Empty when ready."""
+        starting = {} if self._started else {"startup": self._progress.step}
+        return {**starting, **self._blocked, **self._failed}
+
+    def progress(self, step: str, *, done: int = 0, total: int = 0, unit: str = "") -> None:
+        """Say what the start is busy with (`replaying the journal`, bytes done of total)."""
+        self._progress = StartupProgress(step, done, total, unit)
+
+    def started(self) -> None:
+        """Start-up is over."""
+        self._started = True
+
+    def block(self, part: str, reason: str) -> None:
+        """Not ready while this stands: `block("metadata", "session lost")`."""
+        self._blocked[part] = reason
+
+    def clear(self, part: str) -> None:
+        self._blocked.pop(part, None)
+
+    def note(self, part: str, text: str | None) -> None:
+        """Something to know that keeps nobody from being ready; None: no longer."""
+        if text is None:
+            self._notes.pop(part, None)
+        else:
+            self._notes[part] = text
+
+    def fail(self, part: str, reason: str) -> None:
+        """A part died for good: only a new process helps."""
+        self._failed[part] = reason
+
+    def live_answer(self) -> tuple[int, dict[str, Any]]:
+        """HTTP status and body for /livez."""
+        return (200, {"status": "ok"}) if self.is_live else (503, {"status": "failed", "reasons": dict(self._failed)})
+
+    def ready_answer(self) -> tuple[int, dict[str, Any]]:
+        notes = {"notes": dict(self._notes)} if self._notes else {}
+        if self.is_ready:
+            return 200, {"status": "ready", **notes}
+        return 503, {"status": "not_ready", "reasons": self.reasons, **notes}
+
+    def startup_answer(self) -> tuple[int, dict[str, Any]]:
+        if self._started:
+            return 200, {"status": "started"}
+        return 503, {"status": "starting", "progress": asdict(self._progress)}
+
+    def metrics(self) -> bytes:
+        """Whether it gets traffic, and which parts stand in the way, as text for Prometheus."""
+        blocked = dict.fromkeys(PARTS_SHOWN, 0) | dict.fromkeys(self.reasons, 1)
+        page = Page()
+        page.add("bindery_ready", "gauge", "1: takes traffic, as /readyz says.", [("", int(self.is_ready))])
+        page.add(
+            "bindery_not_ready", "gauge", "1: this part keeps it from being ready.",
+            [(labels({"part": part}), value) for part, value in sorted(blocked.items())],
+        )  # fmt: skip
+        return page.render()
+
+
+class OpsApp:
+    """ASGI: /livez, /readyz, /startupz and /metrics; everything else goes to `app`, or is 404 without one."""
+
+    def __init__(self, health: Health, metrics: MetricsPage, *, app: AsgiApp | None = None) -> None:
+        self._health = health
+        self._metrics = metrics
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            answer = self._answer(scope["path"])
+            if answer is not None:
+                await self._respond(scope, send, *answer)
+                return
+        if self._app is not None:
+            await self._app(scope, receive, send)
+        elif scope["type"] == "lifespan":
+            await answer_lifespan(receive, send)
+        elif scope["type"] == "http":
+            body = {
+                "type": "about:blank",
+                "title": "not found",
+                "status": 404,
+                "code": "not_found",
+                "detail": scope["path"],
+            }
+            await self._respond(scope, send, 404, _json(body), "application/problem+json")
+        else:
+            await send({"type": "websocket.close", "code": 1008})
+
+    def _answer(self, path: str) -> tuple[int, bytes, str] | None:
+        if path == "/metrics":
+            return 200, self._metrics.render() + self._health.metrics(), self._metrics.content_type
+        if path == "/livez":
+            status, body = self._health.live_answer()
+        elif path == "/readyz":
+            status, body = self._health.ready_answer()
+        elif path == "/startupz":
+            status, body = self._health.startup_answer()
+        else:
+            return None
+        return status, _json(body), "application/json"
+
+    async def _respond(self, scope: Scope, send: Send, status: int, body: bytes, content_type: str) -> None:
+        headers = [(b"content-type", content_type.encode()), (b"cache-control", b"no-store")]
+        if scope["method"] not in ("GET", "HEAD"):
+            status, body = 405, b""
+            headers = [(b"allow", b"GET, HEAD")]
+        headers.append((b"content-length", str(len(body)).encode()))
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
+
+
+def _json(body: dict[str, Any]) -> bytes:
+    return json.dumps(body).encode() + b"\n"
+
+
+async def answer_lifespan(receive: Receive, send: Send) -> None:
+    """For an app with nothing to do at its start and end."""
+    while True:
+        message = await receive()
+        await send({"type": f"{message['type']}.complete"})
+        if message["type"] == "lifespan.shutdown":
+            return

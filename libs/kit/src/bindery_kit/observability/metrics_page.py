@@ -1,0 +1,78 @@
+"""Page: metrics as the text that Prometheus reads, written by hand.
+
+Prometheus' own library appends `_total` to every counter. BookKeeper's names do not have it, and a dashboard asks for
+names to the letter.
+
+| shape   | lines                                                                                 |
+|---------|---------------------------------------------------------------------------------------|
+| gauge   | `name{labels} value`                                                                  |
+| counter | the same; only grows, unless said otherwise                                           |
+| summary | `name{success,quantile} value` each quantile, `name_count{success}`, `name_sum{...}`  |
+
+Labels come as written between the braces. Source: Prometheus, text format 0.0.4.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from bindery_kit.observability.op_stat import QUANTILES, OpStat
+
+_NOT_A_NAME: Final = re.compile(r"[^A-Za-z0-9_]")
+_ESCAPES: Final = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
+
+
+def metric_name(text: str) -> str:
+    """`text` as part of a metric's name: as BookKeeper does, each other sign becomes `_`."""
+    return _NOT_A_NAME.sub("_", text)
+
+
+def labels(pairs: Mapping[str, str]) -> str:
+    """What stands between the braces."""
+    return ",".join(f'{name}="{value.translate(_ESCAPES)}"' for name, value in pairs.items())
+
+
+class Page:
+    """Families in the order in which they were added. Invariant: a name is added once, with all its samples."""
+
+    def __init__(self) -> None:
+        self._lines: list[str] = []
+        self._names: set[str] = set()
+
+    def add(self, name: str, kind: str, help: str, samples: Iterable[tuple[str, float]]) -> None:
+        """`samples`: labels and value. `kind`: gauge or counter. Without samples nothing is added."""
+        lines = [f"{name}{{{at}}} {_number(value)}" if at else f"{name} {_number(value)}" for at, value in samples]
+        if lines:
+            self._family(name, kind, help, lines)
+
+    def summary(self, name: str, help: str, stats: Iterable[tuple[str, OpStat]]) -> None:
+        """`stats`: labels and distribution."""
+        self.summaries((name,), help, stats)
+
+    def summaries(self, names: Iterable[str], help: str, stats: Iterable[tuple[str, OpStat]]) -> None:
+        """The same distributions under several names."""
+        shown = [(at, stat.quantiles(), stat.count, stat.sum) for at, stat in stats]
+        for name in names:
+            lines: list[str] = []
+            for at, quantiles, count, total in shown:
+                lines += [
+                    f'{name}{{{at},quantile="{part}"}} {_number(value)}'
+                    for part, value in zip(QUANTILES, quantiles, strict=True)
+                ]
+                lines.append(f"{name}_count{{{at}}} {count}")
+                lines.append(f"{name}_sum{{{at}}} {_number(total)}")
+            self._family(name, "summary", help, lines)
+
+    def render(self) -> bytes:
+        return ("\n".join(self._lines) + "\n").encode()
+
+    def _family(self, name: str, kind: str, help: str, lines: list[str]) -> None:
+        assert name not in self._names, f"{name} is there already"
+        self._names.add(name)
+        self._lines += [f"# HELP {name} {help}", f"# TYPE {name} {kind}", *lines]
+
+
+def _number(value: float) -> str:
+    if value != value:
+        return "NaN"
+    return str(int(value)) if float(value).is_integer() and abs(value) < 1e15 else repr(float(value))

@@ -1,0 +1,190 @@
+"""A service process: its loop, its signals, its parent, its last words.
+
+`run(main)` starts uvloop, hands `main` a `Shutdown` and returns its exit code. SIGTERM and SIGINT set the shutdown; one
+more after a second ends the process at once, for whoever has no patience. With `run_service` an exit code other than 0
+has a reason that is told as `last_words` has it: the error that ended `main`, or why the shutdown was asked for.
+
+Importing this module is cheap: a bookie serves its port before any HTTP code is loaded.
+"""
+
+import asyncio
+import atexit
+import contextlib
+import ctypes
+import os
+import resource
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, TypeVar
+
+import uvloop
+from bindery_core.errors import BinderyError
+from bindery_core.version import VERSION
+
+from bindery_kit.observability import last_words
+from bindery_kit.observability.logs import error_fields, get_logger
+
+SWITCH_INTERVAL_S: Final = 0.0005
+"""How soon a thread that wants the interpreter gets it. Python's 5 ms would be added to each fsync that ends while the
+loop is busy; half a millisecond costs nothing measurable."""
+
+IMPATIENCE_S: Final = 1.0
+"""A repeated signal within this time is an echo (a process group, a dying parent and its supervisor may all send
+one)."""
+
+THREADS_TIMEOUT_S: Final = 2.0
+"""Once `main` is over, helper threads may hold the end up for so long. A name server that is silent takes longer."""
+
+DIE_WITH_PARENT: Final = "BINDERY_DIE_WITH_PARENT"
+"""Environment name; its value is the parent's pid. Set by `bindery standalone` for its children."""
+
+OPEN_FILES_MAX: Final = 65_536
+
+EXIT_OK: Final = 0
+EXIT_ERROR: Final = 1
+EXIT_USAGE: Final = 2
+CANCEL_TIMEOUT_S: Final = 1.0
+"""Longest that cancelled work may take to let go of what it has."""
+_PR_SET_PDEATHSIG: Final = 1
+
+T = TypeVar("T")
+
+log = get_logger(__name__)
+
+
+class Shutdown:
+    """Set once, by a signal or by a part that cannot go on."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+        self.reason = ""
+        self.exit_code = EXIT_OK
+
+    @property
+    def is_set(self) -> bool:
+        return self._event.is_set()
+
+    def request(self, reason: str, *, exit_code: int = EXIT_OK) -> None:
+        """Ask the process to end; the first reason counts."""
+        if not self._event.is_set():
+            self.reason = reason
+            self.exit_code = exit_code
+            self._event.set()
+
+    async def wait(self) -> None:
+        await self._event.wait()
+
+    def give_up(self, error: BaseException, *, exit_code: int = EXIT_ERROR) -> int:
+        """The process ends because of `error`, whatever else it was asked for. Returns `exit_code`."""
+        self._event.set()
+        self.reason = last_words.sentence_of(error)
+        self.exit_code = exit_code
+        return exit_code
+
+
+async def unless_shutdown(shutdown: Shutdown, work: Awaitable[T]) -> T | None:
+    """The result of `work`, or what it raises; None, and `work` is cancelled, when the shutdown comes first."""
+    working, stopping = asyncio.ensure_future(work), asyncio.ensure_future(shutdown.wait())
+    try:
+        await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        return await working if working.done() else None
+    finally:
+        stopping.cancel()
+        for _ in range(2):  # the second time it does not wait for what it wanted to close any more
+            working.cancel()
+            await asyncio.wait({working}, timeout=CANCEL_TIMEOUT_S)
+        if working.done() and not working.cancelled():
+            working.exception()  # seen: it is of no interest any more
+
+
+Main = Callable[[Shutdown], Awaitable[int | None]]
+
+
+def run_service(main: Main, *, program: str) -> int:
+    """As `run`, with what `main` raises as last words and EXIT_ERROR. The process is to end next: helper threads hold
+    it up for THREADS_TIMEOUT_S at most."""
+
+    async def with_last_words(shutdown: Shutdown) -> int:
+        try:
+            code = await main(shutdown)
+        except (BinderyError, OSError) as error:
+            log.error("process_failed", **error_fields(error))
+            code = shutdown.give_up(error)
+        except Exception as error:
+            log.error("process_failed", exc_info=True, **error_fields(error))
+            code = shutdown.give_up(error)
+        code = shutdown.exit_code if code is None else code
+        if code != EXIT_OK:
+            last_words.say(program, shutdown.reason)
+        _end_soon(code)
+        return code
+
+    return run(with_last_words)
+
+
+def _end_soon(code: int) -> None:
+    """Everything is closed; whatever a thread still waits for, the process ends."""
+    signal.signal(signal.SIGALRM, lambda *_: os._exit(code))
+    signal.setitimer(signal.ITIMER_REAL, THREADS_TIMEOUT_S)
+    # Called once the threads have ended. Soon afterwards the interpreter drops all handlers: the alarm would kill it.
+    atexit.register(signal.setitimer, signal.ITIMER_REAL, 0)
+
+
+def run(main: Main) -> int:
+    """Run `main` to its end and return its exit code (None: the shutdown's). What it raises is raised."""
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    raise_open_files()
+    parent = os.environ.pop(DIE_WITH_PARENT, None)
+    if parent is not None and not die_with_parent(expected_parent=int(parent)):
+        return EXIT_ERROR
+    return uvloop.run(_with_signals(main))
+
+
+def raise_open_files() -> None:
+    """Let this process open as many files as it may, up to OPEN_FILES_MAX: shells and init systems start it with 1024,
+    which a few hundred clients and the logs of a bookie use up."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = OPEN_FILES_MAX if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES_MAX)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(ValueError, OSError):  # some systems forbid it; then it stays as it is
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+async def _with_signals(main: Main) -> int:
+    loop = asyncio.get_running_loop()
+    shutdown = Shutdown()
+
+    first_at: float | None = None
+
+    def on_signal(number: signal.Signals) -> None:
+        nonlocal first_at
+        if first_at is None:
+            first_at = loop.time()
+            log.info("shutdown_requested", signal=number.name)
+            shutdown.request(number.name)
+        elif loop.time() - first_at >= IMPATIENCE_S:
+            log.warning("killed_while_stopping", signal=number.name)
+            os._exit(128 + number)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal, number)
+    log.info("process_started", version=VERSION)
+    try:
+        code = await main(shutdown)
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+    return shutdown.exit_code if code is None else code
+
+
+def die_with_parent(*, expected_parent: int | None = None, number: signal.Signals = signal.SIGTERM) -> bool:
+    """Have the kernel send this process `number` when its parent dies, even by kill -9 (Linux; elsewhere it does
+    nothing).
+
+    False when the parent is gone already. Also usable as `preexec_fn` of a child that is not ours: it survives exec.
+    """
+    if sys.platform == "linux":
+        libc: Any = ctypes.CDLL(None, use_errno=True)
+        libc.prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
+    return expected_parent is None or os.getppid() == expected_parent

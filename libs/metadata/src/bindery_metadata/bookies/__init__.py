@@ -1,0 +1,1 @@
+"""Bookies in the store: cookies, registration, membership, directory."""

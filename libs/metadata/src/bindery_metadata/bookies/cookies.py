@@ -1,0 +1,74 @@
+"""Cookies and the instance id in the metadata store, which tie a bookie's disks to one cluster.
+
+Format: `bindery_core.formats.cookie`.
+"""
+
+from bindery_core.errors import AlreadyExists, BadRequest, MetadataOutcomeUnknown, NoSuchNode
+from bindery_core.ids import BookieId, validate_bookie_id
+
+from bindery_metadata.layout.layout import LedgersLayout
+from bindery_metadata.stores.store import MetadataStore
+from bindery_metadata.stores.versioned import Versioned
+
+
+class CookieStore:
+    """Cookies as bytes, each change a compare-and-set."""
+
+    def __init__(self, store: MetadataStore, layout: LedgersLayout) -> None:
+        self._store = store
+        self._layout = layout
+
+    async def instance_id(self) -> str:
+        """The cluster's id. Raises NoSuchNode when the cluster was never initialised."""
+        try:
+            node = await self._store.get(self._layout.instance_id)
+        except NoSuchNode:
+            raise NoSuchNode("the cluster is not initialised", path=self._layout.instance_id) from None
+        return node.data.decode("ascii", "replace")
+
+    async def read(self, bookie_id: BookieId) -> Versioned[bytes] | None:
+        """None: the bookie has no cookie."""
+        try:
+            node = await self._store.get(self._layout.cookie(bookie_id))
+        except NoSuchNode:
+            return None
+        return Versioned(node.data, node.stat.version, node.stat.ctime_ms)
+
+    async def write(self, bookie_id: BookieId, text: bytes, *, version: int | None) -> Versioned[bytes]:
+        """`version=None`: it must not exist yet (AlreadyExists); else compare-and-set (VersionConflict, NoSuchNode).
+
+        A lost answer is settled by reading again: the same text stands there, so this write or its like succeeded.
+        """
+        path = self._layout.cookie(bookie_id)
+        written_version = 0 if version is None else version + 1
+        try:
+            if version is None:
+                await self._store.create(path, text, make_parents=True)
+            else:
+                await self._store.set(path, text, version=version)
+        except AlreadyExists:
+            raise AlreadyExists("the bookie has a cookie", bookie_id=bookie_id) from None
+        except MetadataOutcomeUnknown:
+            await self._store.sync(path)
+            found = await self.read(bookie_id)
+            if found is None or found.value != text or found.version != written_version:
+                raise
+        return Versioned(text, written_version)
+
+    async def delete(self, bookie_id: BookieId, *, version: int) -> None:
+        """Raises VersionConflict, NoSuchNode."""
+        await self._store.delete(self._layout.cookie(bookie_id), version=version)
+
+    async def bookies(self) -> list[BookieId]:
+        """Every bookie with a cookie, sorted: the known bookies of the cluster. No cookies yet: none."""
+        try:
+            names = await self._store.children(self._layout.cookies)
+        except NoSuchNode:
+            return []
+        known = []
+        for name in names:
+            try:
+                known.append(validate_bookie_id(name))
+            except BadRequest:
+                continue  # not a cookie of any bookie
+        return known

@@ -1,0 +1,223 @@
+"""How a bookie shows itself in `available`: an ephemeral node, kept in place through session losses.
+
+States of a registration:
+    (new) --register--> registered --session LOST--> not registered --new session--> registered
+Only while registered may a bookie take writes: without its node the auditor will soon replace it.
+
+The node of a process that was killed stands until its session times out, so a restarted bookie first waits for that.
+Moving between writable and read-only makes the new node before it removes the old one: no watcher may see the bookie in
+neither list and take it for lost.
+Source: BookKeeper's ZKRegistrationManager.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from bindery_core.errors import (
+    AlreadyExists,
+    BinderyError,
+    MetadataOutcomeUnknown,
+    NoSuchNode,
+    VersionConflict,
+)
+from bindery_core.ids import BookieId
+
+from bindery_metadata.bookies.directory import BookieDirectory, BookieRecord
+from bindery_metadata.layout.layout import LedgersLayout
+from bindery_metadata.stores.store import MetadataStore, SessionState
+
+__all__ = ["BookieDirectory", "BookieRecord", "BookieRegistration"]
+
+SESSION_TIMEOUT_S: Final = 10.0
+STALE_MARGIN_S: Final = 2.0
+"""Waited beyond the session timeout: servers expire sessions in steps of a tick."""
+RETRY_S: Final = 0.5
+
+_log = logging.getLogger(__name__)
+
+
+class BookieRegistration:
+    """One bookie's node. Invariant: `is_registered` only while a node of our present session was seen to stand.
+
+    `service_info`: encoded BookieServiceInfo (`bindery_core.formats.bookie_service_info.encode`).
+    """
+
+    def __init__(
+        self,
+        store: MetadataStore,
+        layout: LedgersLayout,
+        bookie_id: BookieId,
+        service_info: bytes = b"",
+        *,
+        session_timeout_s: float = SESSION_TIMEOUT_S,
+    ) -> None:
+        self._store = store
+        self._layout = layout
+        self._bookie_id = bookie_id
+        self._service_info = service_info
+        self._stale_wait_s = session_timeout_s + STALE_MARGIN_S
+        self._wanted: bool | None = None
+        """True: read-only, False: writable, None: not at all."""
+        self._registered_session = 0
+        self._closed = False
+        self._listeners: list[Callable[[bool], None]] = []
+        self._lock = asyncio.Lock()
+        self._look_again = asyncio.Event()
+        self._keeper: asyncio.Task[None] | None = None
+        self._forget_session: Callable[[], None] | None = None
+
+    async def register(self, *, read_only: bool = False) -> None:
+        """Show the bookie, and keep showing it until `close`.
+
+        Waits up to the session timeout for the node of a former session. Raises AlreadyExists when it then still
+        stands: another process runs under this id. Raises MetadataUnavailable.
+        """
+        assert self._keeper is None, "register once"
+        async with self._lock:
+            self._wanted = read_only
+            await self._put_in_place()
+        self._forget_session = self._store.on_session_change(self._on_session)
+        self._keeper = asyncio.create_task(self._keep())
+
+    async def set_read_only(self, read_only: bool) -> None:
+        """Move between the lists. On an error the wish stays, and is carried out as soon as the store answers.
+
+        After `close`, which may come in between, it does nothing.
+        """
+        assert self._wanted is not None or self._closed, "register first"
+        async with self._lock:
+            if self._closed or (self._wanted == read_only and self.is_registered):
+                return
+            self._wanted = read_only
+            try:
+                await self._put_in_place()
+            except BinderyError:
+                self._look_again.set()
+                raise
+
+    @property
+    def is_registered(self) -> bool:
+        """False before `register`, after a LOST session until the node stands again, after `close`."""
+        return self._registered_session != 0 and self._registered_session == self._store.session_id
+
+    @property
+    def is_read_only(self) -> bool:
+        """Which list it is, or will be, in."""
+        return self._wanted is True
+
+    def on_change(self, listener: Callable[[bool], None]) -> Callable[[], None]:
+        """`listener(is_registered)` after each change, in the loop. The result removes it."""
+        self._listeners.append(listener)
+
+        def remove() -> None:
+            if listener in self._listeners:
+                self._listeners.remove(listener)
+
+        return remove
+
+    async def close(self) -> None:
+        """Take the node away, as far as the store can be reached, and stop. Idempotent."""
+        self._closed = True
+        if self._forget_session:
+            self._forget_session()
+        if self._keeper:
+            self._keeper.cancel()
+            await asyncio.gather(self._keeper, return_exceptions=True)
+            self._keeper = None
+        async with self._lock:
+            was_registered, self._wanted = self.is_registered, None
+            self._registered_session = 0
+            if was_registered:
+                for read_only in (False, True):
+                    with contextlib.suppress(BinderyError):
+                        await self._remove_own(read_only=read_only)
+                self._notify(False)
+
+    # --- keeping it in place --------------------------------------------------------------------------------------
+
+    def _on_session(self, state: SessionState) -> None:
+        if state is SessionState.LOST:
+            if self._registered_session:
+                self._registered_session = 0
+                self._notify(False)
+        elif state is SessionState.CONNECTED:
+            self._look_again.set()
+
+    async def _keep(self) -> None:
+        """Whenever something may have happened to the node, see that it stands."""
+        while True:
+            await self._look_again.wait()
+            self._look_again.clear()
+            try:
+                async with self._lock:
+                    await self._put_in_place()
+            except BinderyError as error:
+                _log.warning("bookie_registration_failed", extra={"bookie_id": self._bookie_id, "error": str(error)})
+                await asyncio.sleep(RETRY_S)
+                self._look_again.set()
+
+    async def _put_in_place(self) -> None:
+        assert self._wanted is not None
+        session_id = await self._create_or_adopt(self._layout.bookie(self._bookie_id, read_only=self._wanted))
+        await self._remove_own(read_only=not self._wanted)
+        if session_id != self._registered_session:
+            self._registered_session = session_id
+            if self.is_registered:
+                self._notify(True)
+
+    async def _create_or_adopt(self, path: str) -> int:
+        """Have `path` stand with our data under our present session, watched. Returns the session."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._stale_wait_s
+        while True:
+            with contextlib.suppress(AlreadyExists, MetadataOutcomeUnknown):
+                await self._store.create(path, self._service_info, ephemeral=True)
+            changed = asyncio.Event()
+            stat = await self._store.exists(path, watch=lambda seen=changed: self._node_changed(seen))  # type: ignore[misc]
+            if stat is not None and stat.ephemeral_owner == self._store.session_id:
+                await self._correct_data(path)
+                return stat.ephemeral_owner
+            if stat is None:
+                if loop.time() >= deadline:
+                    raise MetadataOutcomeUnknown("the bookie's node does not stay", path=path)
+                continue
+            _log.info("bookie_waits_for_old_session", extra={"path": path, "owner": f"{stat.ephemeral_owner:#x}"})
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await changed.wait()
+            except TimeoutError:
+                raise AlreadyExists(
+                    "another process is registered under this bookie id",
+                    bookie_id=self._bookie_id,
+                    owner=f"{stat.ephemeral_owner:#x}",
+                    waited_s=self._stale_wait_s,
+                ) from None
+
+    async def _correct_data(self, path: str) -> None:
+        """A node adopted after a lost answer may carry older data."""
+        with contextlib.suppress(NoSuchNode, VersionConflict):
+            node = await self._store.get(path)
+            if node.data != self._service_info:
+                await self._store.set(path, self._service_info, version=node.stat.version)
+
+    async def _remove_own(self, *, read_only: bool) -> None:
+        """Remove our node from a list; one of another session is not ours to touch."""
+        path = self._layout.bookie(self._bookie_id, read_only=read_only)
+        stat = await self._store.exists(path)
+        if stat is not None and stat.ephemeral_owner == self._store.session_id:
+            with contextlib.suppress(NoSuchNode, VersionConflict):
+                await self._store.delete(path, version=stat.version)
+
+    def _node_changed(self, seen: asyncio.Event) -> None:
+        seen.set()
+        self._look_again.set()
+
+    def _notify(self, registered: bool) -> None:
+        for listener in list(self._listeners):
+            try:
+                listener(registered)
+            except Exception:
+                _log.exception("registration_listener_failed")

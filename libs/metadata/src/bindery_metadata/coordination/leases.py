@@ -1,0 +1,193 @@
+"""Leases: ephemeral nodes that say who owns something while its session lives.
+
+A lease tells others where to go; it does not guard data. While its holder is cut off it may believe in a lease that has
+expired, so whoever writes under a lease must be stopped by something else: fencing, or a compare-and-set.
+
+    acquire --> held --connection lost--> held, not certain --back in time--> held
+                 |                             `--session LOST--> lost
+                 `--node gone or another's--> lost           `release --> released
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from bindery_core.errors import AlreadyExists, BinderyError, MetadataOutcomeUnknown, NoSuchNode, VersionConflict
+
+from bindery_metadata.stores.ephemerals import delete_own
+from bindery_metadata.stores.store import MetadataStore, SessionState
+
+ATTEMPTS_MAX: Final = 5
+RETRY_S: Final = 0.5
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseOwner:
+    value: bytes
+    session_id: int
+    mine: bool
+    """Of this store's present session."""
+
+
+class Lease:
+    """A lease that was acquired. Made by `Leases.acquire`."""
+
+    def __init__(self, store: MetadataStore, path: str, session_id: int) -> None:
+        self.path = path
+        self.session_id = session_id
+        self._store = store
+        self._held = True
+        self._listeners: list[Callable[[], None]] = []
+
+    @property
+    def is_held(self) -> bool:
+        """As far as is known here: true while the connection is merely broken."""
+        return self._held
+
+    @property
+    def is_certain(self) -> bool:
+        """Held, and connected in the session that holds it."""
+        return (
+            self._held
+            and self._store.session_state is SessionState.CONNECTED
+            and self._store.session_id == self.session_id
+        )
+
+    def on_lost(self, listener: Callable[[], None]) -> Callable[[], None]:
+        """`listener` is called once, in the loop, when the lease is lost; not by release(). The result removes it."""
+        self._listeners.append(listener)
+
+        def remove() -> None:
+            if listener in self._listeners:
+                self._listeners.remove(listener)
+
+        return remove
+
+    async def verify(self) -> bool:
+        """Ask the store whether the node still carries our session. Raises MetadataUnavailable."""
+        await self._store.sync(self.path)
+        stat = await self._store.exists(self.path)
+        if stat is None or stat.ephemeral_owner != self.session_id:
+            self._lose()
+        return self._held
+
+    async def release(self) -> None:
+        """Give it up: the node goes, unless it is no longer ours; a node that another session made meanwhile is never
+        touched (see `ephemerals`). Errors of the store pass; it is given up anyway."""
+        self._held = False
+        self._listeners.clear()
+        await delete_own(self._store, self.path, self.session_id)
+
+    def _lose(self) -> None:
+        if not self._held:
+            return
+        self._held = False
+        listeners, self._listeners = self._listeners, []
+        for listener in listeners:
+            try:
+                listener()
+            except Exception:
+                _log.exception("lease_listener_failed")
+
+
+class Leases:
+    """The leases of one process. Owns the watches, not the store."""
+
+    def __init__(self, store: MetadataStore) -> None:
+        self._store = store
+        self._leases: dict[str, Lease] = {}
+        self._checks: set[asyncio.Task[None]] = set()
+        self._forget_session = store.on_session_change(self._on_session)
+
+    async def acquire(self, path: str, value: bytes) -> Lease | None:
+        """The lease, or None when another session holds it (see `owner`). Parents are made.
+
+        A lease that this process holds already is returned as it is. Raises MetadataUnavailable,
+        MetadataOutcomeUnknown (then the node may stand until the session ends, and acquiring again adopts it).
+        """
+        held = self._leases.get(path)
+        if held and held.is_held:
+            return held
+        for _ in range(ATTEMPTS_MAX):
+            try:
+                await self._store.create(path, value, ephemeral=True, make_parents=True)
+            except AlreadyExists:
+                pass
+            except MetadataOutcomeUnknown:
+                await self._store.sync(path)
+            try:
+                node = await self._store.get(path)
+            except NoSuchNode:
+                continue  # its holder went away just now
+            if node.stat.ephemeral_owner != self._store.session_id:
+                return None
+            with contextlib.suppress(VersionConflict, NoSuchNode):
+                if node.data != value:
+                    await self._store.set(path, value, version=node.stat.version)
+                lease = Lease(self._store, path, node.stat.ephemeral_owner)
+                self._leases[path] = lease
+                await self._check_once(lease)
+                return lease if lease.is_held else None
+        return None
+
+    async def owner(self, path: str, *, on_change: Callable[[], None] | None = None) -> LeaseOwner | None:
+        """Who holds it, None: nobody. `on_change` is called once when that may have changed.
+
+        Raises MetadataUnavailable: not knowing is not the same as nobody.
+        """
+        while True:
+            try:
+                node = await self._store.get(path, watch=on_change)
+            except NoSuchNode:
+                if on_change is not None and await self._store.exists(path, watch=on_change) is not None:
+                    continue  # it was taken between the two questions
+                return None
+            owner = node.stat.ephemeral_owner
+            return LeaseOwner(node.data, owner, owner != 0 and owner == self._store.session_id)
+
+    async def close(self) -> None:
+        """Stop watching. Nodes stay until released, or until the session ends."""
+        self._forget_session()
+        self._leases.clear()
+        checks = list(self._checks)
+        for task in checks:
+            task.cancel()
+        await asyncio.gather(*checks, return_exceptions=True)
+
+    def _on_session(self, state: SessionState) -> None:
+        if state is SessionState.LOST:
+            lost, self._leases = self._leases, {}
+            for lease in lost.values():
+                lease._lose()
+
+    def _check_later(self, lease: Lease) -> None:
+        if self._leases.get(lease.path) is not lease:
+            return
+        if not lease.is_held:
+            del self._leases[lease.path]  # released; its node has gone now
+        else:
+            task = asyncio.create_task(self._check(lease))
+            self._checks.add(task)
+            task.add_done_callback(self._checks.discard)
+
+    async def _check(self, lease: Lease) -> None:
+        while lease.is_held:
+            try:
+                await self._check_once(lease)
+                return
+            except BinderyError as error:
+                _log.warning("lease_not_checked", extra={"path": lease.path, "error": str(error)})
+                await asyncio.sleep(RETRY_S)
+
+    async def _check_once(self, lease: Lease) -> None:
+        """See whether the node is still ours, and be told when that may change."""
+        stat = await self._store.exists(lease.path, watch=lambda: self._check_later(lease))
+        if stat is None or stat.ephemeral_owner != lease.session_id:
+            if self._leases.get(lease.path) is lease:
+                del self._leases[lease.path]
+            lease._lose()

@@ -1,0 +1,1 @@
+"""The znode layout of BookKeeper, Pulsar and Bindery."""

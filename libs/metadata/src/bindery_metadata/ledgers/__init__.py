@@ -1,0 +1,1 @@
+"""Ledger metadata in the store: ids, ledgers, closing records, verified records."""

@@ -1,0 +1,284 @@
+"""LedgerManager: ledger metadata in the tree, each change a compare-and-set.
+
+An answer that got lost (MetadataOutcomeUnknown) is settled here: sync, read again, compare. Only when that cannot be
+done either does the caller see it. A creation knows its own node by the random token in it (`c_token`); every later
+write drops the token, as BookKeeper's do.
+Source: BookKeeper's AbstractZkLedgerManager, HierarchicalLedgerManager and MetadataUpdateLoop.
+"""
+
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Final, Protocol, TypeVar
+
+from bindery_core.errors import (
+    AlreadyExists,
+    BinderyError,
+    Conflict,
+    Corrupt,
+    MetadataOutcomeUnknown,
+    MetadataUnavailable,
+    NoSuchLedger,
+    NoSuchNode,
+    VersionConflict,
+)
+from bindery_core.formats import ledger_metadata_codec as codec
+from bindery_core.formats.ledger_metadata import LedgerMetadata
+from bindery_core.ids import LedgerId
+
+from bindery_metadata.layout.layout import LONG_DEPTH, SHORT_DEPTH, LedgersLayout, is_long_top, is_short_top
+from bindery_metadata.ledgers.closing_records import ClosingNotes
+from bindery_metadata.ledgers.id_generator import LedgerIdGenerator
+from bindery_metadata.stores.following import End, Followers
+from bindery_metadata.stores.parents import prune_empty_parents
+from bindery_metadata.stores.store import MetadataStore, Node, Watch
+from bindery_metadata.stores.versioned import Versioned
+
+ID_ATTEMPTS_MAX: Final = 1_000
+"""Ids in a row that may turn out to be taken, as after somebody reset the counter."""
+CONFLICTS_MAX: Final = 100
+UNKNOWN_MAX: Final = 5
+"""Lost answers in a row that one call settles by itself."""
+C_TOKEN_BITS: Final = 63
+NO_TOKEN: Final = 0
+
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
+
+
+class _DidNotArrive(MetadataUnavailable):
+    """A write whose answer was lost, and which is known not to have been carried out."""
+
+
+class RandomBits(Protocol):
+    """`random.SystemRandom()` in processes, `random.Random(seed)` in simulations."""
+
+    def getrandbits(self, k: int, /) -> int: ...
+
+
+MetadataListener = Callable[[Versioned[LedgerMetadata] | None], None]
+"""Gets the newest metadata after a change; None once the ledger was deleted. Called in the loop."""
+
+
+class LedgerManager:
+    """Reads and changes ledger metadata. Owns its watches and its id generator, not the store."""
+
+    def __init__(self, store: MetadataStore, layout: LedgersLayout, *, randomness: RandomBits) -> None:
+        self._store = store
+        self._layout = layout
+        self._randomness = randomness
+        self._ids = LedgerIdGenerator(store, layout)
+        self._notes = ClosingNotes(store)
+        self._followers = Followers()
+
+    # --- one ledger -----------------------------------------------------------------------------------------------
+
+    async def create(self, metadata: LedgerMetadata) -> tuple[LedgerId, Versioned[LedgerMetadata]]:
+        """Write `metadata` under a new id. Raises MetadataUnavailable, MetadataOutcomeUnknown (then perhaps a ledger
+        without entries is left behind, whose id nobody will use)."""
+        for _ in range(ID_ATTEMPTS_MAX):
+            ledger_id = await self._ids.next_id()
+            try:
+                return ledger_id, await self.create_with_id(ledger_id, metadata)
+            except AlreadyExists:
+                continue
+        raise Conflict("every new ledger id is taken", last_id=ledger_id, attempts=ID_ATTEMPTS_MAX)
+
+    async def create_with_id(self, ledger_id: LedgerId, metadata: LedgerMetadata) -> Versioned[LedgerMetadata]:
+        """As `create` with an id of the caller's. Raises AlreadyExists when somebody else's ledger has it."""
+        path = self._layout.ledger(ledger_id)
+        metadata = metadata.with_changes(c_token=self._randomness.getrandbits(C_TOKEN_BITS))
+        data = codec.encode(metadata)
+        for attempt in range(UNKNOWN_MAX):
+            try:
+                await self._store.create(path, data, make_parents=True)
+                return Versioned(metadata, 0)
+            except AlreadyExists:
+                created = await self._created_by_us(ledger_id, data) if attempt else None
+                if created is None:
+                    raise AlreadyExists("the ledger id is taken", ledger_id=ledger_id) from None
+                return created
+            except MetadataOutcomeUnknown as lost:
+                created = await self._settled(self._created_by_us(ledger_id, data), lost)
+                if created is not None:
+                    return created
+        raise MetadataOutcomeUnknown("the answers to a creation got lost", ledger_id=ledger_id, attempts=UNKNOWN_MAX)
+
+    async def read(self, ledger_id: LedgerId) -> Versioned[LedgerMetadata]:
+        """Raises NoSuchLedger, Corrupt, BadVersion (a format that is not spoken), MetadataUnavailable."""
+        return self._decode(ledger_id, await self._node(ledger_id))
+
+    async def read_newest(self, ledger_id: LedgerId) -> Versioned[LedgerMetadata]:
+        """As `read`, but never older than a write that ended, or got lost, before: whichever server is asked now."""
+        await self._store.sync(self._layout.ledger(ledger_id))
+        return await self.read(ledger_id)
+
+    async def write(self, ledger_id: LedgerId, metadata: LedgerMetadata, *, version: int) -> Versioned[LedgerMetadata]:
+        """Compare-and-set. Raises VersionConflict, NoSuchLedger, MetadataUnavailable (nothing was written),
+        MetadataOutcomeUnknown (and it could not be found out)."""
+        metadata = metadata.with_changes(c_token=NO_TOKEN)
+        data = codec.encode(metadata)
+        try:
+            stat = await self._store.set(self._layout.ledger(ledger_id), data, version=version)
+            return Versioned(metadata, stat.version, stat.ctime_ms)
+        except NoSuchNode:
+            raise NoSuchLedger(ledger_id=ledger_id) from None
+        except VersionConflict as conflict:
+            raise VersionConflict(
+                "the ledger's metadata has changed", ledger_id=ledger_id, expected=version
+            ) from conflict
+        except MetadataOutcomeUnknown as lost:
+            await self._settled(self._store.sync(self._layout.ledger(ledger_id)), lost)
+            node = await self._settled(self._node(ledger_id), lost)
+            if node.stat.version == version + 1 and node.data == data:
+                return Versioned(metadata, node.stat.version, node.stat.ctime_ms)
+            if node.stat.version == version:
+                raise _DidNotArrive("the write did not arrive", ledger_id=ledger_id) from lost
+            raise VersionConflict(
+                "the ledger's metadata has changed", ledger_id=ledger_id, expected=version, found=node.stat.version
+            ) from lost
+
+    async def update(
+        self,
+        ledger_id: LedgerId,
+        transform: Callable[[LedgerMetadata], LedgerMetadata | None],
+        *,
+        known: Versioned[LedgerMetadata] | None = None,
+    ) -> Versioned[LedgerMetadata]:
+        """The one loop that changes a ledger: read, decide purely, compare-and-set, on conflict start again.
+
+        `transform` gets the current metadata and answers the new one, or None when nothing needs to change; it may
+        raise to give up, and may be called many times: also after a change of its own whose answer was lost and which
+        was overwritten since. `known` saves the first read. Returns what stands at the end.
+        Raises NoSuchLedger, MetadataUnavailable, MetadataOutcomeUnknown, and what `transform` raises.
+        """
+        current = known or await self.read(ledger_id)
+        lost_count = 0
+        for _ in range(CONFLICTS_MAX):
+            changed = transform(current.value)
+            if changed is None:
+                return current
+            try:
+                return await self.write(ledger_id, changed, version=current.version)
+            except VersionConflict:
+                current = await self.read(ledger_id)
+            except _DidNotArrive:
+                lost_count += 1
+                if lost_count == UNKNOWN_MAX:
+                    raise
+        raise VersionConflict("the ledger's metadata keeps changing", ledger_id=ledger_id, attempts=CONFLICTS_MAX)
+
+    async def delete(self, ledger_id: LedgerId, *, version: int | None = None) -> None:
+        """Remove the metadata, parents that became empty, and a note of its closing. A missing ledger is success.
+
+        Raises VersionConflict when it no longer has the `version` given; None: whatever it holds.
+        """
+        path = self._layout.ledger(ledger_id)
+        for attempt in range(UNKNOWN_MAX):
+            try:
+                await self._store.delete(path, version=version)
+            except NoSuchNode:
+                pass
+            except MetadataOutcomeUnknown:
+                if attempt == UNKNOWN_MAX - 1:
+                    raise
+                continue  # deleting again is harmless: ids are never used again
+            break
+        try:
+            await prune_empty_parents(self._store, path, up_to=self._layout.root)
+        except BinderyError as error:  # the ledger is gone; an empty directory hurts nobody
+            _log.info("parents_left", extra={"ledger_id": ledger_id, "error": str(error)})
+        await self._notes.forget(ledger_id)
+
+    # --- all ledgers ----------------------------------------------------------------------------------------------
+
+    async def list(self) -> AsyncIterator[LedgerId]:
+        """Every ledger id, ascending.
+
+        An error of the store ends the iteration with that error, never quietly: who collects garbage by this list must
+        not take an outage for emptiness. Ledgers made or deleted meanwhile may or may not be in it.
+        """
+        tops = await self._store.children(self._layout.root)
+        for is_top, depth in ((is_short_top, SHORT_DEPTH), (is_long_top, LONG_DEPTH)):
+            for top in sorted(filter(is_top, tops)):
+                async for ledger_id in self._below(f"{self._layout.root}/{top}", directories=depth - 1):
+                    yield ledger_id
+
+    async def _below(self, path: str, *, directories: int) -> AsyncIterator[LedgerId]:
+        try:
+            names = await self._store.children(path)
+        except NoSuchNode:
+            return  # pruned since its parent was listed: its last ledger is deleted
+        for name in names:
+            if directories:
+                async for ledger_id in self._below(f"{path}/{name}", directories=directories - 1):
+                    yield ledger_id
+            else:
+                found = self._layout.ledger_id(f"{path}/{name}")
+                if found is not None:
+                    yield found
+
+    # --- watches --------------------------------------------------------------------------------------------------
+
+    def watch(self, ledger_id: LedgerId, listener: MetadataListener) -> Callable[[], None]:
+        """Call `listener` with the present metadata and after each change, until deletion. The result stops it.
+
+        Changes in quick succession may be seen as one. Outages and session losses are ridden out.
+        """
+        seen: int | None = None
+
+        async def look(watch: Watch) -> None:
+            nonlocal seen
+            try:
+                current = self._decode(ledger_id, await self._node(ledger_id, watch=watch))
+            except NoSuchLedger:
+                _tell(listener, None)
+                raise End from None
+            if current.version != seen:
+                seen = current.version
+                _tell(listener, current)
+
+        return self._followers.follow("ledger_metadata", look, ledger_id=ledger_id)
+
+    async def close(self) -> None:
+        """End all watches. The store stays open."""
+        await self._followers.close()
+        await self._ids.close()
+
+    # --- helpers --------------------------------------------------------------------------------------------------
+
+    async def _node(self, ledger_id: LedgerId, *, watch: Watch | None = None) -> Node:
+        try:
+            return await self._store.get(self._layout.ledger(ledger_id), watch=watch)
+        except NoSuchNode:
+            raise NoSuchLedger(ledger_id=ledger_id) from None
+
+    def _decode(self, ledger_id: LedgerId, node: Node) -> Versioned[LedgerMetadata]:
+        try:
+            return Versioned(codec.decode(node.data), node.stat.version, node.stat.ctime_ms)
+        except Corrupt as error:
+            raise Corrupt("ledger metadata cannot be read", ledger_id=ledger_id, cause=str(error)) from error
+
+    async def _created_by_us(self, ledger_id: LedgerId, data: bytes) -> Versioned[LedgerMetadata] | None:
+        """After a lost answer: what we created; None: nothing is there. AlreadyExists: somebody else's."""
+        await self._store.sync(self._layout.ledger(ledger_id))
+        try:
+            node = await self._node(ledger_id)
+        except NoSuchLedger:
+            return None
+        if node.data != data:  # the token in it makes it unlike any other creation
+            raise AlreadyExists("the ledger id is taken", ledger_id=ledger_id)
+        return self._decode(ledger_id, node)
+
+    async def _settled(self, question: Awaitable[T], lost: MetadataOutcomeUnknown) -> T:
+        """Ask what became of a write; when that cannot be asked either, the outcome stays unknown."""
+        try:
+            return await question
+        except MetadataUnavailable as error:
+            raise lost from error
+
+
+def _tell(listener: MetadataListener, metadata: Versioned[LedgerMetadata] | None) -> None:
+    try:
+        listener(metadata)
+    except Exception:
+        _log.exception("ledger_listener_failed")

@@ -1,0 +1,1 @@
+"""Under-replication marks, locks, recovery records, last audits."""

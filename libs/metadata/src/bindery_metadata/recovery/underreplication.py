@@ -1,0 +1,523 @@
+"""Marks of under-replicated ledgers, the locks on them, and the switches of automatic recovery: BookKeeper's znodes.
+
+A mark says "look at this ledger, these replicas are missing". Whoever holds its lock (ephemeral) may repair; the mark
+goes only by its lock's holder and only in the version that it had when it was taken, so a ledger that is marked again
+during its repair stays marked.
+
+    (no mark) --mark--> free --lock--> locked --mark_replicated--> (no mark)
+                         ^                `--release, session's end--> free
+
+What a mark says beyond its existence is a hint for people: one that cannot be read (`Mark.problem`) is listed, locked
+and removed like any other.
+Source: BookKeeper's ZkLedgerUnderreplicationManager; spec section 4.10.
+"""
+
+import asyncio
+import contextlib
+import logging
+import re
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from bindery_core.errors import (
+    AlreadyExists,
+    BadRequest,
+    BinderyError,
+    Corrupt,
+    MetadataOutcomeUnknown,
+    MetadataUnavailable,
+    NoSuchNode,
+    VersionConflict,
+)
+from bindery_core.formats import replication_formats as formats
+from bindery_core.ids import LedgerId
+
+from bindery_metadata.coordination.election import Guard
+from bindery_metadata.layout.layout import CheckKind, LedgersLayout
+from bindery_metadata.layout.znode_path import parent_of
+from bindery_metadata.ledgers.ledger_manager import RandomBits
+from bindery_metadata.stores.ephemerals import delete_own
+from bindery_metadata.stores.parents import make_path, prune_empty_parents
+from bindery_metadata.stores.store import Create, Delete, MetadataStore, Node, Op, Set, Stat, Watch
+
+__all__ = ["CheckKind", "Guard", "HeldMark", "Mark", "UnderreplicationManager", "has_marks"]
+
+ATTEMPTS_MAX: Final = 50
+"""Conflicts and lost answers in a row that one call settles by itself."""
+READS_IN_FLIGHT: Final = 64
+LEVELS: Final = 4
+"""Directories above a mark."""
+POLL_S: Final = 5.0
+"""Longest that `wait_for_marks` waits: what no watch tells of is noticed after this."""
+WATCHED_DIRECTORIES_MAX: Final = 256
+SEARCH_READS_MAX: Final = 1_000
+DELAY_S_MAX: Final = 2**31 - 1
+
+_GROUP = re.compile(r"[0-9a-f]{4}")
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A mark as it was read."""
+
+    ledger_id: LedgerId
+    replicas: tuple[str, ...]
+    """As in ledger metadata; empty: not said."""
+    ctime_ms: int | None
+    """When it was marked last by its writer's clock, ms since 1970."""
+    version: int
+    problem: str = ""
+    """Why its text cannot be read; `replicas` is empty then."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldMark:
+    """A mark whose lock this process took. Valid while that session lives, and until it is released."""
+
+    mark: Mark
+    lock_path: str
+    session_id: int
+
+
+class UnderreplicationManager:
+    """Marks, locks and switches. Owns its watches, not the store.
+
+    One manager per session takes locks: it takes a lock of its session that it does not hold for one that an earlier
+    call of its own left behind.
+    """
+
+    def __init__(
+        self,
+        store: MetadataStore,
+        layout: LedgersLayout,
+        *,
+        randomness: RandomBits,
+        clock_ms: Callable[[], int],
+        worker_name: str = "",
+    ) -> None:
+        self._store = store
+        self._layout = layout
+        self._randomness = randomness
+        self._clock_ms = clock_ms
+        self._lock_text = formats.encode_lock(worker_name)
+        self._held: dict[LedgerId, int] = {}
+        """Ledgers whose locks are held or being taken; the session, 0 while being taken."""
+        self._marks_changed = asyncio.Event()
+        self._watching = False
+
+    async def prepare(self) -> None:
+        """Make the tree, or see that it is ours. Raises BadVersion for another LAYOUT, MetadataUnavailable."""
+        for path, data in (
+            (self._layout.underreplication_layout, formats.encode_layout()),
+            (self._layout.underreplication_ledgers, b""),
+            (self._layout.underreplication_locks, b""),
+        ):
+            await self._create_missing(path, data)
+        formats.check_layout((await self._store.get(self._layout.underreplication_layout)).data)
+
+    # --- marks ----------------------------------------------------------------------------------------------------
+
+    async def mark(self, ledger_id: LedgerId, replicas: Collection[str] = (), *, guard: Guard | None = None) -> bool:
+        """Mark the ledger, merging `replicas` into a mark that stands. False: nothing was new.
+
+        A mark that is locked is rewritten even so: its repair may have looked at the ledger before the damage that is
+        reported now, and must then not remove the mark.
+        Raises NotLeader, MetadataUnavailable, MetadataOutcomeUnknown (when it cannot be found out either).
+        """
+        path = self._layout.mark(ledger_id)
+        wanted = tuple(dict.fromkeys(replicas))
+        lost: MetadataOutcomeUnknown | None = None
+        for _ in range(ATTEMPTS_MAX):
+            try:
+                mark = await self.get(ledger_id)
+                if mark is None:
+                    await self._create_mark(path, formats.encode_mark(wanted, self._clock_ms()), guard)
+                    return True
+                new = [replica for replica in wanted if replica not in mark.replicas]
+                if new or mark.problem:
+                    data = formats.encode_mark((*mark.replicas, *new), self._clock_ms())
+                elif lost:
+                    return True  # by what was lost, or by somebody's like it
+                elif await self._store.exists(self._layout.mark_lock(ledger_id)) is not None:
+                    data = formats.encode_mark(mark.replicas, mark.ctime_ms)
+                else:
+                    found = await self.get(ledger_id)
+                    if found is not None and found.version == mark.version:
+                        return False
+                    continue  # its repair ended before we looked for the lock, and may have taken the mark with it
+                await self._write([Set(path, data, mark.version)], guard)
+                return bool(new) or bool(mark.problem)
+            except (AlreadyExists, VersionConflict, NoSuchNode):
+                continue  # marked, or repaired, in between
+            except MetadataOutcomeUnknown as error:
+                lost = error
+                await self._settle(path, error)
+        raise MetadataUnavailable("the mark keeps changing", ledger_id=ledger_id, attempts=ATTEMPTS_MAX)
+
+    async def get(self, ledger_id: LedgerId) -> Mark | None:
+        """None: the ledger is not marked."""
+        try:
+            return _mark(ledger_id, await self._store.get(self._layout.mark(ledger_id)))
+        except NoSuchNode:
+            return None
+
+    async def list(self) -> AsyncIterator[Mark]:
+        """Every mark, ascending by ledger id. An error of the store ends it with that error.
+
+        Marks made or removed meanwhile may or may not be in it.
+        """
+        async for ledger_ids in self._marked():
+            for start in range(0, len(ledger_ids), READS_IN_FLIGHT):
+                for mark in await asyncio.gather(*map(self.get, ledger_ids[start : start + READS_IN_FLIGHT])):
+                    if mark is not None:
+                        yield mark
+
+    async def _create_mark(self, path: str, data: bytes, guard: Guard | None) -> None:
+        for _ in range(ATTEMPTS_MAX):
+            try:
+                await self._write([Create(path, data)], guard)
+                return
+            except NoSuchNode:
+                await make_path(self._store, parent_of(path))
+        raise MetadataUnavailable("the parents of a mark vanish again and again", path=path)
+
+    # --- locks ----------------------------------------------------------------------------------------------------
+
+    async def lock(self, ledger_id: LedgerId) -> HeldMark | None:
+        """Take the lock of a marked ledger. None: it is not marked, or locked (by this manager too).
+
+        Raises MetadataUnavailable, MetadataOutcomeUnknown (then the lock may stand; locking again takes it over).
+        """
+        if ledger_id in self._held and self._held[ledger_id] in (0, self._store.session_id):
+            return None
+        self._held[ledger_id] = 0
+        held: HeldMark | None = None
+        try:
+            held = await self._take_lock(ledger_id)
+        finally:
+            if held is None:
+                self._held.pop(ledger_id, None)
+            else:
+                self._held[ledger_id] = held.session_id
+        return held
+
+    async def take(self, *, skip: Callable[[LedgerId], bool] = lambda _: False) -> HeldMark | None:
+        """Take the lock of some free mark that `skip` does not refuse. None: there is none, or recovery is disabled.
+
+        The tree is searched in a random order, so that workers seldom reach for the same mark. Marks that are locked or
+        refused cost no look-up of their own, however many they are.
+        """
+        if not await self.is_enabled():
+            return None
+        try:
+            locked = set(await self._store.children(self._layout.underreplication_locks))
+        except NoSuchNode:
+            locked = set()
+
+        def is_wanted(ledger_id: LedgerId) -> bool:
+            return self._layout.mark_lock(ledger_id).rsplit("/", 1)[1] not in locked and not skip(ledger_id)
+
+        paths = [(self._layout.underreplication_ledgers, 0)]
+        while paths:
+            path, depth = paths.pop()
+            names = sorted(await self._children(path), key=lambda _: self._randomness.getrandbits(64))
+            if depth < LEVELS:
+                below = [f"{path}/{name}" for name in names if _GROUP.fullmatch(name)]
+                if depth == LEVELS - 1:  # such a directory holds the mark of one ledger, and its path says of which
+                    below = [each for each in below if is_wanted(_ledger_id_of(each))]
+                paths += [(each, depth + 1) for each in below]
+                continue
+            for name in names:
+                ledger_id = self._ledger_id(f"{path}/{name}")
+                if ledger_id is not None and is_wanted(ledger_id):
+                    held = await self.lock(ledger_id)
+                    if held is not None:
+                        return held
+        return None
+
+    async def release(self, held: HeldMark) -> None:
+        """Let others take it. A lock that is no longer ours is left alone.
+
+        Raises MetadataUnavailable: then it stands until the session ends, or `lock` takes it over.
+        """
+        self._forget(held)
+        await delete_own(self._store, held.lock_path, held.session_id)
+
+    async def mark_replicated(self, held: HeldMark) -> bool:
+        """Remove mark and lock together. True: the mark is gone.
+
+        False: the ledger was marked again (the mark stays, the lock is released), or the lock was lost (nothing is
+        done). Raises MetadataUnavailable, MetadataOutcomeUnknown; the lock may then stand until the session ends.
+        """
+        ledger_id = held.mark.ledger_id
+        path = self._layout.mark(ledger_id)
+        self._forget(held)
+        removal: Sequence[Op] = [Delete(path, held.mark.version)]
+        try:
+            if not await delete_own(self._store, held.lock_path, held.session_id, together_with=removal):
+                return False
+        except VersionConflict:
+            await delete_own(self._store, held.lock_path, held.session_id)
+            return False
+        except NoSuchNode:  # somebody removed it by hand
+            await delete_own(self._store, held.lock_path, held.session_id)
+        except MetadataOutcomeUnknown as lost:  # the lock is gone
+            await self._settle(path, lost)
+            if await self._store.exists(path) is not None:
+                return False
+        try:
+            await prune_empty_parents(self._store, path, up_to=self._layout.underreplication_ledgers)
+        except BinderyError as error:  # empty directories hurt nobody
+            _log.info("mark_parents_left", extra={"ledger_id": ledger_id, "error": str(error)})
+        return True
+
+    async def locks(self) -> dict[LedgerId, str]:
+        """Locked ledgers, and who says to hold the lock; empty: he does not say, or not readably."""
+        found: dict[LedgerId, str] = {}
+        root = self._layout.underreplication_locks
+        for name in await self._children(root):
+            ledger_id = self._layout.mark_ledger_id(name)
+            if ledger_id is None:
+                continue
+            with contextlib.suppress(NoSuchNode):
+                node = await self._store.get(f"{root}/{name}")
+                try:
+                    found[ledger_id] = formats.decode_lock(node.data)
+                except Corrupt:
+                    found[ledger_id] = ""
+        return dict(sorted(found.items()))
+
+    async def _take_lock(self, ledger_id: LedgerId) -> HeldMark | None:
+        path = self._layout.mark_lock(ledger_id)
+        try:
+            await self._store.create(path, self._lock_text, ephemeral=True, make_parents=True)
+        except AlreadyExists:
+            pass  # perhaps ours, left by a call that could not look it up
+        except MetadataOutcomeUnknown as error:
+            await self._settle(path, error)
+        stat = await self._store.exists(path)
+        if stat is None or stat.ephemeral_owner != self._store.session_id:
+            return None
+        mark = await self.get(ledger_id)  # read under the lock: what is repaired now is what it says now
+        if mark is None:
+            await delete_own(self._store, path, stat.ephemeral_owner)
+            return None
+        return HeldMark(mark, path, stat.ephemeral_owner)
+
+    def _forget(self, held: HeldMark) -> None:
+        if self._held.get(held.mark.ledger_id) == held.session_id:
+            del self._held[held.mark.ledger_id]
+
+    # --- waiting --------------------------------------------------------------------------------------------------
+
+    async def wait_for_marks(self, timeout_s: float = POLL_S) -> bool:
+        """Wait until marks came or went since the last wait, at most min(timeout_s, POLL_S). False: not that we know.
+
+        Either way look again afterwards. Rides out outages.
+        """
+        try:
+            async with asyncio.timeout(min(timeout_s, POLL_S)):
+                if not self._watching:
+                    await self._watch_marks()
+                await self._marks_changed.wait()
+                await self._watch_marks()  # before the caller looks, so that nothing falls in between
+            return True
+        except TimeoutError:
+            return False
+
+    async def _watch_marks(self) -> None:
+        """Watch the directories, but for the lowest, which come and go with their marks."""
+        self._watching = False
+        while True:
+            self._marks_changed.clear()
+            try:
+                level = [self._layout.underreplication_ledgers]
+                budget = WATCHED_DIRECTORIES_MAX
+                for _ in range(LEVELS):
+                    below: list[str] = []
+                    for path in level[:budget]:
+                        names = await self._children(path, watch=self._marks_changed.set)
+                        below += [f"{path}/{name}" for name in names if _GROUP.fullmatch(name)]
+                    budget -= len(level)
+                    level = below
+                    if budget <= 0:
+                        break
+                self._watching = True
+                return
+            except BinderyError as error:
+                _log.info("marks_not_watched", extra={"error": str(error)})
+                await asyncio.sleep(min(1.0, POLL_S))
+
+    # --- switches -------------------------------------------------------------------------------------------------
+
+    async def is_enabled(self, *, watch: Watch | None = None) -> bool:
+        """Whether automatic recovery may look for lost bookies and pick work."""
+        return await self._store.exists(self._layout.replication_disabled, watch=watch) is None
+
+    async def enable(self) -> None:
+        """Raises NoSuchNode when it is enabled."""
+        path = self._layout.replication_disabled
+        lost = False
+        for _ in range(ATTEMPTS_MAX):
+            try:
+                await self._store.delete(path, version=None)
+                return
+            except NoSuchNode:
+                if lost:
+                    return
+                raise NoSuchNode("automatic recovery is enabled already", path=path) from None
+            except MetadataOutcomeUnknown as error:
+                lost = True
+                await self._settle(path, error)
+        raise MetadataUnavailable("the answers got lost", path=path, attempts=ATTEMPTS_MAX)
+
+    async def disable(self) -> None:
+        """Raises AlreadyExists when it is disabled."""
+        if not await self._create_missing(self._layout.replication_disabled, b""):
+            raise AlreadyExists("automatic recovery is disabled already", path=self._layout.replication_disabled)
+
+    async def lost_bookie_delay_s(self, *, watch: Watch | None = None) -> int | None:
+        """How long a bookie may be away before its ledgers are marked; None: not set. Raises Corrupt."""
+        node = await self._get(self._layout.lost_bookie_delay, watch=watch)
+        if node is None:
+            return None
+        text = node.data.strip()
+        if not (text.isdigit() and len(text) <= 10 and int(text) <= DELAY_S_MAX):
+            raise Corrupt("not a number of seconds", path=self._layout.lost_bookie_delay, found=text[:40])
+        return int(text)
+
+    async def set_lost_bookie_delay_s(self, seconds: int, *, guard: Guard | None = None) -> None:
+        """Writing the value that stands asks the auditor for an audit at once. Raises BadRequest, NotLeader."""
+        if not 0 <= seconds <= DELAY_S_MAX:
+            raise BadRequest("not a delay in seconds", seconds=seconds, seconds_max=DELAY_S_MAX)
+        await self._put(self._layout.lost_bookie_delay, str(seconds).encode("ascii"), guard)
+
+    async def check_time_ms(self, kind: CheckKind) -> int | None:
+        """When this check was last finished, ms since 1970; None: never. Raises Corrupt."""
+        node = await self._get(self._layout.check_time(kind))
+        return formats.decode_check_time(node.data) if node else None
+
+    async def set_check_time_ms(self, kind: CheckKind, at_ms: int, *, guard: Guard | None = None) -> None:
+        await self._put(self._layout.check_time(kind), formats.encode_check_time(at_ms), guard)
+
+    # --- helpers --------------------------------------------------------------------------------------------------
+
+    async def _marked(self) -> AsyncIterator[Sequence[LedgerId]]:
+        """The ids of all marks, ascending, some at a time."""
+        async for directory in self._directories(self._layout.underreplication_ledgers, LEVELS - 1):
+            names = [name for name in await self._children(directory) if _GROUP.fullmatch(name)]
+            for start in range(0, len(names), READS_IN_FLIGHT):
+                lowest = [f"{directory}/{name}" for name in names[start : start + READS_IN_FLIGHT]]
+                leaves = await asyncio.gather(*map(self._children, lowest))
+                found = (
+                    self._ledger_id(f"{path}/{leaf}")
+                    for path, all_ in zip(lowest, leaves, strict=True)
+                    for leaf in all_
+                )
+                yield [ledger_id for ledger_id in found if ledger_id is not None]
+
+    async def _directories(self, path: str, levels: int) -> AsyncIterator[str]:
+        """Directories that many levels below, ascending."""
+        if levels == 0:
+            yield path
+            return
+        for name in await self._children(path):
+            if _GROUP.fullmatch(name):
+                async for directory in self._directories(f"{path}/{name}", levels - 1):
+                    yield directory
+
+    def _ledger_id(self, path: str) -> LedgerId | None:
+        """The ledger marked at `path`; None: no mark stands in such a place."""
+        ledger_id = self._layout.mark_ledger_id(path)
+        return ledger_id if ledger_id is not None and self._layout.mark(ledger_id) == path else None
+
+    async def _children(self, path: str, *, watch: Watch | None = None) -> Sequence[str]:
+        try:
+            return await self._store.children(path, watch=watch)
+        except NoSuchNode:
+            if watch is not None:
+                await self._store.exists(path, watch=watch)
+            return []
+
+    async def _get(self, path: str, *, watch: Watch | None = None) -> Node | None:
+        while True:
+            try:
+                return await self._store.get(path, watch=watch)
+            except NoSuchNode:
+                if watch is None or await self._store.exists(path, watch=watch) is None:
+                    return None
+
+    async def _write(self, ops: Sequence[Op], guard: Guard | None) -> Sequence[str | Stat | None]:
+        return await (guard.multi(ops) if guard else self._store.multi(ops))
+
+    async def _put(self, path: str, data: bytes, guard: Guard | None) -> None:
+        """Set, whatever stands there; writing it once more after a lost answer is harmless."""
+        for _ in range(ATTEMPTS_MAX):
+            try:
+                await self._write([Set(path, data, None)], guard)
+                return
+            except NoSuchNode:
+                await make_path(self._store, parent_of(path))
+            except MetadataOutcomeUnknown as error:
+                await self._settle(path, error)
+                continue
+            with contextlib.suppress(AlreadyExists, NoSuchNode, MetadataOutcomeUnknown):
+                await self._write([Create(path, data)], guard)
+                return
+        raise MetadataUnavailable("the node cannot be written", path=path, attempts=ATTEMPTS_MAX)
+
+    async def _create_missing(self, path: str, data: bytes) -> bool:
+        """Whether it was missing."""
+        lost = False
+        for _ in range(ATTEMPTS_MAX):
+            try:
+                await self._store.create(path, data, make_parents=True)
+                return True
+            except AlreadyExists:
+                return lost
+            except MetadataOutcomeUnknown as error:
+                lost = True
+                await self._settle(path, error)
+        raise MetadataUnavailable("the answers got lost", path=path, attempts=ATTEMPTS_MAX)
+
+    async def _settle(self, path: str, lost: MetadataOutcomeUnknown) -> None:
+        """See to it that the next read shows what became of a write; it stays unknown when that is impossible."""
+        try:
+            await self._store.sync(path)
+        except MetadataUnavailable as error:
+            raise lost from error
+
+
+async def has_marks(store: MetadataStore, layout: LedgersLayout) -> bool:
+    """Whether some ledger is marked. Raises MetadataUnavailable, BinderyError after too many empty directories."""
+    paths = [(layout.underreplication_ledgers, 0)]
+    for _ in range(SEARCH_READS_MAX):
+        if not paths:
+            return False
+        path, depth = paths.pop()
+        try:
+            names = await store.children(path)
+        except NoSuchNode:
+            continue
+        if depth == LEVELS:
+            if any(layout.mark_ledger_id(f"{path}/{name}") is not None for name in names):
+                return True
+        else:
+            paths += [(f"{path}/{name}", depth + 1) for name in names if _GROUP.fullmatch(name)]
+    raise BinderyError("too many empty directories of marks", reads=SEARCH_READS_MAX)
+
+
+def _ledger_id_of(directory: str) -> LedgerId:
+    """Of the lowest kind: its last LEVELS names are the id in hexadecimal."""
+    return LedgerId(int("".join(directory.split("/")[-LEVELS:]), 16))
+
+
+def _mark(ledger_id: LedgerId, node: Node) -> Mark:
+    try:
+        text = formats.decode_mark(node.data)
+    except Corrupt as error:
+        _log.warning("mark_unreadable", extra={"ledger_id": ledger_id, "error": str(error)})
+        return Mark(ledger_id, (), None, node.stat.version, problem=str(error))
+    return Mark(ledger_id, text.replicas, text.ctime_ms, node.stat.version)

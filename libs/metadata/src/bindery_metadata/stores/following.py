@@ -1,0 +1,65 @@
+"""Followers: following nodes with one-shot watches, through outages and session losses, each in a task of its own."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from bindery_core.errors import BadVersion, BinderyError, Corrupt
+
+from bindery_metadata.stores.store import Watch
+
+WATCH_RETRY_S: Final = 0.5
+
+_log = logging.getLogger(__name__)
+
+
+class End(Exception):
+    """Raised by a look: there is nothing to follow any more."""
+
+
+class Followers:
+    """The tasks of one owner. `close` ends them."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def follow(self, what: str, look: Callable[[Watch], Awaitable[None]], **fields: object) -> Callable[[], None]:
+        """Call `look` now and after each change that its watch tells of, until it raises End. The result stops it.
+
+        When `look` cannot read what is there (Corrupt, BadVersion), the next change is waited for; when the store is
+        away, it is called again soon. `what` and `fields` are for the log.
+        """
+        task = asyncio.create_task(_follow(what, look, fields))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+        def stop() -> None:
+            task.cancel()
+
+        return stop
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    async def close(self) -> None:
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _follow(what: str, look: Callable[[Watch], Awaitable[None]], fields: dict[str, object]) -> None:
+    with contextlib.suppress(End):
+        while True:
+            changed = asyncio.Event()
+            try:
+                await look(changed.set)
+            except (Corrupt, BadVersion) as error:
+                _log.error(f"{what}_unreadable", extra={**fields, "error": str(error)})
+            except BinderyError as error:
+                _log.info(f"{what}_watch_waits", extra={**fields, "error": str(error)})
+                await asyncio.sleep(WATCH_RETRY_S)
+                continue
+            await changed.wait()

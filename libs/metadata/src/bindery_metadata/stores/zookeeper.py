@@ -1,0 +1,502 @@
+"""ZooKeeperStore: the metadata store over kazoo. The only module that imports kazoo.
+
+kazoo owns one thread, which talks to the server. Everything it has to say (answers, watch events, connection states)
+enters the event loop through one queue, `_Crossing`, in the order in which it happened; nothing of ours runs on kazoo's
+thread and nothing of kazoo's blocks the loop.
+
+kazoo's retries are used for connecting alone. A request is sent once: only its caller can tell whether to repeat it.
+
+| kazoo says                                     | a read raises       | a write raises         |
+|------------------------------------------------|---------------------|------------------------|
+| ConnectionLoss, no answer in time              | MetadataUnavailable | MetadataOutcomeUnknown |
+| SessionExpired, SessionMoved, ConnectionClosed | MetadataUnavailable | MetadataUnavailable    |
+
+While SUSPENDED or LOST a request waits, unsent, for at most `operation_timeout_s`. A request that was handed to kazoo
+just as the connection broke may be sent after it is back, possibly after its caller was told "outcome unknown";
+requests of one store stay in order, so a read made afterwards through the same store (after a `sync`) sees the final
+outcome.
+
+kazoo forgets watches when the connection breaks, so they all fire once the store is CONNECTED again: early rather than
+never.
+"""
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final
+
+from bindery_core.errors import (
+    AlreadyExists,
+    BadRequest,
+    BinderyError,
+    MetadataOutcomeUnknown,
+    MetadataUnavailable,
+    MetadataUnreachable,
+    NoSuchNode,
+    NotEmpty,
+    Unauthorized,
+    VersionConflict,
+)
+from kazoo.client import KazooClient
+from kazoo.exceptions import (
+    AuthFailedError,
+    BadArgumentsError,
+    BadVersionError,
+    ConnectionClosedError,
+    InvalidACLError,
+    KazooException,
+    NoAuthError,
+    NoChildrenForEphemeralsError,
+    NodeExistsError,
+    NoNodeError,
+    NotEmptyError,
+    NotReadOnlyCallError,
+    RolledBackError,
+    SessionExpiredError,
+    SessionMovedError,
+)
+from kazoo.exceptions import RuntimeInconsistency as RuntimeInconsistencyError
+from kazoo.handlers.threading import SequentialThreadingHandler
+from kazoo.protocol.states import Callback, EventType, KazooState, WatchedEvent, ZnodeStat
+from kazoo.retry import KazooRetry
+
+from bindery_metadata.layout.znode_path import validate_path, validate_size
+from bindery_metadata.stores.parents import create_with_parents
+from bindery_metadata.stores.store import Check, Create, Delete, Node, Op, SessionState, Set, Stat, Watch
+
+SESSION_TIMEOUT_S: Final = 10.0
+"""BookKeeper's zkTimeout: how long a dead process is still believed alive."""
+OPERATION_TIMEOUT_S: Final = 10.0
+"""Longest that one operation takes, waiting for a connection included."""
+CONNECT_TIMEOUT_S: Final = 15.0
+IN_FLIGHT_MAX: Final = 1_024
+"""Requests handed to kazoo and not answered; more wait in the loop."""
+
+_ANY_VERSION: Final = -1
+_RECONNECT_DELAY_S: Final = 0.1
+_RECONNECT_DELAY_S_MAX: Final = 1.0
+_REVIVE_DELAY_S: Final = 0.5
+
+_log = logging.getLogger(__name__)
+_kazoo_log = logging.getLogger(f"{__name__}.kazoo")
+_kazoo_log.setLevel(logging.ERROR)  # below that it repeats what errors and session states say already
+
+_STATES: Final = {
+    KazooState.CONNECTED: SessionState.CONNECTED,
+    KazooState.SUSPENDED: SessionState.SUSPENDED,
+    KazooState.LOST: SessionState.LOST,
+}
+
+_NAMED_ERRORS: Final[dict[type[KazooException], tuple[type[BinderyError], str]]] = {
+    NoNodeError: (NoSuchNode, "no such node"),
+    NodeExistsError: (AlreadyExists, "there is a node already"),
+    BadVersionError: (VersionConflict, "the node has another version"),
+    NotEmptyError: (NotEmpty, "the node has children"),
+    NoChildrenForEphemeralsError: (BadRequest, "an ephemeral node cannot have children"),
+    BadArgumentsError: (BadRequest, "zookeeper refuses the arguments"),
+    InvalidACLError: (BadRequest, "zookeeper refuses the access list"),
+    NoAuthError: (Unauthorized, "no right to do this in zookeeper"),
+    AuthFailedError: (Unauthorized, "zookeeper refuses the credentials"),
+    SessionExpiredError: (MetadataUnavailable, "the zookeeper session expired"),
+    SessionMovedError: (MetadataUnavailable, "the zookeeper session moved to another connection"),
+    ConnectionClosedError: (MetadataUnavailable, "the zookeeper connection was closed"),
+    NotReadOnlyCallError: (MetadataUnavailable, "this zookeeper server takes no writes now"),
+}
+
+
+class _Crossing:
+    """The one way from kazoo's thread into the loop, in order."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._lock = threading.Lock()
+        self._events: list[Callable[[], None]] = []
+
+    def put(self, event: Callable[[], None]) -> None:
+        """Have `event` called in the loop, after all that were put before. Any thread; never blocks for long."""
+        with self._lock:
+            self._events.append(event)
+            if len(self._events) > 1:
+                return  # the drain that is on its way takes this one too
+        with contextlib.suppress(RuntimeError):  # the loop was closed: nobody is left to hear it
+            self._loop.call_soon_threadsafe(self._drain)
+
+    def _drain(self) -> None:
+        with self._lock:
+            events, self._events = self._events, []
+        for event in events:
+            try:
+                event()
+            except Exception:
+                _log.exception("metadata_callback_failed")
+
+
+class _LoopHandler(SequentialThreadingHandler):  # type: ignore[misc]
+    """kazoo's threading handler, with the loop in place of its two worker threads, which would lose the order."""
+
+    def __init__(self, crossing: _Crossing, thread_ended: Callable[[], None]) -> None:
+        super().__init__()
+        self.callback_queue = self.completion_queue = crossing
+        self._thread_ended = thread_ended
+
+    @property
+    def running(self) -> bool:
+        return True  # else kazoo would call back on whatever thread it is in
+
+    def start(self) -> None:
+        """There are no workers to start."""
+
+    def stop(self) -> None:
+        """There are no workers to stop."""
+
+    def spawn(self, func: Callable[..., None], *args: Any, **kwargs: Any) -> threading.Thread:
+        """Start kazoo's connection thread, and tell the loop when it has ended, for whatever reason."""
+
+        def run() -> None:
+            try:
+                func(*args, **kwargs)
+            except Exception:
+                _log.exception("kazoo_thread_failed")
+            finally:
+                self.callback_queue.put(self._thread_ended)
+
+        thread = super().spawn(run)
+        assert isinstance(thread, threading.Thread)
+        return thread
+
+    def dispatch_callback(self, callback: Callback) -> None:
+        self.callback_queue.put(partial(callback.func, *callback.args))
+
+
+class _KazooWatch:
+    """A watch as kazoo holds it. Equal for equal watches, so that setting one twice on a path counts once."""
+
+    __slots__ = ("_fire", "_watch")
+
+    def __init__(self, watch: Watch, fire: Callable[[Watch, WatchedEvent], None]) -> None:
+        self._watch = watch
+        self._fire = fire
+
+    def __call__(self, event: WatchedEvent) -> None:
+        self._fire(self._watch, event)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _KazooWatch) and self._watch == other._watch
+
+    def __hash__(self) -> int:
+        return hash(self._watch)
+
+
+class ZooKeeperStore:
+    """A `MetadataStore` over one ZooKeeper session at a time. Made by `connect`; belongs to one event loop."""
+
+    def __init__(self, hosts: str, *, session_timeout_s: float, operation_timeout_s: float) -> None:
+        self._operation_timeout_s = operation_timeout_s
+        self._state = SessionState.LOST
+        self._session_id = 0
+        self._closed = False
+        self._reviving: asyncio.Task[None] | None = None
+        self._connected = asyncio.Event()
+        self._in_flight = asyncio.Semaphore(IN_FLIGHT_MAX)
+        self._listeners: list[Callable[[SessionState], None]] = []
+        self._dropped_watches: list[Watch] = []
+        self._crossing = _Crossing(asyncio.get_running_loop())
+        self._client = KazooClient(
+            hosts=hosts,
+            timeout=session_timeout_s,
+            handler=_LoopHandler(self._crossing, self._on_thread_ended),
+            connection_retry=KazooRetry(
+                max_tries=-1,
+                delay=_RECONNECT_DELAY_S,
+                max_delay=_RECONNECT_DELAY_S_MAX,
+                sleep_func=_LoopHandler.sleep_func,
+            ),
+            command_retry=KazooRetry(max_tries=0, sleep_func=_LoopHandler.sleep_func),
+            logger=_kazoo_log,
+        )
+        self._client.add_listener(self._on_kazoo_state)
+
+    @classmethod
+    async def connect(
+        cls,
+        hosts: str,
+        *,
+        session_timeout_s: float = SESSION_TIMEOUT_S,
+        operation_timeout_s: float = OPERATION_TIMEOUT_S,
+        connect_timeout_s: float = CONNECT_TIMEOUT_S,
+    ) -> "ZooKeeperStore":
+        """Connect to `hosts` ("a:2181,b:2181").
+
+        Raises MetadataUnreachable naming them when nobody answers within `connect_timeout_s`; BadRequest for a list
+        that cannot be read.
+        """
+        store = cls(validate_hosts(hosts), session_timeout_s=session_timeout_s, operation_timeout_s=operation_timeout_s)
+        store._client.start_async()
+        try:
+            async with asyncio.timeout(connect_timeout_s):
+                await store._connected.wait()
+        except TimeoutError:
+            await store.close()
+            raise MetadataUnreachable("no zookeeper answers", hosts=hosts, waited_s=connect_timeout_s) from None
+        except BaseException:
+            await store.close()
+            raise
+        return store
+
+    # --- MetadataStore --------------------------------------------------------------------------------------------
+
+    async def get(self, path: str, *, watch: Watch | None = None) -> Node:
+        data, stat = await self._call(path, lambda: self._client.get_async(path, watch=self._wrap(watch)), write=False)
+        return Node(data or b"", _stat(stat))
+
+    async def exists(self, path: str, *, watch: Watch | None = None) -> Stat | None:
+        stat = await self._call(path, lambda: self._client.exists_async(path, watch=self._wrap(watch)), write=False)
+        return _stat(stat) if stat else None
+
+    async def children(self, path: str, *, watch: Watch | None = None) -> list[str]:
+        names = await self._call(
+            path, lambda: self._client.get_children_async(path, watch=self._wrap(watch)), write=False
+        )
+        return sorted(names)
+
+    async def create(
+        self,
+        path: str,
+        data: bytes = b"",
+        *,
+        ephemeral: bool = False,
+        sequential: bool = False,
+        make_parents: bool = False,
+    ) -> str:
+        if make_parents:
+            return await create_with_parents(self, path, data, ephemeral=ephemeral, sequential=sequential)
+        validate_size(len(data), path)
+        created = await self._call(
+            path,
+            lambda: self._client.create_async(path, data, ephemeral=ephemeral, sequence=sequential),
+            write=True,
+        )
+        assert isinstance(created, str)
+        return created
+
+    async def set(self, path: str, data: bytes, *, version: int | None) -> Stat:
+        validate_size(len(data), path)
+        return _stat(
+            await self._call(path, lambda: self._client.set_async(path, data, version=_version(version)), write=True)
+        )
+
+    async def delete(self, path: str, *, version: int | None) -> None:
+        if path == "/":
+            raise BadRequest("the root cannot be deleted", path=path)
+        await self._call(path, lambda: self._client.delete_async(path, version=_version(version)), write=True)
+
+    async def multi(self, ops: Sequence[Op]) -> list[str | Stat | None]:
+        if not ops:
+            return []
+        for op in ops:
+            validate_path(op.path)
+        validate_size(sum(len(op.data) for op in ops if isinstance(op, Create | Set)), ops[0].path)
+        results = await self._call(ops[0].path, lambda: self._transaction(ops).commit_async(), write=True)
+        for op, result in zip(ops, results, strict=True):
+            if isinstance(result, KazooException) and not isinstance(
+                result, RolledBackError | RuntimeInconsistencyError
+            ):
+                raise _translate(result, op.path, write=True) from result
+        return [_multi_result(result, op.path) for op, result in zip(ops, results, strict=True)]
+
+    async def sync(self, path: str) -> None:
+        await self._call(path, lambda: self._client.sync_async(path), write=False)
+
+    @property
+    def session_state(self) -> SessionState:
+        return self._state
+
+    @property
+    def session_id(self) -> int:
+        return self._session_id
+
+    def on_session_change(self, listener: Callable[[SessionState], None]) -> Callable[[], None]:
+        self._listeners.append(listener)
+
+        def remove() -> None:
+            if listener in self._listeners:
+                self._listeners.remove(listener)
+
+        return remove
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._connected.set()  # those who wait for a connection learn that there will be none
+        self._state, self._session_id = SessionState.LOST, 0
+        self._dropped_watches.clear()
+        if self._reviving:
+            await asyncio.wait([self._reviving])
+        await asyncio.to_thread(self._stop_client)
+
+    # --- requests -------------------------------------------------------------------------------------------------
+
+    async def _call(self, path: str, start: Callable[[], Any], *, write: bool) -> Any:
+        """Hand one request to kazoo and wait for its answer. `start` returns kazoo's async result."""
+        validate_path(path)
+        sent = False
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        try:
+            async with asyncio.timeout(self._operation_timeout_s), self._in_flight:
+                await self._wait_until_connected(path)
+                sent = True
+                start().rawlink(partial(_land, answer))
+                return await answer
+        except TimeoutError:
+            if not sent:
+                raise MetadataUnavailable("no connection to zookeeper", path=path) from None
+            raise _unanswered(path, write=write) from None
+        except KazooException as error:
+            raise _translate(error, path, write=write) from error
+
+    async def _wait_until_connected(self, path: str) -> None:
+        while not self._closed:
+            if self._connected.is_set():
+                if self._client.connected:
+                    return
+                # kazoo knows more than has crossed yet; its next CONNECTED is still to come, so this cannot undo it
+                self._connected.clear()
+            await self._connected.wait()
+        raise MetadataUnavailable("the metadata store was closed", path=path)
+
+    def _transaction(self, ops: Sequence[Op]) -> Any:
+        transaction = self._client.transaction()
+        for op in ops:
+            match op:
+                case Create(path, data, ephemeral, sequential):
+                    transaction.create(path, data, ephemeral=ephemeral, sequence=sequential)
+                case Set(path, data, version):
+                    transaction.set_data(path, data, version=_version(version))
+                case Delete(path, version):
+                    transaction.delete(path, version=_version(version))
+                case Check(path, version):
+                    transaction.check(path, version)
+        return transaction
+
+    # --- session and watches --------------------------------------------------------------------------------------
+
+    def _on_kazoo_state(self, state: KazooState) -> None:
+        """On kazoo's thread: note what is known there, and cross."""
+        identity = self._client.client_id
+        self._crossing.put(partial(self._change_state, _STATES[state], identity[0] if identity else None))
+
+    def _change_state(self, state: SessionState, session_id: int | None) -> None:
+        if self._closed:
+            return
+        self._state = state
+        if state is SessionState.CONNECTED:
+            self._session_id = session_id or 0
+            self._connected.set()
+        else:
+            self._connected.clear()
+            if state is SessionState.LOST:
+                self._session_id = 0
+        for listener in list(self._listeners):
+            try:
+                listener(state)
+            except Exception:
+                _log.exception("session_listener_failed")
+        if state is SessionState.CONNECTED:
+            dropped, self._dropped_watches = self._dropped_watches, []
+            for watch in dropped:
+                self._crossing.put(watch)
+
+    def _on_thread_ended(self) -> None:
+        """A server that sent nonsense ends kazoo's thread. Without it we would be LOST for ever, so start another."""
+        if not self._closed:
+            self._reviving = asyncio.get_running_loop().create_task(self._revive())
+
+    async def _revive(self) -> None:
+        await asyncio.sleep(_REVIVE_DELAY_S)
+        if not self._closed:
+            await asyncio.to_thread(self._client.start_async)
+
+    def _wrap(self, watch: Watch | None) -> _KazooWatch | None:
+        return _KazooWatch(watch, self._fire) if watch else None
+
+    def _fire(self, watch: Watch, event: WatchedEvent) -> None:
+        if self._closed:
+            return
+        if event.type == EventType.NONE and self._state is not SessionState.CONNECTED:
+            self._dropped_watches.append(watch)
+        else:
+            watch()
+
+    def _stop_client(self) -> None:
+        """On a helper thread: kazoo waits here for its own."""
+        try:
+            self._client.stop()
+            self._client.close()
+        except Exception:
+            _log.warning("zookeeper_close_failed", exc_info=True)
+
+
+def validate_hosts(hosts: str) -> str:
+    """Return `hosts`; raises BadRequest unless it reads "host:port,host:port"."""
+    for host_port in hosts.split(","):
+        host, colon, port = host_port.strip().rpartition(":")
+        if not (_is_host(host) and colon and port.isdecimal() and 0 < int(port) < 65536):
+            raise BadRequest("not a list of zookeeper servers (host:port,host:port)", hosts=hosts)
+    return hosts
+
+
+def _is_host(name: str) -> bool:
+    """Whether it can be asked for at all: no part of a name may be empty or longer than 63."""
+    return "/" not in name and all(0 < len(part) < 64 for part in name.removesuffix(".").split("."))
+
+
+def _land(answer: "asyncio.Future[Any]", result: Any) -> None:
+    """In the loop: kazoo's result becomes the caller's, unless the caller has gone."""
+    if answer.done():
+        return
+    if result.exception is not None:
+        answer.set_exception(result.exception)
+    else:
+        answer.set_result(result.value)
+
+
+def _translate(error: KazooException, path: str, *, write: bool) -> BinderyError:
+    for kind in type(error).__mro__:
+        if kind in _NAMED_ERRORS:
+            wrapped, message = _NAMED_ERRORS[kind]
+            return wrapped(message, path=path)
+    return _unanswered(path, write=write, cause=type(error).__name__)
+
+
+def _unanswered(path: str, *, write: bool, cause: str = "no answer in time") -> BinderyError:
+    """Also for errors we do not know: what is not known to have failed may have happened."""
+    if write:
+        return MetadataOutcomeUnknown("zookeeper may have done this", path=path, cause=cause)
+    return MetadataUnavailable("zookeeper did not answer", path=path, cause=cause)
+
+
+def _multi_result(result: object, path: str) -> str | Stat | None:
+    if isinstance(result, KazooException):
+        raise _translate(result, path, write=True) from result
+    if isinstance(result, ZnodeStat):
+        return _stat(result)
+    return result if isinstance(result, str) else None
+
+
+def _version(version: int | None) -> int:
+    return _ANY_VERSION if version is None else version
+
+
+def _stat(stat: ZnodeStat) -> Stat:
+    return Stat(
+        version=stat.version,
+        children_version=stat.cversion,
+        ctime_ms=stat.ctime,
+        mtime_ms=stat.mtime,
+        ephemeral_owner=stat.ephemeralOwner or 0,
+        children_count=stat.numChildren,
+    )

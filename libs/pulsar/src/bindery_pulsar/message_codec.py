@@ -1,0 +1,445 @@
+"""Entries of a topic: one message, or a batch of them, with Pulsar's metadata.
+
+Integers are big-endian. Sizes are in bytes.
+
+| part                  | size | present                                 | meaning                                    |
+|-----------------------|-----:|-----------------------------------------|--------------------------------------------|
+| magic 0x0e02          |    2 | if a broker noted something; never ours |                                            |
+| broker metadata size  |    4 | with it                                 | u32                                        |
+| BrokerEntryMetadata   |    n | with it                                 | protobuf                                   |
+| magic 0x0e01          |    2 | always in ours; Pulsar allows its absence |                                          |
+| checksum              |    4 | with it                                 | CRC32C over all that follows, u32          |
+| metadata size         |    4 | always                                  | u32                                        |
+| MessageMetadata       |    n | always                                  | protobuf                                   |
+| payload               |    n | always                                  | to the end of the entry                    |
+
+The payload of a batch (`num_messages_in_batch` present) is, after decompression, for each message: u32 size,
+SingleMessageMetadata, `payload_size` bytes. Without either magic the first bytes are the metadata's size, which is
+below 0x0e010000 as entries are.
+
+A batch's own metadata repeats its first message's key and, with us, the tags of its messages as properties, so that
+dispatch need not look inside; Pulsar's clients ignore the latter.
+Source: Pulsar Commands, PulsarApi.proto; tags as TDMQ has them: a property with the value `TAGS`.
+"""
+
+import binascii
+import struct
+import zlib
+from base64 import b64decode, b64encode
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import crc32c
+from bindery_core.errors import BinderyError, Corrupt, TooLarge
+from google.protobuf.message import DecodeError
+
+from bindery_pulsar.entry_size import ENTRY_SIZE_MAX
+from bindery_pulsar.pulsar_messages_pb2 import (
+    LZ4,
+    NONE,
+    SNAPPY,
+    ZLIB,
+    ZSTD,
+    BrokerEntryMetadata,
+    MessageMetadata,
+    SingleMessageMetadata,
+)
+
+METADATA_SIZE_MAX: Final = 256 * 2**10
+"""Bytes of one message's key and properties together."""
+PAYLOAD_SIZE_MAX: Final = ENTRY_SIZE_MAX - 64 * 2**10
+"""Bytes of one message's payload; the rest of its entry is left for key and properties."""
+ENTRY_OVERHEAD: Final = 2 * 2**10
+"""Bytes of an entry left for frame, numbers and the producer's name."""
+UNCOMPRESSED_SIZE_MAX: Final = 128 * 2**20
+"""Bytes that a compressed payload may become: a bound on memory, not a rule of Pulsar's."""
+BATCH_COUNT_MAX: Final = 1_000_000
+"""Messages of a batch that is read. Six bytes are the least that one takes."""
+TAG_VALUE: Final = "TAGS"
+
+_MAGIC_BROKER_METADATA: Final = 0x0E02
+_MAGIC_CHECKSUM: Final = 0x0E01
+_SIZE = struct.Struct(">I")
+_MAGIC = struct.Struct(">H")
+_MAGIC_AND_U32 = struct.Struct(">HI")
+_CODEC_NAMES: Final = {LZ4: "LZ4", ZSTD: "ZSTD", SNAPPY: "SNAPPY"}
+
+assert _MAGIC_AND_U32.size == 6
+
+
+class CorruptMessage(Corrupt):
+    """An entry whose bytes contradict their checksum or format. Its ledger digest was fine: it was stored like this."""
+
+    code = "corrupt_message"
+
+
+class UnreadableMessage(BinderyError):
+    """An entry that is sound but cannot be taken apart here: encrypted, chunked, or of a codec that is not at hand."""
+
+    status = 422
+    code = "unreadable_message"
+
+
+@dataclass(slots=True, kw_only=True)
+class OutgoingMessage:
+    """A message to be stored. Tags are properties whose value is TAG_VALUE."""
+
+    payload: bytes
+    key: str | bytes | None = None
+    ordering_key: bytes | None = None
+    properties: Mapping[str, str] = field(default_factory=dict)
+    event_time_ms: int = 0
+    """0: none was given."""
+    sequence_id: int | None = None
+    """None: the caller of the encoder numbers it."""
+    deliver_at_ms: int | None = None
+    null_value: bool = False
+    """A tombstone: `payload` is empty."""
+
+    @property
+    def tags(self) -> frozenset[str]:
+        return tags_of(self.properties)
+
+
+@dataclass(slots=True, kw_only=True)
+class Message:
+    """A message as it was stored."""
+
+    payload: bytes
+    batch_index: int
+    """-1: the entry's only message, no batch."""
+    batch_size: int
+    """Messages in the entry, those compacted away included; 1 when it is no batch."""
+    producer_name: str
+    sequence_id: int
+    publish_time_ms: int
+    key: str | bytes | None = None
+    """Bytes: the producer had a binary key."""
+    ordering_key: bytes | None = None
+    properties: dict[str, str] = field(default_factory=dict)
+    event_time_ms: int = 0
+    deliver_at_ms: int | None = None
+    null_value: bool = False
+
+    @property
+    def tags(self) -> frozenset[str]:
+        return tags_of(self.properties)
+
+
+@dataclass(slots=True, kw_only=True)
+class EntryHead:
+    """What dispatch needs of an entry, without its payload."""
+
+    messages_count: int
+    is_batch: bool
+    is_marker: bool
+    """Written by a broker for brokers: never delivered."""
+    producer_name: str
+    sequence_id: int
+    """Of the first message."""
+    publish_time_ms: int
+    """As `publish_time_ms()`."""
+    key: str | bytes | None
+    """Of the first message; batches made here hold messages of one key."""
+    ordering_key: bytes | None
+    deliver_at_ms: int | None
+    tags: frozenset[str]
+    """Of all its messages, in batches made here; another producer's batch may have tags inside that show only when
+    it is decoded."""
+
+
+def tags_of(properties: Mapping[str, str]) -> frozenset[str]:
+    """The tags among properties: the keys whose value is TAG_VALUE."""
+    if TAG_VALUE not in properties.values():
+        return frozenset()
+    return frozenset(name for name, value in properties.items() if value == TAG_VALUE)
+
+
+def encode_message(message: OutgoingMessage, *, producer_name: str, publish_time_ms: int, sequence_id: int) -> bytes:
+    """One entry with one message. Raises TooLarge over PAYLOAD_SIZE_MAX, METADATA_SIZE_MAX or ENTRY_SIZE_MAX."""
+    check_size(message)
+    metadata = MessageMetadata(
+        producer_name=producer_name,
+        sequence_id=sequence_id,
+        publish_time=publish_time_ms,
+        uncompressed_size=len(message.payload),
+    )
+    _set_properties_and_key(metadata, message)
+    if message.event_time_ms:
+        metadata.event_time = message.event_time_ms
+    if message.deliver_at_ms is not None:
+        metadata.deliver_at_time = message.deliver_at_ms
+    if message.null_value:
+        metadata.null_value = True
+    return _frame(metadata, [message.payload])
+
+
+def encode_batch(
+    messages: Sequence[OutgoingMessage],
+    *,
+    producer_name: str,
+    publish_time_ms: int,
+    sequence_ids: Sequence[int],
+) -> bytes:
+    """One batch entry, at least one message; they should agree in key, delivery time and tags (`batching`).
+
+    `sequence_ids`: one per message. Raises TooLarge as `encode_message`.
+    """
+    assert len(messages) == len(sequence_ids) >= 1
+    parts: list[bytes] = []
+    append = parts.append
+    pack = _SIZE.pack
+    for message, sequence_id in zip(messages, sequence_ids, strict=True):
+        payload = message.payload
+        single = SingleMessageMetadata(payload_size=len(payload), sequence_id=sequence_id)
+        if message.properties:
+            for name, value in message.properties.items():
+                single.properties.add(key=name, value=value)
+        if message.key is not None or message.ordering_key is not None:
+            _set_key(single, message)
+        if message.event_time_ms:
+            single.event_time = message.event_time_ms
+        if message.null_value:
+            single.null_value = True
+        head = single.SerializeToString()
+        append(pack(len(head)))
+        append(head)
+        append(payload)
+    first = messages[0]
+    metadata = MessageMetadata(
+        producer_name=producer_name,
+        sequence_id=sequence_ids[0],
+        publish_time=publish_time_ms,
+        uncompressed_size=sum(map(len, parts)),
+        num_messages_in_batch=len(messages),
+        highest_sequence_id=max(sequence_ids),
+    )
+    for tag in sorted(first.tags):
+        metadata.properties.add(key=tag, value=TAG_VALUE)
+    _set_key(metadata, first)
+    if first.deliver_at_ms is not None:
+        metadata.deliver_at_time = first.deliver_at_ms
+    return _frame(metadata, parts)
+
+
+def check_size(message: OutgoingMessage) -> None:
+    """Raises TooLarge when no entry could hold the message."""
+    if len(message.payload) > PAYLOAD_SIZE_MAX:
+        raise TooLarge("message is too large", size=len(message.payload), size_max=PAYLOAD_SIZE_MAX)
+    if not (message.properties or message.key or message.ordering_key):
+        return
+    room = min(METADATA_SIZE_MAX, ENTRY_SIZE_MAX - ENTRY_OVERHEAD - len(message.payload))
+    if metadata_size(message) > room and (size := _metadata_size_exact(message)) > room:
+        raise TooLarge("key and properties are too large", size=size, size_max=room)
+
+
+def metadata_size(message: OutgoingMessage) -> int:
+    """About the bytes that key and properties take; never less than they do."""
+    size = 16 + 4 * len(message.key or b"") + 2 * len(message.ordering_key or b"")
+    for name, value in message.properties.items():
+        size += 16 + 4 * (len(name) + len(value))
+    return size
+
+
+def _metadata_size_exact(message: OutgoingMessage) -> int:
+    metadata = MessageMetadata(producer_name="", sequence_id=0, publish_time=0)
+    _set_properties_and_key(metadata, message)
+    return metadata.ByteSize()
+
+
+def decode_entry(entry: bytes) -> list[Message]:
+    """All messages of an entry, in order, those compacted away left out; none for a broker's marker.
+
+    Raises CorruptMessage, or UnreadableMessage (encrypted, a chunk, a codec that is not at hand).
+    """
+    metadata, payload, _ = _split(entry, verify=True)
+    if metadata.HasField("marker_type"):
+        return []
+    if metadata.encryption_keys:
+        raise UnreadableMessage("the message is encrypted", producer=metadata.producer_name)
+    if metadata.num_chunks_from_msg > 1:
+        raise UnreadableMessage("the entry is a part of a chunked message", uuid=metadata.uuid)
+    if metadata.compression != NONE:
+        payload = _decompress(metadata, payload)
+    if metadata.HasField("num_messages_in_batch"):
+        return _decode_batch(metadata, payload)
+    return [
+        Message(
+            payload=bytes(payload),
+            batch_index=-1,
+            batch_size=1,
+            producer_name=metadata.producer_name,
+            sequence_id=metadata.sequence_id,
+            publish_time_ms=metadata.publish_time,
+            key=_key_of(metadata),
+            ordering_key=metadata.ordering_key if metadata.HasField("ordering_key") else None,
+            properties={p.key: p.value for p in metadata.properties},
+            event_time_ms=metadata.event_time,
+            deliver_at_ms=metadata.deliver_at_time if metadata.HasField("deliver_at_time") else None,
+            null_value=metadata.null_value,
+        )
+    ]
+
+
+def read_head(entry: bytes) -> EntryHead:
+    """Without verifying the checksum or touching the payload. Raises CorruptMessage."""
+    metadata, _, broker_time_ms = _split(entry, verify=False)
+    is_batch = metadata.HasField("num_messages_in_batch")
+    return EntryHead(
+        messages_count=metadata.num_messages_in_batch,
+        is_batch=is_batch,
+        is_marker=metadata.HasField("marker_type"),
+        producer_name=metadata.producer_name,
+        sequence_id=metadata.sequence_id,
+        publish_time_ms=broker_time_ms or metadata.publish_time,
+        key=_key_of(metadata),
+        ordering_key=metadata.ordering_key if metadata.HasField("ordering_key") else None,
+        deliver_at_ms=metadata.deliver_at_time if metadata.HasField("deliver_at_time") else None,
+        tags=frozenset(p.key for p in metadata.properties if p.value == TAG_VALUE),
+    )
+
+
+def publish_time_ms(entry: bytes) -> int:
+    """When a broker stored it, if one noted that, else when it was published. Raises CorruptMessage."""
+    metadata, _, broker_time_ms = _split(entry, verify=False)
+    return broker_time_ms or int(metadata.publish_time)
+
+
+def _set_properties_and_key(metadata: MessageMetadata, message: OutgoingMessage) -> None:
+    for name, value in message.properties.items():
+        metadata.properties.add(key=name, value=value)
+    _set_key(metadata, message)
+
+
+def _set_key(target: MessageMetadata | SingleMessageMetadata, message: OutgoingMessage) -> None:
+    if isinstance(message.key, bytes):
+        target.partition_key = b64encode(message.key).decode("ascii")
+        target.partition_key_b64_encoded = True
+    elif message.key is not None:
+        target.partition_key = message.key
+    if message.ordering_key is not None:
+        target.ordering_key = message.ordering_key
+
+
+def _key_of(source: MessageMetadata | SingleMessageMetadata) -> str | bytes | None:
+    if not source.HasField("partition_key"):
+        return None
+    if not source.partition_key_b64_encoded:
+        return source.partition_key
+    try:
+        return b64decode(source.partition_key, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise CorruptMessage("a binary key that is not base64") from error
+
+
+def _frame(metadata: MessageMetadata, payload: list[bytes]) -> bytes:
+    encoded = metadata.SerializeToString()
+    parts = [b"", _SIZE.pack(len(encoded)), encoded, *payload]
+    if len(payload) > 1:  # many small parts: one copy is cheaper than a checksum call for each
+        parts[1:] = [b"".join(parts)]
+    checksum = 0
+    for part in parts:
+        checksum = crc32c.crc32c(part, checksum)
+    parts[0] = _MAGIC_AND_U32.pack(_MAGIC_CHECKSUM, checksum)
+    entry = b"".join(parts)
+    if len(entry) > ENTRY_SIZE_MAX:
+        raise TooLarge("entry is too large", size=len(entry), size_max=ENTRY_SIZE_MAX)
+    return entry
+
+
+def _split(entry: bytes, *, verify: bool) -> tuple[MessageMetadata, memoryview, int]:
+    """Metadata, payload (a view of `entry`) and the broker's time stamp (0: none)."""
+    view = memoryview(entry)
+    offset = 0
+    broker_time_ms = 0
+    try:
+        if _MAGIC.unpack_from(entry)[0] == _MAGIC_BROKER_METADATA:
+            _, size = _MAGIC_AND_U32.unpack_from(entry)
+            offset = _MAGIC_AND_U32.size + size
+            broker = BrokerEntryMetadata.FromString(_slice(view, _MAGIC_AND_U32.size, size))
+            broker_time_ms = broker.broker_timestamp
+        if _MAGIC.unpack_from(entry, offset)[0] == _MAGIC_CHECKSUM:
+            _, checksum = _MAGIC_AND_U32.unpack_from(entry, offset)
+            offset += _MAGIC_AND_U32.size
+            if verify and crc32c.crc32c(view[offset:]) != checksum:
+                raise CorruptMessage("message checksum mismatch", size=len(entry))
+        (size,) = _SIZE.unpack_from(entry, offset)
+        offset += _SIZE.size
+        metadata = MessageMetadata.FromString(_slice(view, offset, size))
+    except struct.error as error:
+        raise CorruptMessage("entry is cut short", size=len(entry)) from error
+    except DecodeError as error:
+        raise CorruptMessage("entry metadata cannot be read", size=len(entry)) from error
+    return metadata, view[offset + size :], broker_time_ms
+
+
+def _slice(view: memoryview, offset: int, size: int) -> bytes:
+    part = bytes(view[offset : offset + size])
+    if len(part) != size:
+        raise CorruptMessage("entry is cut short", size=len(view), wanted=offset + size)
+    return part
+
+
+def _decode_batch(metadata: MessageMetadata, payload: memoryview) -> list[Message]:
+    count = metadata.num_messages_in_batch
+    if not 0 < count <= BATCH_COUNT_MAX:
+        raise CorruptMessage("impossible number of messages in a batch", count=count)
+    producer_name = metadata.producer_name
+    batch_time_ms = metadata.publish_time
+    first_sequence_id = metadata.sequence_id
+    deliver_at_ms = metadata.deliver_at_time if metadata.HasField("deliver_at_time") else None
+    messages: list[Message] = []
+    offset = 0
+    for index in range(count):
+        try:
+            (size,) = _SIZE.unpack_from(payload, offset)
+            offset += _SIZE.size
+            single = SingleMessageMetadata.FromString(_slice(payload, offset, size))
+        except struct.error as error:
+            raise CorruptMessage("batch is cut short", index=index, count=count) from error
+        except DecodeError as error:
+            raise CorruptMessage("batch metadata cannot be read", index=index, count=count) from error
+        offset += size
+        if single.payload_size < 0:
+            raise CorruptMessage("negative size in a batch", index=index, count=count)
+        body = _slice(payload, offset, single.payload_size)
+        offset += single.payload_size
+        if single.compacted_out:
+            continue
+        messages.append(
+            Message(
+                payload=body,
+                batch_index=index,
+                batch_size=count,
+                producer_name=producer_name,
+                sequence_id=single.sequence_id if single.HasField("sequence_id") else first_sequence_id + index,
+                publish_time_ms=batch_time_ms,
+                key=_key_of(single) if single.HasField("partition_key") else None,
+                ordering_key=single.ordering_key if single.HasField("ordering_key") else None,
+                properties={p.key: p.value for p in single.properties},
+                event_time_ms=single.event_time,
+                deliver_at_ms=deliver_at_ms,
+                null_value=single.null_value,
+            )
+        )
+    if offset != len(payload):
+        raise CorruptMessage("bytes after the last message of a batch", count=count, rest=len(payload) - offset)
+    return messages
+
+
+def _decompress(metadata: MessageMetadata, payload: memoryview) -> memoryview:
+    size = metadata.uncompressed_size
+    if metadata.compression != ZLIB:
+        name = _CODEC_NAMES.get(metadata.compression, str(metadata.compression))
+        raise UnreadableMessage("no decompressor at hand for this message", compression=name)
+    if size > UNCOMPRESSED_SIZE_MAX:
+        raise UnreadableMessage("message is too large once uncompressed", size=size, size_max=UNCOMPRESSED_SIZE_MAX)
+    decompressor = zlib.decompressobj()
+    try:
+        plain = decompressor.decompress(payload, size + 1)
+    except zlib.error as error:
+        raise CorruptMessage("compressed payload cannot be read", compression="ZLIB") from error
+    if len(plain) != size or not decompressor.eof:
+        raise CorruptMessage("uncompressed size does not agree", size=len(plain), wanted=size)
+    return memoryview(plain)

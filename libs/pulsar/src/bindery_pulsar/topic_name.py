@@ -1,0 +1,152 @@
+"""Topic names: `persistent://tenant/namespace/local[-partition-N]`.
+
+| written                     | means                                    |
+|-----------------------------|------------------------------------------|
+| `x`                         | `persistent://public/default/x`          |
+| `t/n/x`                     | `persistent://t/n/x`                     |
+| `persistent://t/n/x`        | itself                                   |
+| `non-persistent://...`      | refused: nothing here forgets on purpose |
+
+Tenant and namespace: 1 to 128 of `-=:.` and ASCII letters, digits, `_`. Local name: any characters but `/` and control
+characters, 1 to 255 bytes once encoded for ZooKeeper. Partition N is decimal without leading zeros.
+Source: Pulsar TopicName, NamedEntity, NamespaceBundles.
+"""
+
+import re
+import zlib
+from dataclasses import dataclass
+from typing import Final, Self
+
+from bindery_core.errors import BadRequest, TooLarge
+
+from bindery_pulsar import pulsar_layout
+
+TENANT_DEFAULT: Final = "public"
+NAMESPACE_DEFAULT: Final = "default"
+NAME_SIZE_MAX: Final = 128
+"""Of a tenant and of a namespace, in characters."""
+LOCAL_NAME_SIZE_MAX: Final = 255
+"""Of the encoded local name, in bytes: longer path parts trouble ZooKeeper's tools and every log line."""
+SUBSCRIPTION_SIZE_MAX: Final = 255
+"""Of the encoded subscription name, in bytes."""
+TOPIC_TEXT_SIZE_MAX: Final = 2_048
+
+_NAME = re.compile(r"[-=:.\w]+", re.ASCII)
+_PARTITION = re.compile(r"(?P<base>.+)-partition-(?P<index>0|[1-9][0-9]{0,9})", re.ASCII | re.DOTALL)
+_PARTITION_MAX = 2**31 - 1
+_PERSISTENT = "persistent://"
+_NON_PERSISTENT = "non-persistent://"
+
+
+@dataclass(frozen=True, slots=True)
+class TopicName:
+    """A persistent topic's name, checked. Make it with `parse` or `of`."""
+
+    tenant: str
+    namespace: str
+    local: str
+    """With the `-partition-N` suffix, if it has one."""
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """The topic that `text` names, in full or short form. Raises BadRequest (TooLarge for lengths)."""
+        if len(text) > TOPIC_TEXT_SIZE_MAX:
+            raise TooLarge("topic name is too long", size=len(text), size_max=TOPIC_TEXT_SIZE_MAX)
+        if text.startswith(_NON_PERSISTENT):
+            raise BadRequest("non-persistent topics are not supported", topic=text)
+        rest = text.removeprefix(_PERSISTENT)
+        if "://" in rest:
+            raise BadRequest("unknown topic domain, want persistent://", topic=text)
+        parts = rest.split("/")
+        if len(parts) == 1 and rest is text:
+            return cls.of(tenant=TENANT_DEFAULT, namespace=NAMESPACE_DEFAULT, local=parts[0])
+        if len(parts) != 3:
+            raise BadRequest("not a topic name, want tenant/namespace/topic", topic=text)
+        return cls.of(tenant=parts[0], namespace=parts[1], local=parts[2])
+
+    @classmethod
+    def of(cls, *, tenant: str, namespace: str, local: str) -> Self:
+        """Raises BadRequest or TooLarge as `parse` does. `local` is plain text, not encoded."""
+        for kind, name in (("tenant", tenant), ("namespace", namespace)):
+            if not _NAME.fullmatch(name) or name in (".", ".."):
+                raise BadRequest(f"not a {kind} name: letters, digits and -=:._ only", name=name[:NAME_SIZE_MAX])
+            if len(name) > NAME_SIZE_MAX:
+                raise TooLarge(f"{kind} name is too long", size=len(name), size_max=NAME_SIZE_MAX)
+        _check_free_name("topic", local, LOCAL_NAME_SIZE_MAX)
+        if "/" in local:
+            raise BadRequest("a topic's local name holds no slash", topic=local)
+        return cls(tenant, namespace, local)
+
+    @classmethod
+    def from_managed_ledger_name(cls, name: str) -> Self:
+        """Inverse of `managed_ledger_name`."""
+        parts = name.split("/")
+        if len(parts) != 4 or parts[2] != "persistent":
+            raise BadRequest("not a managed ledger name", name=name)
+        return cls.of(tenant=parts[0], namespace=parts[1], local=pulsar_layout.decode_name(parts[3]))
+
+    @property
+    def full(self) -> str:
+        return f"{_PERSISTENT}{self.tenant}/{self.namespace}/{self.local}"
+
+    @property
+    def short(self) -> str:
+        """`tenant/namespace/local`, the form of the data API's paths."""
+        return f"{self.tenant}/{self.namespace}/{self.local}"
+
+    @property
+    def partition(self) -> int:
+        """N of `-partition-N`; -1: not a partition."""
+        found = _PARTITION.fullmatch(self.local)
+        index = int(found["index"]) if found else -1
+        return index if index <= _PARTITION_MAX else -1
+
+    @property
+    def partitioned_topic(self) -> "TopicName":
+        """The topic without its partition suffix; itself when it has none."""
+        if self.partition < 0:
+            return self
+        return TopicName(self.tenant, self.namespace, self.local.rpartition("-partition-")[0])
+
+    def with_partition(self, index: int) -> "TopicName":
+        assert self.partition < 0 <= index <= _PARTITION_MAX
+        return TopicName.of(tenant=self.tenant, namespace=self.namespace, local=f"{self.local}-partition-{index}")
+
+    @property
+    def encoded_local(self) -> str:
+        """`encTopic` of the metadata paths."""
+        return pulsar_layout.encode_name(self.local)
+
+    @property
+    def managed_ledger_name(self) -> str:
+        """`tenant/namespace/persistent/encTopic`."""
+        return f"{self.tenant}/{self.namespace}/persistent/{self.encoded_local}"
+
+    @property
+    def bundle_position(self) -> int:
+        """Place on the namespace's ring of 2^32: CRC32 of the full name."""
+        return zlib.crc32(self.full.encode())
+
+    def __str__(self) -> str:
+        return self.full
+
+
+def validate_subscription(name: str) -> str:
+    """Return `name` if it can name a subscription: no control character, 1 to SUBSCRIPTION_SIZE_MAX bytes encoded.
+
+    A slash is allowed. Raises BadRequest or TooLarge.
+    """
+    _check_free_name("subscription", name, SUBSCRIPTION_SIZE_MAX)
+    return name
+
+
+def _check_free_name(kind: str, name: str, size_max: int) -> None:
+    if not name:
+        raise BadRequest(f"a {kind} name must not be empty")
+    if len(name) > size_max:
+        raise TooLarge(f"{kind} name is too long", size=len(name), size_max=size_max)
+    if any(ord(character) < 0x20 or ord(character) == 0x7F for character in name):
+        raise BadRequest(f"a {kind} name holds no control characters", name=ascii(name))
+    encoded = pulsar_layout.encode_name(name)
+    if len(encoded) > size_max:
+        raise TooLarge(f"{kind} name is too long once encoded", size=len(encoded), size_max=size_max)

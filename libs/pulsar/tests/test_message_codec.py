@@ -1,0 +1,277 @@
+"""Entries: goldens, damage, and what other producers write."""
+
+import struct
+import zlib
+from contextlib import suppress
+from pathlib import Path
+
+import crc32c
+import pytest
+from bindery_core.errors import Corrupt, TooLarge
+from bindery_pulsar.entry_size import ENTRY_SIZE_MAX
+from bindery_pulsar.message_codec import (
+    PAYLOAD_SIZE_MAX,
+    CorruptMessage,
+    OutgoingMessage,
+    UnreadableMessage,
+    decode_entry,
+    encode_batch,
+    encode_message,
+    publish_time_ms,
+    read_head,
+)
+from bindery_pulsar.pulsar_messages_pb2 import (
+    LZ4,
+    SNAPPY,
+    ZLIB,
+    ZSTD,
+    BrokerEntryMetadata,
+    MessageMetadata,
+    SingleMessageMetadata,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+GOLDEN = Path(__file__).parent / "golden"
+
+SINGLE = OutgoingMessage(
+    payload=b"hello",
+    key="k\u00fc",
+    ordering_key=b"\x00\xff",
+    properties={"path": "a/b", "red": "TAGS"},
+    event_time_ms=1_700_000_000_001,
+    deliver_at_ms=1_700_000_100_000,
+)
+BATCH = [
+    OutgoingMessage(payload=b"one", key=b"\x00\x01", properties={"n": "1", "red": "TAGS"}),
+    OutgoingMessage(payload=b"", key=b"\x00\x01", null_value=True, properties={"red": "TAGS"}),
+    OutgoingMessage(payload=b"three", key=b"\x00\x01", event_time_ms=5, properties={"red": "TAGS"}),
+]
+
+
+def golden_entries() -> dict[str, bytes]:
+    return {
+        "message_plain.bin": encode_message(
+            OutgoingMessage(payload=b"hello"), producer_name="p-1", publish_time_ms=1_700_000_000_000, sequence_id=0
+        ),
+        "message_full.bin": encode_message(
+            SINGLE, producer_name="p-1", publish_time_ms=1_700_000_000_000, sequence_id=7
+        ),
+        "message_batch.bin": encode_batch(
+            BATCH, producer_name="p-1", publish_time_ms=1_700_000_000_000, sequence_ids=[7, 8, 9]
+        ),
+    }
+
+
+@pytest.mark.parametrize("name", sorted(golden_entries()))
+def test_entries_are_the_golden_bytes(name: str) -> None:
+    assert golden_entries()[name] == (GOLDEN / name).read_bytes()
+
+
+def test_the_plain_golden_entry_is_what_the_specification_says() -> None:
+    """Taken apart by hand: magic, CRC32C, sizes, field numbers."""
+    entry = (GOLDEN / "message_plain.bin").read_bytes()
+    magic, checksum, metadata_size = struct.unpack_from(">HII", entry)
+    assert magic == 0x0E01
+    assert checksum == crc32c.crc32c(entry[6:])
+    metadata = entry[10 : 10 + metadata_size]
+    # 1 producer name, 2 sequence id, 3 publish time (varint), 9 uncompressed size
+    assert metadata == b"\x0a\x03p-1" + b"\x10\x00" + b"\x18\x80\xd0\x95\xff\xbc\x31" + b"\x48\x05"
+    assert entry[10 + metadata_size :] == b"hello"
+
+
+def test_the_golden_batch_is_what_the_specification_says() -> None:
+    entry = (GOLDEN / "message_batch.bin").read_bytes()
+    (size,) = struct.unpack_from(">I", entry, 6)
+    metadata = MessageMetadata.FromString(entry[10 : 10 + size])
+    assert metadata.num_messages_in_batch == 3
+    assert (metadata.sequence_id, metadata.highest_sequence_id) == (7, 9)
+    assert (metadata.partition_key, metadata.partition_key_b64_encoded) == ("AAE=", True)
+    payload = entry[10 + size :]
+    assert metadata.uncompressed_size == len(payload)
+    (size,) = struct.unpack_from(">I", payload)
+    single = SingleMessageMetadata.FromString(payload[4 : 4 + size])
+    assert (single.payload_size, single.sequence_id) == (3, 7)
+    assert payload[4 + size :].startswith(b"one")
+
+
+def test_a_message_comes_back_as_it_was_sent() -> None:
+    (message,) = decode_entry((GOLDEN / "message_full.bin").read_bytes())
+    assert (message.payload, message.key, message.ordering_key) == (b"hello", "kü", b"\x00\xff")
+    assert message.properties == {"path": "a/b", "red": "TAGS"}
+    assert (message.event_time_ms, message.deliver_at_ms) == (1_700_000_000_001, 1_700_000_100_000)
+    assert (message.producer_name, message.sequence_id, message.publish_time_ms) == ("p-1", 7, 1_700_000_000_000)
+    assert (message.batch_index, message.batch_size, message.null_value) == (-1, 1, False)
+    assert message.tags == {"red"}
+
+
+def test_a_batch_comes_back_in_order() -> None:
+    messages = decode_entry((GOLDEN / "message_batch.bin").read_bytes())
+    assert [m.payload for m in messages] == [b"one", b"", b"three"]
+    assert [m.batch_index for m in messages] == [0, 1, 2]
+    assert [m.sequence_id for m in messages] == [7, 8, 9]
+    assert [m.null_value for m in messages] == [False, True, False]
+    assert {m.key for m in messages} == {b"\x00\x01"}
+    assert {m.batch_size for m in messages} == {3}
+    head = read_head((GOLDEN / "message_batch.bin").read_bytes())
+    assert (head.messages_count, head.is_batch, head.key, head.tags) == (3, True, b"\x00\x01", {"red"})
+    assert not head.is_marker
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    st.lists(
+        st.builds(
+            OutgoingMessage,
+            payload=st.binary(max_size=50),
+            key=st.one_of(st.none(), st.text(max_size=5), st.binary(max_size=5)),
+            ordering_key=st.one_of(st.none(), st.binary(max_size=5)),
+            properties=st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=3),
+            event_time_ms=st.integers(0, 2**63 - 1),
+            null_value=st.booleans(),
+        ),
+        min_size=1,
+        max_size=6,
+    )
+)
+def test_whatever_is_encoded_is_decoded(messages: list[OutgoingMessage]) -> None:
+    entry = encode_batch(messages, producer_name="p", publish_time_ms=1, sequence_ids=range(len(messages)))
+    single = encode_message(messages[0], producer_name="p", publish_time_ms=1, sequence_id=0)
+    for found, sent in [*zip(decode_entry(entry), messages, strict=True), (decode_entry(single)[0], messages[0])]:
+        for name in ("payload", "key", "ordering_key", "properties", "event_time_ms", "null_value"):
+            assert getattr(found, name) == getattr(sent, name), name
+
+
+@pytest.mark.parametrize("name", sorted(golden_entries()))
+def test_every_flipped_bit_and_every_cut_is_noticed(name: str) -> None:
+    entry = (GOLDEN / name).read_bytes()
+    for size in range(len(entry)):
+        with pytest.raises(Corrupt):
+            decode_entry(entry[:size])
+    for index in range(2, len(entry)):
+        for bit in range(8):
+            damaged = bytearray(entry)
+            damaged[index] ^= 1 << bit
+            with pytest.raises(Corrupt):
+                decode_entry(bytes(damaged))
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.binary(max_size=200), st.booleans())
+def test_random_bytes_are_corrupt_or_read_but_nothing_else(data: bytes, framed: bool) -> None:
+    entry = struct.pack(">HI", 0x0E01, crc32c.crc32c(data)) + data if framed else data
+    for read in (decode_entry, read_head, publish_time_ms):
+        with suppress(Corrupt, UnreadableMessage):
+            read(entry)
+
+
+def raw(payload: bytes = b"x", *, checksum: bool = True, **fields: object) -> bytes:
+    """An entry as another producer may write it."""
+    metadata = MessageMetadata(producer_name="q", sequence_id=1, publish_time=5, **fields).SerializeToString()
+    body = struct.pack(">I", len(metadata)) + metadata + payload
+    return struct.pack(">HI", 0x0E01, crc32c.crc32c(body)) + body if checksum else body
+
+
+def singles(*fields: dict[str, object]) -> bytes:
+    parts = []
+    for item in fields:
+        head = SingleMessageMetadata(**({"payload_size": 1} | item)).SerializeToString()
+        parts.append(struct.pack(">I", len(head)) + head + b"x")
+    return b"".join(parts)
+
+
+def test_an_entry_without_a_checksum_is_read() -> None:
+    assert decode_entry(raw(b"hello", checksum=False))[0].payload == b"hello"
+
+
+def test_what_a_broker_noted_is_skipped_and_its_time_counts() -> None:
+    note = BrokerEntryMetadata(broker_timestamp=99, index=3).SerializeToString()
+    entry = struct.pack(">HI", 0x0E02, len(note)) + note + raw(b"hello")
+    assert decode_entry(entry)[0].payload == b"hello"
+    assert publish_time_ms(entry) == read_head(entry).publish_time_ms == 99
+    assert publish_time_ms(raw()) == 5
+
+
+def test_a_batch_of_one_is_a_batch() -> None:
+    (message,) = decode_entry(raw(singles({}), num_messages_in_batch=1))
+    assert (message.batch_index, message.batch_size, message.sequence_id) == (0, 1, 1)
+
+
+def test_compacted_messages_are_left_out_and_the_others_keep_their_index() -> None:
+    messages = decode_entry(raw(singles({}, {"compacted_out": True}, {}), num_messages_in_batch=3))
+    assert [m.batch_index for m in messages] == [0, 2]
+
+
+def test_a_marker_holds_no_message() -> None:
+    assert decode_entry(raw(marker_type=10)) == []
+    assert read_head(raw(marker_type=10)).is_marker
+
+
+@pytest.mark.parametrize("batch", [False, True])
+def test_zlib_is_read(batch: bool) -> None:
+    plain = singles({}, {}) if batch else b"hello" * 100
+    fields = {"num_messages_in_batch": 2} if batch else {}
+    entry = raw(zlib.compress(plain), compression=ZLIB, uncompressed_size=len(plain), **fields)
+    assert b"".join(m.payload for m in decode_entry(entry)) == (b"xx" if batch else plain)
+
+
+@pytest.mark.parametrize("size", [0, 499, 501])
+def test_a_wrong_uncompressed_size_is_damage(size: int) -> None:
+    with pytest.raises(CorruptMessage):
+        decode_entry(raw(zlib.compress(b"hello" * 100), compression=ZLIB, uncompressed_size=size))
+
+
+def test_a_compressed_payload_that_does_not_end_is_damage() -> None:
+    with pytest.raises(CorruptMessage):
+        decode_entry(raw(zlib.compress(b"hello" * 100)[:-6], compression=ZLIB, uncompressed_size=500))
+    with pytest.raises(CorruptMessage):
+        decode_entry(raw(b"no zlib", compression=ZLIB, uncompressed_size=500))
+
+
+def test_a_payload_that_would_fill_the_memory_is_refused() -> None:
+    with pytest.raises(UnreadableMessage, match="size_max"):
+        decode_entry(raw(b"", compression=ZLIB, uncompressed_size=2**31))
+
+
+@pytest.mark.parametrize(("codec", "name"), [(LZ4, "LZ4"), (ZSTD, "ZSTD"), (SNAPPY, "SNAPPY")])
+def test_codecs_that_are_not_at_hand_are_named(codec: int, name: str) -> None:
+    with pytest.raises(UnreadableMessage, match=f"compression={name}"):
+        decode_entry(raw(compression=codec, uncompressed_size=1))
+
+
+def test_encrypted_and_chunked_messages_are_named_as_such() -> None:
+    entry = raw(encryption_keys=[{"key": "k", "value": b"v"}])
+    with pytest.raises(UnreadableMessage, match="encrypted"):
+        decode_entry(entry)
+    with pytest.raises(UnreadableMessage, match="chunk"):
+        decode_entry(raw(uuid="q-1", num_chunks_from_msg=3, chunk_id=0))
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        raw(singles({}), num_messages_in_batch=2),
+        raw(singles({}, {}), num_messages_in_batch=1),
+        raw(singles({}), num_messages_in_batch=0),
+        raw(singles({}), num_messages_in_batch=-1),
+        raw(singles({}), num_messages_in_batch=2**31 - 1),
+        raw(singles({"payload_size": -1}), num_messages_in_batch=1),
+        raw(singles({"payload_size": 2}), num_messages_in_batch=1),
+        raw(partition_key="no base64!", partition_key_b64_encoded=True),
+    ],
+)
+def test_contradictions_are_damage(entry: bytes) -> None:
+    with pytest.raises(CorruptMessage):
+        decode_entry(entry)
+
+
+def test_sizes_are_limited() -> None:
+    with pytest.raises(TooLarge, match=f"size_max={PAYLOAD_SIZE_MAX}"):
+        encode_message(
+            OutgoingMessage(payload=bytes(PAYLOAD_SIZE_MAX + 1)), producer_name="p", publish_time_ms=1, sequence_id=0
+        )
+    with pytest.raises(TooLarge, match=f"size_max={ENTRY_SIZE_MAX}"):
+        encode_batch(
+            [OutgoingMessage(payload=bytes(PAYLOAD_SIZE_MAX))] * 2,
+            producer_name="p", publish_time_ms=1, sequence_ids=[0, 1],
+        )  # fmt: skip

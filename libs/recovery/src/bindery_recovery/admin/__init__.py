@@ -1,0 +1,1 @@
+"""Recovery over HTTP: administration, metrics, last audits."""

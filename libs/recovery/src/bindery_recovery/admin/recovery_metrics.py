@@ -1,0 +1,194 @@
+"""RecoveryMetrics: what healing counts, as text for Prometheus.
+
+| names                              | whose        | of                                                              |
+|------------------------------------|--------------|-----------------------------------------------------------------|
+| replication_auditor_...            | BookKeeper's | this process, as the auditor                                    |
+| replication_replication_worker_... | BookKeeper's | this process, as a worker                                       |
+| bindery_recovery_this_...          | ours         | this process                                                    |
+| bindery_recovery_...               | ours         | the cluster (`progress`), as last read here                     |
+
+Operations have BookKeeper's shape, a summary in ms by success; one that ended between two readings of this page is
+counted with the last one's time, one that failed with none. Source: BookKeeper's AuditorStats and ReplicationStats.
+"""
+
+from collections.abc import Callable
+from math import nan
+from typing import Final
+
+from bindery_kit.observability.metrics_page import Page, labels
+from bindery_kit.observability.op_stat import OpStat
+from bindery_metadata.layout.layout import CheckKind
+
+from bindery_recovery.service import RecoveryService
+
+AUDITOR: Final = "replication_auditor"
+WORKER: Final = "replication_replication_worker"
+OURS: Final = "bindery_recovery"
+
+_CHECK_TIMES: Final = {
+    CheckKind.LEDGERS: ("CHECK_ALL_LEDGERS_TIME", "Checking copies of all ledgers, ms."),
+    CheckKind.PLACEMENT: ("PLACEMENT_POLICY_CHECK_TIME", "Checking the placement of all ledgers, ms."),
+    CheckKind.REPLICAS: ("REPLICAS_CHECK_TIME", "Checking the lists of entries of all ledgers, ms."),
+}
+_RESULTS: Final = (
+    (CheckKind.PLACEMENT, "failed", "NUM_LEDGERS_NOT_ADHERING_TO_PLACEMENT_POLICY", "Ledgers that are misplaced."),
+    (CheckKind.PLACEMENT, "soft", "NUM_LEDGERS_SOFTLY_ADHERING_TO_PLACEMENT_POLICY", "On fewer racks than could be."),
+    (CheckKind.REPLICAS, "ledgers_without_replica", "NUM_LEDGERS_HAVING_NO_REPLICA_OF_AN_ENTRY", "Of the last check."),
+)  # fmt: skip
+
+
+class RecoveryMetrics:
+    """Of one process. `clock`: monotonic seconds."""
+
+    def __init__(self, service: RecoveryService, *, clock: Callable[[], float]) -> None:
+        self._service = service
+        self._clock = clock
+        self._stats: dict[tuple[str, bool], OpStat] = {}
+        self._seen: dict[str, int] = {}
+        """How often each operation had ended when this was last read."""
+
+    def add_to(self, page: Page) -> None:
+        self._observe()
+        self._add_auditor(page)
+        self._add_worker(page)
+        self._add_process(page)
+        self._add_cluster(page)
+
+    # --- BookKeeper's ---------------------------------------------------------------------------------------------
+
+    def _observe(self) -> None:
+        audit = self._service.auditor.state.audit
+        self._ended("AUDIT_BOOKIES_TIME", audit.audits, audit.duration_s * 1000)
+        self._ended("BOOKIE_TO_LEDGERS_MAP_CREATION_TIME", audit.audits, audit.index_s * 1000)
+        self._ended("NUM_UNDER_REPLICATED_LEDGERS", audit.audits, audit.marked)
+        self._ended("AUDIT_BOOKIES_TIME", audit.postponed, 0.0, ok=False)
+        for kind, check in self._service.auditor.state.checks.items():
+            name, _ = _CHECK_TIMES[kind]
+            self._ended(name, check.finished_ms, check.duration_s * 1000)
+
+    def _ended(self, name: str, turn: int, value: float, *, ok: bool = True) -> None:
+        """`turn` is another than last time, and not 0: it ended, with `value`."""
+        key = f"{name}:{ok}"
+        if turn not in (0, self._seen.get(key, 0)):
+            self._seen[key] = turn
+            self._stat(name, ok).observe(value)
+
+    def _stat(self, name: str, ok: bool) -> OpStat:
+        return self._stats.setdefault((name, ok), OpStat(self._clock))
+
+    def _add_auditor(self, page: Page) -> None:
+        state = self._service.auditor.state
+        times = {
+            "AUDIT_BOOKIES_TIME": "Looking for lost bookies and marking their ledgers, ms.",
+            "BOOKIE_TO_LEDGERS_MAP_CREATION_TIME": "Of that, reading the metadata of all ledgers, ms.",
+            "NUM_UNDER_REPLICATED_LEDGERS": "Ledgers that an audit marked.",
+            **dict(_CHECK_TIMES.values()),
+        }
+        for name, text in times.items():
+            stats = [(f'success="{str(ok).lower()}"', self._stat(name, ok)) for ok in (True, False)]
+            page.summary(f"{AUDITOR}_{name}", text, stats)
+        page.add(f"{AUDITOR}_election_attempts", "counter", "Terms of this process as auditor.", [("", state.terms)])
+        watch = self._service.auditor.watch
+        returns = 0 if watch is None else sum(watch.lost.flaps.values())
+        page.add(
+            f"{AUDITOR}_NUM_DELAYED_BOOKIE_AUDITS_CANCELLED", "counter",
+            "Bookies that came back within their delay, in this term.", [("", returns)],
+        )  # fmt: skip
+        for kind, member, name, text in _RESULTS:
+            value = state.checks[kind].result.get(member)
+            if isinstance(value, int):
+                page.add(f"{AUDITOR}_{name}", "gauge", text, [("", value)])
+
+    def _add_worker(self, page: Page) -> None:
+        stats = self._service.worker.stats
+        copied = stats.ledgers_healed - stats.ledgers_without_need
+        for name, text, value in (
+            ("NUM_FULL_OR_PARTIAL_LEDGERS_REPLICATED", "Ledgers that became whole by copies of this process.", copied),
+            ("NUM_ENTRIES_WRITTEN", "Copies of entries that this process made.", stats.entries_copied),
+            ("NUM_DEFER_LEDGER_LOCK_RELEASE_OF_FAILED_LEDGER", "Attempts that made no ledger whole.",
+             stats.attempts_failed),
+        ):  # fmt: skip
+            page.add(f"{WORKER}_{name}", "counter", text, [("", value)])
+
+    # --- ours -----------------------------------------------------------------------------------------------------
+
+    def _add_process(self, page: Page) -> None:
+        service, stats = self._service, self._service.worker.stats
+        gauges = (
+            ("this_leads", "1: this process is the auditor.", int(service.is_leader)),
+            ("this_budget_bytes_per_second", "What copying may take here now.", service.budget.bytes_per_s),
+            ("this_entries_in_flight", "Entries being copied here.", service.budget.entries_in_flight),
+            ("this_foreground_p99_seconds", "How fast bookies answered lately; NaN: nobody was asked.",
+             nan if service.budget.foreground_p99_ms is None else service.budget.foreground_p99_ms / 1000),
+            ("this_parked_ledgers", "Marked ledgers that this process does not look at before their time.",
+             service.worker.parked),
+            ("this_ledgers_in_work", "Marked ledgers that this process has under way.", len(service.worker.current)),
+        )  # fmt: skip
+        for name, text, value in gauges:
+            page.add(f"{OURS}_{name}", "gauge", text, [("", value)])
+        counters = (
+            ("this_bytes_copied_total", "Bytes of copies made here.", stats.bytes_copied),
+            ("this_entries_copied_total", "Copies of entries made here.", stats.entries_copied),
+            ("this_ledgers_healed_total", "Ledgers whose mark this process removed.", stats.ledgers_healed),
+            ("this_ledgers_fenced_total", "Open ledgers closed here, to be copied.", stats.ledgers_fenced),
+            ("this_attempts_failed_total", "Attempts that did not make a ledger whole.", stats.attempts_failed),
+            ("this_locks_lost_total", "Ledgers healed here whose mark had to stay.", stats.locks_lost),
+            ("this_busy_seconds_total", "Seconds spent on marked ledgers.", stats.seconds_busy),
+            ("this_audits_postponed_total", "Audits that did not go through.", service.auditor.state.audit.postponed),
+        )  # fmt: skip
+        for name, text, value in counters:
+            page.add(f"{OURS}_{name}", "counter", text, [("", value)])
+        deaths = [(labels({"part": name}), state.deaths) for name, state in service.watcher.states.items()]
+        page.add(f"{OURS}_this_part_deaths_total", "counter", "Parts that died and were started again.", deaths)
+        marked = service.auditor.state.audit.marked_total
+        page.add(
+            f"{OURS}_this_ledgers_marked_total", "counter", "Ledgers that audits of this process marked, by reason.",
+            [(labels({"reason": str(reason)}), count) for reason, count in sorted(marked.items())],
+        )  # fmt: skip
+
+        findings = service.auditor.state.closings.findings
+        page.add(
+            f"{OURS}_this_closing_looks_total", "counter", "Looks at such ledgers, by what came of them.",
+            [(labels({"finding": str(finding)}), count) for finding, count in sorted(findings.items())],
+        )  # fmt: skip
+
+    def _add_cluster(self, page: Page) -> None:
+        progress = self._service.progress.latest
+        if progress is None:
+            return
+        stuck = sum(progress.by_obstacle.values())
+        obstacles = {"none": progress.marked - stuck, **progress.by_obstacle}
+        page.add(
+            f"{OURS}_marked_ledgers", "gauge", "Ledgers that lack copies, by what stands in the way.",
+            [(labels({"obstacle": name}), count) for name, count in sorted(obstacles.items())],
+        )  # fmt: skip
+        ages = [(labels({"le": limit}), count) for limit, count in progress.age_counts.items()]
+        page.add(f"{OURS}_marked_ledgers_by_age", "gauge", "Ledgers that lack copies for `le` seconds or less.", ages)
+        gauges = (
+            ("unrecoverable_ledgers", "Ledgers of which no good copy is left.", progress.unrecoverable),
+            ("copying_ledgers", "Ledgers that a worker has locked.", progress.copying),
+            ("oldest_mark_age_seconds", "Since the oldest mark was made; 0: none.", progress.oldest_mark_age_s or 0),
+            ("bytes_left", "Bytes that are to be copied, as far as known.", progress.bytes_left),
+            ("entries_left", "Copies of entries that are to be made, as far as known.", progress.entries_left),
+            ("bytes_per_second", "What is copied now.", progress.rate_bytes_per_s),
+            ("eta_seconds", "Until all is copied; NaN: cannot be told.",
+             nan if progress.eta_s is None else progress.eta_s),
+            ("paused", "1: healing is switched off.", int(not progress.is_enabled)),
+            ("auditor_elected", "1: there is an auditor.", int(progress.auditor is not None)),
+            ("workers", "Processes that copy.", len(progress.workers)),
+            ("closing_notes", "Ledgers closed by who does not know of all copies, which were not seen to be whole yet.",
+             progress.closings.pending),
+            ("oldest_closing_note_age_seconds", "Since the oldest of these notes was made; 0: none.",
+             progress.closings.oldest_age_s or 0),
+            ("draining_bookies", "Bookies that are being emptied.", len(progress.draining)),
+            ("maintained_bookies", "Bookies that may be away for a while.", len(progress.maintenance)),
+        )  # fmt: skip
+        for name, text, value in gauges:
+            page.add(f"{OURS}_{name}", "gauge", text, [("", value)])
+        phases: dict[str, int] = {}
+        for bookie in progress.lost:
+            phases[bookie.phase] = phases.get(bookie.phase, 0) + 1
+        page.add(
+            f"{OURS}_absent_bookies", "gauge", "Bookies that are away, by what the auditor makes of it.",
+            [(labels({"phase": phase}), phases.get(phase, 0)) for phase in ("waiting", "forced", "handled")],
+        )  # fmt: skip

@@ -1,0 +1,321 @@
+"""Metadata back into ZooKeeper, from a backup (`backup`).
+
+Order, so that a restore which was cut short is never taken for a cluster: all other nodes, the counters, then LAYOUT,
+then INSTANCEID. Without INSTANCEID bookies and brokers refuse to start; `merge` finishes what was begun.
+
+Ledger ids must never be given twice: bookies may still hold entries, keys and fences of ledgers that were made after
+the backup. So the generator starts `id_margin` above the highest id in sight: the counter's place in the backup, and
+every short ledger id. A counter is moved on by making and removing children, some thousands a second; more than
+BURN_MAX of that, and the cluster switches to long ids, as BookKeeper does when the short ones are used up
+(`idgen-long`), which lie above all of them.
+
+Existing nodes are never changed, except that counters go up. Nor does `merge` bring back into a cluster that stands
+what was meant at the time of the backup: memberships, the switch of recovery, marks and what is recorded of them. That
+they are not there says that somebody took them back: a bookie that serves again would be removed once more, and healing
+paused. Ledgers that lack copies are marked again by the auditor.
+"""
+
+import asyncio
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from bindery_core.errors import (
+    AlreadyExists,
+    BadRequest,
+    Conflict,
+    Corrupt,
+    MetadataOutcomeUnknown,
+    NoSuchNode,
+)
+from bindery_metadata.layout.layout import HOB_PREFIX, SHORT_ID_END, BinderyLayout, LedgersLayout
+from bindery_metadata.layout.znode_path import parent_of
+from bindery_metadata.ledgers.id_generator import HOB_FIRST
+from bindery_metadata.stores.parents import make_path
+from bindery_metadata.stores.store import Create, Delete, MetadataStore, Op, Set
+from bindery_pulsar import pulsar_layout
+
+from bindery_recovery.backup.backup import BackedUpNode, Backup, Progress, creates_of, roots_of
+
+ID_MARGIN_DEFAULT: Final = 10_000
+BURN_MAX: Final = 1_000_000
+"""Numbers that are burnt at most, which takes some minutes; beyond, long ids begin."""
+BURN_STEP: Final = 500
+"""Numbers burnt in one transaction."""
+BATCH_NODES_MAX: Final = 200
+BATCH_SIZE_MAX: Final = 500_000
+"""Bytes of paths and data in one transaction, well below what ZooKeeper takes in a packet."""
+WRITE_ATTEMPTS_MAX: Final = 5
+_BURN_NAME: Final = "restore-"
+
+
+class CannotRestore(Conflict):
+    code = "cannot_restore"
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreSummary:
+    created: int
+    kept: int
+    """Nodes that stood already, and were left as they are."""
+    differing: int
+    """Of those: how many hold something else than the backup."""
+    next_ledger_id: int
+    """New ledgers get this id or a higher one."""
+    dry_run: bool
+    left_out: int = 0
+    """Nodes that `merge` did not bring back: memberships, the switch, marks."""
+
+
+async def restore_backup(
+    store: MetadataStore, layout: LedgersLayout, backup: Backup, lines: Iterable[bytes], *, merge: bool = False,
+    dry_run: bool = False, id_margin: int = ID_MARGIN_DEFAULT, progress: Progress = lambda _: None,
+) -> RestoreSummary:  # fmt: skip
+    """Make the backup's nodes. `lines`: those that `backup` was verified from.
+
+    Raises CannotRestore (nothing was written): there is something already and not `merge`, or it is another cluster's.
+    BadRequest: the backup is of another ledgers root. MetadataUnavailable: on the way; `merge` then goes on.
+    """
+    if backup.ledgers_root != layout.root:
+        raise BadRequest(
+            f"the backup is of the ledgers root {backup.ledgers_root}; name that one (--ledgers-root)", root=layout.root
+        )
+    nodes = backup.nodes(lines)
+    if len(nodes) != backup.summary.nodes:
+        raise Corrupt("the backup changed while it was read", nodes=len(nodes), expected=backup.summary.nodes)
+    stands = await _refuse_other_cluster(store, layout, backup)
+    if not merge:
+        await _refuse_nonempty(store, layout)
+    late = (layout.layout, layout.instance_id)
+    meant = [node for node in nodes if _says_what_was_meant(layout, node.path)] if stands else []
+    left_out = {node.path for node in meant}
+    early = [node for node in nodes if node.path not in late and node.path not in left_out]
+    last = sorted((node for node in nodes if node.path in late), key=lambda node: late.index(node.path))
+    restore = _Restore(store, dry_run=dry_run, progress=progress)
+    await restore.make(early)
+    await restore.compare(meant)
+    next_id = await _raise_counters(store, layout, nodes, id_margin=id_margin, dry_run=dry_run)
+    await restore.make(last)
+    return RestoreSummary(restore.created, restore.kept, restore.differing, next_id, dry_run, restore.left_out)
+
+
+def _says_what_was_meant(layout: LedgersLayout, path: str) -> bool:
+    """Whether the node is an intent, or says of a moment what was to be done, rather than what there is."""
+    ours = BinderyLayout()
+    below = (ours.memberships, ours.recovery_ledgers, layout.underreplication_ledgers)
+    return path in (layout.replication_disabled, ours.recovery_pause) or any(path.startswith(f"{at}/") for at in below)
+
+
+async def _refuse_other_cluster(store: MetadataStore, layout: LedgersLayout, backup: Backup) -> bool:
+    """Whether the backup's own cluster stands here: a restore that was cut short is none yet."""
+    try:
+        found = (await store.get(layout.instance_id)).data.decode("ascii", "replace")
+    except NoSuchNode:
+        return False
+    if found != backup.instance_id:
+        raise CannotRestore(
+            f"another cluster is here: instance id {found}, the backup is of {backup.instance_id}. Restore into an "
+            "empty ZooKeeper"
+        )
+    return True
+
+
+async def _refuse_nonempty(store: MetadataStore, layout: LedgersLayout) -> None:
+    there = []
+    for root in roots_of(layout):
+        try:
+            stat = (await store.get(root)).stat
+        except NoSuchNode:
+            continue
+        if stat.children_count:
+            there.append(root)
+    if there:
+        raise CannotRestore(
+            f"there is something already: {', '.join(there)}. --merge adds what is missing and leaves the rest as it "
+            "is (it also brings back ledgers and topics that were deleted since the backup)"
+        )
+
+
+class _Restore:
+    """Makes nodes in order, many in a transaction, and counts."""
+
+    def __init__(self, store: MetadataStore, *, dry_run: bool, progress: Progress) -> None:
+        self._store = store
+        self._dry_run = dry_run
+        self._progress = progress
+        self.created = 0
+        self.kept = 0
+        self.differing = 0
+        self.left_out = 0
+
+    async def compare(self, nodes: Sequence[BackedUpNode]) -> None:
+        """Count them, and make none."""
+        for batch in _batches(nodes):
+            for node, data in zip(batch, await asyncio.gather(*map(self._data, batch)), strict=True):
+                if data is None:
+                    self.left_out += 1
+                else:
+                    self._keep(node, data)
+
+    async def make(self, nodes: Sequence[BackedUpNode]) -> None:
+        for batch in _batches(nodes):
+            await self._make(batch)
+            self._progress(self.created + self.kept)
+
+    async def _make(self, batch: Sequence[BackedUpNode]) -> None:
+        missing = []
+        for node, data in zip(batch, await asyncio.gather(*map(self._data, batch)), strict=True):
+            if data is None:
+                missing.append(node)
+            else:
+                self._keep(node, data)
+        if self._dry_run:
+            self.created += len(missing)
+            return
+        if not missing:
+            return
+        await make_path(self._store, parent_of(missing[0].path))  # above a root; below, parents come first
+        try:
+            await self._store.multi([Create(node.path, node.data) for node in missing])
+        except (AlreadyExists, NoSuchNode, MetadataOutcomeUnknown):
+            for node in missing:  # somebody makes nodes too, or the answer was lost: one by one
+                await self._make_one(node)
+        else:
+            self.created += len(missing)
+
+    async def _make_one(self, node: BackedUpNode) -> None:
+        for attempt in range(WRITE_ATTEMPTS_MAX):
+            try:
+                await self._store.create(node.path, node.data, make_parents=True)
+            except AlreadyExists:
+                data = await self._data(node)
+                if data is None:
+                    continue
+                self._keep(node, data)
+            except MetadataOutcomeUnknown:
+                if attempt == WRITE_ATTEMPTS_MAX - 1:
+                    raise
+                await self._store.sync(node.path)
+                continue
+            else:
+                self.created += 1
+            return
+
+    def _keep(self, node: BackedUpNode, data: bytes) -> None:
+        self.kept += 1
+        self.differing += data != node.data
+
+    async def _data(self, node: BackedUpNode) -> bytes | None:
+        try:
+            return (await self._store.get(node.path)).data
+        except NoSuchNode:
+            return None
+
+
+def _batches(nodes: Sequence[BackedUpNode]) -> Iterator[list[BackedUpNode]]:
+    batch: list[BackedUpNode] = []
+    size = 0
+    for node in nodes:
+        cost = len(node.path) + len(node.data) + 64
+        if batch and (len(batch) == BATCH_NODES_MAX or size + cost > BATCH_SIZE_MAX):
+            yield batch
+            batch, size = [], 0
+        batch.append(node)
+        size += cost
+    if batch:
+        yield batch
+
+
+# --- counters ---------------------------------------------------------------------------------------------------------
+
+
+async def _raise_counters(
+    store: MetadataStore, layout: LedgersLayout, nodes: Sequence[BackedUpNode], *, id_margin: int, dry_run: bool
+) -> int:
+    """Move every counter behind its place in the backup. Returns the lowest ledger id that may come next."""
+    for node in nodes:
+        if dry_run or node.path == layout.idgen or parent_of(node.path) == layout.idgen_long:
+            continue  # ledger ids: below
+        if node.creates:
+            await burn(store, node.path, up_to=node.creates)
+        if node.path == pulsar_layout.PRODUCER_NAME_COUNTER:
+            await _raise_version(store, node.path, up_to=node.version)
+    return await _raise_ledger_ids(store, layout, nodes, id_margin=id_margin, dry_run=dry_run)
+
+
+async def _raise_ledger_ids(
+    store: MetadataStore, layout: LedgersLayout, nodes: Sequence[BackedUpNode], *, id_margin: int, dry_run: bool
+) -> int:
+    ids = [ledger_id for node in nodes if (ledger_id := layout.ledger_id(node.path)) is not None]
+    highs = [high for node in nodes if (high := _high_of(layout, node.path)) is not None]
+    short_next = max((int(ledger_id) + 1 for ledger_id in ids if ledger_id < SHORT_ID_END), default=0)
+    counter = next((node.creates or 0 for node in nodes if node.path == layout.idgen), 0)
+    short_next = max(short_next, counter) + id_margin
+    is_long = any(node.path == layout.idgen_long for node in nodes) or await store.exists(layout.idgen_long) is not None
+    now = await _creates_now(store, layout.idgen)
+    if not is_long and short_next < SHORT_ID_END and short_next - now <= BURN_MAX:
+        if not dry_run:
+            await make_path(store, layout.idgen)
+            await burn(store, layout.idgen, up_to=short_next)
+        return max(short_next, now)
+    # Long ids: the next upper half has given no id yet. Ids that their makers chose may lie anywhere; they collide
+    # with nothing, since the maker of a ledger tries the next id when one is taken.
+    if not dry_run:
+        highs += await _highs_now(store, layout)
+    high = max(highs, default=HOB_FIRST - 1) + 1
+    if not dry_run:
+        await make_path(store, layout.hob(high))
+    return high << 32
+
+
+def _high_of(layout: LedgersLayout, path: str) -> int | None:
+    digits = path.removeprefix(f"{layout.idgen_long}/{HOB_PREFIX}")
+    return int(digits) if digits != path and digits.isdecimal() else None
+
+
+async def _highs_now(store: MetadataStore, layout: LedgersLayout) -> list[int]:
+    try:
+        names = await store.children(layout.idgen_long)
+    except NoSuchNode:
+        return []
+    found = (_high_of(layout, f"{layout.idgen_long}/{name}") for name in names)
+    return [high for high in found if high is not None]
+
+
+async def _creates_now(store: MetadataStore, path: str) -> int:
+    stat = await store.exists(path)
+    return 0 if stat is None else creates_of(stat)
+
+
+async def burn(store: MetadataStore, path: str, *, up_to: int) -> None:
+    """Make the next sequential child of `path` number `up_to` or higher. Safe beside others who count there."""
+    attempts = 0
+    while True:
+        left = up_to - await _creates_now(store, path)
+        if left <= 0:
+            return
+        ops: list[Op] = []
+        for number in range(min(left, BURN_STEP)):
+            child = f"{path}/{_BURN_NAME}{number}"
+            ops += [Create(child), Delete(child, 0)]
+        try:
+            await store.multi(ops)
+            attempts = 0
+        except (AlreadyExists, MetadataOutcomeUnknown):
+            attempts += 1
+            if attempts == WRITE_ATTEMPTS_MAX:
+                raise
+            await store.sync(path)
+
+
+async def _raise_version(store: MetadataStore, path: str, *, up_to: int) -> None:
+    """Set a node until it has version `up_to`: its version is the counter. As far as BURN_MAX goes."""
+    node = await store.get(path)
+    left = min(up_to - node.stat.version, BURN_MAX)
+    while left > 0:
+        ops: list[Op] = [Set(path, node.data, None)] * min(left, BURN_STEP)
+        try:
+            await store.multi(ops)
+        except MetadataOutcomeUnknown as error:
+            raise MetadataOutcomeUnknown("a counter may be behind; restore again with --merge", path=path) from error
+        left -= len(ops)

@@ -1,0 +1,1 @@
+"""Checks of the leading auditor: bookies, full, replica, placement, recently closed ledgers."""

@@ -1,0 +1,360 @@
+"""Which copies of a ledger are missing: every fragment that may be copied now, asked of the bookie that should hold it.
+
+| state     | the bookie that should hold the fragment                                | what it calls for         |
+|-----------|-------------------------------------------------------------------------|---------------------------|
+| WHOLE     | has all entries that were asked for                                     | nothing                   |
+| MISSING   | denies some, or sends what contradicts their digest: `bad_entry_ids`    | these, or a replacement   |
+| LOST      | is not registered: nothing is asked, not even where it should hold none | a replacement             |
+| LEAVING   | is to be given nothing to hold any more, and is not asked               | a replacement             |
+| REFILLING | lost its storage and cannot say what it should have; it fetches its     | patience: it heals itself |
+|           | entries itself, and neither lacks them for good nor can serve them      |                           |
+| UNSURE    | did not say: an error, no answer                                        | asking again              |
+
+A read-only bookie is as good a holder as any other.
+
+The open last segment of a ledger has no known end and its writer would not learn of a replacement, so it is not asked
+about; what can be said of it without asking is whether all its members are there: `OpenTail`.
+Source: BookKeeper LedgerChecker; spec section 6.3. Beyond it: REFILLING, and that an error is no proof.
+"""
+
+import asyncio
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final, Protocol, TypeVar
+
+from bindery_client.ledger.api import LedgerClient
+from bindery_client.ledger.replica import ReplicaRead, Verdict
+from bindery_core.formats.ledger_metadata import LedgerMetadata, LedgerState
+from bindery_core.ids import BookieId, EntryId, LedgerId
+from bindery_core.placement.replication_plan import Fragment, closed_fragments
+from bindery_core.wire.messages import Status
+
+from bindery_recovery.budget import RepairBudget
+
+T = TypeVar("T")
+
+BATCH_ENTRIES_MAX: Final = 100
+FIRST_BATCH_ENTRIES: Final = 8
+BATCH_SIZE: Final = 2**20
+"""Bytes that a batch is meant to have, by the largest entry of the one before."""
+SILENT_BATCHES_MAX: Final = 2
+"""Batches in a row without any answer after which a bookie is asked no more: each may have cost a time limit."""
+
+
+class RandomSource(Protocol):
+    def random(self) -> float: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Depth:
+    """How many entries of a fragment are read: the first and the last, and `percent` of all."""
+
+    percent: float = 0.0
+
+    def __post_init__(self) -> None:
+        assert 0 <= self.percent <= 100
+
+
+ENDS: Final = Depth()
+ALL: Final = Depth(100.0)
+
+
+class FragmentState(StrEnum):
+    WHOLE = "whole"
+    MISSING = "missing"
+    LOST = "lost"
+    LEAVING = "leaving"
+    REFILLING = "refilling"
+    UNSURE = "unsure"
+
+
+@dataclass(frozen=True, slots=True)
+class FragmentCheck:
+    fragment: Fragment
+    state: FragmentState
+    bad_entry_ids: tuple[int, ...] = ()
+    """Of those asked for: absent or corrupt for certain, ascending. Only when MISSING."""
+    reason: str = ""
+    """Of the first entry that is not good, in a few words."""
+
+    @property
+    def entries_to_copy(self) -> Sequence[int]:
+        """What the bookie lacks as far as is known; what a replacement needs is the whole fragment."""
+        if self.state is FragmentState.MISSING:
+            return self.bad_entry_ids
+        return self.fragment.entry_ids if self.state in (FragmentState.LOST, FragmentState.LEAVING) else ()
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTail:
+    """The last segment of a ledger that is not closed."""
+
+    segment_first: int
+    ensemble: tuple[BookieId, ...]
+    lost: Mapping[int, BookieId]
+    """Members that are not registered, by index."""
+    leaving: Mapping[int, BookieId]
+
+    @property
+    def is_whole(self) -> bool:
+        return not self.lost and not self.leaving
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerCheck:
+    ledger_id: LedgerId
+    metadata: LedgerMetadata
+    bad: tuple[FragmentCheck, ...]
+    """Every fragment that is not WHOLE, by segment, then index."""
+    tail: OpenTail | None
+    """None: the ledger is closed."""
+    entries_read: int
+    bytes_read: int
+
+    @property
+    def is_whole(self) -> bool:
+        """Nothing is known to be missing."""
+        return not self.bad and (self.tail is None or self.tail.is_whole)
+
+    @property
+    def missing_entries(self) -> int:
+        """Copies to be made, as far as known."""
+        return sum(len(one.entries_to_copy) for one in self.bad)
+
+    @property
+    def missing_bytes(self) -> int | None:
+        """Estimated from the ledger's length; None while that is not known."""
+        if self.metadata.state is not LedgerState.CLOSED:
+            return None
+        return self.metadata.length * self.missing_entries // max(1, self.metadata.last_entry_id + 1)
+
+
+async def check_ledger(
+    client: LedgerClient,
+    ledger_id: LedgerId,
+    metadata: LedgerMetadata,
+    *,
+    bookies: Mapping[BookieId, bool],
+    leaving: Collection[BookieId] = (),
+    depth: Depth = ENDS,
+    randomness: RandomSource | None = None,
+    budget: RepairBudget | None = None,
+) -> LedgerCheck:
+    """Check all closed fragments. `bookies`: the registered ones, as `list_bookies` gives them; `leaving`: those that
+    shall hold nothing. `randomness`: which entries `depth.percent` means. Only plain reads are sent: nothing is fenced.
+
+    Raises nothing for what bookies answer or do not.
+    """
+    fragments = closed_fragments(metadata)
+    tail = None
+    if metadata.state is not LedgerState.CLOSED:
+        last = metadata.last_segment
+        members = dict(enumerate(last.ensemble))
+        tail = OpenTail(
+            last.first_entry_id,
+            last.ensemble,
+            lost={index: b for index, b in members.items() if b not in bookies},
+            leaving={index: b for index, b in members.items() if b in bookies and b in leaving},
+        )
+    run = _Run(client, ledger_id, metadata, depth=depth, randomness=randomness, budget=budget)
+    checked = await run.check(fragments, bookies=bookies, leaving=leaving)
+    bad = tuple(one for one in checked if one.state is not FragmentState.WHOLE)
+    return LedgerCheck(ledger_id, metadata, bad, tail, run.entries_read, run.bytes_read)
+
+
+async def check_fragments(
+    client: LedgerClient,
+    ledger_id: LedgerId,
+    metadata: LedgerMetadata,
+    fragments: Sequence[Fragment],
+    *,
+    bookies: Mapping[BookieId, bool],
+    leaving: Collection[BookieId] = (),
+    depth: Depth = ENDS,
+    randomness: RandomSource | None = None,
+    budget: RepairBudget | None = None,
+) -> list[FragmentCheck]:
+    """As `check_ledger` for some fragments; one result for each, WHOLE ones too."""
+    run = _Run(client, ledger_id, metadata, depth=depth, randomness=randomness, budget=budget)
+    return await run.check(fragments, bookies=bookies, leaving=leaving)
+
+
+def entries_to_read(entry_ids: Sequence[int], depth: Depth, randomness: RandomSource | None = None) -> Sequence[int]:
+    """First, last, and `depth.percent` of all, one drawn from each of as many equal stretches; ascending."""
+    if len(entry_ids) <= 2 or depth.percent >= 100:
+        return entry_ids
+    places = {0, len(entry_ids) - 1}
+    count = -int(-len(entry_ids) * depth.percent // 100)
+    for stretch in range(count):
+        begin, end = stretch * len(entry_ids) // count, (stretch + 1) * len(entry_ids) // count
+        drawn = 0.5 if randomness is None else randomness.random()
+        places.add(begin + int(drawn * (end - begin)))
+    return [entry_ids[place] for place in sorted(places)]
+
+
+@dataclass(slots=True)
+class _Findings:
+    """What the answers about one fragment amount to."""
+
+    bad: list[int] = field(default_factory=list)
+    reason: str = ""
+    is_refilling: bool = False
+    is_unsure: bool = False
+
+    def check(self, fragment: Fragment) -> FragmentCheck:
+        if self.is_refilling:
+            return FragmentCheck(fragment, FragmentState.REFILLING, reason=self.reason)
+        if self.bad:
+            return FragmentCheck(fragment, FragmentState.MISSING, tuple(self.bad), self.reason)
+        if self.is_unsure:
+            return FragmentCheck(fragment, FragmentState.UNSURE, reason=self.reason)
+        return FragmentCheck(fragment, FragmentState.WHOLE)
+
+
+class _Run:
+    """One check: bookies are asked side by side, each for one batch at a time."""
+
+    def __init__(
+        self,
+        client: LedgerClient,
+        ledger_id: LedgerId,
+        metadata: LedgerMetadata,
+        *,
+        depth: Depth,
+        randomness: RandomSource | None,
+        budget: RepairBudget | None,
+    ) -> None:
+        self.entries_read = 0
+        self.bytes_read = 0
+        self._client = client
+        self._ledger_id = ledger_id
+        self._metadata = metadata
+        self._depth = depth
+        self._randomness = randomness
+        self._budget = budget
+        self._loop = asyncio.get_running_loop()
+
+    async def check(
+        self, fragments: Sequence[Fragment], *, bookies: Mapping[BookieId, bool], leaving: Collection[BookieId]
+    ) -> list[FragmentCheck]:
+        known: dict[int, FragmentCheck] = {}
+        by_bookie: dict[BookieId, list[int]] = {}
+        for place, fragment in enumerate(fragments):
+            if fragment.bookie_id not in bookies:
+                known[place] = FragmentCheck(fragment, FragmentState.LOST, reason="bookie is not registered")
+            elif fragment.bookie_id in leaving:
+                known[place] = FragmentCheck(fragment, FragmentState.LEAVING, reason="bookie is leaving")
+            else:
+                by_bookie.setdefault(fragment.bookie_id, []).append(place)
+        findings = {place: _Findings() for places in by_bookie.values() for place in places}
+        await asyncio.gather(
+            *(
+                self._ask(bookie_id, [(fragments[place], findings[place]) for place in places])
+                for bookie_id, places in by_bookie.items()
+            )
+        )
+        return [
+            known[place] if place in known else findings[place].check(fragment)
+            for place, fragment in enumerate(fragments)
+        ]
+
+    async def _ask(self, bookie_id: BookieId, wanted: Sequence[tuple[Fragment, _Findings]]) -> None:
+        """An entry lies in one segment only, so that its id tells which fragment of this bookie it belongs to."""
+        ids = self._ids(wanted)
+        count_max = BATCH_ENTRIES_MAX
+        if self._budget is not None:
+            count_max = min(count_max, self._budget.entries_in_flight_max)
+        count = min(FIRST_BATCH_ENTRIES, count_max)
+        silent = 0
+        while batch := [one for _, one in zip(range(count), ids, strict=False)]:
+            if silent == SILENT_BATCHES_MAX:
+                for _, findings in batch:
+                    self._unsure(findings, "bookie gives no answers")
+                continue
+            owners = dict(batch)
+            largest = 1
+            batch_size = 0
+            answered = False
+
+            def note(replica: ReplicaRead, owners: dict[int, _Findings] = owners) -> None:
+                nonlocal largest, batch_size, answered
+                size = len(replica.frame or b"")
+                largest = max(largest, size)
+                batch_size += size
+                self.entries_read += 1
+                answered = answered or replica.verdict is not Verdict.ERROR or replica.status != Status.IO_ERROR
+                self._judge(replica, owners[replica.entry_id])
+
+            await self._read(bookie_id, [EntryId(entry_id) for entry_id in owners], note)
+            self.bytes_read += batch_size
+            if self._budget is not None:
+                await self._budget.pay(batch_size)
+            silent = 0 if answered else silent + 1
+            count = max(1, min(2 * count, count_max, BATCH_SIZE // largest))
+
+    async def _read(
+        self, bookie_id: BookieId, entry_ids: Sequence[EntryId], note: Callable[[ReplicaRead], None]
+    ) -> None:
+        if self._budget is None:
+            await self._client.read_replicas(self._ledger_id, self._metadata, bookie_id, entry_ids, note)
+            return
+        async with self._budget.entries(len(entry_ids)):
+            await timed_read(self._client, self._budget, self._ledger_id, self._metadata, bookie_id, entry_ids, note)
+
+    def _ids(self, wanted: Sequence[tuple[Fragment, _Findings]]) -> Iterator[tuple[int, _Findings]]:
+        for fragment, findings in wanted:
+            for entry_id in entries_to_read(fragment.entry_ids, self._depth, self._randomness):
+                if findings.is_refilling:
+                    break
+                yield entry_id, findings
+
+    def _judge(self, replica: ReplicaRead, findings: _Findings) -> None:
+        match replica.verdict:
+            case Verdict.GOOD:
+                return
+            case Verdict.ABSENT:
+                findings.bad.append(replica.entry_id)
+                reason = "entry is not there"
+            case Verdict.CORRUPT if self._metadata.digest_type is None:  # of an old format: any digest may be theirs
+                findings.is_unsure = True
+                reason = "metadata do not tell its digest, which is not the usual one"
+            case Verdict.CORRUPT:
+                findings.bad.append(replica.entry_id)
+                reason = replica.reason
+            case Verdict.ERROR if replica.status == Status.UNKNOWN_LEDGER_STATE:
+                findings.is_refilling = True
+                reason = "bookie lost its storage and refills it"
+            case Verdict.ERROR:
+                findings.is_unsure = True
+                reason = replica.reason
+        if not findings.reason or findings.is_refilling:
+            findings.reason = f"entry {replica.entry_id}: {reason}"
+
+    def _unsure(self, findings: _Findings, reason: str) -> None:
+        findings.is_unsure = True
+        findings.reason = findings.reason or reason
+
+
+async def timed_read(
+    client: LedgerClient,
+    budget: RepairBudget,
+    ledger_id: LedgerId,
+    metadata: LedgerMetadata,
+    bookie_id: BookieId,
+    entry_ids: Sequence[EntryId],
+    take: Callable[[ReplicaRead], T],
+) -> list[T]:
+    """`read_replicas` whose first answer's latency the budget hears of: the later ones wait for our own."""
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    is_first = True
+
+    def taken(replica: ReplicaRead) -> T:
+        nonlocal is_first
+        if is_first and replica.verdict is not Verdict.ERROR:
+            budget.observe(loop.time() - began)
+        is_first = False
+        return take(replica)
+
+    return await client.read_replicas(ledger_id, metadata, bookie_id, entry_ids, taken)

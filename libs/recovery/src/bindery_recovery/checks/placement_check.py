@@ -1,0 +1,125 @@
+"""Whether the ensembles of closed ledgers are placed as new ones would be. Pure, but for the walk in `check_placement`.
+
+| adherence | an ensemble that                                                                                         |
+|-----------|----------------------------------------------------------------------------------------------------------|
+| FAIL      | names a bookie twice (an entry has fewer copies than it counts), or one that was removed or is draining  |
+| SOFT      | has a write set on fewer racks than the known bookies would allow                                        |
+| STRICT    | is neither                                                                                               |
+
+Racks are a preference, as in `bindery_core.placement.placement`: SOFT is only counted. A bookie of unknown rack is in
+DEFAULT_RACK; with all of them there nothing is SOFT.
+Source: BookKeeper's AuditorPlacementPolicyCheckTask, which knows the same three classes.
+"""
+
+import contextlib
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any, Final
+
+from bindery_core.errors import BadVersion, Corrupt, NoSuchLedger
+from bindery_core.formats.ledger_metadata import LedgerMetadata, LedgerState
+from bindery_core.ids import BookieId, LedgerId
+from bindery_core.placement.placement import DEFAULT_RACK
+from bindery_core.placement.write_set import write_set
+
+from bindery_recovery.cluster.bounded import in_order
+from bindery_recovery.cluster.ledger_index import READS_IN_FLIGHT, MetadataReader
+
+KEPT_MAX: Final = 1000
+
+
+class Adherence(IntEnum):
+    """Ordered: the worse, the lower."""
+
+    FAIL = 0
+    SOFT = 1
+    STRICT = 2
+
+
+def judge_ensemble(
+    ensemble: Sequence[BookieId],
+    *,
+    write_quorum: int,
+    racks: Mapping[BookieId, str],
+    unwanted: Collection[BookieId] = (),
+) -> Adherence:
+    """`racks`: of the known bookies, whose number of racks is what can be asked for. `unwanted`: draining, removed."""
+    if len(set(ensemble)) < len(ensemble) or any(bookie_id in unwanted for bookie_id in ensemble):
+        return Adherence.FAIL
+    possible = min(write_quorum, len(set(racks.values())) or 1)
+    for first in range(len(ensemble)):
+        members = write_set(entry_id=first, ensemble_size=len(ensemble), write_quorum=write_quorum)
+        if len({racks.get(ensemble[index], DEFAULT_RACK) for index in members}) < possible:
+            return Adherence.SOFT
+    return Adherence.STRICT
+
+
+def judge_ledger(
+    metadata: LedgerMetadata, *, racks: Mapping[BookieId, str], unwanted: Collection[BookieId] = ()
+) -> Adherence:
+    """The worst of its ensembles."""
+    return min(
+        judge_ensemble(segment.ensemble, write_quorum=metadata.write_quorum, racks=racks, unwanted=unwanted)
+        for segment in metadata.segments
+    )
+
+
+@dataclass(slots=True)
+class PlacementResult:
+    """Figures of one check, over closed ledgers."""
+
+    ledgers: int = 0
+    open_ledgers: int = 0
+    """Left out: their writers may still change them."""
+    unreadable: int = 0
+    strict: int = 0
+    soft: int = 0
+    failed: int = 0
+    failed_ids: list[LedgerId] = field(default_factory=list)
+    """KEPT_MAX of them."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "failed": self.failed,
+            "ledgers": self.ledgers,
+            "open_ledgers": self.open_ledgers,
+            "soft": self.soft,
+            "strict": self.strict,
+            "unreadable": self.unreadable,
+        }
+
+
+async def check_placement(
+    client: MetadataReader,
+    *,
+    racks: Mapping[BookieId, str],
+    unwanted: Collection[BookieId] = (),
+    reads_in_flight: int = READS_IN_FLIGHT,
+) -> PlacementResult:
+    """Judge all closed ledgers. Raises what the store raises: half a check is none."""
+    result = PlacementResult()
+
+    async def read(ledger_id: LedgerId) -> tuple[LedgerId, LedgerMetadata | None, bool]:
+        try:
+            return ledger_id, await client.metadata(ledger_id), True
+        except NoSuchLedger:
+            return ledger_id, None, True
+        except (Corrupt, BadVersion):
+            return ledger_id, None, False
+
+    async with contextlib.aclosing(in_order(client.list_ledgers(), read, limit=reads_in_flight)) as answers:
+        async for ledger_id, metadata, is_readable in answers:
+            if metadata is None:
+                result.unreadable += not is_readable
+            elif metadata.state is not LedgerState.CLOSED:
+                result.open_ledgers += 1
+            else:
+                result.ledgers += 1
+                adherence = judge_ledger(metadata, racks=racks, unwanted=unwanted)
+                result.strict += adherence is Adherence.STRICT
+                result.soft += adherence is Adherence.SOFT
+                result.failed += adherence is Adherence.FAIL
+                if adherence is Adherence.FAIL and len(result.failed_ids) < KEPT_MAX:
+                    result.failed_ids.append(ledger_id)
+    return result

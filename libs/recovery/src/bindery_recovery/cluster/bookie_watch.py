@@ -1,0 +1,373 @@
+"""BookieWatch: what an auditor knows about bookies at any moment of its term.
+
+Three followers, each for ever:
+
+| follower       | follows                             | tells                                                |
+|----------------|-------------------------------------|------------------------------------------------------|
+| follow_bookies | registrations, cookies, memberships | `lost`, which decides by the clock who is lost       |
+| follow_delay   | lostBookieRecoveryDelay             | another delay; the same one written again: audit now |
+| follow_switch  | disable                             | `is_enabled`                                         |
+
+Changes within `debounce_s` are one look. A look is also taken every `look_interval_s`, since a lease runs out by the
+clock alone. A bookie that moves between the lists stands in both for a moment, so writable, read-only, writable is
+read: whichever way it moves, it is seen.
+
+What was observed of absences is kept in the cursor CURSOR, through the leadership, for the next leader.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from bindery_core.errors import BadRequest, BinderyError, Corrupt, NoSuchNode
+from bindery_core.ids import BookieId, validate_bookie_id
+from bindery_kit.observability.logs import get_logger
+from bindery_metadata.bookies.cookies import CookieStore
+from bindery_metadata.bookies.membership import Intent, MembershipStore
+from bindery_metadata.coordination.election import Leadership, NotLeader
+from bindery_metadata.layout.layout import LedgersLayout
+from bindery_metadata.recovery.recovery_records import HistoryEvent, RecoveryRecords
+from bindery_metadata.recovery.underreplication import UnderreplicationManager
+from bindery_metadata.stores.store import MetadataStore, SessionState
+
+from bindery_recovery.cluster.lost_bookies import Change, LostBookies, Phase, View, What
+
+CURSOR: Final = "lost-bookies"
+LOOK_PAUSE_MIN_S: Final = 0.01
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditorLimits:
+    """What nobody needs to turn in operation, and tests do. Seconds, unless said otherwise."""
+
+    settle_s: float = 15.0
+    """After the store could be asked again, and at the start of a term, nobody is lost for so long. Longer than the
+    session time-out of bookies, plus their time to register again."""
+
+    debounce_s: float = 0.5
+    look_interval_s: float = 5.0
+    save_interval_s: float = 5.0
+    """How often what was observed of absences is kept: a hand-over loses this much of it at most."""
+
+    retry_s: float = 5.0
+    """Pause after a failure of the metadata."""
+
+    check_poll_s: float = 60.0
+    """How often it is looked whether a periodic check is due: an operator may have set its time back."""
+
+    marks_in_flight: int = 16
+    reads_in_flight: int = 64
+    checks_in_flight: int = 8
+    """Ledgers that the full check has under way."""
+
+    ledger_timeout_s: float = 60.0
+    """Longest that the full check waits for one ledger."""
+
+    replica_timeout_s: float = 120.0
+
+    def __post_init__(self) -> None:
+        assert self.settle_s >= 0
+        assert 0 <= self.debounce_s < self.look_interval_s
+        assert self.save_interval_s > 0
+        assert self.retry_s > 0
+        assert self.check_poll_s > 0
+
+
+@dataclass(slots=True)
+class Standing:
+    """The newest look."""
+
+    registered: Mapping[BookieId, bool] = field(default_factory=dict)
+    """True: writable."""
+    known: frozenset[BookieId] = frozenset()
+    draining: frozenset[BookieId] = frozenset()
+    draining_since_ms: Mapping[BookieId, int] = field(default_factory=dict)
+    """When each drain was begun: tells one from the next of the same bookie."""
+    removed: frozenset[BookieId] = frozenset()
+    maintained: frozenset[BookieId] = frozenset()
+
+    @property
+    def gone(self) -> frozenset[BookieId]:
+        """Removed by an operator, and not there: their ledgers need no delay."""
+        return self.removed - self.registered.keys()
+
+
+class BookieWatch:
+    """One term's. Invariant: `standing` and `lost` are of the same look."""
+
+    def __init__(
+        self,
+        store: MetadataStore,
+        layout: LedgersLayout,
+        marks: UnderreplicationManager,
+        records: RecoveryRecords,
+        memberships: MembershipStore,
+        *,
+        leadership: Leadership,
+        delay_s: int,
+        limits: AuditorLimits,
+        clock_ms: Callable[[], int],
+    ) -> None:
+        """`delay_s`: written as lostBookieRecoveryDelay when there is none."""
+        self._store = store
+        self._layout = layout
+        self._marks = marks
+        self._records = records
+        self._memberships = memberships
+        self._cookies = CookieStore(store, layout)
+        self._leadership = leadership
+        self._delay_s = delay_s
+        self._limits = limits
+        self._clock_ms = clock_ms
+        self._loop = asyncio.get_running_loop()
+        self.lost = LostBookies(delay_s, limits.settle_s)
+        self.standing = Standing()
+        self.strangers: set[BookieId] = set()
+        """Without a cookie, but named by ledgers: as good as known."""
+        self._is_enabled = False
+        self.audit_asked = False
+        """Somebody wrote the delay again; whoever serves it sets it back."""
+        self.changed = asyncio.Event()
+        """Something of all this may be different, or somebody may be due: for the audit."""
+        self._look_now = asyncio.Event()
+        self._delay_changed = asyncio.Event()
+        self._switch_changed = asyncio.Event()
+        self._delay_seen: tuple[int, int, int] | None = None
+        """Seconds, version, time of the write."""
+        self._delay_known = asyncio.Event()
+        self._events: list[HistoryEvent] = []
+        self._saved: dict[str, Any] = {}
+        self._save_at = 0.0
+
+    # --- questions ------------------------------------------------------------------------------------------------
+
+    @property
+    def is_enabled(self) -> bool:
+        """Whether anything may be marked: not before that was read, and not between a change and its reading."""
+        return self._is_enabled and not self._switch_changed.is_set()
+
+    @property
+    def is_blind(self) -> bool:
+        """Cut off, or back for too short a time: nothing may be concluded."""
+        now = self._loop.time()
+        return self.lost.is_quiet(now) or self._store.session_state is not SessionState.CONNECTED
+
+    def due(self) -> frozenset[BookieId]:
+        """Lost, and not all of their ledgers marked yet."""
+        return frozenset() if self.is_blind else self.lost.due(self._loop.time())
+
+    def definitely_lost(self) -> frozenset[BookieId]:
+        """Whose replicas do not count any more: due or handled, or removed and not there."""
+        if self.is_blind:
+            return frozenset()
+        handled = {b for b, absence in self.lost.absences.items() if absence.phase is Phase.HANDLED}
+        return self.due() | handled | self.standing.gone
+
+    def left_s(self, bookie_id: BookieId) -> float | None:
+        """What is left of its delay."""
+        return self.lost.left_s(bookie_id, self._loop.time())
+
+    # --- the followers --------------------------------------------------------------------------------------------
+
+    async def begin(self) -> Callable[[], None]:
+        """Take up what the former leader observed. The result ends what this set up.
+
+        Raises NotLeader, MetadataUnavailable.
+        """
+        kept = await self._records.get_cursor(CURSOR) or {}
+        bookies = kept.get("bookies")
+        if isinstance(bookies, dict):
+            self.lost.resume(bookies)
+        self._saved = self.lost.to_json()
+        self.lost.begin(self._loop.time())
+        return self._store.on_session_change(self._on_session)
+
+    async def follow_bookies(self) -> None:
+        await self._delay_known.wait()
+        while True:
+            self._look_now.clear()
+            pause_s = self._limits.look_interval_s
+            try:
+                await self.look()
+                await self._save()
+            except NotLeader:
+                raise
+            except BinderyError as error:
+                log.warning("bookies_not_seen", error=str(error))
+                pause_s = self._limits.retry_s
+            next_s = self.lost.next_look_s(self._loop.time())
+            if next_s:  # somebody will be due; who is due already needs no closer look
+                pause_s = min(pause_s, max(next_s, LOOK_PAUSE_MIN_S))
+            await self._wait(self._look_now, pause_s)
+            if self._look_now.is_set():
+                await asyncio.sleep(self._limits.debounce_s)
+
+    async def look(self) -> Standing:
+        """Look now, and tell what changed. Raises NotLeader, MetadataUnavailable, NoSuchNode (no cluster)."""
+        watch = self._look_now.set
+        writable = {*await self._names(self._layout.available, watch)}
+        read_only = await self._names(self._layout.available_readonly, watch)
+        writable |= {*await self._names(self._layout.available, watch)}
+        known = frozenset(await self._cookies.bookies())
+        now_ms = self._clock_ms()
+        intents: dict[Intent, set[BookieId]] = {intent: set() for intent in Intent}
+        memberships = await self._memberships.all(watch=watch)
+        for bookie_id, membership in memberships.items():
+            intents[membership.effective(now_ms)].add(bookie_id)
+        self.standing = Standing(
+            registered={**dict.fromkeys(read_only, False), **dict.fromkeys(writable, True)},
+            known=known,
+            draining=frozenset(intents[Intent.DRAINING]),
+            draining_since_ms={b: memberships[b].since_ms for b in intents[Intent.DRAINING]},
+            removed=frozenset(intents[Intent.REMOVED]),
+            maintained=frozenset(intents[Intent.MAINTENANCE]),
+        )
+        self.strangers -= known
+        self.observe()
+        self.changed.set()
+        return self.standing
+
+    def observe(self) -> None:
+        """Take what `standing` says for what is seen now."""
+        if self._store.session_state is not SessionState.CONNECTED:
+            return  # what was read a moment ago may be as old as the connection
+        standing = self.standing
+        view = View(
+            known=standing.known | self.strangers,
+            registered=frozenset(standing.registered),
+            excused=standing.maintained | standing.removed,
+        )
+        for change in self.lost.observe(view, self._loop.time(), self._clock_ms()):
+            self._events.append(self._event(change))
+
+    async def follow_delay(self) -> None:
+        while True:
+            self._delay_changed.clear()
+            try:
+                await self._read_delay()
+            except NotLeader:
+                raise
+            except BinderyError as error:
+                log.warning("lost_bookie_delay_not_read", error=str(error), used_s=self.lost.delay_s)
+                if isinstance(error, Corrupt):
+                    self._delay_known.set()
+                await self._wait(self._delay_changed, self._limits.retry_s)
+                continue
+            self._delay_known.set()
+            await self._delay_changed.wait()
+
+    async def follow_switch(self) -> None:
+        while True:
+            self._switch_changed.clear()
+            try:
+                is_enabled = await self._marks.is_enabled(watch=self._switch_changed.set)
+            except BinderyError as error:
+                log.warning("recovery_switch_not_read", error=str(error))
+                await asyncio.sleep(self._limits.retry_s)
+                continue
+            if is_enabled != self._is_enabled:
+                log.info("recovery_switched", enabled=is_enabled)
+                self._is_enabled = is_enabled
+            self.changed.set()
+            await self._switch_changed.wait()
+
+    # --- what is kept ---------------------------------------------------------------------------------------------
+
+    def tell(self, event: HistoryEvent) -> None:
+        """Into the history, with the next `save`."""
+        self._events.append(event)
+
+    async def save(self) -> None:
+        """Keep what was observed, and write what happened to the history."""
+        events, self._events = self._events, []
+        for number, event in enumerate(events):
+            try:
+                await self._records.append_history(event, guard=self._leadership)
+            except BinderyError:
+                self._events = [*events[number:], *self._events]
+                raise
+        kept = self.lost.to_json()
+        if kept != self._saved:
+            data = {"bookies": kept, "delay_s": self.lost.delay_s, "saved_ms": self._clock_ms()}
+            await self._records.put_cursor(CURSOR, data, guard=self._leadership)
+            self._saved = kept
+        self._save_at = self._loop.time() + self._limits.save_interval_s
+
+    # --- helpers --------------------------------------------------------------------------------------------------
+
+    async def _save(self) -> None:
+        """`save`, but the mere passing of time not at every look."""
+        phases = {b: fields["phase"] for b, fields in self.lost.to_json().items()}
+        saved = {b: fields["phase"] for b, fields in self._saved.items()}
+        if self._events or phases != saved or self._loop.time() >= self._save_at:
+            await self.save()
+
+    async def _names(self, path: str, watch: Callable[[], None]) -> list[BookieId]:
+        try:
+            names = await self._store.children(path, watch=watch)
+        except NoSuchNode:
+            if path == self._layout.available:
+                raise  # no cluster, rather than one without bookies
+            return []
+        found = []
+        for name in names:
+            with contextlib.suppress(BadRequest):  # `readonly`, or no bookie's
+                found.append(validate_bookie_id(name))
+        return found
+
+    async def _read_delay(self) -> None:
+        path = self._layout.lost_bookie_delay
+        while True:
+            before = await self._store.exists(path, watch=self._delay_changed.set)
+            seconds = await self._marks.lost_bookie_delay_s()
+            after = await self._store.exists(path)
+            if before is None and after is None:
+                await self._marks.set_lost_bookie_delay_s(self._delay_s, guard=self._leadership)
+            elif before is not None and after is not None and seconds is not None and before.version == after.version:
+                break
+        found = (seconds, after.version, after.mtime_ms)
+        seen, self._delay_seen = self._delay_seen, found
+        if found == seen:
+            return
+        log.info("lost_bookie_delay", seconds=seconds)
+        self.lost.set_delay(seconds)
+        if seen is not None and seen[0] == seconds:
+            log.info("audit_asked_for")
+            self.audit_asked = True
+            self.lost.force()
+        self.changed.set()
+        self._look_now.set()
+
+    def _on_session(self, state: SessionState) -> None:
+        now = self._loop.time()
+        if state is SessionState.CONNECTED:
+            self.lost.begin(now)
+            self._look_now.set()
+        else:
+            self.lost.cut_off(now)
+
+    def _event(self, change: Change) -> HistoryEvent:
+        bookie_id, away = change.bookie_id, f"{change.absent_s:.0f} s"
+        if change.what is What.ABSENT:
+            left_s = self.left_s(bookie_id) or 0.0
+            kind, text = "bookie_absent", f"{bookie_id} is not registered; it counts as lost in {left_s:.0f} s"
+        elif change.what is What.EXCUSED:
+            kind, text = "bookie_excused", f"{bookie_id} is away with leave, after {away}; it does not count as lost"
+        elif change.was_handled:
+            kind, text = "bookie_back", f"{bookie_id} is back after {away}; what it still holds will not be copied"
+        else:
+            kind, text = "bookie_back", f"{bookie_id} is back after {away}, in time: nothing was marked for it"
+        fields: dict[str, Any] = {"absent_s": round(change.absent_s, 1), "bookie_id": bookie_id}
+        if kind == "bookie_back":
+            fields["returns_in_time"] = self.lost.flaps.get(bookie_id, 0)
+        log.info(kind, **fields)
+        return HistoryEvent(self._clock_ms(), kind, text, fields)
+
+    async def _wait(self, event: asyncio.Event, timeout_s: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await event.wait()

@@ -1,0 +1,170 @@
+"""Which ledgers lie on which bookies, read from the metadata of all ledgers.
+
+| metadata of a ledger     | means                                                                              |
+|--------------------------|------------------------------------------------------------------------------------|
+| gone since it was listed | deleted: not in the index                                                          |
+| cannot be understood     | noted by its id; what others say stands, but "no ledger names this bookie" does not |
+| cannot be asked: outage  | no index: the error is raised                                                      |
+
+Memory: 8 bytes a ledger and bookie, for the bookies that were asked about; of the others, three numbers each.
+Source: BookKeeper's BookieLedgerIndexer, which keeps sets of all.
+"""
+
+import contextlib
+from array import array
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple, Protocol
+
+from bindery_core.errors import BadVersion, Corrupt, NoSuchLedger
+from bindery_core.formats.ledger_metadata import LedgerMetadata, LedgerState
+from bindery_core.ids import BookieId, LedgerId
+from bindery_core.placement.write_set import entry_count_of
+from bindery_kit.observability.logs import get_logger
+
+from bindery_recovery.cluster.bounded import in_order
+
+READS_IN_FLIGHT: Final = 64
+UNREADABLE_KEPT_MAX: Final = 1000
+
+log = get_logger(__name__)
+
+
+class MetadataReader(Protocol):
+    """What is asked of `bindery_client.client.LedgerClient`."""
+
+    def list_ledgers(self) -> AsyncIterator[LedgerId]: ...
+
+    async def metadata(self, ledger_id: LedgerId) -> LedgerMetadata: ...
+
+
+class Share(NamedTuple):
+    """What some bookies hold of a ledger, by its metadata."""
+
+    entries: int
+    """Entries in closed segments; those of an open last segment are not known."""
+    length: int | None
+    """Payload bytes, as if all entries were alike; None: not known, the ledger is not closed."""
+
+
+def shares_of(metadata: LedgerMetadata) -> dict[BookieId, int]:
+    """Entries in closed segments by member; members that hold none are in it too."""
+    size, write_quorum = metadata.ensemble_size, metadata.write_quorum
+    segments = metadata.segments
+    ends = [int(segment.first_entry_id) - 1 for segment in segments[1:]]
+    ends.append(metadata.last_entry_id if metadata.state is LedgerState.CLOSED else -1)
+    shares: dict[BookieId, int] = {}
+    for segment, end in zip(segments, ends, strict=True):
+        first = segment.first_entry_id
+        for index, bookie_id in enumerate(segment.ensemble):
+            entries = (
+                max(0, end - first + 1)
+                if write_quorum == size
+                else entry_count_of(index, first=first, last=end, ensemble_size=size, write_quorum=write_quorum)
+            )
+            shares[bookie_id] = shares.get(bookie_id, 0) + entries
+    return shares
+
+
+def share_of(metadata: LedgerMetadata, bookies: Collection[BookieId]) -> Share:
+    """The replicas of `bookies`. Those of several bookies add up, as copies of them would."""
+    entries = sum(count for bookie_id, count in shares_of(metadata).items() if bookie_id in bookies)
+    return Share(entries, _length(metadata, entries))
+
+
+def _length(metadata: LedgerMetadata, entries: int) -> int | None:
+    if metadata.state is not LedgerState.CLOSED:
+        return None
+    total = metadata.last_entry_id + 1
+    return metadata.length * entries // total if total > 0 else 0
+
+
+def members_of(metadata: LedgerMetadata) -> frozenset[BookieId]:
+    return frozenset(bookie_id for segment in metadata.segments for bookie_id in segment.ensemble)
+
+
+@dataclass(slots=True)
+class BookieTotals:
+    """What one bookie holds of all ledgers, by their metadata."""
+
+    ledgers: int = 0
+    entries: int = 0
+    length: int = 0
+    """Payload bytes of closed ledgers."""
+
+
+@dataclass(slots=True)
+class LedgerIndex:
+    """One complete reading."""
+
+    is_wanted: Callable[[BookieId], bool]
+    ledger_count: int = 0
+    totals: dict[BookieId, BookieTotals] = field(default_factory=dict)
+    unreadable: dict[LedgerId, str] = field(default_factory=dict)
+    """Why; UNREADABLE_KEPT_MAX of them."""
+    unreadable_count: int = 0
+    _ledgers: dict[BookieId, "array[int]"] = field(default_factory=dict)
+
+    def ledgers_of(self, bookie_id: BookieId) -> "array[int]":
+        """Ids, ascending, of the ledgers that name one of the wanted bookies."""
+        assert self.is_wanted(bookie_id)
+        return self._ledgers.get(bookie_id) or array("q")
+
+    def bookies_by_ledger(self, bookies: Collection[BookieId]) -> Mapping[LedgerId, tuple[BookieId, ...]]:
+        """Each ledger that names some of these bookies, ascending, with those that it names."""
+        found: dict[int, tuple[BookieId, ...]] = {}
+        for bookie_id in sorted(bookies):
+            for ledger_id in self.ledgers_of(bookie_id):
+                found[ledger_id] = (*found.get(ledger_id, ()), bookie_id)
+        return {LedgerId(ledger_id): found[ledger_id] for ledger_id in sorted(found)}
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether "no ledger names this bookie" may be said."""
+        return self.unreadable_count == 0
+
+    def add(self, ledger_id: LedgerId, metadata: LedgerMetadata) -> None:
+        """Ids ascend."""
+        self.ledger_count += 1
+        for bookie_id, entries in shares_of(metadata).items():
+            totals = self.totals.get(bookie_id)
+            if totals is None:
+                totals = self.totals[bookie_id] = BookieTotals()
+            totals.ledgers += 1
+            totals.entries += entries
+            totals.length += _length(metadata, entries) or 0
+            if self.is_wanted(bookie_id):
+                self._ledgers.setdefault(bookie_id, array("q")).append(ledger_id)
+
+    def add_unreadable(self, ledger_id: LedgerId, reason: str) -> None:
+        self.ledger_count += 1
+        self.unreadable_count += 1
+        if len(self.unreadable) < UNREADABLE_KEPT_MAX:
+            self.unreadable[ledger_id] = reason
+
+
+async def build_index(
+    client: MetadataReader, is_wanted: Callable[[BookieId], bool], *, reads_in_flight: int = READS_IN_FLIGHT
+) -> LedgerIndex:
+    """Read the metadata of every ledger. `is_wanted`: whose ledgers are listed; the same answer each time.
+
+    Raises what the store raises; then there is not even a part of an index.
+    """
+    index = LedgerIndex(is_wanted)
+
+    async def read(ledger_id: LedgerId) -> tuple[LedgerId, LedgerMetadata | str | None]:
+        try:
+            return ledger_id, await client.metadata(ledger_id)
+        except NoSuchLedger:
+            return ledger_id, None
+        except (Corrupt, BadVersion) as error:
+            return ledger_id, str(error)
+
+    async with contextlib.aclosing(in_order(client.list_ledgers(), read, limit=reads_in_flight)) as answers:
+        async for ledger_id, found in answers:
+            if isinstance(found, LedgerMetadata):
+                index.add(ledger_id, found)
+            elif found is not None:
+                log.error("ledger_metadata_unreadable", ledger_id=ledger_id, error=found)
+                index.add_unreadable(ledger_id, found)
+    return index

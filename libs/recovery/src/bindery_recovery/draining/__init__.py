@@ -1,0 +1,1 @@
+"""Draining bookies, and the gate before an upgrade or rollback."""

@@ -1,0 +1,338 @@
+"""Whether a cluster can bear that its bookies are restarted one by one, or that the last of them go. Changes nothing.
+
+An upgrade takes bookies away for a while: what lacks a copy already would lack two. Taking bookies away for good loses
+what only they hold. So it is refused
+
+| reason           | while                                                                     | what ends it         |
+|------------------|---------------------------------------------------------------------------|----------------------|
+| under_replicated | a ledger is marked                                                        | healing              |
+| unknown_copies   | a ledger was closed by who does not know of all copies, and not looked at | the auditor's look   |
+| lost             | a known bookie is not registered, and neither in maintenance nor removed  | start or recover it  |
+| not_drained      | a bookie that is to go is writable or holds ledgers, and is not removed   | `drain --wait`       |
+| not_named        | no bookie there is has an id like those that are to stay: all may be gone | name them as before  |
+| unreachable      | ZooKeeper cannot be asked                                                 | start it             |
+
+| a bookie is    | and registered                     | and absent                                         |
+|----------------|------------------------------------|----------------------------------------------------|
+| active         | fine, unless it is to go           | lost                                               |
+| joining        | fine, unless it is to go           | fine: it never served, so it holds nothing         |
+| in maintenance | fine, unless it is to go           | fine, unless it is to go                           |
+| draining       | fine; to go: once read-only, empty | fine once it holds nothing; else lost              |
+| removed        | fine                               | fine: what it held is marked as long as it lacks   |
+
+What a draining bookie holds is read from the metadata of all ledgers; for the others the registration tells enough.
+That counts only if it was not registered as writable before: it may get new ledgers as long as it is.
+
+A rollback (`only_going`) may be what heals, so it is refused only for a bookie that is to go, is not removed, and is
+named by a ledger. Whether somebody drained it is not asked: more bookies that failed to start must be taken back as
+they are. A ledger made between the look and their end may name them: it loses these copies, as when they fail.
+
+A cluster that was never initialised holds nothing.
+"""
+
+import re
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from bindery_core.errors import (
+    BadRequest,
+    BadVersion,
+    Corrupt,
+    MetadataUnavailable,
+    NoSuchLedger,
+    OutcomeUnknown,
+)
+from bindery_core.formats.ledger_metadata import LedgerMetadata, LedgerState
+from bindery_core.ids import BookieId, LedgerId
+from bindery_metadata.bookies.membership import Intent, MembershipStore
+from bindery_metadata.cluster import ClusterStatus, cluster_status
+from bindery_metadata.coordination.election import current_auditor
+from bindery_metadata.layout.layout import LedgersLayout
+from bindery_metadata.ledgers.closing_records import ClosingNotes
+from bindery_metadata.ledgers.ledger_manager import LedgerManager, RandomBits
+from bindery_metadata.recovery.underreplication import UnderreplicationManager
+from bindery_metadata.stores.store import MetadataStore
+
+from bindery_recovery.draining.drain import Holdings, holdings_of, still_writable
+
+SHOWN_MAX: Final = 5
+"""Ledgers that a sentence names."""
+NOTES_READ_MAX: Final = 200
+"""Noted ledgers that one look reads: so many refuse as well as all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """`kind`: of the module's table. `text`: what is wrong; `fix`: what ends it."""
+
+    kind: str
+    text: str
+    fix: str
+    bookie_id: BookieId | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Open when nothing refuses. `notes`: what to know all the same."""
+
+    refusals: tuple[Refusal, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def is_open(self) -> bool:
+        return not self.refusals
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """How many bookies are to stay: those with the ordinals 0 to `bookies` - 1."""
+
+    bookies: int
+    id_template: str
+    """A bookie's id with `{}` where its ordinal stands."""
+
+    def __post_init__(self) -> None:
+        if self.id_template.count("{}") != 1:
+            raise BadRequest("the template of bookie ids needs {} once, for the ordinal", template=self.id_template)
+
+    def ordinal(self, bookie_id: str) -> int | None:
+        """None: not one of these bookies."""
+        before, after = map(re.escape, self.id_template.split("{}"))
+        found = re.fullmatch(f"{before}(0|[1-9][0-9]*){after}", bookie_id)
+        return None if found is None else int(found[1])
+
+    def goes(self, bookie_id: str) -> bool:
+        ordinal = self.ordinal(bookie_id)
+        return ordinal is not None and ordinal >= self.bookies
+
+
+async def look(
+    store: MetadataStore,
+    layout: LedgersLayout,
+    *,
+    scale: Scale | None,
+    randomness: RandomBits,
+    clock_ms: Callable[[], int],
+    only_going: bool = False,
+) -> Verdict:
+    """One look. `clock_ms`: the wall clock, by which maintenance ends. A store that cannot be asked is a refusal.
+
+    `only_going` is for a rollback, and needs a `scale`.
+    """
+    assert scale is not None or not only_going
+    try:
+        status = await cluster_status(store, layout)
+        if status.instance_id is None:
+            return Verdict(notes=("the cluster is not initialised yet: there is nothing to protect",))
+        await store.sync(layout.root)  # what was marked or registered a moment ago counts
+        if only_going and scale is not None:
+            members = await _Members.read(store, layout, clock_ms=clock_ms, randomness=randomness, leaving=scale)
+            return Verdict(tuple(members.refusals_of_going(scale)), tuple(members.notes(scale)))
+        marks = UnderreplicationManager(store, layout, randomness=randomness, clock_ms=clock_ms)
+        marked = [mark.ledger_id async for mark in marks.list()]
+        noted = await _noted(store, LedgerManager(store, layout, randomness=randomness), frozenset(marked))
+        is_paused = not await marks.is_enabled()
+        auditor = await current_auditor(store, layout)
+        notes = [] if auditor else ["no auditor is running: what lacks copies may not be marked"]
+        members = await _Members.read(store, layout, clock_ms=clock_ms, randomness=randomness)
+        refusals = [
+            *_marks(marked, is_paused=is_paused), *_unknown(noted, is_paused=is_paused, has_auditor=bool(auditor)),
+            *members.refusals(scale),
+        ]  # fmt: skip
+    except (MetadataUnavailable, OutcomeUnknown) as error:
+        return Verdict(
+            (Refusal("unreachable", f"ZooKeeper cannot be asked: {error}", "start ZooKeeper, then try again"),)
+        )
+    return Verdict(tuple(refusals), (*notes, *members.notes(scale)))
+
+
+def _marks(marked: list[LedgerId], *, is_paused: bool) -> list[Refusal]:
+    if not marked:
+        return []
+    shown = ", ".join(map(str, marked[:SHOWN_MAX])) + (", ..." if len(marked) > SHOWN_MAX else "")
+    what = f"{len(marked)} ledgers lack" if len(marked) > 1 else "1 ledger lacks"
+    if is_paused:
+        fix = "healing is paused: `bindery recovery resume`"
+    else:
+        fix = "wait until `bindery recovery status --watch` shows none"
+    return [
+        Refusal(
+            "under_replicated", f"{what} copies ({shown})",
+            f"{fix}; `bindery recovery explain {marked[0]}` says what it waits for",
+        )
+    ]  # fmt: skip
+
+
+async def _noted(store: MetadataStore, ledgers: LedgerManager, marked: frozenset[LedgerId]) -> list[LedgerId]:
+    """Closed ledgers that nobody has looked at since; marked ones are refused as such, and a ledger that is not closed
+    has a writer, or a recovery, that sees to it."""
+    found = []
+    ledger_ids = [one for one in await ClosingNotes(store).ledger_ids() if one not in marked]
+    for ledger_id in ledger_ids[:NOTES_READ_MAX]:
+        try:
+            if (await ledgers.read(ledger_id)).value.state is LedgerState.CLOSED:
+                found.append(ledger_id)
+        except NoSuchLedger:
+            continue
+        except (Corrupt, BadVersion):
+            found.append(ledger_id)
+    return found + ledger_ids[NOTES_READ_MAX:]
+
+
+def _unknown(noted: list[LedgerId], *, is_paused: bool, has_auditor: bool) -> list[Refusal]:
+    if not noted:
+        return []
+    shown = ", ".join(map(str, noted[:SHOWN_MAX])) + (", ..." if len(noted) > SHOWN_MAX else "")
+    what = f"of {len(noted)} ledgers that were" if len(noted) > 1 else "of 1 ledger that was"
+    if is_paused:
+        fix = "healing is paused: `bindery recovery resume`"
+    elif not has_auditor:
+        fix = "start an auditor, which looks"
+    else:
+        fix = "wait some seconds, for the auditor looks as soon as all their bookies are there"
+    return [
+        Refusal(
+            "unknown_copies", f"{what} closed by recovery, or by a writer that missed copies, it is not known yet "
+            f"whether all copies are there ({shown})",
+            f"{fix}; `bindery recovery explain {noted[0]}` says more",
+        )
+    ]  # fmt: skip
+
+
+def _names(bookies: Sequence[BookieId], scale: Scale) -> list[Refusal]:
+    """Another name would bring new bookies and take away all that hold something."""
+    if not scale.bookies or not bookies or any(scale.ordinal(bookie_id) is not None for bookie_id in bookies):
+        return []
+    like = scale.id_template.format(0)
+    return [
+        Refusal(
+            "not_named", f"none of the {len(bookies)} bookies, such as {bookies[0]}, has an id like {like}",
+            "name the release and its bookies as they were, or give the template of their ids",
+        )
+    ]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Members:
+    status: ClusterStatus
+    intents: Mapping[BookieId, Intent]
+    holdings: Mapping[BookieId, Holdings]
+    """Of draining bookies, or of those that leave."""
+    were_writable: frozenset[str]
+    """Before the ledgers were read."""
+
+    @classmethod
+    async def read(
+        cls, store: MetadataStore, layout: LedgersLayout, *, clock_ms: Callable[[], int], randomness: RandomBits,
+        leaving: Scale | None = None,
+    ) -> "_Members":  # fmt: skip
+        # The registrations last: a bookie that joins or returns meanwhile is not taken for lost.
+        memberships = await MembershipStore(store, clock_ms=clock_ms).all()
+        intents = {bookie_id: found.effective(clock_ms()) for bookie_id, found in memberships.items()}
+        before = await cluster_status(store, layout)
+        if leaving is None:
+            asked = [bookie_id for bookie_id, intent in sorted(intents.items()) if intent is Intent.DRAINING]
+        else:
+            asked = [bookie_id for bookie_id in _bookies(before) if leaving.goes(bookie_id)]
+        ledgers = _Ledgers(LedgerManager(store, layout, randomness=randomness))
+        holdings = {bookie_id: await holdings_of(ledgers, bookie_id) for bookie_id in asked}
+        return cls(await cluster_status(store, layout), intents, holdings, frozenset(before.writable))
+
+    def refusals(self, scale: Scale | None) -> list[Refusal]:
+        bookies = _bookies(self.status)
+        found = [] if scale is None else _names(bookies, scale)
+        for bookie_id in bookies:
+            goes = scale is not None and scale.goes(bookie_id)
+            refusal = self._refusal(bookie_id, is_registered=self._is_registered(bookie_id), goes=goes)
+            if refusal is not None:
+                found.append(refusal)
+        return found
+
+    def refusals_of_going(self, scale: Scale) -> list[Refusal]:
+        """Needs what was read for those that leave: one that came meanwhile holds nothing yet."""
+        found = _names(_bookies(self.status), scale)
+        for bookie_id in self.holdings:
+            intent = self.intents.get(bookie_id, Intent.ACTIVE)
+            if intent is Intent.REMOVED or self._is_empty(bookie_id):
+                continue
+            is_there = self._is_registered(bookie_id) or intent is Intent.MAINTENANCE
+            found.append(self._still_draining(bookie_id) if is_there else _lost(bookie_id, intent))
+        return found
+
+    def _is_registered(self, bookie_id: BookieId) -> bool:
+        return bookie_id in self.status.writable or bookie_id in self.status.read_only
+
+    def _refusal(self, bookie_id: BookieId, *, is_registered: bool, goes: bool) -> Refusal | None:
+        intent = self.intents.get(bookie_id, Intent.ACTIVE)
+        if intent is Intent.REMOVED or (intent is Intent.JOINING and not is_registered):
+            return None
+        if intent is Intent.DRAINING and (is_registered or self._is_empty(bookie_id)):
+            is_done = self._is_empty(bookie_id) and bookie_id not in self.were_writable
+            return self._still_draining(bookie_id) if goes and not is_done else None
+        if not is_registered and intent is not Intent.MAINTENANCE:
+            return _lost(bookie_id, intent)
+        if goes:
+            return Refusal(
+                "not_drained", f"bookie {bookie_id} is to go, and was not drained",
+                f"`bindery bookie drain {bookie_id} --wait`", bookie_id,
+            )  # fmt: skip
+        return None
+
+    def _still_draining(self, bookie_id: BookieId) -> Refusal:
+        if self._is_empty(bookie_id):
+            return Refusal(
+                "not_drained", f"bookie {bookie_id} is to go, and no ledger names it, but {still_writable(bookie_id)}",
+                "wait until it is read-only", bookie_id,
+            )  # fmt: skip
+        holdings = self.holdings[bookie_id]
+        count = len(holdings.ledgers) + len(holdings.unreadable)
+        return Refusal(
+            "not_drained", f"bookie {bookie_id} is to go, and {count} ledgers still name it",
+            f"`bindery bookie drain {bookie_id} --wait`", bookie_id,
+        )  # fmt: skip
+
+    def notes(self, scale: Scale | None) -> list[str]:
+        """Bookies that stay, and could not serve as they are meant to; leases that an upgrade may outlive."""
+        found = []
+        for bookie_id, intent in sorted(self.intents.items()):
+            if intent is Intent.MAINTENANCE:
+                found.append(f"bookie {bookie_id} is in maintenance: its absence counts as no loss for now")
+            stays = scale is not None and scale.ordinal(bookie_id) is not None and not scale.goes(bookie_id)
+            if stays and intent in (Intent.DRAINING, Intent.REMOVED):
+                effect = "does not start" if intent is Intent.REMOVED else "takes no new ledgers"
+                found.append(
+                    f"bookie {bookie_id} is to stay, and is {intent.value}: it {effect}; "
+                    f"`bindery bookie drain {bookie_id} --cancel` makes it an ordinary member again"
+                )
+        return found
+
+    def _is_empty(self, bookie_id: BookieId) -> bool:
+        holdings = self.holdings[bookie_id]
+        return not holdings.ledgers and not holdings.unreadable
+
+
+def _bookies(status: ClusterStatus) -> list[BookieId]:
+    """Those that are known or registered."""
+    return [*map(BookieId, sorted({*status.known, *status.writable, *status.read_only}))]
+
+
+def _lost(bookie_id: BookieId, intent: Intent) -> Refusal:
+    away = "is draining, holds ledgers and is not registered" if intent is Intent.DRAINING else "is lost"
+    return Refusal(
+        "lost", f"bookie {bookie_id} {away}",
+        f"start it; if it is gone for good: `bindery bookie recover {bookie_id} --yes --wait`", bookie_id,
+    )  # fmt: skip
+
+
+class _Ledgers:
+    """The metadata alone, for `holdings_of`."""
+
+    def __init__(self, manager: LedgerManager) -> None:
+        self._manager = manager
+
+    def list_ledgers(self) -> AsyncIterator[LedgerId]:
+        return self._manager.list()
+
+    async def metadata(self, ledger_id: LedgerId) -> LedgerMetadata:
+        return (await self._manager.read(ledger_id)).value

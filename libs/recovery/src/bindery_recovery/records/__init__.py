@@ -1,0 +1,1 @@
+"""Reasons and sentences shared by checks, repair and reports."""

@@ -1,0 +1,1 @@
+"""The replication worker: take a mark, copy what is missing, update the ensemble."""

@@ -1,0 +1,1 @@
+"""Progress of recovery, and why a ledger is not healed."""

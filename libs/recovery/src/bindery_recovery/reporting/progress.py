@@ -1,0 +1,472 @@
+"""How healing stands: what is left, how fast it goes, when it will be done, or why that cannot be said.
+
+`collect` reads a Snapshot out of the metadata; `summarise` makes Progress of it, purely; ProgressCollector does both
+for callers that ask again and again (metrics, HTTP), seldom enough that looking is not the load.
+
+What the estimate rests on
+- Bytes left: of marked ledgers that can be healed now. A ledger whose size nobody knows yet (open, or marked by a tool
+  that keeps no records) counts as the mean of the others.
+- Rate: bytes that workers copied over the last PACE_WINDOW_S; before there is so much to look back on, what they say.
+- Blocked and unrecoverable ledgers are not in it: nobody can say when a bookie will be added.
+- No estimate is given when nothing moves; `why_no_eta` then says what would have to happen.
+"""
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final, TypeVar
+
+from bindery_core.ids import BookieId, LedgerId
+from bindery_metadata.bookies.membership import Intent, Membership, MembershipStore
+from bindery_metadata.coordination.election import current_auditor
+from bindery_metadata.layout.layout import LedgersLayout
+from bindery_metadata.ledgers.closing_records import ClosingNote, ClosingNotes
+from bindery_metadata.recovery.recovery_records import (
+    Obstacle,
+    Pause,
+    RecoveryRecord,
+    RecoveryRecords,
+    RecoveryState,
+    WorkerReport,
+)
+from bindery_metadata.recovery.underreplication import Mark, UnderreplicationManager
+from bindery_metadata.stores.store import MetadataStore
+
+from bindery_recovery.checks import bookie_audit, full_check
+from bindery_recovery.cluster import bookie_watch
+from bindery_recovery.cluster.lost_bookies import GAP_MAX_S, Phase
+from bindery_recovery.records.sentences import counted, span
+
+PACE_WINDOW_S: Final = 60.0
+PACE_SPAN_MIN_S: Final = 10.0
+"""Over less than this what was copied says nothing."""
+REPORT_FRESH_S: Final = 60.0
+"""What a worker said of its speed longer ago does not count: it is idle, and reports nothing."""
+AGE_BUCKETS_S: Final = (60, 600, 3600, 21_600, 86_400, 604_800)
+CLOSINGS_READ_MAX: Final = 1_000
+"""Notes of closed ledgers whose age is looked at: the others have higher ids, and are younger as a rule."""
+COLLECT_INTERVAL_S: Final = 5.0
+COLLECT_SHARE: Final = 10
+"""A reading is good for this many times what it took, if that is longer."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """What the metadata said, more or less at one moment."""
+
+    now_ms: int
+    marks: Sequence[Mark] = ()
+    records: Mapping[LedgerId, RecoveryRecord] = field(default_factory=dict)
+    locks: Mapping[LedgerId, str] = field(default_factory=dict)
+    reports: Sequence[WorkerReport] = ()
+    is_enabled: bool = True
+    pause: Pause | None = None
+    auditor: str | None = None
+    memberships: Mapping[BookieId, Membership] = field(default_factory=dict)
+    lost: Mapping[str, Any] = field(default_factory=dict)
+    """The cursor of `bookie_watch`."""
+    draining: Mapping[str, Any] = field(default_factory=dict)
+    """The cursor of `bookie_audit`."""
+    ledger_check: Mapping[str, Any] = field(default_factory=dict)
+    """The cursor of `full_check`."""
+    closings: int = 0
+    """Closed ledgers, or such that are being closed, of which nobody has seen yet that all copies are there."""
+    closing_notes: Sequence[ClosingNote] = ()
+    """Of the first CLOSINGS_READ_MAX of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Closings:
+    """Notes of ledgers that were closed by who does not know of all copies: until the auditor has looked."""
+
+    pending: int
+    oldest_age_s: float | None
+    """None: there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class LostBookie:
+    bookie_id: str
+    phase: str
+    since_ms: int
+    left_s: float | None
+    """Of its delay; 0: due; None: its ledgers are marked."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrainingBookie:
+    bookie_id: str
+    since_ms: int
+    ledgers_left: int | None
+    """None: not counted yet."""
+    bytes_left: int | None
+    percent: float | None
+    """Of what it held when draining began; 100 only when no ledger names it any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerCheckProgress:
+    is_running: bool
+    started_ms: int | None
+    ledgers: int
+    """Of this walk so far."""
+    marked: int
+    last_finished_ms: int | None
+    last_result: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Times in ms since 1970, sizes in bytes."""
+
+    at_ms: int
+    is_enabled: bool
+    pause: Pause | None
+    auditor: str | None
+    marked: int
+    copying: int
+    """Marked ledgers that a worker has locked."""
+    unrecoverable: int
+    blocked: int
+    bytes_left: int
+    """Known; of everything marked but what is unrecoverable."""
+    entries_left: int
+    """Copies of entries, likewise."""
+    unknown_size: int
+    """Marked ledgers of which it is not known how much is missing."""
+    rate_bytes_per_s: float
+    eta_s: float | None
+    """0: nothing is marked."""
+    why_no_eta: str
+    """A sentence without its full stop; empty when there is an estimate."""
+    oldest_mark_age_s: float | None
+    age_counts: Mapping[str, int]
+    """Marked ledgers that are at most so many seconds old (AGE_BUCKETS_S, `inf`)."""
+    by_state: Mapping[str, int]
+    by_reason: Mapping[str, int]
+    by_obstacle: Mapping[str, int]
+    lost: tuple[LostBookie, ...]
+    draining: tuple[DrainingBookie, ...]
+    maintenance: Mapping[str, int | None]
+    """Bookie -> end of its lease."""
+    workers: tuple[WorkerReport, ...]
+    """Those whose sessions live."""
+    ledger_check: LedgerCheckProgress
+    closings: Closings
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class Pace:
+    """How fast workers copy, looking back over PACE_WINDOW_S of work."""
+
+    def __init__(self) -> None:
+        self._samples: deque[tuple[int, int]] = deque()
+        """(at ms, bytes copied by then)."""
+        self._done: dict[str, int] = {}
+        self._total = 0
+
+    def note(self, reports: Sequence[WorkerReport], now_ms: int, *, is_working: bool = True) -> None:
+        """`is_working`: there is something to copy, and somebody who may. Times without either say nothing about the
+        pace, nor does a time in which nobody looked."""
+        if not is_working or (self._samples and now_ms - self._samples[-1][0] > PACE_WINDOW_S * 1000):
+            self._samples.clear()
+        for report in reports:
+            before = self._done.get(report.name)
+            if before is not None:
+                done = report.bytes_done_total
+                self._total += done - before if done >= before else done  # it began anew
+            self._done[report.name] = report.bytes_done_total
+        if is_working:
+            self._samples.append((now_ms, self._total))
+        while len(self._samples) > 2 and self._samples[1][0] <= now_ms - PACE_WINDOW_S * 1000:
+            self._samples.popleft()
+
+    def bytes_per_s(self) -> float | None:
+        """None: not looked at for long enough."""
+        if not self._samples:
+            return None
+        (first_ms, first), (last_ms, last) = self._samples[0], self._samples[-1]
+        seconds = (last_ms - first_ms) / 1000
+        return (last - first) / seconds if seconds >= PACE_SPAN_MIN_S else None
+
+
+async def collect(
+    store: MetadataStore,
+    layout: LedgersLayout,
+    *,
+    marks: UnderreplicationManager,
+    records: RecoveryRecords,
+    memberships: MembershipStore,
+    clock_ms: Callable[[], int],
+) -> Snapshot:
+    """Reads two nodes a marked ledger. Raises MetadataUnavailable."""
+    listed = asyncio.gather(_all(marks.list()), _all(records.list()), marks.locks(), records.reports())
+    switches = asyncio.gather(marks.is_enabled(), records.pause_info(), current_auditor(store, layout))
+    cursors = asyncio.gather(
+        records.get_cursor(bookie_watch.CURSOR),
+        records.get_cursor(bookie_audit.CURSOR_DRAINING),
+        records.get_cursor(full_check.CURSOR),
+    )
+    others = asyncio.gather(memberships.all(), _closings(ClosingNotes(store)))
+    (found_marks, found_records, locks, reports), (is_enabled, pause, auditor), kept, rest = await asyncio.gather(
+        listed, switches, cursors, others
+    )
+    found, (closings, closing_notes) = rest
+    lost, draining, ledger_check = kept
+    return Snapshot(
+        now_ms=clock_ms(),
+        marks=found_marks,
+        records={record.ledger_id: record for record in found_records},
+        locks=locks,
+        reports=reports,
+        is_enabled=is_enabled,
+        pause=pause,
+        auditor=auditor,
+        memberships=found,
+        lost=lost or {},
+        draining=draining or {},
+        ledger_check=ledger_check or {},
+        closings=closings,
+        closing_notes=closing_notes,
+    )
+
+
+async def _closings(notes: ClosingNotes) -> tuple[int, Sequence[ClosingNote]]:
+    ledger_ids = await notes.ledger_ids()
+    return len(ledger_ids), await notes.get_all(ledger_ids[:CLOSINGS_READ_MAX])
+
+
+def summarise(snapshot: Snapshot, *, rate_bytes_per_s: float | None = None) -> Progress:
+    """`rate_bytes_per_s`: as measured; None: what the workers say of themselves."""
+    now_ms = snapshot.now_ms
+    if rate_bytes_per_s is None:
+        fresh = [report for report in snapshot.reports if now_ms - report.at_ms <= REPORT_FRESH_S * 1000]
+        rate_bytes_per_s = sum(report.bytes_per_s for report in fresh)
+    marked = [(mark, snapshot.records.get(mark.ledger_id)) for mark in snapshot.marks]
+    states = [record.state if record else RecoveryState.WAITING for _, record in marked]
+    left = [record for _, record in marked if not _is(record, RecoveryState.UNRECOVERABLE)]
+    ages_s = sorted(_age_s(mark, record, now_ms) for mark, record in marked)
+    eta_s, why = _estimate(snapshot, [record for _, record in marked], rate_bytes_per_s)
+    return Progress(
+        at_ms=now_ms,
+        is_enabled=snapshot.is_enabled,
+        pause=None if snapshot.is_enabled else snapshot.pause,
+        auditor=snapshot.auditor,
+        marked=len(marked),
+        copying=sum(mark.ledger_id in snapshot.locks for mark in snapshot.marks),
+        unrecoverable=states.count(RecoveryState.UNRECOVERABLE),
+        blocked=states.count(RecoveryState.BLOCKED),
+        bytes_left=sum(record.missing_bytes or 0 for record in left if record),
+        entries_left=sum(record.missing_entries or 0 for record in left if record),
+        unknown_size=sum(record is None or record.missing_bytes is None for record in left),
+        rate_bytes_per_s=rate_bytes_per_s,
+        eta_s=eta_s,
+        why_no_eta=why,
+        oldest_mark_age_s=ages_s[-1] if ages_s else None,
+        age_counts={
+            **{str(limit): sum(age <= limit for age in ages_s) for limit in AGE_BUCKETS_S}, "inf": len(ages_s)
+        },
+        by_state=dict(Counter(str(state) for state in states)),
+        by_reason=dict(Counter(str(record.reason) if record else "unknown" for _, record in marked)),
+        by_obstacle=dict(
+            Counter(str(record.obstacle) for _, record in marked if record and record.obstacle is not Obstacle.NONE)
+        ),
+        lost=tuple(_lost(snapshot)),
+        draining=tuple(_draining(snapshot)),
+        maintenance={
+            bookie_id: membership.until_ms
+            for bookie_id, membership in sorted(snapshot.memberships.items())
+            if membership.effective(now_ms) is Intent.MAINTENANCE
+        },
+        workers=tuple(snapshot.reports),
+        ledger_check=_ledger_check(snapshot.ledger_check),
+        closings=Closings(snapshot.closings, _oldest_s(snapshot)),
+    )  # fmt: skip
+
+
+class ProgressCollector:
+    """Progress, not older than it must be. Callers at the same time share one reading."""
+
+    def __init__(
+        self,
+        store: MetadataStore,
+        layout: LedgersLayout,
+        *,
+        marks: UnderreplicationManager,
+        records: RecoveryRecords,
+        memberships: MembershipStore,
+        clock_ms: Callable[[], int],
+        interval_s: float = COLLECT_INTERVAL_S,
+    ) -> None:
+        self._store = store
+        self._layout = layout
+        self._marks = marks
+        self._records = records
+        self._memberships = memberships
+        self._clock_ms = clock_ms
+        self._interval_s = interval_s
+        self._pace = Pace()
+        self._lock = asyncio.Lock()
+        self._good_until = 0.0
+        self.latest: Progress | None = None
+        """The last one that was read, however old: for metrics."""
+
+    async def get(self) -> Progress:
+        """Raises MetadataUnavailable."""
+        loop = asyncio.get_running_loop()
+        async with self._lock:
+            if self.latest is None or loop.time() >= self._good_until:
+                began = loop.time()
+                snapshot = await collect(
+                    self._store, self._layout, marks=self._marks, records=self._records,
+                    memberships=self._memberships, clock_ms=self._clock_ms,
+                )  # fmt: skip
+                is_working = bool(snapshot.marks and snapshot.reports) and snapshot.is_enabled
+                self._pace.note(snapshot.reports, snapshot.now_ms, is_working=is_working)
+                self.latest = summarise(snapshot, rate_bytes_per_s=self._pace.bytes_per_s())
+                self._good_until = loop.time() + max(self._interval_s, COLLECT_SHARE * (loop.time() - began))
+            return self.latest
+
+
+# --- the parts of a summary -------------------------------------------------------------------------------------------
+
+
+def _estimate(snapshot: Snapshot, records: Sequence[RecoveryRecord | None], rate: float) -> tuple[float | None, str]:
+    """Seconds, or why there is no saying."""
+    if not records:
+        return 0.0, ""
+    if not snapshot.is_enabled:
+        return None, _switched_off(snapshot.pause)
+    stuck = [r for r in records if _is(r, RecoveryState.UNRECOVERABLE, RecoveryState.BLOCKED)]
+    moving = [r for r in records if not _is(r, RecoveryState.UNRECOVERABLE, RecoveryState.BLOCKED)]
+    if not moving:
+        return None, _stuck([record for record in stuck if record])
+    if not snapshot.reports:
+        return None, "no replication worker is running: start an auditor, or bookies with autorecovery_embedded"
+    retries_s = [(r.next_retry_ms - snapshot.now_ms) / 1000 for r in moving if r and r.next_retry_ms is not None]
+    waiting_s = [max(0.0, retry_s) for retry_s in retries_s]
+    if rate <= 0 and len(retries_s) == len(moving) and min(retries_s) > 0:
+        ledgers = counted(len(moving), "ledger waits", "ledgers wait")
+        return None, f"{ledgers} for the next attempt, the first in {span(min(waiting_s))}: {_commonest(moving)}"
+    if rate <= 0:
+        return None, "nothing was copied lately: workers look at the marked ledgers, or have just begun"
+    sizes = [record.missing_bytes for record in moving if record and record.missing_bytes is not None]
+    if not sizes:
+        return None, "how much is missing is not known yet"
+    size = sum(sizes) * len(moving) / len(sizes)
+    return max(size / rate, *waiting_s, 0.0), ""
+
+
+def _switched_off(pause: Pause | None) -> str:
+    who = ""
+    if pause is not None:
+        who = f" by {pause.by}" if pause.by else ""
+        who += f" ({pause.reason})" if pause.reason else ""
+    return f"automatic recovery is switched off{who}: `bindery recovery resume` switches it on"
+
+
+def _stuck(records: Sequence[RecoveryRecord]) -> str:
+    unrecoverable = sum(record.state is RecoveryState.UNRECOVERABLE for record in records)
+    if unrecoverable == len(records):
+        return f"{counted(unrecoverable, 'ledger is', 'ledgers are')} beyond recovery: {_commonest(records)}"
+    blocked = [record for record in records if record.state is RecoveryState.BLOCKED]
+    return f"{counted(len(blocked), 'ledger is', 'ledgers are')} blocked: {_commonest(blocked)}"
+
+
+def _commonest(records: Sequence[RecoveryRecord | None]) -> str:
+    """The detail of the commonest obstacle."""
+    obstacles = Counter(record.obstacle for record in records if record)
+    if not obstacles:
+        return "their records do not say why"
+    obstacle = obstacles.most_common(1)[0][0]
+    details = (record.detail or record.last_error for record in records if record and record.obstacle is obstacle)
+    return next(filter(None, details), str(obstacle).replace("_", " "))
+
+
+def _age_s(mark: Mark, record: RecoveryRecord | None, now_ms: int) -> float:
+    """Since it was first marked; a mark that was widened has a younger ctime."""
+    times = [at_ms for at_ms in (mark.ctime_ms, record.first_marked_ms if record else None) if at_ms]
+    return max(0.0, (now_ms - min(times)) / 1000) if times else 0.0
+
+
+def _oldest_s(snapshot: Snapshot) -> float | None:
+    ages_ms = [snapshot.now_ms - note.noted_at_ms for note in snapshot.closing_notes]
+    return max(0, *ages_ms) / 1000 if ages_ms else None
+
+
+def _is(record: RecoveryRecord | None, *states: RecoveryState) -> bool:
+    return record is not None and record.state in states
+
+
+def _lost(snapshot: Snapshot) -> list[LostBookie]:
+    kept = snapshot.lost
+    bookies = kept.get("bookies")
+    found = []
+    for bookie_id, fields in sorted(bookies.items() if isinstance(bookies, dict) else ()):
+        try:
+            phase, since_ms = Phase(fields["phase"]), int(fields["since_ms"])
+            left_s: float | None = None
+            if phase is Phase.FORCED:
+                left_s = 0.0
+            elif phase is Phase.WAITING:
+                # Counted by the auditor while it looks; it saved this a few seconds ago.
+                since_saved_s = (snapshot.now_ms - int(kept["saved_ms"])) / 1000 if snapshot.auditor else 0.0
+                counted_s = float(fields["absent_s"]) + min(GAP_MAX_S, max(0.0, since_saved_s))
+                left_s = max(0.0, float(kept["delay_s"]) - counted_s)
+        except (KeyError, TypeError, ValueError):
+            continue
+        found.append(LostBookie(bookie_id, str(phase), since_ms, left_s))
+    return found
+
+
+def _draining(snapshot: Snapshot) -> list[DrainingBookie]:
+    counts = snapshot.draining.get("bookies")
+    counts = counts if isinstance(counts, dict) else {}
+    found = []
+    for bookie_id, membership in sorted(snapshot.memberships.items()):
+        if membership.effective(snapshot.now_ms) is not Intent.DRAINING:
+            continue
+        left = counts.get(bookie_id)
+        left = left if isinstance(left, dict) else {}
+        ledgers_left, bytes_left = _number(left.get("ledgers_left")), _number(left.get("bytes_left"))
+        percent = None
+        if ledgers_left == 0:
+            percent = 100.0
+        elif ledgers_left is not None and bytes_left is not None:
+            for total, rest in (
+                (membership.drain.get("bytes_total", 0), bytes_left),
+                (membership.drain.get("ledgers_total", 0), ledgers_left),
+            ):
+                if total > 0:
+                    percent = min(99.9, max(0.0, 100.0 * (1 - rest / total)))
+                    break
+        found.append(DrainingBookie(bookie_id, membership.since_ms, ledgers_left, bytes_left, percent))
+    return found
+
+
+def _ledger_check(kept: Mapping[str, Any]) -> LedgerCheckProgress:
+    is_running = full_check.is_unfinished(kept)
+    result = kept.get("result")
+    figures = full_check.FullCheckResult.of(result if isinstance(result, dict) else {})
+    last = kept.get("last_result")
+    return LedgerCheckProgress(
+        is_running=is_running,
+        started_ms=kept["started_ms"] if is_running else None,
+        ledgers=figures.ledgers if is_running else 0,
+        marked=figures.marked if is_running else 0,
+        last_finished_ms=_number(kept.get("last_finished_ms")),
+        last_result=last if isinstance(last, dict) else {},
+    )
+
+
+def _number(value: Any) -> int | None:
+    return value if isinstance(value, int) else None
+
+
+async def _all(items: AsyncIterator[T]) -> list[T]:
+    return [item async for item in items]

@@ -1,0 +1,1 @@
+"""Authentication and TLS of connections to port 3181."""

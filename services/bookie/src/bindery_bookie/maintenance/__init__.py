@@ -1,0 +1,1 @@
+"""Background work: garbage collection, repair from other bookies, disk watermarks."""

@@ -1,0 +1,493 @@
+"""Repairer: refills what this bookie lost from the other bookies, and heals single entries that are damaged.
+
+Per ledger in limbo
+1. metadata gone, which `is_gone` must confirm: the ledger was deleted; it is deleted here too.
+2. not closed, and this bookie in its last ensemble: it is recovered through the ledger client. This bookie answers
+   UNKNOWN meanwhile, which no recovery takes for a denial, so the others decide where the ledger ends.
+3. for every closed fragment that names this bookie: each entry that is missing here is read from the other members of
+   its write set, verified against the ledger's digest, and stored as a recovery add.
+4. all of them stored: the ledger leaves limbo. It stays fenced.
+
+A ledger that cannot be repaired now stays in limbo, with its reason in the shard's `LimboState`, and is tried again
+later and later. Nothing is kept but the ledgers' own flags, so a repair goes on after a restart where it was.
+A damaged entry is fetched and stored the same way; the index then points to the good copy.
+
+Invariants: one batch of entries in memory, paced to `rate` bytes a second over all; nothing unverified is stored; a
+ledger leaves limbo only after every entry that it should have here was acknowledged by this bookie's own journal.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+from bindery_core.errors import BinderyError, NoSuchLedger, TryAgain
+from bindery_core.formats.ledger_metadata import LedgerMetadata, LedgerState
+from bindery_core.ids import BookieId, EntryId, LedgerId
+from bindery_core.placement.replication_plan import closed_fragments
+from bindery_core.placement.write_set import write_set
+from bindery_core.wire.messages import Status
+from bindery_kit.observability.logs import get_logger
+
+from bindery_bookie.storage.collection.log_usage import is_in
+from bindery_bookie.storage.corruption.damage import Damage, DamageRegister, Healed
+from bindery_bookie.storage.engine.engine import StorageEngine
+from bindery_bookie.storage.opening.opening import log_id_of
+
+BATCH_ENTRIES_MAX: Final = 64
+BATCH_SIZE: Final = 2 * 1024 * 1024
+"""Bytes that a batch is meant to have, by the size of the entries before it."""
+RETRY_MIN_S: Final = 1.0
+RETRY_MAX_S: Final = 300.0
+BUSY_PAUSE_S: Final = 0.2
+PROBLEMS_MAX: Final = 1000
+"""Damaged entries whose reason is kept."""
+_PLACE_ENTRIES: Final = 1000
+"""Entries of a damaged file looked up in the index at a time."""
+
+log = get_logger(__name__)
+
+
+class Client(Protocol):
+    """What is asked of `bindery_client.client.LedgerClient`."""
+
+    async def metadata(self, ledger_id: LedgerId) -> LedgerMetadata: ...
+
+    async def open(self, ledger_id: LedgerId, *, password: bytes = b"", recover: bool = True) -> Any: ...
+
+    async def read_replicas(
+        self,
+        ledger_id: LedgerId,
+        metadata: LedgerMetadata,
+        bookie_id: BookieId,
+        entry_ids: Sequence[EntryId],
+        take: Callable[[Any], Any],
+    ) -> list[Any]: ...
+
+    async def close(self) -> None: ...
+
+
+@dataclass(slots=True)
+class RepairState:
+    """What the repair is doing: for health, metrics and the admin API."""
+
+    is_running: bool = False
+    ledgers_done: int = 0
+    """Ledgers that left limbo since the start."""
+    ledgers_left: int = 0
+    entries_back: int = 0
+    """Entries that are here of the ledgers that left limbo, whoever brought them: this repair, which counts its own in
+    `entries_copied`, or workers of an auditor; or they were not lost."""
+    entries_copied: int = 0
+    bytes_copied: int = 0
+    entries_failed: int = 0
+    """Fetches that failed; each is tried again."""
+    current_ledger: int | None = None
+    blocked: str = ""
+    """Why nothing can be repaired at all; empty when it can."""
+    problems: dict[tuple[int, int], str] = field(default_factory=dict)
+    """(ledger id, entry id) -> why a damaged entry could not be healed. At most PROBLEMS_MAX."""
+
+    def set_problem(self, key: tuple[int, int], reason: str | None) -> None:
+        if reason is None:
+            self.problems.pop(key, None)
+        elif key in self.problems or len(self.problems) < PROBLEMS_MAX:
+            self.problems[key] = reason
+
+
+class _NotNow(TryAgain):
+    """Some entries could not be fetched or stored; the message says why."""
+
+    code = "repair_incomplete"
+
+
+@dataclass(slots=True)
+class _Backoff:
+    pause_s: float
+    due_at_s: float
+
+
+class Repairer:
+    """`connect` gives the ledger client when there is something to repair; `clock`: monotonic seconds."""
+
+    def __init__(
+        self,
+        shards: Sequence[StorageEngine],
+        damage: DamageRegister,
+        bookie_id: BookieId,
+        *,
+        connect: Callable[[], Awaitable[Client]],
+        is_gone: Callable[[int], Awaitable[bool]],
+        rate: float,
+        clock: Callable[[], float],
+        accepts: Callable[[], bool] = lambda: True,
+        changed: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`damage`: what the shards report to. `is_gone`: whether a ledger was deleted for certain, as garbage
+        collection makes sure; one answer may come from a server that lags, or of another cluster. It raises
+        BinderyError. `rate`: bytes a second. `accepts`: whether this bookie takes entries. `changed` hears of progress.
+        """
+        self.state = RepairState()
+        self._shards = shards
+        self._register = damage
+        self._bookie_id = bookie_id
+        self._connect = connect
+        self._is_gone = is_gone
+        self._rate = rate
+        self._clock = clock
+        self._accepts = accepts
+        self._changed = changed
+        self._client: Client | None = None
+        self._backoff: dict[object, _Backoff] = {}
+        self._wanted = asyncio.Event()
+        self._entry_size = BATCH_SIZE / 8
+        """Bytes, of the entries copied lately: the first batch is a small one."""
+        self._free_at_s = 0.0
+        damage.on_report(self._reported)
+        damage.on_healed(self._healed)
+
+    def request(self) -> None:
+        """Try everything now, whatever its back-off says."""
+        self._backoff.clear()
+        self._wanted.set()
+
+    async def run(self) -> None:
+        """Repair until cancelled."""
+        try:
+            while True:
+                self._wanted.clear()
+                if self._is_needed:
+                    await self._round()
+                else:
+                    self._backoff.clear()  # what failed was healed or deleted by others
+                self._changed()
+                await self._wait()
+        finally:
+            await self._disconnect()
+
+    @property
+    def _is_needed(self) -> bool:
+        return any(shard.limbo is not None for shard in self._shards) or bool(self._damage())
+
+    def _reported(self, damage: Damage) -> None:
+        self._wanted.set()
+
+    def _healed(self, healed: Healed) -> None:
+        if healed.ledger_id is not None and healed.entry_id is None:
+            for key in [key for key in self.state.problems if key[0] == healed.ledger_id]:
+                self.state.set_problem(key, None)
+
+    async def _wait(self) -> None:
+        now = self._clock()
+        due = min((backoff.due_at_s for backoff in self._backoff.values()), default=None)
+        if due is None and not self._is_needed:
+            await self._disconnect()
+            await self._wanted.wait()
+            return
+        try:
+            async with asyncio.timeout(max(RETRY_MIN_S, RETRY_MIN_S if due is None else due - now)):
+                await self._wanted.wait()
+        except TimeoutError:
+            pass
+
+    async def _round(self) -> None:
+        """Try once whatever is due."""
+        self.state.is_running = True
+        try:
+            if self._client is None:
+                self._client = await self._connect()
+            self.state.blocked = ""
+        except BinderyError as error:
+            if str(error) != self.state.blocked:
+                log.error("repair_blocked", error=str(error))
+            self.state.blocked = str(error)
+            self.state.is_running = False
+            self._failed(self)
+            return
+        self._backoff.pop(self, None)
+        try:
+            for shard in self._shards:
+                if shard.limbo is not None:
+                    await self._repair_limbo(shard)
+            await self._heal()
+        except Exception as error:  # of the storage itself, or a fault of ours: neither is worth the bookie's end
+            log.error("repair_interrupted", error=repr(error))
+            self._failed(self)
+        finally:
+            self.state.is_running = False
+            self.state.current_ledger = None
+
+    async def _disconnect(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            await client.close()
+
+    # --- back-off
+
+    def _is_due(self, key: object) -> bool:
+        backoff = self._backoff.get(key)
+        return backoff is None or self._clock() >= backoff.due_at_s
+
+    def _due_of(self, ledger_ids: Sequence[int]) -> list[int]:
+        """Those that are to be tried now. There may be many, of which most wait."""
+        now, backoffs = self._clock(), self._backoff
+        return [one for one in ledger_ids if (found := backoffs.get(one)) is None or now >= found.due_at_s]
+
+    def _failed(self, key: object) -> None:
+        before = self._backoff.get(key)
+        pause_s = RETRY_MIN_S if before is None else min(before.pause_s * 2, RETRY_MAX_S)
+        self._backoff[key] = _Backoff(pause_s, self._clock() + pause_s)
+
+    # --- ledgers in limbo
+
+    async def _repair_limbo(self, shard: StorageEngine) -> None:
+        limbo = shard.limbo
+        assert limbo is not None
+        left = await shard.limbo_ledger_ids()
+        limbo.left = len(left)
+        for ledger_id in [one for one in limbo.problems if not is_in(left, one)]:
+            limbo.set_problem(ledger_id, None)  # garbage collection was first
+        self._count_left()
+        for ledger_id in self._due_of(left):
+            self.state.current_ledger = ledger_id
+            try:
+                await self._repair_ledger(shard, LedgerId(ledger_id))
+            except BinderyError as error:
+                self._failed(ledger_id)
+                limbo.set_problem(ledger_id, str(error))
+                log.warning("ledger_not_repaired", ledger_id=ledger_id, error=str(error))
+            else:
+                self._backoff.pop(ledger_id, None)
+                limbo.set_problem(ledger_id, None)
+                limbo.left -= 1
+                self.state.ledgers_done += 1
+                self._count_left()
+            self._changed()
+        if not limbo.left and not await shard.limbo_ledger_ids(anew=True):
+            await shard.end_limbo()
+            log.warning(
+                "limbo_left",
+                ledgers=self.state.ledgers_done,
+                entries=self.state.entries_back,
+                entries_copied=self.state.entries_copied,
+                bytes_copied=self.state.bytes_copied,
+            )
+
+    def _count_left(self) -> None:
+        self.state.ledgers_left = sum(shard.limbo.left for shard in self._shards if shard.limbo is not None)
+
+    async def _repair_ledger(self, shard: StorageEngine, ledger_id: LedgerId) -> None:
+        """Raises BinderyError when it is not whole yet."""
+        metadata = await self._closed_metadata(ledger_id)
+        if metadata is None:
+            if not await self._is_gone(ledger_id):
+                raise _NotNow("metadata said that there is no such ledger, and then that there is", ledger_id=ledger_id)
+            await shard.delete_ledger(ledger_id)
+            return
+        if metadata.state is not LedgerState.CLOSED and self._bookie_id in metadata.last_segment.ensemble:
+            raise _NotNow("ledger is open again", ledger_id=ledger_id)
+        here = _Runs(await shard.entries_here(ledger_id))
+        ours = [fragment.entry_ids for fragment in closed_fragments(metadata) if fragment.bookie_id == self._bookie_id]
+        wanted = (entry_id for entry_ids in ours for entry_id in entry_ids if entry_id not in here)
+        problem: BinderyError | None = None
+        while batch := self._take_batch(wanted):
+            try:
+                await self._copy(shard, ledger_id, metadata, batch)
+            except BinderyError as error:  # go on: what can be had now is good to have
+                problem = error
+        if problem is not None:
+            raise problem
+        shard.leave_limbo(ledger_id)
+        self.state.entries_back += sum(map(len, ours))
+        log.info("ledger_repaired", ledger_id=ledger_id)
+
+    async def _closed_metadata(self, ledger_id: LedgerId) -> LedgerMetadata | None:
+        """After a recovery, if it is being written with this bookie. None: metadata say that there is no such one."""
+        assert self._client is not None
+        try:
+            metadata = await self._client.metadata(ledger_id)
+            if metadata.state is not LedgerState.CLOSED and self._bookie_id in metadata.last_segment.ensemble:
+                handle = await self._client.open(ledger_id, password=metadata.password or b"")
+                await handle.release()
+                metadata = await self._client.metadata(ledger_id)
+        except NoSuchLedger:
+            return None
+        return metadata
+
+    def _take_batch(self, wanted: Iterator[int]) -> list[EntryId]:
+        count = max(1, min(BATCH_ENTRIES_MAX, int(BATCH_SIZE / self._entry_size)))
+        return [EntryId(entry_id) for _, entry_id in zip(range(count), wanted, strict=False)]
+
+    # --- damage
+
+    def _damage(self) -> list[Damage]:
+        """What a fetch can heal: entries, and entry logs that lost some of theirs."""
+        return [
+            damage
+            for damage in self._register.items()
+            if damage.entry_id is not None or (log_id_of(damage.path) is not None and self._shard_of(damage.path))
+        ]
+
+    def _shard_of(self, path: str) -> StorageEngine | None:
+        return next((shard for shard in self._shards if shard.holds(path)), None)
+
+    async def _heal(self) -> None:
+        for damage in self._damage():
+            key = damage.key
+            if not self._is_due(key):
+                continue
+            try:
+                if damage.ledger_id is not None and damage.entry_id is not None:
+                    shard = self._shards[damage.ledger_id % len(self._shards)]
+                    await self._heal_entries(shard, damage.ledger_id, [damage.entry_id])
+                elif (place := self._shard_of(damage.path)) is not None:
+                    await self._heal_place(place, damage)
+            except BinderyError as error:
+                self._failed(key)
+                log.warning("damage_not_healed", path=damage.path, offset=damage.offset, error=str(error))
+            else:
+                self._backoff.pop(key, None)
+            self._changed()
+
+    async def _heal_place(self, shard: StorageEngine, damage: Damage) -> None:
+        """Every entry that the index places behind `damage`."""
+        log_id = log_id_of(damage.path)
+        assert log_id is not None
+        after: tuple[int, int] = (-1, -1)
+        problem: BinderyError | None = None
+        while found := await shard.entries_in_log(log_id, start=damage.offset, after=after, count=_PLACE_ENTRIES):
+            after = found[-1]
+            by_ledger: dict[int, list[int]] = {}
+            for ledger_id, entry_id in found:
+                by_ledger.setdefault(ledger_id, []).append(entry_id)
+            for ledger_id, entry_ids in by_ledger.items():
+                try:
+                    await self._heal_entries(shard, ledger_id, entry_ids)
+                except BinderyError as error:
+                    problem = error
+        if problem is not None:
+            raise problem
+        self._register.healed_place(damage.path, damage.offset)
+        log.warning("damage_healed", path=damage.path, offset=damage.offset)
+
+    async def _heal_entries(self, shard: StorageEngine, ledger_id: int, entry_ids: Sequence[int]) -> None:
+        assert self._client is not None
+        try:
+            metadata = await self._client.metadata(LedgerId(ledger_id))
+        except NoSuchLedger:
+            self._register.ledger_gone(ledger_id)  # garbage collection removes it
+            return
+        ids = iter(entry_ids)
+        problem: BinderyError | None = None
+        while batch := self._take_batch(ids):
+            try:
+                await self._copy(shard, LedgerId(ledger_id), metadata, batch)
+            except NoSuchLedger:
+                self._register.ledger_gone(ledger_id)  # it was forgotten here: others have it
+                return
+            except BinderyError as error:
+                problem = error
+                for entry_id in batch:
+                    self.state.set_problem((ledger_id, entry_id), str(error))
+            else:
+                for entry_id in batch:
+                    self.state.set_problem((ledger_id, entry_id), None)
+                    self._register.healed(ledger_id, entry_id)
+        if problem is not None:
+            raise problem
+
+    # --- copying
+
+    async def _copy(
+        self, shard: StorageEngine, ledger_id: LedgerId, metadata: LedgerMetadata, entry_ids: Sequence[EntryId]
+    ) -> None:
+        """Fetch entries from the others and store them. Raises BinderyError when one of them could not be had."""
+        assert self._client is not None
+        await self._until_writable()
+        left = list(entry_ids)
+        reasons: dict[int, str] = {}
+        for turn in range(max(metadata.ensemble_size, 1)):
+            by_source: dict[BookieId, list[EntryId]] = {}
+            for entry_id in left:
+                sources = self._sources(metadata, entry_id)
+                if turn < len(sources):
+                    by_source.setdefault(sources[turn], []).append(entry_id)
+            if not by_source:
+                break
+            for source, wanted in by_source.items():
+                frames: list[bytes] = []
+                for entry_id, frame, reason in await self._client.read_replicas(
+                    ledger_id, metadata, source, wanted, _frame_or_reason
+                ):
+                    if frame is None:
+                        reasons[entry_id] = f"{reasons[entry_id]}; {reason}" if entry_id in reasons else reason
+                    else:
+                        frames.append(frame)
+                        left.remove(entry_id)
+                await self._store(shard, ledger_id, frames)
+        if left:
+            self.state.entries_failed += len(left)
+            reason = reasons.get(left[0], "no other bookie should hold it")
+            raise _NotNow(f"{len(left)} entries cannot be had now, the first: {reason}", entry_id=left[0])
+
+    def _sources(self, metadata: LedgerMetadata, entry_id: int) -> list[BookieId]:
+        """The other bookies that hold an entry, in the order in which they are asked."""
+        segment = max(
+            (one for one in metadata.segments if one.first_entry_id <= entry_id), key=lambda one: one.first_entry_id
+        )
+        indexes = write_set(entry_id=entry_id, ensemble_size=metadata.ensemble_size, write_quorum=metadata.write_quorum)
+        members = [segment.ensemble[index] for index in indexes]
+        # Begin behind ourselves, so that the copies of one fragment come from the same neighbour in large batches.
+        at = members.index(self._bookie_id) + 1 if self._bookie_id in members else 0
+        return [member for member in members[at:] + members[:at] if member != self._bookie_id]
+
+    async def _store(self, shard: StorageEngine, ledger_id: int, frames: Sequence[bytes]) -> None:
+        if not frames:
+            return
+        size = sum(map(len, frames))
+        self._entry_size = (self._entry_size + size / len(frames)) / 2
+        statuses = await shard.store_recovered(ledger_id, frames)
+        while Status.TOO_MANY_REQUESTS in statuses or Status.READ_ONLY in statuses:
+            await asyncio.sleep(BUSY_PAUSE_S)
+            await self._until_writable()
+            statuses = await shard.store_recovered(ledger_id, frames)
+        bad = [status for status in statuses if status != Status.OK]
+        if bad:
+            raise _NotNow("this bookie did not take its own entries", ledger_id=ledger_id, status=bad[0])
+        self.state.entries_copied += len(frames)
+        self.state.bytes_copied += size
+        self._changed()
+        now = self._clock()
+        self._free_at_s = max(self._free_at_s, now) + size / self._rate
+        if self._free_at_s > now:
+            await asyncio.sleep(self._free_at_s - now)
+
+    async def _until_writable(self) -> None:
+        while not self._accepts():
+            self.state.blocked = "this bookie is read-only and takes no recovered entries"
+            self._changed()
+            await asyncio.sleep(RETRY_MIN_S)
+        self.state.blocked = ""
+
+
+class _Runs:
+    """Membership in ascending runs (first, count), asked in ascending order per pass."""
+
+    def __init__(self, runs: Sequence[tuple[int, int]]) -> None:
+        self._runs = runs
+        self._at = 0
+
+    def __contains__(self, entry_id: int) -> bool:
+        runs = self._runs
+        if self._at and entry_id < runs[self._at - 1][0]:
+            self._at = 0
+        while self._at < len(runs) and sum(runs[self._at]) <= entry_id:
+            self._at += 1
+        return self._at < len(runs) and runs[self._at][0] <= entry_id
+
+
+def _frame_or_reason(replica: Any) -> tuple[EntryId, bytes | None, str]:
+    """Of a `bindery_client.ledger.replica.ReplicaRead`: the entry if it is good, else why not."""
+    if replica.verdict.value == "good":
+        return replica.entry_id, replica.frame, ""
+    return replica.entry_id, None, f"{replica.bookie_id} says {replica.reason or replica.verdict.value}"

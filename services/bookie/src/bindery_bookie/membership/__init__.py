@@ -1,0 +1,1 @@
+"""Who this bookie is: cookie, addresses, directory lock, registration."""

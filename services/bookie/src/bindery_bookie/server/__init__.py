@@ -1,0 +1,1 @@
+"""Port 3181: connections, operations, admission and fairness of reads."""

@@ -1,0 +1,1 @@
+"""Garbage collection of entry logs, and compaction."""

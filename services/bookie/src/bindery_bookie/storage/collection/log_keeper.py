@@ -1,0 +1,187 @@
+"""LogKeeper: the list of entry logs and their files, changed step by step so that a crash or an error leaves no doubt.
+
+See `compaction` for the steps of a replacement and what a crash behind each of them leaves. After an error the keeper
+knows what is left to do (`finish`), and nothing else is begun before that is done. What flushes could cross runs in the
+flush's worker. Event loop only.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import structlog
+from bindery_core.errors import BinderyError, Conflict
+
+from bindery_bookie.storage.collection.rewrite import Rewrite
+from bindery_bookie.storage.corruption.damage import Damage
+from bindery_bookie.storage.entry_log import entry_log_format as fmt
+from bindery_bookie.storage.entry_log.log_manifest import LogEnd, LogIds, LogManifest, ManifestFile
+from bindery_bookie.storage.index.index import Index
+from bindery_bookie.storage.io.disk import Disk
+from bindery_bookie.storage.io.worker import Worker, run_in
+from bindery_bookie.storage.stats import StorageStats
+
+log = structlog.get_logger(__name__)
+
+ROOM_MARGIN: Final = 1024 * 1024
+"""Bytes beside the copy: index rows, lists, control records."""
+
+_ERRORS = (OSError, BinderyError)
+
+
+@dataclass(slots=True)
+class Surroundings:
+    """What the compactor uses of the engine. `closed_below`, `log_end`: see Flusher."""
+
+    disk: Disk
+    directory: str
+    index: Index
+    closed_below: Callable[[], int]
+    log_end: Callable[[int], LogEnd]
+    open_ledgers: Callable[[], Awaitable[dict[int, int]]]
+    """Bytes of records by ledger id in the log being written."""
+    flush_deletions: Callable[[], Awaitable[None]]
+    """Return once no deletion waits for a flush. Raises OSError."""
+    roll: Callable[[], Awaitable[None]]
+    """Close the log being written. Raises OSError or BinderyError."""
+    forget_log: Callable[[int], Awaitable[None]]
+    """Return once no reader has the log open."""
+    make_room: Callable[[], bool]
+    """Give up a reserve; False when there is none. In a worker."""
+    damaged: Callable[[Damage], object]
+    flush_worker: Worker
+    worker: Worker
+    """Of the compactor alone."""
+    clock: Callable[[], float]
+    wall_clock_ms: Callable[[], int]
+
+
+class LogKeeper:
+    """Invariants: no file is removed that the list on the disk may call good; an id that was taken is called absent or
+    is a log; after an error either everything is as before, or `finish` brings it to an end."""
+
+    def __init__(self, parts: Surroundings, manifest: ManifestFile, ids: LogIds, stats: StorageStats) -> None:
+        self._parts = parts
+        self._manifest = manifest
+        self._ids = ids
+        self._stats = stats
+        self._spare_id: int | None = None
+        """Taken, to be called absent, and not used."""
+        self._rubbish: set[str] = set()
+        """Files that could not be removed."""
+        self._unfinished: Callable[[], Awaitable[None]] | None = None
+        """Raises OSError or BinderyError; then again."""
+
+    @property
+    def manifest(self) -> LogManifest:
+        """The list as it is now. A flush may change it, too."""
+        return self._manifest.manifest
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether `finish` has to succeed before anything else."""
+        return self._unfinished is not None
+
+    async def finish(self) -> None:
+        """Do what an earlier step left. Raises OSError or BinderyError."""
+        if self._unfinished is not None:
+            await self._unfinished()
+            self._unfinished = None
+        for path in tuple(self._rubbish):
+            await self.remove_file(path)
+
+    async def new_log_id(self) -> int:
+        """An id that the list calls absent, for a log to be written. Raises OSError."""
+        if self._rubbish:  # some of it may bear the spare id
+            self._spare_id = None
+        log_id = self._spare_id or self._ids.for_compaction()
+        self._spare_id = log_id  # until a log bears it: were it forgotten, it would look like a lost one
+        if not self.manifest.is_absent(log_id):
+            await self._change(lambda manifest: manifest.with_absent(log_id))
+        return log_id
+
+    async def remove_logs(self, log_ids: Sequence[int]) -> None:
+        """Logs that nothing needs. Raises OSError; then call it again."""
+        await self._change(lambda manifest: manifest.with_absent(*log_ids))
+        for log_id in log_ids:
+            await self._remove_log(log_id)
+
+    async def install(self, rewrite: Rewrite) -> None:
+        """Steps 3 to 7. After an error `_unfinished` says what is left, or all of it was undone."""
+        parts = self._parts
+        target_id = rewrite.target_id
+
+        def rename() -> None:
+            parts.disk.rename(rewrite.temporary_path, rewrite.path)
+            parts.disk.sync_directory(parts.directory)
+
+        try:
+            await run_in(parts.flush_worker, rename)
+        except _ERRORS:
+            await self.remove_file(rewrite.temporary_path)
+            await self.remove_file(rewrite.path)
+            raise
+        try:
+            await self._change(lambda manifest: manifest.with_compacted(target_id, rewrite.source.order))
+        except _ERRORS:
+            # Which of the two lists is on the disk is not known: no file may go before it says so.
+            self._unfinished = lambda: self._abandon(rewrite)
+            await self.finish()
+            raise
+        self._spare_id = None
+        self._unfinished = lambda: self._switch(rewrite)
+        await self.finish()
+
+    async def _switch(self, rewrite: Rewrite) -> None:
+        """Steps 5 to 7. A switch that failed may be on the disk all the same, so that it is only ever repeated: what it
+        did already it leaves alone."""
+        parts, source_id = self._parts, rewrite.source.log_id
+        switches = self.manifest.switches + 1
+
+        def switch() -> None:
+            parts.index.switch(source_id, rewrite.ledgers, rewrite.moved, switches=switches)
+
+        try:
+            await run_in(parts.flush_worker, switch)
+        except Conflict:  # nothing was written
+            self._unfinished = lambda: self._abandon(rewrite)
+            raise
+        await self._change(lambda manifest: replace(manifest.with_absent(source_id), switches=switches))
+        await self._remove_log(source_id)
+
+    async def _abandon(self, rewrite: Rewrite) -> None:
+        await self._change(lambda manifest: manifest.with_absent(rewrite.target_id))
+        await self.remove_file(rewrite.path)
+
+    async def _change(self, change: Callable[[LogManifest], LogManifest]) -> None:
+        await run_in(self._parts.flush_worker, lambda: self._manifest.change(change))
+
+    async def _remove_log(self, log_id: int) -> None:
+        await self._parts.forget_log(log_id)
+        await self.remove_file(f"{self._parts.directory}/{fmt.file_name(log_id)}")
+
+    async def remove_file(self, path: str) -> None:
+        """Of what the list does not count: not a failure if it has to wait for the next run, or start."""
+        try:
+            await run_in(self._parts.flush_worker, lambda: self._parts.disk.remove(path))
+        except FileNotFoundError:
+            self._rubbish.discard(path)
+        except OSError as error:
+            self._rubbish.add(path)
+            self._stats.log_removals_failed += 1
+            log.warning("file_not_removed", path=path, error=str(error))
+        else:
+            self._rubbish.discard(path)
+
+    async def has_room(self, size: int) -> bool:
+        """Whether `size` bytes fit, the reserves given up if need be."""
+        parts = self._parts
+        needed = size + size // 16 + ROOM_MARGIN
+
+        def look() -> bool:
+            while parts.disk.usage(parts.directory).free < needed:
+                if not parts.make_room():
+                    return False
+            return True
+
+        return await run_in(parts.worker, look)

@@ -1,0 +1,164 @@
+"""Limbo: storage was lost or is known to be incomplete, so "no such entry" would be a guess.
+
+The marker is the file `LIMBO` in a shard's ledger directory (`current`). It is written, durably, before anything is
+opened or made anew there, and removed when the last ledger was repaired from other bookies.
+
+| phase     | what is known                          | what the shard does                                             |
+|-----------|----------------------------------------|-----------------------------------------------------------------|
+| listing   | nothing: any ledger may be incomplete  | does not serve; finds out from metadata which ledgers it held   |
+| repairing | ledger rows with the limbo flag        | serves; of those ledgers it denies nothing, and refills them    |
+
+The file is JSON, at most SIZE_MAX bytes, replaced as a whole (new file synced, renamed, directory synced):
+
+| field    | type   | meaning                                            |
+|----------|--------|----------------------------------------------------|
+| version  | int    | 1                                                  |
+| reason   | string | why, for the operator                              |
+| since_ms | int    | when it began, ms of 1970                          |
+| phase    | string | `listing` or `repairing`                           |
+
+A marker that cannot be read counts as one in phase listing: believing less is always safe.
+Source: BookKeeper's data integrity check (`datainteg`), which keeps no more than a flag and refuses fewer answers.
+"""
+
+import json
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Final
+
+import structlog
+
+from bindery_bookie.storage.io.disk import Disk
+
+log = structlog.get_logger(__name__)
+
+FILE_NAME: Final = "LIMBO"
+_TEMPORARY_NAME: Final = "LIMBO.new"
+VERSION: Final = 1
+SIZE_MAX: Final = 16 * 1024
+_REASON_SIZE_MAX: Final = 2000
+PROBLEMS_MAX: Final = 1000
+
+
+class LimboPhase(StrEnum):
+    LISTING = "listing"
+    REPAIRING = "repairing"
+
+
+@dataclass(frozen=True, slots=True)
+class LimboMarker:
+    """What the file says."""
+
+    reason: str
+    since_ms: int
+    phase: LimboPhase = LimboPhase.LISTING
+
+    def pack(self) -> bytes:
+        fields = {"version": VERSION, "reason": self.reason, "since_ms": self.since_ms, "phase": str(self.phase)}
+        return json.dumps(fields, sort_keys=True).encode() + b"\n"
+
+    @classmethod
+    def unpack(cls, data: bytes) -> "LimboMarker":
+        """Never raises: what cannot be read is believed to say the worst."""
+        try:
+            fields = json.loads(data)
+            if fields["version"] == VERSION:
+                return cls(str(fields["reason"]), int(fields["since_ms"]), LimboPhase(fields["phase"]))
+        except (ValueError, KeyError, TypeError):
+            pass
+        return cls("the LIMBO marker itself cannot be read", 0)
+
+
+@dataclass(slots=True)
+class LimboState:
+    """A shard's limbo while its bookie runs: for health, metrics and the admin API. Event loop only."""
+
+    reason: str
+    since_ms: int
+    phase: LimboPhase
+    left: int = 0
+    """Ledgers that still have the flag; not final in phase listing."""
+    listed: int = 0
+    """Ledgers looked at so far in phase listing."""
+    problems: dict[int, str] = field(default_factory=dict)
+    """Ledger id -> why its last repair failed. At most PROBLEMS_MAX."""
+
+    @classmethod
+    def of_marker(cls, marker: LimboMarker) -> "LimboState":
+        return cls(marker.reason, marker.since_ms, marker.phase)
+
+    @property
+    def is_listing(self) -> bool:
+        return self.phase is LimboPhase.LISTING
+
+    def set_problem(self, ledger_id: int, reason: str | None) -> None:
+        """Why `ledger_id` could not be repaired; None: no longer."""
+        if reason is None:
+            self.problems.pop(ledger_id, None)
+        elif ledger_id in self.problems or len(self.problems) < PROBLEMS_MAX:
+            self.problems[ledger_id] = reason
+
+
+@dataclass(frozen=True, slots=True)
+class LimboLedger:
+    """A ledger to be put into limbo."""
+
+    ledger_id: int
+    master_key: bytes
+    """Empty when metadata does not say: the first key that a client shows is taken."""
+
+
+def read_marker(disk: Disk, directory: str) -> LimboMarker | None:
+    """The marker in `directory` (a shard's `current`), None if there is none. Raises OSError."""
+    try:
+        file = disk.open_read(f"{directory}/{FILE_NAME}")
+    except FileNotFoundError:
+        return None
+    try:
+        return LimboMarker.unpack(file.read_at(0, SIZE_MAX))
+    finally:
+        file.close()
+
+
+def write_marker(disk: Disk, directory: str, reason: str, now_ms: int) -> LimboMarker:
+    """Put the shard of `directory` (its `current`, made if need be) into phase listing; durable on return.
+
+    A marker that is there keeps the time when it began, and its reason is told too. Raises OSError.
+    """
+    disk.make_directories(directory)
+    before = read_marker(disk, directory)
+    marker = LimboMarker(reason[:_REASON_SIZE_MAX], now_ms)
+    if before is not None:
+        told = before.reason if reason in before.reason else f"{before.reason}; {reason}"
+        marker = LimboMarker(told[:_REASON_SIZE_MAX], before.since_ms or now_ms)
+    _replace(disk, directory, marker)
+    log.warning("limbo_entered", directory=directory, reason=marker.reason)
+    return marker
+
+
+def set_phase(disk: Disk, directory: str, phase: LimboPhase) -> None:
+    """Durable on return. The marker must be there."""
+    marker = read_marker(disk, directory)
+    assert marker is not None
+    if marker.phase is not phase:
+        _replace(disk, directory, replace(marker, phase=phase))
+
+
+def remove_marker(disk: Disk, directory: str) -> None:
+    """The limbo is over; durable on return."""
+    if FILE_NAME in disk.list_names(directory):
+        disk.remove(f"{directory}/{FILE_NAME}")
+        disk.sync_directory(directory)
+
+
+def _replace(disk: Disk, directory: str, marker: LimboMarker) -> None:
+    if _TEMPORARY_NAME in disk.list_names(directory):
+        disk.remove(f"{directory}/{_TEMPORARY_NAME}")
+    file = disk.create(f"{directory}/{_TEMPORARY_NAME}")
+    try:
+        file.write_at(marker.pack(), 0)
+        file.sync()
+    finally:
+        file.close()
+    disk.rename(f"{directory}/{_TEMPORARY_NAME}", f"{directory}/{FILE_NAME}")
+    disk.sync_directory(directory)

@@ -1,0 +1,1 @@
+"""Entry logs: file format, appending, scanning, and the manifest of logs."""

@@ -1,0 +1,310 @@
+"""Log manifest: which entry logs exist, once compaction made that more than a count.
+
+Log ids come from one row of numbers: flushes and compaction both take the next (`LogIds`). Without this file every id
+from 1 to LastLogMark's is a log of a flush. The file names what differs from that; it is `entry-logs`, replaced as a
+whole (written, synced, renamed, directory synced), and written with each
+step of a compaction that must not be forgotten.
+
+| state of an id | meaning                                                                                            |
+|----------------|----------------------------------------------------------------------------------------------------|
+| not named      | up to LastLogMark's id: a flush's log, which must be there; above: what an unfinished flush left   |
+| absent         | its absence is no damage; a file of that id is rubbish (unfinished, or replaced by another)        |
+| compacted      | a whole log, made by compaction: it must be there even if its id is above LastLogMark's            |
+
+The *order* of a log says where it stands among the others when the index is rebuilt, where later records win: a
+flush's log stands at its id, a compacted one where the log stood that it replaced.
+
+*Unsealed* logs have no ledgers map and trailer: a crash left them open, or a flush that failed was cut off. The file
+says where each of them ends, so that a log that ends otherwise was cut: LastLogMark's own ends where the mark says, an
+unsealed one where the list says, and all others with their trailer. Else a log cut between two records would look like
+one that a crash left open, and an index rebuilt from it would deny what was cut off.
+
+Integers are big-endian.
+
+| offset   | size | type | field    | meaning                                                                      |
+|---------:|-----:|------|----------|------------------------------------------------------------------------------|
+|        0 |    4 | raw  | magic    | `BNDG`                                                                       |
+|        4 |    4 | u32  | version  | 2                                                                            |
+|        8 |    8 | u64  | switches | compactions finished; the index holds the same number or one more            |
+|       16 |    4 | u32  | count    | c                                                                            |
+|       20 | 24 c | rows |          | u64 first id, u64 last id, u64 order (0: absent; else compacted, one id);    |
+|          |      |      |          | ascending, apart                                                             |
+| 20 + 24c |    4 | u32  | unsealed | u                                                                            |
+| 24 + 24c | 16 u | rows |          | u64 log id, u64 size in bytes; ids ascending                                 |
+|          |    4 | u32  | digest   | CRC32C over all before                                                       |
+
+Version 1 had nothing between rows and digest: which logs are unsealed was not known. It is still read, and the start
+then takes each log without a trailer for unsealed, as long as it is found; so it does when the file is lost.
+"""
+
+import heapq
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from bindery_core.errors import BadVersion, DamagedStorage
+from crc32c import crc32c
+
+from bindery_bookie.storage.io.disk import Disk
+
+MAGIC: Final = b"BNDG"
+VERSION: Final = 2
+FILE_NAME: Final = "entry-logs"
+_TEMPORARY_NAME: Final = "entry-logs.new"
+SIZE_MAX: Final = 64 * 1024 * 1024
+"""Far above any: two million rows."""
+
+_HEAD = struct.Struct(">4sIQI")
+_ROW = struct.Struct(">QQQ")
+_COUNT = struct.Struct(">I")
+_UNSEALED_ROW = struct.Struct(">QQ")
+_DIGEST = struct.Struct(">I")
+_ABSENT: Final = 0
+
+assert _HEAD.size == 20
+
+
+@dataclass(frozen=True, slots=True)
+class LogEnd:
+    """What is known of the end of a log."""
+
+    stop: int | None = None
+    """Where its records end, bytes; None: at the end of the file."""
+    is_sealed: bool = False
+    """It must end with its trailer: one that does not was cut."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogManifest:
+    """What the file says. The empty one is what a missing file means.
+
+    Invariants: the ranges of `absent` are ascending and apart (never adjacent); no id is both absent and compacted, and
+    none of either is unsealed.
+    """
+
+    absent: tuple[tuple[int, int], ...] = ()
+    """(first, last) ids, both inclusive."""
+    compacted: Mapping[int, int] = field(default_factory=dict)
+    """Log id -> order."""
+    switches: int = 0
+    """Compactions whose index switch is known to be done."""
+    unsealed: Mapping[int, int] | None = None
+    """Log id -> size of logs without a trailer; None: not known which."""
+
+    def is_absent(self, log_id: int) -> bool:
+        return any(first <= log_id <= last for first, last in self.absent)
+
+    def order(self, log_id: int) -> int:
+        """Where the log stands among the others when the index is rebuilt."""
+        return self.compacted.get(log_id, log_id)
+
+    def knows(self, log_id: int) -> bool:
+        """Whether the file names the id."""
+        return log_id in self.compacted or self.is_absent(log_id)
+
+    def end(self, log_id: int, *, mark: tuple[int, int]) -> LogEnd:
+        """What is known of the end of a log that should be there. `mark`: (log id, offset) of LastLogMark."""
+        if log_id in self.compacted:
+            return LogEnd(is_sealed=True)  # it got its name when it was whole
+        if log_id == mark[0]:
+            return LogEnd(stop=mark[1])
+        if self.unsealed is None or log_id > mark[0]:
+            return LogEnd()
+        return LogEnd(stop=self.unsealed.get(log_id), is_sealed=log_id not in self.unsealed)
+
+    def expected(self, mark_log_id: int) -> list[int]:
+        """The logs that must be there when LastLogMark ends at `mark_log_id`; in the order of a rebuild."""
+        ids = set(range(1, mark_log_id + 1)) | self.compacted.keys()
+        for first, last in self.absent:
+            ids.difference_update(range(first, last + 1))
+        return sorted(ids, key=lambda log_id: (self.order(log_id), log_id))
+
+    def pairs(self, mark_log_id: int) -> list[tuple[int, int]]:
+        """(source, target) of compactions whose end is not written down: both are expected at one place of the order.
+
+        One at most, unless the list itself was lost.
+        """
+        found: list[tuple[int, int]] = []
+        before = 0
+        for log_id in self.expected(mark_log_id):
+            if before and self.order(before) == self.order(log_id):
+                found.append((before, log_id))
+            before = log_id
+        return found
+
+    def unused(self, mark_log_id: int) -> list[int]:
+        """Ids behind LastLogMark's and below the greatest named here that nobody has: flushes must take them next.
+
+        A flush lost its log in a crash while compaction took a later id. Skipped, they would look like lost logs.
+        """
+        return [log_id for log_id in range(mark_log_id + 1, self._greatest()) if not self.knows(log_id)]
+
+    def next_id(self, mark_log_id: int) -> int:
+        """The first id that was never used."""
+        return max(mark_log_id, self._greatest()) + 1
+
+    def with_absent(self, *log_ids: int) -> "LogManifest":
+        """These ids absent, whatever they were."""
+        gone = set(log_ids)
+        compacted = {log_id: order for log_id, order in self.compacted.items() if log_id not in gone}
+        unsealed = self.unsealed
+        if unsealed is not None:
+            unsealed = {log_id: size for log_id, size in unsealed.items() if log_id not in gone}
+        absent = _joined([*self.absent, *((one, one) for one in gone)])
+        return replace(self, absent=absent, compacted=compacted, unsealed=unsealed)
+
+    def with_compacted(self, log_id: int, order: int) -> "LogManifest":
+        """This id, absent before, a whole log that stands at `order`."""
+        assert order > 0
+        absent = [part for found in self.absent for part in _without(found, log_id)]
+        return replace(self, absent=tuple(absent), compacted={**self.compacted, log_id: order})
+
+    def with_unsealed(self, sizes: Mapping[int, int]) -> "LogManifest":
+        """These logs unsealed, of these sizes, unless they were removed meanwhile."""
+        there = {log_id: size for log_id, size in sizes.items() if not self.is_absent(log_id)}
+        return replace(self, unsealed={**(self.unsealed or {}), **there})
+
+    def pack(self) -> bytes:
+        """Version 1 when it is not known which logs are unsealed."""
+        rows = [(first, last, _ABSENT) for first, last in self.absent]
+        rows += [(log_id, log_id, order) for log_id, order in self.compacted.items()]
+        version = 1 if self.unsealed is None else VERSION
+        parts = [_HEAD.pack(MAGIC, version, self.switches, len(rows)), *(_ROW.pack(*row) for row in sorted(rows))]
+        if self.unsealed is not None:
+            parts.append(_COUNT.pack(len(self.unsealed)))
+            parts += (_UNSEALED_ROW.pack(*row) for row in sorted(self.unsealed.items()))
+        data = b"".join(parts)
+        return data + _DIGEST.pack(crc32c(data))
+
+    @classmethod
+    def unpack(cls, data: bytes, *, path: str) -> "LogManifest":
+        """Raises DamagedStorage, or BadVersion for a version that is not known."""
+        if len(data) < _HEAD.size + _DIGEST.size:
+            raise DamagedStorage("list of entry logs is short", path=path, offset=0, size=len(data))
+        body, (digest,) = data[: -_DIGEST.size], _DIGEST.unpack(data[-_DIGEST.size :])
+        magic, version, switches, count = _HEAD.unpack_from(body)
+        end = _HEAD.size + count * _ROW.size
+        if magic != MAGIC or digest != crc32c(body) or (len(body) != end if version == 1 else len(body) < end):
+            raise DamagedStorage("list of entry logs is damaged", path=path, offset=0)
+        if version not in (1, VERSION):
+            raise BadVersion("version of the list of entry logs is not spoken", path=path, version=version)
+        absent: list[tuple[int, int]] = []
+        compacted: dict[int, int] = {}
+        before = 0
+        for first, last, order in _ROW.iter_unpack(body[_HEAD.size : end]):
+            if not before < first <= last or (order != _ABSENT and first != last):
+                raise DamagedStorage("list of entry logs contradicts itself", path=path, offset=0, log_id=first)
+            before = last
+            if order == _ABSENT:
+                absent.append((first, last))
+            else:
+                compacted[first] = order
+        found = cls(_joined(absent), compacted, switches)
+        return found if version == 1 else replace(found, unsealed=found._unpack_unsealed(body[end:], path))
+
+    def _unpack_unsealed(self, data: bytes, path: str) -> Mapping[int, int]:
+        if len(data) < _COUNT.size or len(data) != _COUNT.size + _COUNT.unpack_from(data)[0] * _UNSEALED_ROW.size:
+            raise DamagedStorage("list of entry logs is damaged", path=path, offset=0)
+        unsealed: dict[int, int] = {}
+        before = 0
+        for log_id, size in _UNSEALED_ROW.iter_unpack(data[_COUNT.size :]):
+            if log_id <= before or self.knows(log_id):
+                raise DamagedStorage("list of entry logs contradicts itself", path=path, offset=0, log_id=log_id)
+            unsealed[log_id] = size
+            before = log_id
+        return unsealed
+
+    def _greatest(self) -> int:
+        return max([0, *self.compacted, *(last for _, last in self.absent)])
+
+
+class LogIds:
+    """Hands out log ids, for flushes ascending. Event loop only; a flush and a compaction may ask in turns."""
+
+    def __init__(self, next_id: int, unused: Iterable[int] = ()) -> None:
+        """`next_id`: the first never used; `unused`: smaller ones that flushes must take first."""
+        self._next_id = next_id
+        self._unused = list(unused)
+        heapq.heapify(self._unused)
+
+    @classmethod
+    def after(cls, manifest: LogManifest, mark_log_id: int) -> "LogIds":
+        return cls(manifest.next_id(mark_log_id), manifest.unused(mark_log_id))
+
+    def for_flush(self) -> int:
+        return heapq.heappop(self._unused) if self._unused else self._take()
+
+    def for_compaction(self) -> int:
+        return self._take()
+
+    def _take(self) -> int:
+        self._next_id += 1
+        return self._next_id - 1
+
+
+def read_manifest(disk: Disk, directory: str) -> LogManifest:
+    """What stands in `directory`; the empty one if there is no file. Raises DamagedStorage, BadVersion, OSError."""
+    path = f"{directory}/{FILE_NAME}"
+    try:
+        file = disk.open_read(path)
+    except FileNotFoundError:
+        return LogManifest()
+    try:
+        return LogManifest.unpack(file.read_at(0, SIZE_MAX), path=path)
+    finally:
+        file.close()
+
+
+def write_manifest(disk: Disk, directory: str, manifest: LogManifest) -> None:
+    """Replace the file; durable on return. After an OSError either the old or the new one stands there."""
+    temporary = f"{directory}/{_TEMPORARY_NAME}"
+    if _TEMPORARY_NAME in disk.list_names(directory):
+        disk.remove(temporary)
+    file = disk.create(temporary)
+    try:
+        file.write_at(manifest.pack(), 0)
+        file.sync()
+    finally:
+        file.close()
+    disk.rename(temporary, f"{directory}/{FILE_NAME}")
+    disk.sync_directory(directory)
+
+
+class ManifestFile:
+    """The file, and what it says. `change` is for the flush's worker, where one change comes after the other; the rest
+    is for any thread."""
+
+    def __init__(self, disk: Disk, directory: str, manifest: LogManifest) -> None:
+        """`manifest`: what stands there."""
+        self._disk = disk
+        self._directory = directory
+        self.manifest = manifest
+
+    def change(self, change: Callable[[LogManifest], LogManifest]) -> None:
+        """Replace the file by what `change` makes of it; durable on return. After an OSError `manifest` is as before,
+        and either of the two stands in the file."""
+        manifest = change(self.manifest)
+        write_manifest(self._disk, self._directory, manifest)
+        self.manifest = manifest
+
+
+def _joined(ranges: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    joined: list[tuple[int, int]] = []
+    for first, last in sorted(ranges):
+        if joined and first <= joined[-1][1] + 1:
+            joined[-1] = (joined[-1][0], max(joined[-1][1], last))
+        else:
+            joined.append((first, last))
+    return tuple(joined)
+
+
+def _without(found: tuple[int, int], log_id: int) -> Iterator[tuple[int, int]]:
+    first, last = found
+    if not first <= log_id <= last:
+        yield found
+        return
+    if first < log_id:
+        yield first, log_id - 1
+    if log_id < last:
+        yield log_id + 1, last

@@ -1,0 +1,1 @@
+"""Flushes: write cache to entry log and index, then LastLogMark."""

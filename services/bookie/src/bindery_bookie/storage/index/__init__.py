@@ -1,0 +1,1 @@
+"""The LevelDB index from (ledger, entry) to a location in an entry log."""

@@ -1,0 +1,243 @@
+"""Index keyspace: where each entry is, and what is known of each ledger. One KV, written by flushes and rebuilds only.
+
+Integers are big-endian, so that the order of keys is the order of ids. Sizes are in bytes.
+
+| key                                      | value                                                                    |
+|------------------------------------------|--------------------------------------------------------------------------|
+| `E` i64 ledger id, i64 first entry id    | a run: u64 location of the first entry's body, then u32 body sizes       |
+| `L` i64 ledger id                        | a ledger row, below                                                      |
+| `M` `generation`                         | u64: flushes so far; one batch with the rows of its flush                |
+| `M` `batch`                              | u64: number of the last batch, whatever it wrote                         |
+| `B` u64 number                           | u64: the first number whose row must be there still; one a batch         |
+| `M` `switches`                           | u64: compactions so far; one batch with the rows that each moved         |
+
+Run: entries of one ledger that follow one another in one entry log. Slot i of the sizes is entry `first + i`; 0 marks
+an entry that is not in this run (striped ledgers have such holes). So the location of slot i is the run's location plus
+the sizes before it and one record header for each of them that is not 0. A run has 1..RUN_SLOTS_MAX slots; its first
+and last slot are not 0. Runs of a ledger never overlap, so the run of an entry is found by one floor search. A row per
+run instead of a row per entry makes a flush write about a hundredth of the rows, and a lookup finds at once what can be
+read ahead.
+
+Batch rows tell whether the store holds all that was written to it. LevelDB keeps the newest batches in logs of its
+own, whose loss it may not notice; each batch has its row, so a lost one leaves a hole in the numbers. Rows of batches
+that were there when the store was opened are not needed any more, because opening it moved them into tables.
+
+Ledger row
+| offset | size | type | field          | meaning                                                          |
+|-------:|-----:|------|----------------|------------------------------------------------------------------|
+|      0 |    1 | u8   | version        | 1                                                                |
+|      1 |    1 | u8   | flags          | bit 0: fenced, bit 1: an explicit LAC follows, bit 2: in limbo   |
+|      2 |    8 | i64  | lac            | greatest last add confirmed seen; -1: none                       |
+|     10 |    8 | i64  | last_entry_id  | greatest entry id stored; -1: none                               |
+|     18 |    4 | u32  | key_size       | k                                                                |
+|     22 |    k | raw  | master_key     |                                                                  |
+| 22 + k |      | raw  | explicit_lac   | the LAC packet, to the end                                       |
+
+Source: BookKeeper's DbLedgerStorage (entry -> location, floor search); runs and the generation are ours.
+"""
+
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from bindery_bookie.storage.entry_log.entry_log_format import RECORD_HEADER_SIZE, Located
+from bindery_bookie.storage.io.errors import DamagedIndex
+
+ROW_VERSION: Final = 1
+RUN_SLOTS_MAX: Final = 128
+RUN_HOLE_MAX: Final = 8
+"""Longest hole inside a run. Wider ones start a new run: a row costs about as much as so many empty slots."""
+
+GENERATION_KEY: Final = b"Mgeneration"
+SWITCHES_KEY: Final = b"Mswitches"
+BATCH_KEY: Final = b"Mbatch"
+BATCH_ROW_START: Final = b"B"
+LEDGER_KEY_START: Final = b"L"
+LEDGER_KEY_STOP: Final = b"M"
+RUN_KEY_START: Final = b"E"
+RUN_KEY_STOP: Final = b"F"
+
+_LEDGER_KEY = struct.Struct(">1sq")
+_RUN_KEY = struct.Struct(">1sqq")
+_LOCATION = struct.Struct(">Q")
+_GENERATION = struct.Struct(">Q")
+_ROW = struct.Struct(">BBqqI")
+_SIZES = tuple(struct.Struct(f">{count}I") for count in range(RUN_SLOTS_MAX + 1))
+_FENCED: Final = 1
+_HAS_EXPLICIT_LAC: Final = 2
+_LIMBO: Final = 4
+
+assert _ROW.size == 22
+assert _RUN_KEY.size == 17
+assert bytes([LEDGER_KEY_START[0] + 1]) == LEDGER_KEY_STOP
+assert bytes([RUN_KEY_START[0] + 1]) == RUN_KEY_STOP
+assert GENERATION_KEY >= LEDGER_KEY_STOP
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One row of the index, decoded."""
+
+    ledger_id: int
+    first_entry_id: int
+    location: int
+    sizes: Sequence[int]
+
+    @property
+    def last_entry_id(self) -> int:
+        return self.first_entry_id + len(self.sizes) - 1
+
+    @property
+    def size(self) -> int:
+        """Bytes from the first body's start to the last one's end."""
+        bodies = [size for size in self.sizes if size]
+        return sum(bodies) + RECORD_HEADER_SIZE * (len(bodies) - 1)
+
+    def entries(self) -> Iterator[Located]:
+        """What is there, ascending."""
+        entry_id, location = self.first_entry_id, self.location
+        for size in self.sizes:
+            if size:
+                yield entry_id, location, size
+                location += size + RECORD_HEADER_SIZE
+            entry_id += 1
+
+    def find(self, entry_id: int) -> tuple[int, int] | None:
+        """(location, size) of an entry, None if it is not in the run."""
+        slot = entry_id - self.first_entry_id
+        if not 0 <= slot < len(self.sizes) or not self.sizes[slot]:
+            return None
+        before = [size for size in self.sizes[:slot] if size]
+        return self.location + sum(before) + RECORD_HEADER_SIZE * len(before), self.sizes[slot]
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerRow:
+    master_key: bytes
+    is_fenced: bool
+    lac: int
+    last_entry_id: int
+    explicit_lac: bytes | None
+    is_limbo: bool = False
+    """Entries of it may have been lost here, and were not looked for elsewhere yet."""
+
+
+def run_key(ledger_id: int, first_entry_id: int) -> bytes:
+    return _RUN_KEY.pack(RUN_KEY_START, ledger_id, first_entry_id)
+
+
+def ledger_key(ledger_id: int) -> bytes:
+    return _LEDGER_KEY.pack(LEDGER_KEY_START, ledger_id)
+
+
+def unpack_ledger_key(key: bytes) -> int:
+    if len(key) != _LEDGER_KEY.size:
+        raise DamagedIndex("ledger key has another size", key=key.hex())
+    return int(_LEDGER_KEY.unpack(key)[1])
+
+
+def batch_row_key(number: int) -> bytes:
+    return BATCH_ROW_START + _GENERATION.pack(number)
+
+
+def pack_generation(generation: int) -> bytes:
+    return _GENERATION.pack(generation)
+
+
+def unpack_generation(value: bytes) -> int:
+    if len(value) != _GENERATION.size:
+        raise DamagedIndex("generation has another size", value=value.hex())
+    return int(_GENERATION.unpack(value)[0])
+
+
+def location_of(value: bytes) -> int:
+    """The location in a run's value, the sizes left alone. Raises DamagedIndex."""
+    if len(value) < _LOCATION.size:
+        raise DamagedIndex("index row is damaged", size=len(value))
+    return int(_LOCATION.unpack_from(value)[0])
+
+
+def relocated(value: bytes, location: int) -> bytes:
+    """A run's value with another location."""
+    return _LOCATION.pack(location) + value[_LOCATION.size :]
+
+
+def pack_run(location: int, sizes: Sequence[int]) -> bytes:
+    assert 0 < len(sizes) <= RUN_SLOTS_MAX
+    assert sizes[0]
+    assert sizes[-1]
+    return _LOCATION.pack(location) + _SIZES[len(sizes)].pack(*sizes)
+
+
+def unpack_run(key: bytes, value: bytes) -> Run:
+    """Raises DamagedIndex."""
+    count, rest = divmod(len(value) - _LOCATION.size, 4)
+    if len(key) != _RUN_KEY.size or rest or not 0 < count <= RUN_SLOTS_MAX:
+        raise DamagedIndex("index row is damaged", key=key.hex(), size=len(value))
+    sizes = _SIZES[count].unpack_from(value, _LOCATION.size)
+    if not sizes[0] or not sizes[-1]:
+        raise DamagedIndex("index row is damaged", key=key.hex(), size=len(value))
+    _, ledger_id, first_entry_id = _RUN_KEY.unpack(key)
+    return Run(ledger_id, first_entry_id, _LOCATION.unpack_from(value)[0], sizes)
+
+
+def pack_ledger_row(row: LedgerRow) -> bytes:
+    flags = (_FENCED if row.is_fenced else 0) | (_HAS_EXPLICIT_LAC if row.explicit_lac is not None else 0)
+    flags |= _LIMBO if row.is_limbo else 0
+    head = _ROW.pack(ROW_VERSION, flags, row.lac, row.last_entry_id, len(row.master_key))
+    return head + row.master_key + (row.explicit_lac or b"")
+
+
+def unpack_ledger_row(value: bytes, *, ledger_id: int) -> LedgerRow:
+    """Raises DamagedIndex."""
+    if len(value) < _ROW.size:
+        raise DamagedIndex("ledger row is short", ledger_id=ledger_id, size=len(value))
+    version, flags, lac, last_entry_id, key_size = _ROW.unpack_from(value)
+    rest = value[_ROW.size :]
+    if version != ROW_VERSION or flags > _FENCED | _HAS_EXPLICIT_LAC | _LIMBO or key_size > len(rest):
+        raise DamagedIndex("ledger row is damaged", ledger_id=ledger_id, version=version)
+    has_lac = bool(flags & _HAS_EXPLICIT_LAC)
+    if not has_lac and key_size != len(rest):
+        raise DamagedIndex("ledger row is damaged", ledger_id=ledger_id, size=len(value))
+    return LedgerRow(
+        master_key=rest[:key_size],
+        is_fenced=bool(flags & _FENCED),
+        lac=lac,
+        last_entry_id=last_entry_id,
+        explicit_lac=rest[key_size:] if has_lac else None,
+        is_limbo=bool(flags & _LIMBO),
+    )
+
+
+def dense_run_rows(
+    ledger_id: int, first_entry_id: int, location: int, sizes: Sequence[int]
+) -> list[tuple[bytes, bytes]]:
+    """Rows for entries without holes that lie one after the other in a log: the common case of a flush."""
+    rows: list[tuple[bytes, bytes]] = []
+    for start in range(0, len(sizes), RUN_SLOTS_MAX):
+        part = sizes[start : start + RUN_SLOTS_MAX]
+        rows.append((run_key(ledger_id, first_entry_id + start), pack_run(location, part)))
+        location += sum(part) + RECORD_HEADER_SIZE * len(part)
+    return rows
+
+
+def run_rows(ledger_id: int, entries: Iterable[Located]) -> list[tuple[bytes, bytes]]:
+    """Rows for any entries of a ledger, ascending by entry id, wherever they lie."""
+    rows: list[tuple[bytes, bytes]] = []
+    first = start = end = 0
+    sizes: list[int] = []
+    for entry_id, location, size in entries:
+        hole = entry_id - first - len(sizes)
+        fits = hole <= RUN_HOLE_MAX and len(sizes) + hole < RUN_SLOTS_MAX
+        if not sizes or location != end or not fits:
+            if sizes:
+                rows.append((run_key(ledger_id, first), pack_run(start, sizes)))
+            first, start, sizes = entry_id, location, [size]
+        else:
+            sizes += [0] * hole
+            sizes.append(size)
+        end = location + size + RECORD_HEADER_SIZE
+    if sizes:
+        rows.append((run_key(ledger_id, first), pack_run(start, sizes)))
+    return rows

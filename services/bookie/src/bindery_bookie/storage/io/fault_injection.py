@@ -1,0 +1,456 @@
+"""Drills: a disk and an index that are slow or fail on purpose, also in a running bookie.
+
+`SlowDisk`, `FaultyDisk`, `SlowKV` and `FaultyKV` wrap any Disk or KV and ask a function before each operation. A bookie
+that was started with `drills` puts `DrillControl` between itself and its disk; its rules are set, listed and cleared
+while the bookie runs. Without that setting nothing of this stands in the way of a single call.
+
+A rule says what it hits and what happens then. It is a line of words, and prints itself as the line it was read from:
+
+    OPERATIONS PATTERN [fail ERRNO] [delay SECONDS] [chance P] [after N] [times N] [seed N]
+
+| word       | meaning                                                                                            |
+|------------|----------------------------------------------------------------------------------------------------|
+| OPERATIONS | names below joined by commas, or `*`                                                               |
+| PATTERN    | of the whole path, as in a shell, where `*` spans directories too; in quotes if it holds a space   |
+| fail       | raise that error, such as EIO or ENOSPC, instead of doing it                                       |
+| delay      | wait first; seconds, at most 60                                                                    |
+| chance     | how likely, 0 < P <= 1; the lots are drawn from `seed`, so that a drill can be repeated            |
+| after      | let so many matching operations pass first                                                         |
+| times      | act so often at most                                                                               |
+
+    datasync *.txn delay 0.2                    every acknowledgement waits a fifth of a second
+    write_at,create */ledgers/* fail ENOSPC     the ledger disk is full
+    read_at *.log fail EIO chance 0.01          one read of an entry log in a hundred fails
+
+Source: BookKeeper's SlowBufferedChannel, SlowInterleavedLedgerStorage and SlowSortedLedgerStorage (delays in tests).
+"""
+
+import errno
+import random
+import shlex
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from fnmatch import fnmatchcase
+from typing import Final
+
+from bindery_core.errors import BadRequest
+
+from bindery_bookie.storage.io.disk import Disk, DiskUsage, ReadableFile, WritableFile
+from bindery_bookie.storage.io.kv import KV, OpenKV
+
+DISK_OPERATIONS: Final = (
+    "create",
+    "open_read",
+    "list_names",
+    "truncate",
+    "rename",
+    "remove",
+    "make_directories",
+    "sync_directory",
+    "usage",
+    "write_at",
+    "datasync",
+    "sync",
+    "read_at",
+    "size",
+    "close",
+)
+"""Methods of Disk and of its files. The path of a rename is its source."""
+
+KV_OPERATIONS: Final = ("kv_get", "kv_get_many", "kv_write_batch", "kv_scan", "kv_floor")
+"""Methods of KV. Their path is the index's directory."""
+
+OPERATIONS: Final = frozenset((*DISK_OPERATIONS, *KV_OPERATIONS))
+
+RULES_MAX: Final = 32
+DELAY_S_MAX: Final = 60.0
+
+Fault = Callable[[str, str], OSError | None]
+"""(operation, path) -> the error to raise, or None."""
+
+Delay = Callable[[str, str], float]
+"""(operation, path) -> seconds to wait."""
+
+_Before = Callable[[str, str], None]
+
+
+class _WrappedFile:
+    """A file of a wrapped disk, for reading or writing."""
+
+    __slots__ = ("_before", "_file", "_path")
+
+    def __init__(self, file: "ReadableFile | WritableFile", path: str, before: _Before) -> None:
+        self._file = file
+        self._path = path
+        self._before = before
+
+    def close(self) -> None:
+        try:
+            self._before("close", self._path)
+        finally:
+            self._file.close()  # an error does not keep a descriptor open: the kernel's close is like that
+
+
+class _WrappedReadable(_WrappedFile):
+    __slots__ = ()
+    _file: ReadableFile
+
+    def read_at(self, offset: int, size: int) -> bytes:
+        self._before("read_at", self._path)
+        return self._file.read_at(offset, size)
+
+    def data_ranges(self, offset: int) -> Sequence[tuple[int, int]]:
+        self._before("read_at", self._path)
+        return self._file.data_ranges(offset)
+
+    def size(self) -> int:
+        self._before("size", self._path)
+        return self._file.size()
+
+
+class _WrappedWritable(_WrappedFile):
+    __slots__ = ()
+    _file: WritableFile
+
+    def write_at(self, data: bytes | bytearray | memoryview, offset: int) -> None:
+        self._before("write_at", self._path)
+        self._file.write_at(data, offset)
+
+    def datasync(self) -> None:
+        self._before("datasync", self._path)
+        self._file.datasync()
+
+    def sync(self) -> None:
+        self._before("sync", self._path)
+        self._file.sync()
+
+
+class WrappedDisk:
+    """A Disk that calls `before(operation, path)` ahead of each operation of another one, and of its files."""
+
+    def __init__(self, disk: Disk, before: _Before) -> None:
+        self._disk = disk
+        self._before = before
+
+    def create(self, path: str, *, allocate: int = 0) -> WritableFile:
+        """See Disk."""
+        self._before("create", path)
+        return _WrappedWritable(self._disk.create(path, allocate=allocate), path, self._before)
+
+    def open_read(self, path: str) -> ReadableFile:
+        """See Disk."""
+        self._before("open_read", path)
+        return _WrappedReadable(self._disk.open_read(path), path, self._before)
+
+    def list_names(self, directory: str) -> Sequence[str]:
+        """See Disk."""
+        self._before("list_names", directory)
+        return self._disk.list_names(directory)
+
+    def truncate(self, path: str, size: int) -> None:
+        """See Disk."""
+        self._before("truncate", path)
+        self._disk.truncate(path, size)
+
+    def rename(self, source: str, target: str) -> None:
+        """See Disk."""
+        self._before("rename", source)
+        self._disk.rename(source, target)
+
+    def remove(self, path: str, *, is_unread: bool = False) -> None:
+        """See Disk."""
+        self._before("remove", path)
+        self._disk.remove(path, is_unread=is_unread)
+
+    def make_directories(self, path: str) -> None:
+        """See Disk."""
+        self._before("make_directories", path)
+        self._disk.make_directories(path)
+
+    def sync_directory(self, path: str) -> None:
+        """See Disk."""
+        self._before("sync_directory", path)
+        self._disk.sync_directory(path)
+
+    def usage(self, path: str) -> DiskUsage:
+        """See Disk."""
+        self._before("usage", path)
+        return self._disk.usage(path)
+
+
+class WrappedKV:
+    """A KV that calls `before(operation, path)` ahead of each read or write of another one."""
+
+    def __init__(self, kv: KV, path: str, before: _Before) -> None:
+        self._kv = kv
+        self._path = path
+        self._before = before
+
+    def get(self, key: bytes) -> bytes | None:
+        """See KV."""
+        self._before("kv_get", self._path)
+        return self._kv.get(key)
+
+    def get_many(self, keys: Iterable[bytes]) -> list[bytes | None]:
+        """See KV."""
+        self._before("kv_get_many", self._path)
+        return self._kv.get_many(keys)
+
+    def write_batch(
+        self, puts: Iterable[tuple[bytes, bytes]], deletes: Iterable[bytes] = (), *, sync: bool = False
+    ) -> None:
+        """See KV."""
+        self._before("kv_write_batch", self._path)
+        self._kv.write_batch(puts, deletes, sync=sync)
+
+    def scan(self, *, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """See KV."""
+        self._before("kv_scan", self._path)
+        return self._kv.scan(start=start, stop=stop)
+
+    def floor(self, *, lowest: bytes, key: bytes) -> tuple[bytes, bytes] | None:
+        """See KV."""
+        self._before("kv_floor", self._path)
+        return self._kv.floor(lowest=lowest, key=key)
+
+    def approximate_size(self) -> int:
+        """See KV."""
+        return self._kv.approximate_size()
+
+    def compact(self, *, start: bytes, stop: bytes) -> None:
+        """See KV."""
+        self._kv.compact(start=start, stop=stop)
+
+    def close(self) -> None:
+        """See KV."""
+        self._kv.close()
+
+
+def _raising(fault: Fault) -> _Before:
+    def before(operation: str, path: str) -> None:
+        error = fault(operation, path)
+        if error is not None:
+            raise error
+
+    return before
+
+
+def _waiting(delay_s: Delay, sleep: Callable[[float], None]) -> _Before:
+    def before(operation: str, path: str) -> None:
+        seconds = delay_s(operation, path)
+        if seconds > 0:
+            sleep(seconds)
+
+    return before
+
+
+class FaultyDisk(WrappedDisk):
+    """Fails chosen operations of another disk. `fault(operation, path)` returns the error to raise, or None."""
+
+    def __init__(self, disk: Disk, fault: Fault) -> None:
+        super().__init__(disk, _raising(fault))
+
+
+class SlowDisk(WrappedDisk):
+    """Delays chosen operations of another disk: `delay_s(operation, path)` seconds, spent in `sleep` (for threads)."""
+
+    def __init__(self, disk: Disk, delay_s: Delay, sleep: Callable[[float], None]) -> None:
+        super().__init__(disk, _waiting(delay_s, sleep))
+
+
+class FaultyKV(WrappedKV):
+    """Fails chosen operations of another store, as FaultyDisk does."""
+
+    def __init__(self, kv: KV, path: str, fault: Fault) -> None:
+        super().__init__(kv, path, _raising(fault))
+
+
+class SlowKV(WrappedKV):
+    """Delays chosen operations of another store, as SlowDisk does."""
+
+    def __init__(self, kv: KV, path: str, delay_s: Delay, sleep: Callable[[float], None]) -> None:
+        super().__init__(kv, path, _waiting(delay_s, sleep))
+
+
+@dataclass(frozen=True, slots=True)
+class DrillRule:
+    """One line of the language above."""
+
+    operations: tuple[str, ...]
+    """Empty: all."""
+    pattern: str
+    fail: str = ""
+    """Name of an errno; empty: it only waits."""
+    delay: float = 0.0
+    chance: float = 1.0
+    after: int = 0
+    times: int = 0
+    """0: without end."""
+    seed: int = 0
+
+    @classmethod
+    def parse(cls, text: str) -> "DrillRule":
+        """Raises BadRequest that says which word is wrong."""
+        try:
+            words = shlex.split(text)
+        except ValueError as error:
+            raise BadRequest("drill rule: " + str(error).lower(), rule=text) from error
+        if len(words) < 2:
+            raise BadRequest("drill rule: operations and a pattern are needed", rule=text)
+        operations = () if words[0] == "*" else tuple(words[0].split(","))
+        unknown = sorted(set(operations) - OPERATIONS)
+        if unknown:
+            raise BadRequest("drill rule: unknown operation", operation=unknown[0], known=" ".join(sorted(OPERATIONS)))
+        if len(words) % 2:
+            raise BadRequest("drill rule: a word has no value", word=words[-1], rule=text)
+        values: dict[str, str | float | int] = {}
+        for name, value in zip(words[2::2], words[3::2], strict=True):
+            if name in values or name not in _READERS:
+                raise BadRequest("drill rule: unknown or repeated word", word=name, known=" ".join(_READERS))
+            try:
+                values[name] = _READERS[name](value)
+            except ValueError as error:
+                raise BadRequest(f"drill rule: {error}", word=name, value=value) from error
+        if not values.keys() & {"fail", "delay"}:
+            raise BadRequest("drill rule: neither fail nor delay", rule=text)
+        return cls(operations, words[1], **values)  # type: ignore[arg-type]  # by name, each read by its reader
+
+    def __str__(self) -> str:
+        words = [
+            ",".join(self.operations) or "*",
+            shlex.quote(self.pattern) if _needs_quotes(self.pattern) else self.pattern,
+        ]
+        for option in fields(self)[2:]:
+            value = getattr(self, option.name)
+            if value != option.default:
+                words += [option.name, f"{value:g}" if isinstance(value, float) else str(value)]
+        return " ".join(words)
+
+    def hits(self, operation: str, path: str) -> bool:
+        """Whether the rule speaks of this operation."""
+        return (not self.operations or operation in self.operations) and fnmatchcase(path, self.pattern)
+
+
+def _needs_quotes(pattern: str) -> bool:
+    return shlex.split(f"* {pattern}") != ["*", pattern] if not set(pattern) & set("\"'\\") else True
+
+
+def _read_errno(text: str) -> str:
+    if text not in errno.errorcode.values():
+        raise ValueError("no such error, say EIO or ENOSPC")
+    return text
+
+
+def _read_number(lowest: float, highest: float) -> Callable[[str], float]:
+    def read(text: str) -> float:
+        value = float(f"{float(text):g}")
+        if not lowest < value <= highest:
+            raise ValueError(f"must be above {lowest:g} and at most {highest:g}")
+        return value
+
+    return read
+
+
+def _read_count(text: str) -> int:
+    value = int(text)
+    if not 0 < value < 2**63:
+        raise ValueError("must be 1 or more")
+    return value
+
+
+_READERS: Final[dict[str, Callable[[str], str | float | int]]] = {
+    "fail": _read_errno,
+    "delay": _read_number(0, DELAY_S_MAX),
+    "chance": _read_number(0, 1),
+    "after": _read_count,
+    "times": _read_count,
+    "seed": _read_count,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class DrillState:
+    """A rule in force, and what it did so far."""
+
+    rule: str
+    matched: int
+    """Operations that the rule speaks of."""
+    acted: int
+    """Times it failed or delayed one."""
+    is_spent: bool
+    """It has acted as often as it may."""
+
+
+class _Drill:
+    """A rule with its counts and lots."""
+
+    def __init__(self, rule: DrillRule) -> None:
+        self.rule = rule
+        self.matched = 0
+        self.acted = 0
+        self._lots = random.Random(rule.seed)  # noqa: S311 - reproducible, not secret
+
+    @property
+    def is_spent(self) -> bool:
+        return bool(self.rule.times) and self.acted >= self.rule.times
+
+    def acts(self) -> bool:
+        """Count one more matching operation. Whether the rule does something to it."""
+        self.matched += 1
+        if self.is_spent or self.matched <= self.rule.after or self._lots.random() >= self.rule.chance:
+            return False
+        self.acted += 1
+        return True
+
+
+class DrillControl:
+    """The rules in force in one bookie. Safe for several threads: the loop sets them, workers run into them.
+
+    Invariant: with no rules every operation passes at once.
+    """
+
+    def __init__(self, *, sleep: Callable[[float], None]) -> None:
+        """`sleep` blocks its thread for so many seconds."""
+        self._sleep = sleep
+        self._lock = threading.Lock()
+        self._drills: tuple[_Drill, ...] = ()
+
+    def set_rules(self, rules: Iterable[str]) -> list[DrillState]:
+        """Replace all rules; counts begin at 0. Nothing changes when one is refused. Raises BadRequest."""
+        parsed = [_Drill(DrillRule.parse(text)) for text in rules]
+        if len(parsed) > RULES_MAX:
+            raise BadRequest("too many drill rules", rules=len(parsed), rules_max=RULES_MAX)
+        with self._lock:
+            self._drills = tuple(parsed)
+        return self.states()
+
+    def clear(self) -> None:
+        """The disk is itself again. A delay under way still ends in its own time."""
+        self.set_rules(())
+
+    def states(self) -> list[DrillState]:
+        """What is in force, in the order given."""
+        with self._lock:
+            return [DrillState(str(one.rule), one.matched, one.acted, one.is_spent) for one in self._drills]
+
+    def wrap_disk(self, disk: Disk) -> Disk:
+        """`disk`, under these rules."""
+        return WrappedDisk(disk, self._before)
+
+    def wrap_open_kv(self, open_kv: OpenKV) -> OpenKV:
+        """`open_kv`, whose stores are under these rules."""
+        return lambda path: WrappedKV(open_kv(path), path, self._before)
+
+    def _before(self, operation: str, path: str) -> None:
+        if not self._drills:
+            return
+        with self._lock:
+            acting = [one.rule for one in self._drills if one.rule.hits(operation, path) and one.acts()]
+        delay_s = sum(rule.delay for rule in acting)
+        if delay_s:
+            self._sleep(delay_s)
+        for rule in acting:
+            if rule.fail:
+                code: int = getattr(errno, rule.fail)
+                raise OSError(code, f"drill: {rule.fail}", path)

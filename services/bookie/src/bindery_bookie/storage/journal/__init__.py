@@ -1,0 +1,1 @@
+"""The journal: group commit, its file format, and LastLogMark."""

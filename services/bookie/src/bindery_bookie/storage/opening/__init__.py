@@ -1,0 +1,1 @@
+"""Opening a storage: recovery of logs and index, journal replay, salvage."""

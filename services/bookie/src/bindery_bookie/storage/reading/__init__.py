@@ -1,0 +1,1 @@
+"""Reads: caches first, then index and entry log."""

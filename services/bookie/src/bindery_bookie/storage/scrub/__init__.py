@@ -1,0 +1,1 @@
+"""Background verification of entry logs and index."""

@@ -1,0 +1,1 @@
+"""Which broker serves which topic: bundles, leases, registration."""

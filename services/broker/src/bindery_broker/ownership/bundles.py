@@ -1,0 +1,50 @@
+"""Namespace bundles: the ranges of a namespace's ring that are owned as one.
+
+The ring has 2^32 positions; a topic's is the CRC32 of its full name. A namespace is divided into BUNDLE_COUNT equal
+ranges; the last one includes 0xffffffff.
+
+| bundle | name                     |
+|-------:|--------------------------|
+|      0 | `0x00000000_0x40000000`  |
+|      1 | `0x40000000_0x80000000`  |
+|      2 | `0x80000000_0xc0000000`  |
+|      3 | `0xc0000000_0xffffffff`  |
+
+The number is a constant: brokers that disagreed would own a topic twice (and fence one another forever).
+Source: Pulsar NamespaceBundles, defaultNumberOfNamespaceBundles.
+"""
+
+from typing import Final, NamedTuple
+
+from bindery_pulsar import pulsar_layout
+from bindery_pulsar.topic_name import TopicName
+
+BUNDLE_COUNT: Final = 4
+RING_SIZE: Final = 2**32
+_WIDTH: Final = RING_SIZE // BUNDLE_COUNT
+
+assert RING_SIZE % BUNDLE_COUNT == 0
+
+
+class Bundle(NamedTuple):
+    tenant: str
+    namespace: str
+    number: int
+    """0 .. BUNDLE_COUNT - 1."""
+
+    @classmethod
+    def of(cls, topic: TopicName) -> "Bundle":
+        return cls(topic.tenant, topic.namespace, topic.bundle_position // _WIDTH)
+
+    @property
+    def name(self) -> str:
+        lower = self.number * _WIDTH
+        upper = lower + _WIDTH if self.number < BUNDLE_COUNT - 1 else RING_SIZE - 1
+        return pulsar_layout.bundle_name(lower=lower, upper=upper)
+
+    @property
+    def owner_path(self) -> str:
+        return pulsar_layout.bundle_owner(tenant=self.tenant, namespace=self.namespace, bundle=self.name)
+
+    def __str__(self) -> str:
+        return f"{self.tenant}/{self.namespace}/{self.name}"

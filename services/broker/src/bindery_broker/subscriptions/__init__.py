@@ -1,0 +1,1 @@
+"""Subscriptions of a topic."""

@@ -1,0 +1,1 @@
+"""Topics that this broker serves: loading, publishing, batching."""

@@ -1,0 +1,158 @@
+"""Which messages of a request share an entry.
+
+Messages share one when they agree in key, ordering key, delivery time and tags: entries go out whole, so dispatch
+by key, delay and tag need not look inside it. A message alone in its entry is stored plainly, not as a batch of one.
+"""
+
+from collections.abc import Hashable, Iterator, Sequence
+from typing import Final, NamedTuple
+
+from bindery_core.errors import BadRequest, TooLarge
+from bindery_pulsar.message_codec import OutgoingMessage, check_size, encode_batch, encode_message, metadata_size
+from bindery_pulsar.message_id import MessageId, Position
+
+BATCH_MESSAGES_MAX: Final = 1_000
+"""Messages of one entry. Source: the default of Pulsar's Java client."""
+BATCH_SIZE_MAX: Final = 128 * 2**10
+"""Bytes of one batch, roughly; a larger message stands alone. Source: as above."""
+_SINGLE_OVERHEAD: Final = 32
+"""Bytes around a message in a batch beside key, properties and payload, at most."""
+
+
+class EntryPlan(NamedTuple):
+    """One entry to be."""
+
+    indexes: tuple[int, ...]
+    """Of the request's messages, ascending. One: a plain message; more: a batch."""
+
+
+def plan_entries(
+    messages: Sequence[OutgoingMessage],
+    *,
+    batch: bool = True,
+    keep_order: bool = True,
+    messages_max: int = BATCH_MESSAGES_MAX,
+    size_max: int = BATCH_SIZE_MAX,
+) -> list[EntryPlan]:
+    """Split messages into entries of at most `messages_max` and about `size_max` bytes.
+
+    `keep_order`: entries follow the request's order, so that a change of key ends a batch; False gathers agreeing ones
+    from all over the request (order holds per key then), entries being in the order of their first messages.
+    `batch=False`: an entry each. Raises TooLarge with the message's `index`; nothing is planned then.
+    """
+    for index, message in enumerate(messages):
+        try:
+            check_size(message)
+        except TooLarge as error:
+            raise TooLarge(error.message, index=index, **error.facts) from error
+    if not batch:
+        return [EntryPlan((index,)) for index in range(len(messages))]
+    plans: list[EntryPlan] = []
+    for run in _runs(messages) if keep_order else _groups(messages):
+        plans.extend(_cut(messages, run, messages_max=messages_max, size_max=size_max))
+    if not keep_order:
+        plans.sort()
+    return plans
+
+
+def encode_entries(
+    messages: Sequence[OutgoingMessage],
+    plan: Sequence[EntryPlan],
+    *,
+    producer_name: str,
+    publish_time_ms: int,
+    sequence_id: int,
+) -> list[bytes]:
+    """The entries' bytes, for `ManagedLedger.add_many`.
+
+    A message without a sequence id gets `sequence_id` plus its index in the request. Raises BadRequest, with the
+    message's `index`, for text that is no Unicode (half a character) and numbers out of range.
+    """
+    entries: list[bytes] = []
+    for (indexes,) in plan:
+        chosen = [messages[index] for index in indexes]
+        numbers = [
+            sequence_id + index if message.sequence_id is None else message.sequence_id
+            for index, message in zip(indexes, chosen, strict=True)
+        ]
+        try:
+            if len(chosen) == 1:
+                entry = encode_message(
+                    chosen[0], producer_name=producer_name, publish_time_ms=publish_time_ms, sequence_id=numbers[0]
+                )
+            else:
+                entry = encode_batch(
+                    chosen, producer_name=producer_name, publish_time_ms=publish_time_ms, sequence_ids=numbers
+                )
+        except ValueError as error:
+            culprit = _first_that_fails(chosen, numbers)
+            raise BadRequest("message cannot be encoded", index=indexes[culprit], why=str(error)[:200]) from error
+        entries.append(entry)
+    return entries
+
+
+def _first_that_fails(messages: Sequence[OutgoingMessage], sequence_ids: Sequence[int]) -> int:
+    """Place of the message that cannot be encoded; 0 when it is what they share."""
+    for place, (message, sequence_id) in enumerate(zip(messages, sequence_ids, strict=True)):
+        try:
+            encode_message(message, producer_name="p", publish_time_ms=0, sequence_id=sequence_id)
+        except ValueError:
+            return place
+    return 0
+
+
+def message_ids(plan: Sequence[EntryPlan], positions: Sequence[Position], *, partition: int = -1) -> list[MessageId]:
+    """The messages' ids in request order. `positions`: of the entries, in the plan's order."""
+    ids: dict[int, MessageId] = {}
+    for (indexes,), (ledger_id, entry_id) in zip(plan, positions, strict=True):
+        if len(indexes) == 1:
+            ids[indexes[0]] = MessageId(ledger_id, entry_id, -1, partition)
+        else:
+            for batch_index, index in enumerate(indexes):
+                ids[index] = MessageId(ledger_id, entry_id, batch_index, partition)
+    return [ids[index] for index in range(len(ids))]
+
+
+def _dispatch_key(message: OutgoingMessage) -> Hashable:
+    """What messages of one entry agree in."""
+    return message.key, message.ordering_key, message.deliver_at_ms, message.tags if message.properties else frozenset()
+
+
+def _runs(messages: Sequence[OutgoingMessage]) -> Iterator[list[int]]:
+    """Indexes of neighbours that agree."""
+    run: list[int] = []
+    last: Hashable = None
+    for index, message in enumerate(messages):
+        key = _dispatch_key(message)
+        if run and key != last:
+            yield run
+            run = []
+        last = key
+        run.append(index)
+    if run:
+        yield run
+
+
+def _groups(messages: Sequence[OutgoingMessage]) -> Iterator[list[int]]:
+    """Indexes of all that agree."""
+    groups: dict[Hashable, list[int]] = {}
+    for index, message in enumerate(messages):
+        groups.setdefault(_dispatch_key(message), []).append(index)
+    yield from groups.values()
+
+
+def _cut(
+    messages: Sequence[OutgoingMessage], run: list[int], *, messages_max: int, size_max: int
+) -> Iterator[EntryPlan]:
+    """Pieces of a run within the limits; a message that is over `size_max` by itself stands alone."""
+    first = size = 0
+    for place, index in enumerate(run):
+        message = messages[index]
+        message_size = len(message.payload) + _SINGLE_OVERHEAD
+        if message.properties or message.key:
+            message_size += metadata_size(message)
+        if place > first and (size + message_size > size_max or place - first >= messages_max):
+            yield EntryPlan(tuple(run[first:place]))
+            first, size = place, 0
+        size += message_size
+    yield EntryPlan(tuple(run[first:]))

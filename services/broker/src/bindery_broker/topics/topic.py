@@ -1,0 +1,379 @@
+"""A topic loaded in this broker: its entries, its subscriptions, its counters.
+
+Invariants: one Topic object per topic name; once closed (fenced, unloaded, deleted) it stays closed, and every call
+that waits in it fails with the reason.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from bindery_core.errors import (
+    BinderyError,
+    Conflict,
+    NoSuchSubscription,
+    NoSuchTopic,
+    OutcomeUnknown,
+    TopicFenced,
+)
+from bindery_pulsar.message_codec import Message, OutgoingMessage, decode_entry
+from bindery_pulsar.message_id import EARLIEST, LATEST, MessageId, Position
+from bindery_pulsar.topic_name import TopicName, validate_subscription
+
+from bindery_broker.dispatch.item import DispatchLimits
+from bindery_broker.dispatch.read_ahead import ReadAhead
+from bindery_broker.errors import NoSuchMessage, NotOwner
+from bindery_broker.keyed_locks import KeyedLocks
+from bindery_broker.managed_ledger import ManagedLedger, WallClock
+from bindery_broker.subscriptions.subscription import TAG_VERSION, MonotonicClock, Subscription
+from bindery_broker.topics.batching import EntryPlan, encode_entries, message_ids, plan_entries
+
+ADD_CALL_SIZE_MAX = 4 * 2**20
+"""Bytes of one call to the managed ledger. A larger request becomes several, each with an outcome of its own."""
+READ_ENTRIES_MAX = 100
+
+
+@dataclass(frozen=True, slots=True)
+class ReadMessage:
+    id: MessageId
+    message: Message
+
+
+class Topic:
+    def __init__(
+        self,
+        name: TopicName,
+        ledger: ManagedLedger,
+        *,
+        clock: WallClock,
+        now: MonotonicClock,
+        limits: DispatchLimits,
+        read_ahead: ReadAhead,
+        sessions_max: int,
+        subscriptions_max: int,
+        default_producer: str,
+        on_closed: Callable[["Topic"], None],
+    ) -> None:
+        self.name = name
+        self.ledger = ledger
+        self.messages_in = 0
+        self.bytes_in = 0
+        self._clock = clock
+        self._now = now
+        self._limits = limits
+        self._read_ahead = read_ahead
+        self._sessions_max = sessions_max
+        self._subscriptions_max = subscriptions_max
+        self._default_producer = default_producer
+        self._partition = name.partition
+        self._next_sequence_id = 0
+        self._subscriptions: dict[str, Subscription] = {}
+        self._subscribing: KeyedLocks[str] = KeyedLocks()
+        self._on_closed = on_closed
+        self.used_at = now()
+        """When the last request for it was over."""
+        self._waiting: set[asyncio.Timeout] = set()
+        """The ends of reads that wait for an entry."""
+        self._draining = False
+        self._closed = False
+        self.closed_because = ""
+        self.is_abandoned = False
+        """Closed without a word to bookies and metadata; its handles are still to be let go."""
+        self._remove_listener = ledger.on_fenced(self._fenced)
+        for cursor_name in ledger.cursors:
+            self._attach(cursor_name)
+
+    @property
+    def is_open(self) -> bool:
+        return not self._closed and self.ledger.is_open
+
+    @property
+    def partition(self) -> int:
+        return self._partition
+
+    @property
+    def subscriptions(self) -> Mapping[str, Subscription]:
+        return self._subscriptions
+
+    # -- producing -----------------------------------------------------------------------------------------------
+
+    async def publish(
+        self, messages: Sequence[OutgoingMessage], *, producer: str | None, batch: bool
+    ) -> list[MessageId | BinderyError]:
+        """Store `messages` in order; per message its id once it is durable, or what became of it.
+
+        Raises TooLarge before anything is written. An error of *all* messages is raised, not listed.
+        """
+        sequence_id = self._next_sequence_id
+        self._next_sequence_id += len(messages)
+        plan = plan_entries(messages, batch=batch)
+        entries = encode_entries(
+            messages, plan, producer_name=producer or self._default_producer,
+            publish_time_ms=self._clock(), sequence_id=sequence_id,
+        )  # fmt: skip
+        size = sum(map(len, entries))
+        if size > ADD_CALL_SIZE_MAX:
+            return await self._publish_in_parts(plan, entries, count=len(messages))
+        try:
+            positions = await self.ledger.add_many(entries)
+        except TopicFenced as error:
+            raise _fenced_while_writing(self.name) from error
+        self.messages_in += len(messages)
+        self.bytes_in += size
+        return list(message_ids(plan, positions, partition=self._partition))
+
+    async def _publish_in_parts(
+        self, plan: Sequence[EntryPlan], entries: Sequence[bytes], *, count: int
+    ) -> list[MessageId | BinderyError]:
+        """Several calls, pipelined; a part that is refused stops those behind it, which would overtake it."""
+        results: list[MessageId | BinderyError | None] = [None] * count
+        parts = _parts(entries, ADD_CALL_SIZE_MAX)
+        submitted: list[asyncio.Future[list[Position]]] = []
+        refusal: BinderyError | None = None
+        for start, end in parts:
+            try:
+                submitted.append(self.ledger.submit_many(entries[start:end]))
+            except BinderyError as error:
+                refusal = error
+                break
+        if refusal is not None and not submitted:
+            raise refusal
+        outcomes: list[list[Position] | BaseException | None] = [
+            *await asyncio.gather(*submitted, return_exceptions=True),
+            *[refusal] * (len(parts) - len(submitted)),
+        ]
+        for (start, end), outcome in zip(parts, outcomes, strict=True):
+            assert outcome is not None
+            indexes = [list(entry.indexes) for entry in plan[start:end]]
+            if isinstance(outcome, TopicFenced):
+                outcome = _fenced_while_writing(self.name)
+            if isinstance(outcome, BinderyError):
+                for index in (index for entry in indexes for index in entry):
+                    results[index] = outcome
+            elif isinstance(outcome, BaseException):
+                raise outcome
+            else:
+                self.messages_in += sum(map(len, indexes))
+                self.bytes_in += sum(map(len, entries[start:end]))
+                for entry, position in zip(indexes, outcome, strict=True):
+                    for batch_index, index in enumerate(entry):
+                        in_batch = batch_index if len(entry) > 1 else -1
+                        results[index] = MessageId.of(position, batch_index=in_batch, partition=self._partition)
+        settled = [result for result in results if result is not None]
+        assert len(settled) == count
+        if isinstance(settled[0], BinderyError) and all(isinstance(result, BinderyError) for result in settled):
+            raise settled[0]
+        return settled
+
+    # -- reading without a subscription --------------------------------------------------------------------------
+
+    async def read(
+        self, start: MessageId | Position, *, count_max: int, bytes_max: int, wait_s: float = 0.0
+    ) -> tuple[list[ReadMessage], MessageId]:
+        """Messages from `start` on (inclusive), and where the next call goes on."""
+        first_index = start.batch_index if isinstance(start, MessageId) else -1
+        wanted = start.position if isinstance(start, MessageId) else start
+        position = self.ledger.clamp(wanted)
+        if position != wanted:
+            first_index = -1
+        found: list[ReadMessage] = []
+        found_bytes = 0
+        if wait_s > 0 and not self.ledger.contains(position):
+            await self._wait_for_entry(position, wait_s)
+            position = self.ledger.clamp(position)
+        while len(found) < count_max and found_bytes < bytes_max:
+            entries = await self.ledger.read(
+                position, entries_max=min(count_max - len(found), READ_ENTRIES_MAX), size_max=bytes_max - found_bytes
+            )
+            if not entries:
+                break
+            for entry_position, payload in entries:
+                for message in self._decode(entry_position, payload):
+                    if entry_position == wanted and message.batch_index < first_index:
+                        continue
+                    message_id = MessageId.of(
+                        entry_position, batch_index=message.batch_index, partition=self._partition
+                    )
+                    if len(found) >= count_max or (found and found_bytes + len(message.payload) > bytes_max):
+                        return found, message_id
+                    found.append(ReadMessage(message_id, message))
+                    found_bytes += len(message.payload)
+                position = self.ledger.next_position(entry_position)
+        return found, MessageId.of(position, partition=self._partition)
+
+    async def _wait_for_entry(self, position: Position, wait_s: float) -> None:
+        """Until there is one, the time is over, or `drain` ends it."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0 if self._draining else wait_s) as waiting:
+                self._waiting.add(waiting)
+                try:
+                    await self.ledger.wait_for_entry(position, timeout_s=wait_s)
+                finally:
+                    self._waiting.discard(waiting)
+
+    async def read_one(self, message_id: MessageId) -> ReadMessage:
+        """Raises NoSuchMessage when there is no such entry, or no such message in it.
+
+        An id without a batch index names the first message of a batch."""
+        if message_id.partition not in (-1, self._partition) or not self.ledger.contains(message_id.position):
+            raise NoSuchMessage("the topic holds no such message", message_id=str(message_id), topic=self.name.short)
+        entries = await self.ledger.read(message_id.position, entries_max=1, size_max=1)
+        if entries and entries[0][0] == message_id.position:
+            for message in self._decode(*entries[0]):
+                if message_id.batch_index in (-1, message.batch_index):
+                    full = MessageId.of(message_id.position, batch_index=message.batch_index, partition=self._partition)
+                    return ReadMessage(full, message)
+        raise NoSuchMessage("the entry holds no such message", message_id=str(message_id), topic=self.name.short)
+
+    def _decode(self, position: Position, payload: bytes) -> list[Message]:
+        try:
+            return decode_entry(payload)
+        except BinderyError as error:
+            error.facts.setdefault("message_id", str(MessageId.of(position, partition=self._partition)))
+            raise
+
+    # -- subscriptions -------------------------------------------------------------------------------------------
+
+    def subscription(self, name: str) -> Subscription:
+        """Raises NoSuchSubscription."""
+        found = self._subscriptions.get(name)
+        if found is None:
+            raise NoSuchSubscription(
+                "the topic has no such subscription", topic=self.name.short, subscription=name[:256]
+            )
+        return found
+
+    async def subscribe(
+        self,
+        name: str,
+        *,
+        initial: Position = EARLIEST,
+        tags: Sequence[str] = (),
+        properties: Mapping[str, str] | None = None,
+    ) -> tuple[Subscription, bool]:
+        """The subscription, made durably if it is not there, and whether it was made now.
+
+        Raises Conflict when it exists with other tags: those are fixed when it is made.
+        """
+        assert initial in (EARLIEST, LATEST)
+        found = self._subscriptions.get(name)
+        if found is None:
+            validate_subscription(name)
+            async with self._subscribing.hold(name):
+                found = self._subscriptions.get(name)
+                if found is None:
+                    self._check_open()
+                    if len(self._subscriptions) >= self._subscriptions_max:
+                        raise Conflict("the topic has its full number of subscriptions", max=self._subscriptions_max)
+                    all_properties = {**(properties or {}), **dict.fromkeys(tags, TAG_VERSION)}
+                    await self.ledger.open_cursor(name, start=initial, properties=all_properties)
+                    return self._attach(name), True
+        if tags and frozenset(tags) != found.tags:
+            raise Conflict(
+                "the subscription was made with other tags; delete it to change them",
+                subscription=name, tags="||".join(sorted(found.tags)),
+            )  # fmt: skip
+        return found, False
+
+    async def unsubscribe(self, name: str, *, force: bool = False) -> None:
+        """Delete a subscription, durably. Raises Conflict while it has consumers, unless `force`."""
+        subscription = self._subscriptions.get(name)
+        if subscription is None:  # a subscribe of unknown outcome may have made it all the same
+            self._check_open()
+            await self.ledger.delete_cursor(name)
+            return
+        subscription.tick()
+        if len(subscription.sessions) and not force:
+            raise Conflict("the subscription has consumers", subscription=name, consumers=len(subscription.sessions))
+        await self.ledger.delete_cursor(name)
+        self._subscriptions.pop(name, None)
+        _end(subscription, NoSuchSubscription("the subscription was deleted", subscription=name))
+
+    @property
+    def has_consumers(self) -> bool:
+        for subscription in self._subscriptions.values():
+            subscription.tick()
+        return any(len(subscription.sessions) for subscription in self._subscriptions.values())
+
+    @property
+    def is_consumed(self) -> bool:
+        """Whether anybody is connected, or a message waits in memory for its time to come again."""
+        return self.has_consumers or any(
+            subscription.dispatcher.next_deadline() is not None for subscription in self._subscriptions.values()
+        )
+
+    # -- life ----------------------------------------------------------------------------------------------------
+
+    def drain(self) -> None:
+        """The broker stops: nobody waits any more."""
+        self._draining = True
+        now = asyncio.get_running_loop().time()
+        for waiting in self._waiting:
+            if not waiting.expired():
+                waiting.reschedule(now)
+        for subscription in self._subscriptions.values():
+            subscription.drain()
+
+    async def close(self, why: str = "the topic is being moved; ask again") -> None:
+        """Stop consumers, flush cursors, seal the ledger."""
+        self._shut(NotOwner(why, topic=self.name.short))
+        await self.ledger.close()
+
+    async def delete(self) -> None:
+        await self.ledger.delete()
+        self._shut(NoSuchTopic("the topic was deleted", topic=self.name.short))
+
+    def abandon(self, reason: str) -> None:
+        """Stop serving at once, without touching bookies or metadata: somebody else may own the topic."""
+        self.is_abandoned = not self._closed
+        self._shut(TopicFenced(reason, topic=self.name.short))
+
+    def _fenced(self) -> None:
+        self.abandon("another broker took the topic over")
+
+    def _shut(self, reason: BinderyError) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self.closed_because = reason.message
+        self._remove_listener()
+        for subscription in self._subscriptions.values():
+            _end(subscription, reason)
+        self._on_closed(self)
+
+    def _attach(self, name: str) -> Subscription:
+        subscription = Subscription(
+            self.ledger.cursors[name], self.ledger, partition=self._partition, now=self._now,
+            limits=self._limits, read_ahead=self._read_ahead, sessions_max=self._sessions_max,
+        )  # fmt: skip
+        self._subscriptions[name] = subscription
+        return subscription
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise TopicFenced("the topic is closed here", topic=self.name.short)
+
+
+def _end(subscription: Subscription, reason: BinderyError) -> None:
+    """Nobody consumes here any more, so nothing is kept for them."""
+    subscription.close(reason)
+    subscription.dispatcher.reset()
+
+
+def _fenced_while_writing(name: TopicName) -> OutcomeUnknown:
+    """What was in flight may have been stored: repeating it here could store it twice."""
+    return OutcomeUnknown("the topic was taken over while this was written; it may be stored", topic=name.short)
+
+
+def _parts(entries: Sequence[bytes], size_max: int) -> list[tuple[int, int]]:
+    """(start, end) of neighbours that together stay within `size_max`, each at least one entry."""
+    parts: list[tuple[int, int]] = []
+    start = size = 0
+    for index, entry in enumerate(entries):
+        if index > start and size + len(entry) > size_max:
+            parts.append((start, index))
+            start, size = index, 0
+        size += len(entry)
+    parts.append((start, len(entries)))
+    return parts

@@ -1,0 +1,1 @@
+"""The audit: read every replica, compare, report."""

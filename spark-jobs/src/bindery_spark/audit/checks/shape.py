@@ -1,0 +1,93 @@
+"""What the checks share: who runs, rows of FINDINGS, and runs of entries joined into one finding."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import reduce
+from typing import TYPE_CHECKING
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.window import Window
+
+from bindery_spark.audit.findings.findings import Action, Kind, Severity
+from bindery_spark.schemas import FINDINGS
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+
+PLACE = ("ledger_id", "segment", "first_entry", "last_entry", "bookie")
+"""Columns of a finding that say where; each may be null, and is, where the frame has no such column."""
+TEXTS = ("expected", "found")
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Whose findings they are."""
+
+    run_id: str
+    now_ms: int
+    """When it began: ages are measured from here."""
+
+
+def as_findings(
+    frame: DataFrame,
+    run: Run,
+    kind: "Kind | Column",
+    severity: "Severity | Column",
+    *,
+    repairable: "bool | Column" = False,
+    action: "Action | Column | None" = None,
+) -> DataFrame:
+    """Rows of FINDINGS. Of `frame` the columns PLACE, TEXTS and `evidence` (a long: what was seen, as a hash) count."""
+
+    def column(value: object) -> "Column":
+        return F.lit(str(value)) if isinstance(value, (Kind, Severity, Action)) else value  # type: ignore[return-value]
+
+    known = set(frame.columns)
+    evidence = F.col("evidence") if "evidence" in known else F.lit(0)
+    values = {
+        **{name: F.col(name) if name in known else F.lit(None) for name in (*PLACE, *TEXTS)},
+        "run_id": F.lit(run.run_id),
+        "kind": column(kind),
+        "severity": column(severity),
+        "first_seen_ms": F.lit(run.now_ms),
+        "repairable": F.lit(repairable) if isinstance(repairable, bool) else repairable,
+        "action": F.lit(None) if action is None else column(action),
+    }
+    texts = F.concat_ws("|", "kind", *(F.coalesce(F.col(n).cast("string"), F.lit("-")) for n in PLACE + TEXTS))
+    placed = frame.select(
+        *(values[name].cast(FINDINGS[name].dataType).alias(name) for name in values), evidence.alias("evidence")
+    )
+    return placed.withColumn("evidence_hash", F.lower(F.hex(F.xxhash64(texts, "evidence")))).select(*FINDINGS.names)
+
+
+def kept(frame: DataFrame) -> DataFrame:
+    """`frame`, evaluated once and for all. Where executors may die it is kept as files, if Spark was told where
+    (`session.share`): what an executor alone remembers is gone with it, and so would be the run."""
+    shared = frame.sparkSession.sparkContext.getCheckpointDir()
+    return frame.localCheckpoint() if shared is None else frame.checkpoint()
+
+
+def together(frames: Iterable[DataFrame]) -> DataFrame:
+    """All rows of at least one frame of FINDINGS."""
+    return reduce(DataFrame.unionByName, frames)
+
+
+def joined(entries: DataFrame, *keys: str) -> DataFrame:
+    """Runs of entries as one row each. `entries`: ledger_id, segment, bookie, entry_id, next_entry (the next one that
+    the same bookie should hold), expected, found, evidence, and `keys`, which are equal within a run.
+
+    Texts are those of the first entry, with how many there are.
+    """
+    place = ("ledger_id", "segment", "bookie", *keys)
+    along = Window.partitionBy(*place).orderBy("entry_id")
+    follows = F.lag("next_entry").over(along) == F.col("entry_id")
+    numbered = entries.withColumn("run", F.sum(F.when(follows, 0).otherwise(1)).over(along))
+    more = F.when(F.count("*") > 1, F.concat(F.lit("; "), F.count("*"), F.lit(" entries"))).otherwise("")
+    return numbered.groupBy(*place, "run").agg(
+        F.min("entry_id").alias("first_entry"),
+        F.max("entry_id").alias("last_entry"),
+        F.min_by("expected", "entry_id").alias("expected"),
+        F.concat(F.min_by("found", "entry_id"), more).alias("found"),
+        F.bit_xor(F.xxhash64("entry_id", "evidence")).alias("evidence"),
+    )

@@ -1,0 +1,1 @@
+"""Findings of an audit: kinds, summary, report, differences between runs, suggested actions."""

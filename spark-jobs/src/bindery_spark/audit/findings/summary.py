@@ -1,0 +1,173 @@
+"""What a run comes to: verdict, coverage, counts; as JSON, as text whose last line a script may read, as metrics. Pure.
+
+The last line of the text is `bindery <cluster id> is HEALTHY|UNDER-REPLICATED|CORRUPT|INCOMPLETE`.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+from bindery_metadata.recovery.last_audits import LastAudit
+
+from bindery_spark.audit.findings.diff import finding_text
+from bindery_spark.audit.findings.findings import WHAT_TO_DO, Kind, Severity, Verdict, verdict_of
+
+FINDINGS_SHOWN_MAX: Final = 50
+MIB: Final = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class BookieCoverage:
+    """What was looked at on one bookie. Copies of entries, payload bytes."""
+
+    bookie: str
+    copies: int
+    unknown: int
+    bytes: int
+    reason: str | None = None
+    """Why it could not say of the unknown ones, one of the reasons."""
+    unlisted: str | None = None
+    """Why orphans were not looked for on it; None: they were, or were not to be."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """Times in ms since 1970."""
+
+    run_id: str
+    cluster_id: str
+    level: str
+    verdict: str
+    exit_code: int
+    began_ms: int
+    ended_ms: int
+    ledgers: int
+    """That were looked at."""
+    ledgers_skipped: int
+    """Verified lately, and not looked at again."""
+    ledgers_verified: int
+    """Found whole by this run."""
+    copies: int
+    unknown: int
+    bytes: int
+    coverage: float
+    """Part of the copies that were looked at, 0..1; 1 when there is none."""
+    oldest_verified_ms: int | None
+    """The oldest look at any ledger that this verdict rests on."""
+    kinds: Mapping[str, int] = field(default_factory=dict)
+    severities: Mapping[str, int] = field(default_factory=dict)
+    bookies: tuple[BookieCoverage, ...] = ()
+    proposals: int = 0
+    """Ledgers that `--apply` would mark, or has marked."""
+
+    @property
+    def seconds(self) -> float:
+        return (self.ended_ms - self.began_ms) / 1000
+
+    def to_json(self) -> dict[str, Any]:
+        rate = self.copies / self.seconds if self.seconds > 0 else 0.0
+        return {**asdict(self), "seconds": self.seconds, "copies_per_s": round(rate, 1)}
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> "Summary":
+        known = {name: value for name, value in fields.items() if name in cls.__dataclass_fields__}
+        return cls(**{**known, "bookies": tuple(BookieCoverage(**one) for one in fields["bookies"])})
+
+
+def summarise(
+    findings: Iterable[Mapping[str, Any]], bookies: Sequence[BookieCoverage], **known: Any
+) -> Summary:  # fmt: skip
+    """`known`: what findings and coverage do not say."""
+    kinds: Counter[str] = Counter()
+    severities: Counter[str] = Counter()
+    for finding in findings:
+        kinds[finding["kind"]] += 1
+        severities[finding["severity"]] += 1
+    copies, unknown = sum(one.copies for one in bookies), sum(one.unknown for one in bookies)
+    is_complete = unknown == 0 and not any(one.unlisted for one in bookies)
+    verdict = verdict_of(severities, is_complete=is_complete)
+    return Summary(
+        **known, verdict=str(verdict), exit_code=int(verdict.exit_code), copies=copies, unknown=unknown,
+        bytes=sum(one.bytes for one in bookies), coverage=1.0 if copies == 0 else (copies - unknown) / copies,
+        kinds=dict(sorted(kinds.items())), severities=dict(sorted(severities.items())), bookies=tuple(bookies),
+    )  # fmt: skip
+
+
+def last_audit(summary: Summary) -> LastAudit:
+    """What the cluster keeps of the run."""
+    return LastAudit(
+        level=summary.level, run_id=summary.run_id, verdict=summary.verdict, exit_code=summary.exit_code,
+        began_ms=summary.began_ms, ended_ms=summary.ended_ms, copies_expected=summary.copies,
+        copies_verified=summary.copies - summary.unknown, bytes_read=summary.bytes,
+        oldest_verified_ms=summary.oldest_verified_ms or summary.began_ms, kinds=summary.kinds,
+        severities=summary.severities,
+    )  # fmt: skip
+
+
+def summary_text(summary: Summary, findings: Sequence[Mapping[str, Any]]) -> str:
+    """For people; the last line is for scripts. `findings`: the worst first is not asked for."""
+    lines = [
+        f"audit {summary.run_id}, level {summary.level}",
+        f"looked at {summary.ledgers} ledgers, {summary.copies - summary.unknown} of {summary.copies} copies of entries"
+        f" ({_percent(summary.coverage)}), {summary.bytes / MIB:.1f} MiB in {summary.seconds:.1f} s",
+    ]
+    if summary.ledgers_skipped:
+        lines.append(f"left out {summary.ledgers_skipped} ledgers that were verified lately")
+    lines += [
+        f"  {one.bookie}: {one.unknown} of {one.copies} copies were not seen: {one.reason}"
+        for one in summary.bookies
+        if one.unknown
+    ]
+    lines += [f"  {one.bookie}: orphans were not looked for: {one.unlisted}" for one in summary.bookies if one.unlisted]
+    order = list(Severity)
+    worst = sorted(findings, key=lambda f: -order.index(Severity(f["severity"])))
+    lines += [f"  {finding_text(finding)}" for finding in worst[:FINDINGS_SHOWN_MAX]]
+    if len(worst) > FINDINGS_SHOWN_MAX:
+        lines.append(f"  and {len(worst) - FINDINGS_SHOWN_MAX} more: findings/, report.html")
+    lines += [f"{count} {kind}: {WHAT_TO_DO[Kind(kind)]}" for kind, count in summary.kinds.items()]
+    lines.append(f"bindery {summary.cluster_id} is {Verdict(summary.verdict)}")
+    return "\n".join(lines) + "\n"
+
+
+def _percent(part: float) -> str:
+    """Never 100 % unless it is."""
+    return "100 %" if part == 1.0 else f"{min(part * 100, 99.99):.2f} %"
+
+
+def metrics_text(summary: Summary) -> str:
+    """Prometheus' text format."""
+    lines: list[str] = []
+
+    def metric(name: str, help_text: str, values: Iterable[tuple[Mapping[str, str], float | int]]) -> None:
+        lines.extend((f"# HELP bindery_audit_{name} {help_text}", f"# TYPE bindery_audit_{name} gauge"))
+        for labels, value in values:
+            text = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
+            lines.append(f"bindery_audit_{name}{'{' + text + '}' if text else ''} {value}")
+
+    oldest_s = (summary.ended_ms - (summary.oldest_verified_ms or summary.began_ms)) / 1000
+    per_s = summary.copies / summary.seconds if summary.seconds > 0 else 0.0
+    metric("exit_code", "0 healthy, 1 under-replicated, 2 corrupt, 3 incomplete.", [({}, summary.exit_code)])
+    metric("ended_seconds", "When the run ended, Unix time.", [({}, summary.ended_ms / 1000)])
+    metric("duration_seconds", "How long the run took.", [({}, summary.seconds)])
+    metric("ledgers", "Ledgers looked at.", [({}, summary.ledgers)])
+    metric("ledgers_verified", "Ledgers found whole.", [({}, summary.ledgers_verified)])
+    metric("copies", "Copies of entries that were to be looked at.", [({}, summary.copies)])
+    metric("copies_per_second", "Copies of entries a second.", [({}, round(per_s, 1))])
+    metric("bytes", "Payload bytes verified.", [({}, summary.bytes)])
+    metric("coverage_ratio", "Part of the copies that were looked at.", [({}, summary.coverage)])
+    metric("oldest_verification_seconds", "Age of the oldest look that the verdict rests on.", [({}, oldest_s)])
+    metric("findings", "Findings by kind.", [({"kind": str(kind)}, summary.kinds.get(kind, 0)) for kind in Kind])
+    metric(
+        "bookie_copies_unknown", "Copies of which a bookie could not say.",
+        [({"bookie": one.bookie}, one.unknown) for one in summary.bookies],
+    )  # fmt: skip
+    metric(
+        "bookie_unlisted", "1 where orphans were to be looked for, and a bookie did not tell what it holds.",
+        [({"bookie": one.bookie}, int(one.unlisted is not None)) for one in summary.bookies],
+    )  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

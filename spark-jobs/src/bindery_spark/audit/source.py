@@ -1,0 +1,83 @@
+"""Where an audit reads from: the data sources, behind an interface so that a run can be tested without a cluster."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+import pyarrow.parquet as parquet
+from bindery_client.connection.security import NO_FILES, SecurityFiles
+from bindery_core.ids import LedgerId
+from bindery_metadata.ledgers.verified_records import Verified
+from bindery_metadata.recovery.last_audits import LastAudit
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from bindery_spark.audit import facts as driver
+from bindery_spark.audit.facts import Facts
+from bindery_spark.schemas import TABLES
+from bindery_spark.sources.block_reader import read_blocks
+from bindery_spark.sources.metadata import MetadataReader
+from bindery_spark.sources.options import LedgersOptions, MetadataOptions, parse_size
+
+
+class Source(Protocol):
+    def keep_table(self, name: str, directory: Path) -> None:
+        """Read a table of `schemas.TABLES` anew and write it there as Parquet, over what is there."""
+        ...
+
+    def blocks(
+        self, ids: Sequence[int], *, entries: str, unexpected_in: tuple[int, int] | None, beside_on: str | None
+    ) -> DataFrame:
+        """BLOCKS of the ledgers `ids`, read anew whenever it is evaluated. `entries`: as of `BookieReader`.
+        `unexpected_in`: and what bookies, or `beside_on` alone, hold beside in ledgers first..last (inclusive)."""
+        ...
+
+    def facts(self) -> tuple[Facts, Sequence[Verified]]: ...
+
+    def write_verified(self, records: Sequence[Verified], gone: Collection[int]) -> None: ...
+
+    def write_last(self, audit: LastAudit) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSource:
+    """A cluster. `rate`: bytes/s of each bookie, as text with a unit; 0: as fast as it goes."""
+
+    spark: SparkSession
+    zookeeper: str
+    ledgers_root: str
+    rate: str
+    timeout_s: float
+    security: SecurityFiles = NO_FILES
+
+    def keep_table(self, name: str, directory: Path) -> None:
+        """Read by the driver itself: a table is small beside the seconds that Spark takes to start readers."""
+        where = {"zookeeper": self.zookeeper, "ledgers_root": self.ledgers_root, "table": name}
+        reader = MetadataReader(replace(MetadataOptions.parse(where), security=self.security), TABLES[name])
+        directory.mkdir(parents=True, exist_ok=True)
+        making = directory / "part-0.making"
+        with parquet.ParquetWriter(making, to_arrow_schema(TABLES[name], timezone="UTC")) as writer:
+            for part in reader.partitions():
+                for batch in reader.read(part):
+                    writer.write_batch(batch)
+        making.replace(directory / "part-0.parquet")
+
+    def blocks(
+        self, ids: Sequence[int], *, entries: str, unexpected_in: tuple[int, int] | None, beside_on: str | None
+    ) -> DataFrame:
+        options = LedgersOptions(
+            zookeeper=self.zookeeper, ledgers_root=self.ledgers_root, entries=entries,
+            rate=parse_size(self.rate, name="rate"), timeout_s=self.timeout_s, security=self.security,
+        )  # fmt: skip
+        ledger_ids = [LedgerId(each) for each in ids]
+        return read_blocks(self.spark, options, ledger_ids, unexpected_in=unexpected_in, beside_on=beside_on)
+
+    def facts(self) -> tuple[Facts, Sequence[Verified]]:
+        return driver.facts_of(self.zookeeper, self.ledgers_root)
+
+    def write_verified(self, records: Sequence[Verified], gone: Collection[int]) -> None:
+        driver.write_verified(self.zookeeper, records, gone)
+
+    def write_last(self, audit: LastAudit) -> None:
+        driver.write_last(self.zookeeper, audit)

@@ -1,0 +1,1 @@
+"""Reading replicas from bookies in blocks, throttled per bookie."""

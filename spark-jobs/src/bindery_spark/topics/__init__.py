@@ -1,0 +1,1 @@
+"""Spark jobs over topics: export and count."""
