@@ -62,7 +62,13 @@ class MemoryCluster:
         monkeypatch.setattr(operator, "connected", self._connected)
         for module_of_store in (cluster_backup, recovery_gate):
             monkeypatch.setattr(module_of_store, "connected_store", self._connected_store)
-        for module in ("recovery", "bookie.membership_commands", "orphans", "cluster_backup", "recovery_gate"):
+        for module in (
+            "recovery.commands",
+            "bookie.membership_commands",
+            "ledger.orphans",
+            "cluster.cluster_backup",
+            "recovery.recovery_gate",
+        ):
             monkeypatch.setattr(f"bindery.{module}.now_ms", lambda: self.now_ms)
         self.do(self._prepare)
 

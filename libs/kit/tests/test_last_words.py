@@ -15,7 +15,8 @@ from bindery_kit.observability import last_words
 SERVICE = """
 import sys
 from bindery_core.errors import Conflict
-from bindery_kit import logs, runtime
+from bindery_kit.observability import logs
+from bindery_kit.process import runtime
 
 logs.configure(service="test")
 

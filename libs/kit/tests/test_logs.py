@@ -10,7 +10,7 @@ from bindery_kit.observability import logs
 
 SCRIPT = """
 import logging
-from bindery_kit import logs
+from bindery_kit.observability import logs
 logs.configure(service="bookie", level="info", as_json=AS_JSON, bookie_id="b1")
 log = logs.get_logger("test")
 HERE
@@ -85,7 +85,16 @@ def test_an_unknown_level_is_refused() -> None:
         logs.configure(service="x", level="loud")
 
 
-@pytest.mark.parametrize("module", ["logs", "settings", "runtime", "health", "metrics"])
+@pytest.mark.parametrize(
+    "module",
+    [
+        "observability.logs",
+        "configuration.settings",
+        "process.runtime",
+        "observability.health",
+        "observability.metrics",
+    ],
+)
 def test_what_a_bookie_imports_before_it_serves_loads_no_http_stack(module: str) -> None:
     heavy = ("fastapi", "starlette", "uvicorn", "httpx", "rich")
     script = f"import sys, bindery_kit.{module}; print([name for name in {heavy} if name in sys.modules])"

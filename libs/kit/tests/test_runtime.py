@@ -14,7 +14,8 @@ from bindery_kit.process import runtime
 
 SERVICE = """
 import asyncio, os, sys
-from bindery_kit import logs, runtime
+from bindery_kit.observability import logs
+from bindery_kit.process import runtime
 
 logs.configure(service="test")
 
@@ -145,7 +146,7 @@ async def test_work_that_ends_first_gives_its_result_or_its_error() -> None:
 def test_a_process_may_open_as_many_files_as_its_hard_limit_says() -> None:
     script = """
 import resource
-from bindery_kit import runtime
+from bindery_kit.process import runtime
 
 resource.setrlimit(resource.RLIMIT_NOFILE, (100, 700))
 

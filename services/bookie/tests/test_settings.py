@@ -167,7 +167,7 @@ def test_the_http_stack_is_not_imported_before_the_ledger_port_serves() -> None:
 
 def test_a_bookie_has_a_cookie_and_a_service_info_without_protobuf() -> None:
     code = (
-        "import sys; from bindery_core import bookie_service_info as info, cookie;"
+        "import sys; from bindery_core.formats import bookie_service_info as info, cookie;"
         "text = cookie.Cookie(bookie_id='b:1', journal_dirs=('/j',), ledger_dirs=('/l',), instance_id='i').text();"
         "cookie.parse(text); info.encode(info.of_bookie(host='h', port=1, http_port=2));"
         "print([name for name in sys.modules if name.startswith('google')])"

@@ -52,7 +52,8 @@ class Cluster:
 async def connected(zookeeper: str, ledgers_root: str) -> AsyncIterator[Cluster]:
     """Raises MetadataUnavailable when no server answers, NoSuchNode when there is no cluster.
 
-    BINDERY_CLIENT_... variables name the credentials for bookies (see `bindery_client.connection.security`). Raises BadRequest.
+    BINDERY_CLIENT_... variables name the credentials for bookies
+    (`bindery_client.connection.security`). Raises BadRequest if they are invalid.
     """
     from bindery_client.client import LedgerClient
     from bindery_client.connection.security import SecurityFiles

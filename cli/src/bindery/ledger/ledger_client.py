@@ -15,7 +15,8 @@ from bindery_metadata.stores.zookeeper import ZooKeeperStore
 async def connected(zookeeper: str) -> AsyncIterator[LedgerClient]:
     """A client on the cluster whose metadata are in `zookeeper`. Raises MetadataUnavailable when no server answers.
 
-    BINDERY_CLIENT_... variables name the credentials for bookies (see `bindery_client.connection.security`). Raises BadRequest.
+    BINDERY_CLIENT_... variables name the credentials for bookies
+    (`bindery_client.connection.security`). Raises BadRequest if they are invalid.
 
     Sets up this process's logs: stdout belongs to results, and what is no warning is nobody's business here.
     """

@@ -11,7 +11,7 @@
 | /v1/recovery/pause        | POST   | `{"reason": text}` | no new copies from now on, anywhere in the cluster         |
 | /v1/recovery/resume       | POST   |                    | they go on                                                 |
 | /v1/bookies               | GET    |                    | every bookie: registration, membership, drain              |
-| /api/v1/autorecovery/...  |        |                    | BookKeeper's routes (`recovery.admin.autorecovery_http`)       |
+| /api/v1/autorecovery/...  |        |                    | BookKeeper's routes (`recovery.admin.autorecovery_http`)   |
 
 Every auditor answers the same, whether it leads or not. Times are milliseconds of 1970 (`..._ms`), sizes bytes. Errors
 are problems (RFC 9457). Probes and metrics are in front of this (`bindery_kit.observability.health.OpsApp`).
