@@ -59,7 +59,7 @@ RULES: Final = (
     (r"\blooks? (?:who|which|whether|what|if)\b", "checks which, whether"),
     (r"\bpatience\b", "timeout"),
     (r"\bimpatient\b", "an exact condition"),
-    (r"\bdrills\b", "fault injection"),
+    (r"(?<![-_`])\bdrills\b", "fault injection"),
     (r"\bwhoever\b", "a client that, a process that"),
     (r"\bsomebody\b", "a client, another process"),
     (r"\bit is for (?:people|the operator) to\b", "the operator must"),
