@@ -20,12 +20,16 @@ WORKERS ?= $(shell n=$$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN); test "$
 help: ## list what there is
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
+# uv's cache first. PySpark exists as sources only; uv builds its wheel once, but a registry that answers without cache
+# headers makes uv download and build it again (1.9 GB of cache) whenever it asks. --offline takes what is cached.
+LOCKED = $(BIN)/uv pip install --python $(BIN)/python --no-deps --require-hashes
+
 $(SETUP): requirements.lock pyproject.toml $(addsuffix /pyproject.toml,$(PACKAGES))
 	@$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info[:2] < (3, 13) else "Python 3.11 or 3.12 is needed (make PYTHON=python3.11 ...); this is " + sys.version.split()[0])'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing the locked workspace into $(VENV) (the first time takes a few minutes)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
-	@$(BIN)/uv pip install --python $(BIN)/python --require-hashes -r requirements.lock
+	@$(LOCKED) --offline -r requirements.lock 2>/dev/null || { $(LOCKED) --offline -c requirements.lock $$(grep -o '^pyspark==[0-9.]*' requirements.lock) 2>/dev/null || true; $(LOCKED) -r requirements.lock; }
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation $(addprefix -e ,$(PACKAGES))
 	@$(BIN)/python -m compileall -q -j 0 $(VENV)/lib >/dev/null || true # what cannot be compiled is told when it is imported
 	@touch $@
