@@ -7,7 +7,7 @@ The store is the caller's, and stays open when the client is closed.
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import Protocol, Self, TypeVar
+from typing import Self, TypeVar
 from weakref import WeakSet
 
 from bindery_core.digest import Digester
@@ -23,6 +23,7 @@ from bindery_core.errors import (
 from bindery_core.formats.ledger_metadata import DigestType, LedgerMetadata, LedgerState, Segment
 from bindery_core.ids import BookieId, EntryId, LedgerId
 from bindery_core.ledger.ledger_plans import fence_targets
+from bindery_core.sources import RandomSource
 from bindery_metadata.bookies.registration import BookieDirectory
 from bindery_metadata.layout.layout import LedgersLayout
 from bindery_metadata.ledgers.closing_records import ClosingNotes
@@ -51,19 +52,11 @@ DELETE_ATTEMPTS_MAX = 10
 """Changes of a ledger that one delete follows. A fenced writer makes no more, so one or two are usual."""
 
 
-class Randomness(Protocol):
-    """`random.SystemRandom()` in processes, `random.Random(seed)` in tests and simulations."""
-
-    def random(self) -> float: ...
-
-    def getrandbits(self, k: int, /) -> int: ...
-
-
 class LedgerClient:
     """`api.LedgerClient`. Made by `connect`, used from one event loop."""
 
     def __init__(
-        self, manager: LedgerManager, directory: BookieDirectory, notes: ClosingNotes, *, randomness: Randomness,
+        self, manager: LedgerManager, directory: BookieDirectory, notes: ClosingNotes, *, randomness: RandomSource,
         settings: ClientSettings, on_degraded: OnDegraded | None = None, security: ClientSecurity = NO_SECURITY,
     ) -> None:  # fmt: skip
         """For `connect`; the client owns `manager` and `directory` (which was started)."""
@@ -84,7 +77,7 @@ class LedgerClient:
         cls,
         store: MetadataStore,
         *,
-        randomness: Randomness,
+        randomness: RandomSource,
         layout: LedgersLayout | None = None,
         settings: ClientSettings | None = None,
         on_degraded: OnDegraded | None = None,

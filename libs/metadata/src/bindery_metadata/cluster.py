@@ -19,12 +19,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from bindery_core.errors import AlreadyExists, BadVersion, MetadataOutcomeUnknown, MetadataUnavailable, NoSuchNode
+from bindery_core.sources import RandomBits
 from bindery_pulsar import pulsar_layout
 
 from bindery_metadata.bookies.cookies import CookieStore
 from bindery_metadata.layout.layout import LAYOUT_TEXT, READONLY, LedgersLayout
 from bindery_metadata.layout.znode_path import parent_of
-from bindery_metadata.ledgers.ledger_manager import RandomBits
 from bindery_metadata.stores.parents import make_path
 from bindery_metadata.stores.store import Create, MetadataStore
 

@@ -26,9 +26,9 @@ from typing import Final
 from bindery_core.errors import BinderyError, NoSuchNode, OutcomeUnknown, TryAgain
 from bindery_core.formats import ledger_metadata_codec
 from bindery_core.ids import BookieId, LedgerId
+from bindery_core.sources import RandomBits
 from bindery_kit.observability.logs import get_logger
 from bindery_metadata.layout.layout import LedgersLayout
-from bindery_metadata.ledgers.ledger_manager import RandomBits
 from bindery_metadata.recovery.recovery_records import Reason, RecoveryRecord, RecoveryRecords
 from bindery_metadata.recovery.underreplication import UnderreplicationManager
 from bindery_metadata.stores.store import MetadataStore

@@ -19,6 +19,7 @@ from collections.abc import Awaitable, Callable, Hashable, Sequence
 from typing import Any, Final, Protocol, cast
 
 import structlog
+from bindery_core.backoff import Backoff
 from bindery_core.errors import BinderyError, BookieUnavailable
 from bindery_core.ids import BookieId
 from bindery_core.wire import v2, v3
@@ -113,7 +114,7 @@ class BookieConnection(asyncio.Protocol):
         self._settling: set[int] = set()
         self._tick_done = 0
         self._tick_timer: asyncio.TimerHandle | None = None
-        self._failures = 0
+        self._backoff = Backoff(settings.reconnect_pause_s, settings.reconnect_pause_s_max)
         self._retry_at = 0.0
         self._received_at = 0.0
         self._closed = False
@@ -125,7 +126,7 @@ class BookieConnection(asyncio.Protocol):
     @property
     def is_unreachable(self) -> bool:
         """Not connected, and the last that happened was a failure."""
-        return self._transport is None and self._failures > 0
+        return self._transport is None and self._backoff.failures > 0
 
     @property
     def bytes_in_flight(self) -> int:
@@ -196,11 +197,9 @@ class BookieConnection(asyncio.Protocol):
                 if self._greeted is not None:
                     await self._greet(self._greeted, host)
         except (OSError, TimeoutError, BinderyError) as error:
-            self._failures += 1
-            doublings = min(self._failures - 1, 20)
-            pause_s = min(self._settings.reconnect_pause_s * 2**doublings, self._settings.reconnect_pause_s_max)
-            self._retry_at = self._loop.time() + pause_s
-            log.info("bookie_connect_failed", bookie_id=self.bookie_id, error=repr(error), pause_s=pause_s)
+            delay_s = self._backoff.next_delay_s()
+            self._retry_at = self._loop.time() + delay_s
+            log.info("bookie_connect_failed", bookie_id=self.bookie_id, error=repr(error), pause_s=delay_s)
             self._fail_all(_unavailable("bookie cannot be reached", self.bookie_id, error))
         finally:
             self._connecting = None
@@ -266,7 +265,8 @@ class BookieConnection(asyncio.Protocol):
                 )
             return
         self._transport = None
-        self._failures += 1  # the next request tries again at once; only refused attempts make it pause
+        # Only a failed attempt to connect delays the next; after a lost connection the next request connects at once.
+        self._backoff.failures += 1
         self._fail_all(_unavailable("connection to bookie was lost", self.bookie_id, exc))
 
     def pause_writing(self) -> None:
@@ -324,7 +324,7 @@ class BookieConnection(asyncio.Protocol):
             self._abort()
             return
         self._received_at = self._loop.time()
-        self._failures = 0
+        self._backoff.reset()
         pending_pop = self._pending.pop
         by_sink: dict[ResponseSink, list[Response]] = {}
         refusals: dict[ResponseSink, ErrorResponse] = {}

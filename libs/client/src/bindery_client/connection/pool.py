@@ -13,7 +13,8 @@ from typing import Final, TypeVar
 
 from bindery_core.errors import BookieUnavailable, NotEnoughBookies
 from bindery_core.ids import BookieId
-from bindery_core.placement.placement import Candidate, RandomSource, choose_ensemble, choose_replacements
+from bindery_core.placement.placement import Candidate, choose_ensemble, choose_replacements
+from bindery_core.sources import RandomFloats
 from bindery_metadata.bookies.registration import BookieDirectory, BookieRecord
 
 from bindery_client.connection.connection import BookieConnection
@@ -28,7 +29,7 @@ ABSENT_TIME_S: Final = 60.0
 
 class BookiePool:
     def __init__(
-        self, directory: BookieDirectory, *, settings: ClientSettings, randomness: RandomSource,
+        self, directory: BookieDirectory, *, settings: ClientSettings, randomness: RandomFloats,
         security: ClientSecurity = NO_SECURITY,
     ) -> None:  # fmt: skip
         self.directory: Final = directory

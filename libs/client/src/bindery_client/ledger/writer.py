@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import structlog
+from bindery_core.backoff import Backoff
 from bindery_core.entry import PAYLOAD_SIZE_MAX
 from bindery_core.errors import (
     BadRequest,
@@ -412,7 +413,7 @@ class WriteHandle:
         with an ensemble that is not the published one. `note`: made before.
         """
         deadline = self._loop.time() + self._settings.metadata_timeout_s
-        pause_s = METADATA_PAUSE_S
+        backoff = Backoff(METADATA_PAUSE_S, METADATA_PAUSE_S_MAX)
         known: Versioned[LedgerMetadata] | None = self._committed
         while True:
             try:
@@ -422,11 +423,11 @@ class WriteHandle:
                 return await self._manager.update(self.ledger_id, plan, known=known)
             except (MetadataUnavailable, MetadataOutcomeUnknown) as error:
                 known = None
-                if self._loop.time() + pause_s > deadline:
+                delay_s = backoff.next_delay_s()
+                if self._loop.time() + delay_s > deadline:
                     raise
-                log.info("metadata_change_retried", ledger_id=self.ledger_id, error=repr(error), pause_s=pause_s)
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, METADATA_PAUSE_S_MAX)
+                log.info("metadata_change_retried", ledger_id=self.ledger_id, error=repr(error), pause_s=delay_s)
+            await asyncio.sleep(delay_s)
 
     # -- forcing ------------------------------------------------------------------------------------------------------
 

@@ -14,20 +14,13 @@ Source: the intent of BookKeeper's RackawareEnsemblePlacementPolicy.
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from bindery_core.errors import NotEnoughBookies
 from bindery_core.ids import BookieId
+from bindery_core.sources import RandomFloats
 
 DEFAULT_RACK: Final = "/default-rack"
-
-
-class RandomSource(Protocol):
-    """As much of `random.Random` as is needed."""
-
-    def random(self) -> float:
-        """Uniform in [0, 1)."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +41,7 @@ def choose_ensemble(
     ensemble_size: int,
     write_quorum: int,
     ack_quorum: int,
-    rng: RandomSource,
+    rng: RandomFloats,
     exclude: Mapping[BookieId, str] | None = None,
 ) -> tuple[BookieId, ...]:
     """Bookies for a new ledger, in ensemble order. `exclude`: bookie -> why not (a reason for the error's text).
@@ -72,7 +65,7 @@ def choose_replacements(
     ensemble: Sequence[BookieId],
     failed: Mapping[int, BookieId],
     write_quorum: int,
-    rng: RandomSource,
+    rng: RandomFloats,
     exclude: Mapping[BookieId, str] | None = None,
 ) -> dict[int, BookieId]:
     """Replacements by ensemble index for the members in `failed`; fewer than asked when spares run out.
@@ -126,7 +119,7 @@ def _rack_uses(places: Sequence[Candidate | None], index: int, write_quorum: int
     return uses
 
 
-def _take(usable: list[Candidate], rack_uses: Mapping[str, int], rng: RandomSource) -> Candidate:
+def _take(usable: list[Candidate], rack_uses: Mapping[str, int], rng: RandomFloats) -> Candidate:
     """Draw one from the racks used least, and remove it from `usable`."""
     fewest = min(rack_uses.get(candidate.rack, 0) for candidate in usable)
     drawn_from = [candidate for candidate in usable if rack_uses.get(candidate.rack, 0) == fewest]

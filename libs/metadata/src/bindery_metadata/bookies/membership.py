@@ -23,6 +23,7 @@ from bindery_core.errors import (
     VersionConflict,
 )
 from bindery_core.ids import BookieId, validate_bookie_id
+from bindery_core.sources import WallClock
 
 from bindery_metadata.layout.layout import BinderyLayout
 from bindery_metadata.stores import json_node
@@ -78,9 +79,7 @@ MembershipListener = Callable[[Membership], None]
 class MembershipStore:
     """Memberships, each change a compare-and-set. Owns its watches, not the store."""
 
-    def __init__(
-        self, store: MetadataStore, *, clock_ms: Callable[[], int], layout: BinderyLayout | None = None
-    ) -> None:
+    def __init__(self, store: MetadataStore, *, clock_ms: WallClock, layout: BinderyLayout | None = None) -> None:
         self._store = store
         self._clock_ms = clock_ms
         self._layout = layout or BinderyLayout()

@@ -8,7 +8,7 @@ Source: BookKeeper's AbstractZkLedgerManager, HierarchicalLedgerManager and Meta
 
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Final, Protocol, TypeVar
+from typing import Final, TypeVar
 
 from bindery_core.errors import (
     AlreadyExists,
@@ -24,6 +24,7 @@ from bindery_core.errors import (
 from bindery_core.formats import ledger_metadata_codec as codec
 from bindery_core.formats.ledger_metadata import LedgerMetadata
 from bindery_core.ids import LedgerId
+from bindery_core.sources import RandomBits
 
 from bindery_metadata.layout.layout import LONG_DEPTH, SHORT_DEPTH, LedgersLayout, is_long_top, is_short_top
 from bindery_metadata.ledgers.closing_records import ClosingNotes
@@ -47,12 +48,6 @@ _log = logging.getLogger(__name__)
 
 class _DidNotArrive(MetadataUnavailable):
     """A write whose answer was lost, and which is known not to have been carried out."""
-
-
-class RandomBits(Protocol):
-    """`random.SystemRandom()` in processes, `random.Random(seed)` in simulations."""
-
-    def getrandbits(self, k: int, /) -> int: ...
 
 
 MetadataListener = Callable[[Versioned[LedgerMetadata] | None], None]

@@ -32,11 +32,11 @@ from bindery_core.errors import (
 )
 from bindery_core.formats import replication_formats as formats
 from bindery_core.ids import LedgerId
+from bindery_core.sources import RandomBits, WallClock
 
 from bindery_metadata.coordination.election import Guard
 from bindery_metadata.layout.layout import CheckKind, LedgersLayout
 from bindery_metadata.layout.znode_path import parent_of
-from bindery_metadata.ledgers.ledger_manager import RandomBits
 from bindery_metadata.stores.ephemerals import delete_own
 from bindery_metadata.stores.parents import make_path, prune_empty_parents
 from bindery_metadata.stores.store import Create, Delete, MetadataStore, Node, Op, Set, Stat, Watch
@@ -94,7 +94,7 @@ class UnderreplicationManager:
         layout: LedgersLayout,
         *,
         randomness: RandomBits,
-        clock_ms: Callable[[], int],
+        clock_ms: WallClock,
         worker_name: str = "",
     ) -> None:
         self._store = store

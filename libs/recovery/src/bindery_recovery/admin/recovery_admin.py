@@ -28,6 +28,7 @@ from bindery_core.errors import (
 )
 from bindery_core.formats.ledger_metadata import LedgerMetadata
 from bindery_core.ids import BookieId, LedgerId
+from bindery_core.sources import RandomBits
 from bindery_kit.observability.logs import error_fields, get_logger
 from bindery_metadata.bookies.cookies import CookieStore
 from bindery_metadata.bookies.membership import Membership, MembershipStore
@@ -35,7 +36,6 @@ from bindery_metadata.cluster import cluster_status
 from bindery_metadata.coordination.election import current_auditor
 from bindery_metadata.layout.layout import LedgersLayout
 from bindery_metadata.ledgers.closing_records import ClosingNotes
-from bindery_metadata.ledgers.ledger_manager import RandomBits
 from bindery_metadata.ledgers.verified_records import VerifiedRecords
 from bindery_metadata.recovery.recovery_records import HistoryEvent, Pause, RecoveryRecord, RecoveryRecords
 from bindery_metadata.recovery.underreplication import Mark, UnderreplicationManager

@@ -25,11 +25,11 @@ from typing import Final, NamedTuple, Protocol
 from bindery_core.errors import BadVersion, Conflict, Corrupt, NoSuchLedger, NotThere
 from bindery_core.formats.ledger_metadata import LedgerMetadata, LedgerState
 from bindery_core.ids import BookieId, LedgerId
+from bindery_core.sources import RandomBits
 from bindery_metadata.bookies.cookies import CookieStore
 from bindery_metadata.bookies.membership import ABSENT, Intent, Membership, MembershipStore
 from bindery_metadata.coordination.election import current_auditor
 from bindery_metadata.layout.layout import LedgersLayout
-from bindery_metadata.ledgers.ledger_manager import RandomBits
 from bindery_metadata.recovery.recovery_records import (
     HistoryEvent,
     Obstacle,

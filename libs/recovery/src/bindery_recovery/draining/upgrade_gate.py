@@ -45,12 +45,13 @@ from bindery_core.errors import (
 )
 from bindery_core.formats.ledger_metadata import LedgerMetadata, LedgerState
 from bindery_core.ids import BookieId, LedgerId
+from bindery_core.sources import RandomBits
 from bindery_metadata.bookies.membership import Intent, MembershipStore
 from bindery_metadata.cluster import ClusterStatus, cluster_status
 from bindery_metadata.coordination.election import current_auditor
 from bindery_metadata.layout.layout import LedgersLayout
 from bindery_metadata.ledgers.closing_records import ClosingNotes
-from bindery_metadata.ledgers.ledger_manager import LedgerManager, RandomBits
+from bindery_metadata.ledgers.ledger_manager import LedgerManager
 from bindery_metadata.recovery.underreplication import UnderreplicationManager
 from bindery_metadata.stores.store import MetadataStore
 

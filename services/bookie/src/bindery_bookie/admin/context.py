@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from bindery_core.errors import MetadataUnavailable
+from bindery_core.sources import RandomBits
 from bindery_kit.admin.access import Access
 from bindery_kit.observability.health import Health
 from bindery_metadata.layout.layout import LedgersLayout
-from bindery_metadata.ledgers.ledger_manager import LedgerManager, RandomBits
+from bindery_metadata.ledgers.ledger_manager import LedgerManager
 from bindery_metadata.stores.store import MetadataStore
 
 from bindery_bookie.state import BookieState

@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from bindery_core.errors import MetadataUnavailable
+from bindery_core.sources import RandomBits
 from bindery_metadata.layout.layout import LedgersLayout
-from bindery_metadata.ledgers.ledger_manager import RandomBits
 from bindery_metadata.stores.store import MetadataStore
 
 if TYPE_CHECKING:
