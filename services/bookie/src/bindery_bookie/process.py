@@ -380,8 +380,8 @@ class BookieProcess:
             admin.EngineShard(
                 shard,
                 wall_clock_ms=self._wall_clock_ms,
-                collector=lambda shard=shard: shard.compactor,
-                scrubber=lambda shard=shard: shard.scrubber,
+                collector=lambda shard=shard: shard.compactor if shard.is_open else None,
+                scrubber=lambda shard=shard: shard.scrubber if shard.is_open else None,
             )
             for shard in self.shards
         ]

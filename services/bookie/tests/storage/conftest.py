@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from bindery_bookie.storage.engine.engine import StorageEngine
+from bindery_bookie.storage.io.kv import OpenKV
 from bindery_bookie.storage.io.worker import Done
 from bindery_bookie.storage.settings import StorageSettings
 from bindery_core.wire.messages import AddRequest, Status
@@ -94,12 +95,13 @@ class World:
         self.kv = CrashableKV(self.disk)
         self.now_ms = 1_000
 
-    def engine(self, kind: type[StorageEngine] = StorageEngine) -> StorageEngine:
+    def engine(self, kind: type[StorageEngine] = StorageEngine, *, open_kv: OpenKV | None = None) -> StorageEngine:
+        """`open_kv`: instead of the world's own index store."""
         lots = random.Random(self.lots.random())
         return kind(
             self.settings,
             disk=self.wrap(self.disk),
-            open_kv=lambda path: self.kv,
+            open_kv=open_kv or (lambda path: self.kv),
             destroy_kv=lambda path: self.kv.clear(),
             start_worker=lambda name: InlineWorker(lots),
             wall_clock_ms=lambda: self.now_ms,

@@ -11,6 +11,7 @@ import pytest
 from bindery_bookie.storage.engine import engine as engine_module
 from bindery_bookie.storage.engine.engine import StorageEngine
 from bindery_bookie.storage.entry_log.entry_log_scan import EntryLogScanner
+from bindery_bookie.storage.io.disk import RealDisk
 from bindery_bookie.storage.io.fault_injection import FaultyDisk
 from bindery_bookie.storage.memory.read_cache import ReadCache
 from bindery_bookie.storage.opening import opening
@@ -24,7 +25,7 @@ async def one_dead_log(kit: Any, engine: StorageEngine) -> None:
     """Log 1: closed, and all dead."""
     await kit.fill(engine, 7, 50)
     await engine.flush()
-    await engine._flush_loop.roll()
+    await engine.parts.flush_loop.roll()
     await engine.delete_ledger(7)
     await engine.flush()
 
@@ -94,17 +95,17 @@ async def test_a_fault_of_ours_in_a_flush_counts_as_a_failed_flush(kit: Any, mon
     world = kit.World()
     engine = await world.opened()
     bodies = await kit.fill(engine, 1, 5)
-    store = engine._flusher.store
+    store = engine.parts.flusher.store
 
     async def broken(flush: Any) -> None:
         raise KeyError("a fault of ours")
 
-    monkeypatch.setattr(engine._flusher, "store", broken)
+    monkeypatch.setattr(engine.parts.flusher, "store", broken)
     with pytest.raises(OSError, match="flush failed"):
         async with asyncio.timeout(30):
             await engine.flush()
     assert engine.stats.flush_failed
-    monkeypatch.setattr(engine._flusher, "store", store)
+    monkeypatch.setattr(engine.parts.flusher, "store", store)
     await engine.flush()
     assert not engine.stats.flush_failed
     assert await kit.read(engine, *((1, entry_id) for entry_id in range(5))) == bodies
@@ -145,7 +146,7 @@ async def test_many_deletions_are_flushed_in_parts(kit: Any, monkeypatch: pytest
     waiting = 0
     for ledger_id in range(25):
         await engine.delete_ledger(ledger_id)
-        waiting = max(waiting, len(engine._ledgers.deleted))
+        waiting = max(waiting, len(engine.parts.ledgers.deleted))
     assert 0 < waiting <= 10
     assert not list(await engine.list_ledger_ids())
     await engine.close()
@@ -163,7 +164,7 @@ async def test_a_read_that_waited_while_its_ledger_was_deleted_leaves_nothing_in
     await engine.delete_ledger(1)
     while len(answered) < 2:
         await asyncio.sleep(0)
-    assert engine._reads.cache.get(1, 0) is None
+    assert engine.parts.reads.cache.get(1, 0) is None
     new = kit.entry(1, 0, b"anew")
     assert await kit.add(engine, kit.add_request(new)) == [Status.OK]
     await engine.flush()
@@ -189,7 +190,7 @@ async def test_an_entry_that_is_flushed_while_it_is_looked_for_is_no_damage(kit:
     engine = await world.opened()
     bodies = await kit.fill(engine, 1, 5)
     await engine.flush()
-    index = engine._index
+    index = engine.parts.index
     run_before, stale = index.run_before, [None]
 
     def looked_up_before(ledger_id: int, entry_id: int) -> Any:
@@ -247,7 +248,7 @@ async def test_a_cancelled_start_gives_up_the_rebuild_of_its_index(
     await engine.open()
     bodies = await kit.fill(engine, 5, 50)
     await engine.close()
-    opening.ask_rebuild(engine._disk, str(tmp_path / "l" / "current"), "a test")
+    opening.ask_rebuild(RealDisk(), str(tmp_path / "l" / "current"), "a test")
     real, at_work = EntryLogScanner.scan, threading.Event()
 
     def endless(*args: Any, **others: Any) -> Iterator[Any]:

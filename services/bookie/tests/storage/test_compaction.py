@@ -134,7 +134,7 @@ async def test_power_lost_after_every_operation(kit: Any, seed: int) -> None:
             assert not engine.damage.items()
             await check(kit, engine, bodies)
             await engine.compactor.run(major=True, force=True)
-            expected = read_manifest(after.disk, CURRENT).expected(engine._flusher.mark.log_id)
+            expected = read_manifest(after.disk, CURRENT).expected(engine.parts.flusher.mark.log_id)
             assert sorted(logs(after)) == sorted(f"{log_id:x}.log" for log_id in expected)
             assert all(info.live_ratio == 1 for info in engine.compactor.logs() if info.state is LogState.COMPACTED)
             assert "1.log" not in logs(after)
@@ -199,14 +199,14 @@ async def test_the_index_switch_may_fail_and_be_on_the_disk_all_the_same(kit: An
         engine = await world.opened()
         bodies = await two_kinds(kit, engine)
         await engine.flush()
-        real = engine._index.switch
+        real = engine.parts.index.switch
         kept: list[Any] = []
 
         def switch(*args: Any, kept: list[Any] = kept, **kwargs: Any) -> None:
             kept.append((args, kwargs))
             raise OSError(5, "refused")
 
-        engine._index.switch = switch  # type: ignore[method-assign]
+        engine.parts.index.switch = switch  # type: ignore[method-assign]
         result = await engine.compactor.run(major=True)
         assert result.left
         assert not result.rewritten
@@ -404,7 +404,7 @@ async def test_a_read_that_looked_up_before_the_log_moved_looks_again(kit: Any) 
     engine = await world.opened()
     bodies = await two_kinds(kit, engine)
     await engine.flush()
-    real = engine._index.run_before
+    real = engine.parts.index.run_before
     stale: dict[tuple[int, int], Any] = {}
     for entry_id in range(10):
         stale[3, entry_id] = real(3, entry_id)
@@ -416,8 +416,8 @@ async def test_a_read_that_looked_up_before_the_log_moved_looks_again(kit: Any) 
     def run_before(ledger_id: int, entry_id: int) -> Any:
         return stale.pop((ledger_id, entry_id), None) or real(ledger_id, entry_id)
 
-    engine._index.run_before = run_before  # type: ignore[method-assign]
-    reader = engine._reader
+    engine.parts.index.run_before = run_before  # type: ignore[method-assign]
+    reader = engine.parts.reader
     assert reader.read([(3, 5), (1, 0)]).answers == [bodies[3][5], Status.NO_LEDGER]
     assert not engine.damage.items()
     await engine.close()
@@ -429,7 +429,7 @@ async def test_open_files_of_removed_logs_are_closed(kit: Any) -> None:
     bodies = await two_kinds(kit, engine)
     await engine.flush()
     assert await kit.read(engine, (3, 5)) == [bodies[3][5]]
-    files = engine._reader._logs._files
+    files = engine.parts.reader._logs._files
     assert 1 in files
     await engine.compactor.run(major=True)
     assert 1 not in files
@@ -566,12 +566,12 @@ async def test_logs_of_a_flush_that_is_not_finished_are_left_alone(kit: Any) -> 
     world = kit.World(write_cache_size_max=2**19, flush_retry_s=600, **FAST)
     engine = await world.opened()
     bodies = await kit.fill(engine, 9, 1000, size=200)
-    real = engine._flusher._commit
+    real = engine.parts.flusher._commit
 
     def refuse(*args: Any) -> int:
         raise OSError(28, "no space")
 
-    engine._flusher._commit = refuse  # type: ignore[method-assign]
+    engine.parts.flusher._commit = refuse  # type: ignore[method-assign]
     with pytest.raises(OSError, match="flush"):
         await engine.flush()
     there = logs(world)
@@ -580,7 +580,7 @@ async def test_logs_of_a_flush_that_is_not_finished_are_left_alone(kit: Any) -> 
     assert not result.removed
     assert logs(world) == there
     assert {info.state for info in engine.compactor.logs()} == {LogState.OPEN}
-    engine._flusher._commit = real  # type: ignore[method-assign]
+    engine.parts.flusher._commit = real  # type: ignore[method-assign]
     await engine.flush()
     await engine.compactor.run(major=True)
     assert await kit.read(engine, *((9, entry_id) for entry_id in range(1000))) == bodies

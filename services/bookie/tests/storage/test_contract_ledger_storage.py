@@ -347,15 +347,15 @@ async def test_in_limbo_nothing_is_denied(kit: Any, place: Place, form: str) -> 
     limbo.write_marker(place.disk, place.current, "a test took its disk away", 1)
     storage = await place.open(form)
     assert isinstance(storage, StorageEngine)
-    await storage.enter_limbo_ledgers([LimboLedger(5, kit.KEY)])
-    await storage.finish_listing()
+    await storage.repair.enter_limbo_ledgers([LimboLedger(5, kit.KEY)])
+    await storage.repair.finish_listing()
     body = kit.entry(5, 3, b"refilled")
     assert await kit.add(storage, kit.add_request(kit.entry(5, 4)), kit.add_request(body, recovery=True)) == [
         Status.FENCED, OK
     ]  # fmt: skip
     await storage.flush()
-    assert list(await storage.limbo_ledger_ids()) == [5]
-    assert list(await storage.entries_here(5)) == [(3, 1)]
+    assert list(await storage.repair.limbo_ledger_ids()) == [5]
+    assert list(await storage.repair.entries_here(5)) == [(3, 1)]
     unknown = Status.UNKNOWN_LEDGER_STATE
     assert await kit.read(storage, (5, 3), (5, 0), (5, -1)) == [body, unknown, unknown]
     with pytest.raises(LedgerStateUnknown):
@@ -365,7 +365,7 @@ async def test_in_limbo_nothing_is_denied(kit: Any, place: Place, form: str) -> 
     await storage.close()
     storage = await place.open(form)
     assert await kit.read(storage, (5, 3), (5, 0)) == [body, unknown]
-    storage.leave_limbo(5)
+    storage.repair.leave_limbo(5)
     await storage.flush()
     assert await kit.read(storage, (5, 3), (5, 0), (5, -1)) == [body, Status.NO_ENTRY, body]
     await storage.close()
@@ -522,7 +522,7 @@ async def test_an_entry_that_is_missing_in_the_order_of_arrival_is_flushed_all_t
     storage = await place.open("interleaved")
     bodies = await add_mixed(kit, storage, range(3), 10)
     assert isinstance(storage, StorageEngine)
-    cache = storage._caches.active
+    cache = storage.parts.caches.active
     assert isinstance(cache, InterleavedCache)
     del cache.order[5:20]
     await storage.close()

@@ -1,5 +1,6 @@
 """Which ledgers were given copies lately; what is not known counts as seen."""
 
+import asyncio
 from typing import Any
 
 from bindery_bookie.storage.memory.copies_seen import CopiesSeen
@@ -33,7 +34,7 @@ def test_what_was_forgotten_counts_as_seen() -> None:
 
 async def test_copies_are_recovery_adds_and_a_closed_ledger_stays_shut(world: Any, kit: Any) -> None:
     engine = await world.opened()
-    start = engine._loop.time()
+    start = asyncio.get_running_loop().time()
     await kit.add(engine, kit.add_request(kit.entry(1, 0)), kit.add_request(kit.entry(2, 0), recovery=True))
     assert engine.was_given_copies(2, since_s=start + 1e-9)
     assert not engine.was_given_copies(1, since_s=start + 1e-9)

@@ -84,13 +84,13 @@ async def test_a_lost_entry_log_costs_its_entries_and_nothing_else(world: Any, k
     log_id = opening.log_id_of(path)
     found = []
     after = (-1, -1)
-    while batch := await engine.entries_in_log(log_id, start=damage.offset, after=after, count=3):
+    while batch := await engine.repair.entries_in_log(log_id, start=damage.offset, after=after, count=3):
         found += batch
         after = batch[-1]
     assert found == [(ledger_id, e) for e in range(len(sound), 10)]
-    await engine.store_recovered(ledger_id, lost)
+    await engine.repair.store_recovered(ledger_id, lost)
     await engine.flush()
-    assert await engine.entries_in_log(log_id, start=damage.offset, after=(-1, -1), count=9) == []
+    assert await engine.repair.entries_in_log(log_id, start=damage.offset, after=(-1, -1), count=9) == []
     assert await kit.read(engine, *((ledger_id, e) for e in range(10))) == lost
     await engine.close()
     engine = await world.opened()  # what nothing points to is not missed again
@@ -222,7 +222,7 @@ async def test_damage_of_a_running_index_costs_answers_until_the_restart_that_re
     if what == "write_batch":
         with pytest.raises(OSError, match="flush failed"):
             await engine.flush()
-    assert engine.is_index_damaged
+    assert engine.repair.is_index_damaged
     assert [damage.path for damage in engine.damage.items()] == ["/ledgers/current/index"]
     await engine.close()
     assert opening.REBUILD_WISH in world.disk.list_names("/ledgers/current")
@@ -230,7 +230,7 @@ async def test_damage_of_a_running_index_costs_answers_until_the_restart_that_re
     engine = await world.opened()
     assert await kit.read(engine, *((5, e) for e in range(26))) == [*bodies, Status.NO_ENTRY]
     assert engine.limbo is None
-    assert not engine.is_index_damaged
+    assert not engine.repair.is_index_damaged
     assert opening.REBUILD_WISH not in world.disk.list_names("/ledgers/current")
     await engine.close()
 
@@ -364,7 +364,7 @@ async def test_whatever_happens_to_the_index_no_entry_is_denied(tmp_path: Path, 
             answers = await kit.read(engine, *((ledger_id, e) for e in range(len(bodies))))
             for entry_id, (answer, body) in enumerate(zip(answers, bodies, strict=True)):
                 assert answer in (body, Status.IO_ERROR), f"{what}: entry {entry_id} of {ledger_id}: {answer!r}"
-        if engine.is_index_damaged:
+        if engine.repair.is_index_damaged:
             await engine.close()
             engine = real_engine(home, kit)
             await engine.open()

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bindery_bookie.storage.engine.engine import StorageEngine
 from bindery_bookie.storage.io.disk import RealDisk
 from bindery_bookie.storage.io.fault_injection import (
     OPERATIONS,
@@ -178,11 +177,8 @@ async def test_an_index_that_fails_is_an_error_and_no_absence(kit: Any) -> None:
     world = kit.World()
     open_kv = control.wrap_open_kv(lambda path: world.kv)
 
-    class Drilled(StorageEngine):
-        def __init__(self, *args: Any, **parts: Any) -> None:
-            super().__init__(*args, **{**parts, "open_kv": open_kv})
-
-    engine = await world.opened(Drilled)
+    engine = world.engine(open_kv=open_kv)
+    await engine.open()
     bodies = await kit.fill(engine, 5, 3)
     await engine.flush()
     control.set_rules(["kv_floor */index fail EIO"])

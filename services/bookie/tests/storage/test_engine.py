@@ -231,7 +231,7 @@ async def test_each_tier_answers_in_its_turn(world: Any, kit: Any) -> None:
     assert await kit.read(engine, (5, 0), (5, -1)) == [body, body]
     assert stats.reads_active_cache == 2
     flush = asyncio.ensure_future(engine.flush())
-    while engine._caches.flushing is None:
+    while engine.parts.caches.flushing is None:
         await asyncio.sleep(0)
     assert await kit.read(engine, (5, 0)) == [body]
     assert stats.reads_flushing_cache == 1
@@ -331,7 +331,7 @@ async def test_damage_is_an_io_error_and_never_absence(world: Any, kit: Any, har
     assert engine.stats.damage_found >= 1
     if harm == "flip":
         world.disk.corrupt(path, world.disk.contents(path).index(bodies[2]) + 40)
-    engine._reads.cache.drop_ledger(5)
+    engine.parts.reads.cache.drop_ledger(5)
     with pytest.raises(DamagedStorage):
         await engine.read_lac(5)
 
@@ -465,8 +465,10 @@ async def test_caches_keep_their_bounds(world: Any, kit: Any) -> None:
     await engine.flush()
     for ledger_id in range(7):
         await kit.read(engine, *((ledger_id, entry_id) for entry_id in range(2000)))
-        assert stats.read_cache_size == engine._reads.cache.size <= settings.read_cache_size_max
-        held = sum(len(b) + ENTRY_OVERHEAD for bodies in engine._reads.cache.ledgers.values() for b in bodies.values())
+        assert stats.read_cache_size == engine.parts.reads.cache.size <= settings.read_cache_size_max
+        held = sum(
+            len(b) + ENTRY_OVERHEAD for bodies in engine.parts.reads.cache.ledgers.values() for b in bodies.values()
+        )
         assert held == stats.read_cache_size
     await engine.close()
 

@@ -62,9 +62,8 @@ class Scene:
         return None
 
     async def start(self) -> None:
-        self.engine = self.world.engine()
         real = self.world.kv
-        self.engine._open_kv = lambda path: FaultyKV(real, path, self._before)
+        self.engine = self.world.engine(open_kv=lambda path: FaultyKV(real, path, self._before))
         self.watch = StorageWatch(
             [self.engine],
             self.world.wrap(self.world.disk),

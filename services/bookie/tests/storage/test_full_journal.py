@@ -371,8 +371,8 @@ async def test_a_needed_journal_that_was_given_up_is_not_missed_for_good(kit: An
     disk.is_log_full = False
     write_marker(disk.world.disk, "/ledgers/current", "salvage", 1)
     engine = await disk.opened()
-    await engine.enter_limbo_ledgers([LimboLedger(5, b"")])
-    await engine.finish_listing()
+    await engine.repair.enter_limbo_ledgers([LimboLedger(5, b"")])
+    await engine.repair.finish_listing()
     assert not needed(disk)
     await engine.close()
     await (await disk.opened()).close()

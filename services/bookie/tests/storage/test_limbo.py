@@ -90,8 +90,8 @@ async def in_limbo(world: Any, kit: Any) -> tuple[Any, list[bytes]]:
     write_marker(world.disk, CURRENT, "a test", 1)
     engine = await world.opened()
     assert engine.limbo.is_listing
-    await engine.enter_limbo_ledgers([LimboLedger(5, kit.KEY), LimboLedger(7, kit.KEY)])
-    await engine.finish_listing()
+    await engine.repair.enter_limbo_ledgers([LimboLedger(5, kit.KEY), LimboLedger(7, kit.KEY)])
+    await engine.repair.finish_listing()
     return engine, bodies
 
 
@@ -111,7 +111,7 @@ async def check_limbo(engine: Any, kit: Any, bodies: list[bytes]) -> None:
     assert await kit.add(engine, kit.add_request(kit.entry(5, 50))) == [Status.FENCED]
     assert await kit.add(engine, kit.add_request(kit.entry(7, 50))) == [Status.FENCED]
     assert await kit.add(engine, kit.add_request(kit.entry(5, 0), key=b"other")) == [Status.UNAUTHORIZED]
-    assert list(await engine.limbo_ledger_ids()) == [5, 7]
+    assert list(await engine.repair.limbo_ledger_ids()) == [5, 7]
 
 
 async def test_of_a_ledger_in_limbo_hits_are_served_and_nothing_is_denied(world: Any, kit: Any) -> None:
@@ -132,17 +132,17 @@ async def test_of_a_ledger_in_limbo_hits_are_served_and_nothing_is_denied(world:
 async def test_recovered_entries_are_taken_and_a_whole_ledger_leaves_limbo(world: Any, kit: Any) -> None:
     engine, bodies = await in_limbo(world, kit)
     more = [kit.entry(5, e) for e in range(10, 15)]
-    assert await engine.store_recovered(5, more) == [Status.OK] * 5
+    assert await engine.repair.store_recovered(5, more) == [Status.OK] * 5
     assert await kit.add(engine, kit.add_request(kit.entry(7, 0), recovery=True)) == [Status.OK]
-    engine.leave_limbo(5)
+    engine.repair.leave_limbo(5)
     assert await kit.read(engine, *((5, e) for e in range(16))) == [*bodies, *more, Status.NO_ENTRY]
     assert await engine.entry_ids(5) == [(0, 15)]
     assert engine.last_add_confirmed(5) == 8
     assert await kit.add(engine, kit.add_request(kit.entry(5, 50))) == [Status.FENCED]
-    assert list(await engine.limbo_ledger_ids()) == [7]
+    assert list(await engine.repair.limbo_ledger_ids()) == [7]
     await engine.delete_ledger(7)
-    assert list(await engine.limbo_ledger_ids()) == []
-    await engine.end_limbo()
+    assert list(await engine.repair.limbo_ledger_ids()) == []
+    await engine.repair.end_limbo()
     assert await kit.read(engine, (99, 0)) == [Status.NO_LEDGER]
     await engine.close()
     engine = await world.opened()
@@ -154,8 +154,8 @@ async def test_recovered_entries_are_taken_and_a_whole_ledger_leaves_limbo(world
 async def test_a_key_that_metadata_does_not_tell_is_learned_once(world: Any, kit: Any) -> None:
     write_marker(world.disk, CURRENT, "a test", 1)
     engine = await world.opened()
-    await engine.enter_limbo_ledgers([LimboLedger(5, b""), LimboLedger(6, b"")])
-    await engine.finish_listing()
+    await engine.repair.enter_limbo_ledgers([LimboLedger(5, b""), LimboLedger(6, b"")])
+    await engine.repair.finish_listing()
     await engine.fence(5, kit.KEY)
     assert await kit.add(engine, kit.add_request(kit.entry(6, 0), recovery=True)) == [Status.OK]
     world.lose_power(3)
@@ -200,16 +200,16 @@ async def limbo_until_cut(world: Any, kit: Any) -> int:
     engine = world.engine()
     try:
         await engine.open()
-        await engine.enter_limbo_ledgers([LimboLedger(7, kit.KEY)])
+        await engine.repair.enter_limbo_ledgers([LimboLedger(7, kit.KEY)])
         step = 1
-        await engine.finish_listing()
-        if await engine.store_recovered(7, [kit.entry(7, 0)]) != [Status.OK]:
+        await engine.repair.finish_listing()
+        if await engine.repair.store_recovered(7, [kit.entry(7, 0)]) != [Status.OK]:
             raise OSError("not stored")
         step = 2
-        engine.leave_limbo(7)
+        engine.repair.leave_limbo(7)
         await engine.flush()
         step = 3
-        await engine.end_limbo()
+        await engine.repair.end_limbo()
         step = 4
         await engine.close()
     except (OSError, BinderyError):
@@ -247,15 +247,15 @@ async def test_a_fence_of_limbo_survives_a_crash_in_the_listing_and_then_the_los
     engine = await world.opened()
     faults.append("LastLogMark")
     with pytest.raises(OSError, match="flush failed"):
-        await engine.enter_limbo_ledgers(listed)  # the index has it, LastLogMark does not
+        await engine.repair.enter_limbo_ledgers(listed)  # the index has it, LastLogMark does not
     faults.clear()
     world.lose_power(1)
     engine = await world.opened()
-    await engine.enter_limbo_ledgers(listed)
-    await engine.finish_listing()
+    await engine.repair.enter_limbo_ledgers(listed)
+    await engine.repair.finish_listing()
     for ledger_id in (5, 7):
-        engine.leave_limbo(ledger_id)
-    await engine.end_limbo()
+        engine.repair.leave_limbo(ledger_id)
+    await engine.repair.end_limbo()
     await engine.close()
     world.kv.clear()
     engine = await world.opened()
@@ -268,8 +268,8 @@ async def test_a_fence_of_limbo_survives_a_crash_in_the_listing_and_then_the_los
 
 async def check_copies_are_taken(kit: Any, engine: Any, ledger_id: int) -> None:
     """Metadata do not name this bookie for the ledger. A worker has the key, which was lost here."""
-    await engine.finish_listing()
-    await engine.end_limbo()
+    await engine.repair.finish_listing()
+    await engine.repair.end_limbo()
     assert await kit.add(engine, kit.add_request(kit.entry(ledger_id, 400))) == [Status.FENCED]
     for entry_id in (5, 6):
         copy = kit.add_request(kit.entry(ledger_id, entry_id), recovery=True)

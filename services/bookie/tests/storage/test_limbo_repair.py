@@ -218,7 +218,7 @@ async def test_what_others_brought_is_told_as_back_and_not_as_copied(setting: Se
     some, everything = await setting.ledger(30), await setting.ledger(20)
     engine = await setting.start()
     for ledger_id, entry_ids in ((some, range(25)), (everything, range(20))):
-        await engine.store_recovered(ledger_id, [setting.peers.frame(ledger_id, e) for e in entry_ids])
+        await engine.repair.store_recovered(ledger_id, [setting.peers.frame(ledger_id, e) for e in entry_ids])
     repairer = setting.repairer(engine)
     await setting.run(repairer, lambda: engine.limbo is None)
     assert (repairer.state.entries_back, repairer.state.entries_copied) == (50, 5)
@@ -264,7 +264,7 @@ async def test_what_nobody_has_keeps_its_ledger_in_limbo_with_the_reason_and_is_
     repairer = setting.repairer(engine)
     await setting.run(repairer, lambda: bad in engine.limbo.problems and repairer.state.ledgers_done == 1)
     assert "bookie-2 says absent; bookie-0 says absent" in engine.limbo.problems[bad]
-    assert list(await engine.limbo_ledger_ids()) == [bad]
+    assert list(await engine.repair.limbo_ledger_ids()) == [bad]
     assert await setting.kit.read(engine, (bad, 7), (bad, -1)) == [Status.UNKNOWN_LEDGER_STATE] * 2
     assert await setting.kit.read(engine, (bad, 6)) == [setting.peers.frame(bad, 6)]  # what could be had is here
     await setting.check(engine, good)
@@ -290,8 +290,8 @@ async def test_rounds_in_which_nothing_is_due_read_no_index(setting: Setting, mo
     repairer = setting.repairer(engine)
     await setting.run(repairer, lambda: bad in engine.limbo.problems and repairer.state.ledgers_done == 1)
     looks: list[int] = []
-    real = engine._index.limbo_ids
-    monkeypatch.setattr(engine._index, "limbo_ids", lambda: looks.append(1) or real())
+    real = engine.parts.index.limbo_ids
+    monkeypatch.setattr(engine.parts.index, "limbo_ids", lambda: looks.append(1) or real())
     flushes = engine.stats.flushes
     for _ in range(5):
         await repairer._round()
@@ -308,18 +308,18 @@ async def test_rounds_in_which_nothing_is_due_read_no_index(setting: Setting, mo
 async def test_what_left_limbo_is_not_listed_whenever_that_was(setting: Setting) -> None:
     ledger_ids = [await setting.ledger(3) for _ in range(6)]
     engine = await setting.start()
-    looking = asyncio.create_task(engine.limbo_ledger_ids(anew=True))
+    looking = asyncio.create_task(engine.repair.limbo_ledger_ids(reread=True))
     await asyncio.sleep(0)
-    engine.leave_limbo(ledger_ids[0])
+    engine.repair.leave_limbo(ledger_ids[0])
     await engine.delete_ledger(ledger_ids[3])
     assert list(await looking) == [*ledger_ids[1:3], *ledger_ids[4:]]
-    engine.leave_limbo(ledger_ids[5])
+    engine.repair.leave_limbo(ledger_ids[5])
     await engine.delete_ledger(ledger_ids[1])
-    assert list(await engine.limbo_ledger_ids()) == [ledger_ids[2], ledger_ids[4]]
-    assert list(await engine.limbo_ledger_ids(anew=True)) == [ledger_ids[2], ledger_ids[4]]
+    assert list(await engine.repair.limbo_ledger_ids()) == [ledger_ids[2], ledger_ids[4]]
+    assert list(await engine.repair.limbo_ledger_ids(reread=True)) == [ledger_ids[2], ledger_ids[4]]
     await engine.close()
     engine = await setting.world.opened()
-    assert list(await engine.limbo_ledger_ids()) == [ledger_ids[2], ledger_ids[4]]
+    assert list(await engine.repair.limbo_ledger_ids()) == [ledger_ids[2], ledger_ids[4]]
     await engine.close()
 
 
@@ -353,7 +353,7 @@ async def test_what_is_not_gone_for_certain_is_not_deleted(
     ledger_id = await setting.ledger(20)
     engine = await setting.start()
     frames = [setting.peers.frame(ledger_id, e) for e in range(15)]
-    await engine.store_recovered(ledger_id, frames)  # not all of it was lost
+    await engine.repair.store_recovered(ledger_id, frames)  # not all of it was lost
     await engine.flush()
     real, wrong = setting.peers.metadata, [NoSuchLedger(ledger_id=ledger_id)] * 2
 
@@ -386,7 +386,7 @@ async def test_listing_takes_the_ledgers_that_name_us_and_those_it_cannot_read(s
     setting.ledgers.find(LedgerId(other)).metadata = metadata.with_changes(segments=(segment,))
     setting.manager.errors = {unreadable: [Corrupt("no metadata")], ours: [MetadataUnavailable("away")]}
     engine = await setting.start()
-    assert list(await engine.limbo_ledger_ids()) == [ours, unreadable]
+    assert list(await engine.repair.limbo_ledger_ids()) == [ours, unreadable]
     assert engine.limbo.listed == 4
     key = master_key(b"pw")
     with pytest.raises(Exception, match="another master key"):
@@ -417,7 +417,7 @@ async def test_a_listing_waits_for_metadata_that_goes_away_and_looks_at_nothing_
     }
     setting.manager.list_errors = [MetadataUnavailable("the list was cut short") for _ in range(3)]
     engine = await setting.start()
-    assert list(await engine.limbo_ledger_ids()) == ledger_ids
+    assert list(await engine.repair.limbo_ledger_ids()) == ledger_ids
     assert setting.progress == [2, 4, 6, 8]
     assert engine.limbo.listed == 8
     await engine.close()

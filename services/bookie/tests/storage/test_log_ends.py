@@ -51,8 +51,8 @@ def cut_and_lose_index(world: Any, log_id: int, size: int) -> None:
 async def in_limbo(world: Any) -> StorageEngine:
     engine: StorageEngine = await world.opened()
     assert engine.limbo is not None, "what was cut off would be denied"
-    await engine.enter_limbo_ledgers([LimboLedger(5, b"")])
-    await engine.finish_listing()
+    await engine.repair.enter_limbo_ledgers([LimboLedger(5, b"")])
+    await engine.repair.finish_listing()
     return engine
 
 
@@ -284,7 +284,7 @@ async def test_the_scrub_takes_no_log_that_is_being_written_for_a_cut_one(kit: A
         await kit.fill(engine, 5, 100, first=first, size=300)
         await engine.flush()
         await asyncio.sleep(0.005)
-    assert engine._flusher.mark.log_id > 5
+    assert engine.parts.flusher.mark.log_id > 5
     async with asyncio.timeout(30):
         while not engine.scrubber.state().rounds:
             await asyncio.sleep(0.002)

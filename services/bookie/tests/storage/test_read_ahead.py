@@ -42,8 +42,8 @@ async def flushed(kit: Any, count: int = 1000, **changes: Any) -> tuple[Any, lis
     engine = await kit.World(**(SETTINGS | changes)).opened()
     bodies = await kit.fill(engine, 5, count)
     await engine.flush()
-    worker = Held(engine._reads._worker)
-    engine._reads._worker = worker
+    worker = Held(engine.parts.reads._worker)
+    engine.parts.reads._worker = worker
     return engine, bodies, worker
 
 
@@ -125,15 +125,15 @@ async def test_a_window_of_a_ledger_that_left_the_cache_breaks_nothing(kit: Any,
     await engine.flush()
     await kit.read(engine, (5, 0))
     assert await kit.read(engine, (6, 0)) == [other]
-    ((start, due_at),) = engine._reads._next_windows[6].items()
+    ((start, due_at),) = engine.parts.reads._next_windows[6].items()
     if gone == "deleted":
         await engine.delete_ledger(6)
     else:
-        engine._reads.cache.drop([(6, entry_id) for entry_id in range(100)])
+        engine.parts.reads.cache.drop([(6, entry_id) for entry_id in range(100)])
     found = await kit.read(engine, (5, 1), (6, due_at))
     assert found[0] == bodies[1]
     assert (found[1] == Status.NO_LEDGER) == (gone == "deleted")
-    assert (6 in engine._reads._next_windows) == (gone == "evicted")
+    assert (6 in engine.parts.reads._next_windows) == (gone == "evicted")
     assert start > due_at
     await engine.close()
 
@@ -161,7 +161,7 @@ async def test_windows_are_read_a_few_at_a_time(kit: Any) -> None:
     for ledger_id in range(10):
         await kit.fill(engine, ledger_id, 100)
     await engine.flush()
-    worker = engine._reads._worker = Held(engine._reads._worker)
+    worker = engine.parts.reads._worker = Held(engine.parts.reads._worker)
     for ledger_id in range(10):
         await kit.read(engine, (ledger_id, 0))
     before = worker.jobs
@@ -214,7 +214,7 @@ async def test_a_ledger_deleted_while_it_is_read_ahead_leaves_nothing(kit: Any) 
     await engine.delete_ledger(5)
     worker.release()
     await settled()
-    assert 5 not in engine._reads.cache.ledgers
+    assert 5 not in engine.parts.reads.cache.ledgers
     assert await kit.read(engine, (5, 40)) == [Status.NO_LEDGER]
     await engine.close()
 
@@ -267,4 +267,4 @@ async def test_closing_while_windows_are_read_ends_in_order(kit: Any, turns: int
     if begun:
         started(engine, *((5, entry_id) for entry_id in range(40)))
     await engine.close()
-    assert not engine._reads._ahead_wanted
+    assert not engine.parts.reads._ahead_wanted

@@ -208,8 +208,8 @@ async def test_what_moves_or_goes_meanwhile_is_no_damage(kit: Any) -> None:
         for ledger_id in range(4):
             await kit.fill(engine, ledger_id, 400)
         await engine.flush()
-        mark = partial(getattr, engine._flusher, "mark")
-        one = ScrubWalk(world.disk, CURRENT, engine._index, durable_log_id=lambda mark=mark: mark().log_id)
+        mark = partial(getattr, engine.parts.flusher, "mark")
+        one = ScrubWalk(world.disk, CURRENT, engine.parts.index, durable_log_id=lambda mark=mark: mark().log_id)
         cursor: ScrubCursor | None = ScrubCursor()
         while cursor is not None:
             step = one.step(cursor)
@@ -383,12 +383,12 @@ async def test_the_old_place_of_an_entry_that_was_stored_anew_is_no_damage(kit: 
     engine.damage.on_report(heard.append)
     body = kit.entry(5, 40, b"healed", lac=39)
     assert await kit.add(engine, kit.add_request(body, recovery=True)) == [Status.OK]
-    engine._caches.swap()  # as a flush does
+    engine.parts.caches.swap()  # as a flush does
     body = kit.entry(5, 41, b"healed", lac=40)
     assert await kit.add(engine, kit.add_request(body, recovery=True)) == [Status.OK]
     assert (await scrubbed(engine)).regions == 1
     assert [one.entry_id for one in heard] == [60]
-    engine._caches.flushing = None
+    engine.parts.caches.flushing = None
     await engine.close()
 
 

@@ -11,6 +11,8 @@ import pytest
 from bindery_bookie.settings import BookieSettings
 from bindery_bookie.storage.engine.engine import StorageEngine
 from bindery_bookie.storage.engine.shards import ShardedStorage
+from bindery_bookie.storage.journal.journal_format import JournalPosition
+from bindery_bookie.storage.opening.replay import Replay
 from bindery_bookie.storage.settings import KIB
 from bindery_bookie.storage.store import EntryStore, ReplayProgress
 from bindery_core.errors import DamagedStorage, NoSuchLedger, Unauthorized
@@ -222,15 +224,23 @@ async def test_after_a_start_that_was_cancelled_the_same_directories_open(
         return [StorageEngine.on_real_disk(one, wall_clock_ms=lambda: 0) for one in settings]
 
     first, second = engines()
-    monkeypatch.setattr(second, "_bring_up_to_date", lambda *_: asyncio.sleep(3600))
+    real_replay = Replay.run
+
+    async def run(replay: Replay, *args: Any) -> JournalPosition:
+        if replay._directory == f"{settings[1].journal_directory}/current":
+            await asyncio.sleep(3600)
+        return await real_replay(replay, *args)
+
+    monkeypatch.setattr(Replay, "run", run)
     opening = asyncio.create_task(ShardedStorage([first, second]).open())
     async with asyncio.timeout(30):
-        while not first._is_open:
+        while not first.is_open:
             await asyncio.sleep(0.001)
     opening.cancel()
     await asyncio.gather(opening, return_exceptions=True)
-    assert not first._is_open
+    assert not first.is_open
     assert [thread.name for thread in threading.enumerate() if thread.name.startswith("bookie-")] == []
+    monkeypatch.undo()
     store = ShardedStorage(engines())
     await store.open()
     bodies = await fill(kit, store, range(2), 5)

@@ -207,7 +207,7 @@ class BookieMachine(Machine):
         """Whether it cannot tell what it should have of this ledger, and says so."""
         if not self.was_wiped or not self.is_serving or self.engine.limbo is None:
             return False
-        state = self.engine._ledgers.find(ledger_id)
+        state = self.engine.parts.ledgers.find(ledger_id)
         return state is None or state.is_limbo or self.engine.limbo.is_listing
 
     async def read_here(self, keys: Sequence[tuple[int, int]]) -> Sequence[bytes | int]:

@@ -142,7 +142,7 @@ def _lac_not_journaled() -> contextlib.AbstractContextManager[Any]:
         parts: list[bytes] = []
         state = self._state_for(ledger_id, master_key, parts)
         state.set_explicit_lac(packet)
-        self._ledgers.changed[ledger_id] = state
+        self.parts.ledgers.changed[ledger_id] = state
         if parts:
             await self._journaled(parts)
 

@@ -120,8 +120,8 @@ async def list_ledgers(engine: StorageEngine, history: History) -> None:
     assert engine.limbo is not None
     if engine.limbo.is_listing:
         ledgers = sorted(history.keyed)
-        await engine.enter_limbo_ledgers([LimboLedger(ledger_id, MASTER_KEY) for ledger_id in ledgers])
-        await engine.finish_listing()
+        await engine.repair.enter_limbo_ledgers([LimboLedger(ledger_id, MASTER_KEY) for ledger_id in ledgers])
+        await engine.repair.finish_listing()
 
 
 def _files(directory: str) -> Iterator[tuple[str, int]]:

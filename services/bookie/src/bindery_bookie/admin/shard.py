@@ -19,11 +19,13 @@ log = structlog.get_logger(__name__)
 
 
 class Engine(Protocol):
-    """What is asked of a `storage.engine.StorageEngine`."""
+    """What is asked of a `StorageEngine`."""
 
     settings: StorageSettings
     stats: StorageStats
-    limbo: LimboState | None
+
+    @property
+    def limbo(self) -> LimboState | None: ...
 
     async def compact_index(self) -> None:
         """Have the index rewrite itself without what was deleted. Raises OSError, DamagedStorage."""

@@ -78,13 +78,13 @@ class LimboListing:
         await asked_again(self._look_at_the_rest, event="limbo_listing_interrupted")
         for shard in listing:
             await self._store(shard)
-            await shard.finish_listing()
+            await shard.repair.finish_listing()
             assert shard.limbo is not None
-            left = await shard.limbo_ledger_ids()
+            left = await shard.repair.limbo_ledger_ids()
             shard.limbo.left = len(left)
             log.warning("limbo_listed", ledgers=len(left), looked_at=self._looked_at, reason=shard.limbo.reason)
             if not left:
-                await shard.end_limbo()
+                await shard.repair.end_limbo()
 
     async def _look_at_the_rest(self) -> None:
         """Raises MetadataUnavailable; the next call goes on behind the last batch that was whole."""
@@ -132,4 +132,4 @@ class LimboListing:
     async def _store(self, shard: StorageEngine) -> None:
         found, self._found[shard] = self._found[shard], []
         if found:
-            await shard.enter_limbo_ledgers(found)
+            await shard.repair.enter_limbo_ledgers(found)

@@ -243,7 +243,7 @@ class Repairer:
     async def _repair_limbo(self, shard: StorageEngine) -> None:
         limbo = shard.limbo
         assert limbo is not None
-        left = await shard.limbo_ledger_ids()
+        left = await shard.repair.limbo_ledger_ids()
         limbo.left = len(left)
         for ledger_id in [one for one in limbo.problems if not is_in(left, one)]:
             limbo.set_problem(ledger_id, None)  # garbage collection was first
@@ -263,8 +263,8 @@ class Repairer:
                 self.state.ledgers_done += 1
                 self._count_left()
             self._changed()
-        if not limbo.left and not await shard.limbo_ledger_ids(anew=True):
-            await shard.end_limbo()
+        if not limbo.left and not await shard.repair.limbo_ledger_ids(reread=True):
+            await shard.repair.end_limbo()
             log.warning(
                 "limbo_left",
                 ledgers=self.state.ledgers_done,
@@ -286,7 +286,7 @@ class Repairer:
             return
         if metadata.state is not LedgerState.CLOSED and self._bookie_id in metadata.last_segment.ensemble:
             raise _NotNow("ledger is open again", ledger_id=ledger_id)
-        here = _Runs(await shard.entries_here(ledger_id))
+        here = _Runs(await shard.repair.entries_here(ledger_id))
         ours = [fragment.entry_ids for fragment in closed_fragments(metadata) if fragment.bookie_id == self._bookie_id]
         wanted = (entry_id for entry_ids in ours for entry_id in entry_ids if entry_id not in here)
         problem: BinderyError | None = None
@@ -297,7 +297,7 @@ class Repairer:
                 problem = error
         if problem is not None:
             raise problem
-        shard.leave_limbo(ledger_id)
+        shard.repair.leave_limbo(ledger_id)
         self.state.entries_back += sum(map(len, ours))
         log.info("ledger_repaired", ledger_id=ledger_id)
 
@@ -329,7 +329,7 @@ class Repairer:
         ]
 
     def _shard_of(self, path: str) -> StorageEngine | None:
-        return next((shard for shard in self._shards if shard.holds(path)), None)
+        return next((shard for shard in self._shards if shard.repair.holds(path)), None)
 
     async def _heal(self) -> None:
         for damage in self._damage():
@@ -355,7 +355,9 @@ class Repairer:
         assert log_id is not None
         after: tuple[int, int] = (-1, -1)
         problem: BinderyError | None = None
-        while found := await shard.entries_in_log(log_id, start=damage.offset, after=after, count=_PLACE_ENTRIES):
+        while found := await shard.repair.entries_in_log(
+            log_id, start=damage.offset, after=after, count=_PLACE_ENTRIES
+        ):
             after = found[-1]
             by_ledger: dict[int, list[int]] = {}
             for ledger_id, entry_id in found:
@@ -446,11 +448,11 @@ class Repairer:
             return
         size = sum(map(len, frames))
         self._entry_size = (self._entry_size + size / len(frames)) / 2
-        statuses = await shard.store_recovered(ledger_id, frames)
+        statuses = await shard.repair.store_recovered(ledger_id, frames)
         while Status.TOO_MANY_REQUESTS in statuses or Status.READ_ONLY in statuses:
             await asyncio.sleep(BUSY_PAUSE_S)
             await self._until_writable()
-            statuses = await shard.store_recovered(ledger_id, frames)
+            statuses = await shard.repair.store_recovered(ledger_id, frames)
         bad = [status for status in statuses if status != Status.OK]
         if bad:
             raise _NotNow("this bookie did not take its own entries", ledger_id=ledger_id, status=bad[0])

@@ -24,14 +24,15 @@ what the interleaved form does besides is in classes of its own (`interleaved`).
 Source: BookKeeper's LedgerStorage, with SortedLedgerStorage / DbLedgerStorage and InterleavedLedgerStorage.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
 from bindery_bookie.storage.corruption.damage import DamageRegister
-from bindery_bookie.storage.corruption.limbo import LimboLedger, LimboState
+from bindery_bookie.storage.corruption.limbo import LimboState
 from bindery_bookie.storage.engine.adds import Adds
 from bindery_bookie.storage.engine.interleaved import InterleavedAdds, InterleavedCache, InterleavedEncoder
+from bindery_bookie.storage.engine.storage_repair import StorageRepair
 from bindery_bookie.storage.flushing.flush import Encoder
 from bindery_bookie.storage.io.disk import DiskUsage
 from bindery_bookie.storage.memory.write_cache import WriteCache
@@ -39,9 +40,6 @@ from bindery_bookie.storage.scrub.scrub import Scrubber
 from bindery_bookie.storage.settings import LedgerStorageKind, StorageSettings
 from bindery_bookie.storage.stats import StorageStats
 from bindery_bookie.storage.store import EntryStore
-
-if TYPE_CHECKING:
-    from bindery_bookie.storage.engine.engine import StorageEngine
 
 
 class LedgerStorage(EntryStore, Protocol):
@@ -51,29 +49,24 @@ class LedgerStorage(EntryStore, Protocol):
     stats: StorageStats
     damage: DamageRegister
     """What is known to be damaged, until it is healed."""
-    scrubber: Scrubber
-    """Verifies in the background. There once `open` returned."""
-    limbo: LimboState | None
-    """None: what is not here never was. Known once `open` returned."""
+
+    @property
+    def scrubber(self) -> Scrubber:
+        """Verifies in the background. Only after `open` returned."""
+        ...
+
+    @property
+    def repair(self) -> StorageRepair:
+        """Puts ledgers into limbo and refills them. Only after `open` returned."""
+        ...
+
+    @property
+    def limbo(self) -> LimboState | None:
+        """None: an entry that is not stored here was never stored here. Valid once `open` returned."""
+        ...
 
     async def flush(self) -> None:
         """Return once what was accepted before this call is in entry log and index. Raises OSError when that fails."""
-        ...
-
-    async def enter_limbo_ledgers(self, ledgers: Sequence[LimboLedger]) -> None:
-        """These may have lost entries here: fence them, deny nothing of them. Durable on return."""
-        ...
-
-    async def limbo_ledger_ids(self, *, anew: bool = False) -> Sequence[int]:
-        """Ledgers in limbo, ascending. `anew`: by all that is stored, not by what is known."""
-        ...
-
-    async def entries_here(self, ledger_id: int) -> Sequence[tuple[int, int]]:
-        """Runs (first, count) of entries that are here, of a ledger in limbo too."""
-        ...
-
-    def leave_limbo(self, ledger_id: int) -> None:
-        """The ledger is whole again."""
         ...
 
     def ledger_disk_usage(self) -> DiskUsage:
@@ -95,9 +88,3 @@ FORMS: Final = {
     LedgerStorageKind.SORTED: StorageForm(WriteCache, Adds, Encoder),
     LedgerStorageKind.INTERLEAVED: StorageForm(InterleavedCache, InterleavedAdds, InterleavedEncoder),
 }
-
-
-if TYPE_CHECKING:
-
-    def _is_ledger_storage(engine: StorageEngine) -> LedgerStorage:
-        return engine

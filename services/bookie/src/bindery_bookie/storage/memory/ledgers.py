@@ -8,12 +8,18 @@ from the index.
 from collections.abc import Callable, Container, Iterable
 from typing import Final
 
+import structlog
+from bindery_core.errors import BinderyError
+
 from bindery_bookie.storage import control_records as control
 from bindery_bookie.storage.corruption.limbo import LimboLedger
 from bindery_bookie.storage.index import index_format as fmt
 from bindery_bookie.storage.index.index import Index
 from bindery_bookie.storage.index.index_format import LedgerRow
+from bindery_bookie.storage.io.worker import Worker
 from bindery_bookie.storage.journal.journal import record_parts
+
+log = structlog.get_logger(__name__)
 
 DELETIONS_MAX: Final = 10_000
 """Deleted ledgers that wait for one flush."""
@@ -114,6 +120,7 @@ class LedgerTable:
         """Deleted since the last flush took them: the index still holds their rows."""
         self.balance = 0
         """Ledgers created less those deleted since the start."""
+        self._count_at_start: int | None = None
         self._forgetting: frozenset[int] = frozenset()
         self._tombstones: dict[int, None] = {}
 
@@ -241,6 +248,23 @@ class LedgerTable:
                 idle.append(ledger_id)
         for ledger_id in idle:
             del self.states[ledger_id]
+
+    @property
+    def count(self) -> int | None:
+        """Number of ledgers stored here; None: not counted yet."""
+        return None if self._count_at_start is None else self._count_at_start + self.balance
+
+    def start_count(self, worker: Worker) -> None:
+        """Count the ledgers in `worker`; `count` has the result from then on. A failure is logged."""
+        try:
+            worker.submit(self.count_job(), self._counted)
+        except (OSError, BinderyError) as error:
+            self._counted(None, error)
+
+    def _counted(self, count: int | None, error: BaseException | None) -> None:
+        self._count_at_start = count
+        if error is not None:
+            log.warning("ledgers_not_counted", error=str(error))
 
     def count_job(self) -> Callable[[], int]:
         """Counts the ledgers that are here as of this call, less `balance` of now. Any thread; it reads all rows.
