@@ -19,6 +19,7 @@ TEST_DIRECTORIES: Final = (
     "spark-jobs/tests",
     "charts/tests",
     "docker/tests",
+    "tools/tests",
     "e2e/tests",
 )
 ONE_SPARK: Final = (
