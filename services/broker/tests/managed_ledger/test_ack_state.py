@@ -1,7 +1,7 @@
 """AckState against a plain set of acknowledged messages, over ledgers that grow and roll."""
 
 from bindery_broker.managed_ledger import BatchAck
-from bindery_broker.managed_ledger.ack_state import AckState
+from bindery_broker.managed_ledger.cursors.ack_state import AckState
 from bindery_broker.managed_ledger.ledger_list import LedgerList, LedgerRecord
 from bindery_pulsar.codec import CursorState, decode_position, encode_position
 from bindery_pulsar.message_id import Position

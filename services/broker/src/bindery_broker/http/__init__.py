@@ -1,8 +1,7 @@
-"""The HTTP data API: a FastAPI application whose hot operations are bare routes.
+"""The HTTP API: a FastAPI application whose hot operations bypass FastAPI's request handling.
 
-`app` is the application, `gate` its outermost layer: records, problems, and the hot routes' way around the framework.
-`messages`, `topics` and `subscriptions` are the operations; `route` makes both kinds, the ordinary (pydantic `models`,
-FastAPI's own handling) and the hot (msgspec `schemas`). `exchange` is one request and its answer, `at_owner` runs an
-operation where its topic is owned or passes it on (`proxy`), `paths` are the parameters in them, `openapi` what
-FastAPI's document cannot know, `page` that document for people, `produce_request` parses what producers send (pure).
+`app` is the application and `gate` its outermost layer: request ids, metrics, problems, and the direct call of hot
+operations. `route` defines ordinary and hot operations, `exchange` is one request and its answer, `at_owner` runs an
+operation on the broker that owns its topic or passes it on (`proxy`), `paths` decodes paths, and `openapi` and `page`
+describe the API. `v1` holds the operations. Nothing but `app` imports `v1`.
 """

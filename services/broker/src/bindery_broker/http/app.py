@@ -1,4 +1,4 @@
-"""The broker's application: FastAPI with one router for each noun, behind the gate."""
+"""The broker's application: the FastAPI app of all APIs, behind the gate."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from starlette.types import Receive, Scope, Send
 
 from bindery_broker import __doc__ as package_doc
 from bindery_broker.broker import Broker
-from bindery_broker.http import messages, openapi, page, subscriptions, topics
+from bindery_broker.http import openapi, page, v1
 from bindery_broker.http.at_owner import AtOwner
 from bindery_broker.http.budget import ByteBudget
 from bindery_broker.http.gate import Carry, Gate, HotRoutes
@@ -17,12 +17,10 @@ from bindery_broker.http.proxy import Proxy
 from bindery_broker.http.route import HotRoute
 
 API_VERSION = "1.0.0"
-ROUTERS = (messages.router, topics.router, subscriptions.router)
-_STRUCTS = (*messages.STRUCTS, *subscriptions.STRUCTS)
 
 
 class BrokerApp(FastAPI):
-    """Lives from its making to `close`; serves one broker."""
+    """Serves one broker until `close`."""
 
     def __init__(self, broker: Broker, *, proxy: Proxy | None = None) -> None:
         super().__init__(
@@ -30,26 +28,29 @@ class BrokerApp(FastAPI):
             version=API_VERSION,
             description=f"{package_doc or ''}\n\nErrors are RFC 9457 problems with a stable `code`. Message ids are "
             "`ledgerId:entryId:partition:batchIndex`, -1 where there is none.",
-            docs_url=None,  # FastAPI's pages load their scripts from elsewhere; ours is below
+            docs_url=None,  # FastAPI's page loads scripts from a CDN; `_docs` does not
             redoc_url=None,
             redirect_slashes=False,
             # Not include_router: it matches each request twice, route by route, for what these routers do not use.
-            routes=[route for router in ROUTERS for route in router.routes],
+            routes=[route for router in v1.ROUTERS for route in router.routes],
         )
         self._proxy = proxy or Proxy()
         self._budget = ByteBudget(broker.settings.in_flight_bytes_max)
         broker.metrics.in_flight_bytes.set_function(lambda: self._budget.used)
         self.add_api_route("/docs", self._docs, include_in_schema=False)
         install_refusals(self, validation_code="bad_request")
-        routes = [route for router in ROUTERS for route in router.routes if isinstance(route, HotRoute)]
+        routes = [route for router in v1.ROUTERS for route in router.routes if isinstance(route, HotRoute)]
         self.add_middleware(Carry)
         self._gate = Gate(
-            super().__call__, at_owner=AtOwner(broker, self._proxy), budget=self._budget, routes=HotRoutes(routes)
+            super().__call__,
+            at_owner=AtOwner(broker, self._proxy, creating=v1.CREATES_TOPIC),
+            budget=self._budget,
+            routes=HotRoutes(routes),
         )
 
     def openapi(self) -> dict[str, Any]:
         if self.openapi_schema is None:
-            self.openapi_schema = openapi.complete(super().openapi(), _STRUCTS)
+            self.openapi_schema = openapi.complete(super().openapi(), v1.STRUCTS)
         return self.openapi_schema
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,10 +1,10 @@
-"""AtOwner: run an operation where its topic is owned: here, or by passing the request on.
+"""Run an operation on the broker that owns its topic: in this process, or by proxying the request.
 
-An operation that meets a topic which just moved (TopicFenced, NotOwner) is run once more, on the owner that is found
-then; operations raise those only when nothing was written.
+An operation that fails because the topic has just moved (TopicFenced, NotOwner) is run once more, on the new owner.
+Operations raise those errors only if nothing was written.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from typing import Final
 
 from bindery_core.errors import TopicFenced
@@ -17,17 +17,17 @@ from bindery_broker.http.proxy import PROXIED_HEADER, Proxy, redirect
 from bindery_broker.ownership.bundles import Bundle
 
 ATTEMPTS_MAX: Final = 2
-_CREATES: Final = frozenset(("produce", "createTopic", "receive", "stream", "subscribe"))
-"""Operations that take a topic which does not exist yet."""
 
 
 class AtOwner:
-    def __init__(self, broker: Broker, proxy: Proxy) -> None:
+    def __init__(self, broker: Broker, proxy: Proxy, *, creating: Collection[str]) -> None:
+        """`creating`: ids of the operations that create a missing topic."""
         self.broker = broker
         self._proxy = proxy
+        self._creating = frozenset(creating)
 
     async def run(self, exchange: Exchange, operation: Callable[[Exchange], Awaitable[Response]]) -> Response:
-        """The operation's answer, or the owner's. Raises what the operation raises; NotOwner: ask again."""
+        """Return the answer of the operation or of the owner. Raises what the operation raises, or NotOwner (retry)."""
         name = exchange.topic_name
         if name is None:
             return await operation(exchange)
@@ -49,17 +49,17 @@ class AtOwner:
             except (TopicFenced, NotOwner) as error:
                 if attempt < ATTEMPTS_MAX and not exchange.is_answered:
                     continue
-                raise NotOwner(f"the topic is moving, ask again: {error}", **error.facts) from error
+                raise NotOwner(f"the topic is moving to another broker, retry: {error}", **error.facts) from error
         raise AssertionError("unreachable")
 
     async def _elsewhere(self, exchange: Exchange) -> Response | None:
-        """Pass the request to the topic's owner; its answer, or None when the owner is this broker."""
+        """Proxy the request to the topic's owner. Returns None, with nothing sent, if this broker is the owner."""
         name = exchange.topic
-        remote = await self.broker.locate(name, create=exchange.operation in _CREATES)
+        remote = await self.broker.locate(name, create=exchange.operation in self._creating)
         if remote is None:
             return None
         if exchange.header(PROXIED_HEADER):
-            raise NotOwner("this broker does not own the topic; ask again", topic=name.short, owner=remote.http_url)
+            raise NotOwner("this broker does not own the topic; retry", topic=name.short, owner=remote.http_url)
         if b"redirect=true" in exchange.scope["query_string"]:
             return redirect(exchange, remote.http_url)
         self.broker.metrics.proxied.inc()

@@ -5,11 +5,13 @@ that a request can be tried again on the topic's next owner.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, MutableMapping
-from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+import functools
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from typing import Any, Final, Protocol, TypeVar, cast
 from urllib.parse import parse_qsl
 
 import msgspec
+import msgspec.structs
 from bindery_core.errors import BadRequest, BinderyError, TooLarge
 from bindery_pulsar.topic_name import TopicName
 from starlette.datastructures import Headers, QueryParams
@@ -19,10 +21,6 @@ from starlette.types import Message, Receive, Scope, Send
 
 from bindery_broker.broker import Broker
 from bindery_broker.http.budget import ByteBudget
-from bindery_broker.http.schemas import StreamQuery
-
-if TYPE_CHECKING:
-    from bindery_broker.http.at_owner import AtOwner
 
 StructT = TypeVar("StructT", bound=msgspec.Struct)
 
@@ -35,8 +33,6 @@ _JSON_TYPES: Final = ("", "application/json", "application/x-www-form-urlencoded
 """curl sends the last one unless told otherwise, and the body is JSON all the same."""
 
 _encoder = msgspec.json.Encoder()
-_with_required: Final[set[type]] = {StreamQuery}
-"""Query types that cannot be made from nothing."""
 _decoders: dict[type, msgspec.json.Decoder[Any]] = {}
 
 
@@ -85,7 +81,18 @@ class RequestTimeout(BinderyError):
     code = "request_timeout"
 
 
+class OperationRunner(Protocol):
+    """Runs an operation on the broker that owns its topic: `AtOwner`."""
+
+    @property
+    def broker(self) -> Broker: ...
+
+    async def run(self, exchange: "Exchange", operation: Callable[["Exchange"], Awaitable[Response]]) -> Response: ...
+
+
 class Exchange(Request):
+    """One request and its answer."""
+
     topic_name: TopicName | None = None
     operation: str = "none"
     """The operation's id, for the records."""
@@ -101,7 +108,14 @@ class Exchange(Request):
     _charged: int = 0
 
     def __init__(
-        self, scope: Scope, receive: Receive, send: Send, *, at_owner: "AtOwner", budget: ByteBudget, request_id: str
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        *,
+        at_owner: OperationRunner,
+        budget: ByteBudget,
+        request_id: str,
     ) -> None:
         super().__init__(scope, receive, send)
         self.at_owner = at_owner
@@ -162,7 +176,7 @@ class Exchange(Request):
 
     def query(self, cls: type[StructT]) -> StructT:
         """The query parameters as `cls`. Raises BadRequest for unknown, repeated or wrong ones."""
-        if not self.scope["query_string"] and cls not in _with_required:
+        if not self.scope["query_string"] and not _has_required(cls):
             return cls()
         try:
             return msgspec.convert(self._query_values(), cls, strict=False)
@@ -309,3 +323,8 @@ class Exchange(Request):
             self.gone = True
             raise ClientGone
         return message
+
+
+@functools.cache
+def _has_required(cls: type[msgspec.Struct]) -> bool:
+    return any(field.required for field in msgspec.structs.fields(cls))

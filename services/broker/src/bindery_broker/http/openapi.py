@@ -1,18 +1,16 @@
-"""What FastAPI cannot know of the OpenAPI document: problems, and the msgspec structs of hot operations."""
+"""Complete FastAPI's OpenAPI document with problems and with the msgspec structs of hot operations."""
 
 import ast
 import functools
 import inspect
 import itertools
+import sys
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final
 
 import msgspec
 from bindery_kit.http.problem import CONTENT_TYPE as PROBLEM_TYPE
-
-from bindery_broker.http import schemas
-from bindery_broker.http.produce_request import NDJSON
-from bindery_broker.http.schemas import MessageLine, Problem
+from bindery_kit.http.problem_fastapi import Problem
 
 Json = dict[str, Any]
 
@@ -20,46 +18,26 @@ _EVERYWHERE: Final = (400, 500, 503)
 BODY_ERRORS: Final = (408, 413, 415, 429)
 OF_TOPICS: Final = (307, 404, 413, 504)
 TITLES: Final = {
-    200: "Done.",
-    201: "Made.",
-    207: "Some messages were stored, others not: one result for each, in order.",
-    307: "With `redirect=true`: the topic's owner is there.",
-    400: "The request is wrong; `detail` says where.",
-    404: "There is no such thing.",
+    200: "Success.",
+    201: "Created.",
+    207: "Some messages were stored and others were not: one result for each message, in order.",
+    307: "Only with `redirect=true`: `Location` is the same path on the broker that owns the topic.",
+    400: "The request is invalid; `detail` says where.",
+    404: "The topic, subscription or message does not exist.",
     408: "The body did not arrive in time.",
-    409: "It is not in the state that this needs; `code` says which.",
-    413: "Over a named limit.",
-    415: "Another content type is needed.",
-    422: "A stored message cannot be decoded; `facts.message_id` names it.",
-    429: "A budget is used up; ask again after `Retry-After`.",
-    500: "A fault of the service, or damaged data.",
-    503: "Nothing happened; ask again after `Retry-After`.",
-    504: "It may have happened: the answer was lost on the way to the bookies or to another broker.",
-}
-PRODUCE_BODY: Final[Json] = {
-    "description": "One message as it is, or many as NDJSON (one MessageLine a line) or a JSON array.",
-    "required": True,
-    "content": {
-        "application/octet-stream": {"schema": {"type": "string", "format": "binary"}},
-        "text/plain": {"schema": {"type": "string"}},
-        "application/json": {
-            "schema": {
-                "type": "array",
-                "minItems": 1,
-                "maxItems": schemas.MESSAGES_PER_REQUEST_MAX,
-                "items": {"$ref": "#/components/schemas/MessageLine"},
-            }
-        },
-        NDJSON: {
-            "schema": {"type": "string"},
-            "example": '{"payload": "a", "key": "k"}\n{"payload_json": {"b": 1}}\n',
-        },
-    },
+    409: "The resource is in a state that does not allow this; `code` says which.",
+    413: "The request exceeds a limit; `facts` has the limit.",
+    415: "The content type is not supported.",
+    422: "A stored message cannot be decoded; `facts.message_id` is its id.",
+    429: "A limit on memory or on the number of consumers is reached; retry after `Retry-After` seconds.",
+    500: "The service failed, or stored data is damaged.",
+    503: "Nothing was changed; retry after `Retry-After` seconds.",
+    504: "The outcome is unknown: no answer came from the bookies or from another broker.",
 }
 
 
 def problems(*statuses: int) -> dict[int | str, Json]:
-    """`responses` of an operation that refuses with these, beside what every operation refuses with."""
+    """Return `responses` for these error statuses and those that every operation has."""
     answer = {PROBLEM_TYPE: {"schema": reference(Problem)}}
     return {
         status: {"description": TITLES[status], **({"content": answer} if status >= 400 else {})}
@@ -68,7 +46,7 @@ def problems(*statuses: int) -> dict[int | str, Json]:
 
 
 def answers(structs: Mapping[int, Any], media_types: Collection[str] = ("application/json",)) -> dict[int | str, Json]:
-    """`responses` of an operation that answers with these structs; None: text."""
+    """Return `responses` for these answers by status; None: text."""
     return {
         status: {
             "description": TITLES[status],
@@ -81,7 +59,7 @@ def answers(structs: Mapping[int, Any], media_types: Collection[str] = ("applica
     }
 
 
-def reference(struct: type[msgspec.Struct]) -> Json:
+def reference(struct: type) -> Json:
     return {"$ref": f"#/components/schemas/{struct.__name__}"}
 
 
@@ -99,11 +77,12 @@ def query_parameters(struct: type[msgspec.Struct]) -> list[Json]:
 
 
 def complete(document: Json, structs: Iterable[type[msgspec.Struct]]) -> Json:
-    """Add the structs; take out FastAPI's own validation error, for ours are problems."""
+    """Add the schemas of `structs` and of problems, and remove those of FastAPI's own validation errors."""
     components = document.setdefault("components", {}).setdefault("schemas", {})
     for name in ("HTTPValidationError", "ValidationError"):
         components.pop(name, None)
-    added = _components([MessageLine, Problem, *structs])
+    problem = Problem.model_json_schema(ref_template="#/components/schemas/{model}")
+    added = {**_components(structs), **problem.pop("$defs", {}), "Problem": problem}
     assert not components.keys() & added.keys()
     components.update(added)
     for operations in document["paths"].values():
@@ -114,9 +93,9 @@ def complete(document: Json, structs: Iterable[type[msgspec.Struct]]) -> Json:
 
 
 @functools.cache
-def _field_docs() -> dict[tuple[str, str], str]:
-    """(struct, field) -> the string below the field in `schemas`; a base's fields under each class that has them."""
-    tree = ast.parse(inspect.getsource(schemas))
+def _field_docs(module: str) -> dict[tuple[str, str], str]:
+    """Map (struct, field) to the string below the field; inherited fields appear under each subclass."""
+    tree = ast.parse(inspect.getsource(sys.modules[module]))
     docs: dict[tuple[str, str], str] = {}
     for node in tree.body:
         if not isinstance(node, ast.ClassDef):
@@ -136,9 +115,12 @@ def _field_docs() -> dict[tuple[str, str], str]:
 
 
 def _components(structs: Iterable[type]) -> dict[str, Json]:
-    """JSON schemas by name, fields described by the docstrings below them."""
+    """Return JSON schemas by name. The strings below the fields become their descriptions."""
+    structs = list(structs)
     _, components = msgspec.json.schema_components(structs, ref_template="#/components/schemas/{name}")
-    docs = _field_docs()
+    docs: dict[tuple[str, str], str] = {}
+    for module in {struct.__module__ for struct in structs}:
+        docs |= _field_docs(module)
     for name, schema in components.items():
         for field, about in schema.get("properties", {}).items():
             text = docs.get((name, field))

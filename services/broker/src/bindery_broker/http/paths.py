@@ -1,24 +1,19 @@
-"""Paths: segments are matched as they come and decoded afterwards, so that a `%2F` stays inside its segment."""
+"""Paths: match segments while still percent-encoded and decode them afterwards: a `%2F` stays inside its segment."""
 
 import functools
-from typing import Annotated, Any, Final
+from typing import Final
 from urllib.parse import unquote_to_bytes
 
 from bindery_core.errors import BadRequest
 from bindery_pulsar.topic_name import TopicName
-from fastapi import Depends, Path
 from starlette.convertors import Convertor, register_url_convertor
 
-from bindery_broker.http.schemas import ID_PATTERN
-
-TOPIC: Final = "/v1/topics/{tenant:segment}/{namespace:segment}/{topic:segment}"
-SUBSCRIPTION: Final = TOPIC + "/subscriptions/{subscription:segment}"
 SEGMENT_SIZE_MAX: Final = 4_096
-_TOPICS_REMEMBERED: Final = 4_096
+_TOPICS_CACHED_MAX: Final = 4_096
 
 
 class SegmentConvertor(Convertor[str]):
-    """What stands between two slashes, which may be nothing: `public//t` is a bad name rather than no path of ours."""
+    """Matches the text between two slashes, including none: `public//t` is a bad name, not an unknown path."""
 
     regex = "[^/]*"
 
@@ -41,10 +36,10 @@ register_url_convertor("segment", SegmentConvertor())
 
 
 def route_path(raw_path: bytes) -> str:
-    """The path to match: not decoded, without slashes at its end. Raises BadRequest.
+    """Return the path to match: still percent-encoded, without trailing slashes.
 
-    Also for a segment that is `.` or `..`, written so or percent-encoded: clients and proxies take it for a way to
-    another path, and nothing of ours has such a name.
+    Raises BadRequest if the path is not UTF-8, or if a segment is `.` or `..`, plain or percent-encoded: clients and
+    proxies resolve those to another path, and no topic or subscription may have such a name.
     """
     try:
         path = "/" + raw_path.decode().strip("/")
@@ -57,39 +52,7 @@ def route_path(raw_path: bytes) -> str:
     return path
 
 
-@functools.lru_cache(_TOPICS_REMEMBERED)
+@functools.lru_cache(_TOPICS_CACHED_MAX)
 def topic_of(tenant: str, namespace: str, local: str) -> TopicName:
-    """Clients repeat themselves, so names are remembered. Raises BadRequest, TooLarge."""
+    """Return the validated name. Results are cached, because clients repeat names. Raises BadRequest, TooLarge."""
     return TopicName.of(tenant=tenant, namespace=namespace, local=local)
-
-
-def _path(description: str, **schema: Any) -> Any:
-    """A parameter that is described here and checked by the thing it names."""
-    return Path(description=description, json_schema_extra=schema)
-
-
-_NAME: Final = {"pattern": r"^[-=:.A-Za-z0-9_]+$", "minLength": 1, "maxLength": 128}
-_FREE: Final = {"pattern": r"^[^/\x00-\x1f\x7f]+$", "minLength": 1, "maxLength": 80}
-_FREE_ABOUT: Final = "percent-encoded; at most 255 bytes as an HTML form value."
-
-Tenant = Annotated[str, _path("The tenant, `public` for instance; not `.` or `..`.", **_NAME)]
-Namespace = Annotated[str, _path("The namespace, `default` for instance; not `.` or `..`.", **_NAME)]
-LocalName = Annotated[str, _path(f"The topic's local name, {_FREE_ABOUT}", **_FREE)]
-SubscriptionName = Annotated[str, _path(f"The subscription, {_FREE_ABOUT}", **_FREE)]
-Consumer = Annotated[str, _path("The consumer's name, percent-encoded.", **{**_FREE, "maxLength": 256})]
-MessageIdPath = Annotated[
-    str,
-    _path("`ledgerId:entryId:partition:batchIndex`, the last two optional.", pattern=ID_PATTERN, maxLength=64),
-]
-
-
-async def topic_parameter(tenant: Tenant, namespace: Namespace, topic: LocalName) -> TopicName:
-    return topic_of(tenant, namespace, topic)
-
-
-async def subscription_parameter(subscription: SubscriptionName) -> str:
-    return subscription
-
-
-Topic = Annotated[TopicName, Depends(topic_parameter)]
-Subscription = Annotated[str, Depends(subscription_parameter)]

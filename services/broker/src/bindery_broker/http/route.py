@@ -1,13 +1,13 @@
 """The two kinds of operations: ordinary ones, which FastAPI handles, and hot ones, which the gate calls directly.
 
-Both are FastAPI routes of one application and one OpenAPI document; both run at their topic's owner.
+Both are FastAPI routes of one application and one OpenAPI document; both run on the broker that owns their topic.
 """
 
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -20,11 +20,11 @@ from bindery_broker.http.exchange import SCOPE_KEY, Exchange
 HotOperation = Callable[[Exchange], Awaitable[Response]]
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 _methods: Final[dict[str, set[str]]] = {}
-"""Methods by path, for 405: a route knows its own only."""
+"""Methods by path, for the `Allow` header of a 405: a route holds only its own methods."""
 
 
 class JsonLine(JSONResponse):
-    """JSON with the end of line that terminals like, as all our answers have it."""
+    """JSON that ends with a newline, as every answer of the broker does."""
 
     def render(self, content: Any) -> bytes:
         return msgspec.json.encode(content) + b"\n"
@@ -69,9 +69,9 @@ class OwnedRoute(APIRoute):
 
 
 class HotRoute(OwnedRoute):
-    """An operation without FastAPI's handling: its endpoint takes the exchange and checks what it is sent itself.
+    """An operation without FastAPI's handling: its endpoint takes the exchange and validates the request itself.
 
-    HEAD is not served: of the hot operations only the endless one is a GET.
+    HEAD is not served: the only hot GET operation is the endless stream.
     """
 
     endpoint: HotOperation
@@ -94,30 +94,38 @@ def hot(
     summary: str,
     answers: Mapping[int, Any],
     errors: Collection[int],
+    path_parameters: Sequence[openapi.Json],
     query: type[msgspec.Struct],
     body: Mapping[str, Any] | type[msgspec.Struct] | None = None,
     media_types: Collection[str] = ("application/json",),
     response_class: type[Response] = JsonLine,
 ) -> Callable[[HotOperation], HotOperation]:
-    """Register a hot operation. `body`: a struct, or OpenAPI's `requestBody`; the rest is its documentation too."""
-    extra: dict[str, Any] = {"parameters": openapi.query_parameters(query)}
+    """Register a hot operation.
+
+    Everything but `method` and `path` only documents it in OpenAPI: the endpoint validates what it receives.
+    `body`: a struct, or OpenAPI's `requestBody`.
+    """
+    extra: dict[str, Any] = {"parameters": [*path_parameters, *openapi.query_parameters(query)]}
     if isinstance(body, type):
         schema = openapi.reference(body)
         extra["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
     elif body is not None:
         extra["requestBody"] = dict(body)
-    dependencies = [Depends(paths.topic_parameter)]  # documented by them, never run
-    if "{subscription:" in path:
-        dependencies.append(Depends(paths.subscription_parameter))
 
     def register(endpoint: HotOperation) -> HotOperation:
         router.add_api_route(
-            path, endpoint, methods=[method], status_code=200, operation_id=operation_id, summary=summary,
-            openapi_extra=extra, dependencies=dependencies,
-            response_class=response_class, response_description=openapi.TITLES[200],
+            path,
+            endpoint,
+            methods=[method],
+            status_code=200,
+            operation_id=operation_id,
+            summary=summary,
+            openapi_extra=extra,
+            response_class=response_class,
+            response_description=openapi.TITLES[200],
             responses={**openapi.answers(answers, media_types), **openapi.problems(*errors)},
             route_class_override=HotRoute,
-        )  # fmt: skip
+        )
         return endpoint
 
     return register

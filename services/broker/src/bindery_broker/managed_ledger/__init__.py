@@ -1,7 +1,7 @@
 """Topics as series of ledgers, and the cursors that remember what each subscription has consumed."""
 
-from bindery_broker.managed_ledger.ack_state import BatchAck
-from bindery_broker.managed_ledger.cursor import ManagedCursor, UnackedEntry, UnackedRead
+from bindery_broker.managed_ledger.cursors.ack_state import BatchAck
+from bindery_broker.managed_ledger.cursors.cursor import ManagedCursor, UnackedEntry, UnackedRead
 from bindery_broker.managed_ledger.entry_cache import EntryCache
 from bindery_broker.managed_ledger.ledger import ManagedLedger, WallClock
 from bindery_broker.managed_ledger.settings import ManagedLedgerSettings

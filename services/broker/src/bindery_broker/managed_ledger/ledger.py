@@ -36,8 +36,8 @@ from bindery_pulsar.codec import CursorState, TopicInfo, decode_topic, encode_to
 from bindery_pulsar.entry_size import ENTRY_SIZE_MAX
 from bindery_pulsar.message_id import Position
 
-from bindery_broker.managed_ledger.cursor import ManagedCursor
-from bindery_broker.managed_ledger.cursor_store import CursorStore
+from bindery_broker.managed_ledger.cursors.cursor import ManagedCursor
+from bindery_broker.managed_ledger.cursors.cursor_store import CursorStore
 from bindery_broker.managed_ledger.entry_cache import EntryCache
 from bindery_broker.managed_ledger.ledger_list import LedgerList, LedgerRecord
 from bindery_broker.managed_ledger.ownership_proof import OwnershipCheck, OwnershipProof
@@ -619,7 +619,9 @@ class ManagedLedger:
 
     def internal_stats(self) -> dict[str, Any]:
         """Pulsar's `internalStats` JSON, without the ensembles."""
-        return internal_stats(self, writer=self._writer, ledgers=self._ledgers)
+        return internal_stats(
+            writer=self._writer, ledgers=self._ledgers, cursors=self._cursors, properties=self._properties
+        )
 
     def _trim_soon(self) -> None:
         if self._knows_its_cursors and self._trim_task is None and self._end is None:

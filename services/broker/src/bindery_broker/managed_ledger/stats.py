@@ -1,17 +1,21 @@
-"""A topic's inside, in the words of Pulsar's `internalStats`."""
+"""A topic's ledgers and cursors in the format of Pulsar's `internalStats`."""
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
+from bindery_broker.managed_ledger.cursors.cursor import ManagedCursor
 from bindery_broker.managed_ledger.ledger_list import LedgerList
 from bindery_broker.managed_ledger.writer import TopicWriter
 
-if TYPE_CHECKING:
-    from bindery_broker.managed_ledger.cursor import ManagedCursor
-    from bindery_broker.managed_ledger.ledger import ManagedLedger
 
-
-def internal_stats(topic: "ManagedLedger", *, writer: TopicWriter | None, ledgers: LedgerList) -> dict[str, Any]:
-    """As the admin API answers it, but with the open ledger's true entries and size."""
+def internal_stats(
+    *,
+    writer: TopicWriter | None,
+    ledgers: LedgerList,
+    cursors: Mapping[str, ManagedCursor],
+    properties: Mapping[str, str],
+) -> dict[str, Any]:
+    """Return what Pulsar's admin API returns, but with the current number of entries and size of the open ledger."""
     return {
         "entriesAddedCounter": writer.entries_added if writer is not None else 0,
         "numberOfEntries": ledgers.entries_count,
@@ -19,7 +23,7 @@ def internal_stats(topic: "ManagedLedger", *, writer: TopicWriter | None, ledger
         "currentLedgerEntries": ledgers.current.entries,
         "currentLedgerSize": ledgers.current.size,
         "pendingAddEntriesCount": writer.pending_adds if writer is not None else 0,
-        "lastConfirmedEntry": str(topic.last_confirmed),
+        "lastConfirmedEntry": str(ledgers.last_confirmed),
         "state": writer.state if writer is not None else "Terminated",
         "ledgers": [
             {
@@ -31,12 +35,12 @@ def internal_stats(topic: "ManagedLedger", *, writer: TopicWriter | None, ledger
             }
             for record in ledgers
         ],
-        "cursors": {name: _cursor_stats(cursor) for name, cursor in topic.cursors.items()},
-        "properties": dict(topic.properties),
+        "cursors": {name: _cursor_stats(cursor) for name, cursor in cursors.items()},
+        "properties": dict(properties),
     }
 
 
-def _cursor_stats(cursor: "ManagedCursor") -> dict[str, Any]:
+def _cursor_stats(cursor: ManagedCursor) -> dict[str, Any]:
     return {
         "markDeletePosition": str(cursor.mark_delete),
         "individuallyDeletedMessages": cursor.individually_acked(),

@@ -30,15 +30,13 @@ def plan_entries(
     messages: Sequence[OutgoingMessage],
     *,
     batch: bool = True,
-    keep_order: bool = True,
     messages_max: int = BATCH_MESSAGES_MAX,
     size_max: int = BATCH_SIZE_MAX,
 ) -> list[EntryPlan]:
     """Split messages into entries of at most `messages_max` and about `size_max` bytes.
 
-    `keep_order`: entries follow the request's order, so that a change of key ends a batch; False gathers agreeing ones
-    from all over the request (order holds per key then), entries being in the order of their first messages.
-    `batch=False`: an entry each. Raises TooLarge with the message's `index`; nothing is planned then.
+    Entries keep the order of the request, so a change of key ends a batch. `batch=False`: one entry for each message.
+    Raises TooLarge with the message's `index`.
     """
     for index, message in enumerate(messages):
         try:
@@ -48,10 +46,8 @@ def plan_entries(
     if not batch:
         return [EntryPlan((index,)) for index in range(len(messages))]
     plans: list[EntryPlan] = []
-    for run in _runs(messages) if keep_order else _groups(messages):
+    for run in _runs(messages):
         plans.extend(_cut(messages, run, messages_max=messages_max, size_max=size_max))
-    if not keep_order:
-        plans.sort()
     return plans
 
 
@@ -131,14 +127,6 @@ def _runs(messages: Sequence[OutgoingMessage]) -> Iterator[list[int]]:
         run.append(index)
     if run:
         yield run
-
-
-def _groups(messages: Sequence[OutgoingMessage]) -> Iterator[list[int]]:
-    """Indexes of all that agree."""
-    groups: dict[Hashable, list[int]] = {}
-    for index, message in enumerate(messages):
-        groups.setdefault(_dispatch_key(message), []).append(index)
-    yield from groups.values()
 
 
 def _cut(

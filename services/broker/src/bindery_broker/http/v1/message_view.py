@@ -5,7 +5,7 @@ from bindery_pulsar.message_codec import TAG_VALUE, Message
 from bindery_pulsar.message_id import EARLIEST, LATEST, MessageId, Position
 from msgspec import UNSET
 
-from bindery_broker.http.schemas import MessageOut
+from bindery_broker.http.v1.schemas import MessageOut
 
 
 def view(message: Message, *, message_id: str, lease: str | None = None, redelivery_count: int = 0) -> MessageOut:

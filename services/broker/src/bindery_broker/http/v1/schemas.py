@@ -6,7 +6,7 @@ Unknown fields are refused: a misspelled `delay` must not become an undelayed me
 that name a moment count from 1970.
 """
 
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
@@ -225,18 +225,3 @@ class NackBody(Request, kw_only=True):
 class Returned(Answer, kw_only=True):
     returned: list[str]
     """Messages that were held and will be delivered again. What nobody held (a lease ran out) is left out."""
-
-
-# -- errors
-
-
-class Problem(Answer, kw_only=True):
-    """The body of every error (RFC 9457)."""
-
-    type: str
-    title: str
-    status: int
-    code: str
-    """Stable, for programs."""
-    detail: str
-    facts: dict[str, Any]

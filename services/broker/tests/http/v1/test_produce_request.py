@@ -3,8 +3,8 @@
 import json
 
 import pytest
-from bindery_broker.http.produce_request import parse_produce, split_tags
-from bindery_broker.http.schemas import MESSAGES_PER_REQUEST_MAX, ProduceQuery
+from bindery_broker.http.v1.produce_request import parse_produce, split_tags
+from bindery_broker.http.v1.schemas import MESSAGES_PER_REQUEST_MAX, ProduceQuery
 from bindery_core.errors import BadRequest, BinderyError, TooLarge
 from bindery_pulsar.message_codec import OutgoingMessage
 from hypothesis import example, given, settings

@@ -105,7 +105,8 @@ async def test_a_call_that_waits_to_read_reads_nothing_of_a_deleted_subscription
         asyncio.create_task(broker.post(f"{TOPIC}/subscriptions/s/receive", {**body, "consumer": f"c{n}"}))
         for n in range(2)
     ]
-    await asyncio.sleep(0.03)
+    while not (subscription := topic.subscriptions.get("s")) or len(subscription.sessions) < 2:
+        await asyncio.sleep(0.001)
     assert (await broker.client.delete(f"{TOPIC}/subscriptions/s?force=true")).status_code == 200
     await asyncio.gather(*calls)
     assert broker.broker.topics.read_ahead.used == 0

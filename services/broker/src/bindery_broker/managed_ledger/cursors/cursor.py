@@ -22,8 +22,8 @@ from bindery_core.errors import BinderyError, NoSuchSubscription, OutcomeUnknown
 from bindery_pulsar.codec import CursorState
 from bindery_pulsar.message_id import Position
 
-from bindery_broker.managed_ledger.ack_state import AckState, BatchAck
-from bindery_broker.managed_ledger.cursor_store import CursorStore
+from bindery_broker.managed_ledger.cursors.ack_state import AckState, BatchAck
+from bindery_broker.managed_ledger.cursors.cursor_store import CursorStore
 from bindery_broker.managed_ledger.ledger_list import LedgerList
 
 log = structlog.get_logger()

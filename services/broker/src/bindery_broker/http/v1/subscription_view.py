@@ -2,7 +2,7 @@
 
 from bindery_broker.dispatch.exclusive import ExclusiveDispatcher
 from bindery_broker.dispatch.sessions import Session
-from bindery_broker.http.models import ConsumerInfo, Explanation, SubscriptionInfo
+from bindery_broker.http.v1.models import ConsumerInfo, Explanation, SubscriptionInfo
 from bindery_broker.subscriptions.subscription import Subscription
 
 

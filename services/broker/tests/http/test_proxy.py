@@ -7,8 +7,8 @@ from typing import Any
 
 import httpx
 import pytest
-from bindery_broker.http import subscriptions
 from bindery_broker.http.app import BrokerApp
+from bindery_broker.http.v1 import consuming as subscriptions
 from bindery_kit.http.http_server import HttpServer
 from broker_harness import TOPIC, Clock, Harness, payloads
 

@@ -5,8 +5,9 @@ from typing import Any
 
 import httpx
 from bindery_broker.broker import Broker, Components
-from bindery_broker.http.app import ROUTERS, BrokerApp
+from bindery_broker.http.app import BrokerApp
 from bindery_broker.http.proxy import Proxy
+from bindery_broker.http.v1 import ROUTERS
 from bindery_broker.settings import BrokerSettings
 from bindery_client.memory.memory import MemoryLedgerClient, MemoryLedgers
 from bindery_kit.observability.metrics import Metrics

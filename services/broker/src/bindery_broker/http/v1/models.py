@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from bindery_broker.http.schemas import (
+from bindery_broker.http.v1.schemas import (
     MESSAGES_PER_RECEIVE_MAX,
     MS_MAX,
     PLACE_PATTERN,

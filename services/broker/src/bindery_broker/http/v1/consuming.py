@@ -1,39 +1,27 @@
-"""Consuming: receive, stream, ack, nack, seek, and what can be asked about a subscription."""
+"""Consuming: receive, stream, ack and nack."""
 
 import asyncio
 from collections.abc import Sequence
-from typing import Annotated
 
 import msgspec
 from bindery_core.errors import BadRequest, BinderyError
 from bindery_kit.http.problem import problem_of
 from bindery_pulsar.message_codec import Message
 from bindery_pulsar.message_id import EARLIEST, LATEST, MessageId
-from fastapi import APIRouter, Query
-from fastapi import Response as Status
+from fastapi import APIRouter
 from msgspec import UNSET
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from bindery_broker.dispatch.item import Delivery
 from bindery_broker.errors import NotSupported
-from bindery_broker.http import openapi, paths
+from bindery_broker.http import openapi
 from bindery_broker.http.exchange import Exchange, Reply, json_reply
-from bindery_broker.http.message_view import parse_ids, parse_place, view
-from bindery_broker.http.models import (
-    Created,
-    Deleted,
-    Explanation,
-    ForceQuery,
-    RoutingQuery,
-    SeekBody,
-    Sought,
-    SubscribeBody,
-    SubscriptionList,
-)
-from bindery_broker.http.produce_request import NDJSON, split_tags
 from bindery_broker.http.route import JsonLine, OwnedRoute, hot
-from bindery_broker.http.schemas import (
+from bindery_broker.http.v1 import paths
+from bindery_broker.http.v1.message_view import parse_ids, view
+from bindery_broker.http.v1.produce_request import NDJSON, split_tags
+from bindery_broker.http.v1.schemas import (
     AckBody,
     Acknowledged,
     MessageOut,
@@ -41,10 +29,9 @@ from bindery_broker.http.schemas import (
     ReceiveBody,
     Received,
     Returned,
+    RoutingQuery,
     StreamQuery,
 )
-from bindery_broker.http.schemas import RoutingQuery as HotRoutingQuery
-from bindery_broker.http.subscription_view import explain, info
 from bindery_broker.subscriptions.subscription import ReceiveRequest, Subscription, SubscriptionType
 from bindery_broker.topics.topic import Topic
 
@@ -52,14 +39,12 @@ STREAM_COUNT_MAX = 100
 STREAM_PING_S = 15.0
 STRUCTS = (ReceiveBody, Received, AckBody, Acknowledged, NackBody, Returned)
 router = APIRouter(route_class=OwnedRoute, default_response_class=JsonLine, tags=["subscriptions"])
-Routing = Annotated[RoutingQuery, Query()]
 _line_encoder = msgspec.json.Encoder()
 _ERRORS = (*openapi.OF_TOPICS, 409)
-_DONE = openapi.TITLES[200]
 
 
 class EventStream(Response):
-    """Server-sent events until the client or the broker goes away."""
+    """Server-sent events until the client disconnects or the broker stops."""
 
     media_type = "text/event-stream"
 
@@ -109,8 +94,9 @@ class EventStream(Response):
     "POST",
     paths.SUBSCRIPTION + "/receive",
     operation_id="receive",
-    summary="Lease messages to a consumer, waiting for them if need be; makes the subscription",
-    query=HotRoutingQuery,
+    summary="Lease messages to a consumer, waiting if there are none; creates a missing subscription",
+    path_parameters=paths.SUBSCRIPTION_PARAMETERS,
+    query=RoutingQuery,
     body=ReceiveBody,
     answers={200: Received},
     media_types=("application/json", NDJSON),
@@ -118,7 +104,7 @@ class EventStream(Response):
 )
 async def receive(exchange: Exchange) -> Response:
     broker = exchange.broker
-    exchange.query(HotRoutingQuery)
+    exchange.query(RoutingQuery)
     body = await exchange.json_body(ReceiveBody)
     kind = _supported(body.type)
     tags = split_tags(body.tags) if isinstance(body.tags, str) else []
@@ -152,7 +138,8 @@ async def receive(exchange: Exchange) -> Response:
     "GET",
     paths.SUBSCRIPTION + "/stream",
     operation_id="stream",
-    summary="The same as server-sent events, for shells and browsers; acknowledge with POST .../ack",
+    summary="Receive messages as server-sent events; acknowledge them with POST .../ack",
+    path_parameters=paths.SUBSCRIPTION_PARAMETERS,
     query=StreamQuery,
     answers={200: None},
     media_types=(str(EventStream.media_type),),
@@ -160,7 +147,7 @@ async def receive(exchange: Exchange) -> Response:
     errors=(*_ERRORS, 422, 429),
 )
 async def stream(exchange: Exchange) -> Response:
-    """Server-sent events: `event: message` with the JSON of one message each, comments while there is nothing."""
+    """Each `event: message` holds the JSON of one message. Comments are sent while there is none."""
     query = exchange.query(StreamQuery)
     kind = _supported(query.type)
     tags = split_tags(query.tags) if isinstance(query.tags, str) else []
@@ -178,17 +165,18 @@ async def stream(exchange: Exchange) -> Response:
     "POST",
     paths.SUBSCRIPTION + "/ack",
     operation_id="ack",
-    summary="Acknowledge messages; durable once answered",
-    query=HotRoutingQuery,
+    summary="Acknowledge messages; the answer means that this is durable",
+    path_parameters=paths.SUBSCRIPTION_PARAMETERS,
+    query=RoutingQuery,
     body=AckBody,
     answers={200: Acknowledged},
     errors=(*_ERRORS, *openapi.BODY_ERRORS, 422),
 )
 async def ack(exchange: Exchange) -> Response:
-    exchange.query(HotRoutingQuery)
+    exchange.query(RoutingQuery)
     body = await exchange.json_body(AckBody)
     if (body.message_ids is UNSET) == (body.cumulative is UNSET):
-        raise BadRequest("want exactly one of message_ids and cumulative")
+        raise BadRequest("exactly one of message_ids and cumulative is required")
     consumer = body.consumer if isinstance(body.consumer, str) else None
     if isinstance(body.cumulative, str):
         last = MessageId.parse(body.cumulative)
@@ -208,13 +196,14 @@ async def ack(exchange: Exchange) -> Response:
     paths.SUBSCRIPTION + "/nack",
     operation_id="nack",
     summary="Return messages for redelivery",
-    query=HotRoutingQuery,
+    path_parameters=paths.SUBSCRIPTION_PARAMETERS,
+    query=RoutingQuery,
     body=NackBody,
     answers={200: Returned},
     errors=(*_ERRORS, *openapi.BODY_ERRORS),
 )
 async def nack(exchange: Exchange) -> Response:
-    exchange.query(HotRoutingQuery)
+    exchange.query(RoutingQuery)
     body = await exchange.json_body(NackBody)
     ids = parse_ids(body.message_ids)
     topic = await exchange.broker.topic(exchange.topic)
@@ -222,123 +211,6 @@ async def nack(exchange: Exchange) -> Response:
     consumer = body.consumer if isinstance(body.consumer, str) else None
     returned = subscription.nack(ids, delay_s=body.delay_ms / 1000, consumer=consumer)
     return json_reply(Returned(returned=[str(MessageId(*key, topic.partition)) for key in returned]))
-
-
-@router.get(
-    paths.TOPIC + "/subscriptions",
-    operation_id="listSubscriptions",
-    summary="The topic's subscriptions",
-    response_model_exclude_unset=True,
-    response_description=_DONE,
-    responses=openapi.problems(*_ERRORS),
-)
-async def list_subscriptions(exchange: Exchange, name: paths.Topic, _query: Routing) -> SubscriptionList:
-    topic = await exchange.broker.topic(name)
-    now = exchange.broker.now()
-    return SubscriptionList(
-        subscriptions=[info(subscription, now=now) for _, subscription in sorted(topic.subscriptions.items())]
-    )
-
-
-@router.put(
-    paths.SUBSCRIPTION,
-    operation_id="subscribe",
-    summary="Make a subscription without consuming; repeating is harmless",
-    response_description=_DONE,
-    responses={
-        201: {"model": Created, "description": openapi.TITLES[201]},
-        **openapi.problems(*_ERRORS, *openapi.BODY_ERRORS),
-    },
-)
-async def subscribe(
-    exchange: Exchange,
-    name: paths.Topic,
-    subscription: paths.SubscriptionName,
-    _query: Routing,
-    body: SubscribeBody,
-    status: Status,
-) -> Created:
-    tags = split_tags(body.tags) if body.tags is not None else []
-    topic = await exchange.broker.topic(name, create=True)
-    _, created = await topic.subscribe(
-        subscription,
-        initial=EARLIEST if body.initial == "earliest" else LATEST,
-        tags=tags,
-        properties=body.subscription_properties or {},
-    )
-    status.status_code = 201 if created else 200
-    return Created(topic=topic.name.short, created=created)
-
-
-@router.delete(
-    paths.SUBSCRIPTION,
-    operation_id="unsubscribe",
-    summary="Delete a subscription",
-    response_description=_DONE,
-    responses=openapi.problems(*_ERRORS),
-)
-async def unsubscribe(
-    exchange: Exchange,
-    name: paths.Topic,
-    subscription: paths.SubscriptionName,
-    query: Annotated[ForceQuery, Query()],
-) -> Deleted:
-    topic = await exchange.broker.topic(name)
-    await topic.unsubscribe(subscription, force=query.force)
-    return Deleted(deleted=subscription)
-
-
-@router.post(
-    paths.SUBSCRIPTION + "/seek",
-    operation_id="seek",
-    summary="Go to a message or a time; all acknowledgements are forgotten",
-    response_description=_DONE,
-    responses=openapi.problems(*_ERRORS, *openapi.BODY_ERRORS, 422),
-)
-async def seek(
-    exchange: Exchange, _name: paths.Topic, _subscription_name: paths.Subscription, _query: Routing, body: SeekBody
-) -> Sought:
-    if (body.message_id is None) == (body.timestamp is None):
-        raise BadRequest("want exactly one of message_id and timestamp")
-    if body.timestamp is not None:
-        following = await (await _subscription(exchange)).seek(body.timestamp)
-    else:
-        assert body.message_id is not None
-        place = parse_place(body.message_id)
-        following = await (await _subscription(exchange)).seek(place)
-    return Sought(next=str(following))
-
-
-@router.get(
-    paths.SUBSCRIPTION + "/explain",
-    operation_id="explainSubscription",
-    summary="Who holds what, and what keeps messages back",
-    response_model_exclude_unset=True,
-    response_description=_DONE,
-    responses=openapi.problems(*_ERRORS),
-)
-async def explain_subscription(
-    exchange: Exchange, _name: paths.Topic, _subscription_name: paths.Subscription, _query: Routing
-) -> Explanation:
-    return explain(await _subscription(exchange), now=exchange.broker.now())
-
-
-@router.delete(
-    paths.SUBSCRIPTION + "/consumers/{consumer:segment}",
-    operation_id="leave",
-    summary="End a consumer's session: what it holds goes to others at once",
-    response_description=_DONE,
-    responses=openapi.problems(*_ERRORS),
-)
-async def leave(
-    exchange: Exchange,
-    _name: paths.Topic,
-    _subscription_name: paths.Subscription,
-    consumer: paths.Consumer,
-    _query: Routing,
-) -> Deleted:
-    (await _subscription(exchange)).leave(consumer)
-    return Deleted(deleted=consumer)
 
 
 async def _subscription(exchange: Exchange) -> Subscription:
@@ -349,7 +221,7 @@ async def _subscription(exchange: Exchange) -> Subscription:
 async def _wait_for(
     subscription: Subscription, request: ReceiveRequest, kind: SubscriptionType, exchange: Exchange
 ) -> list[Delivery[Message]]:
-    """Receive; give up when the client goes away, so that nothing is leased to nobody."""
+    """Receive; stop when the client disconnects, so that nothing is leased to a client that is gone."""
     if request.wait_s == 0:
         return (await subscription.receive(request, kind=kind))[0]
     watcher = asyncio.create_task(exchange.watch_connection(subscription.wake_all))

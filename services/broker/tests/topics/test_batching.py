@@ -32,7 +32,6 @@ def test_equal_ones_share_an_entry_and_a_lone_one_is_no_batch() -> None:
 def test_a_change_of_key_delay_or_tags_ends_an_entry(fields: dict[str, object]) -> None:
     plain, other = message(), message(**fields)
     assert shape(plan_entries([plain, plain, other, other, plain])) == [(0, 1), (2, 3), (4,)]
-    assert shape(plan_entries([plain, plain, other, other, plain], keep_order=False)) == [(0, 1, 4), (2, 3)]
 
 
 def test_other_differences_do_not() -> None:
@@ -92,12 +91,12 @@ KINDS = st.sampled_from(
 
 
 @settings(deadline=None, max_examples=100)
-@given(st.lists(KINDS, max_size=30), st.booleans(), st.booleans(), st.integers(1, 5))
+@given(st.lists(KINDS, max_size=30), st.booleans(), st.integers(1, 5))
 def test_the_id_in_the_answer_leads_to_the_message_of_the_request(
-    kinds: list[dict[str, object]], batch: bool, keep_order: bool, messages_max: int
+    kinds: list[dict[str, object]], batch: bool, messages_max: int
 ) -> None:
     messages = [message(b"%d" % i, **fields) for i, fields in enumerate(kinds)]
-    plan = plan_entries(messages, batch=batch, keep_order=keep_order, messages_max=messages_max)
+    plan = plan_entries(messages, batch=batch, messages_max=messages_max)
     entries = encode_entries(messages, plan, producer_name="p", publish_time_ms=7, sequence_id=100)
     positions = [Position(3, i) for i in range(len(entries))]
     ids = message_ids(plan, positions, partition=2)
@@ -115,5 +114,4 @@ def test_the_id_in_the_answer_leads_to_the_message_of_the_request(
         assert found.sequence_id == 100 + index
         head = read_head(entries[message_id.entry_id])
         assert (head.key, head.tags, head.deliver_at_ms) == (sent.key, sent.tags, sent.deliver_at_ms)
-    if keep_order:
-        assert ids == sorted(ids)
+    assert ids == sorted(ids)

@@ -21,7 +21,7 @@ from bindery_pulsar.message_codec import TAG_VALUE, OutgoingMessage
 from msgspec import UNSET, UnsetType
 
 from bindery_broker.errors import NotSupported
-from bindery_broker.http.schemas import MESSAGES_PER_REQUEST_MAX, PROPERTIES_MAX, TEXT_MAX, MessageLine, ProduceQuery
+from bindery_broker.http.v1.schemas import MESSAGES_PER_REQUEST_MAX, PROPERTIES_MAX, TEXT_MAX, MessageLine, ProduceQuery
 
 NDJSON: Final = "application/x-ndjson"
 JSON: Final = "application/json"

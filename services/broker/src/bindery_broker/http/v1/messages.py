@@ -1,6 +1,6 @@
-"""Messages: producing them, and reading them without a subscription."""
+"""Messages: produce them, and read them without a subscription."""
 
-from typing import Annotated
+from typing import Annotated, Final
 
 from bindery_core.errors import BadRequest, BinderyError
 from bindery_core.formats.ledger_metadata import LedgerState
@@ -11,15 +11,18 @@ from fastapi import APIRouter, Query
 from starlette.responses import Response
 
 from bindery_broker.broker import Broker
-from bindery_broker.http import openapi, paths
+from bindery_broker.http import openapi
 from bindery_broker.http.exchange import Exchange, json_reply
-from bindery_broker.http.message_view import parse_place, view
-from bindery_broker.http.models import ReadQuery, RoutingQuery
-from bindery_broker.http.produce_request import PROPERTY_HEADER, ProduceLimits, parse_produce
 from bindery_broker.http.route import JsonLine, OwnedRoute, hot
-from bindery_broker.http.schemas import (
+from bindery_broker.http.v1 import paths
+from bindery_broker.http.v1.message_view import parse_place, view
+from bindery_broker.http.v1.models import ReadQuery, RoutingQuery
+from bindery_broker.http.v1.produce_request import NDJSON, PROPERTY_HEADER, ProduceLimits, parse_produce
+from bindery_broker.http.v1.schemas import (
+    MESSAGES_PER_REQUEST_MAX,
     LedgerOfMessage,
     MessageError,
+    MessageLine,
     OneMessage,
     Produced,
     ProducedPartly,
@@ -28,7 +31,27 @@ from bindery_broker.http.schemas import (
     ReadAnswer,
 )
 
-STRUCTS = (Produced, ProducedPartly, ReadAnswer, OneMessage)
+STRUCTS = (MessageLine, Produced, ProducedPartly, ReadAnswer, OneMessage)
+_PRODUCE_BODY: Final[openapi.Json] = {
+    "description": "One raw message of any type, or many as NDJSON or a JSON array of MessageLine.",
+    "required": True,
+    "content": {
+        "application/octet-stream": {"schema": {"type": "string", "format": "binary"}},
+        "text/plain": {"schema": {"type": "string"}},
+        "application/json": {
+            "schema": {
+                "type": "array",
+                "minItems": 1,
+                "maxItems": MESSAGES_PER_REQUEST_MAX,
+                "items": {"$ref": "#/components/schemas/MessageLine"},
+            }
+        },
+        NDJSON: {
+            "schema": {"type": "string"},
+            "example": '{"payload": "a", "key": "k"}\n{"payload_json": {"b": 1}}\n',
+        },
+    },
+}
 router = APIRouter(route_class=OwnedRoute, default_response_class=JsonLine, tags=["messages"])
 
 
@@ -37,9 +60,10 @@ router = APIRouter(route_class=OwnedRoute, default_response_class=JsonLine, tags
     "POST",
     paths.TOPIC + "/messages",
     operation_id="produce",
-    summary="Store one message (any body) or many (NDJSON, JSON array); answers once they are durable",
+    summary="Store one message (any body) or many (NDJSON, JSON array); the answer means that they are durable",
+    path_parameters=paths.TOPIC_PARAMETERS,
     query=ProduceQuery,
-    body=openapi.PRODUCE_BODY,
+    body=_PRODUCE_BODY,
     answers={200: Produced, 207: ProducedPartly},
     errors=(*openapi.OF_TOPICS, *openapi.BODY_ERRORS, 409),
 )
@@ -83,7 +107,7 @@ def _result(result: MessageId | BinderyError) -> ProduceResult:
 @router.get(
     paths.TOPIC + "/messages",
     operation_id="readMessages",
-    summary="Read without a subscription",
+    summary="Read messages without a subscription",
     responses={**openapi.answers({200: ReadAnswer}), **openapi.problems(*openapi.OF_TOPICS, 409, 422)},
 )
 async def read_messages(exchange: Exchange, name: paths.Topic, query: Annotated[ReadQuery, Query()]) -> Response:
@@ -91,7 +115,7 @@ async def read_messages(exchange: Exchange, name: paths.Topic, query: Annotated[
     start = parse_place(query.start)
     topic = await broker.topic(name)
     if isinstance(start, MessageId) and start.partition not in (-1, topic.partition):
-        raise BadRequest("the id is of another partition", message_id=str(start))
+        raise BadRequest("the message id names another partition", message_id=str(start))
     wait_ms = 0 if broker.draining else min(query.wait_ms, broker.settings.receive_wait_ms_max)
     found, following = await topic.read(start, count_max=query.max, bytes_max=query.max_bytes, wait_s=wait_ms / 1000)
     return json_reply(
@@ -102,7 +126,7 @@ async def read_messages(exchange: Exchange, name: paths.Topic, query: Annotated[
 @router.get(
     paths.TOPIC + "/messages/{message_id:segment}",
     operation_id="readMessage",
-    summary="One message, with its ledger and the bookies that hold it",
+    summary="Show one message, with its ledger and the bookies that store it",
     responses={**openapi.answers({200: OneMessage}), **openapi.problems(*openapi.OF_TOPICS, 409, 422)},
 )
 async def read_message(

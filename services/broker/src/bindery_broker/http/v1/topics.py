@@ -1,13 +1,15 @@
-"""Topics: which there are, what they hold, making and deleting them."""
+"""Topics: list, describe, create and delete them."""
 
 from typing import Annotated, Any
 
 from bindery_core.errors import BadRequest
 from fastapi import APIRouter, Query, Response
 
-from bindery_broker.http import openapi, paths
+from bindery_broker.http import openapi
 from bindery_broker.http.exchange import Exchange
-from bindery_broker.http.models import (
+from bindery_broker.http.route import JsonLine, OwnedRoute
+from bindery_broker.http.v1 import paths
+from bindery_broker.http.v1.models import (
     Created,
     Deleted,
     ForceQuery,
@@ -17,7 +19,6 @@ from bindery_broker.http.models import (
     TopicListQuery,
     TopicStats,
 )
-from bindery_broker.http.route import JsonLine, OwnedRoute
 
 router = APIRouter(route_class=OwnedRoute, default_response_class=JsonLine, tags=["topics"])
 Routing = Annotated[RoutingQuery, Query()]
@@ -26,7 +27,7 @@ Routing = Annotated[RoutingQuery, Query()]
 @router.get(
     "/v1/topics",
     operation_id="listTopics",
-    summary="The topics of the cluster, or of a namespace, by name",
+    summary="List the topics of the cluster or of a namespace, sorted by name",
     response_model_exclude_unset=True,
     response_description=openapi.TITLES[200],
     responses=openapi.problems(413),
@@ -50,7 +51,7 @@ async def list_topics(exchange: Exchange, query: Annotated[TopicListQuery, Query
 @router.get(
     paths.TOPIC,
     operation_id="topicStats",
-    summary="What a topic holds and who consumes it",
+    summary="Show what a topic stores and its consumers",
     response_description=openapi.TITLES[200],
     responses=openapi.problems(*openapi.OF_TOPICS, 409),
 )
@@ -90,7 +91,7 @@ async def topic_stats(exchange: Exchange, name: paths.Topic, _query: Routing) ->
 @router.put(
     paths.TOPIC,
     operation_id="createTopic",
-    summary="Make a topic; repeating is harmless",
+    summary="Create a topic; idempotent",
     response_description=openapi.TITLES[200],
     responses={
         201: {"model": Created, "description": openapi.TITLES[201]},
@@ -120,7 +121,7 @@ async def delete_topic(exchange: Exchange, name: paths.Topic, query: Annotated[F
 @router.get(
     paths.TOPIC + "/internal",
     operation_id="topicInternalStats",
-    summary="Ledgers and cursors, as Pulsar's internalStats",
+    summary="Show ledgers and cursors, in the form of Pulsar's internalStats",
     response_description=openapi.TITLES[200],
     responses=openapi.problems(*openapi.OF_TOPICS, 409),
 )

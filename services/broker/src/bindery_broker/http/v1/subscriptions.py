@@ -1,0 +1,156 @@
+"""Subscriptions: list, create, delete and seek them, and explain why messages are not delivered."""
+
+from typing import Annotated
+
+from bindery_core.errors import BadRequest
+from bindery_pulsar.message_id import EARLIEST, LATEST
+from bindery_pulsar.topic_name import TopicName
+from fastapi import APIRouter, Query
+from fastapi import Response as Status
+
+from bindery_broker.http import openapi
+from bindery_broker.http.exchange import Exchange
+from bindery_broker.http.route import JsonLine, OwnedRoute
+from bindery_broker.http.v1 import paths
+from bindery_broker.http.v1.message_view import parse_place
+from bindery_broker.http.v1.models import (
+    Created,
+    Deleted,
+    Explanation,
+    ForceQuery,
+    RoutingQuery,
+    SeekBody,
+    Sought,
+    SubscribeBody,
+    SubscriptionList,
+)
+from bindery_broker.http.v1.produce_request import split_tags
+from bindery_broker.http.v1.subscription_view import explain, info
+from bindery_broker.subscriptions.subscription import Subscription
+
+router = APIRouter(route_class=OwnedRoute, default_response_class=JsonLine, tags=["subscriptions"])
+Routing = Annotated[RoutingQuery, Query()]
+_ERRORS = (*openapi.OF_TOPICS, 409)
+_DONE = openapi.TITLES[200]
+
+
+@router.get(
+    paths.TOPIC + "/subscriptions",
+    operation_id="listSubscriptions",
+    summary="List the topic's subscriptions",
+    response_model_exclude_unset=True,
+    response_description=_DONE,
+    responses=openapi.problems(*_ERRORS),
+)
+async def list_subscriptions(exchange: Exchange, name: paths.Topic, _query: Routing) -> SubscriptionList:
+    topic = await exchange.broker.topic(name)
+    now = exchange.broker.now()
+    return SubscriptionList(
+        subscriptions=[info(subscription, now=now) for _, subscription in sorted(topic.subscriptions.items())]
+    )
+
+
+@router.put(
+    paths.SUBSCRIPTION,
+    operation_id="subscribe",
+    summary="Create a subscription without consuming; idempotent",
+    response_description=_DONE,
+    responses={
+        201: {"model": Created, "description": openapi.TITLES[201]},
+        **openapi.problems(*_ERRORS, *openapi.BODY_ERRORS),
+    },
+)
+async def subscribe(
+    exchange: Exchange,
+    name: paths.Topic,
+    subscription: paths.SubscriptionName,
+    _query: Routing,
+    body: SubscribeBody,
+    status: Status,
+) -> Created:
+    tags = split_tags(body.tags) if body.tags is not None else []
+    topic = await exchange.broker.topic(name, create=True)
+    _, created = await topic.subscribe(
+        subscription,
+        initial=EARLIEST if body.initial == "earliest" else LATEST,
+        tags=tags,
+        properties=body.subscription_properties or {},
+    )
+    status.status_code = 201 if created else 200
+    return Created(topic=topic.name.short, created=created)
+
+
+@router.delete(
+    paths.SUBSCRIPTION,
+    operation_id="unsubscribe",
+    summary="Delete a subscription",
+    response_description=_DONE,
+    responses=openapi.problems(*_ERRORS),
+)
+async def unsubscribe(
+    exchange: Exchange,
+    name: paths.Topic,
+    subscription: paths.SubscriptionName,
+    query: Annotated[ForceQuery, Query()],
+) -> Deleted:
+    topic = await exchange.broker.topic(name)
+    await topic.unsubscribe(subscription, force=query.force)
+    return Deleted(deleted=subscription)
+
+
+@router.post(
+    paths.SUBSCRIPTION + "/seek",
+    operation_id="seek",
+    summary="Move to a message or a time; this discards all acknowledgements",
+    response_description=_DONE,
+    responses=openapi.problems(*_ERRORS, *openapi.BODY_ERRORS, 422),
+)
+async def seek(
+    exchange: Exchange, name: paths.Topic, subscription: paths.SubscriptionName, _query: Routing, body: SeekBody
+) -> Sought:
+    if (body.message_id is None) == (body.timestamp is None):
+        raise BadRequest("exactly one of message_id and timestamp is required")
+    if body.timestamp is not None:
+        following = await (await _find(exchange, name, subscription)).seek(body.timestamp)
+    else:
+        assert body.message_id is not None
+        place = parse_place(body.message_id)
+        following = await (await _find(exchange, name, subscription)).seek(place)
+    return Sought(next=str(following))
+
+
+@router.get(
+    paths.SUBSCRIPTION + "/explain",
+    operation_id="explainSubscription",
+    summary="Show which consumers hold messages, and why messages are not delivered",
+    response_model_exclude_unset=True,
+    response_description=_DONE,
+    responses=openapi.problems(*_ERRORS),
+)
+async def explain_subscription(
+    exchange: Exchange, name: paths.Topic, subscription: paths.SubscriptionName, _query: Routing
+) -> Explanation:
+    return explain(await _find(exchange, name, subscription), now=exchange.broker.now())
+
+
+@router.delete(
+    paths.SUBSCRIPTION + "/consumers/{consumer:segment}",
+    operation_id="leave",
+    summary="End a consumer's session; its messages go to other consumers at once",
+    response_description=_DONE,
+    responses=openapi.problems(*_ERRORS),
+)
+async def leave(
+    exchange: Exchange,
+    name: paths.Topic,
+    subscription: paths.SubscriptionName,
+    consumer: paths.Consumer,
+    _query: Routing,
+) -> Deleted:
+    (await _find(exchange, name, subscription)).leave(consumer)
+    return Deleted(deleted=consumer)
+
+
+async def _find(exchange: Exchange, name: TopicName, subscription: str) -> Subscription:
+    topic = await exchange.broker.topic(name)
+    return topic.subscription(subscription)

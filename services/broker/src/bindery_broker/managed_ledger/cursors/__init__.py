@@ -1,0 +1,1 @@
+"""Cursors: what each subscription of a topic has acknowledged, and where that is stored."""
