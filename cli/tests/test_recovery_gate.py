@@ -10,7 +10,7 @@ from bindery_core.formats.ledger_metadata import LedgerMetadata, LedgerState, Se
 from bindery_core.ids import BookieId, EntryId, LedgerId
 from bindery_metadata.bookies.membership import Intent, MembershipStore
 from bindery_metadata.layout.layout import LedgersLayout
-from bindery_metadata.ledgers.closing_records import ClosingCause, ClosingNotes
+from bindery_metadata.ledgers.closing_records import ClosingCause, ClosingRecords
 from bindery_metadata.ledgers.ledger_manager import LedgerManager
 from bindery_metadata.recovery.underreplication import UnderreplicationManager
 from bindery_metadata.stores.memory import MemoryStore
@@ -99,8 +99,8 @@ def note(cluster: MemoryCluster, *ledgers: tuple[int, LedgerState]) -> None:
                 state=state, last_entry_id=EntryId(9 if state is LedgerState.CLOSED else -1),
             )  # fmt: skip
             await manager.create_with_id(LedgerId(number), metadata)
-            await ClosingNotes(store).add(LedgerId(number), ClosingCause.RECOVERED)
-        await ClosingNotes(store).add(LedgerId(99), ClosingCause.RECOVERED)  # deleted since
+            await ClosingRecords(store).add(LedgerId(number), ClosingCause.RECOVERED)
+        await ClosingRecords(store).add(LedgerId(99), ClosingCause.RECOVERED)  # deleted since
 
     cluster.do(work)
 

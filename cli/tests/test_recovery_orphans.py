@@ -10,7 +10,7 @@ from bindery_broker.managed_ledger.ledger_list import LedgerRecord
 from bindery_core.errors import AlreadyExists, BadRequest, Corrupt
 from bindery_core.ids import LedgerId
 from bindery_metadata.stores.memory import MemoryStore
-from bindery_pulsar.codec import (
+from bindery_pulsar.managed_ledger_codec import (
     CursorInfo,
     CursorState,
     TopicInfo,

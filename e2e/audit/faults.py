@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from bindery_client.client import LedgerClient
-from bindery_client.memory.memory_copies import digester_of
+from bindery_client.memory.memory_replicas import digester_of
 from bindery_core.entry import pack
 from bindery_core.formats.ledger_metadata import LedgerMetadata
 from bindery_core.ids import BookieId, EntryId, LedgerId
@@ -38,8 +38,8 @@ from bindery_core.wire.messages import Status
 from bindery_metadata.layout.layout import LedgersLayout
 from bindery_metadata.recovery.underreplication import UnderreplicationManager
 from bindery_metadata.stores.store import MetadataStore
-from bindery_pulsar.codec import CursorInfo, CursorState, TopicInfo, encode_cursor, encode_topic
-from bindery_pulsar.records import LedgerRecord, Position
+from bindery_pulsar.managed_ledger_codec import CursorInfo, CursorState, TopicInfo, encode_cursor, encode_topic
+from bindery_pulsar.managed_ledger_records import LedgerRecord, Position
 
 ENTRIES = 20
 SIZE = 700

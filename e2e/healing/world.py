@@ -33,7 +33,7 @@ from bindery_core.formats.ledger_metadata import LedgerMetadata, LedgerState
 from bindery_core.ids import BookieId, EntryId, LedgerId
 from bindery_core.placement.write_set import write_set
 from bindery_metadata.layout.layout import LedgersLayout
-from bindery_metadata.ledgers.closing_records import ClosingNotes
+from bindery_metadata.ledgers.closing_records import ClosingRecords
 from bindery_metadata.recovery.recovery_records import HistoryEvent, RecoveryRecords
 from bindery_metadata.recovery.underreplication import UnderreplicationManager
 from bindery_metadata.stores.zookeeper import ZooKeeperStore
@@ -456,7 +456,7 @@ async def inspect(world: World, sent: Sent, *, never: str | None = None) -> Insp
     """
     found = Inspection()
     async with world.client() as metadata:
-        notes = ClosingNotes(metadata.store)
+        notes = ClosingRecords(metadata.store)
 
         async def is_clear() -> bool:
             """What was closed in doubt was looked at, and what lacked copies was healed. Open ledgers keep notes."""

@@ -9,10 +9,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from bindery_core.errors import BadRequest, NoSuchEntry
+from bindery_pulsar.managed_ledger_records import Position
 from bindery_pulsar.message_codec import OutgoingMessage, encode_batch, encode_message
 from bindery_pulsar.message_id import EARLIEST, LATEST
 from bindery_pulsar.pulsar_messages_pb2 import MessageMetadata
-from bindery_pulsar.records import Position
 from bindery_spark.schemas import MESSAGES
 from bindery_spark.sources import cluster
 from bindery_spark.sources.options import TopicOptions

@@ -22,10 +22,10 @@ from bindery.standalone.throwaway import ThrowawayCluster
 from bindery_client.client import LedgerClient
 from bindery_core.errors import BadRequest
 from bindery_metadata.stores.zookeeper import ZooKeeperStore
-from bindery_pulsar import pulsar_layout
-from bindery_pulsar.codec import TopicInfo, encode_topic
+from bindery_pulsar import znode_layout
+from bindery_pulsar.managed_ledger_codec import TopicInfo, encode_topic
+from bindery_pulsar.managed_ledger_records import LedgerRecord
 from bindery_pulsar.message_codec import OutgoingMessage, encode_batch
-from bindery_pulsar.records import LedgerRecord
 from bindery_spark.main import main
 from bindery_spark.sources.options import TopicOptions
 from bindery_spark.sources.topic import TopicReader, TopicStreamReader
@@ -81,9 +81,9 @@ async def make(cluster: ThrowawayCluster) -> Data:
             await handle.close()
         closed_ms = 0 if is_last else BEGIN_MS + (number + 1) * HOUR_MS
         records.append(LedgerRecord(ledger_id=handle.ledger_id, entries=ENTRIES, size=1, closed_ms=closed_ms))
-    path = pulsar_layout.managed_ledger(tenant="public", namespace="default", topic="made")
+    path = znode_layout.managed_ledger(tenant="public", namespace="default", topic="made")
     await store.create(path, encode_topic(TopicInfo(ledgers=tuple(records))), make_parents=True)
-    partitioned = pulsar_layout.partitioned_topic(tenant="public", namespace="default", topic="parts")
+    partitioned = znode_layout.partitioned_topic(tenant="public", namespace="default", topic="parts")
     await store.create(partitioned, b'{"partitions":2}', make_parents=True)
     await client.close()
     await store.close()

@@ -11,7 +11,7 @@ from bindery_core.formats.ledger_metadata import LedgerState
 from bindery_core.ids import BookieId, EntryId, LedgerId
 from bindery_core.wire.messages import AddRequest, Status
 from bindery_metadata.layout.layout import BinderyLayout
-from bindery_metadata.ledgers.closing_records import ClosingCause, ClosingNotes
+from bindery_metadata.ledgers.closing_records import ClosingCause, ClosingRecords
 from fake_cluster import FakeCluster
 
 LIMIT_S = 30.0
@@ -101,7 +101,7 @@ async def test_without_a_spare_it_goes_on_while_the_ack_quorum_holds_and_then_sa
 async def test_a_ledger_with_a_hole_is_noted_before_it_is_closed() -> None:
     async with FakeCluster(bookies=3) as cluster:
         client = await cluster.client(metadata_timeout_s=0.0)
-        notes = ClosingNotes(cluster.tree.connect())
+        notes = ClosingRecords(cluster.tree.connect())
         writer = await client.create()
         await add_numbers(writer, 0, 10)
         await cluster.of(writer.metadata.last_segment.ensemble)[0].stop()
@@ -122,7 +122,7 @@ async def test_a_ledger_with_a_hole_is_noted_before_it_is_closed() -> None:
 async def test_a_deleted_ledger_takes_its_note_along_also_when_others_deleted_it() -> None:
     async with FakeCluster(bookies=3) as cluster:
         client = await cluster.client()
-        notes = ClosingNotes(cluster.tree.connect())
+        notes = ClosingRecords(cluster.tree.connect())
         writer = await client.create()
         await writer.close()
         for ledger_id in (writer.ledger_id, LedgerId(123456)):
@@ -134,7 +134,7 @@ async def test_a_deleted_ledger_takes_its_note_along_also_when_others_deleted_it
 async def test_a_ledger_that_is_sealed_after_an_error_is_noted_if_copies_were_on_their_way() -> None:
     async with FakeCluster(bookies=4) as cluster:
         client = await cluster.client(metadata_timeout_s=0.0)
-        notes = ClosingNotes(cluster.tree.connect())
+        notes = ClosingRecords(cluster.tree.connect())
         writer = await client.create()
         first, _, slow = cluster.of(writer.metadata.last_segment.ensemble)
         slow.freeze()
@@ -157,7 +157,7 @@ async def test_copies_that_are_missing_when_the_ledger_is_closed_are_told_of(mon
     async with FakeCluster(bookies=3) as cluster:
         told: list[tuple[int, BookieId]] = []
         client = await cluster.client()
-        notes = ClosingNotes(cluster.tree.connect())
+        notes = ClosingRecords(cluster.tree.connect())
         client._on_degraded = lambda ledger_id, bookie_id, _reason: told.append((ledger_id, bookie_id))
         whole = await client.create()
         await add_numbers(whole, 0, 10)

@@ -14,7 +14,7 @@ from bindery_core.errors import (
 from bindery_core.formats.ledger_metadata import LedgerState, Segment
 from bindery_core.ids import EntryId
 from bindery_metadata.layout.layout import BinderyLayout, LedgersLayout
-from bindery_metadata.ledgers.closing_records import ClosingCause, ClosingNotes
+from bindery_metadata.ledgers.closing_records import ClosingCause, ClosingRecords
 from fake_cluster import FakeCluster
 
 LIMIT_S = 30.0
@@ -80,7 +80,7 @@ async def test_recovery_notes_the_ledger_before_it_closes_it(breaks: str) -> Non
         ledger_id = writer.ledger_id
         await writer.add_many([b"%d" % i for i in range(10)])
         await writer.abandon()
-        notes, client = ClosingNotes(cluster.tree.connect()), await cluster.client()
+        notes, client = ClosingRecords(cluster.tree.connect()), await cluster.client()
         note, metadata = BinderyLayout().recovery_closing(ledger_id), LedgersLayout().ledger(ledger_id)
         changes = 0
 
@@ -117,7 +117,7 @@ async def test_a_ledger_nobody_wrote_to_is_recovered_although_no_bookie_knows_it
         writer = await (await cluster.client()).create()
         reader = await (await cluster.client()).open(writer.ledger_id)
         assert (reader.is_closed, reader.last_add_confirmed) == (True, -1)
-        assert await ClosingNotes(cluster.tree.connect()).ledger_ids() == [], "what is empty lacks nothing"
+        assert await ClosingRecords(cluster.tree.connect()).ledger_ids() == [], "what is empty lacks nothing"
 
 
 async def test_dead_and_silent_bookies_do_not_hold_up_a_delete() -> None:

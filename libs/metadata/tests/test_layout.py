@@ -13,7 +13,7 @@ from bindery_metadata.layout.layout import (
     is_short_top,
 )
 from bindery_metadata.layout.znode_path import ancestors, validate_path
-from bindery_pulsar import pulsar_layout
+from bindery_pulsar import znode_layout
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -216,8 +216,8 @@ def test_ancestors_go_from_the_top_down() -> None:
     ],
 )
 def test_names_are_encoded_like_form_values(name: str, part: str) -> None:
-    assert pulsar_layout.encode_name(name) == part
-    assert pulsar_layout.decode_name(part) == name
+    assert znode_layout.encode_name(name) == part
+    assert znode_layout.decode_name(part) == name
 
 
 @given(name=st.text(min_size=1, max_size=40).filter(lambda name: name not in (".", "..")))
@@ -227,24 +227,24 @@ def test_any_name_makes_one_legal_path_part_and_comes_back(name: str) -> None:
         name.encode()
     except UnicodeEncodeError:
         with pytest.raises(BadRequest):
-            pulsar_layout.encode_name(name)
+            znode_layout.encode_name(name)
         return
-    path = pulsar_layout.managed_ledger(tenant="t", namespace="n", topic=name)
+    path = znode_layout.managed_ledger(tenant="t", namespace="n", topic=name)
     assert validate_path(path).count("/") == 5
-    assert pulsar_layout.decode_name(path.rsplit("/", 1)[1]) == name
+    assert znode_layout.decode_name(path.rsplit("/", 1)[1]) == name
 
 
 def test_pulsar_paths_are_pulsars() -> None:
     where = {"tenant": "public", "namespace": "default"}
     assert [
-        pulsar_layout.managed_ledger(**where, topic="my topic"),
-        pulsar_layout.cursor(**where, topic="my topic", subscription="sub/1"),
-        pulsar_layout.bundle_owner(**where, bundle=pulsar_layout.bundle_name(lower=0x40000000, upper=0x80000000)),
-        pulsar_layout.tenant_policies("public"),
-        pulsar_layout.namespace_policies(**where),
-        pulsar_layout.local_policies(**where),
-        pulsar_layout.partitioned_topic(**where, topic="p"),
-        pulsar_layout.broker("127.0.0.1:8080"),
+        znode_layout.managed_ledger(**where, topic="my topic"),
+        znode_layout.cursor(**where, topic="my topic", subscription="sub/1"),
+        znode_layout.bundle_owner(**where, bundle=znode_layout.bundle_name(lower=0x40000000, upper=0x80000000)),
+        znode_layout.tenant_policies("public"),
+        znode_layout.namespace_policies(**where),
+        znode_layout.local_policies(**where),
+        znode_layout.partitioned_topic(**where, topic="p"),
+        znode_layout.broker("127.0.0.1:8080"),
     ] == [
         "/managed-ledgers/public/default/persistent/my+topic",
         "/managed-ledgers/public/default/persistent/my+topic/sub%2F1",
@@ -260,6 +260,6 @@ def test_pulsar_paths_are_pulsars() -> None:
 @pytest.mark.parametrize("name", ["", "a/b", "a b", "..", "größe"])
 def test_a_tenant_or_namespace_cannot_leave_its_directory(name: str) -> None:
     with pytest.raises(BadRequest):
-        pulsar_layout.tenant_policies(name)
+        znode_layout.tenant_policies(name)
     with pytest.raises(BadRequest):
-        pulsar_layout.managed_ledger(tenant="t", namespace=name, topic="x")
+        znode_layout.managed_ledger(tenant="t", namespace=name, topic="x")

@@ -19,7 +19,7 @@ from bindery_core.formats.ledger_metadata import LedgerMetadata, LedgerState, Se
 from bindery_core.ids import BookieId, EntryId, LedgerId
 from bindery_metadata.layout.layout import BinderyLayout, LedgersLayout
 from bindery_metadata.layout.znode_path import parent_of
-from bindery_metadata.ledgers.closing_records import ClosingCause, ClosingNotes
+from bindery_metadata.ledgers.closing_records import ClosingCause, ClosingRecords
 from bindery_metadata.ledgers.ledger_manager import UNKNOWN_MAX, LedgerManager
 from bindery_metadata.stores.memory import MemoryStore, MemoryTree
 from bindery_metadata.stores.store import MetadataStore
@@ -321,7 +321,7 @@ async def test_a_deletion_under_a_version_spares_what_was_changed_since(ledgers:
 async def test_a_deleted_ledger_takes_the_note_of_its_closing_along(
     ledgers: LedgerManager, others: LedgerManager, store: MetadataStore
 ) -> None:
-    notes, six = ClosingNotes(store), LedgerId(6)
+    notes, six = ClosingRecords(store), LedgerId(6)
     for ledger_id in (FIVE, six):
         await ledgers.create_with_id(ledger_id, OPEN)
         await notes.add(ledger_id, ClosingCause.RECOVERED)
@@ -338,7 +338,7 @@ async def test_a_deleted_ledger_takes_the_note_of_its_closing_along(
 @pytest.mark.parametrize("what", ["note", "directory"])
 async def test_a_note_that_cannot_be_removed_is_left_to_the_auditor(what: str) -> None:
     store = MemoryTree().connect()
-    ledgers, notes = manager_of(store), ClosingNotes(store)
+    ledgers, notes = manager_of(store), ClosingRecords(store)
     await ledgers.create_with_id(FIVE, OPEN)
     await notes.add(FIVE, ClosingCause.RECOVERED)
     note = BinderyLayout().recovery_closing(FIVE)

@@ -7,7 +7,7 @@ import pytest
 from bindery_core.errors import BadRequest, Corrupt, MetadataUnavailable, VersionConflict
 from bindery_core.ids import BookieId
 from bindery_metadata.bookies.membership import ABSENT, Intent, Membership, MembershipStore
-from bindery_metadata.stores import following
+from bindery_metadata.stores import followers
 from bindery_metadata.stores.memory import MemoryTree
 from bindery_metadata.stores.store import MetadataStore
 from worlds import World, until
@@ -211,7 +211,7 @@ async def test_a_follower_hears_every_standing_change(
 
 
 async def test_a_follower_survives_errors_of_the_store_and_of_its_listener(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(following, "WATCH_RETRY_S", 0.01)
+    monkeypatch.setattr(followers, "WATCH_RETRY_S", 0.01)
     store = MemoryTree().connect()
     memberships = MembershipStore(store, clock_ms=lambda: 1)
     heard: list[Intent] = []

@@ -16,7 +16,7 @@ from bindery_core.ledger.ledger_plans import plan_close
 from bindery_metadata.bookies.membership import Intent, MembershipStore
 from bindery_metadata.cluster import initialize_cluster
 from bindery_metadata.layout.layout import LedgersLayout
-from bindery_metadata.ledgers.closing_records import ClosingCause, ClosingNotes
+from bindery_metadata.ledgers.closing_records import ClosingCause, ClosingRecords
 from bindery_metadata.ledgers.ledger_manager import LedgerManager
 from bindery_metadata.recovery.recovery_records import Pause, RecoveryRecord, RecoveryRecords
 from bindery_metadata.recovery.underreplication import UnderreplicationManager
@@ -316,7 +316,7 @@ async def test_a_ledger_that_is_closed_in_a_backup_has_its_note_there(monkeypatc
     """However late it was noted and closed, and if there is no second reading."""
     store = MemoryTree().connect()
     manager = await populated(store)
-    notes = ClosingNotes(store)
+    notes = ClosingRecords(store)
     read = store.get
     is_closed = False
 
@@ -334,7 +334,7 @@ async def test_a_ledger_that_is_closed_in_a_backup_has_its_note_there(monkeypatc
     await restored(target, lines)
     found = (await LedgerManager(target, LAYOUT, randomness=random.Random(3)).read(LedgerId(2))).value
     assert found.state is LedgerState.CLOSED
-    assert await ClosingNotes(target).ledger_ids() == [2]
+    assert await ClosingRecords(target).ledger_ids() == [2]
 
 
 async def small_backup() -> list[bytes]:

@@ -9,7 +9,7 @@ from bindery_client.ledger.replica import Verdict
 from bindery_core.errors import BookieUnavailable, Corrupt, MetadataUnavailable, NoSuchLedger
 from bindery_core.ids import BookieId, LedgerId
 from bindery_core.placement.write_set import write_set
-from bindery_metadata.ledgers.closing_records import ClosingCause, ClosingNotes
+from bindery_metadata.ledgers.closing_records import ClosingCause, ClosingRecords
 from bindery_metadata.recovery.recovery_records import Reason
 from bindery_recovery.checks.closing_check import LOOKS_PER_S
 from bindery_recovery.checks.replica_check import Lack, find_lacks
@@ -21,8 +21,8 @@ SOON_S = 30.0
 """From the start of an auditor: its quiet time, its first audit, and a look."""
 
 
-async def noted(world: World, *ledger_ids: int) -> ClosingNotes:
-    notes = ClosingNotes(world.store)
+async def noted(world: World, *ledger_ids: int) -> ClosingRecords:
+    notes = ClosingRecords(world.store)
     for ledger_id in ledger_ids:
         await notes.add(LedgerId(ledger_id), ClosingCause.RECOVERED)
     return notes

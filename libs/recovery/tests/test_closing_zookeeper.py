@@ -14,7 +14,7 @@ import pytest
 from bindery_client.client import LedgerClient
 from bindery_client.ledger.replica import Verdict
 from bindery_core.ids import BookieId, EntryId, LedgerId
-from bindery_metadata.ledgers.closing_records import ClosingCause, ClosingNotes
+from bindery_metadata.ledgers.closing_records import ClosingCause, ClosingRecords
 from bindery_metadata.stores.embedded import die_with_parent
 from bindery_recovery.auditor import AuditorLimits
 from bindery_recovery.service import RecoveryService
@@ -76,7 +76,7 @@ async def test_the_hole_of_a_killed_writer_is_marked_and_healed_within_seconds(t
         store, client = await cluster.connect()
         reader = await client.open(ledger_id, password=b"pw")
         assert (reader.is_closed, reader.last_add_confirmed) == (True, END - 1)
-        note = await ClosingNotes(store).get(ledger_id)
+        note = await ClosingRecords(store).get(ledger_id)
         assert note is not None
         assert note.cause is ClosingCause.RECOVERED
         holes = await lacked(client, ledger_id)
@@ -94,7 +94,7 @@ async def test_the_hole_of_a_killed_writer_is_marked_and_healed_within_seconds(t
         loop = asyncio.get_running_loop()
         began = loop.time()
         async with asyncio.timeout(WAIT_S):
-            while await ClosingNotes(store).ledger_ids():
+            while await ClosingRecords(store).ledger_ids():
                 await asyncio.sleep(0.1)
         took_s = loop.time() - began
         print(

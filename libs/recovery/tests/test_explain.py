@@ -6,7 +6,7 @@ import pytest
 from bindery_core.formats.ledger_metadata import LedgerMetadata, LedgerState, Segment
 from bindery_core.ids import BookieId, EntryId, LedgerId
 from bindery_metadata.bookies.membership import Intent, Membership
-from bindery_metadata.ledgers.closing_records import ClosingCause, ClosingNote
+from bindery_metadata.ledgers.closing_records import ClosingCause, ClosingRecord
 from bindery_metadata.recovery.recovery_records import (
     Obstacle,
     Pause,
@@ -30,7 +30,7 @@ LEDGER = LedgerMetadata(
 OPEN = LEDGER.with_changes(state=LedgerState.OPEN, last_entry_id=EntryId(-1), length=0)
 IDLE = WorkerReport("worker-1", NOW_MS - 1000, "idle")
 BUSY = WorkerReport("worker-1", NOW_MS - 1000, "copying", LedgerId(8))
-NOTE = ClosingNote(SEVEN, ClosingCause.RECOVERED, NOW_MS - 3000)
+NOTE = ClosingRecord(SEVEN, ClosingCause.RECOVERED, NOW_MS - 3000)
 LOST_B = Mark(SEVEN, (B,), NOW_MS - 60_000, 0)
 
 
@@ -82,13 +82,13 @@ def record(
             False, id="noted-open",
         ),
         pytest.param(
-            {"view": view(A, B, C), "closing": ClosingNote(SEVEN, ClosingCause.DEGRADED), "auditor": None},
+            {"view": view(A, B, C), "closing": ClosingRecord(SEVEN, ClosingCause.DEGRADED), "auditor": None},
             "Ledger 7 is not marked, but its writer went on without a copy of some entries, so that it may lack copies;"
             " nobody looks, because no auditor runs: start one.",
             True, id="noted-without-auditor",
         ),
         pytest.param(
-            {"view": view(A, B, C), "closing": ClosingNote(SEVEN, ClosingCause.IN_FLIGHT), "is_enabled": False},
+            {"view": view(A, B, C), "closing": ClosingRecord(SEVEN, ClosingCause.IN_FLIGHT), "is_enabled": False},
             "Ledger 7 is not marked, but it was closed while copies were on their way, so that it may lack copies;"
             " nobody looks, because automatic recovery was switched off: `bindery recovery resume` switches it on.",
             True, id="noted-while-off",

@@ -9,7 +9,7 @@ from auditor_world import EPOCH_MS, LAYOUT, World, clock_ms
 from bindery_core.errors import MetadataUnavailable
 from bindery_core.ids import BookieId, LedgerId
 from bindery_metadata.bookies.membership import Intent, Membership
-from bindery_metadata.ledgers.closing_records import ClosingCause, ClosingNotes
+from bindery_metadata.ledgers.closing_records import ClosingCause, ClosingRecords
 from bindery_metadata.recovery.recovery_records import (
     Obstacle,
     Pause,
@@ -192,7 +192,7 @@ def test_closed_ledgers_that_nobody_looked_at_are_counted_and_have_an_age() -> N
         reading = collector(world)
         progress = await reading.get()
         assert (progress.closings.pending, progress.closings.oldest_age_s) == (0, None)
-        notes = ClosingNotes(world.store)
+        notes = ClosingRecords(world.store)
         await notes.add(LedgerId(9), ClosingCause.RECOVERED)
         await asyncio.sleep(40)
         await notes.add(LedgerId(7), ClosingCause.DEGRADED)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from bindery_core.errors import BadRequest, BinderyError
-from bindery_pulsar.codec import decode_cursor, decode_topic
+from bindery_pulsar.managed_ledger_codec import decode_cursor, decode_topic
 from bindery_recovery.orphans import Fate, Finding, read_references, still_orphan, survey
 
 from bindery.common.operator import Cluster, Live, now_ms, time_text

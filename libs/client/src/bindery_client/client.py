@@ -26,15 +26,15 @@ from bindery_core.ledger.ledger_plans import fence_targets
 from bindery_core.sources import RandomSource
 from bindery_metadata.bookies.registration import BookieDirectory
 from bindery_metadata.layout.layout import LedgersLayout
-from bindery_metadata.ledgers.closing_records import ClosingNotes
+from bindery_metadata.ledgers.closing_records import ClosingRecords
 from bindery_metadata.ledgers.ledger_manager import LedgerManager
 from bindery_metadata.stores.store import MetadataStore
 from bindery_metadata.stores.versioned import Versioned
 
-from bindery_client.connection.budget import ByteBudget
+from bindery_client.connection.in_flight_budget import InFlightBudget
 from bindery_client.connection.pool import BookiePool
 from bindery_client.connection.security import NO_SECURITY, ClientSecurity
-from bindery_client.ledger.force import DiskSpaces, EntryList, ForceAll, FreeSpace
+from bindery_client.ledger.bookie_requests import DiskSpaces, EntryList, ForceAll, FreeSpace
 from bindery_client.ledger.reader import ReadHandle
 from bindery_client.ledger.recovery import recover as run_recovery
 from bindery_client.ledger.replica import FenceAll, ReplicaBatch, ReplicaRead, ReplicaRequest
@@ -56,7 +56,7 @@ class LedgerClient:
     """`api.LedgerClient`. Made by `connect`, used from one event loop."""
 
     def __init__(
-        self, manager: LedgerManager, directory: BookieDirectory, notes: ClosingNotes, *, randomness: RandomSource,
+        self, manager: LedgerManager, directory: BookieDirectory, notes: ClosingRecords, *, randomness: RandomSource,
         settings: ClientSettings, on_degraded: OnDegraded | None = None, security: ClientSecurity = NO_SECURITY,
     ) -> None:  # fmt: skip
         """For `connect`; the client owns `manager` and `directory` (which was started)."""
@@ -66,7 +66,7 @@ class LedgerClient:
         self._directory = directory
         self._pool = BookiePool(directory, settings=settings, randomness=randomness, security=security)
         self._free_space = FreeSpace(self._pool)
-        self._budget = ByteBudget(settings.client_bytes_max)
+        self._budget = InFlightBudget(settings.client_bytes_max)
         self._on_degraded = on_degraded
         self._writers: WeakSet[WriteHandle] = WeakSet()
         self._readers: WeakSet[ReadHandle] = WeakSet()
@@ -92,7 +92,7 @@ class LedgerClient:
         directory = BookieDirectory(store, layout)
         await directory.start()
         return cls(
-            LedgerManager(store, layout, randomness=randomness), directory, ClosingNotes(store),
+            LedgerManager(store, layout, randomness=randomness), directory, ClosingRecords(store),
             randomness=randomness, settings=settings or ClientSettings(), on_degraded=on_degraded, security=security,
         )  # fmt: skip
 

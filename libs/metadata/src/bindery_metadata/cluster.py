@@ -20,7 +20,7 @@ from typing import Final
 
 from bindery_core.errors import AlreadyExists, BadVersion, MetadataOutcomeUnknown, MetadataUnavailable, NoSuchNode
 from bindery_core.sources import RandomBits
-from bindery_pulsar import pulsar_layout
+from bindery_pulsar import znode_layout
 
 from bindery_metadata.bookies.cookies import CookieStore
 from bindery_metadata.layout.layout import LAYOUT_TEXT, READONLY, LedgersLayout
@@ -138,8 +138,8 @@ def _pulsar_nodes(cluster_name: str) -> tuple[Create, ...]:
         "bundles": {"boundaries": list(BUNDLE_BOUNDARIES), "numBundles": len(BUNDLE_BOUNDARIES) - 1},
     }
     return (
-        Create(pulsar_layout.MANAGED_LEDGERS_ROOT),
-        Create(pulsar_layout.NAMESPACE_ROOT),
-        Create(pulsar_layout.tenant_policies(TENANT), json.dumps(tenant).encode()),
-        Create(pulsar_layout.namespace_policies(tenant=TENANT, namespace=NAMESPACE), json.dumps(policies).encode()),
+        Create(znode_layout.MANAGED_LEDGERS_ROOT),
+        Create(znode_layout.NAMESPACE_ROOT),
+        Create(znode_layout.tenant_policies(TENANT), json.dumps(tenant).encode()),
+        Create(znode_layout.namespace_policies(tenant=TENANT, namespace=NAMESPACE), json.dumps(policies).encode()),
     )

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple, Self
 from bindery_core.errors import BadRequest
 from bindery_core.ids import ID_MAX
 
-from bindery_pulsar.records import Position
+from bindery_pulsar.managed_ledger_records import Position
 
 __all__ = ["EARLIEST", "LATEST", "MessageId", "Position"]
 

@@ -19,7 +19,7 @@ from typing import Final, Self
 
 from bindery_core.errors import BadRequest, TooLarge
 
-from bindery_pulsar import pulsar_layout
+from bindery_pulsar import znode_layout
 
 TENANT_DEFAULT: Final = "public"
 NAMESPACE_DEFAULT: Final = "default"
@@ -83,7 +83,7 @@ class TopicName:
         parts = name.split("/")
         if len(parts) != 4 or parts[2] != "persistent":
             raise BadRequest("not a managed ledger name", name=name)
-        return cls.of(tenant=parts[0], namespace=parts[1], local=pulsar_layout.decode_name(parts[3]))
+        return cls.of(tenant=parts[0], namespace=parts[1], local=znode_layout.decode_name(parts[3]))
 
     @property
     def full(self) -> str:
@@ -115,7 +115,7 @@ class TopicName:
     @property
     def encoded_local(self) -> str:
         """`encTopic` of the metadata paths."""
-        return pulsar_layout.encode_name(self.local)
+        return znode_layout.encode_name(self.local)
 
     @property
     def managed_ledger_name(self) -> str:
@@ -147,6 +147,6 @@ def _check_free_name(kind: str, name: str, size_max: int) -> None:
         raise TooLarge(f"{kind} name is too long", size=len(name), size_max=size_max)
     if any(ord(character) < 0x20 or ord(character) == 0x7F for character in name):
         raise BadRequest(f"a {kind} name holds no control characters", name=ascii(name))
-    encoded = pulsar_layout.encode_name(name)
+    encoded = znode_layout.encode_name(name)
     if len(encoded) > size_max:
         raise TooLarge(f"{kind} name is too long once encoded", size=len(encoded), size_max=size_max)

@@ -34,7 +34,7 @@ from bindery_kit.observability.logs import get_logger
 from bindery_metadata.bookies.membership import MembershipStore
 from bindery_metadata.coordination.election import Leadership, NotLeader
 from bindery_metadata.layout.layout import CheckKind, LedgersLayout
-from bindery_metadata.ledgers.closing_records import ClosingNotes
+from bindery_metadata.ledgers.closing_records import ClosingRecords
 from bindery_metadata.recovery.recovery_records import HistoryEvent, RecoveryRecords
 from bindery_metadata.recovery.underreplication import UnderreplicationManager
 from bindery_metadata.stores.store import MetadataStore
@@ -161,7 +161,7 @@ class Auditor:
         )  # fmt: skip
         gate = self._gate(watch, audit)
         closings = ClosingCheck(
-            self._client, ClosingNotes(self._store), self._marks, marker, _Bookies(watch),
+            self._client, ClosingRecords(self._store), self._marks, marker, _Bookies(watch),
             leadership=leadership, may_go_on=gate, retry_s=self._limits.retry_s, state=self.state.closings,
         )  # fmt: skip
         parts: list[Coroutine[Any, Any, None]] = [

@@ -28,7 +28,7 @@ from bindery_core.formats.ledger_metadata import LedgerMetadata, LedgerState
 from bindery_core.ids import LedgerId
 from bindery_metadata.stores.store import MetadataStore
 from bindery_metadata.stores.versioned import Versioned
-from bindery_pulsar import pulsar_layout
+from bindery_pulsar import znode_layout
 
 T = TypeVar("T")
 OUR_APPLICATIONS: Final = frozenset({"pulsar", "bindery"})
@@ -100,7 +100,7 @@ async def read_references(store: MetadataStore, codec: TopicCodec) -> References
     """Read every topic, cursor and schema. Raises Corrupt naming the one that cannot be read, MetadataUnavailable."""
     named: dict[int, str] = {}
     topics: set[str] = set()
-    root = pulsar_layout.MANAGED_LEDGERS_ROOT
+    root = znode_layout.MANAGED_LEDGERS_ROOT
     for tenant in await _children(store, root):
         for namespace in await _children(store, f"{root}/{tenant}"):
             for domain in await _children(store, f"{root}/{tenant}/{namespace}"):
@@ -141,7 +141,7 @@ async def still_orphan(store: MetadataStore, codec: TopicCodec, finding: Finding
 
 async def _of_topic(store: MetadataStore, codec: TopicCodec, name: str) -> dict[int, str]:
     """Ledgers that a topic and its cursors name; a topic that is not there names none."""
-    path = f"{pulsar_layout.MANAGED_LEDGERS_ROOT}/{name}"
+    path = f"{znode_layout.MANAGED_LEDGERS_ROOT}/{name}"
     named: dict[int, str] = {}
     try:
         cursors = await store.children(path)
@@ -231,7 +231,7 @@ def _managed_ledger_name(text: str) -> str:
     parts = rest.split("/", 2)
     if not separator or len(parts) != 3:
         return text
-    return f"{parts[0]}/{parts[1]}/{domain}/{pulsar_layout.encode_name(parts[2])}"
+    return f"{parts[0]}/{parts[1]}/{domain}/{znode_layout.encode_name(parts[2])}"
 
 
 def _in_steps(items: list[T]) -> Iterable[list[T]]:

@@ -13,7 +13,7 @@ stays away the auditor marks all that it held. `settle_s` is longer than a dead 
 
 The writer never waits and never fails for it. What was marked is not remembered: the same bookie may miss more later,
 and to mark what is marked already costs a few reads. A report is kept in memory: when its process dies, who recovers
-the ledger leaves a note of it (`closing_notes`), and so does a writer that closes a ledger with a hole.
+the ledger leaves a note of it (`closing_records`), and so does a writer that closes a ledger with a hole.
 Source: docs/healing.md; BookKeeper's writers say nothing.
 """
 

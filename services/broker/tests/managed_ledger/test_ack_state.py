@@ -3,7 +3,7 @@
 from bindery_broker.managed_ledger import BatchAck
 from bindery_broker.managed_ledger.cursors.ack_state import AckState
 from bindery_broker.managed_ledger.ledger_list import LedgerList, LedgerRecord
-from bindery_pulsar.codec import CursorState, decode_position, encode_position
+from bindery_pulsar.managed_ledger_codec import CursorState, decode_position, encode_position
 from bindery_pulsar.message_id import Position
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -23,7 +23,7 @@ from bindery_core.errors import (
 )
 from bindery_core.ids import LedgerId
 from bindery_metadata.stores.memory import MemoryStore
-from bindery_pulsar.codec import decode_cursor, decode_position
+from bindery_pulsar.managed_ledger_codec import decode_cursor, decode_position
 from bindery_pulsar.message_id import EARLIEST, LATEST, Position
 
 from .conftest import TOPIC, Cluster

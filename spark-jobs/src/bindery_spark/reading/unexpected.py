@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 from bindery_client.connection.pool import BookiePool
-from bindery_client.ledger.force import EntryList
+from bindery_client.ledger.bookie_requests import EntryList
 from bindery_client.ledger.requests import LedgerRequests
 from bindery_core.digest import Digester
 from bindery_core.errors import BinderyError, Corrupt, NoSuchLedger

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 from bindery_client.client import DIGEST_TYPE_UNTOLD
-from bindery_client.ledger.force import DiskSpaces
+from bindery_client.ledger.bookie_requests import DiskSpaces
 from bindery_core.errors import Corrupt, NoSuchNode
 from bindery_core.formats.ledger_metadata import LedgerState
 from bindery_core.ids import LedgerId
@@ -24,8 +24,8 @@ from bindery_metadata.bookies.membership import Intent, MembershipStore
 from bindery_metadata.ledgers.verified_records import VerifiedRecords
 from bindery_metadata.recovery.recovery_records import RecoveryRecords
 from bindery_metadata.recovery.underreplication import UnderreplicationManager
-from bindery_pulsar import pulsar_layout
-from bindery_pulsar.codec import decode_cursor, decode_topic
+from bindery_pulsar import znode_layout
+from bindery_pulsar.managed_ledger_codec import decode_cursor, decode_topic
 from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
@@ -257,7 +257,7 @@ async def _verified(here: Cluster) -> AsyncIterator[Row]:
 
 async def _topic_paths(here: Cluster) -> AsyncIterator[tuple[str, str]]:
     """(znode, `tenant/namespace/name`) of each persistent topic."""
-    root = pulsar_layout.MANAGED_LEDGERS_ROOT
+    root = znode_layout.MANAGED_LEDGERS_ROOT
     for tenant in await _children(here, root):
         for namespace in await _children(here, f"{root}/{tenant}"):
             parent = f"{root}/{tenant}/{namespace}/persistent"
@@ -274,7 +274,7 @@ async def _children(here: Cluster, path: str) -> list[str]:
 
 def _decoded(part: str) -> str:
     try:
-        return pulsar_layout.decode_name(part)
+        return znode_layout.decode_name(part)
     except UnicodeDecodeError:
         return part
 

@@ -23,8 +23,8 @@ from bindery_core.errors import BadRequest, BookieUnavailable
 from bindery_core.ids import EntryId, LedgerId
 from bindery_metadata.layout.layout import LedgersLayout
 from bindery_metadata.stores.zookeeper import ZooKeeperStore
+from bindery_pulsar.managed_ledger_records import Position
 from bindery_pulsar.message_id import EARLIEST, LATEST
-from bindery_pulsar.records import Position
 from bindery_pulsar.topic_name import TopicName
 from pyspark.sql.datasource import (
     DataSource,

@@ -9,9 +9,9 @@ from bindery_core.errors import Corrupt, NoSuchLedger, NoSuchNode, NoSuchTopic
 from bindery_core.formats.ledger_metadata import LedgerState
 from bindery_core.ids import LedgerId
 from bindery_metadata.stores.store import MetadataStore
-from bindery_pulsar import pulsar_layout
-from bindery_pulsar.codec import TopicInfo, decode_topic
-from bindery_pulsar.records import LedgerRecord
+from bindery_pulsar import znode_layout
+from bindery_pulsar.managed_ledger_codec import TopicInfo, decode_topic
+from bindery_pulsar.managed_ledger_records import LedgerRecord
 from bindery_pulsar.topic_name import TopicName
 
 from bindery_spark.sources.topic_positions import Extent
@@ -25,7 +25,7 @@ async def partitions_of(store: MetadataStore, topic: TopicName) -> list[TopicNam
     """The topic itself, or its partitions if it is partitioned. Raises Corrupt, MetadataUnavailable."""
     if topic.partition >= 0:
         return [topic]
-    path = pulsar_layout.partitioned_topic(tenant=topic.tenant, namespace=topic.namespace, topic=topic.local)
+    path = znode_layout.partitioned_topic(tenant=topic.tenant, namespace=topic.namespace, topic=topic.local)
     try:
         data = (await store.get(path)).data
     except NoSuchNode:
@@ -62,7 +62,7 @@ async def extents_of(
 
 
 async def _info(store: MetadataStore, topic: TopicName) -> TopicInfo:
-    path = pulsar_layout.managed_ledger(tenant=topic.tenant, namespace=topic.namespace, topic=topic.local)
+    path = znode_layout.managed_ledger(tenant=topic.tenant, namespace=topic.namespace, topic=topic.local)
     try:
         return decode_topic((await store.get(path)).data)
     except NoSuchNode:

@@ -17,8 +17,8 @@ from typing import Any, Final
 
 from bindery_core.errors import BadRequest, NoSuchEntry
 from bindery_core.ids import ID_MAX
+from bindery_pulsar.managed_ledger_records import Position
 from bindery_pulsar.message_id import EARLIEST, LATEST
-from bindery_pulsar.records import Position
 
 CLOCK_SLACK_MS: Final = 10 * 60_000
 """How long after its ledger was closed a message may say that it was published: clocks differ."""

@@ -11,7 +11,7 @@ from bindery_client.client import LedgerClient
 from bindery_client.ledger.replica import ReplicaRead, Verdict
 from bindery_core.wire.messages import Status
 from bindery_metadata.coordination.election import AuditorElection, Leadership
-from bindery_metadata.ledgers.closing_records import ClosingNotes
+from bindery_metadata.ledgers.closing_records import ClosingRecords
 from bindery_metadata.recovery.underreplication import HeldMark, UnderreplicationManager
 from bindery_recovery.checks import checker
 from bindery_recovery.checks.closing_check import ClosingCheck, Finding
@@ -174,7 +174,7 @@ def recovery_without_note() -> Patched:
     async def add(self: Any, ledger_id: Any, cause: Any) -> None:
         return None
 
-    return patch.object(ClosingNotes, "add", add)
+    return patch.object(ClosingRecords, "add", add)
 
 
 def note_removed_unlooked() -> Patched:

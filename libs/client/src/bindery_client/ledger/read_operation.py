@@ -14,8 +14,8 @@ from bindery_core.ledger.ledger_actions import Done, Fail, ReaderAction, SendRea
 from bindery_core.ledger.ledger_reader import LedgerRead, ReaderSettings
 
 from bindery_client.ledger.api import Entry
+from bindery_client.ledger.deadline_timer import DeadlineTimer
 from bindery_client.ledger.requests import DEADLINE_SLACK_S, LedgerRequests, reason_of
-from bindery_client.ledger.timers import DeadlineTimer
 from bindery_client.settings import ClientSettings
 
 BATCH_RUN_SIZE: Final = 100

@@ -29,13 +29,13 @@ from bindery_core.ledger.ledger_actions import (
 from bindery_core.ledger.ledger_plans import plan_begin_recovery, plan_recovery_close, replace_failed
 from bindery_core.ledger.ledger_recovery import LedgerRecovery, RecoverySettings
 from bindery_core.wire.messages import AddResponse, ReadResponse
-from bindery_metadata.ledgers.closing_records import ClosingCause, ClosingNotes
+from bindery_metadata.ledgers.closing_records import ClosingCause, ClosingRecords
 from bindery_metadata.ledgers.ledger_manager import LedgerManager
 from bindery_metadata.stores.versioned import Versioned
 
+from bindery_client.ledger.deadline_timer import DeadlineTimer
+from bindery_client.ledger.replacement_backoff import ReplacementBackoff
 from bindery_client.ledger.requests import DEADLINE_SLACK_S, LedgerRequests, OnDegraded, reason_of
-from bindery_client.ledger.second_chances import SecondChances
-from bindery_client.ledger.timers import DeadlineTimer
 from bindery_client.settings import ClientSettings
 
 log = structlog.get_logger()
@@ -46,7 +46,7 @@ async def recover(
     *,
     requests: LedgerRequests,
     manager: LedgerManager,
-    notes: ClosingNotes,
+    notes: ClosingRecords,
     settings: ClientSettings,
     on_degraded: OnDegraded | None = None,
 ) -> Versioned[LedgerMetadata]:
@@ -72,7 +72,7 @@ async def recover(
 class _RecoveryRun:
     def __init__(
         self, found: Versioned[LedgerMetadata], *, requests: LedgerRequests, manager: LedgerManager,
-        notes: ClosingNotes, settings: ClientSettings, on_degraded: OnDegraded | None,
+        notes: ClosingRecords, settings: ClientSettings, on_degraded: OnDegraded | None,
     ) -> None:  # fmt: skip
         self._found = found
         self._requests = requests
@@ -89,7 +89,7 @@ class _RecoveryRun:
                 bytes_in_flight_max=settings.read_batch_bytes_max,
             ),
         )  # fmt: skip
-        self._chances = SecondChances(pause_s=settings.replacement_retry_s)
+        self._replacement_backoff = ReplacementBackoff(first_s=settings.replacement_retry_s)
         self._done: asyncio.Future[None] = self._loop.create_future()
         self._timer = DeadlineTimer(self._tick)
         self._task: asyncio.Task[None] | None = None
@@ -178,19 +178,22 @@ class _RecoveryRun:
         for bookie_id in action.failed.values():
             pool.quarantine(bookie_id, "a recovery add failed there")
         now = self._loop.time()
-        self._chances.failed(action.failed.values(), now=now)
+        self._replacement_backoff.add_failures(action.failed.values(), now=now)
+        excluded = self._replacement_backoff.excluded(now=now)
         try:
             changed = replace_failed(
-                metadata, failed=action.failed, first_entry_id=action.first_entry_id,
+                metadata,
+                failed=action.failed,
+                first_entry_id=action.first_entry_id,
                 choose=lambda ensemble, failed: pool.choose_replacements(
-                    ensemble, failed, write_quorum=metadata.write_quorum, exclude=self._chances.resting(now=now)
+                    ensemble, failed, write_quorum=metadata.write_quorum, exclude=excluded
                 ),
-            )  # fmt: skip
+            )
         except BinderyError as error:
             return self._machine.ensemble_change_failed(error, now=now)
         if changed is not None:
             newcomers = set(changed.last_segment.ensemble) - set(metadata.last_segment.ensemble)
-            self._chances.taken(newcomers, now=now)
+            self._replacement_backoff.add_choices(newcomers, now=now)
         return self._machine.ensemble_changed(changed or metadata, now=now)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:

@@ -47,17 +47,17 @@ from bindery_core.ledger.ledger_actions import (
 from bindery_core.ledger.ledger_plans import Plan, plan_close, plan_ensemble_change
 from bindery_core.ledger.ledger_writer import LedgerWriter, WriterSettings
 from bindery_core.placement.quorum import failures_bearable
-from bindery_metadata.ledgers.closing_records import ClosingCause, ClosingNotes
+from bindery_metadata.ledgers.closing_records import ClosingCause, ClosingRecords
 from bindery_metadata.ledgers.ledger_manager import LedgerManager
 from bindery_metadata.stores.versioned import Versioned
 
-from bindery_client.connection.budget import ByteBudget
+from bindery_client.connection.in_flight_budget import InFlightBudget
 from bindery_client.ledger.api import Entry
-from bindery_client.ledger.force import ForceAll
+from bindery_client.ledger.bookie_requests import ForceAll
+from bindery_client.ledger.deadline_timer import DeadlineTimer
 from bindery_client.ledger.read_operation import read_range
+from bindery_client.ledger.replacement_backoff import ReplacementBackoff
 from bindery_client.ledger.requests import DEADLINE_SLACK_S, LedgerRequests, OnDegraded, reason_of
-from bindery_client.ledger.second_chances import SecondChances
-from bindery_client.ledger.timers import DeadlineTimer
 from bindery_client.settings import ClientSettings
 
 log = structlog.get_logger()
@@ -97,7 +97,7 @@ class WriteHandle:
 
     def __init__(
         self, created: Versioned[LedgerMetadata], *, requests: LedgerRequests, manager: LedgerManager,
-        notes: ClosingNotes, budget: ByteBudget, settings: ClientSettings, on_degraded: OnDegraded | None = None,
+        notes: ClosingRecords, budget: InFlightBudget, settings: ClientSettings, on_degraded: OnDegraded | None = None,
         deferred_sync: bool = False,
     ) -> None:  # fmt: skip
         self.ledger_id: LedgerId = requests.ledger_id
@@ -119,7 +119,7 @@ class WriteHandle:
                 explicit_lac_idle_s=settings.explicit_lac_idle_s,
             ),
         )  # fmt: skip
-        self._chances = SecondChances(pause_s=settings.replacement_retry_s)
+        self._replacement_backoff = ReplacementBackoff(first_s=settings.replacement_retry_s)
         self._reasons: dict[BookieId, str] = {}
         """What a bookie's connection last died of."""
         self._timer = DeadlineTimer(self._tick)
@@ -350,14 +350,14 @@ class WriteHandle:
         pool = self._requests.pool
         for bookie_id in action.failed.values():
             pool.quarantine(bookie_id, self._reasons.pop(bookie_id, "it refused an add, or did not answer in time"))
-        self._chances.failed(action.failed.values(), now=self._loop.time())
+        self._replacement_backoff.add_failures(action.failed.values(), now=self._loop.time())
 
         def plan(metadata: LedgerMetadata) -> LedgerMetadata | None:
             return plan_ensemble_change(
                 metadata, failed=action.failed, first_entry_id=action.first_entry_id,
                 choose=lambda ensemble, failed: pool.choose_replacements(
                     ensemble, failed, write_quorum=metadata.write_quorum,
-                    exclude=self._chances.resting(now=self._loop.time()),
+                    exclude=self._replacement_backoff.excluded(now=self._loop.time()),
                 ),
             )  # fmt: skip
 
@@ -376,7 +376,7 @@ class WriteHandle:
             return
         self._committed = committed
         newcomers = set(committed.value.last_segment.ensemble) - set(before.ensemble)
-        self._chances.taken(newcomers, now=self._loop.time())
+        self._replacement_backoff.add_choices(newcomers, now=self._loop.time())
         log.info(
             "ensemble_changed", ledger_id=self.ledger_id, failed=dict(action.failed),
             before=before.ensemble, after=committed.value.last_segment.ensemble,
@@ -398,7 +398,7 @@ class WriteHandle:
                 if not is_revisited and await self._requests.pool.revisit():
                     is_revisited = True
                     continue
-                rest_s = self._chances.next_s(now=self._loop.time())
+                rest_s = self._replacement_backoff.next_s(now=self._loop.time())
                 if bearable or rest_s is None:
                     raise
                 await asyncio.sleep(min(rest_s, NEWCOMER_S))

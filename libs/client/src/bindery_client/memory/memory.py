@@ -2,7 +2,7 @@
 
 Several clients share one `MemoryLedgers`, as several brokers share one cluster. The same contract suite holds for this
 and for the real client; what it leaves out is the network: an add is at all its bookies at once, and confirmed in a
-later turn of the loop. Which bookie holds what is in `memory_copies`; readers take no notice of lost copies.
+later turn of the loop. Which bookie holds what is in `memory_replicas`; readers take no notice of lost copies.
 
 Invariants: entries of a ledger are dense from 0; confirmed <= stored; a fenced writer confirms nothing more; a CLOSED
 ledger never changes.
@@ -32,7 +32,7 @@ from bindery_core.wire.messages import Status
 
 from bindery_client.ledger.api import Entry
 from bindery_client.ledger.replica import ReplicaRead
-from bindery_client.memory.memory_copies import Copies
+from bindery_client.memory.memory_replicas import MemoryReplicas
 
 T = TypeVar("T")
 
@@ -69,7 +69,7 @@ class _Ledger:
         self.ledger_id = ledger_id
         self.metadata = metadata
         self.entries: list[Entry] = []
-        self.copies = Copies(ledger_id)
+        self.copies = MemoryReplicas(ledger_id)
         self.confirmed = -1
         self.deleted = False
         self.writer: MemoryWriteHandle | None = None
@@ -485,7 +485,7 @@ class MemoryLedgerClient:
     ) -> list[T]:  # fmt: skip
         await asyncio.sleep(0)
         ledger = self.ledgers.ledgers.get(ledger_id)
-        copies, entries = (ledger.copies, ledger.entries) if ledger is not None else (Copies(ledger_id), [])
+        copies, entries = (ledger.copies, ledger.entries) if ledger is not None else (MemoryReplicas(ledger_id), [])
         status = self.ledgers.read_answers.get(bookie_id)
         return [
             take(copies.read(metadata, entries, bookie_id, entry_id, bookies=self.ledgers.bookies, status=status))

@@ -27,7 +27,7 @@ from bindery_core.sources import WallClock
 
 from bindery_metadata.layout.layout import BinderyLayout
 from bindery_metadata.stores import json_node
-from bindery_metadata.stores.following import Followers
+from bindery_metadata.stores.followers import Followers
 from bindery_metadata.stores.store import MetadataStore, Watch
 
 ATTEMPTS_MAX: Final = 20

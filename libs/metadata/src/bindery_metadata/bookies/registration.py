@@ -27,11 +27,10 @@ from bindery_core.ids import BookieId
 
 from bindery_metadata.bookies.directory import BookieDirectory, BookieRecord
 from bindery_metadata.layout.layout import LedgersLayout
-from bindery_metadata.stores.store import MetadataStore, SessionState
+from bindery_metadata.stores.store import SESSION_TIMEOUT_S, MetadataStore, SessionState
 
 __all__ = ["BookieDirectory", "BookieRecord", "BookieRegistration"]
 
-SESSION_TIMEOUT_S: Final = 10.0
 STALE_MARGIN_S: Final = 2.0
 """Waited beyond the session timeout: servers expire sessions in steps of a tick."""
 RETRY_S: Final = 0.5

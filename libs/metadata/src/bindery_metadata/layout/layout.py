@@ -45,7 +45,7 @@ vote.
 |---------------------------------|-----------------|-----------------------------------|----------------------------|
 | membership/<b>                  | Membership      | operator, bookie b: create, set(v)| operator, bookie b: any    |
 | recovery/ledgers/<g>/<id19>     | RecoveryRecord  | auditor (guarded), worker: set(v) | who removes the mark: any  |
-| recovery/closings/<g>/<id19>    | ClosingNote     | who closes the ledger: create     | auditor (guarded), who     |
+| recovery/closings/<g>/<id19>    | ClosingRecord     | who closes the ledger: create     | auditor (guarded), who     |
 |                                 |                 |                                   | deletes the ledger: any    |
 | recovery/history/E_<10 digits>  | HistoryEvent    | anybody: create sequential        | who appends: oldest, any   |
 | recovery/cursors/<name>         | object          | auditor (guarded): any            | the same: any              |
@@ -55,7 +55,7 @@ vote.
 | audit/last/<level>              | LastAudit       | audit: create, set(v)             | never                      |
 | audit/readers/<b>/slot-<n>      | reader, text    | audit's reader: ephemeral         | its session; it: own only  |
 
-Pulsar's trees: `pulsar_layout`.
+Pulsar's trees: `znode_layout`.
 Source: BookKeeper 4.17, HierarchicalLedgerManagerFactory, ZkLedgerUnderreplicationManager.
 """
 

@@ -1,17 +1,18 @@
-"""Ledgers closed by somebody who does not know that every copy is there: noted before, for the auditor to look at.
+"""Closing records: ledgers that were closed although it was unknown whether every replica holds every entry.
 
-| node below /bindery/recovery | value                    | made                   | removed                           |
-|------------------------------|--------------------------|------------------------|-----------------------------------|
-| closings/<g>/<id19>          | ClosingNote's cause,     | by who closes it,      | by the auditor, once the ledger   |
-|                              | JSON                     | before it does         | was seen to be whole, or deleted; |
-|                              |                          |                        | by who deletes the ledger         |
+| node below /bindery/recovery | value       | created                   | deleted                                    |
+|------------------------------|-------------|---------------------------|--------------------------------------------|
+| closings/<g>/<id19>          | cause, JSON | by the client that closes | by the auditor, if all entries were found  |
+|                              |             | the ledger, before it     | or the ledger is deleted; by the client    |
+|                              |             | does so                   | that deletes the ledger                    |
 
-A writer that goes on without a copy tells that from memory; who recovers its ledger after its death looks behind the
-last confirmed entry only. So the note is in the metadata before the ledger is closed in them: whatever dies in between,
-no ledger is closed with a hole that nobody will look for. A note of a ledger that was not closed after all waits for
-whoever closes it. When it was made is the time of its node.
+A writer that continues without a replica keeps that fact in memory only. A client that recovers the ledger after the
+writer's death checks only the entries behind the last confirmed one. The record is therefore stored before the ledger
+is closed in the metadata: whichever process dies in between, no ledger is closed with missing entries that are never
+checked. If the ledger is not closed after all, the record waits until another client closes it. The time of a record is
+the creation time of its znode.
 
-Nothing is decided by its content: one that cannot be read is a note like any other.
+No decision depends on the content of a record: one that cannot be read counts like any other.
 """
 
 import asyncio
@@ -38,7 +39,7 @@ from bindery_metadata.stores import json_node
 from bindery_metadata.stores.store import Delete, MetadataStore
 
 ATTEMPTS_MAX: Final = 5
-"""Lost answers in a row that a creation bears; to create again is harmless."""
+"""Maximum number of attempts to create a record whose responses are lost; creating one twice is harmless."""
 READS_IN_FLIGHT: Final = 64
 ID_DIGITS: Final = 19
 
@@ -46,37 +47,37 @@ _log = logging.getLogger(__name__)
 
 
 class ClosingCause(StrEnum):
-    """Why it is not known that all copies are there."""
+    """Why it is unknown whether every replica holds every entry."""
 
     RECOVERED = "recovered"
-    """Closed by recovery: what its writer knew died with it."""
+    """Closed by recovery: the writer, which counted missing replicas, is gone."""
     DEGRADED = "degraded"
-    """Its writer went on without a copy."""
+    """Closed by its writer, which had continued without a replica."""
     IN_FLIGHT = "in_flight"
-    """Closed while copies were still on their way."""
+    """Closed while adds to some replicas were in flight."""
     UNKNOWN = "unknown"
-    """The node cannot be read."""
+    """The record cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
-class ClosingNote:
+class ClosingRecord:
     ledger_id: LedgerId
     cause: ClosingCause = ClosingCause.UNKNOWN
     noted_at_ms: int = 0
-    """Since 1970, by the store's clock."""
+    """Creation time of the record in ms since 1970, by the clock of the store."""
 
 
-class ClosingNotes:
-    """Makes, lists and removes the notes. Every method but `forget` may raise MetadataUnavailable."""
+class ClosingRecords:
+    """Creates, lists and deletes closing records. Every method but `forget` may raise MetadataUnavailable."""
 
     def __init__(self, store: MetadataStore, *, layout: BinderyLayout | None = None) -> None:
         self._store = store
         self._layout = layout or BinderyLayout()
 
     async def add(self, ledger_id: LedgerId, cause: ClosingCause) -> None:
-        """It stands when this returns. One that stands already is left as it is.
+        """Store a record and return once it is stored. An existing record is left as it is.
 
-        Raises MetadataOutcomeUnknown when the answers got lost; call again.
+        Raises MetadataOutcomeUnknown if every response was lost; call it again.
         """
         path = self._layout.recovery_closing(ledger_id)
         for attempt in range(ATTEMPTS_MAX):
@@ -90,7 +91,7 @@ class ClosingNotes:
                 continue
             return
 
-    async def get(self, ledger_id: LedgerId) -> ClosingNote | None:
+    async def get(self, ledger_id: LedgerId) -> ClosingRecord | None:
         path = self._layout.recovery_closing(ledger_id)
         try:
             node = await self._store.get(path)
@@ -98,14 +99,14 @@ class ClosingNotes:
             return None
         try:
             return json_node.decode(
-                node.data, ClosingNote, path=path, ledger_id=ledger_id, noted_at_ms=node.stat.ctime_ms
+                node.data, ClosingRecord, path=path, ledger_id=ledger_id, noted_at_ms=node.stat.ctime_ms
             )
         except Corrupt as error:
             _log.warning("closing_note_unreadable", extra={"path": path, "error": str(error)})
-            return ClosingNote(ledger_id, noted_at_ms=node.stat.ctime_ms)
+            return ClosingRecord(ledger_id, noted_at_ms=node.stat.ctime_ms)
 
     async def ledger_ids(self) -> list[LedgerId]:
-        """Of all notes, ascending."""
+        """Return the ledger ids of all records, ascending."""
         root = self._layout.recovery_closings
         directories = [name for name in await self._children(root) if name.isdecimal() and len(name) <= ID_DIGITS]
         found: list[LedgerId] = []
@@ -118,16 +119,16 @@ class ClosingNotes:
             ]
         return sorted(found)
 
-    async def get_all(self, ledger_ids: Sequence[LedgerId]) -> list[ClosingNote]:
-        """Those of them that stand."""
-        found: list[ClosingNote] = []
+    async def get_all(self, ledger_ids: Sequence[LedgerId]) -> list[ClosingRecord]:
+        """Return the records of those of `ledger_ids` that have one."""
+        found: list[ClosingRecord] = []
         for start in range(0, len(ledger_ids), READS_IN_FLIGHT):
             some = await asyncio.gather(*map(self.get, ledger_ids[start : start + READS_IN_FLIGHT]))
-            found += [note for note in some if note is not None]
+            found += [record for record in some if record is not None]
         return found
 
     async def remove(self, ledger_id: LedgerId, *, guard: Guard) -> None:
-        """Harmless when there is none. Raises NotLeader, MetadataOutcomeUnknown."""
+        """Delete the record of a ledger, if there is one, as the leader. Raises NotLeader, MetadataOutcomeUnknown."""
         path = self._layout.recovery_closing(ledger_id)
         try:
             await guard.multi([Delete(path, None)])
@@ -136,9 +137,9 @@ class ClosingNotes:
         await self._prune(ledger_id, path)
 
     async def forget(self, ledger_id: LedgerId) -> None:
-        """For who deleted the ledger: nothing is decided by its note any more, so no guard is asked for.
+        """Delete the record of a ledger that the caller has deleted. It needs no guard: nothing depends on it now.
 
-        Best effort, so that notes do not pile up where no auditor runs. Raises nothing: what is left is for an auditor.
+        Best effort: it keeps records from piling up where no auditor runs. Raises nothing; an auditor deletes the rest.
         """
         path = self._layout.recovery_closing(ledger_id)
         try:
@@ -155,7 +156,7 @@ class ClosingNotes:
             await self._store.delete(parent_of(path), version=None)
         except (NoSuchNode, NotEmpty):
             pass
-        except BinderyError as error:  # an empty directory hurts nobody
+        except BinderyError as error:  # an empty directory is harmless
             _log.info("closing_notes_directory_left", extra={"ledger_id": ledger_id, "error": str(error)})
 
     async def _children(self, path: str) -> Sequence[str]:

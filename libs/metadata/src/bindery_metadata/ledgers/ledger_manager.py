@@ -27,9 +27,9 @@ from bindery_core.ids import LedgerId
 from bindery_core.sources import RandomBits
 
 from bindery_metadata.layout.layout import LONG_DEPTH, SHORT_DEPTH, LedgersLayout, is_long_top, is_short_top
-from bindery_metadata.ledgers.closing_records import ClosingNotes
+from bindery_metadata.ledgers.closing_records import ClosingRecords
 from bindery_metadata.ledgers.id_generator import LedgerIdGenerator
-from bindery_metadata.stores.following import End, Followers
+from bindery_metadata.stores.followers import End, Followers
 from bindery_metadata.stores.parents import prune_empty_parents
 from bindery_metadata.stores.store import MetadataStore, Node, Watch
 from bindery_metadata.stores.versioned import Versioned
@@ -62,7 +62,7 @@ class LedgerManager:
         self._layout = layout
         self._randomness = randomness
         self._ids = LedgerIdGenerator(store, layout)
-        self._notes = ClosingNotes(store)
+        self._notes = ClosingRecords(store)
         self._followers = Followers()
 
     # --- one ledger -----------------------------------------------------------------------------------------------

@@ -23,7 +23,13 @@ Contract
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
+from typing import Final, Protocol
+
+SESSION_TIMEOUT_S: Final = 10.0
+"""Default session timeout in seconds: how long the ephemeral nodes of a dead process remain.
+
+Source: the default of BookKeeper's zkTimeout.
+"""
 
 
 class SessionState(Enum):

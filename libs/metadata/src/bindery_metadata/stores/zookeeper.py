@@ -65,10 +65,19 @@ from kazoo.retry import KazooRetry
 
 from bindery_metadata.layout.znode_path import validate_path, validate_size
 from bindery_metadata.stores.parents import create_with_parents
-from bindery_metadata.stores.store import Check, Create, Delete, Node, Op, SessionState, Set, Stat, Watch
+from bindery_metadata.stores.store import (
+    SESSION_TIMEOUT_S,
+    Check,
+    Create,
+    Delete,
+    Node,
+    Op,
+    SessionState,
+    Set,
+    Stat,
+    Watch,
+)
 
-SESSION_TIMEOUT_S: Final = 10.0
-"""BookKeeper's zkTimeout: how long a dead process is still believed alive."""
 OPERATION_TIMEOUT_S: Final = 10.0
 """Longest that one operation takes, waiting for a connection included."""
 CONNECT_TIMEOUT_S: Final = 15.0

@@ -35,7 +35,7 @@ from bindery_metadata.bookies.membership import Membership, MembershipStore
 from bindery_metadata.cluster import cluster_status
 from bindery_metadata.coordination.election import current_auditor
 from bindery_metadata.layout.layout import LedgersLayout
-from bindery_metadata.ledgers.closing_records import ClosingNotes
+from bindery_metadata.ledgers.closing_records import ClosingRecords
 from bindery_metadata.ledgers.verified_records import VerifiedRecords
 from bindery_metadata.recovery.recovery_records import HistoryEvent, Pause, RecoveryRecord, RecoveryRecords
 from bindery_metadata.recovery.underreplication import Mark, UnderreplicationManager
@@ -203,7 +203,7 @@ class RecoveryAdmin:
             is_enabled=await self.is_enabled(),
             pause=await self.records.pause_info(),
             verified=await VerifiedRecords(self.store).get(ledger_id),
-            closing=await ClosingNotes(self.store).get(ledger_id),
+            closing=await ClosingRecords(self.store).get(ledger_id),
         )
 
     async def bookies(self) -> Sequence[BookieStanding]:

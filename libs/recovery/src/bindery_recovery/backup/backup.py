@@ -35,7 +35,7 @@ from bindery_metadata.bookies.cookies import CookieStore
 from bindery_metadata.layout.layout import BINDERY_ROOT, LedgersLayout
 from bindery_metadata.layout.znode_path import parent_of
 from bindery_metadata.stores.store import MetadataStore, Node, Stat
-from bindery_pulsar import pulsar_layout
+from bindery_pulsar import znode_layout
 
 BACKUP_FORMAT: Final = "bindery-metadata-backup"
 BACKUP_VERSION: Final = 1
@@ -46,9 +46,9 @@ CHANGED_SHOWN_MAX: Final = 20
 HISTORY: Final = f"{BINDERY_ROOT}/recovery/history"
 
 PULSAR_ROOTS: Final = (
-    pulsar_layout.MANAGED_LEDGERS_ROOT,
+    znode_layout.MANAGED_LEDGERS_ROOT,
     "/schemas",
-    pulsar_layout.NAMESPACE_ROOT,
+    znode_layout.NAMESPACE_ROOT,
     "/admin",
     "/counters",
     "/bookies",
@@ -91,7 +91,7 @@ class BackupSummary:
 
 def roots_of(layout: LedgersLayout) -> tuple[str, ...]:
     """The trees that a backup holds, in the order in which they are read: what refers to ledgers before them; what was
-    noted of a ledger before it was closed (`closing_notes`) after them."""
+    noted of a ledger before it was closed (`closing_records`) after them."""
     return (*PULSAR_ROOTS, layout.root, BINDERY_ROOT)
 
 

@@ -33,7 +33,7 @@ from bindery_metadata.layout.znode_path import parent_of
 from bindery_metadata.ledgers.id_generator import HOB_FIRST
 from bindery_metadata.stores.parents import make_path
 from bindery_metadata.stores.store import Create, Delete, MetadataStore, Op, Set
-from bindery_pulsar import pulsar_layout
+from bindery_pulsar import znode_layout
 
 from bindery_recovery.backup.backup import BackedUpNode, Backup, Progress, creates_of, roots_of
 
@@ -238,7 +238,7 @@ async def _raise_counters(
             continue  # ledger ids: below
         if node.creates:
             await burn(store, node.path, up_to=node.creates)
-        if node.path == pulsar_layout.PRODUCER_NAME_COUNTER:
+        if node.path == znode_layout.PRODUCER_NAME_COUNTER:
             await _raise_version(store, node.path, up_to=node.version)
     return await _raise_ledger_ids(store, layout, nodes, id_margin=id_margin, dry_run=dry_run)
 

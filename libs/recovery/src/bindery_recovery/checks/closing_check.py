@@ -1,4 +1,4 @@
-"""ClosingCheck: looks at ledgers that were closed by somebody who does not know of all copies (`closing_notes`).
+"""ClosingCheck: looks at ledgers that were closed by somebody who does not know of all copies (`closing_records`).
 
 Every bookie of a noted ledger is asked for the list of its entries, and to bring them to its disk: a copy that was not
 confirmed, say because that disk hangs, is listed out of memory, and gone with the next kill. What comes of it:
@@ -43,7 +43,7 @@ from bindery_core.formats.ledger_metadata import LedgerMetadata, LedgerState
 from bindery_core.ids import BookieId, EntryId, LedgerId
 from bindery_kit.observability.logs import get_logger
 from bindery_metadata.coordination.election import Leadership, NotLeader
-from bindery_metadata.ledgers.closing_records import ClosingNotes
+from bindery_metadata.ledgers.closing_records import ClosingRecords
 from bindery_metadata.recovery.recovery_records import Reason
 from bindery_metadata.recovery.underreplication import UnderreplicationManager
 
@@ -114,7 +114,7 @@ class ClosingCheck:
     def __init__(
         self,
         client: LedgerClient,
-        notes: ClosingNotes,
+        notes: ClosingRecords,
         marks: UnderreplicationManager,
         marker: LedgerMarker,
         bookies: Bookies,

@@ -50,7 +50,7 @@ from bindery_metadata.bookies.membership import Intent, MembershipStore
 from bindery_metadata.cluster import ClusterStatus, cluster_status
 from bindery_metadata.coordination.election import current_auditor
 from bindery_metadata.layout.layout import LedgersLayout
-from bindery_metadata.ledgers.closing_records import ClosingNotes
+from bindery_metadata.ledgers.closing_records import ClosingRecords
 from bindery_metadata.ledgers.ledger_manager import LedgerManager
 from bindery_metadata.recovery.underreplication import UnderreplicationManager
 from bindery_metadata.stores.store import MetadataStore
@@ -169,7 +169,7 @@ async def _noted(store: MetadataStore, ledgers: LedgerManager, marked: frozenset
     """Closed ledgers that nobody has looked at since; marked ones are refused as such, and a ledger that is not closed
     has a writer, or a recovery, that sees to it."""
     found = []
-    ledger_ids = [one for one in await ClosingNotes(store).ledger_ids() if one not in marked]
+    ledger_ids = [one for one in await ClosingRecords(store).ledger_ids() if one not in marked]
     for ledger_id in ledger_ids[:NOTES_READ_MAX]:
         try:
             if (await ledgers.read(ledger_id)).value.state is LedgerState.CLOSED:

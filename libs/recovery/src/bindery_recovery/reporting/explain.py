@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 from bindery_core.formats.ledger_metadata import LedgerMetadata, LedgerState
 from bindery_core.ids import BookieId, LedgerId
-from bindery_metadata.ledgers.closing_records import ClosingCause, ClosingNote
+from bindery_metadata.ledgers.closing_records import ClosingCause, ClosingRecord
 from bindery_metadata.ledgers.verified_records import Verified
 from bindery_metadata.recovery.recovery_records import Obstacle, Pause, RecoveryRecord, RecoveryState, WorkerReport
 from bindery_metadata.recovery.underreplication import Mark
@@ -44,7 +44,7 @@ class Known:
     pause: Pause | None = None
     verified: Verified | None = None
     """When an audit last found it whole; None: that is not known."""
-    closing: ClosingNote | None = None
+    closing: ClosingRecord | None = None
     """It was closed, or is being closed, by who does not know of all copies, and was not seen to be whole since."""
 
     @property
@@ -136,7 +136,7 @@ def _not_marked(known: Known, name: str) -> Explanation:
     )
 
 
-def _to_be_looked_at(known: Known, note: ClosingNote, name: str) -> Explanation:
+def _to_be_looked_at(known: Known, note: ClosingRecord, name: str) -> Explanation:
     text = f"{name} is not marked, but {_CAUSE_WORDS[note.cause]}, so that it may lack copies"
     assert known.metadata is not None
     if known.metadata.state is not LedgerState.CLOSED:

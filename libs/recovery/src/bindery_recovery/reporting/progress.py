@@ -21,7 +21,7 @@ from bindery_core.ids import BookieId, LedgerId
 from bindery_metadata.bookies.membership import Intent, Membership, MembershipStore
 from bindery_metadata.coordination.election import current_auditor
 from bindery_metadata.layout.layout import LedgersLayout
-from bindery_metadata.ledgers.closing_records import ClosingNote, ClosingNotes
+from bindery_metadata.ledgers.closing_records import ClosingRecord, ClosingRecords
 from bindery_metadata.recovery.recovery_records import (
     Obstacle,
     Pause,
@@ -74,7 +74,7 @@ class Snapshot:
     """The cursor of `full_check`."""
     closings: int = 0
     """Closed ledgers, or such that are being closed, of which nobody has seen yet that all copies are there."""
-    closing_notes: Sequence[ClosingNote] = ()
+    closing_notes: Sequence[ClosingRecord] = ()
     """Of the first CLOSINGS_READ_MAX of them."""
 
 
@@ -212,7 +212,7 @@ async def collect(
         records.get_cursor(bookie_audit.CURSOR_DRAINING),
         records.get_cursor(full_check.CURSOR),
     )
-    others = asyncio.gather(memberships.all(), _closings(ClosingNotes(store)))
+    others = asyncio.gather(memberships.all(), _closings(ClosingRecords(store)))
     (found_marks, found_records, locks, reports), (is_enabled, pause, auditor), kept, rest = await asyncio.gather(
         listed, switches, cursors, others
     )
@@ -236,7 +236,7 @@ async def collect(
     )
 
 
-async def _closings(notes: ClosingNotes) -> tuple[int, Sequence[ClosingNote]]:
+async def _closings(notes: ClosingRecords) -> tuple[int, Sequence[ClosingRecord]]:
     ledger_ids = await notes.ledger_ids()
     return len(ledger_ids), await notes.get_all(ledger_ids[:CLOSINGS_READ_MAX])
 

@@ -32,8 +32,8 @@ from bindery_core.errors import (
 )
 from bindery_core.ids import LedgerId
 from bindery_metadata.stores.store import MetadataStore
-from bindery_pulsar.codec import CursorState, TopicInfo, decode_topic, encode_topic
 from bindery_pulsar.entry_size import ENTRY_SIZE_MAX
+from bindery_pulsar.managed_ledger_codec import CursorState, TopicInfo, decode_topic, encode_topic
 from bindery_pulsar.message_id import Position
 
 from bindery_broker.managed_ledger.cursors.cursor import ManagedCursor

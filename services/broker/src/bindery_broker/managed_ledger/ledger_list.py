@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from bindery_pulsar.records import LedgerRecord, Position
+from bindery_pulsar.managed_ledger_records import LedgerRecord, Position
 
 __all__ = ["LedgerList", "LedgerRecord"]
 

@@ -26,7 +26,7 @@ from bindery_core.errors import (
     VersionConflict,
 )
 from bindery_metadata.stores.store import Check, Create, Delete, MetadataStore, Op, Set, Stat
-from bindery_pulsar import pulsar_layout
+from bindery_pulsar import znode_layout
 
 
 @asynccontextmanager
@@ -74,10 +74,10 @@ class TopicMetadata:
         self._timeout_s = timeout_s
         self._lock = asyncio.Lock()
         self.name = name
-        self.node = OwnedNode(f"{pulsar_layout.MANAGED_LEDGERS_ROOT}/{name}", None)
+        self.node = OwnedNode(f"{znode_layout.MANAGED_LEDGERS_ROOT}/{name}", None)
 
     def cursor_path(self, cursor: str) -> str:
-        return f"{self.node.path}/{pulsar_layout.encode_name(cursor)}"
+        return f"{self.node.path}/{znode_layout.encode_name(cursor)}"
 
     async def load(self, *, create: bool) -> bytes:
         """The topic's znode, made empty when it is not there and `create`, else NoSuchTopic."""
@@ -104,7 +104,7 @@ class TopicMetadata:
                     node = await self._store.get(path)
                 except NoSuchNode:
                     continue
-                found[pulsar_layout.decode_name(part)] = (OwnedNode(path, node.stat.version), node.data)
+                found[znode_layout.decode_name(part)] = (OwnedNode(path, node.stat.version), node.data)
         return found
 
     async def write_topic(self, data: bytes) -> None:

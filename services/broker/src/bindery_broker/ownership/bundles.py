@@ -16,7 +16,7 @@ Source: Pulsar NamespaceBundles, defaultNumberOfNamespaceBundles.
 
 from typing import Final, NamedTuple
 
-from bindery_pulsar import pulsar_layout
+from bindery_pulsar import znode_layout
 from bindery_pulsar.topic_name import TopicName
 
 BUNDLE_COUNT: Final = 4
@@ -40,11 +40,11 @@ class Bundle(NamedTuple):
     def name(self) -> str:
         lower = self.number * _WIDTH
         upper = lower + _WIDTH if self.number < BUNDLE_COUNT - 1 else RING_SIZE - 1
-        return pulsar_layout.bundle_name(lower=lower, upper=upper)
+        return znode_layout.bundle_name(lower=lower, upper=upper)
 
     @property
     def owner_path(self) -> str:
-        return pulsar_layout.bundle_owner(tenant=self.tenant, namespace=self.namespace, bundle=self.name)
+        return znode_layout.bundle_owner(tenant=self.tenant, namespace=self.namespace, bundle=self.name)
 
     def __str__(self) -> str:
         return f"{self.tenant}/{self.namespace}/{self.name}"

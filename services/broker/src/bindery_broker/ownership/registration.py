@@ -11,7 +11,7 @@ import msgspec
 from bindery_core.errors import BinderyError
 from bindery_kit.observability.logs import error_fields, get_logger
 from bindery_metadata.coordination.leases import Lease, Leases
-from bindery_pulsar import pulsar_layout
+from bindery_pulsar import znode_layout
 
 from bindery_broker.ownership.ownership import OwnerRecord
 
@@ -23,7 +23,7 @@ log = get_logger(__name__)
 async def register(leases: Leases, *, url: str) -> Lease | None:
     """The lease; None while another session (an earlier life of this broker) still holds the place."""
     host_port = urlsplit(url).netloc
-    return await leases.acquire(pulsar_layout.broker(host_port), msgspec.json.encode(OwnerRecord(http_url=url)))
+    return await leases.acquire(znode_layout.broker(host_port), msgspec.json.encode(OwnerRecord(http_url=url)))
 
 
 async def keep_registered(leases: Leases, *, url: str) -> None:

@@ -15,7 +15,7 @@ from bindery_client.ledger.api import LedgerClient
 from bindery_core.errors import BinderyError, NoSuchNode, NoSuchTopic, TooManyRequests
 from bindery_kit.observability.logs import error_fields, get_logger
 from bindery_metadata.stores.store import MetadataStore
-from bindery_pulsar import pulsar_layout
+from bindery_pulsar import znode_layout
 from bindery_pulsar.topic_name import TopicName
 
 from bindery_broker.dispatch.item import DispatchLimits
@@ -125,7 +125,7 @@ class Topics:
     async def exists(self, name: TopicName) -> bool:
         if self.loaded(name) is not None:
             return True
-        path = pulsar_layout.managed_ledger(tenant=name.tenant, namespace=name.namespace, topic=name.local)
+        path = znode_layout.managed_ledger(tenant=name.tenant, namespace=name.namespace, topic=name.local)
         return await self._store.exists(path) is not None
 
     async def get(self, name: TopicName, *, create: bool = False) -> Topic:
@@ -163,7 +163,7 @@ class Topics:
         if namespace is not None:
             return sorted(await self._names_in(*namespace), key=lambda name: name.short)
         names: list[TopicName] = []
-        root = pulsar_layout.MANAGED_LEDGERS_ROOT
+        root = znode_layout.MANAGED_LEDGERS_ROOT
         for tenant in await self._children(root):
             for space in await self._children(f"{root}/{tenant}"):
                 names += await self._names_in(tenant, space)
@@ -281,11 +281,11 @@ class Topics:
             task.add_done_callback(self._cleanups.discard)
 
     async def _names_in(self, tenant: str, namespace: str) -> list[TopicName]:
-        children = await self._children(pulsar_layout.managed_ledgers(tenant=tenant, namespace=namespace))
+        children = await self._children(znode_layout.managed_ledgers(tenant=tenant, namespace=namespace))
         names = []
         for child in children:
             try:
-                local = pulsar_layout.decode_name(child)
+                local = znode_layout.decode_name(child)
                 names.append(TopicName.of(tenant=tenant, namespace=namespace, local=local))
             except (BinderyError, UnicodeDecodeError):
                 log.warning("odd_topic_node", tenant=tenant, namespace=namespace, node=child)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from bindery_core.errors import BadRequest
-from bindery_pulsar.codec import CursorState
+from bindery_pulsar.managed_ledger_codec import CursorState
 from bindery_pulsar.message_id import Position
 
 from bindery_broker.managed_ledger.ledger_list import LedgerList

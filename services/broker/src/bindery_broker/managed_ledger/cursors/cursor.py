@@ -19,7 +19,7 @@ from typing import NamedTuple, Protocol
 
 import structlog
 from bindery_core.errors import BinderyError, NoSuchSubscription, OutcomeUnknown, TopicFenced, TryAgain
-from bindery_pulsar.codec import CursorState
+from bindery_pulsar.managed_ledger_codec import CursorState
 from bindery_pulsar.message_id import Position
 
 from bindery_broker.managed_ledger.cursors.ack_state import AckState, BatchAck

@@ -32,7 +32,7 @@ from bindery_core.errors import (
     TryAgain,
 )
 from bindery_core.ids import EntryId, LedgerId
-from bindery_pulsar.codec import (
+from bindery_pulsar.managed_ledger_codec import (
     NO_LEDGER,
     CursorInfo,
     CursorState,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from bindery_core.errors import Corrupt
 from bindery_pulsar.ack_ranges import AckRanges
-from bindery_pulsar.codec import (
+from bindery_pulsar.managed_ledger_codec import (
     NO_LEDGER,
     CursorInfo,
     CursorState,
@@ -26,7 +26,7 @@ from bindery_pulsar.managed_ledger_pb2 import (
     NestedPositionInfo,
     PositionInfo,
 )
-from bindery_pulsar.records import LedgerRecord, Position
+from bindery_pulsar.managed_ledger_records import LedgerRecord, Position
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -1,13 +1,14 @@
-"""DeadlineTimer: one loop timer that wakes a state machine when it next wants to be."""
+"""DeadlineTimer: one timer of the event loop that calls a state machine at its next deadline."""
 
 import asyncio
 from collections.abc import Callable
 
 
 class DeadlineTimer:
-    """Calls `wake` at or before each deadline armed, and does not mind being armed after every batch.
+    """Calls `wake` at or before each deadline that was set with `arm`. It is cheap to call `arm` after every batch.
 
-    A deadline later than the timer that runs already costs nothing: `wake` is then early, and arms again.
+    If a timer for an earlier time is running, a later deadline changes nothing: `wake` is called early, and the caller
+    sets the deadline again.
     """
 
     __slots__ = ("_at", "_handle", "_loop", "_wake")

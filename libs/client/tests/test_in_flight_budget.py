@@ -1,10 +1,10 @@
 """The bytes that all ledgers of a client share."""
 
-from bindery_client.connection.budget import ByteBudget
+from bindery_client.connection.in_flight_budget import InFlightBudget
 
 
 def test_what_was_refused_is_called_back_in_order_when_bytes_return() -> None:
-    budget = ByteBudget(10)
+    budget = InFlightBudget(10)
     called: list[str] = []
     assert budget.take(8, lambda: None)
     assert not budget.take(4, first := lambda: called.append("first"))
@@ -17,7 +17,7 @@ def test_what_was_refused_is_called_back_in_order_when_bytes_return() -> None:
 
 
 def test_something_larger_than_all_of_it_goes_alone() -> None:
-    budget = ByteBudget(10)
+    budget = InFlightBudget(10)
     assert budget.take(50, lambda: None)
     assert not budget.take(1, lambda: None)
     budget.give_back(50)
@@ -25,7 +25,7 @@ def test_something_larger_than_all_of_it_goes_alone() -> None:
 
 
 def test_who_lost_interest_is_not_called() -> None:
-    budget = ByteBudget(10)
+    budget = InFlightBudget(10)
     called: list[str] = []
     retry = lambda: called.append("retry")  # noqa: E731
     assert budget.take(10, retry)

@@ -7,7 +7,7 @@ from bindery_core.errors import BadRequest, MetadataOutcomeUnknown, NotLeader
 from bindery_core.ids import ID_MAX, LedgerId
 from bindery_metadata.coordination.election import Leadership
 from bindery_metadata.layout.layout import BinderyLayout, LedgersLayout
-from bindery_metadata.ledgers.closing_records import ClosingCause, ClosingNote, ClosingNotes
+from bindery_metadata.ledgers.closing_records import ClosingCause, ClosingRecord, ClosingRecords
 from bindery_metadata.stores.memory import MemoryTree
 from bindery_metadata.stores.store import MetadataStore
 from worlds import World
@@ -17,13 +17,13 @@ ROOT = "/bindery/recovery/closings"
 
 
 @pytest.fixture
-def notes(store: MetadataStore) -> ClosingNotes:
-    return ClosingNotes(store)
+def notes(store: MetadataStore) -> ClosingRecords:
+    return ClosingRecords(store)
 
 
 @pytest.fixture
-def others(other: MetadataStore) -> ClosingNotes:
-    return ClosingNotes(other)
+def others(other: MetadataStore) -> ClosingRecords:
+    return ClosingRecords(other)
 
 
 async def leader(store: MetadataStore) -> Leadership:
@@ -32,15 +32,15 @@ async def leader(store: MetadataStore) -> Leadership:
     return Leadership(store, name="n", vote_path=vote, version=0, session_id=store.session_id)
 
 
-async def test_a_note_stands_as_json_with_the_time_of_its_node(notes: ClosingNotes, store: MetadataStore) -> None:
+async def test_a_note_stands_as_json_with_the_time_of_its_node(notes: ClosingRecords, store: MetadataStore) -> None:
     assert await notes.get(SEVEN) is None
     await notes.add(SEVEN, ClosingCause.RECOVERED)
     node = await store.get(f"{ROOT}/0/0000000000000000007")
     assert node.data == b'{"cause":"recovered"}'
-    assert await notes.get(SEVEN) == ClosingNote(SEVEN, ClosingCause.RECOVERED, node.stat.ctime_ms)
+    assert await notes.get(SEVEN) == ClosingRecord(SEVEN, ClosingCause.RECOVERED, node.stat.ctime_ms)
 
 
-async def test_who_comes_second_leaves_the_first_note_as_it_is(notes: ClosingNotes, others: ClosingNotes) -> None:
+async def test_who_comes_second_leaves_the_first_note_as_it_is(notes: ClosingRecords, others: ClosingRecords) -> None:
     await asyncio.gather(notes.add(SEVEN, ClosingCause.DEGRADED), others.add(FAR, ClosingCause.IN_FLIGHT))
     await others.add(SEVEN, ClosingCause.RECOVERED)
     await asyncio.gather(*((notes, others)[n % 2].add(LedgerId(8 + n % 3), ClosingCause.RECOVERED) for n in range(12)))
@@ -51,7 +51,7 @@ async def test_who_comes_second_leaves_the_first_note_as_it_is(notes: ClosingNot
 
 
 async def test_notes_are_listed_by_ledger_and_removed_with_their_directory(
-    notes: ClosingNotes, store: MetadataStore
+    notes: ClosingRecords, store: MetadataStore
 ) -> None:
     ids = [7, 9_999, 10_000, 99_999, 4294967301, ID_MAX]
     assert await notes.ledger_ids() == []
@@ -71,7 +71,7 @@ async def test_notes_are_listed_by_ledger_and_removed_with_their_directory(
     assert FAR in await notes.ledger_ids()
 
 
-async def test_one_that_cannot_be_read_is_a_note_all_the_same(notes: ClosingNotes, store: MetadataStore) -> None:
+async def test_one_that_cannot_be_read_is_a_note_all_the_same(notes: ClosingRecords, store: MetadataStore) -> None:
     for ledger_id, data in ((7, b""), (8, b'{"cause":"of a later version"}'), (9, b'{"cause":"recovered","more":1}')):
         await store.create(f"{ROOT}/0/{ledger_id:019d}", data, make_parents=True)
     found = await notes.get_all(await notes.ledger_ids())
@@ -82,7 +82,7 @@ async def test_one_that_cannot_be_read_is_a_note_all_the_same(notes: ClosingNote
 
 @pytest.mark.parametrize("applied", [True, False], ids=["done", "not done"])
 async def test_a_lost_answer_is_asked_again(
-    world: World, notes: ClosingNotes, store: MetadataStore, applied: bool
+    world: World, notes: ClosingRecords, store: MetadataStore, applied: bool
 ) -> None:
     await notes.add(LedgerId(1), ClosingCause.RECOVERED)  # its directory is there
     world.lose_next_write(store, applied=applied)
@@ -95,11 +95,11 @@ async def test_without_any_answer_it_says_so() -> None:
     for _ in range(5):
         store.lose_next_write(applied=False)
     with pytest.raises(MetadataOutcomeUnknown):
-        await ClosingNotes(store).add(SEVEN, ClosingCause.RECOVERED)
+        await ClosingRecords(store).add(SEVEN, ClosingCause.RECOVERED)
 
 
 async def test_a_former_leader_removes_none(
-    world: World, notes: ClosingNotes, others: ClosingNotes, store: MetadataStore
+    world: World, notes: ClosingRecords, others: ClosingRecords, store: MetadataStore
 ) -> None:
     leadership = await leader(store)
     await notes.add(SEVEN, ClosingCause.RECOVERED)

@@ -33,7 +33,7 @@ from bindery_pulsar.managed_ledger_pb2 import (
     MessageRange,
     PositionInfo,
 )
-from bindery_pulsar.records import LedgerRecord, Position
+from bindery_pulsar.managed_ledger_records import LedgerRecord, Position
 
 NO_LEDGER: Final = -1
 """`cursorsLedgerId` of a cursor whose znode says all."""

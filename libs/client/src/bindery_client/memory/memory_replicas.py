@@ -1,4 +1,4 @@
-"""Copies: which bookie holds which entries, for ledgers in memory.
+"""MemoryReplicas: which bookie holds which entries, for ledgers in memory.
 
 A copy is made from its entry when somebody asks, unless it was stored as it is or a test damaged it. Tests ask for
 faults: `lose`, `damage`, and an answer that a bookie gives to every read or add.
@@ -21,7 +21,7 @@ def digester_of(metadata: LedgerMetadata) -> Digester:
     return Digester(metadata.digest_type or DigestType.CRC32, metadata.password or b"")
 
 
-class Copies:
+class MemoryReplicas:
     """The copies of one ledger. Invariant: they stay where they are, whatever becomes of the metadata."""
 
     def __init__(self, ledger_id: LedgerId) -> None:

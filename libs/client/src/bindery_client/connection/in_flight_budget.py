@@ -1,13 +1,13 @@
-"""ByteBudget: how many bytes all ledgers of a client may have in flight together."""
+"""InFlightBudget: limit the bytes that all writers of a client have in flight together."""
 
 from collections.abc import Callable
 from typing import Final
 
 
-class ByteBudget:
-    """Invariants: used <= limit, but for one request larger than the limit, let through alone; used >= 0.
+class InFlightBudget:
+    """Invariants: used >= 0; used <= limit, except that a single request larger than the limit is allowed alone.
 
-    Whoever was refused is called back, in the order of the refusals, when bytes were given back.
+    When bytes are given back, the callers that were refused are called in the order of their refusals.
     """
 
     def __init__(self, limit: int) -> None:
@@ -16,7 +16,7 @@ class ByteBudget:
         self._refused: dict[Callable[[], None], None] = {}
 
     def take(self, size: int, retry: Callable[[], None]) -> bool:
-        """Whether `size` bytes are the caller's now; if not, `retry` is called once, later."""
+        """Take `size` bytes and return True; or return False and call `retry` once, when bytes were given back."""
         if self.used and self.used + size > self.limit:
             self._refused[retry] = None
             return False
@@ -32,5 +32,5 @@ class ByteBudget:
                 retry()
 
     def forget(self, retry: Callable[[], None]) -> None:
-        """The one refused is not interested any more."""
+        """Do not call `retry`: its owner does not wait any more."""
         self._refused.pop(retry, None)
