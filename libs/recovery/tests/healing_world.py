@@ -82,18 +82,20 @@ class Healer:
         self.marks = UnderreplicationManager(
             self.store, LAYOUT, randomness=random.Random(seed), clock_ms=clock_ms, worker_name=name
         )
+        self.look = ClusterLook(
+            self.client,
+            MembershipStore(self.store, clock_ms=clock_ms),
+            CookieStore(self.store, LAYOUT),
+            clock_ms=clock_ms,
+        ).look
+        """How the worker reads the cluster. Tests may replace it."""
         self.worker = ReplicationWorker(
             name=name,
             store=self.store,
             client=self.client,
             marks=self.marks,
             records=RecoveryRecords(self.store),
-            look=ClusterLook(
-                self.client,
-                MembershipStore(self.store, clock_ms=clock_ms),
-                CookieStore(self.store, LAYOUT),
-                clock_ms=clock_ms,
-            ).look,
+            look=lambda: self.look(),
             budget=budget,
             settings=settings,
             clock_ms=clock_ms,

@@ -5,7 +5,7 @@ from collections.abc import Collection
 
 from bindery_core.ids import BookieId, EntryId, LedgerId
 from bindery_recovery.checks.checker import OpenTail
-from bindery_recovery.repair.ledger_repair import Graces
+from bindery_recovery.repair.graces import Graces
 from simulated import simulate
 
 LEDGER = LedgerId(7)

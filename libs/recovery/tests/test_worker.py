@@ -111,7 +111,7 @@ def test_membership_is_asked_again_between_the_check_and_the_copy() -> None:
         here.lose(lost)
         await here.mark(writer.ledger_id, lost)
         healer = here.healer()
-        look = healer.worker._look
+        look = healer.look
         was_checked = False
         read = healer.client.read_replicas
 
@@ -126,7 +126,7 @@ def test_membership_is_asked_again_between_the_check_and_the_copy() -> None:
             return await look()
 
         healer.client.read_replicas = noted  # type: ignore[assignment, method-assign]
-        healer.worker._look = back_after_the_check  # type: ignore[assignment]
+        healer.look = back_after_the_check  # type: ignore[assignment]
         healer.start()
         await here.until_healed(writer.ledger_id)
         assert lost in here.ledgers.bookies
@@ -232,7 +232,7 @@ def test_a_bookie_that_comes_back_empty_before_the_copy_gets_all_of_it() -> None
         here.ledgers.find(writer.ledger_id).copies.lose(lost)
         await here.mark(writer.ledger_id, lost)
         healer = here.healer()
-        look = healer.worker._look
+        look = healer.look
         looks = 0
 
         async def back_after_the_check() -> object:
@@ -242,7 +242,7 @@ def test_a_bookie_that_comes_back_empty_before_the_copy_gets_all_of_it() -> None
                 here.ledgers.bookies[lost] = True
             return await look()
 
-        healer.worker._look = back_after_the_check  # type: ignore[assignment]
+        healer.look = back_after_the_check  # type: ignore[assignment]
         healer.start()
         await here.until_healed(writer.ledger_id)
         assert lost in (await here.assert_whole(writer.ledger_id, payloads(200))).last_segment.ensemble
@@ -731,8 +731,8 @@ def test_a_target_that_refuses_is_passed_over_and_named_when_there_is_no_other()
         healer = here.healer().start()
         record = await here.until_tried(writer.ledger_id)
         assert record.obstacle is Obstacle.NO_SPARE
-        assert f"{refusing} did not take copies of this ledger" in record.detail
-        assert f"{other} did not take copies of this ledger" in record.detail
+        assert f"{refusing} did not accept copies of this ledger" in record.detail
+        assert f"{other} did not accept copies of this ledger" in record.detail
         assert {b for _, b, _ in healer.client.stored} == {refusing, other}
         del here.ledgers.store_answers[other]
         await here.until_healed(writer.ledger_id)

@@ -18,11 +18,12 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from bindery_client.ledger.api import LedgerClient
 from bindery_core.errors import BinderyError, VersionConflict
 from bindery_core.ids import LedgerId
+from bindery_core.sources import RandomFloats
 from bindery_kit.observability.logs import get_logger
 from bindery_metadata.layout.layout import BinderyLayout
 from bindery_metadata.recovery.recovery_records import (
@@ -43,7 +44,9 @@ from bindery_recovery.cluster.cluster_view import ClusterView
 from bindery_recovery.records import sentences
 from bindery_recovery.records.reasons import CHECKED_ALL, stronger
 from bindery_recovery.repair.attempt import Attempt, Unchanged
-from bindery_recovery.repair.ledger_repair import Graces, LedgerRepair, Outcome
+from bindery_recovery.repair.graces import Graces
+from bindery_recovery.repair.ledger_repair import LedgerRepair, RepairTools
+from bindery_recovery.repair.repair_plan import Outcome
 from bindery_recovery.repair.smoothed_rate import SmoothedRate
 from bindery_recovery.settings import RecoverySettings
 
@@ -69,10 +72,6 @@ METADATA_PAUSE_S: Final = 2.0
 """After metadata could not be had."""
 
 log = get_logger(__name__)
-
-
-class Randomness(Protocol):
-    def random(self) -> float: ...
 
 
 @dataclass(slots=True)
@@ -108,14 +107,13 @@ class ReplicationWorker:
         budget: RepairBudget,
         settings: RecoverySettings,
         clock_ms: Callable[[], int],
-        randomness: Randomness,
+        randomness: RandomFloats,
         layout: BinderyLayout | None = None,
     ) -> None:
         """`store`: that of `marks` and `records`. `look`: `ClusterLook.look`. `clock_ms`: the wall clock."""
         self.name: Final = name
         self.stats: Final = WorkerStats()
         self._store = store
-        self._client = client
         self._marks = marks
         self._records = records
         self._look = look
@@ -124,7 +122,9 @@ class ReplicationWorker:
         self._clock_ms = clock_ms
         self._randomness = randomness
         self._layout = layout or BinderyLayout()
-        self._graces = Graces(settings.open_ledger_grace_s)
+        self._tools = RepairTools(
+            client, look, marks.is_enabled, budget, Graces(settings.open_ledger_grace_s), randomness
+        )
         self._kicked = asyncio.Event()
         self._parked: dict[LedgerId, float | None] = {}
         """Until when, by the loop's clock; None: until something changes."""
@@ -248,12 +248,13 @@ class ReplicationWorker:
         self._tried[ledger_id] = self._changes
         run = Attempt(self, held, record or self._new_record(held.mark))
         repair = LedgerRepair(
-            ledger_id, client=self._client, look=self._look, is_enabled=self._marks.is_enabled, budget=self._budget,
-            graces=self._graces, randomness=self._randomness,
-            on_check=run.checked, on_begin=run.begins, on_copied=run.copied,
-            marked_ms=run.record.first_marked_ms, unreadable=self._unreadable.pop(ledger_id, ()),
+            ledger_id,
+            self._tools,
+            run,
+            marked_ms=run.record.first_marked_ms,
+            unreadable=self._unreadable.pop(ledger_id, ()),
             unsure=dict(run.record.unsure),
-        )  # fmt: skip
+        )
         depth = ALL if run.record.reason in CHECKED_ALL else Depth(self._settings.check_depth_percent)
         try:
             outcome = await repair.run(depth=depth, marked=held.mark.replicas)
