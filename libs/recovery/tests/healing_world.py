@@ -5,7 +5,7 @@ Nothing here knows how healing works: copies are counted where they are stored, 
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -26,6 +26,7 @@ from bindery_recovery.cluster.cluster_view import ClusterLook
 from bindery_recovery.records.reasons import stronger
 from bindery_recovery.repair.worker import ReplicationWorker
 from bindery_recovery.settings import RecoverySettings
+from simulated import simulate
 
 LAYOUT = LedgersLayout()
 NAMES = tuple(BookieId(f"bookie-{n}:3181") for n in range(4))
@@ -237,3 +238,16 @@ async def world(*, bookies: Sequence[BookieId] = NAMES) -> AsyncIterator[World]:
     finally:
         for healer in here.healers:
             await healer.stop()
+
+
+Scene = Callable[[World], Awaitable[None]]
+
+
+def play(scene: Scene, *, bookies: int = 4) -> None:
+    """Run a scene on simulated time."""
+
+    async def run() -> None:
+        async with world(bookies=[BookieId(f"bookie-{n}:3181") for n in range(bookies)]) as here:
+            await scene(here)
+
+    simulate(run())
