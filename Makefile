@@ -10,6 +10,8 @@ ARGS ?=
 SEED ?= 0
 KIND ?= service
 MINUTES ?= 60
+SIM_SECONDS ?= 60
+STORAGE_SECONDS ?= 60
 # Tests run in so many processes: one more than cores, since many wait for servers of their own; four at most, since
 # these take memory.
 WORKERS ?= $(shell n=$$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN); test "$$n" -lt 3 && echo "$$((n + 1))" || echo 4)
@@ -104,15 +106,15 @@ fuzz: $(SETUP) ## hostile frames against real bookies, 30 s (ARGS="--frames 1000
 	@exec $(BIN)/python bench/fuzz_wire.py $(ARGS)
 
 .PHONY: sim-ci
-sim-ci: $(SETUP) ## the simulator notices what is broken; then clusters and protocol histories for three minutes
+sim-ci: $(SETUP) ## prove that the simulator catches each mutant; then simulate histories for three minutes (SIM_SECONDS=60)
 	@$(BIN)/python -m pytest e2e/simulation -m simulator --numprocesses 2 --dist loadfile
-	@$(BIN)/python -m bindery_simulation protocol --seconds 60 --first $$(git log -1 --format=%ct 2>/dev/null || echo 0) --jobs 2
-	@$(BIN)/python -m bindery_simulation service --seconds 120 --first $$(git log -1 --format=%ct 2>/dev/null || echo 0) --jobs 2
+	@$(BIN)/python -m bindery_simulation protocol --seconds $(SIM_SECONDS) --first $$(git log -1 --format=%ct 2>/dev/null || echo 0) --jobs 2
+	@$(BIN)/python -m bindery_simulation service --seconds $$((2 * $(SIM_SECONDS))) --first $$(git log -1 --format=%ct 2>/dev/null || echo 0) --jobs 2
 
 .PHONY: storage-ci
-storage-ci: $(SETUP) ## cut a bookie's power before every write for a minute, damage its files for half a minute
-	@$(BIN)/python -m bindery_simulation storage crash --seconds 60 --first $$(git log -1 --format=%ct 2>/dev/null || echo 0) --jobs 2
-	@$(BIN)/python -m bindery_simulation storage damage --seconds 30 --first $$(git log -1 --format=%ct 2>/dev/null || echo 0) --jobs 2
+storage-ci: $(SETUP) ## simulate power cuts of a bookie for one minute and damaged files for half of it (STORAGE_SECONDS=60)
+	@$(BIN)/python -m bindery_simulation storage crash --seconds $(STORAGE_SECONDS) --first $$(git log -1 --format=%ct 2>/dev/null || echo 0) --jobs 2
+	@$(BIN)/python -m bindery_simulation storage damage --seconds $$(($(STORAGE_SECONDS) / 2)) --first $$(git log -1 --format=%ct 2>/dev/null || echo 0) --jobs 2
 
 .PHONY: bench
 bench: $(COMPILED) ## measure bookie, client and HTTP API apart (ARGS="--seconds 3")

@@ -1,9 +1,11 @@
-"""For all tests: helpers have one name each, what takes longest begins first, one Spark serves all, and logs stay as
-they were."""
+"""For all tests: check that helper modules have unique names, start the longest files first, share one Spark session
+among the files that use it, and undo changes of the logging configuration.
+"""
 
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,6 +14,7 @@ import structlog
 
 ROOT: Final = Path(__file__).parent
 TEST_DIRECTORIES: Final = (
+    ".ci/tests",
     "libs/*/tests",
     "cli/tests",
     "e2e/simulation/tests",
@@ -23,30 +26,42 @@ TEST_DIRECTORIES: Final = (
     "e2e/tests",
 )
 ONE_SPARK: Final = (
-    "spark-jobs/tests/test_audit_run.py",
-    "spark-jobs/tests/test_checks_copies.py",
-    "spark-jobs/tests/test_checks_metadata.py",
-    "spark-jobs/tests/test_sources.py",
-    "spark-jobs/tests/test_topic_source.py",
+    "spark-jobs/tests/*test_audit_run.py",
+    "spark-jobs/tests/*test_checks_copies.py",
+    "spark-jobs/tests/*test_checks_metadata.py",
+    "spark-jobs/tests/*test_sources.py",
+    "spark-jobs/tests/*test_topic_source.py",
 )
-"""One worker's, all of them: Spark takes half a minute of a core until it is up and warm, once."""
+"""Patterns of test files that run in one worker: a Spark session takes half a minute of one core to start and warm up.
+`*` also matches subfolders."""
 LONGEST: Final = (
     *ONE_SPARK,
-    "services/auditor/tests/test_process.py",
-    "e2e/simulation/tests/service/test_world.py",
-    "cli/tests/test_kill_all.py",
-    "cli/tests/test_recovery_cluster.py",
-    "e2e/tests/test_traffic_liar.py",
-    "cli/tests/test_standalone.py",
-    "services/bookie/tests/test_process.py",
+    "spark-jobs/tests/*test_audit_again.py",
+    "services/auditor/tests/*test_process.py",
+    "cli/tests/*test_kill_all.py",
+    "cli/tests/*test_recovery_cluster.py",
+    "e2e/simulation/tests/service/*test_world.py",
+    "spark-jobs/tests/*test_session.py",
+    "spark-jobs/tests/*test_topic_positions.py",
+    "e2e/tests/*test_traffic_liar.py",
+    "e2e/tests/*test_traffic_cluster.py",
+    "cli/tests/*test_standalone.py",
+    "libs/recovery/tests/*test_embedded_zookeeper.py",
+    "services/bookie/tests/*test_process.py",
 )
-"""A file is one worker's. One of these that came last would keep one core busy while the others have nothing to do."""
+"""Patterns of the longest test files, the longest first. Each file runs in one worker, so a long file that starts last
+leaves the other workers idle."""
+
+
+def rank(path: str, patterns: Sequence[str]) -> int:
+    """Index of the first pattern that matches, or the number of patterns. `path` is relative to the root."""
+    return next((index for index, pattern in enumerate(patterns) if fnmatch(path, pattern)), len(patterns))
 
 
 def helpers_of_one_name(root: Path) -> dict[str, list[str]]:
-    """Name -> places, of modules that tests import and that are there twice, or are called as one of Python's own.
+    """Return name -> paths of test helper modules whose name is not unique or is that of a standard library module.
 
-    The directories of all tests are on one path: whichever is imported first would serve everybody.
+    The folders of all tests are on one import path, so the first module imported under a name would serve every test.
     """
     places: defaultdict[str, list[str]] = defaultdict(list)
     for directory in sorted(found for pattern in TEST_DIRECTORIES for found in root.glob(pattern)):
@@ -59,15 +74,18 @@ def helpers_of_one_name(root: Path) -> dict[str, list[str]]:
 def pytest_sessionstart(session: pytest.Session) -> None:
     if doubled := helpers_of_one_name(ROOT):
         lines = [f"  {name}: {', '.join(at)}" for name, at in sorted(doubled.items())]
-        raise pytest.UsageError("\n".join(["test helpers need names of their own, for all share one path:", *lines]))
-    # Nobody reads what is logged without a service's configuration, and a traceback with all its locals takes seconds.
+        raise pytest.UsageError("\n".join(["test helpers share one import path and need unique names:", *lines]))
+    # No test reads these logs, and formatting a traceback with all local variables takes seconds.
     structlog.dev.ConsoleRenderer.get_active().exception_formatter = structlog.dev.plain_traceback
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    places = {ROOT / name: at for at, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: places.get(item.path, len(places)))
+    ranks: dict[Path, int] = {}
+    for item in items:
+        if item.path not in ranks:
+            ranks[item.path] = rank(item.path.relative_to(ROOT).as_posix(), LONGEST)
+    items.sort(key=lambda item: ranks[item.path])
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -79,15 +97,18 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class Scheduling(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = super()._split_scope(nodeid)
-            return ONE_SPARK[0] if file in ONE_SPARK else file
+            return ONE_SPARK[0] if rank(file, ONE_SPARK) < len(ONE_SPARK) else file
 
     return Scheduling(config, log)
 
 
 @pytest.fixture(autouse=True)
 def logs_as_they_were(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A service that is run inside a test configures all loggers, and they keep it from their first line on: a later
-    test would wait in vain for what it captures."""
+    """Restore the logging configuration after each test.
+
+    A service that runs inside a test configures all loggers. A cached logger would keep that configuration, and a later
+    test would capture nothing.
+    """
     configure = structlog.configure
 
     def uncached(**settings: Any) -> None:

@@ -1,6 +1,7 @@
 """What each fault does to a cluster, whom it chooses, and which may overlap."""
 
 import itertools
+from collections.abc import Iterable, Sequence
 from types import SimpleNamespace as Thing
 from typing import Any
 
@@ -9,7 +10,16 @@ from bindery_e2e.cluster.cluster import Cluster, ClusterError
 from bindery_e2e.cluster.commands import Nodes
 from bindery_e2e.cluster.release import Release
 from bindery_e2e.cluster.world import UNSCHEDULED_LOOKS, World, compared
-from bindery_e2e.faults.faults import WHOLE, KillProcess, StopNode, StopProcess, UpgradeImages, catalogue
+from bindery_e2e.faults.faults import (
+    WHOLE,
+    Fault,
+    KillProcess,
+    NodeFault,
+    StopNode,
+    StopProcess,
+    UpgradeImages,
+    catalogue,
+)
 from bindery_e2e.runs import chaos, suite
 
 from .test_cluster import FakeApps, FakeCore, Recorded, node, v1_pod
@@ -30,6 +40,47 @@ def test_the_quick_suite_overlaps_only_what_fits_together() -> None:
     for step in suite.quick_steps(1):
         for first, second in itertools.combinations(step, 2):
             assert chaos.fit(first, second), (str(first), str(second))
+
+
+def names_of_steps(steps: Iterable[Sequence[Fault]]) -> list[tuple[str, ...]]:
+    return [tuple(fault.name for fault in step) for step in steps]
+
+
+def test_a_sample_has_one_step_of_every_kind_and_is_the_seeds() -> None:
+    for seed in range(50):
+        names = names_of_steps(suite.sampled_steps(seed))
+        assert names == names_of_steps(suite.sampled_steps(seed))
+        assert len(names) == len(suite.KINDS)
+        assert all(step in kind for step, kind in zip(names, suite.KINDS, strict=True))
+        assert [type(step[0]) for step in suite.sampled_steps(seed)][4].__mro__[1] is NodeFault
+
+
+def test_samples_of_many_seeds_play_every_fault() -> None:
+    played = {name for seed in range(50) for step in names_of_steps(suite.sampled_steps(seed)) for name in step}
+    assert played == set(catalogue())
+
+
+def figures(fault: str, outcome: str) -> Any:
+    return Thing(fault=fault, outcome=outcome)
+
+
+PLAN: list[list[Fault]] = [[StopNode()], [KillProcess(0.0), StopProcess(0.0, "broker", "owner")]]
+PLAYED = [figures("stop node", "ok"), figures("kill -9 bookie", "ok"), figures("SIGSTOP broker owner", "ok")]
+
+
+@pytest.mark.parametrize(
+    ("played", "has_nodes", "problems"),
+    [
+        (PLAYED, True, []),
+        ([figures("stop node", "not offered"), *PLAYED[1:]], True, ["stop node: not offered"]),
+        ([figures("stop node", "not offered"), *PLAYED[1:]], False, []),
+        ([PLAYED[0], figures("kill -9 bookie", "not offered"), PLAYED[2]], False, ["kill -9 bookie: not offered"]),
+        (PLAYED[:2], True, ["SIGSTOP broker owner: not begun"]),
+        ([*PLAYED[:2], figures("SIGSTOP broker owner", "")], True, ["SIGSTOP broker owner: never ended"]),
+    ],
+)
+def test_what_was_planned_and_not_played_is_a_failure(played: list[Any], has_nodes: bool, problems: list[str]) -> None:
+    assert suite.not_played(PLAN, played, has_nodes=has_nodes) == problems
 
 
 def names_of(seed: int, count: int) -> list[list[tuple[str, float]]]:

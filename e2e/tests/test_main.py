@@ -1,10 +1,12 @@
 """`python -m bindery_e2e`: what its verbs print and how they end."""
 
+import json
 from pathlib import Path
 
 import pytest
 from bindery_e2e.__main__ import EXIT_CODES, main, parser
 from bindery_e2e.judging.history import History
+from histories import TRUTH, Story, good
 
 
 def test_a_plan_is_printed_and_is_the_seeds(capsys: pytest.CaptureFixture[str]) -> None:
@@ -24,12 +26,38 @@ def test_an_old_history_is_judged_again(tmp_path: Path, capsys: pytest.CaptureFi
     assert (tmp_path / "again" / "report.html").exists()
 
 
+@pytest.mark.parametrize("reason", ["not whole after the last fault: 1 ledgers marked", "stopped by hand"])
+def test_an_old_history_of_a_run_that_failed_is_not_judged_good(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, reason: str
+) -> None:
+    """Every observation is there and is good: without the recorded failure the verdict is GOOD, with it INCOMPLETE."""
+    story = good()
+    story.read(*TRUTH)
+    path = tmp_path / "history.jsonl"
+    write(path, story)
+    monkeypatch.setattr("bindery_e2e.__main__.REQUIRED", ())
+    assert main(["judge", str(path)]) == EXIT_CODES["GOOD"]
+    story.add("observation", what="incomplete", reason=reason)
+    write(path, story)
+    assert main(["judge", str(path), "--report", str(tmp_path / "again")]) == EXIT_CODES["INCOMPLETE"]
+    assert "verdict: INCOMPLETE" in capsys.readouterr().out
+    assert f"incomplete: {reason}" in (tmp_path / "again" / "summary.txt").read_text()
+
+
+def write(path: Path, story: Story) -> None:
+    lines = [
+        json.dumps({"type": one.type, "at": one.at, "wall": one.wall, "n": one.n, **one.values})
+        for one in story.records
+    ]
+    path.write_text("\n".join(lines) + "\n")
+
+
 def test_a_history_that_is_not_there_is_said_to_be_missing(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["judge", "no/such/history.jsonl"]) == EXIT_CODES["BAD"]
     assert "there is no no/such/history.jsonl" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("verb", ["chaos", "quick", "plan", "judge"])
+@pytest.mark.parametrize("verb", ["chaos", "quick", "plan", "images", "judge"])
 def test_every_verb_has_help(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         parser().parse_args([verb, "--help"])

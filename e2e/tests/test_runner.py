@@ -131,7 +131,7 @@ def test_a_fault_that_fails_half_way_is_undone_and_the_last_and_all_is_judged(wo
     assert failing.done == ["injected", "healed"]
     assert next_one.done == []
     assert run.failures == ["ClusterError: the API server says no"]
-    assert [one.values["text"] for one in records if one.values.get("what") == "note"] == [*run.failures, "drained"]
+    assert [one.values["reason"] for one in records if one.values.get("what") == "incomplete"] == run.failures
     assert {"replicas", "under-replicated", "ready"} <= observed(records).keys()
     ((outcome, detail),) = ends(records)
     assert outcome == "failed"

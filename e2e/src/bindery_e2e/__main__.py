@@ -49,6 +49,7 @@ def parser() -> argparse.ArgumentParser:
     plan = verbs.add_parser("plan", help="print the faults that a seed gives, and do nothing")
     plan.add_argument("--seed", type=int, required=True, metavar="N")
     plan.add_argument("--steps", type=int, default=20, metavar="N", help="how many (20)")
+    verbs.add_parser("images", help="build and load every image that the tests on Kubernetes use")
     judge = verbs.add_parser("judge", help="judge a recorded history again")
     judge.add_argument("history", type=Path, metavar="HISTORY.jsonl")
     judge.add_argument("--report", type=Path, metavar="DIR", help="write report.html and summaries there")
@@ -62,6 +63,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             for number, step in enumerate(itertools.islice(random_steps(args.seed), args.steps), 1):
                 print(f"{number:4}  {' + '.join(f'{fault.name} [{fault.lot:.3f}]' for fault in step)}")
             return 0
+        case "images":
+            return _images()
         case "judge":
             return _judge(args)
     seed = random.randrange(10**6) if args.seed is None else args.seed
@@ -73,6 +76,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ClusterError, CommandFailed) as error:
         print(f"bindery_e2e: {error}", file=sys.stderr)
         return EXIT_CODES["BAD"]
+
+
+def _images() -> int:
+    try:
+        Images(say=say).all()
+    except CommandFailed as error:
+        print(f"bindery_e2e: {error}", file=sys.stderr)
+        return EXIT_CODES["BAD"]
+    return 0
 
 
 def _judge(args: argparse.Namespace) -> int:

@@ -68,6 +68,13 @@ class Images:
         self._say(f"image of Spark: built and loaded in {self._clock() - began:.0f} s")
         return name
 
+    def all(self) -> None:
+        """Everything that the tests on Kubernetes use."""
+        self.version(VERSION)
+        self.version(NEXT_VERSION)
+        self.broken()
+        self.spark()
+
     def broken(self) -> str:
         """A broker with defects put in, chosen by BINDERY_DEFECT (e2e/broken); its name."""
         name = f"bindery/broker:{BROKEN_TAG}"

@@ -36,6 +36,7 @@ the last one that came to its end is the truth.
 | under-replicated | count: ledgers that are marked now                                                       |
 | ready            | ready, wanted: pods or processes                                                         |
 | replicas         | compared: entries of which every copy was read; diverged: a text for each that is wrong  |
+| incomplete       | reason: a part of the run failed or was not done; the verdict is at best INCOMPLETE      |
 | note             | text                                                                                     |
 
 | fault's own        | where | meaning                                                                               |

@@ -56,6 +56,7 @@ def judge_observed(observed: Observed, *, required: Sequence[str] = ()) -> Judge
     )]  # fmt: skip
     if not any(sent.acknowledged for sent in observed.sent.values()):
         missing.append("no message was acknowledged: a run without load proves nothing")
+    missing += [str(values["reason"]) for _, values in observed.series.get("incomplete", ())]
     found = [finding for finding in findings.values() if finding.count]
     return Judgement(found, judged, unjudged, missing, dict(observed.counts))
 

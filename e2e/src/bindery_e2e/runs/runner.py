@@ -34,6 +34,8 @@ SETTLE_S: Final = 120.0
 READ_RATE: Final = 500.0
 """Messages a second that the last reading makes at least: an hour's traffic takes minutes to read."""
 UNDO_S: Final = 60.0
+REASON_LENGTH_MAX: Final = 2000
+"""Maximum number of characters of a failure's reason that are recorded."""
 
 Step = Sequence[Fault]
 """Faults that overlap."""
@@ -77,16 +79,15 @@ class Run:
             try:
                 async with Traffic(history, endpoint, files=files, settings=settings.traffic) as traffic:
                     await self._tried(history, self._play(history, traffic, steps))
-                    await self._undo()
+                    await self._undo(history)
                     await self._end(history, traffic)
             except asyncio.CancelledError:
-                self.failures.append("stopped by hand")
-                history.observe("note", text="stopped by hand")
+                self._incomplete(history, "stopped by hand")
                 raise
             except Exception as error:
                 await self._failed(history, f"{type(error).__name__}: {error}")
             finally:
-                await self._undo()
+                await self._undo(history)
                 endpoint.close()
 
     async def _play(self, history: History, traffic: Traffic, steps: Iterable[Step]) -> None:
@@ -204,20 +205,24 @@ class Run:
             await self._failed(history, f"{type(error).__name__}: {error}")
 
     async def _failed(self, history: History, text: str) -> None:
-        self.failures.append(text)
-        history.observe("note", text=text[:2000])
+        self._incomplete(history, text)
         self._say(f"FAILED: {text}")
         if len(self.failures) == 1:
             await self._explain()
 
-    async def _undo(self) -> None:
+    def _incomplete(self, history: History, reason: str) -> None:
+        """Record in the history that this run is not complete, so that a later `judge` reaches the same verdict."""
+        self.failures.append(reason)
+        history.observe("incomplete", reason=reason[:REASON_LENGTH_MAX])
+
+    async def _undo(self, history: History) -> None:
         """Faults that were under way when the run ended before its end."""
         for fault in list(self._under_way):
             self._say(f"undoing {fault}")
             try:
                 await asyncio.to_thread(fault.heal, self.world)
             except Exception as error:
-                self.failures.append(f"{fault} could not be undone: {error}")
+                self._incomplete(history, f"{fault} could not be undone: {error}")
         self._under_way.clear()
 
     async def _explain(self) -> None:

@@ -86,7 +86,6 @@ async def play(
 def conclude(run: Run, *, say: Callable[[str], None] = print) -> Report:
     """Judge the history of a run, as far as it came."""
     report = report_of(run.history_path, required=REQUIRED)
-    report.judgement.missing.extend(run.failures)
     paths = write_report(report, run.settings.folder)
     say(paths.text.read_text())
     say(f"report: {paths.html}")

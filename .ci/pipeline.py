@@ -1,0 +1,330 @@
+"""Run every check that must hold on a clean clone, and end with a table of targets, counts of tests and times.
+
+Three lanes share the machine:
+
+- *cluster*: from the beginning, start Kubernetes and build and load the images (at low priority); then wait for *go*.
+- *main*: `make setup`, `lint`, `types`, `test`, one after the other. Then it gives the cluster lane its *go*.
+- *beside*: while the tests on Kubernetes run, which wait most of the time, everything else.
+
+The first failure ends the run. One seed, the time of the commit, selects the samples (faults, tests of pods, the kill
+test's moments), so a run of the same commit repeats them. `make e2e`, `make audit-pods` and `make chaos` run in full.
+
+A test that failed is repeated only if all of this holds: pytest ran every test that it collected, at most three tests
+failed (counted by id), each starts real processes (marker `integration` or `interop`), and none of them judges whether
+data was lost (marker `verdict`). It is repeated once, alone, with the same seeds; the table names it.
+"""
+
+import contextlib
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+REPEATED_MAX = 3
+END_TIMEOUT_S = 180.0
+"""Time in seconds that ended processes get to clean up; taking the cluster down takes most of it."""
+COUNTS = re.compile(
+    r"^(?:=+ )?[0-9]+ (?:passed|failed).*|^[0-9,]+ (?:protocol histories|service seeds|crash points|damaged files"
+    r"|.*frames).*"
+)
+FAILURES = re.compile(r"^(?:FAILED|ERROR) .*|^E  .*|^make: \*\*\*.*")
+FAILURE_LINES_MAX = 60
+HEARTBEAT_S = 60.0
+
+
+@dataclass
+class Step:
+    """A make target. `options` go to pytest or to the tool that the target runs."""
+
+    target: str
+    options: str = ""
+    is_pytest: bool = False
+    may_repeat: bool = False
+    nice: int = 0
+    environment: Mapping[str, str] = field(default_factory=dict)
+    variables: tuple[str, ...] = ()
+    """Of make, as `NAME=value`."""
+
+
+def main_steps() -> list[Step]:
+    return [
+        Step("setup"),
+        Step("lint"),
+        Step("types"),
+        Step("test", is_pytest=True, may_repeat=True),
+    ]
+
+
+def beside_steps(seed: int) -> list[Step]:
+    return [
+        Step("chart", is_pytest=True, nice=5),
+        Step("audit-truth", is_pytest=True, nice=5),
+        Step("healing", is_pytest=True),
+        Step("interop", is_pytest=True, may_repeat=True),
+        Step("audit-pods", is_pytest=True, nice=5, environment={"BINDERY_CI_SAMPLE": str(seed)}),
+        Step("storage-ci", nice=5, variables=("STORAGE_SECONDS=20",)),
+        Step("fuzz", f"--seconds 12 --seed {seed}", nice=5),
+        Step("sim-ci", nice=5, variables=("SIM_SECONDS=25",)),
+    ]
+
+
+def may_be_repeated(outcome: Mapping[str, Any] | None) -> str:
+    """Why the failed tests of this outcome must not be repeated; empty: they may."""
+    if outcome is None:
+        return "pytest recorded no outcome"
+    if not outcome["complete"]:
+        return "the run is not complete: not every collected test was run"
+    failed = outcome["failed"]
+    if not failed:
+        return "no test failed, and yet the target did"
+    if len(failed) > REPEATED_MAX:
+        return f"{len(failed)} tests failed, at most {REPEATED_MAX} may"
+    for test_id, marks in failed.items():
+        if "verdict" in marks:
+            return f"{test_id} judges whether data was lost"
+        if not {"integration", "interop"} & set(marks):
+            return f"{test_id} starts no processes: it does not depend on the machine's load"
+    return ""
+
+
+def repeat_held(first: Mapping[str, Any], second: Mapping[str, Any] | None) -> bool:
+    """Whether the repeat ran exactly the tests that had failed, and all of them passed."""
+    return (
+        second is not None
+        and second["complete"]
+        and not second["failed"]
+        and second["passed"] == second["collected"] == len(first["failed"])
+    )
+
+
+class CheckFailed(Exception):
+    pass
+
+
+class Pipeline:
+    def __init__(self, folder: Path, seed: int) -> None:
+        self.folder = folder
+        self.seed = seed
+        self._began = time.monotonic()
+        self._lock = threading.Lock()
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._running: dict[int, tuple[str, float]] = {}
+        self.rows: list[tuple[str, str, str]] = []
+        self.environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT / ".ci"), os.environ.get("PYTHONPATH")])),
+            "BINDERY_KILL_SEED": os.environ.get("BINDERY_KILL_SEED", str(seed)),
+            "E2E_SAMPLE": os.environ.get("E2E_SAMPLE", str(seed)),
+        }
+
+    # --- processes ------------------------------------------------------------------------------------------------
+
+    def say(self, text: str) -> None:
+        with self._lock:
+            print(text, flush=True)
+
+    def start(self, command: list[str], log: Path, environment: Mapping[str, str]) -> "subprocess.Popen[bytes]":
+        """In a process group of its own, so that it can be ended with all that it started."""
+        with log.open("wb") as file:
+            process = subprocess.Popen(
+                command, cwd=ROOT, env=dict(environment), stdin=subprocess.DEVNULL, stdout=file,
+                stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
+        with self._lock:
+            self._processes.append(process)
+            self._running[process.pid] = (shlex.join(command), time.monotonic())
+        return process
+
+    def wait(self, process: "subprocess.Popen[bytes]") -> int:
+        code = process.wait()
+        with self._lock:
+            self._running.pop(process.pid, None)
+        return code
+
+    def end_all(self) -> None:
+        """SIGTERM for everything that still runs; wait until it has cleaned up (the cluster is taken down)."""
+        with self._lock:
+            pids = list(self._running)
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGTERM)
+
+    def wait_ended(self) -> None:
+        deadline = time.monotonic() + END_TIMEOUT_S
+        for process in self._processes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, deadline - time.monotonic()))
+
+    # --- steps ----------------------------------------------------------------------------------------------------
+
+    def run(self, step: Step) -> None:
+        began = time.monotonic()
+        self.say(f"=== make {step.target} begins at {began - self._began:.0f} s")
+        code, log, outcome = self._make(step, "")
+        notes = ""
+        if code:
+            why = may_be_repeated(outcome) if step.may_repeat else "this target is never repeated"
+            if why:
+                raise CheckFailed(f"make {step.target} failed after {time.monotonic() - began:.0f} s; no repeat: {why}")
+            assert outcome is not None
+            names = sorted(outcome["failed"])
+            self.say("\n".join([f"=== make {step.target}: repeat what failed, alone", *names]))
+            code, _, again = self._make(step, "-n 0 --last-failed --last-failed-no-failures none")
+            if code or not repeat_held(outcome, again):
+                raise CheckFailed(f"make {step.target} failed, and its repeat: {', '.join(names)}")
+            notes = f"NOT CLEAN, held only in a repeat: {', '.join(names)}"
+        self._row(step, log, outcome, time.monotonic() - began, notes)
+
+    def _make(self, step: Step, more: str) -> tuple[int, Path, dict[str, Any] | None]:
+        name = f"{step.target}{'-repeat' if more else ''}"
+        log, record = self.folder / f"{name}.log", self.folder / f"{name}.json"
+        options = [step.options, more]
+        environment = {**self.environment, **step.environment}
+        if step.is_pytest:
+            options += ["-p ci_outcome", f"-o cache_dir={self.folder / step.target}-cache"]
+            environment["BINDERY_CI_OUTCOME"] = str(record)
+        command = ["nice", f"-n{step.nice}"] if step.nice else []
+        command += ["make", step.target, *step.variables, f"ARGS={' '.join(filter(None, options))}"]
+        code = self.wait(self.start(command, log, environment))
+        self.show(name, log)
+        return code, log, json.loads(record.read_text()) if record.exists() else None
+
+    def show(self, name: str, log: Path) -> None:
+        text = log.read_text(errors="replace")
+        self.say(f"\n=== output of make {name}\n{text}")
+
+    def _row(self, step: Step, log: Path, outcome: Mapping[str, Any] | None, seconds: float, notes: str) -> None:
+        if outcome is not None:
+            counts = f"{outcome['passed']} tests"
+            if outcome["skipped"]:
+                counts += f", {outcome['skipped']} skipped"
+        else:
+            lines = log.read_text(errors="replace").splitlines()
+            counts = "; ".join(line.strip("= ") for line in lines if COUNTS.match(line))
+        with self._lock:
+            self.rows.append((step.target, f"{seconds:.0f} s", "; ".join(filter(None, [counts, notes]))))
+        self.say(f"=== make {step.target}: {seconds:.0f} s")
+
+    # --- the cluster lane -----------------------------------------------------------------------------------------
+
+    def start_cluster(self) -> "subprocess.Popen[bytes]":
+        environment = {**self.environment, "BINDERY_CI_OUTCOME": str(self.folder / "e2e.json")}
+        return self.start([".ci/with-cluster", ".ci/e2e", str(self.folder)], self.folder / "e2e.log", environment)
+
+    def check_cluster(self, process: "subprocess.Popen[bytes]") -> None:
+        """Raise as soon as the cluster lane has failed, also before its tests have begun."""
+        if process.poll():
+            self.show("e2e", self.folder / "e2e.log")
+            raise CheckFailed(f"the cluster or its images could not be made, or make e2e failed ({process.returncode})")
+
+    def finish_cluster(self, process: "subprocess.Popen[bytes]", began: float) -> None:
+        code = self.wait(process)
+        log, record = self.folder / "e2e.log", self.folder / "e2e.json"
+        outcome = json.loads(record.read_text()) if record.exists() else None
+        if code:
+            self.show("e2e", log)
+            raise CheckFailed(f"make e2e failed after {time.monotonic() - began:.0f} s")
+        if outcome is None or not outcome["complete"]:
+            self.show("e2e", log)
+            raise CheckFailed("make e2e ended without having run every test that it collected")
+        self.show("e2e", log)
+        self._row(Step("e2e"), log, outcome, time.monotonic() - began, f"sample {self.environment['E2E_SAMPLE']}")
+
+    # --- the whole ------------------------------------------------------------------------------------------------
+
+    def play(self) -> None:
+        cluster = self.start_cluster()
+        for step in main_steps():
+            self.run(step)
+            if step.target == "setup":
+                (self.folder / "setup-done").touch()
+            self.check_cluster(cluster)
+        (self.folder / "go").touch()
+        went = time.monotonic()
+        problems: list[BaseException] = []
+
+        def guarded(work: Callable[[], None]) -> None:
+            try:
+                work()
+            except BaseException as error:
+                problems.append(error)
+                self.end_all()
+
+        def beside() -> None:
+            for step in beside_steps(self.seed):
+                if problems:
+                    return
+                self.run(step)
+
+        lanes = [
+            threading.Thread(target=guarded, args=(beside,)),
+            threading.Thread(target=guarded, args=(lambda: self.finish_cluster(cluster, went),)),
+        ]
+        for lane in lanes:
+            lane.start()
+        for lane in lanes:
+            lane.join()
+        if problems:
+            raise problems[0]
+
+    def heartbeat(self) -> None:
+        while True:
+            time.sleep(HEARTBEAT_S)
+            now = time.monotonic()
+            with self._lock:
+                running = [f"{command} for {now - since:.0f} s" for command, since in self._running.values()]
+            self.say(f"... {now - self._began:.0f} s; running: {'; '.join(running)}")
+
+    def table(self) -> str:
+        widths = [max(len(row[column]) for row in self.rows) for column in range(2)] if self.rows else [0, 0]
+        lines = [f"  {target:{widths[0]}}  {seconds:>{widths[1]}}  {counts}" for target, seconds, counts in self.rows]
+        return "\n".join([*lines, f"  all: {time.monotonic() - self._began:.0f} s, seed {self.seed}"])
+
+    def failures(self) -> str:
+        """The lines of all logs that say what failed, for the end of the output."""
+        found: list[str] = []
+        for log in sorted(self.folder.glob("*.log")):
+            lines = [line[:400] for line in log.read_text(errors="replace").splitlines() if FAILURES.match(line)]
+            if lines:
+                found += [f"--- {log.stem}", *lines[-FAILURE_LINES_MAX:]]
+        return "\n".join(found)
+
+
+def commit_time() -> int:
+    done = subprocess.run(["git", "log", "-1", "--format=%ct"], cwd=ROOT, capture_output=True, text=True, check=False)
+    return int(done.stdout or 0)
+
+
+def main() -> int:
+    with tempfile.TemporaryDirectory(prefix="bindery-ci-") as folder:
+        pipeline = Pipeline(Path(folder), commit_time())
+
+        def stopped(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        signal.signal(signal.SIGTERM, stopped)
+        threading.Thread(target=pipeline.heartbeat, daemon=True).start()
+        try:
+            pipeline.play()
+        except (CheckFailed, KeyboardInterrupt) as error:
+            pipeline.end_all()
+            pipeline.wait_ended()
+            pipeline.say(f"\n{pipeline.failures()}\n\n=== FAILED: {error or 'stopped'}\n{pipeline.table()}")
+            return 1
+        pipeline.say(f"\n=== every check holds\n{pipeline.table()}")
+        return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

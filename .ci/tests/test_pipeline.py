@@ -1,0 +1,185 @@
+"""When .ci/run repeats failed tests, and when it fails at once."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pipeline import ROOT, CheckFailed, Pipeline, Step, beside_steps, main_steps, may_be_repeated, repeat_held
+
+INTEGRATION = ["integration"]
+
+
+def outcome(failed: dict[str, list[str]], *, collected: int = 10, complete: bool = True) -> dict[str, Any]:
+    return {
+        "complete": complete, "collected": collected, "skipped": 0, "failed": failed,
+        "passed": collected - len(failed),
+    }  # fmt: skip
+
+
+def test_a_few_failed_tests_of_processes_may_be_repeated() -> None:
+    assert may_be_repeated(outcome({"a.py::test_one[x y]": INTEGRATION, "a.py::test_one[x z]": ["interop"]})) == ""
+
+
+@pytest.mark.parametrize(
+    ("found", "why"),
+    [
+        (None, "no outcome"),
+        (outcome({}, complete=False), "not complete"),
+        (outcome({"a.py::test_one": INTEGRATION}, complete=False), "not complete"),
+        (outcome({}), "no test failed"),
+        (outcome({f"a.py::test_one[same {n}]": INTEGRATION for n in range(4)}), "4 tests failed"),
+        (outcome({"a.py::test_lost": ["integration", "verdict"]}), "judges whether data was lost"),
+        (outcome({"a.py::test_pure": []}), "starts no processes"),
+    ],
+)
+def test_nothing_else_is_repeated(found: dict[str, Any] | None, why: str) -> None:
+    assert why in may_be_repeated(found)
+
+
+def test_a_repeat_must_have_run_exactly_what_failed() -> None:
+    first = outcome({"a": INTEGRATION, "b": INTEGRATION})
+    assert repeat_held(first, outcome({}, collected=2))
+    assert not repeat_held(first, outcome({}, collected=1)), "one of them was not run"
+    assert not repeat_held(first, outcome({"a": INTEGRATION}, collected=2))
+    assert not repeat_held(first, outcome({}, collected=2, complete=False))
+    assert not repeat_held(first, None)
+
+
+def recorded(folder: Path, text: str, *options: str, **environment: str) -> dict[str, Any]:
+    """The outcome that a pytest run of `text` records."""
+    (folder / "test_sample.py").write_text(text)
+    (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n    integration:\n    verdict:\n")
+    record = folder / "outcome.json"
+    variables = {**os.environ, "PYTHONPATH": str(ROOT / ".ci"), "BINDERY_CI_OUTCOME": str(record), **environment}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "ci_outcome", "-p", "no:cacheprovider", *options]
+    subprocess.run(command, cwd=folder, env=variables, capture_output=True, timeout=60, check=False)
+    return dict(json.loads(record.read_text()))
+
+
+TESTS = """
+import pytest
+
+@pytest.mark.parametrize("words", ["a b", "a c"])
+@pytest.mark.integration
+def test_many(words):
+    assert words == "a b"
+
+@pytest.mark.skip
+def test_skipped(): pass
+
+@pytest.fixture
+def broken():
+    yield
+    raise OSError
+
+@pytest.mark.verdict
+def test_teardown(broken): pass
+
+def test_good(): pass
+"""
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_outcomes_are_recorded_by_test_id(tmp_path: Path, workers: str) -> None:
+    assert recorded(tmp_path, TESTS, "-n", workers) == {
+        "complete": True, "collected": 5, "passed": 2, "skipped": 1,
+        "failed": {"test_sample.py::test_many[a c]": ["integration"], "test_sample.py::test_teardown": ["verdict"]},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import nothing_of_this_name",
+        "import pytest\ndef test_one(): assert False\ndef test_two(): pytest.exit('stop')\ndef test_three(): pass",
+    ],
+    ids=["collection error", "pytest.exit"],
+)
+def test_a_run_that_stopped_early_is_not_complete(tmp_path: Path, workers: str, text: str) -> None:
+    found = recorded(tmp_path, text, "-n", workers)
+    assert not found["complete"]
+    assert may_be_repeated(found)
+
+
+def test_a_sample_is_one_test_chosen_by_the_seed(tmp_path: Path) -> None:
+    text = "".join(f"def test_{name}(): assert False\n" for name in "abc")
+    chosen = [recorded(tmp_path, text, "-n", "0", BINDERY_CI_SAMPLE=str(seed))["failed"] for seed in range(4)]
+    assert [next(iter(one))[-1] for one in chosen] == ["a", "b", "c", "a"]
+
+
+class Scripted(Pipeline):
+    """`make` is a script: exit code and outcome of each call."""
+
+    def __init__(self, folder: Path, *made: tuple[int, dict[str, Any] | None]) -> None:
+        super().__init__(folder, 7)
+        self.made = list(made)
+
+    def _make(self, step: Step, more: str) -> tuple[int, Path, dict[str, Any] | None]:
+        log = self.folder / "log"
+        log.touch()
+        code, found = self.made.pop(0)
+        return code, log, found
+
+
+FAILED = (2, outcome({"a.py::test_one": INTEGRATION}))
+
+
+def test_a_repeat_that_held_is_named_in_the_table(tmp_path: Path) -> None:
+    pipeline = Scripted(tmp_path, FAILED, (0, outcome({}, collected=1)))
+    pipeline.run(Step("test", is_pytest=True, may_repeat=True))
+    assert "NOT CLEAN, held only in a repeat: a.py::test_one" in pipeline.table()
+
+
+@pytest.mark.parametrize(
+    ("step", "made"),
+    [
+        (Step("healing", is_pytest=True), [FAILED]),
+        (Step("test", is_pytest=True, may_repeat=True), [FAILED, (2, outcome({"a.py::test_one": []}, collected=1))]),
+        (Step("test", is_pytest=True, may_repeat=True), [FAILED, (0, None)]),
+        (Step("lint"), [(2, None)]),
+    ],
+)
+def test_a_failure_fails(tmp_path: Path, step: Step, made: list[tuple[int, dict[str, Any] | None]]) -> None:
+    with pytest.raises(CheckFailed, match=step.target):
+        Scripted(tmp_path, *made).run(step)
+
+
+def test_a_repeat_has_the_seeds_of_the_run(tmp_path: Path) -> None:
+    environment = Pipeline(tmp_path, 1234).environment
+    assert environment["BINDERY_KILL_SEED"] == "1234"
+    assert environment["E2E_SAMPLE"] == "1234"
+
+
+def test_the_longest_files_exist() -> None:
+    """A pattern of conftest.py that matches no file would silently have no effect."""
+    spec = importlib.util.spec_from_file_location("root_conftest", ROOT / "conftest.py")
+    assert spec is not None
+    assert spec.loader is not None
+    conftest = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(conftest)
+    files = [path.relative_to(ROOT).as_posix() for folder in ("libs", "services", "cli", "spark-jobs", "e2e")
+             for path in (ROOT / folder).rglob("test_*.py")]  # fmt: skip
+    for pattern in conftest.LONGEST:
+        assert any(conftest.rank(file, [pattern]) == 0 for file in files), pattern
+
+
+def test_targets_exist_and_every_test_file_belongs_to_one() -> None:
+    """A test file of e2e that no target names would never run."""
+    makefile = (ROOT / "Makefile").read_text()
+    steps = [*main_steps(), *beside_steps(0)]
+    for step in steps:
+        assert f"\n{step.target}:" in makefile, step.target
+    recipes = {block.split(":", 1)[0]: block for block in makefile.split("\n.PHONY: ")}
+    run = "\n".join(block.split("\n", 1)[1] for name, block in recipes.items() if name.split("\n")[0] in
+                    {*(step.target for step in steps), "e2e"})  # fmt: skip
+    covered_by_test = ("e2e/tests", "e2e/simulation")
+    for path in sorted((ROOT / "e2e").rglob("test_*.py")):
+        name = str(path.relative_to(ROOT))
+        is_run = name.startswith(covered_by_test) or any(word in run for word in (name, str(Path(name).parent)))
+        assert is_run, f"no target of .ci/run runs {name}"
