@@ -12,7 +12,7 @@ from bindery.common import tables
 from bindery.main import app
 from bindery_bookie.admin.plain import plain
 from bindery_bookie.maintenance.storage_watch import DirectoryState, DirectoryStatus
-from bindery_bookie.storage.collection.garbage import GarbageState, LogExplanation, LogInfo, LogState
+from bindery_bookie.storage.collection.collection_interface import GarbageState, LogExplanation, LogInfo, LogState
 from bindery_bookie.storage.corruption.damage import Damage
 from bindery_bookie.storage.scrub.scrub import ScrubState
 from bindery_core.errors import BinderyError

@@ -11,7 +11,7 @@ from bindery_bookie.admin.app import AdminApp
 from bindery_bookie.admin.context import AdminContext
 from bindery_bookie.admin.shard import EngineShard
 from bindery_bookie.state import BookieState
-from bindery_bookie.storage.collection.garbage import (
+from bindery_bookie.storage.collection.collection_interface import (
     CollectionKind,
     GarbageState,
     LogExplanation,

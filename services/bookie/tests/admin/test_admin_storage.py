@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from bindery_bookie.maintenance.storage_watch import DirectoryState, DirectoryStatus
-from bindery_bookie.storage.collection.garbage import CollectionKind
+from bindery_bookie.storage.collection.collection_interface import CollectionKind
 from bindery_bookie.storage.corruption.damage import Damage, DamageRegister
 from bindery_bookie.storage.corruption.limbo import LimboPhase, LimboState
 from bindery_bookie.storage.io.disk import RealDisk

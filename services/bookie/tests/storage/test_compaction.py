@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from bindery_bookie.storage import control_records as control
 from bindery_bookie.storage.collection import rewrite
-from bindery_bookie.storage.collection.garbage import CollectionKind, LogState, NoSuchEntryLog
+from bindery_bookie.storage.collection.collection_interface import CollectionKind, LogState, NoSuchEntryLog
 from bindery_bookie.storage.engine.engine import StorageEngine
 from bindery_bookie.storage.entry_log.log_manifest import read_manifest
 from bindery_bookie.storage.io.fault_injection import FaultyDisk
@@ -268,14 +268,14 @@ async def test_a_ledger_deleted_while_it_is_copied(kit: Any) -> None:
     engine = await world.opened()
     bodies = await two_kinds(kit, engine)
     await engine.flush()
-    replaced = engine.compactor._keeper.install
+    replaced = engine.compactor._replacement.install
 
     async def replace_after_deletion(copied: Any) -> None:
         await engine.delete_ledger(3)
         await engine.flush()
         await replaced(copied)
 
-    engine.compactor._keeper.install = replace_after_deletion  # type: ignore[method-assign]
+    engine.compactor._replacement.install = replace_after_deletion  # type: ignore[method-assign]
     assert (await engine.compactor.run(major=True)).rewritten == [1]
     assert await kit.read(engine, (3, 0)) == [Status.NO_LEDGER]
     assert await kit.read(engine, (1, 0)) == [bodies[1][0]]
@@ -603,7 +603,7 @@ async def test_power_lost_during_a_copy_that_flushes_overtook(kit: Any) -> None:
         world.disk.cut_after(0)
         raise OSError(5, "the power is gone")
 
-    engine.compactor._keeper.install = overtaken  # type: ignore[method-assign]
+    engine.compactor._replacement.install = overtaken  # type: ignore[method-assign]
     assert (await engine.compactor.run(major=True)).left
     await engine.close()
     world.lose_power(5)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from bindery_bookie.storage import control_records as control
 from bindery_bookie.storage.entry_log import entry_log_format as logs
+from bindery_bookie.storage.entry_log.entry_log_scan import DamagedRegion, EntryLogScanner
 from bindery_bookie.storage.index import index_format as index
 from bindery_bookie.storage.io.disk import ReadableFile, RealDisk
 from bindery_bookie.storage.journal import journal_format as journal
@@ -66,9 +67,14 @@ def log_bytes(kit: Any) -> bytes:
 
 
 def read_log(data: bytes) -> list[bytes]:
-    file = file_of(data)
-    logs.check_file_header(file, path="/f", log_id=6)
-    return [body for _, body in logs.scan_records(file, path="/f", stop=len(data))]
+    disk = CrashableDisk()
+    disk.create(f"/d/{logs.file_name(6)}").write_at(data, 0)
+    found: list[bytes] = []
+    for one in EntryLogScanner(disk, "/d").scan(6, is_sealed=True):
+        if isinstance(one, DamagedRegion):
+            raise DamagedStorage(one.reason, path=one.path, offset=one.offset)
+        found.append(one.body)
+    return found
 
 
 MARK = LastLogMark(9, JournalPosition(10, 4096, 77), 6, 1234)

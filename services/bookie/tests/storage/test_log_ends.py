@@ -9,7 +9,7 @@ from bindery_bookie.storage.corruption.limbo import LimboLedger, write_marker
 from bindery_bookie.storage.engine.engine import StorageEngine
 from bindery_bookie.storage.entry_log import entry_log_format as fmt
 from bindery_bookie.storage.entry_log import log_manifest
-from bindery_bookie.storage.entry_log.entry_log_scan import CUT
+from bindery_bookie.storage.entry_log.entry_log_scan import CUT, EntryLogScanner, LogRecord
 from bindery_bookie.storage.entry_log.log_manifest import LogManifest, read_manifest, write_manifest
 from bindery_bookie.storage.index.index import Index
 from bindery_bookie.storage.io.fault_injection import DrillControl, FaultyDisk
@@ -23,9 +23,10 @@ FAST = 100 * 1024**3
 
 def boundaries(world: Any, log_id: int, *, stop: int) -> list[int]:
     """Where a record begins or the last one ends, before `stop`."""
-    path = f"{CURRENT}/{fmt.file_name(log_id)}"
-    records = fmt.scan_records(world.disk.open_read(path), path=path, stop=stop)
-    return [fmt.HEADER_SIZE, *(offset + len(body) for offset, body in records)]
+    records = [
+        one for one in EntryLogScanner(world.disk, CURRENT).scan(log_id, stop=stop) if isinstance(one, LogRecord)
+    ]
+    return [fmt.HEADER_SIZE, *(one.offset + len(one.body) for one in records)]
 
 
 async def two_logs(world: Any, kit: Any, *, first_dies: bool) -> list[bytes]:

@@ -11,6 +11,7 @@ from bindery_bookie.storage import control_records as control
 from bindery_bookie.storage.entry_log import entry_log_format as logs
 from bindery_bookie.storage.entry_log import log_manifest
 from bindery_bookie.storage.entry_log.entry_log import EntryLogWriter
+from bindery_bookie.storage.entry_log.entry_log_scan import EntryLogScanner, LogRecord
 from bindery_bookie.storage.entry_log.log_manifest import LogEnd, LogIds, LogManifest, read_manifest, write_manifest
 from bindery_core.errors import BadVersion, BinderyError, DamagedStorage
 from bindery_simulation.disk import CrashableDisk
@@ -156,7 +157,8 @@ def test_the_golden_log_of_a_compaction() -> None:
     assert found is not None
     sizes, deletions = found
     assert deletions == {5}
-    records = [body for _, body in logs.scan_records(file, path="/f", stop=len(golden))]
+    disk.create(f"/d/{logs.file_name(12)}").write_at(golden, 0)
+    records = [one.body for one in EntryLogScanner(disk, "/d").scan(12) if isinstance(one, LogRecord)]
     assert records[0] == control.pack_deleted(5)
     assert sizes == {
         ledger_id: sum(8 + len(body) for body in records if logs.unpack_ids(body)[0] == ledger_id)
@@ -206,7 +208,7 @@ async def test_a_lost_list_beside_compacted_logs_is_made_anew(kit: Any) -> None:
     await engine.flush()
     await engine.delete_ledger(2)
     assert (await engine.compactor.run(major=True)).rewritten == [1]
-    before = engine.compactor._keeper.manifest
+    before = engine.compactor._replacement.manifest
     await engine.close()
     world.disk.remove(f"{CURRENT}/{log_manifest.FILE_NAME}")
     engine = await world.opened()

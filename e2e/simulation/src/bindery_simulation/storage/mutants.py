@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 from bindery_bookie.storage import control_records
 from bindery_bookie.storage.collection import rewrite
-from bindery_bookie.storage.collection.log_keeper import LogKeeper
+from bindery_bookie.storage.collection.log_replacement import LogReplacement
 from bindery_bookie.storage.engine.engine import StorageEngine
 from bindery_bookie.storage.entry_log import entry_log_format
 from bindery_bookie.storage.entry_log.log_manifest import LogEnd, LogManifest
@@ -192,13 +192,13 @@ def _unfinished_flush_kept() -> contextlib.AbstractContextManager[Any]:
 
 def _old_log_goes_first() -> contextlib.AbstractContextManager[Any]:
     """Compaction removes the old log before the index points to the new one."""
-    real = LogKeeper._switch
+    real = LogReplacement._switch
 
     async def switch(self: Any, rewrite: Any) -> None:
         await self._remove_log(rewrite.source.log_id)
         await real(self, rewrite)
 
-    return patch.object(LogKeeper, "_switch", switch)
+    return patch.object(LogReplacement, "_switch", switch)
 
 
 def _control_state_not_carried() -> contextlib.AbstractContextManager[Any]:

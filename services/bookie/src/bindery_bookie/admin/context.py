@@ -16,7 +16,7 @@ from bindery_metadata.ledgers.ledger_manager import LedgerManager
 from bindery_metadata.stores.store import MetadataStore
 
 from bindery_bookie.state import BookieState
-from bindery_bookie.storage.collection.garbage import GarbageCollection
+from bindery_bookie.storage.collection.collection_interface import GarbageCollection
 from bindery_bookie.storage.corruption.damage import DamageRegister
 from bindery_bookie.storage.corruption.limbo import LimboState
 from bindery_bookie.storage.io.disk import Disk

@@ -27,7 +27,7 @@ from bindery_kit.admin.http import Answer, Request, Route, json_answer
 from bindery_bookie.admin.context import DRILLS_SETTING, AdminContext, Shard
 from bindery_bookie.admin.plain import plain
 from bindery_bookie.admin.storage_routes import NoGarbageCollection
-from bindery_bookie.storage.collection.garbage import GarbageCollection, NoSuchEntryLog
+from bindery_bookie.storage.collection.collection_interface import GarbageCollection, NoSuchEntryLog
 from bindery_bookie.storage.entry_log.entry_log_format import FILE_SUFFIX
 from bindery_bookie.storage.io.fault_injection import DrillControl
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 import structlog
 from bindery_core.errors import BinderyError
 
-from bindery_bookie.storage.collection.garbage import GarbageCollection
+from bindery_bookie.storage.collection.collection_interface import GarbageCollection
 from bindery_bookie.storage.corruption.limbo import LimboState
 from bindery_bookie.storage.settings import StorageSettings
 from bindery_bookie.storage.stats import StorageStats

@@ -29,7 +29,7 @@ from bindery_core.errors import BadRequest, NotThere
 from bindery_kit.admin.http import Answer, Request, Route, boolean, json_answer, problem
 
 from bindery_bookie.admin.context import AdminContext, Shard
-from bindery_bookie.storage.collection.garbage import CollectionKind, GarbageCollection
+from bindery_bookie.storage.collection.collection_interface import CollectionKind, GarbageCollection
 from bindery_bookie.storage.entry_log import entry_log_format
 from bindery_bookie.storage.io.disk import Disk
 from bindery_bookie.storage.journal import journal_format

@@ -34,7 +34,7 @@ from bindery_metadata.stores.store import MetadataStore, Node, Watch
 
 from bindery_bookie.maintenance.over_replicated import OverReplicated
 from bindery_bookie.maintenance.over_replicated import Shard as OverReplicatedShard
-from bindery_bookie.storage.collection.garbage import GarbageCollection
+from bindery_bookie.storage.collection.collection_interface import GarbageCollection
 from bindery_bookie.storage.stats import StorageStats
 
 log = structlog.get_logger(__name__)

@@ -26,7 +26,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from bindery_bookie.metrics.bookie import BookieMetrics
-from bindery_bookie.storage.collection.garbage import CollectionKind
+from bindery_bookie.storage.collection.collection_interface import CollectionKind
 from bindery_bookie.storage.corruption.damage import DamageRegister
 
 if TYPE_CHECKING:

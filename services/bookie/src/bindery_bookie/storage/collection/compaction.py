@@ -28,7 +28,7 @@ from typing import Final
 import structlog
 from bindery_core.errors import BinderyError, TryAgain
 
-from bindery_bookie.storage.collection.garbage import (
+from bindery_bookie.storage.collection.collection_interface import (
     LEDGERS_SHOWN_MAX,
     CollectionKind,
     CollectionResult,
@@ -38,9 +38,8 @@ from bindery_bookie.storage.collection.garbage import (
     LogState,
     NoSuchEntryLog,
 )
-from bindery_bookie.storage.collection.log_keeper import LogKeeper, Surroundings
-from bindery_bookie.storage.collection.log_table import LogTable
-from bindery_bookie.storage.collection.log_usage import is_in
+from bindery_bookie.storage.collection.log_replacement import CollectionEnvironment, LogReplacement
+from bindery_bookie.storage.collection.log_usage import UsageTable, is_in
 from bindery_bookie.storage.collection.rewrite import Rewrite
 from bindery_bookie.storage.entry_log import entry_log_format as fmt
 from bindery_bookie.storage.entry_log.log_manifest import LogIds, ManifestFile
@@ -89,11 +88,11 @@ class _Outcome:
 
 
 class Compactor:
-    """See GarbageCollection. Decides what to do; `log_keeper` does it."""
+    """See GarbageCollection. Decides what to do; `log_replacement` does it."""
 
     def __init__(
         self,
-        parts: Surroundings,
+        parts: CollectionEnvironment,
         *,
         manifest: ManifestFile,
         ids: LogIds,
@@ -103,10 +102,10 @@ class Compactor:
         self._parts = parts
         self.on_forced: Callable[[], None] = lambda: None
         """Hears of each forced request: whose ledgers' metadata is gone should be found out, too."""
-        self._keeper = LogKeeper(parts, manifest, ids, stats)
+        self._replacement = LogReplacement(parts, manifest, ids, stats)
         self._settings = settings
         self._stats = stats
-        self._table = LogTable(parts.disk, parts.directory, parts.index)
+        self._table = UsageTable(parts.disk, parts.directory, parts.index)
         self._damaged: set[int] = set()
         self._looking = asyncio.Lock()
         self._wish: _Wish | None = None
@@ -208,7 +207,7 @@ class Compactor:
         async with self._looking:
             while True:
                 open_ledgers = await parts.open_ledgers()
-                manifest, closed_below = self._keeper.manifest, parts.closed_below()
+                manifest, closed_below = self._replacement.manifest, parts.closed_below()
                 await self._pump(
                     self._table.look(
                         manifest,
@@ -219,7 +218,7 @@ class Compactor:
                         now_ms=parts.wall_clock_ms(),
                     )
                 )
-                if manifest is self._keeper.manifest:  # else logs came and went meanwhile
+                if manifest is self._replacement.manifest:  # else logs came and went meanwhile
                     break
             self._table.accept(self._stats)
         return self.logs()
@@ -281,7 +280,7 @@ class Compactor:
         if info.state is LogState.OPEN:
             return None, ["It is being written; garbage collection takes closed logs only."]
         said: list[str] = []
-        if self._keeper.is_blocked:
+        if self._replacement.is_blocked:
             said.append(f"Nothing is begun before an earlier step succeeds: {self._last_error}")
         if info.log_id == self._log_id:
             said.append(f"It is being worked on: {self._bytes_done} of {self._bytes_total} bytes.")
@@ -350,7 +349,7 @@ class Compactor:
 
     async def _collect(self, wish: _Wish, outcome: _Outcome) -> None:
         self._running, self._is_forced = CollectionKind.REMOVAL, wish.force
-        await self._keeper.finish()
+        await self._replacement.finish()
         try:
             await self._parts.flush_deletions()
         except _ERRORS as error:  # what was deleted before is known to be dead all the same
@@ -393,7 +392,7 @@ class Compactor:
         self._running = CollectionKind.REMOVAL
         while dead := self._table.dead():
             sizes = {log_id: self._table.usages[log_id].size for log_id in dead}  # a look meanwhile drops them
-            await self._keeper.remove_logs(dead)
+            await self._replacement.remove_logs(dead)
             for log_id, size in sizes.items():
                 self._table.drop(log_id)
                 self._damaged.discard(log_id)
@@ -416,7 +415,7 @@ class Compactor:
                 raise
             except _ERRORS as error:
                 self._failed(outcome, log_id, error)
-                if self._keeper.is_blocked:
+                if self._replacement.is_blocked:
                     return
             finally:
                 self._log_id = None
@@ -433,13 +432,13 @@ class Compactor:
         source = self._table.usages[log_id]
         alive = self._table.alive[log_id]
         self._log_id, self._bytes_total, self._bytes_done = log_id, alive.live_bytes, 0
-        if not await self._keeper.has_room(alive.live_bytes):
+        if not await self._replacement.has_room(alive.live_bytes):
             self._last_error = (
                 f"entry log {fmt.file_name(log_id)}: no room for the {alive.live_bytes} bytes alive in it"
             )
             outcome.left.append((log_id, "no room"))
             return
-        target_id = await self._keeper.new_log_id()
+        target_id = await self._replacement.new_log_id()
         rewrite = Rewrite(
             self._parts.disk,
             self._parts.directory,
@@ -453,17 +452,17 @@ class Compactor:
         try:
             await self._pump(rewrite.steps(), is_counted=True)
         except _ERRORS:
-            await self._keeper.remove_file(rewrite.temporary_path)
+            await self._replacement.remove_file(rewrite.temporary_path)
             raise
         if rewrite.damage:
-            await self._keeper.remove_file(rewrite.temporary_path)
+            await self._replacement.remove_file(rewrite.temporary_path)
             self._damaged.add(log_id)
             self._table.mark_damaged(log_id)
             for damage in rewrite.damage:
                 self._parts.damaged(damage)
             outcome.left.append((log_id, f"{len(rewrite.damage)} live entries cannot be read"))
             return
-        await self._keeper.install(rewrite)
+        await self._replacement.install(rewrite)
         target = rewrite.target
         self._table.replace(log_id, target, self._parts.wall_clock_ms())
         self._damaged.discard(log_id)

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import structlog
 
 from bindery_bookie.storage.collection.compaction import Compactor
-from bindery_bookie.storage.collection.log_keeper import Surroundings
+from bindery_bookie.storage.collection.log_replacement import CollectionEnvironment
 from bindery_bookie.storage.corruption.damage import DamageRegister
 from bindery_bookie.storage.corruption.limbo import LimboState
 from bindery_bookie.storage.engine.adds import Adds
@@ -405,7 +405,7 @@ class _Opener:
                 await flush_loop.flush()
 
         compactor = Compactor(
-            Surroundings(
+            CollectionEnvironment(
                 disk=environment.disk,
                 directory=environment.directory,
                 index=index,

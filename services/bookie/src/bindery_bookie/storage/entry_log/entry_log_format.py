@@ -54,7 +54,7 @@ Source: BookKeeper's DefaultEntryLogger (vocabulary, location, ledgers map); dig
 """
 
 import struct
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Mapping
 from typing import Final
 
 from bindery_core.errors import BadVersion, DamagedStorage
@@ -106,8 +106,6 @@ assert _RECORD.size == RECORD_HEADER_SIZE
 assert _TRAILER.size + _DIGEST.size == TRAILER_SIZE
 assert BODY_SIZE_MIN >= CONTROL_SIZE_MIN
 assert (LOG_ID_MAX << OFFSET_BITS) < 2**63
-
-_SCAN_SIZE: Final = 1024 * 1024
 
 
 def file_name(log_id: int) -> str:
@@ -226,42 +224,3 @@ def read_ledgers_and_deletions(file: ReadableFile, *, path: str) -> tuple[dict[i
         if found & _HAS_DELETION:
             deletions.add(found_id)
     return sizes, frozenset(deletions)
-
-
-def scan_records(file: ReadableFile, *, path: str, stop: int) -> Iterator[tuple[int, bytes]]:
-    """(offset of body, body) of every entry and control record in [header, stop), in order.
-
-    `stop` is a record's end that is known to be durable, so anything that does not parse before it is damage: raises
-    DamagedStorage with path and offset.
-    """
-    if file.size() < stop:
-        raise DamagedStorage("entry log is short", path=path, offset=file.size(), expected=stop)
-    offset = HEADER_SIZE
-    chunk, chunk_start = b"", 0
-    while offset < stop:
-        at = offset - chunk_start
-        if at + RECORD_HEADER_SIZE > len(chunk):
-            chunk, chunk_start, at = file.read_at(offset, min(_SCAN_SIZE, stop - offset)), offset, 0
-        if chunk[at : at + 4] == TRAILER_MAGIC and stop - offset == TRAILER_SIZE:
-            _check_trailer(chunk[at : at + TRAILER_SIZE], path=path, offset=offset)
-            return
-        if at + RECORD_HEADER_SIZE > len(chunk):
-            raise DamagedStorage("entry log is short", path=path, offset=offset)
-        _, size = _RECORD.unpack_from(chunk, at)
-        body_at = offset + RECORD_HEADER_SIZE
-        if not BODY_SIZE_MIN <= size <= min(BODY_SIZE_MAX, stop - body_at):
-            raise DamagedStorage("entry size is impossible", path=path, offset=body_at, size=size)
-        header = chunk[at : at + RECORD_HEADER_SIZE]
-        if at + RECORD_HEADER_SIZE + size > len(chunk):
-            chunk, chunk_start = file.read_at(body_at, max(_SCAN_SIZE, size)), body_at
-            at = -RECORD_HEADER_SIZE
-        body = chunk[at + RECORD_HEADER_SIZE : at + RECORD_HEADER_SIZE + size]
-        check_record(header, body, path=path, offset=body_at)
-        offset = body_at + size
-        if unpack_ids(body)[0] != _MAP_LEDGER:
-            yield body_at, body
-
-
-def _check_trailer(data: bytes, *, path: str, offset: int) -> None:
-    if len(data) < TRAILER_SIZE or _DIGEST.unpack_from(data, _TRAILER.size)[0] != crc32c(data[: _TRAILER.size]):
-        raise DamagedStorage("entry log trailer is damaged", path=path, offset=offset)

@@ -46,6 +46,8 @@ from typing import Final
 from bindery_core.errors import BadVersion, DamagedStorage
 from crc32c import crc32c
 
+from bindery_bookie.storage.entry_log import entry_log_format as fmt
+from bindery_bookie.storage.entry_log.entry_log import list_logs
 from bindery_bookie.storage.io.disk import Disk
 
 MAGIC: Final = b"BNDG"
@@ -269,6 +271,41 @@ def write_manifest(disk: Disk, directory: str, manifest: LogManifest) -> None:
         file.close()
     disk.rename(temporary, f"{directory}/{FILE_NAME}")
     disk.sync_directory(directory)
+
+
+def unsealed_sizes(disk: Disk, directory: str, manifest: LogManifest, mark_log_id: int) -> dict[int, int]:
+    """Return log id -> size of the logs without a trailer, for a directory whose list does not name them.
+
+    That is one of an older version, or one whose list or mark was lost. A log that was cut or whose end cannot be read
+    counts as one of them. Raises OSError.
+    """
+    there = set(list_logs(disk, directory)).intersection(manifest.expected(mark_log_id))
+    found: dict[int, int] = {}
+    for log_id in sorted(there - manifest.compacted.keys() - {mark_log_id}):
+        if not is_sealed(disk, directory, log_id):
+            file = disk.open_read(f"{directory}/{fmt.file_name(log_id)}")
+            found[log_id] = file.size()
+            file.close()
+    return found
+
+
+def is_sealed(disk: Disk, directory: str, log_id: int) -> bool:
+    """Return True if the log exists and certainly ends with ledgers map and trailer.
+
+    If its end cannot be read, such as behind a bad sector, the answer is False: the caller then records the size, which
+    fixes the log's end as well. Raises OSError if the file cannot be opened.
+    """
+    path = f"{directory}/{fmt.file_name(log_id)}"
+    try:
+        file = disk.open_read(path)
+    except FileNotFoundError:
+        return False
+    try:
+        return fmt.read_ledgers_map(file, path=path) is not None
+    except (DamagedStorage, OSError):
+        return False
+    finally:
+        file.close()
 
 
 class ManifestFile:

@@ -33,7 +33,13 @@ from bindery_bookie.storage.corruption.damage import Damage
 from bindery_bookie.storage.corruption.limbo import LimboMarker, LimboPhase, read_marker, write_marker
 from bindery_bookie.storage.entry_log import entry_log_format
 from bindery_bookie.storage.entry_log.entry_log import list_logs
-from bindery_bookie.storage.entry_log.log_manifest import LogManifest, read_manifest, write_manifest
+from bindery_bookie.storage.entry_log.log_manifest import (
+    LogManifest,
+    is_sealed,
+    read_manifest,
+    unsealed_sizes,
+    write_manifest,
+)
 from bindery_bookie.storage.index.index import Index
 from bindery_bookie.storage.io.disk import Disk
 from bindery_bookie.storage.io.kv import OpenKV
@@ -43,7 +49,6 @@ from bindery_bookie.storage.journal.journal import JournalWriter
 from bindery_bookie.storage.journal.journal_format import Group, JournalPosition
 from bindery_bookie.storage.journal.journal_needed import needed_journals
 from bindery_bookie.storage.journal.mark import LastLogMark, read_mark, write_mark
-from bindery_bookie.storage.opening.log_ends import is_sealed, open_ended
 from bindery_bookie.storage.opening.rebuild import IndexRebuild
 
 log = structlog.get_logger(__name__)
@@ -234,7 +239,7 @@ class _Opening:
         damage = clean_logs(self._disk, self._directory, mark, manifest)
         before = manifest
         if manifest.unsealed is None or is_mark_new:
-            found = open_ended(self._disk, self._directory, manifest, mark.log_id)
+            found = unsealed_sizes(self._disk, self._directory, manifest, mark.log_id)
             manifest = manifest.with_unsealed({**found, **(manifest.unsealed or {})})
         is_flushs = mark.log_id and mark.log_id not in manifest.compacted
         if is_flushs and not is_sealed(self._disk, self._directory, mark.log_id):

@@ -1,8 +1,8 @@
-"""LogKeeper: the list of entry logs and their files, changed step by step so that a crash or an error leaves no doubt.
+"""LogReplacement: change the list of entry logs and their files in steps that survive a crash or an error.
 
-See `compaction` for the steps of a replacement and what a crash behind each of them leaves. After an error the keeper
-knows what is left to do (`finish`), and nothing else is begun before that is done. What flushes could cross runs in the
-flush's worker. Event loop only.
+See `compaction` for the steps of a replacement and what a start finds after a crash behind each of them. After an error
+`finish` completes or undoes what is left, and no other change is begun before that succeeded. Steps that must not run
+beside a flush run in the flush's worker. Event loop only.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -30,8 +30,8 @@ _ERRORS = (OSError, BinderyError)
 
 
 @dataclass(slots=True)
-class Surroundings:
-    """What the compactor uses of the engine. `closed_below`, `log_end`: see Flusher."""
+class CollectionEnvironment:
+    """What compaction uses of the open storage. `closed_below`, `log_end`: see Flusher."""
 
     disk: Disk
     directory: str
@@ -56,21 +56,21 @@ class Surroundings:
     wall_clock_ms: Callable[[], int]
 
 
-class LogKeeper:
-    """Invariants: no file is removed that the list on the disk may call good; an id that was taken is called absent or
-    is a log; after an error either everything is as before, or `finish` brings it to an end."""
+class LogReplacement:
+    """Invariants: no file is removed while the list on the disk may name it as a log; an id that was taken is listed as
+    absent or is a log; after an error either nothing has changed, or `finish` completes the change."""
 
-    def __init__(self, parts: Surroundings, manifest: ManifestFile, ids: LogIds, stats: StorageStats) -> None:
+    def __init__(self, parts: CollectionEnvironment, manifest: ManifestFile, ids: LogIds, stats: StorageStats) -> None:
         self._parts = parts
         self._manifest = manifest
         self._ids = ids
         self._stats = stats
         self._spare_id: int | None = None
-        """Taken, to be called absent, and not used."""
-        self._rubbish: set[str] = set()
+        """Taken and listed as absent, but not used yet."""
+        self._unremoved: set[str] = set()
         """Files that could not be removed."""
         self._unfinished: Callable[[], Awaitable[None]] | None = None
-        """Raises OSError or BinderyError; then again."""
+        """The rest of a change; called again if it raises OSError or BinderyError."""
 
     @property
     def manifest(self) -> LogManifest:
@@ -87,15 +87,15 @@ class LogKeeper:
         if self._unfinished is not None:
             await self._unfinished()
             self._unfinished = None
-        for path in tuple(self._rubbish):
+        for path in tuple(self._unremoved):
             await self.remove_file(path)
 
     async def new_log_id(self) -> int:
         """An id that the list calls absent, for a log to be written. Raises OSError."""
-        if self._rubbish:  # some of it may bear the spare id
+        if self._unremoved:  # one of these files may have the spare id
             self._spare_id = None
         log_id = self._spare_id or self._ids.for_compaction()
-        self._spare_id = log_id  # until a log bears it: were it forgotten, it would look like a lost one
+        self._spare_id = log_id  # until a log has it; an id that is neither absent nor a log looks like a lost log
         if not self.manifest.is_absent(log_id):
             await self._change(lambda manifest: manifest.with_absent(log_id))
         return log_id
@@ -165,13 +165,13 @@ class LogKeeper:
         try:
             await run_in(self._parts.flush_worker, lambda: self._parts.disk.remove(path))
         except FileNotFoundError:
-            self._rubbish.discard(path)
+            self._unremoved.discard(path)
         except OSError as error:
-            self._rubbish.add(path)
+            self._unremoved.add(path)
             self._stats.log_removals_failed += 1
             log.warning("file_not_removed", path=path, error=str(error))
         else:
-            self._rubbish.discard(path)
+            self._unremoved.discard(path)
 
     async def has_room(self, size: int) -> bool:
         """Whether `size` bytes fit, the reserves given up if need be."""
