@@ -137,6 +137,10 @@ chart-files: $(SETUP) ## make the chart's schema and README anew from its values
 	@$(BIN)/python tools/chart_schema.py
 	@$(BIN)/python tools/chart_readme.py
 
+.PHONY: mutants
+mutants: $(COMPILED) ## mutation testing: change code in a scratch copy; the tests must fail (ARGS="libs/core/src --count 30 --seed 7")
+	@exec $(BIN)/python tools/mutants.py $(ARGS)
+
 .PHONY: proto
 proto: $(SETUP) ## generate the protobuf modules from our .proto files
 	@$(BIN)/python tools/generate_proto.py
