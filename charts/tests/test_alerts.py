@@ -18,7 +18,7 @@ from monitoring_files import CHART, RUNBOOKS, TARGET_LABELS, alerts, dashboard, 
 ALERTS = alerts()
 EXPRESSIONS = {name: str(rule["expr"]) for name, rule in ALERTS.items()} | dashboard_expressions()
 SEVERITIES = {"critical", "warning"}
-RUNBOOK_PARTS = ["What it means", "What is at stake", "Look", "Do", "It is over when"]
+RUNBOOK_PARTS = ["Meaning", "Impact", "Diagnosis", "Mitigation", "Resolved when"]
 SAMPLE = re.compile(r"(\w+)(?:\{(.*)\})? \S+")
 
 Series = dict[str, set[str]]
