@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -183,3 +184,64 @@ def test_targets_exist_and_every_test_file_belongs_to_one() -> None:
         name = str(path.relative_to(ROOT))
         is_run = name.startswith(covered_by_test) or any(word in run for word in (name, str(Path(name).parent)))
         assert is_run, f"no target of .ci/run runs {name}"
+
+
+MAKEFILE = """\
+RECORD = {"complete": true, "collected": 3, "passed": 3, "skipped": 0, "failed": {}}
+%:
+\t@echo begin $@ >>order; ./script $@; echo '$(RECORD)' >"$${BINDERY_CI_OUTCOME:-/dev/null}"; echo end $@ >>order
+"""
+WITH_CLUSTER = """\
+#!/usr/bin/env bash
+set -m
+trap 'echo down >>order' EXIT
+trap 'kill -TERM "$child"' TERM
+"$@" & child=$!
+wait "$child"
+"""
+
+
+def played(folder: Path, script: str) -> tuple[int, str, list[str]]:
+    """Exit code, output and order of events of `.ci/run` in a folder whose `make`, cluster and Python are scripts."""
+    (folder / ".ci").mkdir()
+    (folder / ".venv/bin").mkdir(parents=True)
+    for name in ("run", "e2e", "pipeline.py", "ci_outcome.py"):
+        shutil.copy(ROOT / ".ci" / name, folder / ".ci" / name)
+    scripts = {
+        ".ci/with-cluster": WITH_CLUSTER,
+        ".venv/bin/python": "#!/bin/sh\necho images >>order\n",
+        "script": script,
+    }
+    for name, text in scripts.items():
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    (folder / "Makefile").write_text(MAKEFILE)
+    done = subprocess.run([folder / ".ci/run"], capture_output=True, text=True, timeout=60, check=False)
+    return done.returncode, done.stdout + done.stderr, (folder / "order").read_text().splitlines()
+
+
+def test_every_target_is_run_and_reported(tmp_path: Path) -> None:
+    code, output, order = played(tmp_path, "#!/bin/sh\n[ $1 = fuzz ] && echo '9 frames on 2 connections'; exit 0\n")
+    assert code == 0, output
+    table = output.partition("=== every check holds")[2]
+    for step in [*main_steps(), *beside_steps(0), Step("e2e")]:
+        assert f"end {step.target}" in order
+        assert f"\n  {step.target} " in table, step.target
+    assert table.count("3 tests") == 7
+    assert "9 frames on 2 connections" in table
+    assert order.index("images") > order.index("end setup")
+    assert order.index("begin e2e") > order.index("end test"), "tests on Kubernetes and of processes disturb each other"
+    assert order[-1] == "down" or "down" in order[order.index("end e2e") :]
+
+
+@pytest.mark.parametrize("target", ["lint", "chart", "e2e"])
+def test_the_first_failure_ends_the_run_and_takes_the_cluster_down(tmp_path: Path, target: str) -> None:
+    script = f"#!/bin/sh\nif [ $1 = {target} ]; then echo 'FAILED a.py::test_one - E   lost'; kill $PPID; exit 1; fi\n"
+    if target != "e2e":
+        script += "[ $1 = e2e ] && sleep 50\n"
+    code, output, order = played(tmp_path, script + "exit 0\n")
+    assert code == 1, output
+    assert f"=== FAILED: make {target} failed" in output or (target == "e2e" and "=== FAILED" in output)
+    assert "FAILED a.py::test_one" in output.rpartition("\n--- ")[2], "the end of the output says why"
+    assert "down" in order
+    assert f"end {target}" not in order

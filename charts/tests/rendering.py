@@ -20,6 +20,7 @@ PRESETS = ("none", "kind", "minikube", "ha", "restricted")
 NAMESPACE = "somewhere"
 
 Object = dict[str, Any]
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def helm_program() -> str:
@@ -55,7 +56,12 @@ def render(values: Object | None = None, *, preset: str = "none", release: str =
     """Every object that the chart makes, those of hooks and tests, too. `values`: by dotted path."""
     done = template(values, preset=preset, release=release)
     assert done.returncode == 0, done.stderr
-    return [one for one in yaml.safe_load_all(done.stdout) if one]
+    return documents(done.stdout)
+
+
+def documents(text: str) -> list[Object]:
+    """The objects in YAML that helm made; with libyaml's parser, which is many times as fast as the one in Python."""
+    return [one for one in yaml.load_all(text, Loader=LOADER) if one]
 
 
 @cache

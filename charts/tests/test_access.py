@@ -6,7 +6,18 @@ from typing import Any
 
 import pytest
 import yaml
-from rendering import CHART, ROOT, Object, environment, helm, main_container, pod_templates, refusal, template
+from rendering import (
+    CHART,
+    ROOT,
+    Object,
+    documents,
+    environment,
+    helm,
+    main_container,
+    pod_templates,
+    refusal,
+    template,
+)
 
 TOKEN: Object = {"bookie.config.auth.provider": "token"}
 TLS: Object = {"bookie.config.tls.required": True, "bookie.config.tls.caFile": "/ca"}
@@ -97,7 +108,7 @@ def objects(example: Path) -> list[Any]:
     audit = "audit.enabled=true,audit.executors.enabled=true"
     done = helm("template", "bindery", str(CHART), "--kube-version=1.34.0", "--values", str(example), "--set", audit)
     assert done.returncode == 0, done.stderr
-    return [one for one in yaml.safe_load_all(done.stdout) if one]
+    return documents(done.stdout)
 
 
 def test_the_guides_example_is_one_of_these_values(objects: list[Any]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 from monitoring_files import CHART, alerts, dashboard
-from rendering import helm_program
+from rendering import documents, helm_program
 
 KINDS = {"PodMonitor", "PrometheusRule"}
 DEFINITIONS = sorted((Path(__file__).parent / "crds").glob("*.yaml"))
@@ -24,7 +24,7 @@ def helm(*settings: str) -> subprocess.CompletedProcess[str]:
 def render(*settings: str) -> list[dict[str, Any]]:
     done = helm(*settings)
     assert done.returncode == 0, done.stderr
-    return [one for one in yaml.safe_load_all(done.stdout) if one]
+    return documents(done.stdout)
 
 
 def only(objects: list[dict[str, Any]], kind: str) -> dict[str, Any]:

@@ -3,8 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-import yaml
-from rendering import template
+from rendering import documents, template
 
 
 def strings_in(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -30,6 +29,6 @@ def test_a_word_that_looks_like_a_number_stays_a_word() -> None:
     }
     done = template(values, release="123", namespace="456")
     assert done.returncode == 0, done.stderr
-    found = [place for one in yaml.safe_load_all(done.stdout) if one for place in strings_in(one)]
+    found = [place for one in documents(done.stdout) for place in strings_in(one)]
     assert len(found) > 300
     assert [place for place in found if not isinstance(place[1], (str, dict))] == []
