@@ -262,7 +262,7 @@ class Cluster:
         """`name`: KILL, STOP or CONT, to every process of the pod but the sandbox's own."""
         script = SIGNAL_SCRIPT.replace("SIGNAL", name)
         try:
-            self.exec(pod.name, "sh", "-c", script, container=pod.component, timeout_s=20)
+            self.exec(pod.name, "sh", "-c", script, container=pod.component)
         except CommandFailed as error:
             if f"exit code {_NO_SHARED_NAMESPACE}" in str(error):
                 raise ClusterError(
