@@ -11,7 +11,7 @@ from bindery_core.ids import BookieId, LedgerId
 from bindery_core.placement.write_set import write_set
 from bindery_metadata.ledgers.closing_records import ClosingCause, ClosingRecords
 from bindery_metadata.recovery.recovery_records import Reason
-from bindery_recovery.checks.closing_check import LOOKS_PER_S
+from bindery_recovery.checks.closing_check import CHECKS_PER_S
 from bindery_recovery.checks.replica_check import Lack, find_lacks
 from scripted import LOT_BOOKIES, ledger, ledger_by_lot
 from simulated import simulate
@@ -225,7 +225,7 @@ def test_a_flood_is_paced() -> None:
         began = loop.time()
         while await notes.ledger_ids():
             await asyncio.sleep(1)
-        assert 1500 / LOOKS_PER_S - SOON_S / 2 < loop.time() - began < 3 * 1500 / LOOKS_PER_S
+        assert 1500 / CHECKS_PER_S - SOON_S / 2 < loop.time() - began < 3 * 1500 / CHECKS_PER_S
         assert await world.store.children("/bindery/recovery/closings") == []
 
     simulate(scenario())

@@ -17,7 +17,7 @@ Every write goes through the leadership.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -31,8 +31,8 @@ from bindery_metadata.recovery.underreplication import UnderreplicationManager
 from bindery_metadata.stores.store import MetadataStore
 
 from bindery_recovery.cluster.bookie_watch import AuditorLimits, BookieWatch
-from bindery_recovery.cluster.bounded import in_order
 from bindery_recovery.cluster.ledger_index import LedgerIndex, MetadataReader, build_index, members_of, share_of
+from bindery_recovery.cluster.ledger_walk import each, in_order
 from bindery_recovery.records.drain_end import drain_finished, drain_goes_on, is_drain_end_told
 from bindery_recovery.records.reasons import CHECKED_ALL, marked_for
 
@@ -281,16 +281,13 @@ class BookieAudit:
     async def _mark(self, index: LedgerIndex, targets: Mapping[BookieId, Reason]) -> list[Marked]:
         """Mark each ledger for those that are still targets when it is its turn."""
 
-        async def ledgers() -> AsyncIterator[tuple[LedgerId, tuple[BookieId, ...]]]:
-            for item in index.bookies_by_ledger(targets).items():
-                yield item
-
         async def mark(item: tuple[LedgerId, tuple[BookieId, ...]]) -> Marked | None:
             ledger_id, bookies = item
             return await self._mark_one(ledger_id, {b: targets[b] for b in bookies})
 
         marked: list[Marked] = []
-        async with contextlib.aclosing(in_order(ledgers(), mark, limit=self._limits.marks_in_flight)) as results:
+        ledgers = each(index.bookies_by_ledger(targets).items())
+        async with contextlib.aclosing(in_order(ledgers, mark, limit=self._limits.marks_in_flight)) as results:
             async for one in results:
                 if one is not None:
                     marked.append(one)

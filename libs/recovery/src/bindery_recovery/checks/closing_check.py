@@ -1,30 +1,35 @@
-"""ClosingCheck: looks at ledgers that were closed by somebody who does not know of all copies (`closing_records`).
+"""Check recently closed ledgers for missing entries.
 
-Every bookie of a noted ledger is asked for the list of its entries, and to bring them to its disk: a copy that was not
-confirmed, say because that disk hangs, is listed out of memory, and gone with the next kill. What comes of it:
+A client that recovers a ledger may close it without knowing whether every replica holds every entry; it then leaves a
+closing record (`closing_records`). For each such ledger, this check asks every bookie for its list of entries, and to
+write them to its disk first: a bookie may list an entry that was never confirmed from memory, for example while its
+disk hangs, and would lose it in a crash.
 
-| finding                                    | consequence                                                             |
-|--------------------------------------------|-------------------------------------------------------------------------|
-| all bookies answered, nothing lacks        | the note goes                                                           |
-| a bookie lacks entries, and denies one     | marked with ENTRY_MISSING: every entry is read. The note stays until    |
-| when it is asked for it                    | the mark is gone and a look finds the ledger whole                      |
-| a bookie is not registered, does not       | looked at again, later each time, and at once when a bookie comes back: |
-| answer, or cannot tell (limbo)             | a restart must not cost copies, and the audit marks what stays away     |
-| not closed yet                             | looked at again                                                         |
-| deleted                                    | the note goes                                                           |
-| metadata that cannot be understood         | looked at again, logged                                                 |
-| metadata changed under the look            | looked at again                                                         |
+| finding                                            | consequence                                                    |
+|----------------------------------------------------|----------------------------------------------------------------|
+| all bookies answered, no entry is missing          | the record is removed                                          |
+| a bookie misses entries and denies a read of one   | the ledger is marked with ENTRY_MISSING, so that every entry   |
+|                                                    | is read; the record stays until the mark is removed and a      |
+|                                                    | check finds the ledger whole                                   |
+| a bookie is not registered, does not answer, or    | checked again with back-off, and immediately when a bookie     |
+| lost its storage                                   | registers: a restart must not trigger copying, and the audit   |
+|                                                    | marks the ledgers of bookies that stay away                    |
+| the ledger is not closed yet                       | checked again                                                  |
+| the ledger was deleted                             | the record is removed                                          |
+| the metadata cannot be parsed                      | checked again, logged                                          |
+| the metadata changed during the check              | checked again                                                  |
 
-A list says nothing about damage, which is the full check's to find; a bookie in limbo lists what it happens to have, so
-that no list alone makes a mark. A note is looked at `SETTLE_S` after it was first seen: copies may be on their
-way. A bookie that kept a look waiting in vain is not asked for a while, so that it does not keep all others waiting.
-Notes are in the metadata, so the next leader goes on where this one ends; nothing but the next look is remembered.
-It waits while recovery is disabled and while an audit is pending, as all walks do.
+An entry list proves presence, not integrity; the full check detects corruption. A bookie in limbo may return an
+incomplete list, so a list alone never marks a ledger.
+
+A ledger is first checked SETTLE_S after its record was found, because copies may still arrive. A bookie that did not
+answer within SLOW_S is not asked again for SILENT_S, so that it does not delay the other ledgers. Closing records are
+in the metadata: after a failover, the next leader continues with them. The check pauses while recovery is disabled and
+while an audit is pending.
 """
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, Protocol
@@ -32,9 +37,7 @@ from typing import Final, Protocol
 from bindery_client.ledger.api import LedgerClient
 from bindery_client.ledger.replica import ReplicaRead, Verdict
 from bindery_core.errors import (
-    BadVersion,
     BinderyError,
-    Corrupt,
     MetadataOutcomeUnknown,
     MetadataUnavailable,
     NoSuchLedger,
@@ -49,29 +52,33 @@ from bindery_metadata.recovery.underreplication import UnderreplicationManager
 
 from bindery_recovery.checks.bookie_audit import LedgerMarker
 from bindery_recovery.checks.replica_check import Lack, Runs, find_lacks
-from bindery_recovery.cluster.bounded import in_order
 from bindery_recovery.cluster.ledger_index import members_of
+from bindery_recovery.cluster.ledger_walk import LedgerWalk, Skip, each
 
 POLL_S: Final = 2.0
 SETTLE_S: Final = 5.0
-"""As long as a writer waits for last copies (`bindery_client.ledger.writer.LAST_COPIES_S`)."""
-LOOKS_PER_S: Final = 50.0
-LOOKS_IN_FLIGHT: Final = 8
-LOOK_TIMEOUT_S: Final = 60.0
-RELOOK_S: Final = 5.0
-RELOOK_MAX_S: Final = 30.0
-"""A look is a few small requests, and their rate is bounded: who waits for the last note need not wait long for it."""
+"""Seconds before the first check: as long as a writer waits for its last copies
+(`bindery_client.ledger.writer.LAST_COPIES_S`)."""
+CHECKS_PER_S: Final = 50.0
+"""Maximum number of ledgers checked per second."""
+CHECKS_IN_FLIGHT: Final = 8
+CHECK_TIMEOUT_S: Final = 60.0
+RECHECK_S: Final = 5.0
+"""Seconds until the second check of a ledger; the pause doubles with each further check."""
+RECHECK_MAX_S: Final = 30.0
+"""Maximum seconds between two checks of a ledger. A check is a few small requests, and their rate is bounded."""
 SLOW_S: Final = 2.0
+"""Seconds without an answer after which a failed bookie is passed over for a while."""
 SILENT_S: Final = 10.0
-"""A bookie that gave no answer for SLOW_S counts as silent for so long."""
-PASS_LOOKS_MAX: Final = 1_000
-"""Notes that are looked at before they are listed anew."""
+"""Seconds for which such a bookie is passed over."""
+PASS_CHECKS_MAX: Final = 1_000
+"""Maximum number of ledgers checked before the closing records are listed again."""
 
 log = get_logger(__name__)
 
 
 class Bookies(Protocol):
-    """What the check asks of a `BookieWatch`."""
+    """The part of `BookieWatch` that the check uses."""
 
     def registered(self) -> Mapping[BookieId, bool]: ...
 
@@ -87,7 +94,7 @@ class Finding(StrEnum):
 
 
 SETTLED: Final = frozenset({Finding.WHOLE, Finding.DELETED})
-"""The note goes."""
+"""Findings after which the closing record is removed."""
 
 
 @dataclass(slots=True)
@@ -95,26 +102,26 @@ class ClosingState:
     """For metrics and the admin API."""
 
     pending: int = 0
-    """Notes when they were last listed."""
+    """Number of closing records when they were last listed."""
     findings: dict[str, int] = field(default_factory=dict)
-    """Looks since the process began, by what came of them."""
+    """Checks since the process started, by finding."""
     last_error: str = ""
 
 
 @dataclass(slots=True)
 class _Waiting:
     due: float
-    looks: int = 0
+    checks: int = 0
     is_marked: bool = False
 
 
 class ClosingCheck:
-    """One term's. `run` for ever."""
+    """The check of one term of the leader. `run` never returns."""
 
     def __init__(
         self,
         client: LedgerClient,
-        notes: ClosingRecords,
+        records: ClosingRecords,
         marks: UnderreplicationManager,
         marker: LedgerMarker,
         bookies: Bookies,
@@ -124,22 +131,29 @@ class ClosingCheck:
         retry_s: float,
         state: ClosingState,
     ) -> None:
-        """`may_go_on` returns when the next ledger may be looked at. `retry_s`: pause after a failure of the
-        metadata."""
+        """`may_go_on` returns when the next ledger may be checked. `retry_s`: pause in seconds after a failure of the
+        metadata store."""
         self._client = client
-        self._notes = notes
+        self._records = records
         self._marks = marks
         self._marker = marker
         self._bookies = bookies
         self._leadership = leadership
-        self._may_go_on = may_go_on
+        self._walk = LedgerWalk(
+            CHECKS_IN_FLIGHT,
+            rate=CHECKS_PER_S,
+            may_go_on=may_go_on,
+            timeout_s=CHECK_TIMEOUT_S,
+            hung_event="closing_look_hung",
+            failed_event="closing_look_failed",
+        )
         self._retry_s = retry_s
         self._state = state
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[LedgerId, _Waiting] = {}
         self._silent_until: dict[BookieId, float] = {}
-        self._were_there: frozenset[BookieId] = frozenset()
-        """Bookies of the last pass."""
+        self._seen_before: frozenset[BookieId] = frozenset()
+        """Bookies registered during the previous pass."""
 
     async def run(self) -> None:
         """Raises NotLeader."""
@@ -156,36 +170,30 @@ class ClosingCheck:
                 await asyncio.sleep(self._retry_s)
 
     async def _pass(self) -> None:
-        ledger_ids = await self._notes.ledger_ids()
+        ledger_ids = await self._records.ledger_ids()
         self._state.pending = len(ledger_ids)
         now = self._loop.time()
         before = self._waiting
         self._waiting = {one: before.get(one) or _Waiting(now + SETTLE_S) for one in ledger_ids}
-        self._hurry(now)
+        self._advance(now)
         due = [one for one, waiting in self._waiting.items() if waiting.due <= now]
         due.sort(key=lambda one: self._waiting[one].due)
-        looks = in_order(self._paced(due[:PASS_LOOKS_MAX]), self._look, limit=LOOKS_IN_FLIGHT)
-        async with contextlib.aclosing(looks) as findings:
+        walk = self._walk.run(each(due[:PASS_CHECKS_MAX]), self._check)
+        async with walk as findings:
             async for ledger_id, finding in findings:
-                self._note(ledger_id, finding)
+                self._count(ledger_id, Finding.FAILED if finding is Skip.HUNG else Finding(finding))
 
-    def _hurry(self, now: float) -> None:
-        """A bookie is there that was not: what waited for it waits no longer."""
-        there = frozenset(self._bookies.registered())
-        if there - self._were_there:
+    def _advance(self, now: float) -> None:
+        """If a bookie has registered since the previous pass, check the waiting ledgers now."""
+        registered = frozenset(self._bookies.registered())
+        if registered - self._seen_before:
             self._silent_until.clear()
             for waiting in self._waiting.values():
-                if waiting.looks:
-                    waiting.due, waiting.looks = min(waiting.due, now), 1
-        self._were_there = there
+                if waiting.checks:
+                    waiting.due, waiting.checks = min(waiting.due, now), 1
+        self._seen_before = registered
 
-    async def _paced(self, ledger_ids: list[LedgerId]) -> AsyncIterator[LedgerId]:
-        for ledger_id in ledger_ids:
-            await self._may_go_on()
-            yield ledger_id
-            await asyncio.sleep(1 / LOOKS_PER_S)
-
-    def _note(self, ledger_id: LedgerId, finding: Finding) -> None:
+    def _count(self, ledger_id: LedgerId, finding: Finding) -> None:
         findings = self._state.findings
         findings[finding] = findings.get(finding, 0) + 1
         if finding in SETTLED:
@@ -194,32 +202,20 @@ class ClosingCheck:
             return
         waiting = self._waiting[ledger_id]
         waiting.is_marked = finding is Finding.MARKED
-        pause_s = POLL_S if waiting.is_marked else min(RELOOK_MAX_S, RELOOK_S * 2 ** min(waiting.looks, 16))
-        waiting.looks = 0 if waiting.is_marked else waiting.looks + 1
+        pause_s = POLL_S if waiting.is_marked else min(RECHECK_MAX_S, RECHECK_S * 2 ** min(waiting.checks, 16))
+        waiting.checks = 0 if waiting.is_marked else waiting.checks + 1
         waiting.due = self._loop.time() + pause_s
 
-    async def _look(self, ledger_id: LedgerId) -> tuple[LedgerId, Finding]:
+    async def _check(self, ledger_id: LedgerId) -> Finding:
+        if self._waiting[ledger_id].is_marked and await self._marks.get(ledger_id) is not None:
+            return Finding.MARKED
         try:
-            async with asyncio.timeout(LOOK_TIMEOUT_S):
-                if self._waiting[ledger_id].is_marked and await self._marks.get(ledger_id) is not None:
-                    return ledger_id, Finding.MARKED
-                finding = await self._judge(ledger_id)
-        except (NotLeader, MetadataUnavailable, MetadataOutcomeUnknown):
-            raise
+            finding = await self._judge(ledger_id)
         except NoSuchLedger:
             finding = Finding.DELETED
-        except TimeoutError:
-            log.warning("closing_look_hung", ledger_id=ledger_id, waited_s=LOOK_TIMEOUT_S)
-            finding = Finding.FAILED
-        except (Corrupt, BadVersion) as error:
-            log.error("ledger_metadata_unreadable", ledger_id=ledger_id, error=str(error))
-            finding = Finding.UNREADABLE
-        except Exception:  # one ledger must not keep all others from being looked at
-            log.exception("closing_look_failed", ledger_id=ledger_id)
-            finding = Finding.FAILED
         if finding in SETTLED:
-            await self._notes.remove(ledger_id, guard=self._leadership)
-        return ledger_id, finding
+            await self._records.remove(ledger_id, guard=self._leadership)
+        return finding
 
     async def _judge(self, ledger_id: LedgerId) -> Finding:
         """Raises NoSuchLedger: it was deleted."""
@@ -233,21 +229,21 @@ class ClosingCheck:
         denied = await asyncio.gather(*(self._denies(ledger_id, metadata, b, lacks[b]) for b in lacks))
         bad = {bookie_id: lack for (bookie_id, lack), is_denied in zip(lacks.items(), denied, strict=True) if is_denied}
         if await self._client.metadata(ledger_id) != metadata:
-            return Finding.UNANSWERED  # repaired under our questions: ask anew
+            return Finding.UNANSWERED  # repaired during the check: ask again
         if bad:
             await self._mark(ledger_id, metadata, bad)
             return Finding.MARKED
         return Finding.UNANSWERED if None in answers or lacks else Finding.WHOLE
 
     async def _ask(self, ledger_id: LedgerId, bookie_id: BookieId) -> Runs | None:
-        """What it holds for good; None: it did not say."""
+        """Return the entries that it holds on disk; None: it did not answer."""
         began = self._loop.time()
         if bookie_id not in self._bookies.registered() or began < self._silent_until.get(bookie_id, began):
             return None
         try:
             return await self._client.entries_on(ledger_id, bookie_id, durable=True)
         except NoSuchLedger:
-            return ()  # this bookie has nothing of it; were it deleted, its metadata would be gone
+            return ()  # the bookie has no entry of it; if the ledger were deleted, its metadata would be missing
         except (MetadataUnavailable, MetadataOutcomeUnknown):
             raise
         except BinderyError as error:
@@ -258,7 +254,7 @@ class ClosingCheck:
             return None
 
     async def _denies(self, ledger_id: LedgerId, metadata: LedgerMetadata, bookie_id: BookieId, lack: Lack) -> bool:
-        """Whether it says, asked for the first entry that it did not list, that it does not have it."""
+        """Return True if the bookie, asked for the first entry that it did not list, does not have it."""
 
         def is_denied(replica: ReplicaRead) -> bool:
             return replica.verdict in (Verdict.ABSENT, Verdict.CORRUPT)

@@ -25,21 +25,14 @@ Source: BookKeeper's AuditorCheckAllLedgersTask, which begins anew, marks for an
 """
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Final, Protocol
 
 from bindery_client.ledger.api import LedgerClient
-from bindery_core.errors import (
-    BadVersion,
-    BinderyError,
-    Corrupt,
-    MetadataOutcomeUnknown,
-    MetadataUnavailable,
-    NoSuchLedger,
-)
+from bindery_core.errors import BinderyError
 from bindery_core.ids import BookieId, LedgerId
+from bindery_core.sources import RandomFloats
 from bindery_kit.observability.logs import get_logger
 from bindery_metadata.coordination.election import Leadership, NotLeader
 from bindery_metadata.recovery.recovery_records import HistoryEvent, Reason, RecoveryRecords
@@ -47,17 +40,13 @@ from bindery_metadata.recovery.recovery_records import HistoryEvent, Reason, Rec
 from bindery_recovery.checks import checker
 from bindery_recovery.checks.bookie_audit import LedgerMarker
 from bindery_recovery.checks.checker import Depth, FragmentState, LedgerCheck
-from bindery_recovery.cluster.bounded import in_order
+from bindery_recovery.cluster.ledger_walk import LedgerWalk, Skip
 
 CURSOR: Final = "ledger-check"
 CURSOR_INTERVAL_S: Final = 5.0
 CHANGES_MAX: Final = 3
 
 log = get_logger(__name__)
-
-
-class RandomSource(Protocol):
-    def random(self) -> float: ...
 
 
 class Bookies(Protocol):
@@ -92,6 +81,16 @@ class FullCheckResult:
     def to_json(self) -> dict[str, int]:
         return asdict(self)
 
+    def add(self, figure: str, check: LedgerCheck | None) -> None:
+        """Count one ledger under `figure`, the name of a field."""
+        self.ledgers += 1
+        setattr(self, figure, getattr(self, figure) + 1)
+        if check is not None:
+            self.entries_read += check.entries_read
+            self.bytes_read += check.bytes_read
+            if figure == "marked":
+                self.missing_entries += check.missing_entries
+
     @classmethod
     def of(cls, kept: Mapping[str, Any]) -> "FullCheckResult":
         """Of a cursor; what cannot be understood is 0."""
@@ -116,7 +115,7 @@ class FullCheck:
         ledger_timeout_s: float,
         depth: Depth,
         clock_ms: Callable[[], int],
-        randomness: RandomSource,
+        randomness: RandomFloats,
     ) -> None:
         """`may_go_on` returns when the walk may take its next ledger. `rate`: ledgers a second."""
         assert rate > 0
@@ -125,10 +124,14 @@ class FullCheck:
         self._marker = marker
         self._bookies = bookies
         self._leadership = leadership
-        self._may_go_on = may_go_on
-        self._pause_s = 1.0 / rate
-        self._in_flight = in_flight
-        self._ledger_timeout_s = ledger_timeout_s
+        self._walk = LedgerWalk(
+            in_flight,
+            rate=rate,
+            may_go_on=may_go_on,
+            timeout_s=ledger_timeout_s,
+            hung_event="ledger_check_hung",
+            failed_event="ledger_check_failed",
+        )
         self._depth = depth
         self._clock_ms = clock_ms
         self._randomness = randomness
@@ -150,9 +153,9 @@ class FullCheck:
             log.info("ledger_check_begins")
         save_at = self._loop.time() + CURSOR_INTERVAL_S
         try:
-            async with contextlib.aclosing(in_order(self._ledgers(), self._check, limit=self._in_flight)) as checked:
-                async for ledger_id, what in checked:
-                    what(self.result)
+            async with self._walk.run(self._client.list_ledgers(), self._check, start_at=self.next_ledger) as checked:
+                async for ledger_id, found in checked:
+                    self.result.add(*((found, None) if isinstance(found, Skip) else found))
                     self.next_ledger = ledger_id + 1
                     if self._loop.time() >= save_at:
                         await self._save(kept)
@@ -165,39 +168,8 @@ class FullCheck:
         await self._finish()
         return self.result
 
-    async def _ledgers(self) -> AsyncIterator[LedgerId]:
-        next_at = self._loop.time()
-        async for ledger_id in self._client.list_ledgers():
-            if ledger_id < self.next_ledger:
-                continue
-            await self._may_go_on()
-            now = self._loop.time()
-            next_at = max(next_at, now - 1.0)  # what was missed in a second may be made up for, no more
-            if next_at > now:
-                await asyncio.sleep(next_at - now)
-            next_at += self._pause_s
-            yield ledger_id
-
-    async def _check(self, ledger_id: LedgerId) -> tuple[LedgerId, Callable[[FullCheckResult], None]]:
-        """What its check adds to the figures, once all ledgers before it have added theirs."""
-        try:
-            async with asyncio.timeout(self._ledger_timeout_s):
-                return ledger_id, await self._judge(ledger_id)
-        except (NotLeader, MetadataUnavailable, MetadataOutcomeUnknown):
-            raise
-        except TimeoutError:
-            log.warning("ledger_check_hung", ledger_id=ledger_id, waited_s=self._ledger_timeout_s)
-            return ledger_id, _count("hung")
-        except (Corrupt, BadVersion) as error:
-            log.error("ledger_metadata_unreadable", ledger_id=ledger_id, error=str(error))
-            return ledger_id, _count("unreadable")
-        except NoSuchLedger:
-            return ledger_id, _count("deleted")
-        except Exception:  # one ledger must not keep all others from being looked at
-            log.exception("ledger_check_failed", ledger_id=ledger_id)
-            return ledger_id, _count("failed")
-
-    async def _judge(self, ledger_id: LedgerId) -> Callable[[FullCheckResult], None]:
+    async def _check(self, ledger_id: LedgerId) -> tuple[str, LedgerCheck]:
+        """Return the name of the figure that the ledger adds to, and its check."""
         metadata = await self._client.metadata(ledger_id)
         for _ in range(CHANGES_MAX):
             check = await checker.check_ledger(
@@ -212,7 +184,7 @@ class FullCheck:
             metadata = newest
         else:
             log.info("ledger_keeps_changing", ledger_id=ledger_id)  # so somebody is at it
-            return _count("waiting", check)
+            return "waiting", check
         bad = self._bad_members(check)
         if bad:
             is_missing = any(one.state is FragmentState.MISSING for one in check.bad)
@@ -222,13 +194,13 @@ class FullCheck:
                 missing_bytes=check.missing_bytes, only_new=True,
             )  # fmt: skip
             log.warning("ledger_lacks_copies", ledger_id=ledger_id, bookies=sorted(bad), entries=check.missing_entries)
-            return _count("marked", check)
+            return "marked", check
         states = {one.state for one in check.bad}
         if FragmentState.UNSURE in states:
-            return _count("unsure", check)
+            return "unsure", check
         if FragmentState.REFILLING in states:
-            return _count("refilling", check)
-        return _count("whole" if check.is_whole else "waiting", check)
+            return "refilling", check
+        return "whole" if check.is_whole else "waiting", check
 
     def _bad_members(self, check: LedgerCheck) -> set[BookieId]:
         """Whose replicas are missing for certain."""
@@ -276,16 +248,3 @@ _LEFT_OPEN: Final = frozenset({"waiting", "refilling", "unsure", "unreadable", "
 def is_unfinished(kept: Mapping[str, Any]) -> bool:
     """Whether a cursor stands in the middle of a walk."""
     return isinstance(kept.get("started_ms"), int) and isinstance(kept.get("next_ledger"), int)
-
-
-def _count(name: str, check: LedgerCheck | None = None) -> Callable[[FullCheckResult], None]:
-    def add(result: FullCheckResult) -> None:
-        result.ledgers += 1
-        setattr(result, name, getattr(result, name) + 1)
-        if check is not None:
-            result.entries_read += check.entries_read
-            result.bytes_read += check.bytes_read
-            if name == "marked":
-                result.missing_entries += check.missing_entries
-
-    return add

@@ -11,20 +11,18 @@ DEFAULT_RACK; with all of them there nothing is SOFT.
 Source: BookKeeper's AuditorPlacementPolicyCheckTask, which knows the same three classes.
 """
 
-import contextlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, Final
 
-from bindery_core.errors import BadVersion, Corrupt, NoSuchLedger
 from bindery_core.formats.ledger_metadata import LedgerMetadata, LedgerState
 from bindery_core.ids import BookieId, LedgerId
 from bindery_core.placement.placement import DEFAULT_RACK
 from bindery_core.placement.write_set import write_set
 
-from bindery_recovery.cluster.bounded import in_order
 from bindery_recovery.cluster.ledger_index import READS_IN_FLIGHT, MetadataReader
+from bindery_recovery.cluster.ledger_walk import LedgerWalk, Skip
 
 KEPT_MAX: Final = 1000
 
@@ -100,18 +98,10 @@ async def check_placement(
     """Judge all closed ledgers. Raises what the store raises: half a check is none."""
     result = PlacementResult()
 
-    async def read(ledger_id: LedgerId) -> tuple[LedgerId, LedgerMetadata | None, bool]:
-        try:
-            return ledger_id, await client.metadata(ledger_id), True
-        except NoSuchLedger:
-            return ledger_id, None, True
-        except (Corrupt, BadVersion):
-            return ledger_id, None, False
-
-    async with contextlib.aclosing(in_order(client.list_ledgers(), read, limit=reads_in_flight)) as answers:
-        async for ledger_id, metadata, is_readable in answers:
-            if metadata is None:
-                result.unreadable += not is_readable
+    async with LedgerWalk(reads_in_flight).run(client.list_ledgers(), client.metadata) as ledgers:
+        async for ledger_id, metadata in ledgers:
+            if isinstance(metadata, Skip):
+                result.unreadable += metadata is Skip.UNREADABLE
             elif metadata.state is not LedgerState.CLOSED:
                 result.open_ledgers += 1
             else:

@@ -17,20 +17,19 @@ Source: BookKeeper's AuditorReplicasCheckTask.
 """
 
 import asyncio
-import contextlib
 import itertools
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from bindery_core.errors import BadVersion, BinderyError, Corrupt, MetadataUnavailable, NoSuchLedger
+from bindery_core.errors import BinderyError, MetadataUnavailable, NoSuchLedger
 from bindery_core.formats.ledger_metadata import LedgerMetadata, LedgerState, Segment
 from bindery_core.ids import BookieId, LedgerId
 from bindery_core.placement.write_set import entry_count_of, write_set_contains, write_set_masks
 from bindery_kit.observability.logs import get_logger
 
-from bindery_recovery.cluster.bounded import in_order
 from bindery_recovery.cluster.ledger_index import members_of
+from bindery_recovery.cluster.ledger_walk import LedgerWalk, Skip
 
 LEDGERS_IN_FLIGHT: Final = 16
 LEDGER_TIMEOUT_S: Final = 120.0
@@ -192,37 +191,27 @@ async def check_replicas(
             log.info("entries_not_listed", ledger_id=ledger_id, bookie_id=bookie_id, error=str(error))
             return None
 
-    async def read(ledger_id: LedgerId) -> LedgerMetadata | None:
-        """None: deleted, open, or not to be understood."""
-        try:
-            metadata = await client.metadata(ledger_id)
-        except NoSuchLedger:
-            return None
-        except (Corrupt, BadVersion):
-            result.unreadable += 1
-            return None
-        return metadata if metadata.state is LedgerState.CLOSED else None
-
-    async def check(ledger_id: LedgerId) -> None:
-        metadata = await read(ledger_id)
-        while metadata is not None:
+    async def count(ledger_id: LedgerId) -> tuple[Shortage, bool] | None:
+        """The shortage, and whether all bookies answered; None: the ledger is open."""
+        metadata = await client.metadata(ledger_id)
+        while metadata.state is LedgerState.CLOSED:
             bookies = sorted(members_of(metadata))
-            try:
-                async with asyncio.timeout(ledger_timeout_s):
-                    answers = await asyncio.gather(*(ask(ledger_id, bookie_id) for bookie_id in bookies))
-            except TimeoutError:
-                log.warning("replicas_not_counted", ledger_id=ledger_id, waited_s=ledger_timeout_s)
-                result.hung += 1
-                return
-            shortage = count_shortage(metadata, dict(zip(bookies, answers, strict=True)))
-            counted, metadata = metadata, metadata if shortage == Shortage() else await read(ledger_id)
-            if metadata == counted:  # else it was deleted or repaired under our questions: count again
-                result.ledgers += 1
-                result.unanswered += any(runs is None for runs in answers)
-                result.add(shortage)
-                return
+            held = await asyncio.gather(*(ask(ledger_id, bookie_id) for bookie_id in bookies))
+            shortage = count_shortage(metadata, dict(zip(bookies, held, strict=True)))
+            counted, metadata = metadata, metadata if shortage == Shortage() else await client.metadata(ledger_id)
+            if metadata == counted:  # otherwise the ledger was repaired during the check: count again
+                return shortage, None not in held
+        return None
 
-    async with contextlib.aclosing(in_order(client.list_ledgers(), check, limit=ledgers_in_flight)) as checks:
-        async for _ in checks:
-            pass
+    walk = LedgerWalk(ledgers_in_flight, timeout_s=ledger_timeout_s, hung_event="replicas_not_counted")
+    async with walk.run(client.list_ledgers(), count) as counts:
+        async for _, found in counts:
+            if isinstance(found, Skip):
+                result.hung += found is Skip.HUNG
+                result.unreadable += found is Skip.UNREADABLE
+            elif found is not None:
+                shortage, is_answered = found
+                result.ledgers += 1
+                result.unanswered += not is_answered
+                result.add(shortage)
     return result

@@ -10,19 +10,18 @@ Memory: 8 bytes a ledger and bookie, for the bookies that were asked about; of t
 Source: BookKeeper's BookieLedgerIndexer, which keeps sets of all.
 """
 
-import contextlib
 from array import array
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol
 
-from bindery_core.errors import BadVersion, Corrupt, NoSuchLedger
+from bindery_core.errors import BadVersion, Corrupt
 from bindery_core.formats.ledger_metadata import LedgerMetadata, LedgerState
 from bindery_core.ids import BookieId, LedgerId
 from bindery_core.placement.write_set import entry_count_of
 from bindery_kit.observability.logs import get_logger
 
-from bindery_recovery.cluster.bounded import in_order
+from bindery_recovery.cluster.ledger_walk import LedgerWalk, Skip
 
 READS_IN_FLIGHT: Final = 64
 UNREADABLE_KEPT_MAX: Final = 1000
@@ -152,19 +151,17 @@ async def build_index(
     """
     index = LedgerIndex(is_wanted)
 
-    async def read(ledger_id: LedgerId) -> tuple[LedgerId, LedgerMetadata | str | None]:
+    async def read(ledger_id: LedgerId) -> LedgerMetadata | str:
         try:
-            return ledger_id, await client.metadata(ledger_id)
-        except NoSuchLedger:
-            return ledger_id, None
+            return await client.metadata(ledger_id)
         except (Corrupt, BadVersion) as error:
-            return ledger_id, str(error)
+            log.error("ledger_metadata_unreadable", ledger_id=ledger_id, error=str(error))
+            return str(error)
 
-    async with contextlib.aclosing(in_order(client.list_ledgers(), read, limit=reads_in_flight)) as answers:
-        async for ledger_id, found in answers:
+    async with LedgerWalk(reads_in_flight).run(client.list_ledgers(), read) as results:
+        async for ledger_id, found in results:
             if isinstance(found, LedgerMetadata):
                 index.add(ledger_id, found)
-            elif found is not None:
-                log.error("ledger_metadata_unreadable", ledger_id=ledger_id, error=found)
+            elif not isinstance(found, Skip):
                 index.add_unreadable(ledger_id, found)
     return index

@@ -16,13 +16,12 @@ could never leave.
 """
 
 import asyncio
-import contextlib
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol
 
-from bindery_core.errors import BadVersion, Conflict, Corrupt, NoSuchLedger, NotThere
+from bindery_core.errors import Conflict, NotThere
 from bindery_core.formats.ledger_metadata import LedgerMetadata, LedgerState
 from bindery_core.ids import BookieId, LedgerId
 from bindery_core.sources import RandomBits
@@ -41,8 +40,8 @@ from bindery_metadata.recovery.recovery_records import (
 from bindery_metadata.recovery.underreplication import UnderreplicationManager
 from bindery_metadata.stores.store import MetadataStore
 
-from bindery_recovery.cluster.bounded import in_order
 from bindery_recovery.cluster.ledger_index import members_of, share_of
+from bindery_recovery.cluster.ledger_walk import LedgerWalk, Skip, each
 from bindery_recovery.records.drain_end import drain_finished, is_drain_end_told
 from bindery_recovery.records.reasons import marked_for
 
@@ -141,32 +140,19 @@ async def holdings_of(
     found: dict[LedgerId, Held] = {}
     unreadable: list[LedgerId] = []
 
-    async def read(ledger_id: LedgerId) -> tuple[LedgerId, LedgerMetadata | None, bool]:
-        try:
-            return ledger_id, await ledgers.metadata(ledger_id), True
-        except NoSuchLedger:
-            return ledger_id, None, True
-        except (Corrupt, BadVersion):
-            return ledger_id, None, False
-
-    source = ledgers.list_ledgers() if among is None else _each(sorted(among))
+    source = ledgers.list_ledgers() if among is None else each(sorted(among))
     count = 0
-    async with contextlib.aclosing(in_order(source, read, limit=READS_IN_FLIGHT)) as answers:
-        async for ledger_id, metadata, is_readable in answers:
+    async with LedgerWalk(READS_IN_FLIGHT, unreadable_event="").run(source, ledgers.metadata) as results:
+        async for ledger_id, metadata in results:
             count += 1
             progress(count)
-            if not is_readable:
+            if metadata is Skip.UNREADABLE:
                 unreadable.append(ledger_id)
-            elif metadata is not None and bookie_id in members_of(metadata):
+            elif not isinstance(metadata, Skip) and bookie_id in members_of(metadata):
                 share = share_of(metadata, (bookie_id,))
                 is_open = metadata.state is not LedgerState.CLOSED
                 found[ledger_id] = Held(share.entries, share.length, metadata.ensemble_size, is_open)
     return Holdings(found, tuple(unreadable))
-
-
-async def _each(ledger_ids: Collection[LedgerId]) -> AsyncIterator[LedgerId]:
-    for ledger_id in ledger_ids:
-        yield ledger_id
 
 
 @dataclass(frozen=True, slots=True)
