@@ -369,6 +369,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the scratch copy is removed
     targets = [target.resolve() for target in options.targets]
     for target in targets:
         if not target.exists() or not target.is_relative_to(ROOT):

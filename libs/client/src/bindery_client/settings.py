@@ -1,4 +1,4 @@
-"""The numbers a user of the ledger client may turn. Components (store, clock, randomness) are handed in beside them."""
+"""Settings of the ledger client. Components (store, clock, random source) are passed in separately."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -9,113 +9,136 @@ MIB: Final = 1024 * KIB
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientSettings:
-    """How patient, how greedy and how suspicious a ledger client is. Times in seconds, sizes in bytes."""
+    """Timeouts, limits and retry intervals of a ledger client. Times are in seconds, sizes in bytes."""
 
     wire_version: int = 3
-    """Protocol for adds and plain reads: 3, or 2, which costs less to code. All else goes in 3, on a connection beside.
+    """Wire protocol of adds and plain reads: 3, or 2, which is cheaper to encode.
 
-    Source: BookKeeper's useV2WireProtocol."""
+    All other requests use version 3, on a second connection. Source: BookKeeper's useV2WireProtocol."""
 
     batch_reads: bool = True
-    """In wire version 2: read consecutive entries in one request. Bookies that cannot are found out, and asked singly.
+    """In wire version 2, read consecutive entries in one request.
 
-    Source: BookKeeper's batchReadEnabled."""
+    A bookie that does not support such requests is detected and then read entry by entry. Source: BookKeeper's
+    batchReadEnabled."""
 
     bookie_info_interval_s: float = 0.0
-    """How often bookies are asked for their free space, by which new ledgers are then spread; 0: never.
+    """Interval at which the free disk space of bookies is polled; new ledgers prefer bookies with more of it. 0: never.
 
     Source: BookKeeper's getBookieInfoIntervalSeconds, a day; off there too unless diskWeightBasedPlacementEnabled."""
 
     connect_timeout_s: float = 5.0
-    """Longest a connect to a bookie may take, with TLS handshake and authentication.
+    """Timeout for connecting to a bookie, including the TLS handshake and authentication.
 
     Source: BookKeeper's clientConnectTimeoutMillis is 10 000."""
 
     reconnect_pause_s: float = 0.2
-    """Pause after a failed connect, in which requests to that bookie fail at once; doubles with every failure."""
+    """Delay after the first failed attempt to connect; requests to that bookie fail at once meanwhile.
+
+    Doubles each time."""
 
     reconnect_pause_s_max: float = 5.0
-    """Where the doubling ends: a bookie that came back is found again within this time."""
+    """Maximum delay between attempts to connect: a bookie that returns is in use again within this time."""
 
     add_timeout_s: float = 5.0
-    """A bookie that has not answered an add by then counts as failed. Source: BookKeeper's addEntryTimeoutSec."""
+    """Time after which a bookie that has not answered an add counts as failed.
+
+    Source: BookKeeper's addEntryTimeoutSec."""
 
     add_quorum_timeout_s: float = 30.0
-    """An add without its ack quorum by then fails with AddTimeout and breaks the handle: its outcome is unknown.
+    """Time after which an add without its ack quorum fails with AddTimeout.
+
+    Its outcome is unknown and the handle is broken.
 
     Longer than `add_timeout_s`, so that failed bookies are replaced first."""
 
     read_timeout_s: float = 5.0
-    """A bookie that has not answered a read by then is passed over. Source: BookKeeper's readEntryTimeoutSec."""
+    """Time after which a bookie that has not answered a read counts as failed for it.
+
+    Source: BookKeeper's readEntryTimeoutSec."""
 
     speculative_read_s: float = 2.0
-    """With no answer by then the next replica is asked too; 0: never. Source: BookKeeper's speculativeReadTimeout."""
+    """Time without a response after which the next replica is read as well; 0: never.
+
+    Source: BookKeeper's speculativeReadTimeout."""
 
     fence_timeout_s: float = 1.0
-    """How long `delete` waits for fences. Best effort: dead bookies must not block retention."""
+    """Time that `delete` waits until bookies have fenced the ledger.
+
+    Best effort: dead bookies must not block retention."""
 
     recovery_timeout_s: float = 60.0
-    """Longest a whole recovery may take before it fails with TryAgain and leaves the ledger IN_RECOVERY."""
+    """Time after which a recovery fails with TryAgain; the ledger then remains IN_RECOVERY."""
 
     replacement_retry_s: float = 5.0
-    """While a ledger goes on without a failed bookie, how often a spare is looked for.
+    """Interval at which a replacement is searched for while a ledger continues without a failed bookie.
 
-    Also how long, at first, a bookie that failed in a ledger once more is not taken for it again."""
+    Also the first delay before a bookie that failed in a ledger twice may be chosen for it again."""
 
     recovery_batch_entries: int = 32
-    """Entries that recovery reads ahead. Source: BookKeeper's recoveryReadBatchSize is 1, a round trip per entry."""
+    """Number of entries that recovery reads ahead.
+
+    Source: BookKeeper's recoveryReadBatchSize is 1: one round trip each."""
 
     metadata_timeout_s: float = 15.0
-    """Longest a metadata change may be retried while ZooKeeper cannot be asked, before MetadataUnavailable."""
+    """Time for which a metadata change is retried while ZooKeeper is unreachable.
+
+    Then it raises MetadataUnavailable."""
 
     in_flight_entries_max: int = 2000
-    """Entries of one ledger that may wait for confirmation; then `add_many` waits."""
+    """Maximum number of unconfirmed entries of one ledger; at the limit `add_many` waits."""
 
     in_flight_bytes_max: int = 32 * MIB
-    """Payload bytes of one ledger that may wait for confirmation. One larger `add_many` is let through alone."""
+    """Maximum payload bytes of unconfirmed entries of one ledger. A single larger `add_many` is allowed alone."""
 
     client_bytes_max: int = 64 * MIB
-    """Payload bytes of all ledgers of a client that may wait for confirmation; then every `add_many` waits."""
+    """Maximum payload bytes of unconfirmed entries of all ledgers of a client; at the limit every `add_many` waits."""
 
     connection_bytes_max: int = 128 * MIB
-    """Bytes of requests to one bookie that may be unsent or unanswered; then the bookie counts as failed.
+    """Maximum bytes of unsent or unanswered requests to one bookie; beyond it the bookie counts as failed.
 
-    Above `client_bytes_max`, so that only a bookie that lags behind its peers can get there."""
+    Greater than `client_bytes_max`, so that only a bookie that is slower than its peers can reach it."""
 
     frame_size_max: int = 5 * MIB
-    """Longest frame either way, its length word included. Source: BookKeeper's nettyMaxFrameSizeBytes."""
+    """Maximum size of a frame in either direction, including its length field.
+
+    Source: BookKeeper's nettyMaxFrameSizeBytes."""
 
     read_batch_entries_max: int = 500
-    """Entries asked for at once in one `read`; a longer range is read in steps."""
+    """Maximum number of entries that one step of a `read` requests; a longer range is read in several steps."""
 
     read_batch_bytes_max: int = 16 * MIB
-    """Bytes that one step of a `read` aims not to exceed, by the size of the entries that came before."""
+    """Target for the bytes of one step of a `read`, estimated from the sizes of the entries read before."""
 
     explicit_lac_idle_s: float = 0.05
-    """After this long without an add, tell the bookies of the last confirmed entry, so that tailing readers see it.
+    """Time without an add after which bookies are sent the last confirmed entry id, so that tailing readers see it.
 
-    Source: BookKeeper's explicitLacInterval, off there; a tailing reader then lags one entry behind for ever."""
+    Source: BookKeeper's explicitLacInterval, off there; a tailing reader then stays one entry behind."""
 
     long_poll_s: float = 10.0
-    """How long a bookie is asked to hold a long poll. Below common idle limits of middle boxes."""
+    """Time that a bookie may hold a long poll. Below the usual idle timeouts of proxies and firewalls."""
 
     lac_refresh_s: float = 0.2
-    """Pause before a long poll that failed is sent again; bookies deny a ledger until its first entry came to them."""
+    """Delay before a failed long poll is repeated.
+
+    A bookie refuses long polls until it stores the ledger's first entry."""
 
     quarantine_s: float = 30.0
-    """How long a bookie that failed is avoided when others will do. Source: BookKeeper has 1800 s, off by default."""
+    """Time for which a failed bookie is avoided if others are available.
+
+    Source: BookKeeper's is 1800 s, off by default."""
 
     revisit_timeout_s: float = 1.0
-    """When there are too few bookies, how long those that could not be reached are tried once more."""
+    """Timeout for connecting to unreachable bookies once more when too few others are available."""
 
     timer_tick_s: float = 0.05
-    """Granularity of request deadlines: one timer for all requests of a connection instead of one each."""
+    """Granularity of request timeouts: each connection has one timer for all its requests."""
 
     def __post_init__(self) -> None:
         assert self.wire_version in (2, 3)
         assert self.bookie_info_interval_s >= 0
         assert 0 < self.reconnect_pause_s <= self.reconnect_pause_s_max
-        assert 0 < self.add_timeout_s <= self.add_quorum_timeout_s, "a failed bookie must be noticed first"
+        assert 0 < self.add_timeout_s <= self.add_quorum_timeout_s, "a bookie must count as failed before the add does"
         assert self.speculative_read_s >= 0
         assert self.in_flight_entries_max >= 1
         assert self.in_flight_bytes_max <= self.client_bytes_max < self.connection_bytes_max

@@ -1,39 +1,42 @@
-"""Errors, sorted by what the caller should do next.
+"""All errors of the system, grouped by what the caller should do next.
 
-BinderyError                never raised itself                                    status
-  TryAgain                  nothing happened; the same request later               503
-    NotEnoughBookies        fewer writable bookies than asked for
-    BookieUnavailable       no connection, or it went away before the request was sent
-    MetadataUnavailable     ZooKeeper cannot be asked now
-    TooManyRequests         a byte or queue budget is used up                      429
-    ReadOnly                this bookie takes no writes now
-    LedgerStateUnknown      the bookie may have held it and cannot say (limbo)
-  OutcomeUnknown            it may have happened; ask before repeating             504
+BinderyError                base class, never raised itself                        status
+  TryAgain                  nothing was changed; repeat the request later          503
+    NotEnoughBookies        fewer writable bookies than the ledger needs
+    BookieUnavailable       no connection, or it was lost before a response arrived
+    MetadataUnavailable     the metadata store is not reachable now
+    TooManyRequests         a limit on bytes or queued requests is reached         429
+    ReadOnly                the bookie accepts no writes now
+    LedgerStateUnknown      the bookie may have lost entries of this ledger (limbo)
+  OutcomeUnknown            the write may have been applied; read before repeating 504
     AddTimeout, MetadataOutcomeUnknown
-  LostOwnership             stop writing, open anew                                409
-    LedgerFenced            another client recovers or owns the ledger
+  LostOwnership             stop writing and reopen                                409
+    LedgerFenced            another client is recovering the ledger, or writes it
     LedgerClosed            the ledger was closed
     TopicFenced             another broker owns the topic
-    NotLeader               the auditor's leadership is over
-  Conflict                  what is there is not what you expected                 409
+    NotLeader               this process is no longer the leader
+  Conflict                  the stored state differs from the expected state       409
     AlreadyExists, VersionConflict, NotEmpty
-  NotThere                                                                         404
+  NotThere                  the object does not exist                              404
     NoSuchLedger, NoSuchEntry, NoSuchTopic, NoSuchSubscription, NoSuchNode
-  BadRequest                                                                       400
-    BadVersion              a protocol or format version that is not spoken
-    TooLarge                over a named limit                                     413
+  BadRequest                the request is invalid; do not repeat it               400
+    BadVersion              unsupported version of a protocol or format
+    TooLarge                larger than a named limit                              413
   Unauthorized              wrong password or token                                401
-  Corrupt                   bytes contradict their digest or format: repair        500
+  Corrupt                   stored bytes contradict their digest or format: repair 500
     DigestMismatch, DamagedStorage
 
-Messages are lower case with the facts last: `no such entry: ledger_id=7 entry_id=42`. `code` is stable, for programs.
+Messages are in lower case, with the facts last: `no such entry: ledger_id=7 entry_id=42`. `code` is stable, so that
+programs can rely on it.
 """
 
 from typing import Any, ClassVar
 
 
 class BinderyError(Exception):
-    """Base of all. `facts` are the fields behind the message; they appear in logs and in HTTP problem bodies."""
+    """Base class of all errors. `facts` are the values behind the message.
+
+    Logs and HTTP problem bodies contain them."""
 
     status: ClassVar[int] = 500
     code: ClassVar[str] = "internal"
@@ -67,7 +70,7 @@ class MetadataUnavailable(TryAgain):
 
 
 class MetadataUnreachable(MetadataUnavailable):
-    """Nothing answered at all: a server is not there, or is called something else."""
+    """No server answered: none is running, or the address is wrong."""
 
 
 class TooManyRequests(TryAgain):
