@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 PRELOADED: Final = (
-    "bindery.main", "bindery.ledger.ledger_client", "bindery.standalone.supervisor", "httpx", "bindery_client.client",
+    "bindery.main", "bindery.common.operator", "bindery.standalone.supervisor", "httpx", "bindery_client.client",
     "bindery_metadata.stores.zookeeper",
 )  # fmt: skip
 _forks = multiprocessing.get_context("forkserver")

@@ -2,7 +2,8 @@
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import TypeVar
+from types import SimpleNamespace
+from typing import Any, TypeVar
 
 from bindery_client.ledger.api import Entry
 from bindery_client.ledger.replica import ReplicaRead, Verdict, judge
@@ -134,10 +135,10 @@ class FakeReader:
 
 
 def connecting_to(source: FakeReplicas) -> object:
-    """In place of `ledger_client.connected`."""
+    """Replace `operator.connected` by a connection to `source`."""
 
     @asynccontextmanager
-    async def connected(zookeeper: str) -> AsyncIterator[FakeReplicas]:
-        yield source
+    async def connected(zookeeper: str, ledgers_root: str) -> AsyncIterator[Any]:
+        yield SimpleNamespace(client=source)
 
     return connected

@@ -56,7 +56,7 @@ def check(bookie: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
     *findings, summary = rows(result)
     damage = [finding for finding in findings if finding["severity"] == "damage"]
-    assert (result.exit_code, summary["verdict"]) == ((1, "damaged") if damage else (0, "sound"))
+    assert (result.exit_code, summary["verdict"]) == ((3, "damaged") if damage else (0, "sound"))
     assert all(finding["fix"] or "more" in finding for finding in damage), "whoever finds damage says what to do"
     return damage, summary
 
@@ -153,7 +153,7 @@ def test_ledgers_of_a_lost_index_are_read_from_the_logs(bookie: Path) -> None:
     shutil.rmtree(bookie / "ledgers" / "current" / "index")
     result = run("ledgers", bookie, "--json")
     assert result.stdout == whole
-    assert "there is no index; the entry logs were read instead" in result.stderr
+    assert "there is no index; using the entry logs instead" in result.stderr
 
 
 def test_an_entry_is_shown_from_the_log_and_from_the_journal(pristine: Path) -> None:
@@ -182,7 +182,7 @@ def test_an_entry_that_is_not_there_says_so(pristine: Path, key: tuple[int, int]
 def test_a_damaged_entry_is_shown_with_both_verdicts(bookie: Path, log: Path) -> None:
     bookie_directory.flip(log, location(log, 1, 7) + 100)
     result = run("entry", bookie, 1, 7, "--json")
-    assert result.exit_code == 1
+    assert result.exit_code == 3
     (facts,) = rows(result)
     assert facts["bookie_verdict"] == "damaged"
     assert facts["problem"].startswith("entry digest mismatch")
@@ -200,7 +200,7 @@ def test_a_journal_dump_has_groups_and_records_and_goes_on_behind_damage(bookie:
     assert not any("key" in name for facts in records for name in facts), "keys are secrets"
     bookie_directory.flip(journal, groups[1]["offset"] + 40)
     result = run("journal", "dump", journal, "--groups", "--json")
-    assert result.exit_code == 1
+    assert result.exit_code == 3
     damage = [facts for facts in rows(result) if facts["what"] == "damage"]
     assert [(facts["offset"], facts["problem"]) for facts in damage] == [
         (groups[1]["offset"], "journal group is damaged")
@@ -282,7 +282,7 @@ def test_a_log_dump_filters_by_ledger_and_shows_damage(bookie: Path, log: Path) 
     offset = location(log, 3, 2)
     bookie_directory.flip(log, offset + 50)
     result = run("log", "dump", log, "--ledger", "3", "--json")
-    assert result.exit_code == 1
+    assert result.exit_code == 3
     (region,) = [facts for facts in rows(result) if facts["what"] == "damage"]
     assert region["offset"] == offset - entry_log_format.RECORD_HEADER_SIZE
     assert [facts["entry_id"] for facts in rows(result) if facts.get("kind") == "entry"] == [0, 1, 3, 4]
@@ -412,7 +412,7 @@ def test_a_damaged_table_of_the_index_is_found_and_named(bookie: Path) -> None:
     assert {each["path"] for each in damage} == {str(path)}, "not the copy in the temporary directory"
     assert summary["records"] == RECORDS
     result = run("ledgers", bookie)
-    assert isinstance(result.exception, BinderyError) or "the entry logs were read instead" in result.stderr
+    assert isinstance(result.exception, BinderyError) or "using the entry logs instead" in result.stderr
     assert "bindery-index-" not in str(result.exception)
     assert run("rebuild-index", bookie).exit_code == 0
     assert check(bookie)[0] == []

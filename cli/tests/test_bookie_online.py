@@ -255,7 +255,7 @@ def test_refusals_name_the_fix(bookie: Bookie) -> None:
     bookie.answers["gc"] = httpx.Response(401, json={"detail": "a token is needed", "code": "unauthorized"})
     result = run("gc", "run")
     assert isinstance(result.exception, BinderyError)
-    assert str(result.exception).startswith("a token is needed; give --token-file")
+    assert str(result.exception).startswith("a token is needed; pass --token-file")
     bookie.answers["gc"] = httpx.Response(503, json={"detail": "the storage is not open yet"})
     assert str(run("gc", "run").exception) == "the storage is not open yet (503)"
     bookie.answers["drill"] = None

@@ -4,7 +4,8 @@ import json
 from typing import Any
 
 import pytest
-from bindery.ledger import ledger_client, replicas
+from bindery.common import operator
+from bindery.ledger import replicas
 from bindery.main import app
 from bindery_core.errors import BadRequest, BinderyError, BookieUnavailable, NoSuchEntry, NoSuchLedger
 from bindery_core.formats.ledger_metadata import LedgerState
@@ -20,12 +21,12 @@ def no_second_look_pause(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(source: FakeReplicas, *arguments: str) -> Result:
-    before = ledger_client.connected
-    ledger_client.connected = connecting_to(source)  # type: ignore[assignment]
+    before = operator.connected
+    operator.connected = connecting_to(source)  # type: ignore[assignment]
     try:
         result = CliRunner().invoke(app, ["ledger", arguments[0], "7", *arguments[1:]])
     finally:
-        ledger_client.connected = before
+        operator.connected = before
     assert source.recoveries == 0, "looking must not fence"
     return result
 
@@ -110,7 +111,7 @@ def test_compare_of_a_range_and_beyond_the_end() -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
-    [(("--first", "3", "--last", "2"), "--last is before --first"), (("--first", "9"), "--last asks for what may lie")],
+    [(("--first", "3", "--last", "2"), "--last is before --first"), (("--first", "9"), "--last reads entries beyond")],
 )
 def test_an_empty_range_is_refused_with_the_fix(arguments: tuple[str, ...], words: str) -> None:
     result = run(FakeReplicas([b"x"]), "compare", *arguments)
@@ -154,15 +155,15 @@ def test_read_that_fails_points_to_compare() -> None:
 
 def test_raw_shows_header_digest_and_payload_of_every_copy_and_never_hides_damage() -> None:
     result = run(damaged(), "read", "--raw", "--first", "1", "--last", "1")
-    assert result.exit_code == 1
+    assert result.exit_code == 3
     text = result.stdout
     assert "entry 1 of b1: good\n  ledger_id  7\n  entry_id   1\n  lac        0\n  length     1000000\n" in text
-    assert "entry 1 of b2: good, the bytes of b1\n" in text
+    assert "entry 1 of b2: good, identical to b1\n" in text
     assert "entry 1 of b0: corrupt (entry digest mismatch)\n" in text
     assert " WRONG, its bytes give " in text
     assert b"one".hex() in text
     assert b"ond".hex() in text  # the damaged payload as it is
-    assert "1 entries with damaged or unreadable copies" in result.stderr
+    assert "1 entries with corrupt or without good copies" in result.stderr
 
 
 def test_raw_in_json_has_the_header_and_the_digest_s_verdict() -> None:
@@ -192,7 +193,7 @@ def test_a_frame_too_short_for_a_header_is_shown_too() -> None:
 def test_from_bookie_is_that_copy_alone_with_its_own_verdict() -> None:
     verdicts = [line["verdict"] for line in lines(run(damaged(), "read", "--from-bookie", "b0", "--json"))]
     assert verdicts == ["good", "corrupt", "good", "good", "good"]
-    assert run(damaged(), "read", "--from-bookie", "b0").exit_code == 1
+    assert run(damaged(), "read", "--from-bookie", "b0").exit_code == 3
     result = run(damaged(), "read", "--from-bookie", "b1")
     assert result.exit_code == 0
     assert result.stdout.splitlines()[2].split() == ["2", "absent"]
@@ -201,14 +202,14 @@ def test_from_bookie_is_that_copy_alone_with_its_own_verdict() -> None:
 def test_from_a_bookie_outside_the_write_set_absence_is_right() -> None:
     source = FakeReplicas([b"x"] * 2, ensembles={0: ("b0", "b1", "b2")}, write_quorum=2)
     result = run(source, "read", "--from-bookie", "b2", "--first", "0", "--last", "1")
-    assert "absent, as it should be: not in the write set" in result.stdout.splitlines()[0]
+    assert "absent, as expected: not in the write set" in result.stdout.splitlines()[0]
     assert "1 bytes" in result.stdout.splitlines()[1]
 
 
 def test_an_unknown_bookie_is_refused_with_the_names_of_the_known() -> None:
     result = run(FakeReplicas([b"x"]), "read", "--from-bookie", "b9")
     assert isinstance(result.exception, BookieUnavailable)
-    assert "those that are: b0, b1, b2" in str(result.exception)
+    assert "registered bookies: b0, b1, b2" in str(result.exception)
 
 
 def test_escaped_payloads_are_reversible_text() -> None:
@@ -220,9 +221,9 @@ def test_escaped_payloads_are_reversible_text() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--payload", "octal"), "--payload takes hex|escaped|base64|none"),
-        (("--bytes", "--json"), "leave --json"),
-        (("--last", "7"), "--raw or --from-bookie show what lies beyond"),
+        (("--payload", "octal"), "--payload must be one of hex|escaped|base64|none"),
+        (("--bytes", "--json"), "omit --json"),
+        (("--last", "7"), "--raw or --from-bookie read entries beyond it"),
         (("--first", "7"), "last confirmed entry is 0"),
         (("--first", "2", "--last", "1", "--raw"), "--last is before --first"),
     ],
@@ -279,9 +280,9 @@ def test_show_tells_all_of_the_metadata() -> None:
 def test_show_of_an_open_ledger_invents_no_length() -> None:
     source = FakeReplicas([b"zero"], closed=False)
     text = run(source, "show").stdout
-    assert "length           unknown until it is closed" in text
+    assert "length           unknown until the ledger is closed" in text
     empty = FakeReplicas([])
-    assert "last_entry_id    none, it is empty" in run(empty, "show").stdout
+    assert "last_entry_id    none (empty ledger)" in run(empty, "show").stdout
 
 
 def test_show_of_odd_metadata_is_no_crash() -> None:

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from bindery.ledger import ledger_client, replicas
+from bindery.common import operator
+from bindery.ledger import replicas
 from bindery.ledger.ledger_check import ends_of
 from bindery.main import app
 from bindery_core.formats.ledger_metadata import LedgerMetadata, Segment
@@ -37,12 +38,12 @@ class Ledger(FakeReplicas):
 
 
 def run(source: FakeReplicas, *arguments: str) -> Result:
-    before = ledger_client.connected
-    ledger_client.connected = connecting_to(source)  # type: ignore[assignment]
+    before = operator.connected
+    operator.connected = connecting_to(source)  # type: ignore[assignment]
     try:
         result = CliRunner().invoke(app, ["ledger", "check", "7", *arguments])
     finally:
-        ledger_client.connected = before
+        operator.connected = before
     assert source.recoveries == 0, "looking must not fence"
     return result
 
@@ -60,7 +61,7 @@ def test_a_good_ledger_is_good_at_its_ends_and_in_depth() -> None:
     source = Ledger([b"x" * n for n in range(50)])
     result = run(source)
     assert result.exit_code == 0
-    assert "ledger 7 (closed) is good: 2 of 50 entries looked at on all their bookies" in result.stdout
+    assert "ledger 7 (closed) is good: 2 of 50 entries read from all their bookies" in result.stdout
     assert {entry for _, entries in source.asked for entry in entries} == {0, 49}
     result = run(source, "--deep")
     assert result.exit_code == 0
@@ -121,7 +122,7 @@ def test_a_bookie_that_cannot_say_makes_it_incomplete() -> None:
     result = run(source)
     assert result.exit_code == 1
     assert "is incomplete" in result.stdout
-    assert "b1 could not say: bookie answers UNKNOWN (2 entries)" in result.stdout
+    assert "b1 returned an error: bookie answers UNKNOWN (2 entries)" in result.stdout
     source.corrupt("b0", 1)
     assert run(source).exit_code == 3
 
@@ -132,10 +133,10 @@ def test_lengths_must_grow_by_each_payload_and_end_at_the_metadata_s() -> None:
         source.put(bookie, 2, b"cc", length=3)
     result = run(source, "--deep")
     assert result.exit_code == 3
-    assert "length: entry 2 says that the ledger has 3 bytes, 6 would be right" in result.stdout
+    assert "length: entry 2 records a ledger length of 3 bytes instead of 6" in result.stdout
     source = Ledger([b"aa", b"bb"])
     source.found = source.found.with_changes(length=99)
-    assert "length: metadata say 99 bytes, the last entry 4" in run(source, "--deep").stdout
+    assert "length: the metadata records 99 bytes, the last entry 4" in run(source, "--deep").stdout
 
 
 def test_an_open_ledger_is_checked_up_to_what_is_confirmed() -> None:

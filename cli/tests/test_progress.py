@@ -1,10 +1,12 @@
-"""The progress bar: for terminals and long work only, and gone without a trace at the end."""
+"""Progress on stderr: a bar or a line that is removed at the end; occasional lines or nothing in pipes."""
 
 import io
+import re
 import sys
 
 import pytest
-from bindery.common.progress import SHOWN_FROM, WIDTH, Progress
+from bindery.common import progress as progress_module
+from bindery.common.progress import REDRAW_INTERVAL_S, SHOWN_FROM, WIDTH, Progress
 
 
 class Terminal(io.StringIO):
@@ -12,28 +14,63 @@ class Terminal(io.StringIO):
         return True
 
 
-def screen(written: str) -> str:
-    """What a terminal's line shows after `written`."""
-    line = ""
-    for part in written.split("\r"):
-        line = part + line[len(part) :]
-    return line
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
 
 
-def test_it_shows_how_far_it_is_and_leaves_the_line_clean(monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = Terminal()
-    monkeypatch.setattr(sys, "stderr", terminal)
-    progress = Progress(SHOWN_FROM, "entries")
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    found = Terminal()
+    monkeypatch.setattr(sys, "stderr", found)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "120")
+    return found
+
+
+def drawn(terminal: Terminal) -> str:
+    """Return the text written since the last call, without control sequences."""
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", terminal.getvalue())
+    terminal.truncate(0)
+    terminal.seek(0)
+    return text.strip()
+
+
+def test_a_bar_shows_the_progress_and_is_removed_at_the_end(terminal: Terminal) -> None:
+    clock = Clock()
+    progress = Progress(SHOWN_FROM, "entries", clock=clock)
     progress.update(SHOWN_FROM // 2, "12 bad")
-    assert screen(terminal.getvalue()) == f"[{'#' * (WIDTH // 2)}{'.' * (WIDTH // 2)}] 500/1000 entries, 12 bad"
+    bar, _, text = drawn(terminal).partition(" ")
+    assert (len(bar), text) == (WIDTH, "500/1000 entries, 12 bad")
+    progress.update(SHOWN_FROM // 2 + 1)
+    assert drawn(terminal) == "", "redrawn too soon"
+    clock.now += REDRAW_INTERVAL_S
+    progress.update(SHOWN_FROM // 2 + 1)
+    assert "501/1000" in drawn(terminal)
     progress.update(SHOWN_FROM)
-    assert screen(terminal.getvalue()).rstrip() == f"[{'#' * WIDTH}] 1000/1000 entries"
+    assert "1000/1000 entries" in drawn(terminal)
     progress.clear()
-    assert screen(terminal.getvalue()).strip() == ""
+    assert "\x1b[2K" in terminal.getvalue(), "the line is erased"
+    assert drawn(terminal) == ""
+
+
+def test_a_line_is_replaced_by_the_next_and_a_message_stays(terminal: Terminal) -> None:
+    clock = Clock()
+    progress = Progress(clock=clock)
+    progress.show("5 nodes")
+    assert drawn(terminal) == "5 nodes"
+    clock.now += 1
+    progress.show("9 nodes")
+    assert "\x1b[2K" in terminal.getvalue()
+    assert drawn(terminal) == "9 nodes"
+    progress.say("done")
+    assert drawn(terminal) == "done"
 
 
 @pytest.mark.parametrize(("total", "stderr"), [(SHOWN_FROM, io.StringIO()), (SHOWN_FROM - 1, Terminal())])
-def test_it_is_silent_in_pipes_and_for_short_work(
+def test_a_bar_is_silent_in_pipes_and_for_short_work(
     total: int, stderr: io.StringIO, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "stderr", stderr)
@@ -41,3 +78,22 @@ def test_it_is_silent_in_pipes_and_for_short_work(
     progress.update(total)
     progress.clear()
     assert stderr.getvalue() == ""
+
+
+def test_a_pipe_gets_a_line_at_most_every_few_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe, clock = io.StringIO(), Clock()
+    monkeypatch.setattr(sys, "stderr", pipe)
+    progress = Progress(clock=clock)
+    for count in range(11):
+        progress.show(f"{count} nodes")
+        clock.now += progress_module.LINE_INTERVAL_S / 5
+    assert pipe.getvalue() == "5 nodes\n10 nodes\n"
+
+
+def test_quiet_is_silent(terminal: Terminal) -> None:
+    progress = Progress(SHOWN_FROM, "entries", is_quiet=True)
+    progress.update(SHOWN_FROM)
+    progress.show("line")
+    progress.say("message")
+    progress.clear()
+    assert terminal.getvalue() == ""

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 from bindery.bookie.membership_commands import progress_line
-from bindery.common import operator
-from bindery.common.operator import Live, duration_text, parse_duration
+from bindery.common import progress
+from bindery.common.operator import duration_text, parse_duration
+from bindery.common.progress import Progress as Live
 from bindery_core.errors import BadRequest
 from bindery_core.formats.ledger_metadata import LedgerMetadata, Segment
 from bindery_core.ids import BookieId, EntryId, LedgerId
@@ -63,17 +64,17 @@ def test_a_drain_is_begun_followed_and_ends_with_what_to_do_next(
     first, second = cluster.ledger("b0", "b1"), cluster.ledger("b0", "b1", length=3 * 2**20)
     result = cluster.invoke("bookie", "drain", "b0", "--reason", "old disks")
     assert result.exit_code == 0
-    assert result.stdout == "b0 is being drained from now on: 2 ledgers, 4.0 MiB\n"
-    assert "but no auditor is running" in result.stderr
-    assert "--wait` shows how far it is" in result.stderr
+    assert result.stdout == "b0 is being drained: 2 ledgers, 4.0 MiB\n"
+    assert "warning: no auditor is running" in result.stderr
+    assert "--wait` shows the progress" in result.stderr
     cluster.elect("a1")
     copying(cluster, monkeypatch, [(first, "b0", "b2"), (second, "b0", "b2")])
-    monkeypatch.setattr(operator, "LINE_INTERVAL_S", 0.0)
+    monkeypatch.setattr(progress, "LINE_INTERVAL_S", 0.0)
     result = cluster.invoke("bookie", "drain", "b0", "--wait")
     assert result.exit_code == 0
-    assert result.stdout == "b0 goes on being drained: 2 ledgers, 4.0 MiB\n"
+    assert result.stdout == "b0 is already being drained: 2 ledgers, 4.0 MiB\n"
     assert "0 %: 0 B of 4.0 MiB moved, 2 of 2 ledgers left" in result.stderr
-    assert "b0 holds nothing any more: stop it, then run `bindery bookie cookie retire --bookie-id b0`" in result.stderr
+    assert "b0 is empty: stop it, then run `bindery bookie cookie retire --bookie-id b0`" in result.stderr
     assert membership(cluster, "b0").intent is Intent.DRAINING
 
 
@@ -100,7 +101,7 @@ def test_a_drain_below_quorum_is_refused_with_ledger_and_numbers(cluster: Memory
 def test_a_drain_is_taken_back(cluster: MemoryCluster) -> None:
     cluster.invoke("bookie", "drain", "b0")
     result = cluster.invoke("bookie", "drain", "b0", "--cancel")
-    assert result.stdout == "b0 was draining; it is an ordinary member again\n"
+    assert result.stdout == "b0 was draining; it is an active member again\n"
     assert "cookie" not in result.stderr
     assert "is not being drained: it is active" in said(cluster.invoke("bookie", "drain", "b0", "--cancel"))
 
@@ -125,7 +126,10 @@ def test_waiting_ends_with_exit_code_1_when_only_unrecoverable_ledgers_are_left(
     cluster.do(lambda store: RecoveryRecords(store).put(record))
     result = cluster.invoke("bookie", "drain", "b0", "--wait")
     assert result.exit_code == 1
-    assert f"1 ledgers cannot be healed: {ledger_id}; `bindery recovery explain {ledger_id}` says why" in result.stderr
+    assert (
+        f"1 ledgers cannot be recovered: {ledger_id}; `bindery recovery explain {ledger_id}` gives the reason"
+        in result.stderr
+    )
 
 
 def test_recover_asks_first_then_marks_waits_and_retires(
@@ -140,7 +144,7 @@ def test_recover_asks_first_then_marks_waits_and_retires(
         assert membership(cluster, "b0").intent is Intent.ACTIVE
     result = cluster.invoke("bookie", "recover", "b0", "--yes", "--reason", "burnt")
     assert result.stdout == "b0 is removed; it held 1 ledgers, 1.0 MiB; 1 newly marked\n"
-    assert "--yes --wait` follows it" in result.stderr
+    assert "--yes --wait` shows the progress" in result.stderr
     assert cluster.do(lambda store: store.exists(LAYOUT.mark(ledger_id))) is not None
     copying(cluster, monkeypatch, [(ledger_id, "b0", "b2")])
     result = cluster.invoke("bookie", "recover", "b0", "--yes", "--wait")
@@ -154,8 +158,8 @@ def test_taking_back_a_finished_recovery_says_that_the_cookie_is_gone(cluster: M
     cluster.stop("b0")
     assert cluster.invoke("bookie", "recover", "b0", "--yes").exit_code == 0
     result = cluster.invoke("bookie", "drain", "b0", "--cancel")
-    assert (result.exit_code, result.stdout) == (0, "b0 was removed; it is an ordinary member again\n")
-    assert "its cookie is gone" in result.stderr
+    assert (result.exit_code, result.stdout) == (0, "b0 was removed; it is an active member again\n")
+    assert "its cookie was removed" in result.stderr
     assert "`bindery bookie cookie adopt --bookie-id b0 ...`" in result.stderr
     assert "or empty them" in result.stderr
 
@@ -177,14 +181,14 @@ def test_recover_says_when_there_is_no_spare(cluster: MemoryCluster) -> None:
     ledger_id = cluster.ledger("b0", "b1", "b2")
     cluster.stop("b0")
     result = cluster.invoke("bookie", "recover", "b0", "--dry-run")
-    assert f"ledger {ledger_id} needs 3 bookies and only 2 can be written: it waits until 1 more join" in result.stderr
+    assert f"ledger {ledger_id} needs 3 bookies and only 2 are writable: it is copied when 1 more join" in result.stderr
 
 
 def test_recover_says_that_there_are_bookies_to_take_it(cluster: MemoryCluster) -> None:
     cluster.ledger("b0", "b1")
     cluster.stop("b0")
     result = cluster.invoke("bookie", "recover", "b0", "--dry-run")
-    assert result.stderr == "there are bookies to take it: 2 can be written, and no ledger needs more than 2\n"
+    assert result.stderr == "enough bookies remain: 2 are writable, and no ledger needs more than 2\n"
 
 
 def test_recover_and_maintenance_of_a_name_that_nobody_knows_are_refused(cluster: MemoryCluster) -> None:
@@ -197,7 +201,7 @@ def test_recover_and_maintenance_of_a_name_that_nobody_knows_are_refused(cluster
 
 def test_maintenance_is_a_lease_that_runs_out(cluster: MemoryCluster) -> None:
     result = cluster.invoke("bookie", "maintenance", "b0", "--for", "10m", "--reason", "kernel")
-    assert result.stdout == "b0 may be away until 2027-01-15 08:10:00Z (10 min)\n"
+    assert result.stdout == "b0 is in maintenance until 2027-01-15 08:10:00Z (10 min)\n"
     assert membership(cluster, "b0").until_ms == cluster.now_ms + 600_000
     (first, *_) = (json.loads(line) for line in cluster.invoke("bookie", "members", "--json").stdout.splitlines())
     assert (first["bookie_id"], first["intent"], first["reason"]) == ("b0", "maintenance", "kernel")
@@ -227,7 +231,7 @@ def test_durations(text: str, seconds: float) -> None:
 
 @pytest.mark.parametrize("text", ["", "-1m", "1.5h", "10 m", "m", "1w"])
 def test_what_is_no_duration(text: str) -> None:
-    with pytest.raises(BadRequest, match="write 90s, 10m, 1h30m or 2d"):
+    with pytest.raises(BadRequest, match="the format is 90s, 10m, 1h30m or 2d"):
         parse_duration(text)
 
 

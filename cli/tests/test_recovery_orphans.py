@@ -69,7 +69,7 @@ def test_orphans_are_listed_and_nothing_is_deleted_unless_told_twice(cluster: Me
     assert "1 younger than --older-than, 1 of other applications" in result.stderr
     result = cluster.invoke("ledgers", "orphans", "--delete")
     assert result.exit_code == 1
-    assert "nothing was deleted; --delete --yes does it" in result.stderr
+    assert "no ledger was deleted; pass --delete --yes to delete them" in result.stderr
     assert cluster.deleted == []
     result = cluster.invoke("ledgers", "orphans", "--delete", "--yes")
     assert result.exit_code == 0
@@ -95,7 +95,7 @@ def test_where_no_topic_is_everything_looks_like_an_orphan_and_is_not_deleted(cl
     assert found(cluster)[0] == [0, 1, 2]
     result = cluster.invoke("ledgers", "orphans", "--delete", "--yes")
     assert isinstance(result.exception, BadRequest)
-    assert "there is not a single topic in this ZooKeeper" in str(result.exception)
+    assert "this ZooKeeper has no topics" in str(result.exception)
     assert cluster.deleted == []
 
 
@@ -135,8 +135,8 @@ def test_a_backup_is_a_private_file_that_makes_the_cluster_anew(
     assert other.do(tree) == {}
     result = other.invoke("cluster", "restore", str(file), "--id-margin", "7")
     assert result.exit_code == 0
-    assert f"made {planned['created']} nodes" in result.stdout
-    assert "new ledgers get ids from 12 on" in result.stdout
+    assert f"created {planned['created']} nodes" in result.stdout
+    assert "the next ledger id is 12" in result.stdout
     after = other.do(tree)
     assert {path: data for path, data in after.items() if path != "/ledgers/idgen"} == {
         path: data for path, data in before.items() if path != "/ledgers/idgen"

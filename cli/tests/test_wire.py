@@ -299,10 +299,10 @@ def test_json_ends_with_what_was_read_and_where_it_stopped() -> None:
     assert isinstance(result.exception, StreamEnds)
 
 
-def test_a_wrong_digest_is_exit_code_1_once_all_was_printed() -> None:
+def test_a_wrong_digest_is_exit_code_3_once_all_was_printed() -> None:
     data = v3.encode_request(AddRequest(1, 7, 5, KEY, body()[:-1] + b"?")) + v3.encode_request(REQUESTS[6])
     result = run("--digest", "crc32c", data=data)
-    assert (result.exit_code, len(result.stdout.splitlines())) == (1, 2)
+    assert (result.exit_code, len(result.stdout.splitlines())) == (3, 2)
     assert "1 of 2 frames hold a wrong digest" in result.stderr
     assert run(data=data).exit_code == 0
 
@@ -310,10 +310,10 @@ def test_a_wrong_digest_is_exit_code_1_once_all_was_printed() -> None:
 @pytest.mark.parametrize(
     ("arguments", "data", "words"),
     [
-        (["--direction", "up"], b"", "--direction takes auto|request|response"),
-        (["--digest", "md5"], b"", "--digest takes auto|crc32c"),
+        (["--direction", "up"], b"", "--direction must be one of auto|request|response"),
+        (["--digest", "md5"], b"", "--digest must be one of auto|crc32c"),
         (["/nowhere/at/all"], b"", "cannot read /nowhere/at/all"),
-        (["--hex"], b"00 xy", "leave it out for raw bytes"),
+        (["--hex"], b"00 xy", "omit it for raw bytes"),
         (["--hex"], b"000", "ends within a byte"),
     ],
 )
@@ -351,5 +351,7 @@ def test_a_long_capture_is_not_held_in_memory(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(sys, "stdin", Stdin())
     monkeypatch.setattr(wire, "print", count, raising=False)
     with pytest.raises(Stop):
-        wire.decode("-", as_hex=False, direction="auto", digest="auto", password="", frame_size_max=None, as_json=False)
+        wire.decode(
+            "-", as_hex=False, direction="auto", digest="auto", password_file=None, frame_size_max=None, as_json=False
+        )
     assert printed == [at // 100 + 1 for at in range(1000)]

@@ -1,28 +1,24 @@
-"""The `bindery` command. Verbs import what they need when they run, so that the command itself starts at once.
+"""The `bindery` command.
 
-| exit code | meaning                                     |
-|----------:|---------------------------------------------|
-| 0         | done                                        |
-| 1         | not done; the last line on stderr says why  |
-| 2         | wrong usage                                 |
-| 3         | done, and it found differences or damage    |
-| 130       | interrupted (Ctrl-C)                        |
-
-`bindery audit` has codes of its own: `bindery_spark.main`.
-
-Results go to stdout (JSON with --json), everything else to stderr. A reader that goes away (`| head`) ends it quietly.
+Commands import what they need when they run, so that `bindery --help` starts at once. `bindery.common.exit_codes` lists
+the exit codes and `bindery.common.output` describes the output. If the reader of stdout goes away (`| head`), the
+command ends without a message.
 """
 
 import os
 import sys
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
-from bindery_core.errors import BadRequest, BinderyError, MetadataUnreachable
+from bindery_core.errors import BadRequest, BinderyError, Corrupt, MetadataUnreachable
+from typer.exceptions import TyperException
 
 from bindery import audit
 from bindery.bookie import commands as bookie
 from bindery.cluster import commands as cluster
+from bindery.common import exit_codes
+from bindery.common.options import HELP_NAMES
+from bindery.common.output import report_error, wants_json
 from bindery.ledger import commands as ledger
 from bindery.ledger import ledgers
 from bindery.recovery import commands as recovery
@@ -31,22 +27,17 @@ from bindery.topics import commands as topics
 from bindery.topics import messages
 from bindery.wire import commands as wire
 
-EXIT_ERROR: Final = 1
-EXIT_USAGE: Final = 2
-EXIT_INTERRUPTED: Final = 130
 NO_ZOOKEEPER: Final = "; start ZooKeeper, or name its servers with --zookeeper or BINDERY_ZOOKEEPER"
 REFUSED: Final = "bookie refuses the operation"
-HOW_TO_SHOW: Final = (
-    "; bookies that ask who is there are shown what BINDERY_CLIENT_TOKEN_FILE and BINDERY_CLIENT_CA_FILE name"
-)
+HOW_TO_AUTHENTICATE: Final = "; to authenticate to bookies, set BINDERY_CLIENT_TOKEN_FILE or BINDERY_CLIENT_CA_FILE"
 
 app = typer.Typer(
     name="bindery",
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    help="A replicated ledger store and message broker: run a cluster, produce, consume, inspect.",
+    context_settings=HELP_NAMES,
 )
 app.add_typer(standalone.app, name="standalone")
 app.add_typer(cluster.app, name="cluster")
@@ -72,24 +63,49 @@ def _show_version(wanted: bool) -> None:
 @app.callback()
 def bindery(
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print it.")
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """A replicated ledger store and message broker: run a cluster, produce, consume, inspect."""
+    """Run a replicated ledger store and message broker, send and receive messages, inspect and repair data.
+
+    Example: bindery standalone --detach && echo hello | bindery produce greetings
+
+    Exit codes: 0 success, 1 failure, 2 wrong usage, 3 the command found corruption or differences, 130 interrupted.
+    Commands whose help lists exit codes use these meanings.
+    """
 
 
 def main() -> None:
-    """Entry point of the command."""
+    """Run the command and exit. Errors are one line on stderr, as JSON with --json."""
+    as_json = wants_json(sys.argv[1:])
     try:
+        if as_json:
+            sys.exit(_run_without_messages())
         app()
     except BinderyError as error:
-        fix = NO_ZOOKEEPER if isinstance(error, MetadataUnreachable) else ""
-        fix = fix or (HOW_TO_SHOW if REFUSED in str(error) else "")
-        print(f"bindery: {error}{fix}", file=sys.stderr)
-        sys.exit(EXIT_USAGE if type(error) is BadRequest else EXIT_ERROR)
+        advice = NO_ZOOKEEPER if isinstance(error, MetadataUnreachable) else ""
+        advice = advice or (HOW_TO_AUTHENTICATE if REFUSED in str(error) else "")
+        exit_code = _exit_code(error)
+        report_error(f"{error}{advice}", code=error.code, exit_code=exit_code, as_json=as_json)
+        sys.exit(exit_code)
+    except TyperException as error:
+        report_error(error.format_message(), code="usage", exit_code=error.exit_code, as_json=as_json)
+        sys.exit(error.exit_code)
     except KeyboardInterrupt:
-        sys.exit(EXIT_INTERRUPTED)
+        sys.exit(exit_codes.INTERRUPTED)
     except BrokenPipeError:
-        # Whoever read us is gone; without this, Python would complain once more while it flushes.
+        # The reader of stdout is gone. Without this, Python would print another error when it flushes stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(EXIT_ERROR)
+        sys.exit(exit_codes.FAILURE)
+
+
+def _exit_code(error: BinderyError) -> int:
+    if type(error) is BadRequest:
+        return exit_codes.USAGE
+    return exit_codes.DAMAGE if isinstance(error, Corrupt) else exit_codes.FAILURE
+
+
+def _run_without_messages() -> int:
+    """Run the command and return its exit code. Raises TyperException for wrong usage instead of printing it."""
+    code: Any = app(standalone_mode=False)
+    return code if isinstance(code, int) else exit_codes.OK

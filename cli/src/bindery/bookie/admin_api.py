@@ -1,12 +1,12 @@
-"""The bookie's HTTP API as the command line uses it: one client, and errors that name the fix."""
+"""Client of the HTTP API of a bookie, with errors that name the fix."""
 
 import os
-from pathlib import Path
 from typing import Any, Final
 
 import httpx
-from bindery_core.errors import BadRequest, BinderyError, NotThere, Unauthorized
+from bindery_core.errors import BinderyError, NotThere, Unauthorized
 
+from bindery.common.credentials import read_token
 from bindery.common.json_http import JsonHttp, answerer_of, problem_of
 
 DEFAULT_URL: Final = "http://127.0.0.1:8000"
@@ -25,7 +25,7 @@ class BookieRefused(BinderyError):
 
 
 class NotServed(NotThere):
-    """This bookie has no such page (an older one, or a part that is switched off), or not what was asked for."""
+    """The bookie does not serve this path (an older version, or a disabled feature), or has no such object."""
 
     code = "not_found"
 
@@ -60,7 +60,7 @@ class BookieAdmin(JsonHttp):
         except httpx.TimeoutException as error:
             raise BookieUnreachable(f"the bookie at {self.url} did not answer within {TIMEOUT_S:.0f} s") from error
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise BookieUnreachable(f"cannot ask {self.url}: {error}") from error
+            raise BookieUnreachable(f"cannot reach the bookie at {self.url}: {error}") from error
         if answer.status_code >= 400:
             raise _refusal(answer, self.url)
         try:
@@ -76,21 +76,13 @@ def _refusal(answer: httpx.Response, url: str) -> BinderyError:
         return BookieRefused(f"{url} is {who}, not a bookie; --url or BINDERY_BOOKIE_URL names one's --http-port")
     detail = str(problem.get("detail") or problem.get("title") or answer.text[:500] or answer.reason_phrase)
     if answer.status_code == httpx.codes.UNAUTHORIZED:
-        return Unauthorized(f"{detail}; give --token-file, or set BINDERY_BOOKIE_TOKEN_FILE or BINDERY_BOOKIE_TOKEN")
+        return Unauthorized(f"{detail}; pass --token-file, or set BINDERY_BOOKIE_TOKEN_FILE or BINDERY_BOOKIE_TOKEN")
     if answer.status_code == httpx.codes.NOT_FOUND:
         return NotServed(detail)
     return BookieRefused(f"{detail} ({answer.status_code})")
 
 
 def _token(token_file: str | None) -> str:
-    """From the file, or the environment; never from the command line, where every user sees it."""
+    """Return the token from the file or from the environment. Command lines are readable by every user."""
     name = token_file or os.environ.get("BINDERY_BOOKIE_TOKEN_FILE")
-    if not name:
-        return os.environ.get("BINDERY_BOOKIE_TOKEN", "").strip()
-    try:
-        token = Path(name).read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadRequest(f"cannot read the token file: {error}") from error
-    if not token:
-        raise BadRequest("the token file is empty", token_file=name)
-    return token
+    return read_token(name) if name else os.environ.get("BINDERY_BOOKIE_TOKEN", "").strip()

@@ -1,22 +1,21 @@
-"""`bindery bookie`: the verbs. Each imports what it needs when it runs."""
+"""`bindery bookie`: inspect one bookie. Each command imports what it needs when it runs."""
 
-import json
 import sys
 from collections.abc import Iterable
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 import typer
 
 from bindery.bookie import cookies, membership_commands, online
+from bindery.common import exit_codes
+from bindery.common.credentials import PasswordFile, read_password
+from bindery.common.options import AsJson, LedgerArgument, Yes, group
+from bindery.common.output import emit, print_json, report_error
 
-EXIT_DAMAGED: Final = 1
-
-app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode=None, help="One bookie: its files, identity, state, membership."
-)
-journal_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="The journal's files.")
-log_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="The entry logs.")
-index_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="The index.")
+app = group("Inspect, check, repair and remove bookies.")
+journal_app = group("Show the journal of a bookie.")
+log_app = group("Show the entry logs of a bookie.")
+index_app = group("Show the index of a bookie.")
 app.add_typer(journal_app, name="journal")
 app.add_typer(log_app, name="log")
 app.add_typer(index_app, name="index")
@@ -27,27 +26,30 @@ membership_commands.add_to(app)
 
 @app.callback()
 def bookie() -> None:
-    """One bookie: its files, its identity, its state, its membership.
+    """Inspect, check, repair and remove bookies.
 
-    Verbs that take BOOKIE ask the cluster's metadata. Verbs that take DIR read files, of a bookie that is stopped, or a
-    copy of them, and change nothing (only rebuild-index and salvage do); DIR is a configured directory, its `current`,
-    or the parent of several. Verbs that take --url ask a running bookie.
+    Commands with --url read from a running bookie over HTTP. Commands with DIR read the files of a stopped bookie, or
+    a copy of them; only rebuild-index and salvage change files. DIR is a configured directory, its `current`, or the
+    parent of several. Commands with BOOKIE read and change the metadata of the cluster.
     """
 
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")]
-Directory = Annotated[str, typer.Argument(metavar="DIR", help="A bookie's directory.")]
-Directories = Annotated[list[str], typer.Argument(metavar="DIR...", help="A bookie's journal and ledger directories.")]
-LedgerArgument = Annotated[int, typer.Argument(metavar="LEDGER", min=0, help="Ledger id.")]
+Directory = Annotated[str, typer.Argument(metavar="DIR", show_default=False, help="Directory of a bookie.")]
+Directories = Annotated[
+    list[str],
+    typer.Argument(metavar="DIR...", show_default=False, help="Journal and ledger directories of a bookie."),
+]
 LedgerOption = Annotated[int | None, typer.Option("--ledger", metavar="LEDGER", min=0, help="Only this ledger.")]
 
 
 @app.command("ledgers")
 def ledgers(directories: Directories, as_json: AsJson = False) -> None:
-    """List the ledgers of a directory: entries, last entry, LAC, fence, limbo.
+    """List the ledgers in a directory: entries, last entry, LAC, fenced or not, limbo.
 
-    With the journal's directory given too, entries count that were not flushed yet. Without an index, or with a damaged
-    one, the list is made from the entry logs.
+    If the journal directory is given too, the list includes entries that were not flushed yet. If the index is missing
+    or damaged, the list is built from the entry logs.
+
+    Example: bindery bookie ledgers data/bookie-0
     """
     from bindery.bookie.places import find_ledgers, warn_if_running
     from bindery.bookie.views import opened_shard
@@ -57,14 +59,14 @@ def ledgers(directories: Directories, as_json: AsJson = False) -> None:
     count = 0
     for pair in places:
         with opened_shard(pair) as shard:
-            _say_of_index(shard)
+            _warn_about_index(shard)
             for ledger_id in shard.ledger_ids():
                 facts = shard.ledger_facts(ledger_id)
                 if facts is None:
                     continue
                 count += 1
                 if as_json:
-                    print(json.dumps(facts))
+                    print_json(facts)
                     continue
                 if count == 1:
                     print(f"{'ledger':>10} {'entries':>10} {'last':>10} {'lac':>10} {'bytes':>14}  state")
@@ -81,26 +83,32 @@ def ledgers(directories: Directories, as_json: AsJson = False) -> None:
 def entry(
     directory: Directory,
     ledger: LedgerArgument,
-    entry_id: Annotated[int, typer.Argument(metavar="ENTRY", min=0, help="Entry id.")],
+    entry_id: Annotated[int, typer.Argument(metavar="ENTRY", min=0, show_default=False, help="Entry id.")],
     journal: Annotated[
-        str | None, typer.Option(metavar="DIR", help="The journal's directory: entries not flushed yet are there.")
+        str | None,
+        typer.Option(metavar="DIR", help="Journal directory, which has the entries that are not flushed yet."),
     ] = None,
-    as_raw: Annotated[bool, typer.Option("--raw", help="Write the entry's bytes, header and digest included.")] = False,
-    as_hex: Annotated[bool, typer.Option("--hex", help="Print these bytes as hex.")] = False,
-    decode: Annotated[bool, typer.Option("--decode", help="Take the payload apart as messages of a topic.")] = False,
-    password: Annotated[
-        str, typer.Option(metavar="TEXT", envvar="BINDERY_LEDGER_PASSWORD", help="The ledger's password, for mac.")
-    ] = "",
+    as_raw: Annotated[
+        bool, typer.Option("--raw", help="Write the bytes of the entry, with header and digest.")
+    ] = False,
+    as_hex: Annotated[bool, typer.Option("--hex", help="Print the bytes of the entry as hex.")] = False,
+    decode: Annotated[bool, typer.Option("--decode", help="Decode the payload as messages of a topic.")] = False,
+    password_file: PasswordFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show one entry: where it is, whether it is sound, what it says.
+    """Show one entry: location, digests, header and payload.
 
-    Two digests are checked: the bookie's own, and the one its writer made. Exit code 1: it is damaged, or not there.
+    Two digests are verified: the digest of the bookie and the digest of the writer. A digest of type mac is verified
+    with the password of the ledger.
+
+    Example: bindery bookie entry data/bookie-0 7 12 --decode
+
+    Exit codes: 0 the entry is good, 1 the entry does not exist, 3 it is damaged.
     """
     from bindery_core.errors import NoSuchEntry
 
     if as_raw + as_hex + (as_json or decode) > 1:
-        raise typer.BadParameter("--raw, --hex, and --json or --decode exclude one another")
+        raise typer.BadParameter("--raw, --hex, and --json or --decode exclude each other")
 
     from bindery.bookie.entries import entry_facts, entry_lines
     from bindery.bookie.places import find_ledgers, warn_if_running
@@ -110,7 +118,7 @@ def entry(
     warn_if_running(places)
     for pair in places:
         with opened_shard(pair) as shard:
-            _say_of_index(shard)
+            _warn_about_index(shard)
             found = shard.find(ledger, entry_id)
         if found is None:
             continue
@@ -120,24 +128,30 @@ def entry(
         elif as_hex:
             print(found.body.hex())
         else:
-            facts = entry_facts(found, password=password.encode(), decode=decode)
-            print(json.dumps(facts) if as_json else "\n".join(entry_lines(facts)))
+            facts = entry_facts(found, password=read_password(password_file), decode=decode)
+            emit(facts, [] if as_json else entry_lines(facts), as_json=as_json)
         if found.problem:
-            print(f"bindery: the entry is damaged: {found.problem}", file=sys.stderr)
-            raise typer.Exit(EXIT_DAMAGED)
+            report_error(
+                f"the entry is damaged: {found.problem}", code="damaged", exit_code=exit_codes.DAMAGE, as_json=as_json
+            )
+            raise typer.Exit(exit_codes.DAMAGE)
         return
     raise NoSuchEntry("no such entry in these directories", ledger_id=ledger, entry_id=entry_id)
 
 
 @journal_app.command("dump")
 def journal_dump(
-    target: Annotated[str, typer.Argument(metavar="DIR|FILE", help="A journal's directory, or one of its files.")],
-    groups: Annotated[bool, typer.Option("--groups", help="Groups only, without their records.")] = False,
+    target: Annotated[str, typer.Argument(metavar="DIR|FILE", help="Directory of a journal, or one of its files.")],
+    groups: Annotated[bool, typer.Option("--groups", help="Print groups only, without their records.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Print a journal: its files, groups (what one fdatasync made durable) and records; damage included.
+    """Print a journal: files, groups and records, and damaged regions. One fdatasync makes one group durable.
 
-    Exit code 1: some of it is damaged. A torn end is told as the end: it was never acknowledged.
+    A torn end is not damage, because it was never acknowledged.
+
+    Example: bindery bookie journal dump data/bookie-0/journal --groups
+
+    Exit codes: 0 success, 3 damage found.
     """
     from bindery.bookie.dumps import dump_journal, journal_files
     from bindery.bookie.places import ReadOnlyDisk
@@ -149,15 +163,19 @@ def journal_dump(
 
 @log_app.command("dump")
 def log_dump(
-    target: Annotated[str, typer.Argument(metavar="DIR|FILE", help="A ledger directory, or an entry log.")],
-    log: Annotated[str | None, typer.Argument(metavar="[LOG]", help="Log id in hex; default: all.")] = None,
+    target: Annotated[str, typer.Argument(metavar="DIR|FILE", help="Ledger directory, or an entry log.")],
+    log: Annotated[
+        str | None, typer.Argument(metavar="[LOG]", show_default=False, help="Log id in hex; default: all logs.")
+    ] = None,
     ledger: LedgerOption = None,
-    as_map: Annotated[bool, typer.Option("--map", help="Only how many bytes of it each ledger has.")] = False,
+    as_map: Annotated[bool, typer.Option("--map", help="Print only the number of bytes of each ledger.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Print the records of entry logs in the order they lie, and the damaged regions between them.
+    """Print the records of entry logs in the order of their offsets, and the damaged regions between them.
 
-    Exit code 1: some of it is damaged.
+    Example: bindery bookie log dump data/bookie-0/ledgers 1f --ledger 7
+
+    Exit codes: 0 success, 3 damage found.
     """
     from bindery.bookie.dumps import dump_log, dump_log_map, log_files
     from bindery.bookie.places import ReadOnlyDisk
@@ -174,12 +192,15 @@ def log_dump(
 def index_dump(
     directory: Directory,
     ledger: LedgerOption = None,
-    runs: Annotated[bool, typer.Option("--runs/--no-runs", help="With the runs: which entries lie where.")] = True,
+    runs: Annotated[
+        bool,
+        typer.Option("--runs/--no-runs", show_default=True, help="Print the runs of entries with their locations."),
+    ] = True,
     as_json: AsJson = False,
 ) -> None:
-    """Print the index: ledger rows, and runs of entries with their place in the entry logs.
+    """Print the index: the ledgers, and runs of entries with their locations in the entry logs.
 
-    As it opens; whether anything is missing says `check`.
+    The index is not verified; `bindery bookie check` does that.
     """
     from bindery_core.errors import NotThere
     from bindery_core.ids import LedgerId
@@ -195,7 +216,7 @@ def index_dump(
         with opened_index(pair.ledgers, verify=False) as index:
             if index is None:
                 raise NotThere(
-                    f"there is no index: a start makes it anew, or `bindery bookie rebuild-index {directory}`"
+                    f"no index: the bookie builds it when it starts, or run `bindery bookie rebuild-index {directory}`"
                 )
             is_known = is_known or index.ledger_row(LedgerId(ledger or 0)) is not None
             _dump(dump_index(index, ledger_id=ledger, runs=runs), as_json)
@@ -205,32 +226,40 @@ def index_dump(
 
 @app.command("check")
 def check(directories: Directories, as_json: AsJson = False) -> None:
-    """Check everything offline: journal, LastLogMark, entry logs, index, and that they agree. Changes nothing.
+    """Check the files of a stopped bookie: journal, LastLogMark, entry logs, index, and their consistency.
 
-    Works on a copy, and with a lost index. Exit codes: 0 sound, 1 damaged; with --json the last line is the summary.
+    Changes no file. Works on a copy, and if the index is lost. With --json the last line is the summary.
+
+    Example: bindery bookie check data/bookie-0
+
+    Exit codes: 0 sound, 1 the files cannot be checked, 3 damage found.
     """
     from bindery.bookie.check_command import run_check
 
     if not run_check(directories, as_json=as_json):
-        raise typer.Exit(EXIT_DAMAGED)
+        raise typer.Exit(exit_codes.DAMAGE)
 
 
 @app.command("rebuild-index")
 def rebuild_index(
     directory: Directory,
-    discard: Annotated[bool, typer.Option("--discard", help="Remove the old index instead of keeping it.")] = False,
+    discard: Annotated[
+        bool, typer.Option("--discard", help="Delete the old index; default: keep it as index.old-TIME.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make the index anew from the entry logs. The bookie must be stopped; LevelDB's lock proves it.
+    """Rebuild the index of a stopped bookie from its entry logs.
 
-    The new index is made beside the old one and takes its place at the end; the old one is kept as index.old-<time>. A
-    start does the same by itself when the index is lost or older than LastLogMark.
+    The new index replaces the old one when it is complete. A bookie does the same when it starts with an index that is
+    lost or older than LastLogMark. The lock of LevelDB protects the index of a bookie that is running.
+
+    Example: bindery bookie rebuild-index data/bookie-0
     """
     from bindery.bookie.rebuild import rebuild
 
     for facts in rebuild(directory, discard=discard):
         if as_json:
-            print(json.dumps(facts))
+            print_json(facts)
         else:
             kept = f", the old one is {facts['kept']}" if facts["kept"] else ""
             print(f"{facts['path']}: {facts['ledgers']} ledgers, from {facts['entries']} entries in the logs{kept}")
@@ -239,41 +268,48 @@ def rebuild_index(
 @app.command("salvage")
 def salvage(
     directories: Directories,
-    yes: Annotated[bool, typer.Option("--yes", help="Do it; without it, only say what would be done.")] = False,
+    yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Put aside what a start refuses and nobody can restore: a damaged LastLogMark, a journal damaged in the middle.
+    """Move damaged files aside that prevent a bookie from starting: LastLogMark, or a journal damaged in the middle.
 
-    The bookie must be stopped. The files go to `quarantine` in the ledger directory, nothing is deleted; the shard goes
-    into limbo: at the next start the bookie denies nothing, and fetches what it lost from the others. Try to restore
-    the files first. Exit codes: 0 done, or nothing to do; 1 there is, and --yes was not given.
+    The bookie must be stopped. Files are moved to `quarantine` in the ledger directory and none is deleted. The shard
+    enters limbo: after the next start the bookie fetches the lost entries from other bookies, and until then it does
+    not report entries as missing. Restore the files instead if you have a copy of them.
+
+    Example: bindery bookie salvage data/bookie-0 --yes
+
+    Exit codes: 0 success or nothing to salvage, 1 there is, and --yes is missing.
     """
     from bindery.bookie.salvage_command import run_salvage, step_lines
 
     count = 0
     for facts in run_salvage(directories, yes=yes):
         count += 1
-        print(json.dumps(facts) if as_json else "\n".join(step_lines(facts)))
+        emit(facts, step_lines(facts), as_json=as_json)
     if count and not yes:
-        print("nothing was done; --yes does it", file=sys.stderr)
-        raise typer.Exit(EXIT_DAMAGED)
+        print("nothing was changed; pass --yes to make the changes", file=sys.stderr)
+        raise typer.Exit(exit_codes.FAILURE)
     if not count and not as_json:
-        print("nothing to salvage: a start does not refuse these files")
+        print("nothing to salvage: no file prevents a start")
 
 
 def _dump(items: Iterable[dict[str, Any]], as_json: bool) -> None:
-    """Print; exit code 1 at the end when there was damage."""
+    """Print each item. Raises typer.Exit(DAMAGE) at the end if there was damage."""
     from bindery.bookie.dumps import line
 
     damaged = 0
     for facts in items:
         damaged += "problem" in facts
-        print(json.dumps(facts) if as_json else line(facts))
+        if as_json:
+            print_json(facts)
+        else:
+            print(line(facts))
     if damaged:
-        print(f"bindery: damaged in {damaged} places", file=sys.stderr)
-        raise typer.Exit(EXIT_DAMAGED)
+        report_error(f"damaged in {damaged} places", code="damaged", exit_code=exit_codes.DAMAGE, as_json=as_json)
+        raise typer.Exit(exit_codes.DAMAGE)
 
 
-def _say_of_index(shard: Any) -> None:
+def _warn_about_index(shard: Any) -> None:
     if shard.index_problem:
-        print(f"{shard.ledgers_path}: {shard.index_problem}; the entry logs were read instead", file=sys.stderr)
+        print(f"{shard.ledgers_path}: {shard.index_problem}; using the entry logs instead", file=sys.stderr)

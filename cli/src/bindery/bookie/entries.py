@@ -39,7 +39,7 @@ def entry_lines(facts: dict[str, Any]) -> list[str]:
             f"ledger length {facts['length']}"
         )
     verdict = facts["digest_verdict"]
-    why = ": damaged, or a mac, which needs --password" if verdict == UNKNOWN else ""
+    why = ": damaged, or a mac, which needs --password-file" if verdict == UNKNOWN else ""
     lines.append(f"  writer's digest  {' '.join(filter(None, (facts.get('digest_type'), verdict)))}{why}")
     payload = base64.b64decode(facts["payload_base64"])
     shown = escaped(payload[:PREVIEW_SIZE]) + (" ..." if len(payload) > PREVIEW_SIZE else "")

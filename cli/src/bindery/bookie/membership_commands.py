@@ -1,62 +1,52 @@
-"""`bindery bookie drain|recover|maintenance|members`: who belongs to the cluster, and what is meant with them.
+"""`bindery bookie drain|recover|maintenance|members`: the members of a cluster and their administrative states.
 
-Drain and recover go on without us: Ctrl-C ends the watching, the same verb takes it up again.
+The auditor carries out drains and recoveries. Ctrl-C ends only the display; the same command shows the progress again.
 """
 
 import dataclasses
-import json
-import sys
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from bindery.cluster.commands import DEFAULT_ZOOKEEPER
-from bindery.common.operator import (
-    LEDGERS_ROOT,
-    AsJson,
-    LedgersRoot,
-    Live,
-    Reason,
-    ZooKeeper,
-    duration_text,
-    now_ms,
-    operator_name,
-    parse_duration,
-    run_on,
-    time_text,
-)
+from bindery.common import exit_codes
+from bindery.common.operator import duration_text, now_ms, operator_name, parse_duration, run_on, time_text
+from bindery.common.options import DEFAULT_ZOOKEEPER, LEDGERS_ROOT, AsJson, LedgersRoot, Reason, Yes, ZooKeeper
+from bindery.common.output import emit, print_json, report_error
+from bindery.common.progress import Progress as Live
 
 if TYPE_CHECKING:
     from bindery_recovery.draining.drain import BookieEmptier, Progress, Started
 
     from bindery.common.operator import Cluster
 
-EXIT_NOT_DONE: Final = 1
 MAINTENANCE_S_MAX: Final = 7 * 86_400.0
 
-BookieArgument = Annotated[str, typer.Argument(metavar="BOOKIE", help="Bookie id, as `bindery bookie members` has it.")]
-Wait = Annotated[bool, typer.Option("--wait", help="Show how far it is until it is done; Ctrl-C ends only that.")]
+BookieArgument = Annotated[
+    str, typer.Argument(metavar="BOOKIE", show_default=False, help="Bookie id, as listed by `bindery bookie members`.")
+]
+Wait = Annotated[
+    bool, typer.Option("--wait", help="Show the progress until it is complete; Ctrl-C ends only the display.")
+]
 
 
 def drain(
     bookie: BookieArgument,
     wait: Wait = False,
-    cancel: Annotated[
-        bool, typer.Option("--cancel", help="Make it an ordinary member again; also after `recover`.")
-    ] = False,
+    cancel: Annotated[bool, typer.Option("--cancel", help="Cancel the drain, or the removal by `recover`.")] = False,
     reason: Reason = "",
     zookeeper: ZooKeeper = DEFAULT_ZOOKEEPER,
     ledgers_root: LedgersRoot = LEDGERS_ROOT,
     as_json: AsJson = False,
 ) -> None:
-    """Move everything off a running bookie, so that it can be taken away; no entry has fewer copies meanwhile.
+    """Move all data off a running bookie, so that it can be removed. No entry loses a copy meanwhile.
 
-    The bookie becomes read-only; the auditor has its ledgers copied to others. Refused when too few bookies would
-    remain. Say it again to see how far it is.
+    The bookie becomes read-only, and its ledgers are copied to other bookies. Refused if too few bookies would remain.
+    Run the command again to see the progress.
 
     Example: bindery bookie drain 10.0.0.7:3181 --wait --reason "new disks"
 
-    Exit codes: 0 said (with --wait: the bookie is empty), 1 refused, or nothing but unrecoverable ledgers is left.
+    Exit codes: 0 the drain is started (with --wait: the bookie is empty), 1 refused, or only unrecoverable ledgers are
+    left.
     """
 
     async def work(cluster: "Cluster") -> bool:
@@ -70,13 +60,21 @@ def drain(
         if cancel:
             before = await emptier.cancel_drain(bookie_id)
             has_cookie = await CookieStore(cluster.store, cluster.layout).read(bookie_id) is not None
-            _say(as_json, {"bookie_id": bookie_id, "was": before.intent.value, "intent": "active",
-                           "has_cookie": has_cookie},
-                 f"{bookie_id} was {before.intent.value}; it is an ordinary member again")  # fmt: skip
+            emit(
+                {
+                    "bookie_id": bookie_id,
+                    "was": before.intent.value,
+                    "intent": "active",
+                    "has_cookie": has_cookie,
+                },
+                f"{bookie_id} was {before.intent.value}; it is an active member again",
+                as_json=as_json,
+            )
             if not has_cookie:
                 live.say(
-                    f"its cookie is gone, and with data on its disks it does not start: adopt the disks (`bindery "
-                    f"bookie cookie adopt --bookie-id {bookie_id} ...`; its start says the whole command) or empty them"
+                    f"its cookie was removed, so it does not start while its disks hold data: adopt the disks "
+                    f"(`bindery bookie cookie adopt --bookie-id {bookie_id} ...`; its log has the whole command) "
+                    "or empty them"
                 )
             return True
         started = await emptier.start_drain(
@@ -84,27 +82,24 @@ def drain(
         )
         live.clear()
         if started.goes_on and reason and reason != started.membership.reason:
-            # As it was read, else a drain that somebody takes back at this moment would begin anew.
+            # Write only if it is unchanged, so that a drain that is cancelled at this moment does not start again.
             memberships = MembershipStore(cluster.store, clock_ms=now_ms)
             await memberships.set(
                 bookie_id, Intent.DRAINING, reason=reason, by=operator_name(), version=started.membership.version
             )
-        verb = "goes on being drained" if started.goes_on else "is being drained from now on"
-        _say(as_json, {"bookie_id": bookie_id, "intent": "draining", **_started_facts(started)},
-             f"{bookie_id} {verb}: {_amount(started)}")  # fmt: skip
+        verb = "is already being drained" if started.goes_on else "is being drained"
+        facts = {"bookie_id": bookie_id, "intent": "draining", **_started_facts(started)}
+        emit(facts, f"{bookie_id} {verb}: {_amount(started)}", as_json=as_json)
         if not wait:
             obstacles, _ = await emptier.obstacles(bookie_id, started.holdings)
             for sentence in obstacles if started.holdings.ledgers else ():
-                live.say(f"but {sentence}")
-            live.say(f"`bindery bookie drain {bookie_id} --wait` shows how far it is, `--cancel` takes it back")
+                live.say(f"warning: {sentence}")
+            live.say(f"`bindery bookie drain {bookie_id} --wait` shows the progress, `--cancel` cancels the drain")
             return True
         if not await _follow(emptier, started, live, as_json):
             return False
         await emptier.finish_drain(bookie_id)
-        live.say(
-            f"{bookie_id} holds nothing any more: stop it, then run "
-            f"`bindery bookie cookie retire --bookie-id {bookie_id}`"
-        )
+        live.say(f"{bookie_id} is empty: stop it, then run `bindery bookie cookie retire --bookie-id {bookie_id}`")
         return True
 
     _run(zookeeper, ledgers_root, work)
@@ -113,22 +108,22 @@ def drain(
 def recover(
     bookie: BookieArgument,
     wait: Wait = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what it held.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do it; without it, only say what would be done.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what the bookie held; exit code 0.")] = False,
+    yes: Yes = False,
     reason: Reason = "",
     zookeeper: ZooKeeper = DEFAULT_ZOOKEEPER,
     ledgers_root: LedgersRoot = LEDGERS_ROOT,
     as_json: AsJson = False,
 ) -> None:
-    """Declare a bookie gone for good: make new copies of what it held, then forget it.
+    """Remove a bookie that will not come back: copy its ledgers again, then retire its cookie.
 
-    For one that will not come back; refused while it is registered. Its ledgers are marked at once, without the
-    lost-bookie delay; a bookie that starts with this id is refused from then on. Its cookie is retired once no ledger
-    names it any more: wait for that, or say the same again later.
+    Refused while the bookie is registered. Its ledgers are marked as under-replicated at once, without the lost-bookie
+    delay, and a bookie with this id is refused from then on. Its cookie is retired when no ledger names it any more:
+    use --wait, or run the command again later.
 
     Example: bindery bookie recover 10.0.0.7:3181 --yes --wait
 
-    Exit codes: 0 done (without --wait: said), 1 refused or not done.
+    Exit codes: 0 the recovery is started (with --wait: complete), 1 refused, failed, or --yes is missing.
     """
 
     async def work(cluster: "Cluster") -> bool:
@@ -143,29 +138,38 @@ def recover(
         live.clear()
         facts = {"bookie_id": bookie_id, **_started_facts(plan), "spares": await _spares(cluster, emptier, plan)}
         if dry_run or not yes:
-            _say(as_json, {**facts, "done": False}, f"{bookie_id} is not registered; {_held(plan)}")
+            emit({**facts, "done": False}, f"{bookie_id} is not registered; {_held(plan)}", as_json=as_json)
             for sentence in _spare_sentences(plan, facts["spares"]):
                 live.say(sentence)
             if not dry_run:
-                live.say("nothing was done; --yes declares it gone for good and has new copies made")
+                live.say("nothing was changed; --yes removes the bookie and starts copying its ledgers")
             return dry_run
         total = len(plan.holdings.ledgers)
         started = await emptier.start_recovery(
             plan, reason=reason, progress=lambda count: live.show(f"marking ledgers: {count} of {total}")
         )
         live.clear()
-        _say(as_json, {**facts, "intent": "removed", "marked": started.marked},
-             f"{bookie_id} is removed; {_held(started)}; {started.marked} newly marked")  # fmt: skip
+        emit(
+            {**facts, "intent": "removed", "marked": started.marked},
+            f"{bookie_id} is removed; {_held(started)}; {started.marked} newly marked",
+            as_json=as_json,
+        )
         for sentence in _spare_sentences(plan, facts["spares"]):
             live.say(sentence)
         if started.holdings.ledgers and not wait:
-            live.say(f"`bindery bookie recover {bookie_id} --yes --wait` follows it and retires the cookie at the end")
+            live.say(
+                f"`bindery bookie recover {bookie_id} --yes --wait` shows the progress and retires the cookie "
+                "at the end"
+            )
             return True
         if not await _follow(emptier, started, live, as_json):
             return False
         had_cookie = await emptier.retire(bookie_id)
-        _say(as_json, {"bookie_id": bookie_id, "done": True, "cookie_removed": had_cookie},
-             f"no ledger names {bookie_id} any more{', and its cookie is retired' if had_cookie else ''}")  # fmt: skip
+        emit(
+            {"bookie_id": bookie_id, "done": True, "cookie_removed": had_cookie},
+            f"no ledger names {bookie_id} any more{', and its cookie is retired' if had_cookie else ''}",
+            as_json=as_json,
+        )
         return True
 
     _run(zookeeper, ledgers_root, work)
@@ -174,25 +178,25 @@ def recover(
 def maintenance(
     bookie: BookieArgument,
     duration: Annotated[
-        str | None, typer.Option("--for", metavar="TIME", help="How long it may be away: 90s, 10m, 1h30m; 7d at most.")
+        str | None, typer.Option("--for", metavar="TIME", help="Maximum absence: 90s, 10m, 1h30m; at most 7d.")
     ] = None,
-    end: Annotated[bool, typer.Option("--end", help="It is back: end the lease now.")] = False,
+    end: Annotated[bool, typer.Option("--end", help="End the maintenance now.")] = False,
     reason: Reason = "",
     zookeeper: ZooKeeper = DEFAULT_ZOOKEEPER,
     ledgers_root: LedgersRoot = LEDGERS_ROOT,
     as_json: AsJson = False,
 ) -> None:
-    """Let a bookie be away for a while without anybody copying what it holds. The lease runs out by itself.
+    """Allow a bookie to be absent for a limited time without re-replication. The maintenance ends by itself.
 
     Example: bindery bookie maintenance 10.0.0.7:3181 --for 10m --reason "kernel update"
     """
     from bindery_core.errors import BadRequest
 
     if (duration is None) == (not end):
-        raise BadRequest("give either --for TIME or --end")
+        raise BadRequest("one of --for TIME and --end is required")
     seconds = 0.0 if duration is None else parse_duration(duration)
     if not end and not 0 < seconds <= MAINTENANCE_S_MAX:
-        raise BadRequest("a maintenance lasts up to 7d; whoever stays away for longer is drained first", given=duration)
+        raise BadRequest("a maintenance lasts at most 7d; drain a bookie that is absent for longer", given=duration)
 
     async def work(cluster: "Cluster") -> bool:
         from bindery_core.ids import validate_bookie_id
@@ -204,13 +208,16 @@ def maintenance(
         if end:
             ended = await end_maintenance(memberships, bookie_id)
             line = f"the maintenance of {bookie_id} is over" if ended else f"{bookie_id} was not in maintenance"
-            _say(as_json, {"bookie_id": bookie_id, "ended": ended}, line)
+            emit({"bookie_id": bookie_id, "ended": ended}, line, as_json=as_json)
             return True
         until_ms = now_ms() + round(seconds * 1000)
         await _emptier(cluster).check_known(bookie_id)
         await set_maintenance(memberships, bookie_id, until_ms=until_ms, reason=reason, by=operator_name())
-        _say(as_json, {"bookie_id": bookie_id, "intent": "maintenance", "until_ms": until_ms},
-             f"{bookie_id} may be away until {time_text(until_ms)} ({duration_text(seconds)})")  # fmt: skip
+        emit(
+            {"bookie_id": bookie_id, "intent": "maintenance", "until_ms": until_ms},
+            f"{bookie_id} is in maintenance until {time_text(until_ms)} ({duration_text(seconds)})",
+            as_json=as_json,
+        )
         return True
 
     _run(zookeeper, ledgers_root, work)
@@ -219,7 +226,7 @@ def maintenance(
 def members(
     zookeeper: ZooKeeper = DEFAULT_ZOOKEEPER, ledgers_root: LedgersRoot = LEDGERS_ROOT, as_json: AsJson = False
 ) -> None:
-    """List all bookies: whether each is registered, and what is meant with it (drain, maintenance, removed).
+    """List all bookies with registration and administrative state: active, draining, maintenance, removed.
 
     Example: bindery bookie members
     """
@@ -230,7 +237,7 @@ def members(
         found = await read_members(cluster.store, cluster.layout, now_ms=now_ms())
         if as_json:
             for member in found:
-                print(json.dumps(member))
+                print_json(member)
         else:
             print("\n".join(member_lines(found)) or "no bookies")
         return True
@@ -239,14 +246,14 @@ def members(
 
 
 def add_to(app: typer.Typer) -> None:
-    """Make these verbs of `bindery bookie`."""
+    """Add these commands to `bindery bookie`."""
     for verb in (drain, recover, maintenance, members):
         app.command(verb.__name__)(verb)
 
 
 def _run(zookeeper: str, ledgers_root: str, work: Any) -> None:
     if not run_on(zookeeper, ledgers_root, work):
-        raise typer.Exit(EXIT_NOT_DONE)
+        raise typer.Exit(exit_codes.FAILURE)
 
 
 def _emptier(cluster: "Cluster") -> "BookieEmptier":
@@ -261,13 +268,13 @@ def _emptier(cluster: "Cluster") -> "BookieEmptier":
 
 
 async def _follow(emptier: "BookieEmptier", started: "Started", live: Live, as_json: bool) -> bool:
-    """Show progress to the end. False: what is left cannot be healed."""
+    """Show the progress to the end. Return False if the ledgers that are left cannot be recovered."""
     told: tuple[str, ...] = ()
     progress = None
     async for progress in emptier.follow(started):
         if as_json:
             facts = dataclasses.asdict(progress)
-            print(json.dumps({"kind": "progress", "percent": _percent(progress), **facts}), flush=True)
+            print_json({"kind": "progress", "percent": _percent(progress), **facts})
             continue
         for sentence in progress.obstacles:
             if sentence not in told:
@@ -277,23 +284,23 @@ async def _follow(emptier: "BookieEmptier", started: "Started", live: Live, as_j
     live.clear()
     if progress is not None and not progress.done:
         shown = ", ".join(map(str, progress.unrecoverable[:10]))
-        print(
-            f"bindery: {len(progress.unrecoverable)} ledgers cannot be healed: {shown}; "
-            f"`bindery recovery explain {progress.unrecoverable[0]}` says why",
-            file=sys.stderr,
-        )
+        report_error(
+            f"{len(progress.unrecoverable)} ledgers cannot be recovered: {shown}; "
+            f"`bindery recovery explain {progress.unrecoverable[0]}` gives the reason",
+            code="unrecoverable", as_json=as_json,
+        )  # fmt: skip
         return False
     return True
 
 
 def progress_line(progress: "Progress") -> str:
-    """One line for people who wait."""
+    """Return the progress as one line of text."""
     from bindery.common.tables import size_text
 
     eta = "" if progress.eta_s is None or not progress.size_left else f", about {duration_text(progress.eta_s)} left"
     moved = max(0, progress.size_total - progress.size_left)
     ledgers = f"{progress.ledgers_left} of {progress.ledgers_total} ledgers left"
-    if not progress.size_total:  # all are open: their sizes are not known yet
+    if not progress.size_total:  # all ledgers are open: their sizes are not known yet
         return f"{_percent(progress):.0f} %: {ledgers}"
     return (
         f"{_percent(progress):.0f} %: {size_text(moved)} of {size_text(progress.size_total)} moved, {ledgers}, "
@@ -321,9 +328,9 @@ def _amount(started: "Started") -> str:
     holdings = started.holdings
     text = f"{len(holdings.ledgers)} ledgers, {size_text(holdings.size)}"
     if holdings.open_count:
-        text += f" and what {holdings.open_count} open ones have"
+        text += f", plus {holdings.open_count} open ledgers of unknown size"
     if holdings.unreadable:
-        text += f"; the metadata of {len(holdings.unreadable)} ledgers cannot be read, they may lie there too"
+        text += f"; the metadata of {len(holdings.unreadable)} more ledgers cannot be read, so they may be on it too"
     return text
 
 
@@ -342,12 +349,8 @@ def _spare_sentences(plan: "Started", spares: int) -> list[str]:
         return []
     ledger_id, needed = widest
     if spares >= needed:
-        return [f"there are bookies to take it: {spares} can be written, and no ledger needs more than {needed}"]
+        return [f"enough bookies remain: {spares} are writable, and no ledger needs more than {needed}"]
     return [
-        f"ledger {ledger_id} needs {needed} bookies and only {spares} can be written: "
-        f"it waits until {needed - spares} more join"
+        f"ledger {ledger_id} needs {needed} bookies and only {spares} are writable: "
+        f"it is copied when {needed - spares} more join"
     ]
-
-
-def _say(as_json: bool, facts: dict[str, Any], line: str) -> None:
-    print(json.dumps(facts) if as_json else line, flush=True)

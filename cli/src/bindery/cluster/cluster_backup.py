@@ -1,10 +1,9 @@
-"""`bindery cluster backup|restore`: the file around `bindery_recovery.backup.backup`.
+"""Implement `bindery cluster backup|restore`: the file around `bindery_recovery.backup.backup`.
 
-A backup is written beside its name and takes it once it is whole and on the disk. Ledger passwords are in it, so only
-its owner may read it.
+A backup is written to a temporary file, which is renamed when it is complete and durable. It contains the passwords of
+ledgers, so only its owner may read it.
 """
 
-import json
 import os
 import stat
 import sys
@@ -18,18 +17,20 @@ from bindery_metadata.layout.layout import LedgersLayout
 from bindery_recovery.backup.backup import Backup, BackupSummary, verify_backup, write_backup
 from bindery_recovery.backup.restore import RestoreSummary, restore_backup
 
-from bindery.common.operator import Live, connected_store, now_ms, time_text
+from bindery.common.operator import connected_store, now_ms, time_text
+from bindery.common.output import print_json
+from bindery.common.progress import Progress
 
 
 async def run_backup(
     file: str, *, zookeeper: str, ledgers_root: str, overwrite: bool, as_json: bool
 ) -> tuple[BackupSummary, int]:
-    """(what is in it, bytes). Raises AlreadyExists for a file that is there, BadRequest for one that cannot be made."""
+    """Return (summary, bytes). Raises AlreadyExists if the file exists, BadRequest if it cannot be written."""
     path = Path(file)
     if path.exists() and not overwrite:  # noqa: ASYNC240 - a command's only task
-        raise AlreadyExists("the file is there already; --overwrite replaces it", file=file)
+        raise AlreadyExists("the file exists; pass --overwrite to replace it", file=file)
     partial = path.with_name(path.name + ".partial")
-    live = Live(is_quiet=as_json)
+    live = Progress(is_quiet=as_json)
     try:
         descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, stat.S_IRUSR | stat.S_IWUSR)
     except OSError as error:
@@ -58,8 +59,8 @@ async def run_backup(
 async def run_restore(
     file: str, *, zookeeper: str, ledgers_root: str | None, merge: bool, dry_run: bool, id_margin: int, as_json: bool
 ) -> tuple[Backup, RestoreSummary]:
-    """Raises BadRequest (no backup), Corrupt (damaged), CannotRestore (nothing was written)."""
-    live = Live(is_quiet=as_json)
+    """Raises BadRequest (not a backup), Corrupt (damaged), CannotRestore (nothing was written)."""
+    live = Progress(is_quiet=as_json)
     backup = verify_backup(_lines(file))
     layout = LedgersLayout(backup.ledgers_root if ledgers_root is None else ledgers_root)
     try:
@@ -80,19 +81,19 @@ def print_backup(file: str, summary: BackupSummary, size: int, *, as_json: bool)
             "settled": summary.settled, "changed_count": summary.changed_count, "changed": list(summary.changed),
             "sha256": summary.sha256,
         }  # fmt: skip
-        print(json.dumps(facts))
+        print_json(facts)
         return
     print(f"{file}: {summary.nodes} nodes, {summary.ledgers} of them ledgers, {size} bytes")
     if summary.settled:
-        print(f"nothing changed while it was read the last time, in pass {summary.passes}")
+        print(f"no node changed during the last pass ({summary.passes})")
     else:
         print(
-            f"the cluster never stood still: {summary.changed_count} nodes changed during the last of "
-            f"{summary.passes} passes, and are in it as that one saw them:",
+            f"{summary.changed_count} nodes changed during the last of {summary.passes} passes; the backup has the "
+            "values that this pass read:",
             *summary.changed,
             sep="\n  ",
         )
-    print("it holds the ledgers' passwords; only its owner may read it", file=sys.stderr)
+    print("the file contains the passwords of ledgers; only its owner may read it", file=sys.stderr)
 
 
 def print_restore(file: str, backup: Backup, done: RestoreSummary, *, as_json: bool) -> None:
@@ -102,18 +103,19 @@ def print_restore(file: str, backup: Backup, done: RestoreSummary, *, as_json: b
             "kept": done.kept, "differing": done.differing, "next_ledger_id": done.next_ledger_id,
             "dry_run": done.dry_run, "left_out": done.left_out,
         }  # fmt: skip
-        print(json.dumps(facts))
+        print_json(facts)
         return
-    verb = "would make" if done.dry_run else "made"
+    verb = "would create" if done.dry_run else "created"
     print(f"cluster {backup.instance_id} as of {time_text(backup.at_ms)}: {verb} {done.created} nodes")
     if done.kept:
-        print(f"{done.kept} stood already and are left as they are, {done.differing} of them unlike the backup")
+        print(f"{done.kept} nodes existed and are unchanged, {done.differing} of them differ from the backup")
     if done.left_out:
         print(
-            f"{done.left_out} are left out, since the cluster stands: what was meant with bookies, whether healing was "
-            "paused, marks. Say anew what still holds (`bindery bookie members`, `bindery recovery status`)"
+            f"{done.left_out} nodes were not restored, because the cluster exists: administrative states of bookies, "
+            "whether recovery is paused, marks. Set again what still applies (`bindery bookie members`, "
+            "`bindery recovery status`)"
         )
-    print(f"new ledgers get ids from {done.next_ledger_id} on")
+    print(f"the next ledger id is {done.next_ledger_id}")
 
 
 def _lines(file: str) -> Iterator[bytes]:

@@ -1,80 +1,68 @@
-"""`bindery cluster`: what concerns the cluster as a whole."""
+"""`bindery cluster`: initialise, back up and restore the metadata of a cluster."""
 
-import json
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from bindery.common.options import DEFAULT_ZOOKEEPER, LEDGERS_ROOT, AsJson, LedgersRoot, ZooKeeper, group
+from bindery.common.output import emit
 
 if TYPE_CHECKING:
     from bindery_metadata.cluster import ClusterInit
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="The cluster as a whole.")
-DEFAULT_ZOOKEEPER: Final = "127.0.0.1:2181"
+app = group("Initialise, back up and restore the metadata of a cluster.")
 
 
 async def initialize(zookeeper: str) -> "ClusterInit":
-    """Make what a new cluster lacks; harmless where nothing lacks. Raises MetadataUnavailable."""
+    """Create the metadata of a cluster that does not exist yet. Raises MetadataUnavailable."""
     import random
 
     from bindery_metadata.cluster import initialize_cluster
     from bindery_metadata.layout.layout import LedgersLayout
-    from bindery_metadata.stores.zookeeper import ZooKeeperStore
 
-    store = await ZooKeeperStore.connect(zookeeper)
-    try:
+    from bindery.common.operator import connected_store
+
+    async with connected_store(zookeeper) as store:
         return await initialize_cluster(store, LedgersLayout(), randomness=random.SystemRandom())
-    finally:
-        await store.close()
-
-
-async def init_cluster(zookeeper: str) -> None:
-    """The same for `bindery standalone`."""
-    await initialize(zookeeper)
 
 
 @app.command("init")
-def init(
-    zookeeper: Annotated[
-        str, typer.Option(metavar="HOST:PORT", envvar="BINDERY_ZOOKEEPER", help="ZooKeeper servers, comma-separated.")
-    ] = DEFAULT_ZOOKEEPER,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-) -> None:
-    """Make the metadata of a new cluster in ZooKeeper. Safe to repeat."""
+def init(zookeeper: ZooKeeper = DEFAULT_ZOOKEEPER, as_json: AsJson = False) -> None:
+    """Create the metadata of a new cluster in ZooKeeper. Safe to repeat.
+
+    Example: bindery cluster init --zookeeper zk-0:2181,zk-1:2181,zk-2:2181
+    """
     import asyncio
 
     result = asyncio.run(initialize(zookeeper))
-    if as_json:
-        print(json.dumps({"instance_id": result.instance_id, "created": result.created, "found": result.found}))
-        return
-    print(f"cluster {result.instance_id}: made {len(result.created)} nodes, found {len(result.found)}")
-    for path in result.created:
-        print(f"  made {path}")
+    emit(
+        {"instance_id": result.instance_id, "created": result.created, "found": result.found},
+        [
+            f"cluster {result.instance_id}: created {len(result.created)} nodes, found {len(result.found)}",
+            *(f"  created {path}" for path in result.created),
+        ],
+        as_json=as_json,
+    )
 
 
-File = Annotated[str, typer.Argument(metavar="FILE", help="The backup.")]
-Servers = Annotated[
-    str, typer.Option("--zookeeper", metavar="HOST:PORT", envvar="BINDERY_ZOOKEEPER", help="ZooKeeper servers.")
-]
+File = Annotated[str, typer.Argument(metavar="FILE", show_default=False, help="Backup file.")]
 
 
 @app.command("backup")
 def backup(
     file: File,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file when it is there.")] = False,
-    zookeeper: Servers = DEFAULT_ZOOKEEPER,
-    ledgers_root: Annotated[
-        str, typer.Option("--ledgers-root", metavar="PATH", help="The cluster's root znode.")
-    ] = "/ledgers",
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")] = False,
+    zookeeper: ZooKeeper = DEFAULT_ZOOKEEPER,
+    ledgers_root: LedgersRoot = LEDGERS_ROOT,
+    as_json: AsJson = False,
 ) -> None:
-    """Write all metadata of the cluster to a file: ledgers, cookies, topics, policies, marks. No entries.
+    """Back up the metadata of the cluster to a file: ledgers, cookies, topics, policies, marks; no entries.
 
-    While the cluster works, what changed during the reading is read again, and what never came to rest is told. Keep
-    the file where ZooKeeper's disks are not.
+    The cluster may be running: nodes that change during the backup are read again, and the command reports those that
+    still changed during the last pass. The file contains the passwords of ledgers. Store it on other disks than those
+    of ZooKeeper.
 
     Example: bindery cluster backup metadata-$(date +%F).jsonl
-
-    Exit codes: 0 written, 1 not.
     """
     import asyncio
 
@@ -90,27 +78,37 @@ def backup(
 def restore(
     file: File,
     merge: Annotated[
-        bool, typer.Option("--merge", help="Into a ZooKeeper that holds something: add only what is missing.")
+        bool, typer.Option("--merge", help="Add only missing nodes to a ZooKeeper that is not empty.")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the file and the place; write nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the file and ZooKeeper; write nothing.")] = False,
     id_margin: Annotated[
-        int, typer.Option("--id-margin", metavar="N", min=0, help="Ledger ids to skip behind the highest known one.")
+        int,
+        typer.Option(
+            "--id-margin",
+            metavar="N",
+            min=0,
+            show_default=True,
+            help="Number of ledger ids to skip after the highest in the backup.",
+        ),
     ] = 10_000,
-    zookeeper: Servers = DEFAULT_ZOOKEEPER,
+    zookeeper: ZooKeeper = DEFAULT_ZOOKEEPER,
     ledgers_root: Annotated[
         str | None,
-        typer.Option("--ledgers-root", metavar="PATH", help="The root znode; default: the backup's."),
+        typer.Option(
+            "--ledgers-root", metavar="PATH", help="Root znode of the cluster; default: the one in the backup."
+        ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Make the metadata of a lost ZooKeeper anew from a backup. Stop all bookies and brokers before.
+    """Restore the metadata of a lost ZooKeeper from a backup. Stop all bookies and brokers first.
 
-    Refused where there is something already. Ledgers made after the backup are unknown then, and bookies remove what
-    they hold of them: if that matters, copy the bookies' disks first. Their ids are not given again (--id-margin).
+    Refused if ZooKeeper already holds a cluster. Ledgers created after the backup are unknown to the restored cluster,
+    and bookies delete their entries: copy the disks of the bookies first if you need them. --id-margin prevents that
+    the ids of those ledgers are used again.
 
     Example: bindery cluster restore metadata-2026-01-31.jsonl --dry-run
 
-    Exit codes: 0 done, 1 refused or not done.
+    Exit codes: 0 success, 1 refused or failed, 3 the file is damaged.
     """
     import asyncio
 

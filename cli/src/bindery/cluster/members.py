@@ -1,4 +1,4 @@
-"""All bookies of a cluster: who is registered, who is known, and what is meant with them."""
+"""List the bookies of a cluster with registration, cookie and administrative state."""
 
 from typing import Any, Final
 
@@ -15,7 +15,7 @@ COLUMNS: Final = ("bookie", "registered", "cookie", "intent", "since", "until", 
 
 
 async def read_members(store: MetadataStore, layout: LedgersLayout, *, now_ms: int) -> list[dict[str, Any]]:
-    """One object a bookie, by id. Raises MetadataUnavailable."""
+    """Return one object per bookie, in the order of their ids. Raises MetadataUnavailable."""
     status = await cluster_status(store, layout)
     memberships = await MembershipStore(store, clock_ms=lambda: now_ms).all()
     found = []
@@ -48,7 +48,7 @@ def _at_the_start(drain: dict[str, int]) -> str:
 
 
 def member_lines(members: list[dict[str, Any]]) -> list[str]:
-    """As a table; nothing for no bookies."""
+    """Return the members as lines of a table; none for no members."""
     if not members:
         return []
     rows = []

@@ -1,4 +1,4 @@
-"""What the operator's verbs share: options, the connection to a cluster, who asks, durations, live progress."""
+"""Connect commands to a cluster, name the operator, parse and print durations and times."""
 
 import getpass
 import os
@@ -10,10 +10,12 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Final, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Final, TypeVar
 
-import typer
 from bindery_core.errors import BadRequest
+
+from bindery.common.options import LEDGERS_ROOT
 
 if TYPE_CHECKING:
     from bindery_client.client import LedgerClient
@@ -21,19 +23,8 @@ if TYPE_CHECKING:
     from bindery_metadata.stores.store import MetadataStore
 
 T = TypeVar("T")
-LINE_INTERVAL_S: Final = 5.0
-"""Where stderr is no terminal, progress is a line of its own, this often at most."""
-
-ZooKeeper = Annotated[
-    str,
-    typer.Option(
-        "--zookeeper", metavar="HOST:PORT", envvar="BINDERY_ZOOKEEPER", help="ZooKeeper servers, comma-separated."
-    ),
-]
-LedgersRoot = Annotated[str, typer.Option("--ledgers-root", metavar="PATH", help="The cluster's root znode.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")]
-Reason = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why, for the others to read.")]
-LEDGERS_ROOT: Final = "/ledgers"
+WAITING_AFTER_S: Final = 2.0
+"""Seconds after which a command reports that it still waits for ZooKeeper."""
 
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _DURATION: Final = re.compile(r"(?:\d+[dhms])+|\d+")
@@ -41,7 +32,7 @@ _DURATION: Final = re.compile(r"(?:\d+[dhms])+|\d+")
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """A connection to a cluster's metadata; `client` connects to bookies when it is used."""
+    """A connection to the metadata of a cluster. `client` connects to bookies when it is first used."""
 
     store: "MetadataStore"
     layout: "LedgersLayout"
@@ -49,11 +40,11 @@ class Cluster:
 
 
 @asynccontextmanager
-async def connected(zookeeper: str, ledgers_root: str) -> AsyncIterator[Cluster]:
-    """Raises MetadataUnavailable when no server answers, NoSuchNode when there is no cluster.
+async def connected(zookeeper: str, ledgers_root: str = LEDGERS_ROOT) -> AsyncIterator[Cluster]:
+    """Connect to the cluster whose metadata is in `zookeeper`, and disconnect at the end.
 
-    BINDERY_CLIENT_... variables name the credentials for bookies
-    (`bindery_client.connection.security`). Raises BadRequest if they are invalid.
+    BINDERY_CLIENT_... variables name the credentials for bookies (`bindery_client.connection.security`). Raises
+    BadRequest if they are invalid, MetadataUnavailable if no server answers, NoSuchNode if there is no cluster.
     """
     from bindery_client.client import LedgerClient
     from bindery_client.connection.security import SecurityFiles
@@ -68,7 +59,9 @@ async def connected(zookeeper: str, ledgers_root: str) -> AsyncIterator[Cluster]
                 store, randomness=random.SystemRandom(), layout=layout, security=security
             )
         except NoSuchNode:
-            raise NoSuchNode(f"there is no cluster at {ledgers_root} of {zookeeper}: `bindery cluster init`") from None
+            raise NoSuchNode(
+                f"no cluster is initialised at {ledgers_root} in ZooKeeper {zookeeper}: run `bindery cluster init`"
+            ) from None
         try:
             yield Cluster(store, layout, client)
         finally:
@@ -77,12 +70,21 @@ async def connected(zookeeper: str, ledgers_root: str) -> AsyncIterator[Cluster]
 
 @asynccontextmanager
 async def connected_store(zookeeper: str) -> AsyncIterator["MetadataStore"]:
-    """Metadata alone, without a cluster in it."""
+    """Connect to ZooKeeper alone; a cluster need not exist in it. Configures the logs: stdout is for results."""
+    import asyncio
+
     from bindery_kit.observability import logs
-    from bindery_metadata.stores.zookeeper import ZooKeeperStore
+    from bindery_metadata.stores.zookeeper import CONNECT_TIMEOUT_S, ZooKeeperStore
 
     logs.configure(service="cli", level="warning")
-    store = await ZooKeeperStore.connect(zookeeper)
+    waiting = f"waiting for ZooKeeper at {zookeeper} (timeout: {CONNECT_TIMEOUT_S:.0f} s)"
+    notice = asyncio.get_running_loop().call_later(
+        WAITING_AFTER_S, partial(print, waiting, file=sys.stderr, flush=True)
+    )
+    try:
+        store = await ZooKeeperStore.connect(zookeeper)
+    finally:
+        notice.cancel()
     try:
         yield store
     finally:
@@ -90,8 +92,7 @@ async def connected_store(zookeeper: str) -> AsyncIterator["MetadataStore"]:
 
 
 def run_on(zookeeper: str, ledgers_root: str, work: "Callable[[Cluster], Awaitable[T]]") -> T:
-    """Run `work` on the cluster."""
-
+    """Run `work` on the cluster and return its result."""
     import asyncio
 
     async def main() -> T:
@@ -106,7 +107,7 @@ def now_ms() -> int:
 
 
 def operator_name() -> str:
-    """user@host, for histories and reasons."""
+    """Return user@host, which histories and membership records contain."""
     user = "unknown"
     with suppress(OSError, KeyError, ImportError):  # a container without that user
         user = getpass.getuser()
@@ -114,16 +115,16 @@ def operator_name() -> str:
 
 
 def parse_duration(text: str) -> float:
-    """`90`, `90s`, `10m`, `1h30m`, `2d` in seconds. Raises BadRequest."""
+    """Return the seconds that `90`, `90s`, `10m`, `1h30m` or `2d` means. Raises BadRequest."""
     if not _DURATION.fullmatch(text):
-        raise BadRequest("not a duration; write 90s, 10m, 1h30m or 2d", given=text)
+        raise BadRequest("not a duration; the format is 90s, 10m, 1h30m or 2d", given=text)
     if text.isdecimal():
         return float(text)
     return float(sum(int(number) * _UNITS[unit] for number, unit in re.findall(r"(\d+)([dhms])", text)))
 
 
 def duration_text(seconds: float) -> str:
-    """`45 s`, `3 min`, `2.5 h`, `4 d` for people."""
+    """Return a duration in the form `45 s`, `3 min`, `2.5 h` or `4 d`."""
     if seconds < 100:
         return f"{seconds:.0f} s"
     if seconds < 100 * 60:
@@ -132,43 +133,5 @@ def duration_text(seconds: float) -> str:
 
 
 def time_text(at_ms: int) -> str:
-    """UTC, to the second."""
+    """Return a time in UTC, to the second."""
     return time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(at_ms / 1000))
-
-
-class Live:
-    """One line on stderr that is written over: where stderr is no terminal, a new line now and then.
-
-    `is_quiet`: nothing at all, as with --json.
-    """
-
-    def __init__(self, *, is_quiet: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
-        self._is_quiet = is_quiet
-        self._clock = clock
-        self._is_terminal = sys.stderr.isatty()
-        self._size = 0
-        self._last = ""
-        self._said_at = clock()  # short work says nothing
-
-    def show(self, line: str) -> None:
-        if self._is_quiet or line == self._last:
-            return
-        if self._is_terminal:
-            print("\r" + line.ljust(self._size), end="", file=sys.stderr, flush=True)
-            self._size = len(line)
-        elif self._clock() - self._said_at >= LINE_INTERVAL_S:
-            print(line, file=sys.stderr, flush=True)
-            self._said_at = self._clock()
-        self._last = line
-
-    def say(self, line: str) -> None:
-        """A line that stays."""
-        if not self._is_quiet:
-            self.clear()
-            print(line, file=sys.stderr, flush=True)
-
-    def clear(self) -> None:
-        if self._size:
-            print("\r" + " " * self._size + "\r", end="", file=sys.stderr, flush=True)
-            self._size = 0
-            self._last = ""

@@ -1,84 +1,105 @@
-"""`bindery ledger`: look at ledgers as they are in metadata and on the bookies. Nothing is changed: no recovery, no
-fence."""
+"""`bindery ledger`: show ledgers as the metadata and the bookies have them.
 
-import json
-import sys
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+No command recovers, fences or changes a ledger.
+"""
+
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bindery.cluster.commands import DEFAULT_ZOOKEEPER
+from bindery.common.operator import run_on
+from bindery.common.options import (
+    DEFAULT_ZOOKEEPER,
+    LEDGERS_ROOT,
+    AsJson,
+    LedgerArgument,
+    LedgersRoot,
+    ZooKeeper,
+    group,
+)
+from bindery.common.output import emit, print_json
 
 if TYPE_CHECKING:
-    from bindery_client.client import LedgerClient
     from bindery_core.formats.ledger_metadata import LedgerMetadata
     from bindery_metadata.stores.versioned import Versioned
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Look at ledgers: metadata, entries, replicas.")
+    from bindery.common.operator import Cluster
 
-T = TypeVar("T")
-
-ZooKeeper = Annotated[
-    str, typer.Option("--zookeeper", metavar="HOST:PORT", envvar="BINDERY_ZOOKEEPER", help="ZooKeeper servers.")
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")]
-LedgerArgument = Annotated[int, typer.Argument(metavar="LEDGER", min=0, help="Ledger id.")]
+app = group("List, read and compare ledgers.")
 
 
 @app.command("list")
-def list_ledgers(zookeeper: ZooKeeper = DEFAULT_ZOOKEEPER, as_json: AsJson = False) -> None:
-    """List every ledger with its state, size and bookies."""
+def list_ledgers(
+    zookeeper: ZooKeeper = DEFAULT_ZOOKEEPER, ledgers_root: LedgersRoot = LEDGERS_ROOT, as_json: AsJson = False
+) -> None:
+    """List all ledgers with state, quorums, size and bookies.
 
-    async def run(client: "LedgerClient") -> None:
+    E/Qw/Qa is ensemble size, write quorum and ack quorum. The size of a ledger is known once it is closed.
+
+    Example: bindery ledger list --json | jq .ledger_id
+    """
+
+    async def work(cluster: "Cluster") -> None:
+        import sys
+
         from bindery_core.errors import NoSuchLedger
 
         count = 0
-        async for ledger_id in client.list_ledgers():
+        async for ledger_id in cluster.client.list_ledgers():
             try:
-                found = await client.metadata_versioned(ledger_id)
+                found = await cluster.client.metadata_versioned(ledger_id)
             except NoSuchLedger:
                 continue  # deleted since it was listed
             count += 1
             if as_json:
-                print(json.dumps(describe(ledger_id, found)))
+                print_json(describe(ledger_id, found))
                 continue
-            metadata = found.value
             if count == 1:
                 print(f"{'ledger':>10}  {'state':<11} {'E/Qw/Qa':<8} {'last':>8} {'bytes':>12}  bookies")
-            quorums = f"{metadata.ensemble_size}/{metadata.write_quorum}/{metadata.ack_quorum}"
-            is_closed = metadata.state.name == "CLOSED"
-            last = str(metadata.last_entry_id) if is_closed else "-"
-            length = str(metadata.length) if is_closed else "-"
-            ensemble = ",".join(metadata.last_segment.ensemble)
-            state = metadata.state.name.lower()
-            print(f"{ledger_id:>10}  {state:<11} {quorums:<8} {last:>8} {length:>12}  {ensemble}")
+            print(_list_line(ledger_id, found.value))
         if not count and not as_json:
             print("no ledgers", file=sys.stderr)
 
-    _with_client(zookeeper, run)
+    run_on(zookeeper, ledgers_root, work)
+
+
+def _list_line(ledger_id: int, metadata: "LedgerMetadata") -> str:
+    quorums = f"{metadata.ensemble_size}/{metadata.write_quorum}/{metadata.ack_quorum}"
+    is_closed = metadata.state.name == "CLOSED"
+    last = str(metadata.last_entry_id) if is_closed else "-"
+    length = str(metadata.length) if is_closed else "-"
+    ensemble = ",".join(metadata.last_segment.ensemble)
+    return f"{ledger_id:>10}  {metadata.state.name.lower():<11} {quorums:<8} {last:>8} {length:>12}  {ensemble}"
 
 
 @app.command("show")
-def show(ledger: LedgerArgument, zookeeper: ZooKeeper = DEFAULT_ZOOKEEPER, as_json: AsJson = False) -> None:
-    """Show one ledger's metadata: quorums, state, and which bookies hold what."""
+def show(
+    ledger: LedgerArgument,
+    zookeeper: ZooKeeper = DEFAULT_ZOOKEEPER,
+    ledgers_root: LedgersRoot = LEDGERS_ROOT,
+    as_json: AsJson = False,
+) -> None:
+    """Show the metadata of a ledger: state, quorums, and the bookies of each range of entries.
 
-    async def run(client: "LedgerClient") -> None:
+    Example: bindery ledger show 7
+    """
+
+    async def work(cluster: "Cluster") -> None:
         from bindery_core.ids import LedgerId
 
-        facts = describe(ledger, await client.metadata_versioned(LedgerId(ledger)))
-        if as_json:
-            print(json.dumps(facts, indent=2))
-            return
-        for line in _show_lines(facts):
-            print(line)
+        facts = describe(ledger, await cluster.client.metadata_versioned(LedgerId(ledger)))
+        emit(facts, _show_lines(facts), as_json=as_json)
 
-    _with_client(zookeeper, run)
+    run_on(zookeeper, ledgers_root, work)
 
 
-First = Annotated[int, typer.Option("--first", metavar="ENTRY", min=0, help="First entry.")]
+First = Annotated[int, typer.Option("--first", metavar="ENTRY", min=0, show_default=True, help="First entry.")]
 Last = Annotated[
-    int | None, typer.Option("--last", metavar="ENTRY", min=0, help="Last entry; default: the last confirmed one.")
+    int | None,
+    typer.Option("--last", metavar="ENTRY", min=0, help="Last entry; default: the last confirmed entry."),
+]
+Rate = Annotated[
+    float, typer.Option("--rate", metavar="N", min=0, help="Maximum entries read per second; default: 0, no limit.")
 ]
 
 
@@ -88,48 +109,54 @@ def read(
     first: First = 0,
     last: Last = None,
     from_bookie: Annotated[
-        str | None, typer.Option(metavar="BOOKIE", help="Ask this bookie alone, and say what it has of each entry.")
+        str | None,
+        typer.Option(metavar="BOOKIE", help="Read from this bookie only, and report the state of each of its copies."),
     ] = None,
     raw: Annotated[
         bool,
-        typer.Option(
-            "--raw", help="Every copy's header, digest and payload as they are, damage included; asks all bookies."
-        ),
+        typer.Option("--raw", help="Show header, digest and payload of every copy on every bookie, damaged or not."),
     ] = False,
     payload: Annotated[
         str | None,
         typer.Option(
-            metavar="FORM", help="Whole payloads as hex, escaped or base64; or none. Default: a preview; raw: hex."
+            metavar="FORM", help="Form of payloads: hex, escaped, base64, none; default: a preview, with --raw hex."
         ),
     ] = None,
-    decode: Annotated[bool, typer.Option("--decode", help="Take payloads apart as messages of a topic.")] = False,
-    as_bytes: Annotated[
-        bool, typer.Option("--bytes", help="Write the payloads as they are, one after the other.")
-    ] = False,
+    decode: Annotated[bool, typer.Option("--decode", help="Decode payloads as messages of a topic.")] = False,
+    as_bytes: Annotated[bool, typer.Option("--bytes", help="Write the payloads only, without separators.")] = False,
     zookeeper: ZooKeeper = DEFAULT_ZOOKEEPER,
+    ledgers_root: LedgersRoot = LEDGERS_ROOT,
     as_json: AsJson = False,
 ) -> None:
-    """Read entries, each verified against its digest. An open ledger is read up to its last confirmed entry.
+    """Read entries and verify each against its digest. An open ledger is read up to its last confirmed entry.
 
-    With --from-bookie or --raw, copies are shown as the bookies have them: good, absent, corrupt (the bytes contradict
-    their digest) or error (the bookie cannot say). Exit code 1: some copy is corrupt or in error. --last may then lie
-    beyond the last confirmed entry.
+    With --from-bookie or --raw, each copy is shown as the bookie has it: good, absent, corrupt (its bytes contradict
+    its digest) or error (the bookie did not return it). --last may then exceed the last confirmed entry.
+
+    Examples:
+
+      bindery ledger read 7 --first 100 --last 110 --decode
+
+      bindery ledger read 7 --raw --from-bookie 10.0.0.7:3181
+
+    Exit codes: 0 all entries are good, 1 an entry cannot be read, 3 a copy is corrupt or an entry has no good copy.
     """
 
-    async def run(client: "LedgerClient") -> None:
+    async def work(cluster: "Cluster") -> None:
         from bindery_core.ids import LedgerId
 
         from bindery.ledger import ledger_read
 
+        client, ledger_id = cluster.client, LedgerId(ledger)
         out = ledger_read.output(as_json=as_json, as_bytes=as_bytes, form=payload, decode=decode, raw=raw)
         if raw or from_bookie is not None:
             await ledger_read.read_copies(
-                client, LedgerId(ledger), first=first, last=last, bookie=from_bookie, raw=raw, out=out
+                client, ledger_id, first=first, last=last, bookie=from_bookie, raw=raw, out=out
             )
         else:
-            await ledger_read.read_verified(client, LedgerId(ledger), first=first, last=last, out=out)
+            await ledger_read.read_verified(client, ledger_id, first=first, last=last, out=out)
 
-    _with_client(zookeeper, run)
+    run_on(zookeeper, ledgers_root, work)
 
 
 @app.command("compare")
@@ -137,72 +164,71 @@ def compare(
     ledger: LedgerArgument,
     first: First = 0,
     last: Last = None,
-    only_bad: Annotated[bool, typer.Option("--only-bad", help="Leave out entries whose copies agree.")] = False,
-    rate: Annotated[
-        float, typer.Option(metavar="N", min=0, help="At most N entries a second; 0: a batch after the other.")
-    ] = 0,
+    only_bad: Annotated[bool, typer.Option("--only-bad", help="Omit entries whose copies agree.")] = False,
+    rate: Rate = 0,
     zookeeper: ZooKeeper = DEFAULT_ZOOKEEPER,
+    ledgers_root: LedgersRoot = LEDGERS_ROOT,
     as_json: AsJson = False,
 ) -> None:
-    """Read every copy of every entry and compare them; nothing is fenced or changed.
+    """Read every copy of every entry and compare the copies. The ledger is neither fenced nor changed.
 
-    A line for each entry: its copies (LAC, length, CRC-32C of the payload) and a verdict: agree, missing, corrupt,
-    error, diverged, unreadable; beyond the last confirmed entry unacknowledged, where copies may be missing. Two copies
-    agree when both verify and payload and length are the same; their LACs may differ. With --json the last line is the
-    summary.
+    Each line shows the copies of one entry (LAC, length, CRC-32C of the payload) and a verdict: agree, missing,
+    corrupt, error, diverged, unreadable, or unacknowledged for an entry beyond the last confirmed one, of which copies
+    may be missing. Two copies agree if both verify and have the same payload and length; their LACs may differ. With
+    --json the last line is the summary.
 
-    Exit codes: 0 all agree, 1 not done or some bookie could not say, 3 differences found.
+    Example: bindery ledger compare 7 --only-bad
+
+    Exit codes: 0 all copies agree, 1 a bookie did not answer, 3 differences found.
     """
 
-    async def run(client: "LedgerClient") -> None:
+    async def work(cluster: "Cluster") -> None:
         from bindery_core.ids import LedgerId
 
         from bindery.ledger.ledger_compare import run_compare
 
         await run_compare(
-            client, LedgerId(ledger), first=first, last=last, only_bad=only_bad, rate=rate, as_json=as_json
+            cluster.client, LedgerId(ledger), first=first, last=last, only_bad=only_bad, rate=rate, as_json=as_json
         )
 
-    _with_client(zookeeper, run)
+    run_on(zookeeper, ledgers_root, work)
 
 
 @app.command("check")
 def check(
     ledger: LedgerArgument,
-    deep: Annotated[bool, typer.Option("--deep", help="Every entry of every replica, not only the ends.")] = False,
-    rate: Annotated[
-        float, typer.Option(metavar="N", min=0, help="With --deep: at most N entries a second; 0: as fast as it goes.")
-    ] = 0,
+    deep: Annotated[bool, typer.Option("--deep", help="Read every entry of every replica, not only the ends.")] = False,
+    rate: Rate = 0,
     zookeeper: ZooKeeper = DEFAULT_ZOOKEEPER,
+    ledgers_root: LedgersRoot = LEDGERS_ROOT,
     as_json: AsJson = False,
 ) -> None:
-    """Check that every replica is where the metadata say, by asking each bookie; a line for each fragment.
+    """Check that every bookie holds the replicas that the metadata assigns to it. Prints one line per fragment.
 
-    Without --deep the first and the last entry of each fragment are read, with it all of them: digests, equal payloads
-    across the replicas, and that the ledger's length grows by each payload. An open ledger is checked up to its last
-    confirmed entry. Nothing is fenced or changed.
+    Without --deep, the first and the last entry of each fragment are read. With --deep, all entries are: digests, equal
+    payloads across the replicas, and the length that each entry records. An open ledger is checked up to its last
+    confirmed entry. The ledger is neither fenced nor changed. --rate applies to --deep.
 
     Example: bindery ledger check 7 --deep
 
-    Exit codes: 0 good, 1 not done or some bookie could not say, 3 a replica is missing, damaged or on a bookie that is
-    not registered.
+    Exit codes: 0 good, 1 a bookie did not answer, 3 a replica is missing, damaged or on an unregistered bookie.
     """
 
-    async def run(client: "LedgerClient") -> None:
+    async def work(cluster: "Cluster") -> None:
         from bindery_core.ids import LedgerId
 
         from bindery.ledger.ledger_check import run_check
 
-        await run_check(client, LedgerId(ledger), deep=deep, rate=rate, as_json=as_json)
+        await run_check(cluster.client, LedgerId(ledger), deep=deep, rate=rate, as_json=as_json)
 
-    _with_client(zookeeper, run)
+    run_on(zookeeper, ledgers_root, work)
 
 
 def _show_lines(facts: dict[str, Any]) -> list[str]:
-    """`describe` as text."""
+    """Return the result of `describe` as text."""
     from datetime import UTC, datetime, timedelta
 
-    until_closed = "unknown until it is closed" if facts["state"] != "closed" else None
+    until_closed = "unknown until the ledger is closed" if facts["state"] != "closed" else None
     ctime_ms = facts["ctime_ms"]
     created = "unknown"
     if ctime_ms is not None:
@@ -217,9 +243,9 @@ def _show_lines(facts: dict[str, Any]) -> list[str]:
         "ensemble_size": facts["ensemble_size"],
         "write_quorum": facts["write_quorum"],
         "ack_quorum": facts["ack_quorum"],
-        "digest_type": facts["digest_type"] or "not told",
+        "digest_type": facts["digest_type"] or "not recorded",
         "last_entry_id": until_closed
-        or (facts["last_entry_id"] if facts["last_entry_id"] >= 0 else "none, it is empty"),
+        or (facts["last_entry_id"] if facts["last_entry_id"] >= 0 else "none (empty ledger)"),
         "length": until_closed or f"{facts['length']} bytes",
         "ctime": created,
         "format_version": facts["format_version"],
@@ -235,7 +261,10 @@ def _show_lines(facts: dict[str, Any]) -> list[str]:
 
 
 def describe(ledger_id: int, found: "Versioned[LedgerMetadata]") -> dict[str, Any]:
-    """A ledger's metadata as JSON; the password stays out. `ctime_ms`: its znode's if it tells none of its own."""
+    """Return the metadata of a ledger as JSON, without the password.
+
+    `ctime_ms` is the creation time of the znode if the metadata has none.
+    """
     metadata = found.value
     is_closed = metadata.state.name == "CLOSED"
     return {
@@ -256,16 +285,3 @@ def describe(ledger_id: int, found: "Versioned[LedgerMetadata]") -> dict[str, An
             for segment in metadata.segments
         ],
     }
-
-
-def _with_client(zookeeper: str, run: "Callable[[LedgerClient], Awaitable[T]]") -> T:
-
-    import asyncio
-
-    from bindery.ledger.ledger_client import connected
-
-    async def main() -> T:
-        async with connected(zookeeper) as client:
-            return await run(client)
-
-    return asyncio.run(main())

@@ -1,21 +1,21 @@
-"""`bindery ledger check`: whether every replica that metadata promise is there, asked of the bookies directly.
+"""Implement `bindery ledger check`: read replicas from each bookie that the metadata assigns them to.
 
-Quick: the first and the last entry of each fragment, on every bookie of their write sets. Deep: every entry; digests,
-equal payloads and lengths across the copies, and that the ledger's length grows by each payload.
+The quick check reads the first and the last entry of each fragment from every bookie of their write sets. The deep
+check reads every entry, compares payloads and lengths across the copies, and checks that the length of the ledger
+grows by each payload.
 
-| fragment's verdict | means                                                                                   |
-|--------------------|-----------------------------------------------------------------------------------------|
-| good               | every copy looked at is there and sound                                                 |
-| missing            | the bookie denies to have some                                                          |
-| corrupt            | some contradict their digest                                                            |
-| diverged           | some say something else than other good copies                                          |
-| gone               | the bookie is not registered: nobody was asked                                          |
-| error              | the bookie could not say; a bookie in limbo is one of these                             |
+| verdict on a fragment | meaning                                                                          |
+|-----------------------|----------------------------------------------------------------------------------|
+| good                  | every copy that was read is present and verifies                                 |
+| missing               | the bookie reports that it does not have some entries                            |
+| corrupt               | some copies contradict their digest                                              |
+| diverged              | some copies verify but differ from other good copies                             |
+| gone                  | the bookie is not registered, so it was not read from                            |
+| error                 | the bookie did not return the entries; a bookie in limbo is one of these         |
 
-An open ledger is checked up to its last confirmed entry. Nothing is fenced, recovered or changed.
+An open ledger is checked up to its last confirmed entry. The ledger is neither fenced, recovered nor changed.
 """
 
-import json
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
@@ -29,9 +29,11 @@ from bindery_core.formats.ledger_metadata import LedgerMetadata, LedgerState, Se
 from bindery_core.ids import BookieId, EntryId, LedgerId
 from bindery_core.placement.write_set import entry_count_of
 
+from bindery.common import exit_codes
+from bindery.common.output import print_json
 from bindery.common.progress import Progress
 from bindery.ledger import replicas
-from bindery.ledger.ledger_compare import EXIT_DIFFERENT, EXIT_INCOMPLETE, CompareClient, last_confirmed, row_as_json
+from bindery.ledger.ledger_compare import CompareClient, last_confirmed, row_as_json
 from bindery.ledger.replicas import EntryVerdict, Row
 
 FINDINGS_SHOWN_MAX: Final = 20
@@ -44,7 +46,7 @@ class CheckClient(CompareClient, Protocol):
 
 @dataclass(slots=True)
 class Fragment:
-    """What one bookie holds of one segment, and what the check saw of it."""
+    """The entries of one segment on one bookie, and what the check found."""
 
     segment_first: int
     last: int
@@ -78,14 +80,14 @@ class Fragment:
 
 @dataclass(slots=True)
 class LengthCheck:
-    """Whether the length in each entry's header is that of the entry before plus its payload.
+    """Check that the length in the header of each entry is the length in the previous entry plus its own payload.
 
-    A writer that chooses its entry ids itself may add them in another order; of such a ledger this says nothing bad
-    about its copies.
+    A writer that chooses its entry ids itself may add entries in another order. The length of such a ledger does not
+    grow by each payload although its copies are good.
     """
 
     before: tuple[int, int] | None = None
-    """(entry id, length) of the last one seen."""
+    """(entry id, length) of the last entry read."""
     problems: list[str] = field(default_factory=list)
     count: int = 0
 
@@ -97,7 +99,9 @@ class LengthCheck:
         known = self.before is not None and self.before[0] == row.entry_id - 1
         expected = (self.before[1] if known and self.before else 0) + good.size
         if (known or row.entry_id == 0) and good.length != expected:
-            self._note(f"entry {row.entry_id} says that the ledger has {good.length} bytes, {expected} would be right")
+            self._add_problem(
+                f"entry {row.entry_id} records a ledger length of {good.length} bytes instead of {expected}"
+            )
         self.before = int(row.entry_id), good.length
 
     def end(self, metadata: LedgerMetadata) -> None:
@@ -105,17 +109,19 @@ class LengthCheck:
             return
         last, length = self.before
         if last == metadata.last_entry_id and length != metadata.length:
-            self._note(f"metadata say {metadata.length} bytes, the last entry {length}")
+            self._add_problem(f"the metadata records {metadata.length} bytes, the last entry {length}")
 
-    def _note(self, problem: str) -> None:
+    def _add_problem(self, problem: str) -> None:
         self.count += 1
         if len(self.problems) < FINDINGS_SHOWN_MAX:
             self.problems.append(problem)
 
 
 async def run_check(client: CheckClient, ledger_id: LedgerId, *, deep: bool, rate: float, as_json: bool) -> None:
-    """Print a line for each fragment and the verdict. Raises typer.Exit(3) for findings, (1) if bookies could not
-    say."""
+    """Print one line per fragment, then the verdict.
+
+    Raises typer.Exit: DAMAGE for findings, FAILURE if a bookie did not answer.
+    """
     metadata = await client.metadata(ledger_id)
     limit = await last_confirmed(client, ledger_id, metadata)
     registered = await client.list_bookies()
@@ -131,7 +137,7 @@ async def run_check(client: CheckClient, ledger_id: LedgerId, *, deep: bool, rat
         found.lengths.end(metadata)
     if as_json:
         for facts in found.as_json(deep=deep):
-            print(json.dumps(facts))
+            print_json(facts)
     else:
         print("\n".join(found.lines(deep=deep)))
     sys.stdout.flush()
@@ -155,13 +161,13 @@ async def _ends(client: CheckClient, ledger_id: LedgerId, metadata: LedgerMetada
 
 
 def ends_of(metadata: LedgerMetadata, limit: int) -> set[int]:
-    """The first and the last entry of each fragment, up to the entry `limit`."""
+    """Return the first and the last entry of each fragment, up to the entry `limit`."""
     ends: set[int] = set()
     for segment, last in segments_of(metadata, limit):
         first = int(segment.first_entry_id)
         size = metadata.ensemble_size
         for index in range(size):
-            # Of any `size` entries in a row the index holds one at least.
+            # Of any `size` consecutive entries, each index holds at least one.
             starts, lasts = range(first, min(first + size, last + 1)), range(max(first, last - size + 1), last + 1)
             ends.update([e for e in starts if (index - e) % size < metadata.write_quorum][:1])
             ends.update([e for e in lasts if (index - e) % size < metadata.write_quorum][-1:])
@@ -169,7 +175,7 @@ def ends_of(metadata: LedgerMetadata, limit: int) -> set[int]:
 
 
 def segments_of(metadata: LedgerMetadata, limit: int) -> list[tuple[Segment, int]]:
-    """Each segment with its last entry, below its first when it has none."""
+    """Return each segment with its last entry, which is below its first if the segment is empty."""
     firsts = [int(segment.first_entry_id) for segment in metadata.segments]
     lasts = [*(first - 1 for first in firsts[1:]), limit]
     return [
@@ -179,7 +185,7 @@ def segments_of(metadata: LedgerMetadata, limit: int) -> list[tuple[Segment, int
 
 
 class _Found:
-    """Everything seen, by fragment."""
+    """All findings, by fragment."""
 
     def __init__(
         self, ledger_id: LedgerId, metadata: LedgerMetadata, limit: int, registered: Mapping[BookieId, bool]
@@ -215,7 +221,7 @@ class _Found:
         majority = max(row.groups, key=len) if row.groups else ()
         for bookie_id, copy in row.copies.items():
             fragment = self._by_place.get((segment_first, bookie_id))
-            if fragment is None:  # the ensemble changed while it was read: the copy is another bookie's now
+            if fragment is None:  # the ensemble changed during the check
                 continue
             name = {Verdict.ABSENT: "missing"}.get(copy.verdict, copy.verdict.value)
             if copy.verdict is Verdict.GOOD and row.verdict is EntryVerdict.DIVERGED and bookie_id not in majority:
@@ -238,7 +244,7 @@ class _Found:
 
     @property
     def exit_code(self) -> int:
-        return {"bad": EXIT_DIFFERENT, "incomplete": EXIT_INCOMPLETE, "good": 0}[self.verdict()]
+        return {"bad": exit_codes.DAMAGE, "incomplete": exit_codes.FAILURE, "good": exit_codes.OK}[self.verdict()]
 
     def as_json(self, *, deep: bool) -> list[dict[str, Any]]:
         return [
@@ -257,18 +263,18 @@ class _Found:
         state = self._metadata.state.name.lower()
         if self._limit < 0:
             return [f"ledger {self._ledger_id} ({state}): no confirmed entries", *self._fragment_lines()]
-        depth = "every entry" if deep else "the ends of every fragment; --deep reads all"
+        depth = "every entry" if deep else "first and last of each fragment; --deep reads all"
         lines = [*self._fragment_lines()]
         for row in self.bad[:FINDINGS_SHOWN_MAX]:
             lines.append(f"  entry {row.entry_id}: {row.words}")
         if len(self.bad) > FINDINGS_SHOWN_MAX:
-            lines.append(f"  and {len(self.bad) - FINDINGS_SHOWN_MAX} more; --json has all")
+            lines.append(f"  and {len(self.bad) - FINDINGS_SHOWN_MAX} more; --json lists all")
         lines += [f"  length: {problem}" for problem in self.lengths.problems]
         reasons = Counter({(f.bookie_id, why): n for f in self.fragments for why, n in f.reasons.items()})
-        lines += [f"  {bookie_id} could not say: {why} ({n} entries)" for (bookie_id, why), n in reasons.items()]
+        lines += [f"  {bookie_id} returned an error: {why} ({n} entries)" for (bookie_id, why), n in reasons.items()]
         lines.append(
             f"ledger {self._ledger_id} ({state}) is {self.verdict()}: {self.entry_count} of {self._limit + 1} entries "
-            f"looked at on all their bookies ({depth}), {len(self.bad)} bad"
+            f"read from all their bookies ({depth}), {len(self.bad)} bad"
         )
         return lines
 

@@ -1,6 +1,5 @@
-"""`bindery ledger compare`: the copies of a ledger side by side, as a table or as JSON."""
+"""Implement `bindery ledger compare`: print the copies of each entry side by side, as a table or as JSON."""
 
-import json
 import sys
 from collections import Counter
 from typing import Any, Final, Protocol
@@ -12,11 +11,11 @@ from bindery_core.errors import BadRequest
 from bindery_core.formats.ledger_metadata import LedgerMetadata, LedgerState
 from bindery_core.ids import BookieId, LedgerId
 
+from bindery.common import exit_codes
+from bindery.common.output import print_json, report_error
 from bindery.common.progress import Progress
 from bindery.ledger.replicas import Copy, EntryVerdict, ReplicaSource, Row, compare
 
-EXIT_INCOMPLETE: Final = 1
-EXIT_DIFFERENT: Final = 3
 CELL_WIDTH: Final = 34
 REASONS_MAX: Final = 5
 
@@ -29,15 +28,17 @@ async def run_compare(
     client: CompareClient, ledger_id: LedgerId, *, first: int, last: int | None, only_bad: bool, rate: float,
     as_json: bool,
 ) -> None:  # fmt: skip
-    """Print each entry's verdict, then the ledger's. Raises typer.Exit(3) for differences, (1) if bookies could not
-    say."""
+    """Print the verdict on each entry, then on the ledger.
+
+    Raises typer.Exit: DAMAGE for differences, FAILURE if a bookie did not answer.
+    """
     metadata = await client.metadata(ledger_id)
     limit = await last_confirmed(client, ledger_id, metadata)
     end = limit if last is None else last
     if first > end and (last is not None or first > 0):
         raise BadRequest(
             "the range is empty: --last is before --first" if last is not None
-            else "nothing is confirmed from there on; --last asks for what may lie beyond",
+            else "no entry is confirmed from there on; --last reads entries beyond the last confirmed one",
             first=first, last=end,
         )  # fmt: skip
     summary = Summary(ledger_id, metadata, first=first, last=end, limit=limit)
@@ -49,24 +50,26 @@ async def run_compare(
         if shown:
             progress.clear()
         for row in shown:
-            print(json.dumps(row_as_json(row)) if as_json else table.line(row))
+            if as_json:
+                print_json(row_as_json(row))
+            else:
+                print(table.line(row))
         if shown:
             sys.stdout.flush()
         progress.update(summary.entry_count, f"{summary.bad_count} bad")
     progress.clear()
     if as_json:
-        print(json.dumps(summary.as_json()))
+        print_json(summary.as_json())
     else:
         print(summary.text())
     if summary.reasons:
-        sys.stdout.flush()
-        print(f"bindery: {summary.complaint()}", file=sys.stderr)
+        report_error(summary.complaint(), code="incomplete", exit_code=summary.exit_code, as_json=as_json)
     if summary.exit_code:
         raise typer.Exit(summary.exit_code)
 
 
 async def last_confirmed(client: CompareClient, ledger_id: LedgerId, metadata: LedgerMetadata) -> int:
-    """The last entry that must be there; -1: none. Asks the bookies while the ledger is open; fences nothing."""
+    """Return the last confirmed entry or -1. Reads it from the bookies if the ledger is open; never fences."""
     if metadata.state is LedgerState.CLOSED:
         return int(metadata.last_entry_id)
     handle = await client.open(ledger_id, password=metadata.password or b"", recover=False)
@@ -77,7 +80,7 @@ async def last_confirmed(client: CompareClient, ledger_id: LedgerId, metadata: L
 
 
 class Table:
-    """Rows as text. Invariant: the headings above a row name its ensemble."""
+    """Format rows as text. Invariant: the headings above a row name its ensemble."""
 
     def __init__(self) -> None:
         self._ensemble: tuple[BookieId, ...] = ()
@@ -120,7 +123,7 @@ def copy_as_json(copy: Copy) -> dict[str, Any]:
 
 
 class Summary:
-    """The ledger's verdict, in the making."""
+    """Accumulate the verdict on a ledger."""
 
     def __init__(self, ledger_id: int, metadata: LedgerMetadata, *, first: int, last: int, limit: int) -> None:
         self._ledger_id = ledger_id
@@ -131,7 +134,7 @@ class Summary:
         self._verdicts: Counter[EntryVerdict] = Counter()
         self._of_bookie: dict[BookieId, Counter[Verdict]] = {}
         self.reasons: Counter[tuple[BookieId, str]] = Counter()
-        """Why bookies could not say, and of how many entries."""
+        """Errors of bookies, with the number of entries each concerns."""
         self._differs = False
         self._is_incomplete = False
         self.entry_count = 0
@@ -155,7 +158,9 @@ class Summary:
 
     @property
     def exit_code(self) -> int:
-        return EXIT_DIFFERENT if self._differs else EXIT_INCOMPLETE if self._is_incomplete else 0
+        if self._differs:
+            return exit_codes.DAMAGE
+        return exit_codes.FAILURE if self._is_incomplete else exit_codes.OK
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -184,7 +189,7 @@ class Summary:
             "not all copies could be read: "
             + "; ".join(parts)
             + rest
-            + ". Bring up those that are down; the logs of the others say more"
+            + ". Start the bookies that are down, and see the logs of the others"
         )
 
 

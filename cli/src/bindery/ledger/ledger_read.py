@@ -1,6 +1,5 @@
-"""`bindery ledger read`: entries verified, or copies as they are, damage included."""
+"""Implement `bindery ledger read`: print verified entries, or the copies on the bookies, damaged ones included."""
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,9 @@ from bindery_core.errors import BadRequest, BookieUnavailable, Corrupt, NoSuchEn
 from bindery_core.formats.ledger_metadata import LedgerMetadata
 from bindery_core.ids import BookieId, EntryId, LedgerId, validate_bookie_id
 
+from bindery.common import exit_codes
 from bindery.common.entry_facts import PAYLOAD_FORMS, examine, payload_text
+from bindery.common.output import print_json, report_error
 from bindery.common.pulsar_entry import describe_messages, message_lines
 from bindery.ledger.ledger_compare import CompareClient, last_confirmed
 from bindery.ledger.replicas import holders, walk
@@ -23,7 +24,6 @@ from bindery.ledger.replicas import holders, walk
 READ_BATCH_ENTRIES_MAX: Final = 500
 READ_BATCH_BYTES: Final = 4 * 1024 * 1024
 PREVIEW_SIZE: Final = 60
-EXIT_DAMAGED: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +32,14 @@ class Output:
 
     as_json: bool
     as_bytes: bool
-    """Payloads alone, one behind the other."""
+    """Write payloads only, without separators."""
     form: str | None
-    """One of PAYLOAD_FORMS; None: base64 in JSON, hex in the raw view, a preview elsewhere."""
+    """One of PAYLOAD_FORMS. None: base64 in JSON, hex with --raw, otherwise a preview."""
     decode: bool
-    """As messages of a topic."""
+    """Decode payloads as messages of a topic."""
 
     def payload(self, payload: bytes) -> dict[str, str]:
-        """The payload as a field of JSON."""
+        """Return the payload as a field of a JSON object."""
         form = self.form or "base64"
         return {} if form == "none" else {f"payload_{form}": payload_text(payload, form)}
 
@@ -49,16 +49,16 @@ class ReadClient(CompareClient, Protocol):
 
 
 def output(*, as_json: bool, as_bytes: bool, form: str | None, decode: bool, raw: bool) -> Output:
-    """Raises BadRequest for options that contradict one another."""
+    """Return how to print. Raises BadRequest for options that exclude each other."""
     if form is not None and form not in PAYLOAD_FORMS:
-        raise BadRequest("--payload takes " + "|".join(PAYLOAD_FORMS), given=form)
+        raise BadRequest("--payload must be one of " + "|".join(PAYLOAD_FORMS), given=form)
     if as_bytes and (as_json or raw or decode or form is not None):
-        raise BadRequest("--bytes writes payloads and nothing else: leave --json, --raw, --decode and --payload out")
+        raise BadRequest("--bytes writes payloads only: omit --json, --raw, --decode and --payload")
     return Output(as_json, as_bytes, form, decode)
 
 
 async def read_verified(client: ReadClient, ledger_id: LedgerId, *, first: int, last: int | None, out: Output) -> None:
-    """Entries as any reader gets them: from whichever bookie has a good copy."""
+    """Print entries as a reader gets them: each from any bookie with a good copy. Raises Corrupt, NoSuchEntry."""
     metadata = await client.metadata(ledger_id)
     handle = await client.open(ledger_id, password=metadata.password or b"", recover=False)
     try:
@@ -66,7 +66,7 @@ async def read_verified(client: ReadClient, ledger_id: LedgerId, *, first: int, 
         end = confirmed if last is None else last
         if end > confirmed:
             raise BadRequest(
-                f"only entries up to {confirmed} can be read; --raw or --from-bookie show what lies beyond", asked=end
+                f"the last confirmed entry is {confirmed}; --raw or --from-bookie read entries beyond it", last=end
             )
         _check_range(first, end, last)
         await _read_batches(handle, first, end, out)
@@ -84,7 +84,7 @@ async def _read_batches(handle: ReadHandle, first: int, end: int, out: Output) -
         for entry in entries:
             if out.as_json:
                 facts = {"entry_id": int(entry.entry_id), "size": len(entry.payload), "length": entry.length}
-                print(json.dumps(facts | out.payload(entry.payload) | _messages(entry.payload, out)))
+                print_json(facts | out.payload(entry.payload) | _messages(entry.payload, out))
             else:
                 _print_payload(f"{entry.entry_id:>8}", entry.payload, out)
         first += len(entries)
@@ -95,9 +95,10 @@ async def _read_batches(handle: ReadHandle, first: int, end: int, out: Output) -
 async def read_copies(
     client: ReadClient, ledger_id: LedgerId, *, first: int, last: int | None, bookie: str | None, raw: bool, out: Output
 ) -> None:
-    """Copies as the bookies have them: of `bookie` alone, or of every bookie of the write set.
+    """Print copies as the bookies have them: from `bookie` only, or from every bookie of the write set.
 
-    Raises typer.Exit(1) after damage, or an entry without any good copy, was shown.
+    Raises typer.Exit at the end: DAMAGE if a copy is corrupt or an entry has no good copy, FAILURE if a bookie returned
+    an error.
     """
     metadata = await client.metadata(ledger_id)
     only = None if bookie is None else await _known(client, bookie)
@@ -115,9 +116,20 @@ async def read_copies(
         for entry_id, copies in batch:
             printer.entry(entry_id, list(copies.values()))
         sys.stdout.flush()
-    if printer.damaged_count:
-        print(f"bindery: {printer.damaged_count} entries with damaged or unreadable copies", file=sys.stderr)
-        raise typer.Exit(EXIT_DAMAGED)
+    _end(printer, as_json=out.as_json)
+
+
+def _end(printer: "CopyPrinter", *, as_json: bool) -> None:
+    """Report damage and errors. Raises typer.Exit if there were any."""
+    if not printer.damaged_count and not printer.error_count:
+        return
+    exit_code = exit_codes.DAMAGE if printer.damaged_count else exit_codes.FAILURE
+    report_error(
+        f"{printer.damaged_count} entries with corrupt or without good copies, {printer.error_count} entries for which "
+        "a bookie returned an error",
+        code="damaged" if printer.damaged_count else "incomplete", exit_code=exit_code, as_json=as_json,
+    )  # fmt: skip
+    raise typer.Exit(exit_code)
 
 
 async def _known(client: ReadClient, bookie: str) -> BookieId:
@@ -125,7 +137,7 @@ async def _known(client: ReadClient, bookie: str) -> BookieId:
     known = await client.list_bookies()
     if bookie_id not in known:
         names = ", ".join(sorted(known)) or "none"
-        raise BookieUnavailable(f"bookie {bookie_id} is not registered, so it cannot be asked; those that are: {names}")
+        raise BookieUnavailable(f"bookie {bookie_id} is not registered; registered bookies: {names}")
     return bookie_id
 
 
@@ -139,7 +151,7 @@ def _check_range(first: int, end: int, last: int | None) -> None:
 
 
 class CopyPrinter:
-    """Prints copies of entries; counts the entries that something is wrong with."""
+    """Print copies of entries, and count the entries that are damaged or could not be read."""
 
     def __init__(self, metadata: LedgerMetadata, *, raw: bool, out: Output) -> None:
         self._metadata = metadata
@@ -147,15 +159,21 @@ class CopyPrinter:
         self._raw = raw
         self._out = out
         self.damaged_count = 0
+        """Number of entries with a corrupt copy, or without a good one although every bookie answered."""
+        self.error_count = 0
+        """Number of other entries for which a bookie returned an error."""
 
     def entry(self, entry_id: EntryId, copies: Sequence[ReplicaRead]) -> None:
         verdicts = {copy.verdict for copy in copies}
-        is_damaged = bool(verdicts & {Verdict.CORRUPT, Verdict.ERROR})
-        self.damaged_count += is_damaged or (len(copies) > 1 and Verdict.GOOD not in verdicts)
+        has_error = Verdict.ERROR in verdicts
+        is_lost = len(copies) > 1 and Verdict.GOOD not in verdicts and not has_error
+        is_damaged = Verdict.CORRUPT in verdicts or is_lost
+        self.damaged_count += is_damaged
+        self.error_count += has_error and not is_damaged
         shown: dict[bytes, BookieId] = {}
         for copy in copies:
             if self._out.as_json:
-                print(json.dumps(self._as_json(copy)))
+                print_json(self._as_json(copy))
             elif self._out.as_bytes:
                 if copy.payload is not None:
                     sys.stdout.buffer.write(copy.payload)
@@ -163,7 +181,7 @@ class CopyPrinter:
                 twin = shown.get(copy.frame) if copy.frame is not None else None
                 print(
                     f"entry {entry_id} of {copy.bookie_id}: {self._verdict(copy)}"
-                    + (f", the bytes of {twin}" if twin else "")
+                    + (f", identical to {twin}" if twin else "")
                 )
                 if copy.frame is not None and twin is None:
                     shown[copy.frame] = copy.bookie_id
@@ -175,7 +193,7 @@ class CopyPrinter:
 
     def _verdict(self, copy: ReplicaRead) -> str:
         if copy.verdict is Verdict.ABSENT and not self._should_hold(copy):
-            return "absent, as it should be: not in the write set"
+            return "absent, as expected: not in the write set"
         return copy.verdict.value + (f" ({copy.reason})" if copy.reason else "")
 
     def _should_hold(self, copy: ReplicaRead) -> bool:

@@ -1,46 +1,52 @@
-"""`bindery ledgers`: all ledgers of the cluster at once."""
+"""`bindery ledgers`: commands on all ledgers of the cluster."""
 
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bindery.cluster.commands import DEFAULT_ZOOKEEPER
-from bindery.common.operator import LEDGERS_ROOT, AsJson, LedgersRoot, ZooKeeper, parse_duration, run_on
+from bindery.common.operator import parse_duration, run_on
+from bindery.common.options import DEFAULT_ZOOKEEPER, LEDGERS_ROOT, AsJson, LedgersRoot, Yes, ZooKeeper, group
 
 if TYPE_CHECKING:
     from bindery.common.operator import Cluster
 
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="All ledgers at once: orphans.")
+app = group("Find and delete orphaned ledgers.")
 
 
 @app.callback()
 def ledgers() -> None:
-    """All ledgers of the cluster at once; a single one: `bindery ledger`."""
+    """Find and delete orphaned ledgers. `bindery ledger` has the commands on a single ledger."""
 
 
 @app.command("orphans")
 def orphans(
-    delete: Annotated[bool, typer.Option("--delete", help="Delete them, with --yes; fenced first.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do it; without it, only say what would be deleted.")] = False,
+    delete: Annotated[
+        bool, typer.Option("--delete", help="Fence and delete the orphaned ledgers; needs --yes.")
+    ] = False,
+    yes: Yes = False,
     older_than: Annotated[
-        str, typer.Option("--older-than", metavar="TIME", help="Leave younger ledgers alone: 90s, 10m, 1h, 2d.")
+        str,
+        typer.Option(
+            "--older-than", metavar="TIME", show_default=True, help="Minimum age of a ledger: 90s, 10m, 1h, 2d."
+        ),
     ] = "1h",
     everything: Annotated[
-        bool, typer.Option("--all", help="Those of other applications too: they may be in use there!")
+        bool, typer.Option("--all", help="Include ledgers of other applications, which may be in use.")
     ] = False,
     zookeeper: ZooKeeper = DEFAULT_ZOOKEEPER,
     ledgers_root: LedgersRoot = LEDGERS_ROOT,
     as_json: AsJson = False,
 ) -> None:
-    """List the ledgers that no topic, subscription or schema refers to; delete them if told so.
+    """List the ledgers that no topic, subscription or schema refers to, and delete them on request.
 
-    Brokers leave some when they are killed at the wrong moment. Only ledgers that brokers made are listed; where there
-    is doubt whether one is in use it is not. If a single topic cannot be read nothing is called an orphan.
+    A broker that is killed while it creates a ledger leaves an orphan. Only ledgers that brokers created are listed,
+    and none that may be in use. If the metadata of any topic cannot be read, the command fails. With --json the last
+    line is the summary.
 
     Example: bindery ledgers orphans --delete --yes --older-than 1d
 
-    Exit codes: 0 done, 1 not done, or --delete without --yes.
+    Exit codes: 0 success, 1 a ledger was not deleted, or --delete without --yes found some.
     """
 
     async def work(cluster: "Cluster") -> int:

@@ -1,6 +1,5 @@
-"""`bindery ledgers orphans`: what `bindery_recovery.orphans` finds, as a table, and its deletion."""
+"""Implement `bindery ledgers orphans`: print what `bindery_recovery.orphans` finds, and delete it on request."""
 
-import json
 import sys
 from collections import Counter
 from collections.abc import Iterable
@@ -10,26 +9,28 @@ from bindery_core.errors import BadRequest, BinderyError
 from bindery_pulsar.managed_ledger_codec import decode_cursor, decode_topic
 from bindery_recovery.orphans import Fate, Finding, read_references, still_orphan, survey
 
-from bindery.common.operator import Cluster, Live, now_ms, time_text
-from bindery.common.tables import size_text, table
+from bindery.common import exit_codes
+from bindery.common.operator import Cluster, now_ms, time_text
+from bindery.common.output import print_json, print_table, report_error
+from bindery.common.progress import Progress
+from bindery.common.tables import size_text
 
-EXIT_NOT_DONE: Final = 1
 REASONS: Final = {
     Fate.YOUNG: "younger than --older-than",
-    Fate.UNCERTAIN: "perhaps in use",
+    Fate.UNCERTAIN: "possibly in use",
     Fate.UNREADABLE: "with unreadable metadata",
-    Fate.FOREIGN: "of other applications (--all lists them)",
+    Fate.FOREIGN: "of other applications (--all includes them)",
 }
 
 
 class BrokerCodec:
-    """What brokers write into znodes, as far as ledger ids are in it."""
+    """Read the ledger ids from what brokers store in znodes."""
 
     def topic_ledgers(self, data: bytes) -> Iterable[int]:
         return [record.ledger_id for record in decode_topic(data).ledgers]
 
     def cursor_ledgers(self, data: bytes) -> Iterable[int]:
-        """The cursor's own ledger, and every ledger that its position or its numeric properties may mean."""
+        """Return the ledger of the cursor, and all that its position or its numeric properties may refer to."""
         info = decode_cursor(data)
         found = {info.ledger_id}
         if info.state is not None:
@@ -41,9 +42,9 @@ class BrokerCodec:
 async def run_orphans(
     cluster: Cluster, *, delete: bool, yes: bool, older_than_s: float, everything: bool, as_json: bool
 ) -> int:
-    """The exit code."""
+    """List the orphans, delete them if `delete` and `yes`, and return the exit code."""
     codec = BrokerCodec()
-    live = Live(is_quiet=as_json)
+    live = Progress(is_quiet=as_json)
     wanted = {Fate.ORPHAN, Fate.FOREIGN} if everything else {Fate.ORPHAN}
     found: list[Finding] = []
     counts: Counter[Fate] = Counter()
@@ -51,21 +52,21 @@ async def run_orphans(
         cluster.store, cluster.client, codec, now_ms=now_ms(), older_than_ms=round(older_than_s * 1000)
     ):
         counts[finding.fate] += 1
-        live.show(f"looked at {counts.total()} ledgers")
+        live.show(f"{counts.total()} ledgers checked")
         if finding.fate in wanted:
             found.append(finding)
     live.clear()
     if found and delete and not everything and not (await read_references(cluster.store, codec)).topics:
         raise BadRequest(
-            "there is not a single topic in this ZooKeeper, so every ledger looks like an orphan: are the topics' "
-            "metadata elsewhere? --all deletes them all the same"
+            "this ZooKeeper has no topics, so every ledger appears to be an orphan. Check --zookeeper; to delete them "
+            "nevertheless, pass --all"
         )
     _print_found(found, as_json=as_json)
     if not (delete and yes):
         _print_summary(found, counts, deleted=0, as_json=as_json, is_dry=True)
         if found and not as_json:
-            print("nothing was deleted; --delete --yes does it", file=sys.stderr)
-        return EXIT_NOT_DONE if delete and found else 0
+            print("no ledger was deleted; pass --delete --yes to delete them", file=sys.stderr)
+        return exit_codes.FAILURE if delete and found else exit_codes.OK
     deleted = failed = 0
     for finding in found:
         live.show(f"deleting: {deleted} of {len(found)}")
@@ -76,10 +77,10 @@ async def run_orphans(
         except BinderyError as error:
             failed += 1
             live.clear()
-            print(f"bindery: ledger {finding.ledger_id} is not deleted: {error}", file=sys.stderr)
+            report_error(f"ledger {finding.ledger_id} is not deleted: {error}", code=error.code, as_json=as_json)
     live.clear()
     _print_summary(found, counts, deleted=deleted, as_json=as_json, is_dry=False)
-    return EXIT_NOT_DONE if failed else 0
+    return exit_codes.FAILURE if failed else exit_codes.OK
 
 
 def _print_found(found: list[Finding], *, as_json: bool) -> None:
@@ -90,10 +91,10 @@ def _print_found(found: list[Finding], *, as_json: bool) -> None:
                 "application": finding.application, "topic": finding.topic, "created_ms": finding.created_ms,
                 "state": finding.state, "bytes": finding.size, "custom": dict(finding.custom),
             }  # fmt: skip
-            print(json.dumps(facts))
+            print_json(facts)
         return
     if found:
-        print("\n".join(table([_row(finding) for finding in found])))
+        print_table([_row(finding) for finding in found])
 
 
 def _row(finding: Finding) -> dict[str, Any]:
@@ -101,7 +102,7 @@ def _row(finding: Finding) -> dict[str, Any]:
         "ledger": int(finding.ledger_id),
         "state": finding.state,
         "stored": "?" if finding.size is None else size_text(finding.size),
-        "made": "?" if finding.created_ms is None else time_text(finding.created_ms),
+        "created": "?" if finding.created_ms is None else time_text(finding.created_ms),
         "why": finding.why,
     }
 
@@ -115,12 +116,12 @@ def _print_summary(found: list[Finding], counts: Counter[Fate], *, deleted: int,
             "size_unknown": open_count, "deleted": deleted, "dry_run": is_dry,
             "fates": {fate.value: counts[fate] for fate in Fate},
         }  # fmt: skip
-        print(json.dumps(facts))
+        print_json(facts)
         return
-    unknown = f" and what {open_count} open ones have" if open_count else ""
-    print(f"{len(found)} of {counts.total()} ledgers are orphans, {size_text(size)}{unknown} in all copies")
+    unknown = f", plus {open_count} open ledgers of unknown size" if open_count else ""
+    print(f"{len(found)} of {counts.total()} ledgers are orphans, {size_text(size)} in all copies{unknown}")
     left = [f"{counts[fate]} {words}" for fate, words in REASONS.items() if counts[fate]]
     if left:
-        print(f"left alone: {', '.join(left)}", file=sys.stderr)
+        print(f"not listed: {', '.join(left)}", file=sys.stderr)
     if not is_dry:
         print(f"deleted {deleted}; the bookies free the space with their next garbage collection")

@@ -6,16 +6,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from bindery.cluster.commands import DEFAULT_ZOOKEEPER
-from bindery.common.operator import (
+from bindery.common.operator import now_ms, operator_name, run_on, time_text
+from bindery.common.options import (
+    DEFAULT_ZOOKEEPER,
     LEDGERS_ROOT,
     AsJson,
+    LedgerArgument,
     LedgersRoot,
     ZooKeeper,
-    now_ms,
-    operator_name,
-    run_on,
-    time_text,
+    group,
 )
 
 if TYPE_CHECKING:
@@ -26,10 +25,7 @@ if TYPE_CHECKING:
 EXIT_NOT_DONE: Final = 1
 WATCH_INTERVAL_S: Final = 2.0
 
-app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode=None, help="How the cluster heals: status, explain, history, pause, resume."
-)
-LedgerArgument = Annotated[int, typer.Argument(metavar="LEDGER", min=0, help="Ledger id.")]
+app = group("Show, explain and control re-replication.")
 
 
 @app.command("status")

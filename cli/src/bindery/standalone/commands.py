@@ -226,7 +226,7 @@ def _run(plan: "ClusterPlan", directory: DataDirectory) -> int:
     from bindery_kit.observability import logs
     from bindery_kit.process import runtime
 
-    from bindery.cluster.commands import init_cluster
+    from bindery.cluster.commands import initialize
     from bindery.standalone.supervisor import Supervisor, welcome
 
     logs.configure(service="standalone", level="warning")
@@ -236,7 +236,7 @@ def _run(plan: "ClusterPlan", directory: DataDirectory) -> int:
 
     async def main(shutdown: runtime.Shutdown) -> int:
         say(f"starting {_count(plan)}; data in {directory.root}")
-        supervisor = Supervisor(plan, directory, init_cluster=init_cluster, say=say)
+        supervisor = Supervisor(plan, directory, init_cluster=initialize, say=say)
         return await supervisor.run(shutdown, on_ready=lambda: say("\n".join(welcome(plan, directory))))
 
     return runtime.run(main)

@@ -42,7 +42,7 @@ LEFTOVER_TIMEOUT_S: Final = 10.0
 CONTROL_TIMEOUT_S: Final = 120.0
 
 Say = Callable[[str], None]
-InitCluster = Callable[[str], Awaitable[None]]
+InitCluster = Callable[[str], Awaitable[object]]
 """Makes sure that the metadata of the cluster exist, given the ZooKeeper connect string."""
 
 

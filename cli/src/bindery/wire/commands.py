@@ -1,6 +1,5 @@
-"""`bindery wire`: captured bytes of the BookKeeper protocol in words."""
+"""`bindery wire`: decode captured bytes of the BookKeeper protocol."""
 
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +8,12 @@ from typing import IO, Annotated, Any, Final
 import typer
 from bindery_core.errors import BadRequest, Corrupt
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="The BookKeeper protocol: captured bytes in words.")
+from bindery.common import exit_codes
+from bindery.common.credentials import PasswordFile, read_password
+from bindery.common.options import AsJson, group
+from bindery.common.output import print_json, report_error
+
+app = group("Decode captured bytes of the BookKeeper protocol.")
 
 CHUNK_SIZE: Final = 256 * 1024
 DIRECTIONS: Final = ("auto", "request", "response")
@@ -19,33 +23,48 @@ _BETWEEN_HEX: Final = b" \t\r\n:"
 
 @app.callback()
 def wire() -> None:
-    """The BookKeeper protocol: captured bytes in words."""
+    """Decode captured bytes of the BookKeeper protocol."""
 
 
 @app.command("decode")
 def decode(
-    file: Annotated[str, typer.Argument(metavar="[FILE]", help="One direction of a connection; - is stdin.")] = "-",
-    as_hex: Annotated[bool, typer.Option("--hex", help="The input is hex text, as `xxd -p` writes it.")] = False,
+    file: Annotated[
+        str,
+        typer.Argument(metavar="[FILE]", show_default=True, help="Bytes of one direction of a connection; - is stdin."),
+    ] = "-",
+    as_hex: Annotated[bool, typer.Option("--hex", help="Read hex text, as written by `xxd -p`.")] = False,
     direction: Annotated[
-        str, typer.Option(metavar="|".join(DIRECTIONS), help="Who sent it: request from a client, response a bookie.")
+        str,
+        typer.Option(
+            metavar="|".join(DIRECTIONS),
+            show_default=True,
+            help="Sender: request from a client, response from a bookie.",
+        ),
     ] = "auto",
     digest: Annotated[
-        str, typer.Option(metavar="|".join(DIGESTS), help="The ledgers' digest type; auto: whichever fits.")
+        str,
+        typer.Option(
+            metavar="|".join(DIGESTS),
+            show_default=True,
+            help="Digest type of the ledgers; auto: the type that verifies.",
+        ),
     ] = "auto",
-    password: Annotated[
-        str, typer.Option(metavar="TEXT", envvar="BINDERY_LEDGER_PASSWORD", help="The ledgers' password, for mac.")
-    ] = "",
+    password_file: PasswordFile = None,
     frame_size_max: Annotated[
-        int | None, typer.Option(metavar="BYTES", min=5, help="Longest frame; default: 5253120, Pulsar's.")
+        int | None,
+        typer.Option(metavar="BYTES", min=5, help="Maximum size of a frame in bytes; default: 5253120, as in Pulsar."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Print each frame of a captured byte stream: offset, size, version, operation, ids, flags, status, entry header.
 
-    Versions 3 and 2 are told apart as a bookie does. Digests are checked as far as --digest and --password allow.
-    Master keys and authentication are not shown in full. Where the stream is damaged or ends within a frame, what could
-    be read was printed, and the last line on stderr says where and why it stopped (with --json the last line of stdout
-    too); the exit code is then 1, as when a digest is wrong.
+    Versions 2 and 3 of the protocol are recognised. Digests are verified as far as --digest and --password-file allow.
+    Master keys and credentials are not shown in full. If the stream is damaged or ends within a frame, the last line on
+    stderr reports the offset and the reason; with --json the last line of stdout does, too.
+
+    Example: xxd -p capture.bin | bindery wire decode --hex
+
+    Exit codes: 0 success, 2 the input is not hex text, 3 a wrong digest, or a stream that is damaged or incomplete.
     """
     from bindery_core.digest import Digester
     from bindery_core.formats.ledger_metadata import DigestType
@@ -55,8 +74,8 @@ def decode(
 
     for given, allowed, name in ((direction, DIRECTIONS, "--direction"), (digest, DIGESTS, "--digest")):
         if given not in allowed:
-            raise BadRequest(f"{name} takes {'|'.join(allowed)}", given=given)
-    secret = password.encode()
+            raise BadRequest(f"{name} must be one of {'|'.join(allowed)}", given=given)
+    secret = read_password(password_file)
     decoder = StreamDecoder(
         direction=direction,
         digesters=candidates(secret) if digest == "auto" else (Digester(DigestType[digest.upper()], secret),),
@@ -68,21 +87,29 @@ def decode(
         for frame in _frames(decoder, _chunks(file, as_hex=as_hex)):
             count += 1
             damaged += frame.is_damaged
-            print(json.dumps(frame.as_json()) if as_json else frame.line())
+            if as_json:
+                print_json(frame.as_json())
+            else:
+                print(frame.line())
     except StreamEnds as error:
         ended = error
     if as_json:
         facts: dict[str, Any] = {"frames": count, "damaged": damaged}
-        print(json.dumps(facts | ({"stopped_at": ended.offset, "reason": ended.reason} if ended else {})))
+        print_json(facts | ({"stopped_at": ended.offset, "reason": ended.reason} if ended else {}))
     sys.stdout.flush()
     if damaged:
-        print(f"bindery: {damaged} of {count} frames hold a wrong digest", file=sys.stderr)
+        report_error(
+            f"{damaged} of {count} frames have a wrong digest",
+            code="damaged",
+            exit_code=exit_codes.DAMAGE,
+            as_json=as_json,
+        )
     if ended is not None:
         raise ended
     if not count and not as_json:
         print("the stream is empty", file=sys.stderr)
     if damaged:
-        raise typer.Exit(1)
+        raise typer.Exit(exit_codes.DAMAGE)
 
 
 def _frames(decoder: Any, chunks: Iterator[bytes]) -> Iterator[Any]:
@@ -101,7 +128,7 @@ def _chunks(file: str, *, as_hex: bool) -> Iterator[bytes]:
             yield from _read(stream, as_hex=as_hex)
     except OSError as error:
         if isinstance(error, BrokenPipeError):
-            raise  # not ours: whoever reads our output went away
+            raise  # the reader of stdout is gone
         raise BadRequest(f"cannot read {file}: {error.strerror}") from error
 
 
@@ -120,7 +147,7 @@ def _read(stream: IO[bytes], *, as_hex: bool) -> Iterator[bytes]:
         except ValueError as error:
             raise BadRequest(
                 f"not hex, somewhere in characters {at} to {at + len(chunk)}: --hex reads digits and white space "
-                "alone, as `xxd -p` writes them; leave it out for raw bytes"
+                "only, as `xxd -p` writes them; omit it for raw bytes"
             ) from error
         digits = digits[whole:]
         at += len(chunk)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from bindery_core.digest import Digester
-from bindery_core.errors import BadRequest, BinderyError
+from bindery_core.errors import BadRequest, BinderyError, Corrupt
 from bindery_core.formats.availability import decode as decode_availability
 from bindery_core.wire import v2, v3
 from bindery_core.wire.framing import LENGTH_SIZE, FrameDecoder
@@ -73,7 +73,7 @@ _OPERATIONS: Final[dict[type, Operation]] = {
 }  # fmt: skip
 
 
-class StreamEnds(BinderyError):
+class StreamEnds(Corrupt):
     """Decoding stopped before the stream did, or the stream within a frame. `offset`: of the frame that is no good."""
 
     code = "stream_ends"

@@ -17,7 +17,7 @@ UNSCHEDULED_LOOKS: Final = 60
 """Looks, a second apart, at a pod without a node before it is made anew."""
 COMPARE_SCRIPT: Final = """
 import asyncio, json, os, sys
-from bindery.ledger.ledger_client import connected
+from bindery.common.operator import connected
 from bindery.ledger.ledger_compare import Summary, last_confirmed
 from bindery.ledger.replicas import compare
 from bindery_core.errors import NoSuchLedger
@@ -32,7 +32,8 @@ async def one(client, ledger_id, metadata):
     return {**summary.as_json(), "bad": bad[:5]}
 
 async def main():
-    async with connected(os.environ["BINDERY_ZOOKEEPER"]) as client:
+    async with connected(os.environ["BINDERY_ZOOKEEPER"]) as found_cluster:
+        client = found_cluster.client
         for ledger_id in [ledger_id async for ledger_id in client.list_ledgers()]:
             try:
                 metadata = await client.metadata(ledger_id)
