@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bindery.ledger import orphans
 from bindery_broker.managed_ledger.ledger_list import LedgerRecord
 from bindery_core.errors import AlreadyExists, BadRequest, Corrupt
 from bindery_core.ids import LedgerId
@@ -96,6 +97,37 @@ def test_where_no_topic_is_everything_looks_like_an_orphan_and_is_not_deleted(cl
     result = cluster.invoke("ledgers", "orphans", "--delete", "--yes")
     assert isinstance(result.exception, BadRequest)
     assert "this ZooKeeper has no topics" in str(result.exception)
+    assert cluster.deleted == []
+
+
+def test_a_ledger_that_a_topic_names_since_the_survey_is_not_deleted(
+    cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Just before the deletion the references of the topic are read again."""
+    read_references = orphans.read_references
+
+    async def then_name_it(store: Any, codec: Any) -> Any:
+        found = await read_references(store, codec)
+        records = tuple(LedgerRecord(ledger_id=number, entries=9, size=9, closed_ms=1) for number in (0, 2))
+        await store.set(TOPIC, encode_topic(TopicInfo(ledgers=records)), version=None)
+        return found
+
+    monkeypatch.setattr(orphans, "read_references", then_name_it)
+    result = cluster.invoke("ledgers", "orphans", "--delete", "--yes")
+    assert "deleted 0;" in result.stdout
+    assert cluster.deleted == []
+
+
+@pytest.mark.parametrize(
+    "state",
+    [CursorState(mark_delete=Position(0, 3), properties={"compacted": 2}), CursorState(mark_delete=Position(2, -1))],
+    ids=["property", "position"],
+)
+def test_a_ledger_that_only_a_cursor_names_is_in_use(cluster: MemoryCluster, state: CursorState) -> None:
+    cursor = encode_cursor(CursorInfo(ledger_id=1, state=state))
+    cluster.do(lambda store: store.set(f"{TOPIC}/s", cursor, version=None))
+    assert found(cluster)[0] == []
+    cluster.invoke("ledgers", "orphans", "--delete", "--yes")
     assert cluster.deleted == []
 
 

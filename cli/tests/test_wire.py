@@ -303,7 +303,7 @@ def test_a_wrong_digest_is_exit_code_3_once_all_was_printed() -> None:
     data = v3.encode_request(AddRequest(1, 7, 5, KEY, body()[:-1] + b"?")) + v3.encode_request(REQUESTS[6])
     result = run("--digest", "crc32c", data=data)
     assert (result.exit_code, len(result.stdout.splitlines())) == (3, 2)
-    assert "1 of 2 frames hold a wrong digest" in result.stderr
+    assert "1 of 2 frames have a wrong digest" in result.stderr
     assert run(data=data).exit_code == 0
 
 
