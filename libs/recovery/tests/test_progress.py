@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from auditor_world import EPOCH_MS, LAYOUT, World, clock_ms
 from bindery_core.errors import MetadataUnavailable
+from bindery_core.formats import ledger_metadata_codec
 from bindery_core.ids import BookieId, LedgerId
 from bindery_metadata.bookies.membership import Intent, Membership
 from bindery_metadata.ledgers.closing_records import ClosingCause, ClosingRecords
@@ -323,5 +324,34 @@ def test_callers_share_a_reading_and_an_outage_is_told() -> None:
         with pytest.raises(MetadataUnavailable):
             await progress.get()
         assert progress.latest is latest
+
+    simulate(scenario())
+
+
+def test_closed_ledgers_without_a_recorded_size_count_with_the_size_that_their_metadata_say() -> None:
+    """Five ledgers of 1 GiB miss a copy; only the one in progress has a size in its record."""
+
+    async def scenario() -> None:
+        world = await World.make(ledgers={})
+        gib = 2**30
+        for n in range(7):
+            metadata = ledger(("b1", "b2", "b3"), length=gib, last=None if n == 5 else 99)
+            data = b"garbage" if n == 6 else ledger_metadata_codec.encode(metadata)
+            await world.store.create(LAYOUT.ledger(LedgerId(n)), data, make_parents=True)
+            sizes = {"missing_bytes": gib // 2, "missing_entries": 50} if n == 0 else {}
+
+            def reported(_: object, n: int = n, sizes: dict[str, int] = sizes) -> RecoveryRecord:
+                return RecoveryRecord(LedgerId(n), reason=Reason.REPORTED_BY_WRITER, bookies=("b1",), **sizes)
+
+            if n != 4:  # marked by a tool that writes no records
+                await world.records.update(LedgerId(n), reported)
+            await world.marks.mark(LedgerId(n), ["b1"])
+        await world.marks.mark(LedgerId(8), ["b1"])  # deleted
+        await world.records.report(WorkerReport("w1", clock_ms(), "copying", bytes_per_s=gib / 100))
+        progress = await collector(world).get()
+        assert (progress.marked, progress.unknown_size) == (8, 3), "open, unreadable, deleted"
+        assert progress.bytes_left == gib // 2 + 4 * gib
+        assert progress.entries_left == 50 + 4 * 100
+        assert progress.eta_s == pytest.approx(4.5 / 5 * 8 * 100)
 
     simulate(scenario())

@@ -205,11 +205,12 @@ def _marked(snapshot: Snapshot) -> dict[str, Any]:
         obstacles[key] += 1
         states[record.state.value if record else "unknown"] += 1
         reasons[record.reason.value if record else "unknown"] += 1
-        if record is None or record.missing_bytes is None:
+        missing = snapshot.missing(mark.ledger_id)
+        if missing.length is None:
             unknown += 1
         else:
-            bytes_left += record.missing_bytes
-            entries_left += record.missing_entries or 0
+            bytes_left += missing.length
+            entries_left += missing.entries
         if key not in examples:
             examples[key] = {"ledger_id": int(mark.ledger_id), "detail": record.detail if record else ""}
     return {

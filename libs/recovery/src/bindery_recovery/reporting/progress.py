@@ -4,8 +4,10 @@
 for callers that ask again and again (metrics, HTTP), seldom enough that looking is not the load.
 
 What the estimate rests on
-- Bytes left: of marked ledgers that can be healed now. A ledger whose size nobody knows yet (open, or marked by a tool
-  that keeps no records) counts as the mean of the others.
+- Bytes left: of marked ledgers that can be repaired now. If the record of a closed ledger has no size (a writer
+  reported it, or a tool that writes no records marked it), the size is everything that the ledger's metadata assigns to
+  the bookies of the mark: at least as much as has to be copied. A ledger of unknown size, such as an open one, counts
+  as the mean of the others.
 - Rate: bytes that workers copied over the last PACE_WINDOW_S; before there is so much to look back on, what they say.
 - Blocked and unrecoverable ledgers are not in it: nobody can say when a bookie will be added.
 - No estimate is given when nothing moves; `why_no_eta` then says what would have to happen.
@@ -17,6 +19,8 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, TypeVar
 
+from bindery_core.errors import NoSuchNode
+from bindery_core.formats import ledger_metadata_codec
 from bindery_core.ids import BookieId, LedgerId
 from bindery_metadata.bookies.membership import Intent, Membership, MembershipStore
 from bindery_metadata.coordination.election import current_auditor
@@ -35,6 +39,8 @@ from bindery_metadata.stores.store import MetadataStore
 
 from bindery_recovery.checks import bookie_audit, full_check
 from bindery_recovery.cluster import bookie_watch
+from bindery_recovery.cluster.ledger_index import Share, share_of
+from bindery_recovery.cluster.ledger_walk import LedgerWalk, Skip, each
 from bindery_recovery.cluster.lost_bookies import GAP_MAX_S, Phase
 from bindery_recovery.records.sentences import counted, span
 
@@ -44,6 +50,9 @@ PACE_SPAN_MIN_S: Final = 10.0
 REPORT_FRESH_S: Final = 60.0
 """What a worker said of its speed longer ago does not count: it is idle, and reports nothing."""
 AGE_BUCKETS_S: Final = (60, 600, 3600, 21_600, 86_400, 604_800)
+SIZES_READ_MAX: Final = 10_000
+"""Maximum number of ledgers whose metadata are read because their records have no size."""
+SIZES_IN_FLIGHT: Final = 64
 CLOSINGS_READ_MAX: Final = 1_000
 """Notes of closed ledgers whose age is looked at: the others have higher ids, and are younger as a rule."""
 COLLECT_INTERVAL_S: Final = 5.0
@@ -72,10 +81,20 @@ class Snapshot:
     """The cursor of `bookie_audit`."""
     ledger_check: Mapping[str, Any] = field(default_factory=dict)
     """The cursor of `full_check`."""
+    shares: Mapping[LedgerId, Share] = field(default_factory=dict)
+    """What the bookies of a mark should hold of a closed ledger, where its record has no size."""
     closings: int = 0
     """Closed ledgers, or such that are being closed, of which nobody has seen yet that all copies are there."""
     closing_notes: Sequence[ClosingRecord] = ()
     """Of the first CLOSINGS_READ_MAX of them."""
+
+    def missing(self, ledger_id: LedgerId) -> Share:
+        """What has to be copied of a marked ledger, as far as known. Its length is None if it is not known."""
+        record = self.records.get(ledger_id)
+        if record is not None and record.missing_bytes is not None:
+            return Share(record.missing_entries or 0, record.missing_bytes)
+        entries = record.missing_entries if record is not None else None
+        return self.shares.get(ledger_id) or Share(entries or 0, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +223,10 @@ async def collect(
     memberships: MembershipStore,
     clock_ms: Callable[[], int],
 ) -> Snapshot:
-    """Reads two nodes a marked ledger. Raises MetadataUnavailable."""
+    """Read the state of healing: two nodes for each marked ledger, three if its record has no size.
+
+    Raises MetadataUnavailable.
+    """
     listed = asyncio.gather(_all(marks.list()), _all(records.list()), marks.locks(), records.reports())
     switches = asyncio.gather(marks.is_enabled(), records.pause_info(), current_auditor(store, layout))
     cursors = asyncio.gather(
@@ -218,10 +240,12 @@ async def collect(
     )
     found, (closings, closing_notes) = rest
     lost, draining, ledger_check = kept
+    records_by_ledger = {record.ledger_id: record for record in found_records}
     return Snapshot(
         now_ms=clock_ms(),
         marks=found_marks,
-        records={record.ledger_id: record for record in found_records},
+        records=records_by_ledger,
+        shares=await _shares(store, layout, found_marks, records_by_ledger),
         locks=locks,
         reports=reports,
         is_enabled=is_enabled,
@@ -234,6 +258,32 @@ async def collect(
         closings=closings,
         closing_notes=closing_notes,
     )
+
+
+async def _shares(
+    store: MetadataStore, layout: LedgersLayout, marks: Sequence[Mark], records: Mapping[LedgerId, RecoveryRecord]
+) -> dict[LedgerId, Share]:
+    """Sizes from the metadata of marked ledgers whose records have none; not of open or unreadable ledgers."""
+    bookies: dict[LedgerId, Sequence[str]] = {}
+    for mark in marks:
+        record = records.get(mark.ledger_id)
+        if record is None or record.missing_bytes is None:
+            bookies[mark.ledger_id] = (record.bookies if record else ()) or mark.replicas
+
+    async def read(ledger_id: LedgerId) -> Share:
+        try:
+            node = await store.get(layout.ledger(ledger_id))
+        except NoSuchNode:
+            return Share(0, None)  # deleted
+        return share_of(ledger_metadata_codec.decode(node.data), [BookieId(name) for name in bookies[ledger_id]])
+
+    ledger_ids = sorted(ledger_id for ledger_id, names in bookies.items() if names)[:SIZES_READ_MAX]
+    async with LedgerWalk(SIZES_IN_FLIGHT, unreadable_event="").run(each(ledger_ids), read) as shares:
+        return {
+            ledger_id: share
+            async for ledger_id, share in shares
+            if not isinstance(share, Skip) and share.length is not None
+        }
 
 
 async def _closings(notes: ClosingRecords) -> tuple[int, Sequence[ClosingRecord]]:
@@ -249,9 +299,9 @@ def summarise(snapshot: Snapshot, *, rate_bytes_per_s: float | None = None) -> P
         rate_bytes_per_s = sum(report.bytes_per_s for report in fresh)
     marked = [(mark, snapshot.records.get(mark.ledger_id)) for mark in snapshot.marks]
     states = [record.state if record else RecoveryState.WAITING for _, record in marked]
-    left = [record for _, record in marked if not _is(record, RecoveryState.UNRECOVERABLE)]
+    left = [snapshot.missing(mark.ledger_id) for mark, record in marked if not _is(record, RecoveryState.UNRECOVERABLE)]
     ages_s = sorted(_age_s(mark, record, now_ms) for mark, record in marked)
-    eta_s, why = _estimate(snapshot, [record for _, record in marked], rate_bytes_per_s)
+    eta_s, why = _estimate(snapshot, marked, rate_bytes_per_s)
     return Progress(
         at_ms=now_ms,
         is_enabled=snapshot.is_enabled,
@@ -261,9 +311,9 @@ def summarise(snapshot: Snapshot, *, rate_bytes_per_s: float | None = None) -> P
         copying=sum(mark.ledger_id in snapshot.locks for mark in snapshot.marks),
         unrecoverable=states.count(RecoveryState.UNRECOVERABLE),
         blocked=states.count(RecoveryState.BLOCKED),
-        bytes_left=sum(record.missing_bytes or 0 for record in left if record),
-        entries_left=sum(record.missing_entries or 0 for record in left if record),
-        unknown_size=sum(record is None or record.missing_bytes is None for record in left),
+        bytes_left=sum(share.length or 0 for share in left),
+        entries_left=sum(share.entries for share in left),
+        unknown_size=sum(share.length is None for share in left),
         rate_bytes_per_s=rate_bytes_per_s,
         eta_s=eta_s,
         why_no_eta=why,
@@ -336,16 +386,18 @@ class ProgressCollector:
 # --- the parts of a summary -------------------------------------------------------------------------------------------
 
 
-def _estimate(snapshot: Snapshot, records: Sequence[RecoveryRecord | None], rate: float) -> tuple[float | None, str]:
-    """Seconds, or why there is no saying."""
-    if not records:
+def _estimate(
+    snapshot: Snapshot, marked: Sequence[tuple[Mark, RecoveryRecord | None]], rate: float
+) -> tuple[float | None, str]:
+    """Return the seconds that are left, or the reason why there is no estimate."""
+    if not marked:
         return 0.0, ""
     if not snapshot.is_enabled:
         return None, _switched_off(snapshot.pause)
-    stuck = [r for r in records if _is(r, RecoveryState.UNRECOVERABLE, RecoveryState.BLOCKED)]
-    moving = [r for r in records if not _is(r, RecoveryState.UNRECOVERABLE, RecoveryState.BLOCKED)]
+    moves = [(mark, r) for mark, r in marked if not _is(r, RecoveryState.UNRECOVERABLE, RecoveryState.BLOCKED)]
+    moving = [record for _, record in moves]
     if not moving:
-        return None, _stuck([record for record in stuck if record])
+        return None, _stuck([record for _, record in marked if record])
     if not snapshot.reports:
         return None, "no replication worker is running: start an auditor, or bookies with autorecovery_embedded"
     retries_s = [(r.next_retry_ms - snapshot.now_ms) / 1000 for r in moving if r and r.next_retry_ms is not None]
@@ -355,7 +407,8 @@ def _estimate(snapshot: Snapshot, records: Sequence[RecoveryRecord | None], rate
         return None, f"{ledgers} for the next attempt, the first in {span(min(waiting_s))}: {_commonest(moving)}"
     if rate <= 0:
         return None, "nothing was copied lately: workers look at the marked ledgers, or have just begun"
-    sizes = [record.missing_bytes for record in moving if record and record.missing_bytes is not None]
+    lengths = (snapshot.missing(mark.ledger_id).length for mark, _ in moves)
+    sizes = [length for length in lengths if length is not None]
     if not sizes:
         return None, "how much is missing is not known yet"
     size = sum(sizes) * len(moving) / len(sizes)
