@@ -108,7 +108,8 @@ def test_without_an_auditor_nothing_is_noticed_and_the_exit_code_says_it(cluster
 
 def test_marked_ledgers_are_counted_by_obstacle_with_bytes_speed_and_time_left(cluster: MemoryCluster) -> None:
     cluster.elect("a1")
-    first, second, third = (cluster.ledger("b0", "b1") for _ in range(3))
+    first, second = (cluster.ledger("b0", "b1") for _ in range(2))
+    third = cluster.ledger("b0", "b1", closed=False)
     mark(cluster, first, "b0", missing_bytes=3 * 2**20, missing_entries=7, state=RecoveryState.COPYING)
     mark(
         cluster, second, "b0", missing_bytes=2**20, missing_entries=1, state=RecoveryState.BLOCKED,
@@ -129,6 +130,18 @@ def test_marked_ledgers_are_counted_by_obstacle_with_bytes_speed_and_time_left(c
     facts = status(cluster)
     assert (facts["bytes_per_s"], facts["eta_s"], facts["workers"][0]["stale"]) == (0, None, True)
     assert "no time can be told: nothing was copied lately" in cluster.invoke("recovery", "status").stdout
+
+
+def test_closed_ledgers_without_a_recorded_size_count_with_the_size_of_their_copies(cluster: MemoryCluster) -> None:
+    cluster.elect("a1")
+    first, *others = (cluster.ledger("b0", "b1", length=2**30) for _ in range(5))
+    mark(cluster, first, "b0", missing_bytes=2**29, missing_entries=5, state=RecoveryState.COPYING)
+    for ledger_id in others:
+        mark(cluster, ledger_id, "b0")
+    report(cluster, bytes_per_s=2**20, ledger_id=first)
+    facts = status(cluster)
+    assert (facts["marked"]["bytes_left"], facts["marked"]["size_unknown"]) == (4.5 * 2**30, 0)
+    assert facts["eta_s"] == 4.5 * 1024
 
 
 def test_marks_without_a_worker_are_a_problem(cluster: MemoryCluster) -> None:
