@@ -1,4 +1,4 @@
-"""Lets test modules of this folder import what stands beside them, and runs them on both event loops.
+"""Make helper modules of this folder importable for its tests, and run these on both event loops.
 
 The services run on uvloop, whose transports and timers differ from asyncio's in details that matter here.
 """
@@ -15,8 +15,8 @@ from bindery_simulation.instant import InstantLoop
 sys.path.insert(0, str(Path(__file__).parent))
 pytest.register_assert_rewrite("ledger_client_contract")
 
-WITHOUT_SOCKETS = ("test_memory.py", "test_timers.py", "test_budget.py")
-"""Their time may jump."""
+WITHOUT_SOCKETS = ("test_memory.py", "test_deadline_timer.py", "test_in_flight_budget.py")
+"""These run on a loop whose time advances at once to the next timer."""
 
 
 def pytest_asyncio_loop_factories(

@@ -6,6 +6,7 @@ fail: `stop` and `start`, `freeze` (takes requests, answers nothing), `refuse` a
 
 import asyncio
 import contextlib
+import socket
 from collections import defaultdict
 from collections.abc import Callable
 from typing import cast
@@ -41,6 +42,14 @@ from bindery_core.wire.messages import (
 )
 
 
+def _bound_socket(port: int) -> socket.socket:
+    """A socket on this port of the loopback address, 0: on any free one. It refuses connections until it listens."""
+    bound = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    bound.bind(("127.0.0.1", port))
+    return bound
+
+
 class Ledger:
     def __init__(self, master_key: bytes) -> None:
         self.master_key = master_key
@@ -71,22 +80,37 @@ class FakeBookie:
         self._frozen = False
         self._held: list[tuple[_Connection, Request, Codec]] = []
         self._server: asyncio.Server | None = None
+        self._reserved: socket.socket | None = None
+        """Keeps the port of a stopped bookie: otherwise the system may give it to another connection meanwhile."""
         self.connections: set[_Connection] = set()
 
     async def start(self) -> None:
         """Listen, on the same port as before after a `stop`."""
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: _Connection(self), "127.0.0.1", self.port)
-        self.port = self._server.sockets[0].getsockname()[1]
+        listening = _bound_socket(self.port)
+        self._server = await loop.create_server(lambda: _Connection(self), sock=listening)
+        self.port = listening.getsockname()[1]
+        self._release_port()
 
     async def stop(self) -> None:
         """Die: connections are reset, nothing is answered any more; what was stored stays."""
         if self._server is not None:
             self._server.close()
             self._server = None
+            self._reserved = _bound_socket(self.port)
         for connection in list(self.connections):
             connection.transport.abort()
         await asyncio.sleep(0)
+
+    async def close(self) -> None:
+        """Stop for good: the port is free for others."""
+        await self.stop()
+        self._release_port()
+
+    def _release_port(self) -> None:
+        if self._reserved is not None:
+            self._reserved.close()
+            self._reserved = None
 
     def freeze(self) -> None:
         """Take requests without carrying them out."""

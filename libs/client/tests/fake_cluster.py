@@ -60,7 +60,7 @@ class FakeCluster:
         for registration in self._registrations.values():
             await registration.close()
         for bookie in self.bookies.values():
-            await bookie.stop()
+            await bookie.close()
 
     async def add_bookie(self, name: str, *, read_only: bool = False) -> FakeBookie:
         bookie = FakeBookie(name)

@@ -45,7 +45,7 @@ async def bookie() -> AsyncIterator[FakeBookie]:
     bookie = FakeBookie("b")
     await bookie.start()
     yield bookie
-    await bookie.stop()
+    await bookie.close()
 
 
 @pytest.fixture

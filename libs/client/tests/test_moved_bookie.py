@@ -44,7 +44,7 @@ async def three_lives(monkeypatch: pytest.MonkeyPatch) -> None:
         connection.send(*adds(life, 1), sink, timeout_s=LIMIT_S)
         await sink.all_answered(1)
         place = None
-        await bookie.stop()
+        await bookie.close()
         while connection.is_connected:
             await asyncio.sleep(0.005)
         assert not await connection.probe()

@@ -228,7 +228,7 @@ async def pair() -> AsyncIterator[tuple[BookieConnection, FakeBookie]]:
     connection = BookieConnection(BookieId("b"), resolve=resolve, settings=QUICK, wire_version=2)
     yield connection, bookie
     await connection.close()
-    await bookie.stop()
+    await bookie.close()
 
 
 async def test_equal_requests_of_several_sinks_are_all_answered(pair: tuple[BookieConnection, FakeBookie]) -> None:
