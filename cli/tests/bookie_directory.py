@@ -87,6 +87,19 @@ def make(root: Path) -> Path:
     return root / "bookie"
 
 
+async def _store_again(bookie: Path, ledgers: dict[int, range]) -> None:
+    engine = await _opened(bookie)
+    for ledger_id, entry_ids in ledgers.items():
+        statuses = await engine.repair.store_recovered(ledger_id, [body(ledger_id, one) for one in entry_ids])
+        assert set(statuses) == {Status.OK}
+    await engine.close()
+
+
+def repair(bookie: Path, ledgers: dict[int, range]) -> None:
+    """What a bookie does that fetched damaged entries from other bookies, and is then stopped."""
+    asyncio.run(_store_again(bookie, ledgers))
+
+
 async def _compact(work: Path, **changes: Any) -> None:
     engine = await _opened(work, compaction_rate=2**30, **changes)
     for start in range(0, 200, 40):

@@ -124,7 +124,7 @@ def test_show_of_a_good_bookie_is_exit_code_0(machine: Machine) -> None:
 def test_show_puts_what_differs_side_by_side_with_the_command(machine: Machine) -> None:
     (machine.root / "l" / "current" / "VERSION").unlink()
     result = machine.run("show", claim=machine.claim(BookieId("bookie-1")))
-    assert result.exit_code == 1
+    assert result.exit_code == 3
     assert "bookie id  bookie-1  bookie-0" in result.stdout
     assert "cookie  (as above)  (none)" in result.stdout
     assert "bindery bookie cookie adopt --zookeeper 127.0.0.1:2181 --ledgers-root /ledgers --bookie-id" in result.stdout
@@ -145,7 +145,7 @@ def test_directories_that_nobody_named_are_not_compared(
     named = {"--bookie-id": ID, "--journal-dir": f"{machine.root}/j"}
     result = CliRunner().invoke(app, ["bookie", "cookie", verb, *(word for pair in named.items() for word in pair)])
     assert isinstance(result.exception, BadRequest)
-    assert "no such directory; give --journal-dir and --ledger-dir" in str(result.exception)
+    assert "no such directory: " in str(result.exception)
 
 
 # -- adopt ------------------------------------------------------------------------------------------------------------
@@ -306,7 +306,7 @@ def test_retire_is_refused_while_ledgers_name_the_bookie(machine: Machine) -> No
     assert machine.cookie() is not None
     unasked = machine.run("retire", "--force")  # there is no terminal to ask at
     assert unasked.exit_code == 2
-    assert "say --yes too" in unasked.stderr
+    assert "add --yes" in unasked.stderr
     assert machine.cookie() is not None
     forced = machine.run("retire", "--force", "--yes")
     assert "60 ledgers still name it" in forced.stdout

@@ -10,8 +10,8 @@ from typing import Any
 
 import bookie_directory
 import pytest
-from bindery.bookie import places
 from bindery.main import app
+from bindery_bookie.offline import places
 from bindery_bookie.storage.corruption.limbo import LimboPhase, read_marker, set_phase, write_marker
 from bindery_bookie.storage.entry_log import entry_log_format
 from bindery_bookie.storage.entry_log.entry_log_scan import EntryLogScanner, LogRecord
@@ -128,7 +128,7 @@ def test_no_verb_writes_over_a_table_of_an_index_whose_manifest_was_cut(bookie: 
 def test_the_tools_disk_refuses_to_change_anything(tmp_path: Path) -> None:
     disk = places.ReadOnlyDisk()
     for change in (disk.create, disk.remove, disk.make_directories, disk.sync_directory):
-        with pytest.raises(AssertionError, match="only looks"):
+        with pytest.raises(AssertionError, match="read-only tool"):
             change(str(tmp_path / "x"))
     with pytest.raises(AssertionError):
         disk.rename("a", "b")
@@ -340,6 +340,42 @@ def test_a_bad_entry_is_found_and_named(bookie: Path, log: Path) -> None:
     assert (damage[1]["ledger_id"], damage[1]["entry_id"]) == (1, 7)
 
 
+def test_damaged_bytes_without_live_entries_do_not_make_a_bookie_damaged(bookie: Path, log: Path) -> None:
+    """Damage of an entry counts until the bookie stored the entry again; the old bytes stay damaged and are dead."""
+    start = location(log, 1, 7)
+    bookie_directory.flip(log, start + 100)
+    damage, summary = check(bookie)
+    assert (len(damage), summary["dead"]) == (2, 0)
+    bookie_directory.repair(bookie, {1: range(7, 8)})
+    damage, summary = check(bookie)
+    assert (damage, summary["verdict"], summary["dead"]) == ([], "sound", 1)
+    (dead,) = [row for row in rows(run("check", bookie, "--json")) if row.get("severity") == "dead"]
+    assert (dead["path"], dead["offset"]) == (str(log), start - entry_log_format.RECORD_HEADER_SIZE)
+    result = run("check", bookie)
+    assert result.exit_code == 0
+    *lines, verdict = result.stdout.splitlines()
+    assert any(line.startswith("dead    ") for line in lines)
+    assert verdict.startswith("sound: ")
+    assert verdict.endswith(", 1 damaged places without live entries")
+
+    bookie_directory.flip(log, location(log, 1, 20) + 100)
+    damage, summary = check(bookie)
+    assert (len(damage), summary["damage"], summary["dead"]) == (2, 2, 1)
+    assert run("check", bookie).exit_code == 3
+
+
+def test_damaged_bytes_of_a_deleted_ledger_are_dead(bookie: Path, log: Path) -> None:
+    bookie_directory.flip(log, location(log, 4, 2) + 50)
+    damage, summary = check(bookie)
+    assert (damage, summary["dead"]) == ([], 1)
+
+
+def test_damaged_bytes_count_as_damage_while_the_index_cannot_be_read(bookie: Path, log: Path) -> None:
+    bookie_directory.flip(log, location(log, 4, 2) + 50)
+    shutil.rmtree(bookie / "ledgers" / "current" / "index")
+    assert "entry digest mismatch" in [each["text"] for each in check(bookie)[0]]
+
+
 @pytest.mark.parametrize("size", [20_000, 60])
 def test_a_short_log_is_found(bookie: Path, log: Path, size: int) -> None:
     data = log.read_bytes()
@@ -364,7 +400,7 @@ def test_a_lost_log_is_found_with_all_that_was_in_it(bookie: Path, log: Path) ->
 def test_a_bookie_without_its_journal_is_not_called_sound_as_a_whole(bookie: Path, journal: Path) -> None:
     assert run("check", bookie).stdout.splitlines()[-1].startswith("sound: ")
     shutil.rmtree(journal.parent)
-    assert run("check", bookie).stdout.splitlines()[-1].startswith("sound, but for the journal, not checked: ")
+    assert run("check", bookie).stdout.splitlines()[-1].startswith("sound, except the journal, which was not checked: ")
 
 
 def test_what_a_flush_left_unfinished_is_a_note(bookie: Path, log: Path) -> None:
@@ -373,7 +409,7 @@ def test_what_a_flush_left_unfinished_is_a_note(bookie: Path, log: Path) -> None
     assert check(bookie)[0] == []
     text = run("check", bookie).stdout
     assert "the next start cuts it off" in text
-    assert "2.log: left by what did not finish" in text
+    assert "2.log: left by a flush or compaction that did not finish" in text
 
 
 def test_a_lost_index_is_damage_that_a_rebuild_mends(bookie: Path) -> None:
@@ -389,7 +425,7 @@ def test_a_lost_index_beside_a_damaged_log_cannot_be_rebuilt_whole(bookie: Path,
     bookie_directory.flip(log, location(log, 1, 7) + 100)
     damage, _ = check(bookie)
     assert "limbo" in damage[-1]["fix"]
-    assert "cannot be rebuilt whole" in damage[-1]["text"]
+    assert "cannot be rebuilt completely" in damage[-1]["text"]
 
 
 def test_a_damaged_index_is_found(bookie: Path) -> None:
@@ -423,7 +459,7 @@ def test_an_entry_that_the_index_does_not_know_is_found(bookie: Path, index: Ind
     index._kv.write_batch([], [index_format.run_key(2, 0)])
     index.close()
     damage, _ = check(bookie)
-    assert {each["text"] for each in damage} == {"the index does not know this entry"}
+    assert {each["text"] for each in damage} == {"this entry is missing in the index"}
     assert [each["entry_id"] for each in damage] == list(range(0, 60, 3))
     assert all("rebuild-index" in each["fix"] for each in damage)
 
@@ -433,7 +469,7 @@ def test_many_entries_that_the_index_does_not_know_are_counted(bookie: Path, ind
     index.close()
     *told, rest = check(bookie)[0]
     assert len(told) == 20
-    assert (rest["text"], rest["more"]) == ("more entries that the index does not know", 40)
+    assert (rest["text"], rest["more"]) == ("more entries that are missing in the index", 40)
 
 
 def test_a_location_that_holds_another_entry_is_found(bookie: Path, log: Path, index: Index) -> None:
@@ -443,7 +479,7 @@ def test_a_location_that_holds_another_entry_is_found(bookie: Path, log: Path, i
     damage, _ = check(bookie)
     by_text = {each["text"]: each for each in damage}
     assert by_text["entry cannot be read: another entry is there"]["entry_id"] == 0
-    assert by_text["the index does not know this entry"]["ledger_id"] == 3
+    assert by_text["this entry is missing in the index"]["ledger_id"] == 3
 
 
 def test_a_lost_fence_and_a_short_row_are_found(bookie: Path, index: Index) -> None:
@@ -454,7 +490,7 @@ def test_a_lost_fence_and_a_short_row_are_found(bookie: Path, index: Index) -> N
     index.close()
     assert {each["text"] for each in check(bookie)[0]} == {
         "the ledger row ends before its entries",
-        "the ledger was fenced, the index does not say so",
+        "the ledger is fenced in the entry logs and not in the index",
         "entry logs and index have different keys",
     }
 
@@ -520,8 +556,8 @@ def test_a_damaged_list_of_logs_is_made_anew_by_a_start(bookie: Path) -> None:
 def test_an_absent_log_is_no_damage_but_one_that_the_index_needs_is(bookie: Path, log: Path) -> None:
     write_manifest(RealDisk(), str(log.parent), LogManifest(absent=((1, 1),)))
     damage, _ = check(bookie)
-    assert any("points into an entry log that does not count" in each["text"] for each in damage)
-    assert "left by what did not finish" in run("check", bookie).stdout
+    assert any("points into an entry log that is not in use" in each["text"] for each in damage)
+    assert "left by a flush or compaction that did not finish" in run("check", bookie).stdout
 
 
 def test_a_log_that_was_closed_and_has_no_trailer_was_cut(tmp_path: Path) -> None:
@@ -695,7 +731,7 @@ def test_a_damaged_mark_is_put_aside_in_limbo_but_not_without_yes(bookie: Path) 
     assert (damage, summary["verdict"]) == ([], "sound"), "a start takes it: there is nothing more to mend"
     assert summary["journal_groups"] > 0
     notes = [row["text"] for row in rows(run("check", bookie, "--json")) if row.get("severity") == "note"]
-    assert any("no LastLogMark, and in limbo: the next start makes it anew" in text for text in notes)
+    assert any("no LastLogMark, and in limbo: the next start writes it" in text for text in notes)
 
 
 def test_what_needs_a_mark_that_is_damaged_names_what_does_not(bookie: Path) -> None:

@@ -51,9 +51,12 @@ def ledgers(directories: Directories, as_json: AsJson = False) -> None:
 
     Example: bindery bookie ledgers data/bookie-0
     """
-    from bindery.bookie.places import find_ledgers, warn_if_running
-    from bindery.bookie.views import opened_shard
+    from bindery_bookie.offline.places import find_ledgers
+    from bindery_bookie.offline.views import opened_shard
 
+    from bindery.bookie.offline_output import results_only, warn_if_running
+
+    results_only()
     places = find_ledgers(directories)
     warn_if_running(places)
     count = 0
@@ -110,10 +113,13 @@ def entry(
     if as_raw + as_hex + (as_json or decode) > 1:
         raise typer.BadParameter("--raw, --hex, and --json or --decode exclude each other")
 
-    from bindery.bookie.entries import entry_facts, entry_lines
-    from bindery.bookie.places import find_ledgers, warn_if_running
-    from bindery.bookie.views import opened_shard
+    from bindery_bookie.offline.places import find_ledgers
+    from bindery_bookie.offline.views import opened_shard
 
+    from bindery.bookie.entries import entry_facts, entry_lines
+    from bindery.bookie.offline_output import results_only, warn_if_running
+
+    results_only()
     places = find_ledgers([directory] if journal is None else [directory, journal])
     warn_if_running(places)
     for pair in places:
@@ -153,9 +159,12 @@ def journal_dump(
 
     Exit codes: 0 success, 3 damage found.
     """
-    from bindery.bookie.dumps import dump_journal, journal_files
-    from bindery.bookie.places import ReadOnlyDisk
+    from bindery_bookie.offline.dumps import dump_journal, journal_files
+    from bindery_bookie.offline.places import ReadOnlyDisk
 
+    from bindery.bookie.offline_output import results_only
+
+    results_only()
     disk = ReadOnlyDisk()
     files = journal_files(target, disk)
     _dump((facts for path, at in files for facts in dump_journal(path, at, disk, records=not groups)), as_json)
@@ -177,9 +186,12 @@ def log_dump(
 
     Exit codes: 0 success, 3 damage found.
     """
-    from bindery.bookie.dumps import dump_log, dump_log_map, log_files
-    from bindery.bookie.places import ReadOnlyDisk
+    from bindery_bookie.offline.dumps import dump_log, dump_log_map, log_files
+    from bindery_bookie.offline.places import ReadOnlyDisk
 
+    from bindery.bookie.offline_output import results_only
+
+    results_only()
     disk = ReadOnlyDisk()
     files = log_files(target, log)
     if as_map:
@@ -202,12 +214,14 @@ def index_dump(
 
     The index is not verified; `bindery bookie check` does that.
     """
+    from bindery_bookie.offline.dumps import dump_index
+    from bindery_bookie.offline.places import find_ledgers, opened_index
     from bindery_core.errors import NotThere
     from bindery_core.ids import LedgerId
 
-    from bindery.bookie.dumps import dump_index
-    from bindery.bookie.places import find_ledgers, opened_index, warn_if_running
+    from bindery.bookie.offline_output import results_only, warn_if_running
 
+    results_only()
     places = find_ledgers([directory])
     warn_if_running(places)
     is_known = ledger is None
@@ -228,7 +242,8 @@ def index_dump(
 def check(directories: Directories, as_json: AsJson = False) -> None:
     """Check the files of a stopped bookie: journal, LastLogMark, entry logs, index, and their consistency.
 
-    Changes no file. Works on a copy, and if the index is lost. With --json the last line is the summary.
+    Changes no file. Works on a copy, and if the index is lost. Damaged bytes of an entry log that hold no live entry
+    are reported as `dead` and do not change the exit code. With --json the last line is the summary.
 
     Example: bindery bookie check data/bookie-0
 
@@ -255,9 +270,13 @@ def rebuild_index(
 
     Example: bindery bookie rebuild-index data/bookie-0
     """
-    from bindery.bookie.rebuild import rebuild
+    from bindery_bookie.offline.rebuild_index import rebuild
 
-    for facts in rebuild(directory, discard=discard):
+    from bindery.bookie.offline_output import results_only
+    from bindery.common.operator import now_ms
+
+    results_only()
+    for facts in rebuild(directory, discard=discard, now_ms=now_ms()):
         if as_json:
             print_json(facts)
         else:
@@ -281,10 +300,14 @@ def salvage(
 
     Exit codes: 0 success or nothing to salvage, 1 there is, and --yes is missing.
     """
-    from bindery.bookie.salvage_command import run_salvage, step_lines
+    from bindery_bookie.offline.salvage import run_salvage
 
+    from bindery.bookie.offline_output import results_only, step_lines
+    from bindery.common.operator import now_ms
+
+    results_only()
     count = 0
-    for facts in run_salvage(directories, yes=yes):
+    for facts in run_salvage(directories, yes=yes, now_ms=now_ms()):
         count += 1
         emit(facts, step_lines(facts), as_json=as_json)
     if count and not yes:
@@ -296,7 +319,7 @@ def salvage(
 
 def _dump(items: Iterable[dict[str, Any]], as_json: bool) -> None:
     """Print each item. Raises typer.Exit(DAMAGE) at the end if there was damage."""
-    from bindery.bookie.dumps import line
+    from bindery.bookie.offline_output import dump_line
 
     damaged = 0
     for facts in items:
@@ -304,7 +327,7 @@ def _dump(items: Iterable[dict[str, Any]], as_json: bool) -> None:
         if as_json:
             print_json(facts)
         else:
-            print(line(facts))
+            print(dump_line(facts))
     if damaged:
         report_error(f"damaged in {damaged} places", code="damaged", exit_code=exit_codes.DAMAGE, as_json=as_json)
         raise typer.Exit(exit_codes.DAMAGE)

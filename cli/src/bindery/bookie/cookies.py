@@ -1,22 +1,22 @@
-"""`bindery bookie cookie`: whether these disks are this bookie's, and how they become so.
+"""`bindery bookie cookie`: compare the identity of disks with the settings of a bookie, adopt disks, retire a bookie.
 
 Id, directories and cluster come from the same settings as the bookie's own: options, BOOKIE_... variables, defaults.
 """
 
 import json
 import sys
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from bindery.common import exit_codes
 
 if TYPE_CHECKING:
     from bindery_bookie.settings import BookieSettings
 
-EXIT_PROBLEM: Final = 1
-EXIT_USAGE: Final = 2
 
 app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode=None, help="Which bookie these disks are: show, adopt, retire."
+    no_args_is_help=True, rich_markup_mode=None, help="The identity of a bookie's disks: show, adopt, retire."
 )
 
 ZooKeeper = Annotated[
@@ -33,12 +33,14 @@ LedgersRoot = Annotated[
 ]
 Id = Annotated[str | None, typer.Option("--bookie-id", metavar="ID", help="As the bookie's own option.")]
 JournalDir = Annotated[
-    str | None, typer.Option("--journal-dir", metavar="DIR,..", help="As the bookie's own option; several: by commas.")
+    str | None,
+    typer.Option("--journal-dir", metavar="DIR,..", help="As the bookie's own option; separate several by commas."),
 ]
 LedgerDir = Annotated[
-    str | None, typer.Option("--ledger-dir", metavar="DIR,..", help="As the bookie's own option; several: by commas.")
+    str | None,
+    typer.Option("--ledger-dir", metavar="DIR,..", help="As the bookie's own option; separate several by commas."),
 ]
-Yes = Annotated[bool, typer.Option("--yes", help="Do it; without it, only say what would be done.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do it; default: only print what would be done.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -51,9 +53,9 @@ def show(
     ledger_dir: LedgerDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the cookie that settings and cluster call for, the one in ZooKeeper, and those on the disks, side by side.
+    """Compare the cookie by settings and cluster with the one in ZooKeeper and those on the disks.
 
-    Exit codes: 0 all are the same, 1 they differ or some are missing.
+    Exit codes: 0 all are the same, 3 they differ or some are missing.
     """
     from bindery.bookie.identity_tools import run_show
 
@@ -62,7 +64,7 @@ def show(
     facts, lines = run_show(settings)
     print(json.dumps(facts) if as_json else "\n".join(lines))
     if not facts["same"]:
-        raise typer.Exit(EXIT_PROBLEM)
+        raise typer.Exit(exit_codes.DAMAGE)
 
 
 @app.command("adopt")
@@ -75,11 +77,11 @@ def adopt(
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make these disks this bookie's: write the cookie to them and to ZooKeeper. The bookie must be stopped.
+    """Assign these disks to this bookie: write its cookie to them and to ZooKeeper. The bookie must be stopped.
 
-    Shows what differs first. Where it is not certain that the disks hold all that this bookie ever acknowledged, they
-    go into limbo: the bookie denies nothing until it asked the others. Disks of another cluster are refused, and so is
-    another number or order of directories. Exit code 1: not done.
+    Prints the differences first. If it is not certain that the disks hold everything that this bookie acknowledged,
+    they go into limbo: the bookie denies no entry until it has compared with the other bookies. Disks of another
+    cluster are refused, and so is another number or order of directories. Exit code 1: not done.
     """
     from bindery.bookie.identity_tools import run_adopt
 
@@ -88,8 +90,8 @@ def adopt(
     facts, lines = run_adopt(settings, yes=yes)
     print(json.dumps(facts) if as_json else "\n".join(lines))
     if facts["plan"] and not facts["done"]:
-        print("nothing was done; --yes does it", file=sys.stderr)
-        raise typer.Exit(EXIT_PROBLEM)
+        print("nothing was done; to do it, add --yes", file=sys.stderr)
+        raise typer.Exit(exit_codes.FAILURE)
 
 
 @app.command("retire")
@@ -103,18 +105,18 @@ def retire(
         bool, typer.Option("--wipe-version", help="Remove the VERSION files from the directories too.")
     ] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="Even if ledgers still name it: their copies here are lost.")
+        bool, typer.Option("--force", help="Even if ledgers still have copies on it: these are lost.")
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="With --force: do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="With --force: do not ask for confirmation.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Remove a bookie's cookie: the cluster no longer knows it. For one that is stopped for good.
+    """Remove the cookie of a bookie that is stopped for good, so that the cluster no longer has a bookie of that id.
 
-    That it was draining or in maintenance is forgotten too, unless a ledger still names it; that it was removed is not.
+    A draining or maintenance state is cleared too, unless a ledger still names the bookie; a removal stays recorded.
 
-    Refused while it is registered, and while the metadata of any ledger still name it: those have fewer copies than
-    they should. With --force the latter is no hindrance; it asks first, and where nobody can be asked it needs --yes.
-    Exit codes: 1 refused, or answered no; 2 --force without --yes and nobody to ask.
+    Refused while the bookie is registered, and while the metadata of any ledger names it: such a ledger is
+    under-replicated. --force removes the cookie of a bookie that ledgers name; it asks for confirmation, and without a
+    terminal it needs --yes. Exit codes: 1 refused or not confirmed; 2 --force without --yes and without a terminal.
     """
     from bindery.bookie.identity_tools import run_retire
 
@@ -131,15 +133,18 @@ def _is_terminal() -> bool:
 
 def _ask_for_force() -> None:
     if not _is_terminal():
-        print("--force gives up copies of ledgers that still name the bookie: say --yes too", file=sys.stderr)
-        raise typer.Exit(EXIT_USAGE)
+        print(
+            "--force gives up copies of ledgers that still name the bookie: without a terminal, add --yes",
+            file=sys.stderr,
+        )
+        raise typer.Exit(exit_codes.USAGE)
     question = "Remove the cookie even if ledgers still name this bookie? Their copies here are given up."
     if not typer.confirm(question, err=True):
-        raise typer.Exit(EXIT_PROBLEM)
+        raise typer.Exit(exit_codes.FAILURE)
 
 
 def _refuse_invented(settings: "BookieSettings") -> None:
-    """Raises BadRequest when directories were left to their defaults and are not there: nobody meant those."""
+    """Raise BadRequest if default directories are used and do not exist: they are not the bookie's."""
     from pathlib import Path
 
     from bindery_core.errors import BadRequest
@@ -148,7 +153,7 @@ def _refuse_invented(settings: "BookieSettings") -> None:
     left = [path for name, paths in by_setting.items() if name not in settings.model_fields_set for path in paths]
     for path in left:
         if not Path(path).is_dir():
-            raise BadRequest(f"no such directory; give --journal-dir and --ledger-dir, as the bookie has them: {path}")
+            raise BadRequest(f"no such directory: {path}. Pass the bookie's own --journal-dir and --ledger-dir")
 
 
 def _settings(
@@ -158,7 +163,7 @@ def _settings(
     journal_dir: str | None,
     ledger_dir: str | None,
 ) -> "BookieSettings":
-    """Those that a bookie started with these options would have. Raises BadRequest."""
+    """Settings as a bookie started with these options has them. Raises BadRequest."""
     from bindery_bookie.settings import BookieSettings
 
     given: dict[str, Any] = {

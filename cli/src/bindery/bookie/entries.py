@@ -3,7 +3,8 @@
 import base64
 from typing import Any, Final
 
-from bindery.bookie.views import Found
+from bindery_bookie.offline.views import Found
+
 from bindery.common.entry_facts import UNKNOWN, candidates, escaped, examine
 
 PREVIEW_SIZE: Final = 200

@@ -20,6 +20,7 @@ from bindery_bookie.membership.identity import (
     shards_without_data,
     write_version,
 )
+from bindery_bookie.offline.places import Place, bookie_of, running_pid
 from bindery_bookie.settings import BookieSettings
 from bindery_bookie.storage.corruption.limbo import write_marker
 from bindery_bookie.storage.io.disk import RealDisk
@@ -33,7 +34,6 @@ from bindery_metadata.ledgers.ledger_manager import LedgerManager
 from bindery_metadata.stores.store import MetadataStore
 from bindery_metadata.stores.versioned import Versioned
 
-from bindery.bookie.places import Place, bookie_of, running_pid
 from bindery.common.operator import now_ms
 
 T = TypeVar("T")

@@ -176,9 +176,8 @@ def gc_explain(
     as_json: AsJson = False,
 ) -> None:
     """Say what will happen to an entry log, why, and which ledgers keep it alive."""
+    from bindery_bookie.offline.dumps import parse_log_id
     from bindery_bookie.storage.entry_log import entry_log_format
-
-    from bindery.bookie.dumps import parse_log_id
 
     file = entry_log_format.file_name(parse_log_id(log))
     facts = _asked(url, token_file, lambda bookie: bookie.get("gc/explain", log=file, shard=shard))

@@ -1,22 +1,22 @@
-"""The files of a bookie record by record, damage included: what `journal dump`, `log dump` and `index dump` print.
+"""Read the files of a bookie record by record, past damage, for `journal dump`, `log dump` and `index dump`.
 
-Everything here yields facts as JSON, one dictionary a line; `line` makes text of one. `problem` marks damage.
+Each function yields facts, one dictionary per line of output. A dictionary with the key `problem` reports damage.
 """
 
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from bindery_core.errors import BadRequest, BinderyError, DamagedStorage
+
+from bindery_bookie.offline.places import find_places
+from bindery_bookie.offline.views import record_facts
 from bindery_bookie.storage.entry_log import entry_log_format as log_format
 from bindery_bookie.storage.entry_log.entry_log_scan import DamagedRegion, EntryLogScanner, LogRecord
 from bindery_bookie.storage.index.index import Index
 from bindery_bookie.storage.io.disk import Disk
 from bindery_bookie.storage.journal import journal_format
 from bindery_bookie.storage.opening.opening import list_journals
-from bindery_core.errors import BadRequest, BinderyError, DamagedStorage
-
-from bindery.bookie.places import find_places
-from bindery.bookie.views import record_facts
 
 Facts = dict[str, Any]
 
@@ -178,18 +178,3 @@ def dump_index(index: Index, *, ledger_id: int | None, runs: bool) -> Iterator[F
                     "log": log_format.file_name(run.location >> log_format.OFFSET_BITS),
                     "offset": run.location & log_format.OFFSET_MASK,
                 }  # fmt: skip
-
-
-# --- text
-
-_INDENTED = frozenset({"record", "run"})
-
-
-def line(facts: Facts) -> str:
-    """One line for people: what it is, then its fields; damage in capitals."""
-    what = facts["what"]
-    words = [f"{name}={value}" for name, value in facts.items() if name not in ("what", "kind", "problem", "path")]
-    head = facts.get("path") or facts.get("kind") or what
-    indent = "  " if what in _INDENTED else ""
-    text = f"{indent}{head} {' '.join(words)}".rstrip()
-    return f"DAMAGED {text}: {facts['problem']}" if "problem" in facts else text

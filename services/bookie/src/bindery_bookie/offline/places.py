@@ -1,4 +1,4 @@
-"""A bookie's directories as offline tools see them: found by what they hold, opened without changing a byte.
+"""Find a bookie's directories by what they hold, and open their index without changing a byte.
 
 A *place* is a directory with data of one shard: `<dir>/current`, or `<dir>/shard-<i>/current` where several shards
 share a directory. One place may hold a journal, or ledgers (entry logs, index, LastLogMark), or both.
@@ -15,7 +15,6 @@ import os
 import re
 import shutil
 import struct
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -23,15 +22,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NoReturn
 
+from bindery_core.errors import BadRequest, BinderyError, Conflict, DamagedStorage
+from bindery_core.formats import cookie
+
 from bindery_bookie.storage.entry_log import entry_log_format
 from bindery_bookie.storage.index.index import Index
 from bindery_bookie.storage.io.disk import RealDisk, WritableFile
 from bindery_bookie.storage.io.kv import LevelDbKV
 from bindery_bookie.storage.io.leveldb_check import check_files
 from bindery_bookie.storage.journal import journal_format, mark
-from bindery_core.errors import BadRequest, BinderyError, Conflict, DamagedStorage
-from bindery_core.formats import cookie
-from bindery_kit.observability import logs
 
 INDEX: Final = "index"
 _COPY_ATTEMPTS: Final = 5
@@ -51,7 +50,7 @@ class BookieMayRun(Conflict):
 
 
 class ReadOnlyDisk(RealDisk):
-    """The operating system's files for a tool that promised not to change any."""
+    """The operating system's files, read-only: each operation that changes one fails."""
 
     def create(self, path: str, *, allocate: int = 0) -> WritableFile:
         self._refuse(path)
@@ -72,7 +71,7 @@ class ReadOnlyDisk(RealDisk):
         self._refuse(path)
 
     def _refuse(self, path: str) -> NoReturn:
-        raise AssertionError(f"a tool that only looks wanted to change {path}")
+        raise AssertionError(f"a read-only tool tried to change {path}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +79,7 @@ class Place:
     """See above."""
 
     path: str
-    """Ends in `current`, unless somebody copied it elsewhere."""
+    """Ends in `current`, unless it is a copy under another name."""
     shard: int | None
     """From the path: None where it has the directory for itself."""
     has_journal: bool
@@ -112,7 +111,6 @@ def find_places(directories: Sequence[str]) -> list[Place]:
 
     A bookie's configured directory, its `current`, a copy of either, and the parent of several all do.
     """
-    logs.configure(service="cli", level="error")  # stdout belongs to results, and what the storage warns of we tell
     found: dict[str, Place] = {}
     for directory in directories:
         if not Path(directory).is_dir():
@@ -224,7 +222,7 @@ def _is_below(path: str, directory: str) -> bool:
 
 
 def running_pid(place: Place) -> int | None:
-    """The process that holds the index open, if one does. Asked without taking the lock, even for a moment."""
+    """The process that holds the index open, if one does. Reads the lock's state without taking the lock."""
     try:
         with open(f"{place.path}/{INDEX}/LOCK", "rb") as lock:
             answer = fcntl.fcntl(lock, fcntl.F_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
@@ -239,17 +237,13 @@ def bookie_of(pid: int | None) -> str:
     return f"a bookie (pid {pid})" if pid else "a bookie in another container"
 
 
-def warn_if_running(places: Sequence[ShardPlaces]) -> bool:
-    """Say on stderr that what is shown may change while it is shown."""
+def running_on(places: Sequence[ShardPlaces]) -> str:
+    """The running bookie and its directory, in words; empty if no bookie runs on any of them."""
     for pair in places:
         pid = None if pair.ledgers is None else running_pid(pair.ledgers)
         if pid is not None and pair.ledgers is not None:
-            print(
-                f"{bookie_of(pid)} runs on {pair.ledgers.path}: what it stores at this moment may be missing here",
-                file=sys.stderr,
-            )
-            return True
-    return False
+            return f"{bookie_of(pid)} runs on {pair.ledgers.path}"
+    return ""
 
 
 @contextmanager

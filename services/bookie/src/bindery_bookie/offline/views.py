@@ -5,6 +5,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from bindery_core.errors import BinderyError, DamagedStorage
+
+from bindery_bookie.offline.places import Place, ReadOnlyDisk, ShardPlaces, opened_index
 from bindery_bookie.storage import control_records as control
 from bindery_bookie.storage.entry_log import entry_log_format as log_format
 from bindery_bookie.storage.entry_log.entry_log import EntryLogReader
@@ -16,9 +19,6 @@ from bindery_bookie.storage.journal.journal_format import JournalPosition
 from bindery_bookie.storage.journal.mark import LastLogMark, read_mark
 from bindery_bookie.storage.opening import opening
 from bindery_bookie.storage.opening.rebuild import IndexRebuild
-from bindery_core.errors import BinderyError, DamagedStorage
-
-from bindery.bookie.places import Place, ReadOnlyDisk, ShardPlaces, opened_index
 
 CONTROL_NAMES: Final = {
     control.MASTER_KEY: "master key",

@@ -1,14 +1,14 @@
-"""`bindery bookie rebuild-index`: a new index from the entry logs, beside the old one, then in its place.
+"""Rebuild the index of a stopped bookie from its entry logs, beside the old index, then replace that one.
 
 | step                                             | after a crash here                                             |
 |--------------------------------------------------|----------------------------------------------------------------|
 | take LevelDB's lock of the old index             | nothing happened                                               |
-| make `index.new` from the entry logs             | rubbish, removed by the next rebuild                           |
-| a shard in limbo starts listing again            | believes less than it could: safe                              |
+| make `index.new` from the entry logs             | `index.new`, removed by the next rebuild                       |
+| a shard in limbo goes back to phase listing      | more ledgers than necessary go into limbo: safe                |
 | rename `index` to `index.old-<time>`             | no index: a start makes one from the entry logs                |
 | rename `index.new` to `index`, sync directory    | done                                                           |
 
-The flags that say which ledgers are in limbo stand in the index alone, hence the third step.
+The flags that say which ledgers are in limbo are stored only in the index, hence the third step.
 """
 
 import contextlib
@@ -19,6 +19,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from bindery_core.errors import DamagedStorage, NotThere
+
+from bindery_bookie.offline.places import INDEX, Place, find_ledgers, locked
 from bindery_bookie.storage.corruption import limbo
 from bindery_bookie.storage.index.index import Index
 from bindery_bookie.storage.io.disk import RealDisk
@@ -26,28 +29,26 @@ from bindery_bookie.storage.io.kv import LevelDbKV
 from bindery_bookie.storage.journal.mark import read_mark
 from bindery_bookie.storage.opening import opening
 from bindery_bookie.storage.opening.rebuild import IndexRebuild
-from bindery_core.errors import DamagedStorage, NotThere
-
-from bindery.bookie.places import INDEX, Place, find_ledgers, locked
 
 NEW_NAME: Final = "index.new"
 OLD_PREFIX: Final = "index.old-"
 
 
-def rebuild(directory: str, *, discard: bool) -> Iterator[dict[str, Any]]:
-    """Every shard of `directory`, one after the other. Raises BookieMayRun, DamagedStorage, OSError.
+def rebuild(directory: str, *, discard: bool, now_ms: int) -> Iterator[dict[str, Any]]:
+    """Rebuild the index of every shard of `directory`. Raises BookieMayRun, DamagedStorage, OSError.
 
-    All locks are taken before anything is written: a bookie that runs on one of the shards stops all of it.
+    All locks are taken before anything is written: if a bookie runs on one of the shards, nothing is changed.
+    `now_ms`: wall clock, ms of 1970.
     """
     places = [pair.ledgers for pair in find_ledgers([directory]) if pair.ledgers is not None]
     with contextlib.ExitStack() as locks:
         for place in places:
             locks.enter_context(locked(place))
         for place in places:
-            yield _rebuild(place, discard=discard)
+            yield _rebuild(place, discard=discard, now_ms=now_ms)
 
 
-def _rebuild(place: Place, *, discard: bool) -> dict[str, Any]:
+def _rebuild(place: Place, *, discard: bool, now_ms: int) -> dict[str, Any]:
     disk = RealDisk()
     mark = read_mark(disk, place.path)
     if mark is None:
@@ -59,7 +60,7 @@ def _rebuild(place: Place, *, discard: bool) -> dict[str, Any]:
     is_limbo = limbo.read_marker(disk, place.path) is not None
     index = Index(LevelDbKV(str(new)))
     try:
-        # In limbo already, and listing once more: then nothing is denied that a damaged log keeps from the index.
+        # The shard is in limbo and lists again, so it denies no entry that a damaged log keeps out of the index.
         work = IndexRebuild(disk, place.path, index, mark, may_be_partial=is_limbo)
         work.run()
         ledgers = sum(1 for _ in index.ledger_ids())
@@ -72,25 +73,28 @@ def _rebuild(place: Place, *, discard: bool) -> dict[str, Any]:
     finally:
         index.close()
     if is_limbo:
-        limbo.write_marker(disk, place.path, "the index was rebuilt", time.time_ns() // 1_000_000)
-    kept = _swap(disk, current, old=old, new=new)
+        limbo.write_marker(disk, place.path, "the index was rebuilt", now_ms)
+    kept = _swap(disk, current, old=old, new=new, now_ms=now_ms)
     if opening.REBUILD_WISH in disk.list_names(place.path):
-        disk.remove(f"{place.path}/{opening.REBUILD_WISH}")  # whoever asked for it has it
+        disk.remove(f"{place.path}/{opening.REBUILD_WISH}")  # the request is fulfilled
         disk.sync_directory(place.path)
     if discard and kept is not None:
         shutil.rmtree(kept)
         kept = None
     return {
-        "path": str(old), "ledgers": ledgers, "entries": work.entries_count, "kept": str(kept) if kept else None,
-    }  # fmt: skip
+        "path": str(old),
+        "ledgers": ledgers,
+        "entries": work.entries_count,
+        "kept": str(kept) if kept else None,
+    }
 
 
-def _swap(disk: RealDisk, current: Path, *, old: Path, new: Path) -> Path | None:
-    """Put the new index in place. Where the old one went."""
+def _swap(disk: RealDisk, current: Path, *, old: Path, new: Path, now_ms: int) -> Path | None:
+    """Put the new index in place. Return the path that the old one was renamed to, None if there was none."""
     kept = None
     disk.sync_directory(str(new))
     if old.exists():
-        stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
+        stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime(now_ms / 1000))
         names = (f"{OLD_PREFIX}{stamp}{suffix}" for suffix in ("", *(f"-{count}" for count in range(1, 1000))))
         kept = next(current / name for name in names if not (current / name).exists())
         os.rename(old, kept)

@@ -1,4 +1,4 @@
-"""Checks a shard offline: every byte of journal and entry logs against its digest, and all parts against one another.
+"""Check a shard offline: every byte of journal and entry logs against its digest, and all parts against one another.
 
 | part        | checked                                                                                               |
 |-------------|-------------------------------------------------------------------------------------------------------|
@@ -9,15 +9,25 @@
 | across      | each location in the index holds that very entry; each entry of a known ledger is in the index; keys  |
 |             | and fences are the same in logs and index                                                             |
 
-An entry that is in a log but not in the index would be denied: silent loss, which no digest shows. The check goes over
-the logs once, in order, and needs memory by ledger, not by entry.
+An entry that is in a log but not in the index would be denied: silent loss, which no digest shows. The check reads the
+logs once, in order, and needs memory by ledger, not by entry.
+
+A damaged region of an entry log counts as damage if the index places an entry in it or cannot be read. Otherwise its
+bytes are dead: their ledger was deleted, or the entries were stored again elsewhere, as a bookie does that repairs
+itself. Dead bytes are reported with a severity of their own and do not make a shard damaged. Keys and fences that such
+a region may have held are in the index, and compaction writes them again from there.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Final
 
+from bindery_core.errors import BinderyError, DamagedStorage
+from bindery_core.formats import cookie
+
+from bindery_bookie.offline.places import INDEX, Place, ReadOnlyDisk, ShardPlaces, opened_index
 from bindery_bookie.storage import control_records as control
 from bindery_bookie.storage.corruption import limbo
 from bindery_bookie.storage.entry_log import entry_log_format as log_format
@@ -30,28 +40,30 @@ from bindery_bookie.storage.journal import journal_format
 from bindery_bookie.storage.journal.mark import FILE_NAME as MARK_NAME
 from bindery_bookie.storage.journal.mark import LastLogMark, read_mark
 from bindery_bookie.storage.opening import opening
-from bindery_core.errors import BinderyError, DamagedStorage
-from bindery_core.formats import cookie
-
-from bindery.bookie.places import INDEX, Place, ReadOnlyDisk, ShardPlaces, opened_index
 
 DAMAGE: Final = "damage"
+DEAD: Final = "dead"
+"""Damaged bytes that hold no live entry."""
 NOTE: Final = "note"
 EXAMPLES_MAX: Final = 20
-"""Entries of one ledger that are told one by one; the rest is counted."""
+"""Entries of one ledger that are reported one by one; the rest is counted."""
 
-FIX_HEAL: Final = "a running bookie fetches these from the others: start it, `bindery bookie scrub run`"
+FIX_HEAL: Final = "start the bookie and run `bindery bookie scrub run`: it fetches these from the other bookies"
 FIX_REGION: Final = (
-    "a running bookie fetches what is alive there from the others: start it, `bindery bookie scrub run`; what is not "
-    "goes when the log is compacted"
+    "start the bookie and run `bindery bookie scrub run`: it fetches the live entries from the other bookies; dead "
+    "bytes are removed when the log is compacted"
 )
+FIX_DEAD: Final = "none needed: no live entry is stored there; compaction of the log removes these bytes"
+
+_PREFIXES: Final = {DAMAGE: "DAMAGE", DEAD: "dead  ", NOTE: "note  "}
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something to tell. Notes are no damage."""
+    """One result of the check."""
 
     severity: str
+    """DAMAGE, DEAD or NOTE. Only DAMAGE makes a shard damaged."""
     path: str
     text: str
     offset: int | None = None
@@ -63,16 +75,16 @@ class Finding:
         return {"severity": self.severity, "path": self.path, **place, "text": self.text, **self.facts, "fix": self.fix}
 
     def line(self, *, last_fix: str = "") -> str:
-        """`last_fix`: of the finding that was told before; the same is not told again."""
+        """As text. `last_fix`: of the finding before; the same fix is not repeated."""
         at = "" if self.offset is None else f" at {self.offset}"
         facts = "".join(f" {name}={value}" for name, value in self.facts.items())
         fix = f"\n    fix: {self.fix}" if self.fix not in ("", last_fix) else ""
-        return f"{'DAMAGE' if self.severity == DAMAGE else 'note  '}  {self.path}{at}: {self.text}{facts}{fix}"
+        return f"{_PREFIXES[self.severity]}  {self.path}{at}: {self.text}{facts}{fix}"
 
 
 @dataclass(slots=True)
 class Totals:
-    """What was looked at."""
+    """What was checked."""
 
     journal_groups: int = 0
     journal_records: int = 0
@@ -88,14 +100,14 @@ class Totals:
 
 @dataclass(slots=True)
 class _Ledger:
-    """What index and logs say of one ledger."""
+    """One ledger in index and logs."""
 
     row: LedgerRow
     indexed: int = 0
     matched: int = 0
-    """Indexed entries met in the logs at exactly their location."""
+    """Indexed entries found in the logs at exactly their location."""
     missing: int = 0
-    """Entries met in the logs that the index does not know."""
+    """Entries found in the logs and not in the index."""
     missing_examples: list[LogRecord] = field(default_factory=list)
     is_fenced_in_log: bool = False
     key_in_log: bytes | None = None
@@ -105,7 +117,7 @@ class ShardCheck:
     """One shard, once: `run`, then `totals`."""
 
     def __init__(self, places: ShardPlaces, *, advance: Callable[[int], None] = lambda size: None) -> None:
-        """`advance` hears how many bytes more were read."""
+        """`advance` is called with the number of bytes read since the last call."""
         self._places = places
         self._advance = advance
         self._disk = ReadOnlyDisk()
@@ -114,9 +126,11 @@ class ShardCheck:
         self._ledgers: dict[int, _Ledger] = {}
         self._index_is_good = False
         self._logs_are_done = False
+        self._regions: list[DamagedRegion] = []
+        """Damaged regions of the logs, until the index has shown whether they hold live entries."""
 
     def run(self) -> Iterator[Finding]:
-        """Findings as they come. Raises OSError where the disk cannot be read at all."""
+        """Yield findings while the check runs. Raises OSError where the disk cannot be read at all."""
         ledgers = self._places.ledgers
         if ledgers is None:
             assert self._places.journal is not None
@@ -148,7 +162,7 @@ class ShardCheck:
         try:
             file = self._disk.open_read(path)
         except OSError:
-            yield Finding(NOTE, path, "there is no VERSION file: whose data these are is not known")
+            yield Finding(NOTE, path, "there is no VERSION file: the bookie of these data is unknown")
         else:
             try:
                 cookie.parse(file.read_at(0, cookie.TEXT_SIZE_MAX))
@@ -163,8 +177,8 @@ class ShardCheck:
     def _salvaged(self, ledgers: Place) -> Iterator[Finding]:
         """In limbo without LastLogMark, as `salvage` leaves it: nothing says how far logs and journal go."""
         text = (
-            "no LastLogMark, and in limbo: the next start makes it anew, replays the whole journal and fetches from "
-            "the other bookies what is missing; entry logs and index can be checked after it"
+            "no LastLogMark, and in limbo: the next start writes it, replays the whole journal and fetches what is "
+            "missing from the other bookies; entry logs and index can be checked after it"
         )
         yield Finding(NOTE, f"{ledgers.path}/{MARK_NAME}", text)
         if self._places.journal is not None:
@@ -177,7 +191,7 @@ class ShardCheck:
         try:
             manifest = read_manifest(self._disk, ledgers.path)
         except BinderyError as error:
-            yield self._damage_of(error, ledgers.path, fix="the next start makes it anew")
+            yield self._damage_of(error, ledgers.path, fix="none needed: the next start writes it again")
             manifest = LogManifest()
         for name in self._disk.list_names(ledgers.path):
             path = f"{ledgers.path}/{name}"
@@ -266,7 +280,7 @@ class ShardCheck:
     ) -> Generator[Finding, None, int]:
         """Returns the journal that this one goes on in; 0: none. A crash may leave a file that was never finished, but
         not one that `must_be_whole`."""
-        from bindery.bookie.dumps import dump_journal
+        from bindery_bookie.offline.dumps import dump_journal
 
         path = f"{directory}/{journal_format.file_name(journal_id)}"
         linked = groups = 0
@@ -285,7 +299,7 @@ class ShardCheck:
         if head and (groups or must_be_whole):
             yield Finding(DAMAGE, path, head, 0, fix)
         elif head:
-            yield Finding(NOTE, path, f"{head}, and nothing is in it: it was being made when the bookie died")
+            yield Finding(NOTE, path, f"{head}, and it is empty: the bookie died while it created the file")
         return linked
 
     # --- entry logs and index
@@ -308,6 +322,7 @@ class ShardCheck:
             text = error.message if isinstance(error, BinderyError) else str(error)
             yield Finding(DAMAGE, index_path, text, fix=rebuild)
             if not self._logs_are_done:  # once more, without the index
+                self._regions = []
                 self.totals = replace(self.totals, logs=0, log_bytes=0, records=0, dead_records=0)
                 yield from self._logs(ledgers, mark, manifest, None)
 
@@ -345,7 +360,7 @@ class ShardCheck:
                     lost_logs.add(log_id)
                     facts = {"ledger_id": ledger_id, "log": log_format.file_name(log_id)}
                     yield Finding(
-                        DAMAGE, path, "points into an entry log that does not count", fix=rebuild, facts=facts
+                        DAMAGE, path, "the index points into an entry log that is not in use", fix=rebuild, facts=facts
                     )
             if last is not None and row.last_entry_id < last.last_entry_id:
                 facts = {"ledger_id": ledger_id, "row": row.last_entry_id, "indexed": last.last_entry_id}
@@ -367,7 +382,11 @@ class ShardCheck:
             if is_ahead and log_id > mark.log_id:
                 expected.append(log_id)
             else:
-                yield Finding(NOTE, scanner.path(log_id), "left by what did not finish; the next start removes it")
+                yield Finding(
+                    NOTE,
+                    scanner.path(log_id),
+                    "left by a flush or compaction that did not finish; the next start removes it",
+                )
         for log_id in expected:
             if log_id not in there and log_id not in used:
                 yield Finding(NOTE, scanner.path(log_id), "entry log is missing, and nothing in it is needed")
@@ -383,22 +402,21 @@ class ShardCheck:
             if stop is not None and scanner.size(log_id) > stop:
                 text = "written by a flush that did not finish; the next start cuts it off"
                 yield Finding(NOTE, scanner.path(log_id), text, offset=stop)
-            for finding in self._log(scanner, log_id, end, index):
-                damaged = True
-                yield finding
+            self._log(scanner, log_id, end, index)
+        yield from self._judged_regions(index)
+        damaged = damaged or bool(self._regions)
         self._logs_are_done = True
         if damaged and index is None:
-            text = "the index is lost and so are parts of the entry logs: it cannot be rebuilt whole"
-            fix = "start it: it goes into limbo by itself, and fetches from the others what is lost"
+            text = "the index and parts of the entry logs are lost: the index cannot be rebuilt completely"
+            fix = "start the bookie: it goes into limbo and fetches what is lost from the other bookies"
             yield Finding(DAMAGE, ledgers.path, text, fix=fix)
 
-    def _log(self, scanner: EntryLogScanner, log_id: int, end: LogEnd, index: Index | None) -> Iterator[Finding]:
+    def _log(self, scanner: EntryLogScanner, log_id: int, end: LogEnd, index: Index | None) -> None:
         self.totals.logs += 1
         self.totals.log_bytes += scanner.size(log_id) if end.stop is None else end.stop
         cached: Run | None = None
         for step in scanner.steps(log_id, stop=end.stop, is_sealed=end.is_sealed):
-            for region in step.damage:
-                yield self._region(region)
+            self._regions += step.damage
             self.totals.records += len(step.records)
             self._advance(step.work_size)
             if index is None:
@@ -406,8 +424,33 @@ class ShardCheck:
             for record in step.records:
                 cached = self._record(record, index, cached)
 
-    def _region(self, region: DamagedRegion) -> Finding:
-        return Finding(DAMAGE, region.path, region.reason, region.offset, FIX_REGION, {"size": region.size})
+    def _judged_regions(self, index: Index | None) -> Iterator[Finding]:
+        """Report the damaged regions: as dead bytes where the index shows that no entry is stored there."""
+        live = set(self._regions) if index is None or not self._regions else self._regions_with_entries(index)
+        for region in self._regions:
+            # The head of a log belongs to every entry in it. An empty region is the end of a log that was cut.
+            is_dead = region not in live and region.offset >= log_format.HEADER_SIZE and region.size > 0
+            severity, fix = (DEAD, FIX_DEAD) if is_dead else (DAMAGE, FIX_REGION)
+            yield Finding(severity, region.path, region.reason, region.offset, fix, {"size": region.size})
+
+    def _regions_with_entries(self, index: Index) -> set[DamagedRegion]:
+        by_log: dict[int, list[DamagedRegion]] = {}
+        for region in self._regions:
+            by_log.setdefault(region.log_id, []).append(region)
+        found: set[DamagedRegion] = set()
+        for ledger_id in self._ledgers:
+            for run in index.runs(ledger_id):
+                regions = by_log.get(run.location >> log_format.OFFSET_BITS)
+                if not regions:
+                    continue
+                for _, location, size in run.entries():
+                    start = (location & log_format.OFFSET_MASK) - log_format.RECORD_HEADER_SIZE
+                    stop = start + log_format.RECORD_HEADER_SIZE + size
+                    at = bisect_left(regions, stop, key=lambda region: region.offset) - 1
+                    while at >= 0 and regions[at].offset + regions[at].size > start:
+                        found.add(regions[at])
+                        at -= 1
+        return found
 
     def _record(self, record: LogRecord, index: Index, cached: Run | None) -> Run | None:
         """Compare a record with the index. Returns the run that its neighbour is likely in."""
@@ -444,17 +487,21 @@ class ShardCheck:
             for record in ledger.missing_examples:
                 where = f"{ledgers.path}/{log_format.file_name(record.log_id)}"
                 yield Finding(
-                    DAMAGE, where, "the index does not know this entry", record.offset, rebuild,
+                    DAMAGE, where, "this entry is missing in the index", record.offset, rebuild,
                     {**facts, "entry_id": record.entry_id},
                 )  # fmt: skip
             if ledger.missing > len(ledger.missing_examples):
                 more = ledger.missing - len(ledger.missing_examples)
-                yield Finding(DAMAGE, path, "more entries that the index does not know", facts={**facts, "more": more})
+                yield Finding(DAMAGE, path, "more entries that are missing in the index", facts={**facts, "more": more})
             if ledger.matched != ledger.indexed:
                 yield from self._bad_locations(ledgers, index, ledger_id)
             if ledger.is_fenced_in_log and not ledger.row.is_fenced:
                 yield Finding(
-                    DAMAGE, path, "the ledger was fenced, the index does not say so", fix=rebuild, facts=facts
+                    DAMAGE,
+                    path,
+                    "the ledger is fenced in the entry logs and not in the index",
+                    fix=rebuild,
+                    facts=facts,
                 )
             if ledger.key_in_log is not None and ledger.row.master_key and ledger.key_in_log != ledger.row.master_key:
                 yield Finding(DAMAGE, path, "entry logs and index have different keys", fix=rebuild, facts=facts)

@@ -1,25 +1,25 @@
-"""`bindery bookie salvage`: what a start refuses is put aside, in limbo. What is done, and why: `storage.salvage`."""
+"""Salvage the shards of a stopped bookie: see `storage.opening.salvage` for what is done and why."""
 
 import contextlib
 import shutil
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from bindery_core.errors import BadRequest
+
+from bindery_bookie.offline.places import INDEX, ShardPlaces, copy_index, find_ledgers, locked
 from bindery_bookie.storage.io.disk import RealDisk
 from bindery_bookie.storage.io.kv import KV, LevelDbKV
 from bindery_bookie.storage.opening.salvage import salvage
-from bindery_core.errors import BadRequest
-
-from bindery.bookie.places import INDEX, ShardPlaces, copy_index, find_ledgers, locked
 
 
-def run_salvage(directories: Sequence[str], *, yes: bool) -> Iterator[dict[str, Any]]:
-    """Each step of each shard as JSON. Nothing is changed without `yes`. Raises BookieMayRun, BadRequest, OSError.
+def run_salvage(directories: Sequence[str], *, yes: bool, now_ms: int) -> Iterator[dict[str, Any]]:
+    """Yield each step of each shard as facts for JSON. Without `yes` nothing is changed.
 
-    All locks are taken first: a bookie that runs on one of the shards stops all of it.
+    All locks are taken first: if a bookie runs on one of the shards, nothing is changed. `now_ms`: wall clock, ms of
+    1970. Raises BookieMayRun, BadRequest, OSError.
     """
     pairs = find_ledgers(directories)
     for pair in pairs:
@@ -34,10 +34,10 @@ def run_salvage(directories: Sequence[str], *, yes: bool) -> Iterator[dict[str, 
             assert pair.ledgers is not None
             locks.enter_context(locked(pair.ledgers))
         for pair in pairs:
-            yield from _salvage(pair, yes=yes)
+            yield from _salvage(pair, yes=yes, now_ms=now_ms)
 
 
-def _salvage(pair: ShardPlaces, *, yes: bool) -> Iterator[dict[str, Any]]:
+def _salvage(pair: ShardPlaces, *, yes: bool, now_ms: int) -> Iterator[dict[str, Any]]:
     assert pair.ledgers is not None
     assert pair.journal is not None
     with tempfile.TemporaryDirectory(prefix="bindery-index-") as temporary:
@@ -54,7 +54,7 @@ def _salvage(pair: ShardPlaces, *, yes: bool) -> Iterator[dict[str, Any]]:
             RealDisk(),
             journal_directory=pair.journal.path,
             ledger_directory=pair.ledgers.path,
-            now_ms=time.time_ns() // 1_000_000,
+            now_ms=now_ms,
             apply=yes,
             open_kv=open_copy if has_index else None,
         )
@@ -63,13 +63,3 @@ def _salvage(pair: ShardPlaces, *, yes: bool) -> Iterator[dict[str, Any]]:
             "path": step.path, "offset": step.offset, "problem": step.problem, "moved_to": step.moved_to,
             "is_copy": step.is_copy, "done": yes,
         }  # fmt: skip
-
-
-def step_lines(facts: dict[str, Any]) -> list[str]:
-    """One step as text."""
-    lines = [f"{facts['path']} at {facts['offset']}: {facts['problem']}"]
-    if facts["moved_to"] is not None:
-        did = "copied" if facts["is_copy"] else "moved"
-        lines.append(f"  {did if facts['done'] else 'to be ' + did} to {facts['moved_to']}")
-    lines.append(f"  the shard {'is' if facts['done'] else 'goes'} in{'' if facts['done'] else 'to'} limbo")
-    return lines
