@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import yaml
 from bindery_auditor.settings import AuditorSettings
-from bindery_bookie.embedded_recovery import EmbeddedRecoverySettings
+from bindery_bookie.autorecovery.embedded_settings import EmbeddedRecoverySettings
 from bindery_bookie.settings import BookieSettings
 from bindery_broker.settings import BrokerSettings
 from bindery_kit.configuration.setting_values import SecretStr

@@ -77,7 +77,7 @@ class BookieCluster:
                 journal_dir=str(home / "journal"), ledger_dir=str(home / "ledgers"),
             )  # fmt: skip
 
-            async def connect(_: BookieSettings) -> Any:
+            async def connect() -> Any:
                 return self.tree.connect()
 
             self.bookies[name] = BookieProcess(

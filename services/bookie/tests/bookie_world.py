@@ -36,7 +36,7 @@ class BookieWorld:
             self.settings, self.shutdown, connect=self.connect, clock=time.monotonic, wall_clock_ms=wall_clock_ms
         )
 
-    async def connect(self, _: BookieSettings) -> MemoryStore:
+    async def connect(self) -> MemoryStore:
         self.store = self.tree.connect()
         return self.store
 

@@ -74,7 +74,7 @@ async def page(tmp_path: Path) -> str:
     tree = MemoryTree()
     await initialize_cluster(tree.connect(), LedgersLayout(), randomness=random.Random(1))
 
-    async def connect(_: BookieSettings):  # type: ignore[no-untyped-def]
+    async def connect():  # type: ignore[no-untyped-def]
         return tree.connect()
 
     settings = BookieSettings(

@@ -53,9 +53,9 @@ async def test_marks_of_another_kind_end_the_bookie_with_the_reason(world: Booki
     await world.observer.create(LAYOUT.underreplication_layout, b'type: "OTHER"\nversion: 9\n', make_parents=True)
     await world.process.start()
     async with asyncio.timeout(30):
-        await world.process.run()
+        await world.process.life.until_shutdown()
     assert world.shutdown.exit_code == EXIT_ERROR
-    assert "healing cannot start" in world.shutdown.reason
+    assert "recovery of the cluster cannot start" in world.shutdown.reason
 
 
 async def test_a_wrong_setting_ends_the_start(world: BookieWorld, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,7 +33,7 @@ async def bookie(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
         storage=StorageSettings(drills=request.param),
     )
 
-    async def connect(_: BookieSettings) -> Any:
+    async def connect() -> Any:
         return tree.connect()
 
     process = BookieProcess(settings, Shutdown(), connect=connect, clock=time.monotonic, wall_clock_ms=lambda: 1)

@@ -201,4 +201,4 @@ def test_a_container_that_is_too_small_is_told_with_both_figures(limit: int | No
     assert len(logs) == told
     for event in logs:
         assert (event["limit"], event["memory_size_max"]) == (limit, 2**29)
-        assert "raise the container's memory limit, or lower BOOKIE_MEMORY_SIZE_MAX" in event["reason"]
+        assert "Raise the container's memory limit, or lower BOOKIE_MEMORY_SIZE_MAX" in event["reason"]

@@ -7,7 +7,6 @@ from pathlib import Path
 import httpx
 import pytest
 from bindery_bookie import process as process_module
-from bindery_bookie.settings import BookieSettings
 from bindery_bookie.state import READ_ONLY_DISK, READ_ONLY_SESSION
 from bindery_bookie.storage.engine.engine import StorageEngine
 from bindery_bookie.storage.store import ReplayProgress
@@ -97,7 +96,7 @@ async def is_listening(port: int) -> bool:
 
 async def test_a_lost_journal_ends_the_process_with_an_error(world: BookieWorld) -> None:
     await world.process.start()
-    running = asyncio.create_task(world.process.run())
+    running = asyncio.create_task(world.process.life.until_shutdown())
     world.process.shards[0].stats.journal_failed = True
     async with asyncio.timeout(30):
         await running
@@ -119,16 +118,16 @@ async def test_a_part_that_ends_ends_the_process_with_its_error(
             raise error
 
     await world.process.start()
-    world.process._tasks.append(asyncio.create_task(part(), name="scrub"))
+    world.process.life.start_part("scrub", part())
     async with asyncio.timeout(30):
-        await world.process.run()
+        await world.process.life.until_shutdown()
     assert world.shutdown.exit_code == EXIT_ERROR
     assert world.shutdown.reason.startswith(f"scrub ended: {said}")
 
 
 async def test_a_shutdown_ends_the_run(world: BookieWorld) -> None:
     await world.process.start()
-    running = asyncio.create_task(world.process.run())
+    running = asyncio.create_task(world.process.life.until_shutdown())
     world.shutdown.request("SIGTERM")
     async with asyncio.timeout(30):
         await running
@@ -147,8 +146,8 @@ async def test_a_zookeeper_that_goes_away_during_the_start_is_waited_for(
             refused.append(path)
         return asked in path
 
-    async def connect(settings: BookieSettings) -> MemoryStore:
-        store = await world.connect(settings)
+    async def connect() -> MemoryStore:
+        store = await world.connect()
         for _ in range(3):
             store.fail_next(MetadataUnavailable("zookeeper did not answer"), matching=matches)
         return store
@@ -161,7 +160,7 @@ async def test_a_zookeeper_that_goes_away_during_the_start_is_waited_for(
 
 
 async def test_a_start_that_fails_half_way_can_be_stopped(world: BookieWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def no_zookeeper(_: BookieSettings) -> MemoryStore:
+    async def no_zookeeper() -> MemoryStore:
         raise MetadataUnavailable("no zookeeper answers")
 
     monkeypatch.setattr(world.process, "_connect", no_zookeeper)

@@ -52,7 +52,7 @@ class Cluster:
                 **self.options.get("settings", {}),
             )
 
-            async def connect(_: BookieSettings) -> Any:
+            async def connect() -> Any:
                 return self.tree.connect()
 
             bookie = BookieProcess(

@@ -1,17 +1,15 @@
-"""`bindery-auditor`: the process. Settings, connections, HTTP, and an orderly end.
+"""`bindery-auditor`: the process of one auditor (`bindery_kit.process.service_life` has the life cycle).
 
-    start: bind the port -> ZooKeeper -> ledger client -> stand for election, work
-    SIGTERM: not ready -> workers stop, their locks are released -> the office is given up -> client and session closed
+    start: bind the port -> ZooKeeper -> ledger client -> take part in the election, run replication workers
+    stop:  not ready -> workers stop and release their locks -> leadership is released -> client and session are closed
 
-The port is bound before anything else, so that a second auditor on it fails at once; until ZooKeeper answers /startupz
-says what the start waits for. A candidate that does not lead is ready too: it copies, and waits.
+The port is bound first, so that a second auditor on the same port fails at once. Until ZooKeeper answers, /startupz
+reports what the start waits for. A standby is ready too: it copies entries and can become leader.
 """
 
 import bindery_kit.process.early_end  # noqa: F401 - first
 
 # isort: split
-import asyncio
-import contextlib
 import random
 import sys
 import time
@@ -22,14 +20,13 @@ from bindery_client.client import LedgerClient
 from bindery_core.auth_token import SharedSecrets
 from bindery_core.errors import BadRequest
 from bindery_kit.admin.access import Access
-from bindery_kit.configuration.settings import load, warn_of_unknown_variables
 from bindery_kit.http.http_server import BindRefused, HttpServer, is_loopback
-from bindery_kit.observability import last_words, logs
 from bindery_kit.observability.health import Health, OpsApp
-from bindery_kit.observability.logs import error_fields, get_logger
+from bindery_kit.observability.logs import get_logger
 from bindery_kit.process.cluster_wait import ClusterWait, asked_again
-from bindery_kit.process.runtime import EXIT_USAGE, Shutdown, run_service, unless_shutdown
-from bindery_kit.process.service_life import ask_exit, join_cluster, quietly, until_shutdown, watch_session
+from bindery_kit.process.program import run_program
+from bindery_kit.process.runtime import Shutdown
+from bindery_kit.process.service_life import ServiceLife, join_cluster, run_life, watch_session, zookeeper_connector
 from bindery_metadata.layout.layout import LedgersLayout
 from bindery_metadata.recovery.last_audits import LastAudits
 from bindery_recovery.admin.last_audits_watch import LastAuditsWatch
@@ -52,48 +49,54 @@ def wall_clock_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-async def serve(settings: AuditorSettings, shutdown: Shutdown) -> int:
-    """Run the auditor until `shutdown`; the exit code."""
-    health, page, context = Health(), AuditorPage(), AuditorContext()
-    try:
-        access = admin_access(settings)
-        security = settings.client.load()
-        server = HttpServer(
-            OpsApp(health, page, app=AuditorApp(context, access=access)),
+class AuditorProcess:
+    """One auditor. The constructor binds the port; it raises BindRefused, and BadRequest for files of tokens and
+    certificates that cannot be used."""
+
+    def __init__(self, settings: AuditorSettings, shutdown: Shutdown) -> None:
+        self._settings = settings
+        self._health = Health()
+        self._page = AuditorPage()
+        self._context = AuditorContext()
+        self.life = ServiceLife("auditor", shutdown, self._health)
+        self._security = settings.client.load()
+        self._server = HttpServer(
+            OpsApp(self._health, self._page, app=AuditorApp(self._context, access=admin_access(settings))),
             host=settings.host,
             port=settings.port,
             insecure=settings.insecure,
-            proxy_headers=False,  # nothing here looks at the client's address
+            proxy_headers=False,  # no route uses the client's address
         )
-    except (BindRefused, BadRequest) as error:
-        log.error("auditor_not_started", **error_fields(error))
-        return shutdown.give_up(error, exit_code=EXIT_USAGE)
-    async with contextlib.AsyncExitStack() as stack:
-        await server.start()
-        stack.push_async_callback(server.stop)
-        name = settings.resolved_name(port=server.port)
+
+    async def start(self) -> None:
+        """Return once the auditor serves and takes part in the election."""
+        settings, life, health = self._settings, self.life, self._health
+        life.on_stop(self._server.stop)
+        await self._server.start()
+        name = settings.resolved_name(port=self._server.port)
         layout = LedgersLayout(settings.ledgers_root)
         wait = ClusterWait(
-            settings.zookeeper, layout, setting="AUDITOR_ZOOKEEPER", health=health,
-            timeout_s=settings.zookeeper_connect_timeout_s, wall_clock_ms=wall_clock_ms,
-        )  # fmt: skip
-        store = await join_cluster(
-            settings.zookeeper, wait=wait, session_timeout_s=settings.zookeeper_session_timeout_s, shutdown=shutdown
+            settings.zookeeper,
+            layout,
+            setting="AUDITOR_ZOOKEEPER",
+            health=health,
+            timeout_s=settings.zookeeper_connect_timeout_s,
+            wall_clock_ms=wall_clock_ms,
         )
-        if store is None:
-            return shutdown.exit_code
-        stack.push_async_callback(quietly, "zookeeper_session_not_closed", store.close)
+        connect = zookeeper_connector(
+            settings.zookeeper,
+            session_timeout_s=settings.zookeeper_session_timeout_s,
+            connect_timeout_s=settings.zookeeper_connect_timeout_s,
+        )
+        store = await join_cluster(life, connect, wait=wait)
         watch_session(store, health)
         health.progress("reading the bookies")
         randomness = random.SystemRandom()
-        asking = asked_again(
-            lambda: LedgerClient.connect(store, randomness=randomness, layout=layout, security=security),
+        client = await asked_again(
+            lambda: LedgerClient.connect(store, randomness=randomness, layout=layout, security=self._security),
             event="bookies_not_read",
         )
-        client = await unless_shutdown(shutdown, asking)
-        if client is None:
-            return shutdown.exit_code
-        stack.push_async_callback(quietly, "ledger_client_not_closed", client.close)
+        life.on_stop(client.close, event="ledger_client_not_closed")
         service = RecoveryService(
             store,
             layout,
@@ -102,37 +105,54 @@ async def serve(settings: AuditorSettings, shutdown: Shutdown) -> int:
             name=name,
             randomness=randomness,
             clock_ms=wall_clock_ms,
-            ask_exit=lambda reason: ask_exit(health, shutdown, "recovery", reason),
+            ask_exit=lambda reason: life.fail("recovery", reason),
         )
         admin = RecoveryAdmin(
             store, layout, by=name, ledgers=_always(client), randomness=randomness, clock_ms=wall_clock_ms
         )
-        stack.push_async_callback(admin.close)
-        await unless_shutdown(shutdown, asked_again(service.prepare, event="recovery_not_prepared"))
-        if shutdown.is_set:
-            return shutdown.exit_code
+        life.on_stop(admin.close)
+        await asked_again(service.prepare, event="recovery_not_prepared")
         last_audits = LastAuditsWatch(LastAudits(store), clock_ms=wall_clock_ms)
-        context.open(admin, service, last_audits, clock_ms=wall_clock_ms)
-        page.recovery, page.last_audits = RecoveryMetrics(service, clock=time.monotonic), last_audits
+        self._context.open(admin, service, last_audits, clock_ms=wall_clock_ms)
+        self._page.recovery = RecoveryMetrics(service, clock=time.monotonic)
+        self._page.last_audits = last_audits
         health.started()
-        log.info("auditor_serves", name=name, url=server.url, zookeeper=settings.zookeeper, workers=settings.workers)
-        tasks = [
-            asyncio.create_task(service.run(), name="recovery"),
-            asyncio.create_task(last_audits.run(), name="last_audits"),
-        ]
-        await until_shutdown(shutdown, tasks, server, health)
-        health.block("stopping", shutdown.reason)
-        await quietly("recovery_not_stopped", service.stop, timeout_s=settings.stop_timeout_s)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        log.info("auditor_stopped", reason=shutdown.reason)
-    return shutdown.exit_code
+        log.info(
+            "auditor_serves",
+            name=name,
+            url=self._server.url,
+            zookeeper=settings.zookeeper,
+            workers=settings.workers,
+        )
+        life.on_stop(life.cancel_parts)
+        life.on_stop(service.stop, event="recovery_not_stopped", timeout_s=settings.stop_timeout_s)
+        life.start_part("http", self._server.wait())
+        life.start_part("recovery", service.run())
+        life.start_part("last_audits", last_audits.run())
+
+    async def stop(self) -> None:
+        """Release locks and leadership, then close the connections."""
+        self._health.block("stopping", self.life.shutdown.reason)
+        await self.life.stop()
+        log.info("auditor_stopped", reason=self.life.shutdown.reason)
+
+
+async def serve(settings: AuditorSettings, shutdown: Shutdown) -> int:
+    """Run the auditor until `shutdown`; the exit code."""
+    return await run_life(
+        lambda: AuditorProcess(settings, shutdown),
+        shutdown,
+        not_started_event="auditor_not_started",
+        usage_errors=(BindRefused, BadRequest),
+    )
 
 
 def admin_access(settings: AuditorSettings) -> Access | None:
-    """What requests that change something must show. Where others can connect and no token was agreed on, nobody
-    changes anything. Raises BadRequest."""
+    """The check of requests that change something; None: no token is needed, because only this machine can connect.
+
+    On an address that other machines can reach, requests without a token are refused, and all of them are if no token
+    file is set. Raises BadRequest if the file cannot be read.
+    """
 
     def now_s() -> float:
         return wall_clock_ms() / 1000
@@ -159,15 +179,7 @@ def _always(client: LedgerClient) -> Callable[[], Awaitable[LedgerClient]]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The console script."""
-    settings = load(AuditorSettings, argv, prog=PROGRAM, description=DESCRIPTION)
-    try:
-        logs.configure(service="auditor", level=settings.log_level)
-    except ValueError as error:
-        last_words.say(PROGRAM, str(error))
-        return EXIT_USAGE
-
-    warn_of_unknown_variables("AUDITOR_", AuditorSettings)
-    return run_service(lambda shutdown: serve(settings, shutdown), program=PROGRAM)
+    return run_program(PROGRAM, AuditorSettings, serve, argv, service="auditor", description=DESCRIPTION)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""`bindery-bookie`: settings, logs, signals, and one BookieProcess between them. Exit codes: 0, 1 error, 2 usage."""
+"""`bindery-bookie`: the process of one bookie (`bindery_kit.process.service_life` has the life cycle).
+
+Exit codes: 0 after a requested stop, 1 after an error, 2 for settings that cannot be used.
+"""
 
 import os
 import sys
@@ -6,87 +9,78 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from bindery_core.errors import BinderyError
-from bindery_kit.configuration.settings import Settings, load, warn_of_unknown_variables
-from bindery_kit.observability import last_words
-from bindery_kit.observability.logs import LEVELS, configure, error_fields, get_logger
-from bindery_kit.process.cluster_wait import limit_s
-from bindery_kit.process.runtime import EXIT_USAGE, Shutdown, run_service, unless_shutdown
-from bindery_metadata.stores.store import MetadataStore
-from bindery_metadata.stores.zookeeper import ZooKeeperStore
+from bindery_kit.configuration.settings import Settings, load
+from bindery_kit.observability.logs import get_logger
+from bindery_kit.process.program import run_program
+from bindery_kit.process.runtime import Shutdown
+from bindery_kit.process.service_life import run_life, zookeeper_connector
 
 from bindery_bookie.container import memory_limit
 from bindery_bookie.process import BookieProcess
 from bindery_bookie.settings import BookieSettings
 
 PROGRAM = "bindery-bookie"
+DESCRIPTION = BookieSettings.__doc__ or ""
 HEADROOM: Final = 64 * 1024 * 1024
-"""Bytes that a container's limit should leave above `memory_size_max`, which is kept to about 15 %; what the kernel
-counts for the container besides, as dirty pages, goes there too."""
+"""Bytes by which a container's memory limit should exceed `memory_size_max`: the bookie keeps that maximum to about
+15 %, and the kernel also counts dirty pages for the container."""
 
 log = get_logger(__name__)
 
 
+def wall_clock_ms() -> int:
+    """Milliseconds since 1970."""
+    return time.time_ns() // 1_000_000
+
+
+async def serve(settings: BookieSettings, shutdown: Shutdown) -> int:
+    """Run the bookie until `shutdown`; the exit code."""
+    connect = zookeeper_connector(
+        settings.zookeeper,
+        session_timeout_s=settings.zookeeper_session_timeout_s,
+        connect_timeout_s=settings.zookeeper_connect_timeout_s,
+    )
+    return await run_life(
+        lambda: BookieProcess(settings, shutdown, connect=connect, clock=time.monotonic, wall_clock_ms=wall_clock_ms),
+        shutdown,
+        failed_event="bookie_failed",
+    )
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    settings = load(BookieSettings, argv, prog=PROGRAM, description=BookieSettings.__doc__ or "")
-    if settings.log_level not in LEVELS:
-        last_words.say(PROGRAM, f"--log-level (BOOKIE_LOG_LEVEL) must be one of {', '.join(LEVELS)}")
-        return EXIT_USAGE
-    configure(service="bookie", level=settings.log_level)
-    _look_at_environment(settings)
+    """The console script."""
+    return run_program(
+        PROGRAM, BookieSettings, serve, argv, service="bookie", description=DESCRIPTION, check=_check_environment
+    )
+
+
+def _check_environment(settings: BookieSettings) -> Sequence[type[Settings]]:
+    """Warn of a memory limit that is too small, and return the settings of recovery inside a bookie if they are used.
+    Values of those that cannot be used end the process now."""
     warn_of_memory_limit(settings, memory_limit())
+    if not settings.autorecovery_embedded and not any(
+        name.upper().startswith("BOOKIE_RECOVERY_") for name in os.environ
+    ):
+        return ()
+    from bindery_bookie.autorecovery.embedded_settings import EmbeddedRecoverySettings
 
-    return run_service(lambda shutdown: _serve(settings, shutdown), program=PROGRAM)
-
-
-def _look_at_environment(settings: BookieSettings) -> None:
-    """Tell of names that no setting has. What is wrong with the settings of healing ends the process now."""
-    kinds: list[type[Settings]] = [BookieSettings]
-    if settings.autorecovery_embedded or any(name.upper().startswith("BOOKIE_RECOVERY_") for name in os.environ):
-        from bindery_bookie.embedded_settings import EmbeddedRecoverySettings
-
-        kinds.append(EmbeddedRecoverySettings)
-        if settings.autorecovery_embedded:
-            load(EmbeddedRecoverySettings, (), prog=PROGRAM)
-    warn_of_unknown_variables("BOOKIE_", *kinds)
+    if settings.autorecovery_embedded:
+        load(EmbeddedRecoverySettings, (), prog=PROGRAM)
+    return (EmbeddedRecoverySettings,)
 
 
 def warn_of_memory_limit(settings: BookieSettings, limit: int | None) -> None:
-    """`limit`: the container's, in bytes."""
+    """Log a warning if the container's memory limit in bytes, `limit`, leaves too little above `memory_size_max`."""
     if limit is not None and limit < settings.memory_size_max + HEADROOM:
         log.warning(
             "memory_limit_too_small",
             limit=limit,
             memory_size_max=settings.memory_size_max,
             headroom=HEADROOM,
-            reason=f"the container is killed above {limit} bytes, and the bookie means to use up to "
-            f"{settings.memory_size_max} and in bad moments {HEADROOM} more; raise the container's memory limit, "
-            "or lower BOOKIE_MEMORY_SIZE_MAX",
+            reason=f"the container is killed above {limit} bytes, and the bookie may use {settings.memory_size_max} "
+            f"bytes and up to {HEADROOM} more under load. Raise the container's memory limit, or lower "
+            "BOOKIE_MEMORY_SIZE_MAX",
         )
-
-
-async def _serve(settings: BookieSettings, shutdown: Shutdown) -> int | None:
-    process = BookieProcess(
-        settings, shutdown, connect=_connect, clock=time.monotonic, wall_clock_ms=lambda: time.time_ns() // 1_000_000
-    )
-    try:
-        await unless_shutdown(shutdown, process.start())
-        if not shutdown.is_set:
-            await process.run()
-    except (BinderyError, OSError) as error:
-        log.error("bookie_failed", **error_fields(error))
-        return shutdown.give_up(error)
-    finally:
-        await process.stop()
-    return None
-
-
-async def _connect(settings: BookieSettings) -> MetadataStore:
-    return await ZooKeeperStore.connect(
-        settings.zookeeper,
-        session_timeout_s=settings.zookeeper_session_timeout_s,
-        connect_timeout_s=limit_s(settings.zookeeper_connect_timeout_s),
-    )
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
     tree = MemoryTree()
     await initialize_cluster(tree.connect(), LedgersLayout(), randomness=random.Random(1))
 
-    async def connect(_: BookieSettings):  # type: ignore[no-untyped-def]
+    async def connect():  # type: ignore[no-untyped-def]
         return tree.connect()
 
     settings = BookieSettings(

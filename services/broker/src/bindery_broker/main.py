@@ -1,38 +1,38 @@
-"""`bindery-broker`: the process. Settings, connections, HTTP, and an orderly end.
+"""`bindery-broker`: the process of one broker (`bindery_kit.process.service_life` has the life cycle).
 
     start: bind the port -> ZooKeeper -> ledger client -> serve -> register
-    SIGTERM: not ready -> end waiting calls, finish requests -> close topics (cursors stored, ledgers sealed)
-             -> give bundles and the registration up -> mark ledgers that lack copies -> end the session
+    stop:  not ready -> end waiting calls, finish requests -> close topics (cursors stored, ledgers closed)
+           -> release bundles and the registration -> mark under-replicated ledgers -> close the session
 
-The port is bound before anything else, so that a second broker on it fails at once; until ZooKeeper answers /startupz
-says what the start waits for.
+The port is bound first, so that a second broker on the same port fails at once. Until ZooKeeper answers, /startupz
+reports what the start waits for.
 """
 
 import bindery_kit.process.early_end  # noqa: F401 - first
 
 # isort: split
 import asyncio
-import contextlib
 import gc
 import random
 import socket
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 
 from bindery_client.client import LedgerClient
 from bindery_core.errors import BadRequest
-from bindery_kit.configuration.settings import load, warn_of_unknown_variables
 from bindery_kit.http.http_server import BindRefused, HttpServer
-from bindery_kit.observability import last_words, logs
 from bindery_kit.observability.health import Health, OpsApp
-from bindery_kit.observability.logs import error_fields, get_logger
+from bindery_kit.observability.logs import get_logger
 from bindery_kit.observability.metrics import Metrics
 from bindery_kit.process.cluster_wait import ClusterWait, asked_again
-from bindery_kit.process.runtime import EXIT_USAGE, Shutdown, run_service, unless_shutdown
-from bindery_kit.process.service_life import join_cluster, quietly, until_shutdown, watch_session
+from bindery_kit.process.program import run_program
+from bindery_kit.process.runtime import Shutdown
+from bindery_kit.process.service_life import ServiceLife, join_cluster, run_life, watch_session, zookeeper_connector
 from bindery_metadata.coordination.leases import Leases
 from bindery_metadata.layout.layout import LedgersLayout
+from bindery_metadata.stores.store import MetadataStore
 from bindery_recovery.writer_reports import WriterReports
 
 from bindery_broker.broker import Broker, Components
@@ -44,7 +44,8 @@ from bindery_broker.settings import BrokerSettings
 PROGRAM = "bindery-broker"
 DESCRIPTION = "The broker: topics over HTTP, stored in replicated ledgers."
 GC_THRESHOLD = 50_000
-"""Allocations between young collections. The default of 700 finds nothing thousands of times a second here."""
+"""Allocations between two collections of the youngest generation. The default of 700 causes thousands of collections a
+second here that free nothing."""
 
 log = get_logger(__name__)
 
@@ -54,88 +55,115 @@ def wall_clock_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-async def serve(settings: BrokerSettings, shutdown: Shutdown) -> int:
-    """Run the broker until `shutdown`; the exit code."""
-    health, metrics = Health(), Metrics("broker")
-    late = LateApp()
-    try:
-        security = settings.client.load()
-        server = HttpServer(
-            OpsApp(health, metrics, app=late),
+class BrokerProcess:
+    """One broker. The constructor binds the port; it raises BindRefused, and BadRequest for certificate files that
+    cannot be used."""
+
+    def __init__(self, settings: BrokerSettings, shutdown: Shutdown) -> None:
+        self._settings = settings
+        self._health, self._metrics = Health(), Metrics("broker")
+        self._late = LateApp()
+        self.life = ServiceLife("broker", shutdown, self._health)
+        self._security = settings.client.load()
+        self._server = HttpServer(
+            OpsApp(self._health, self._metrics, app=self._late),
             host=settings.host,
             port=settings.port,
             insecure=settings.insecure,
             stop_timeout_s=settings.stop_timeout_s / 2,
             http=ProblemHttpProtocol,
-            proxy_headers=False,  # nothing here looks at the client's address
+            proxy_headers=False,  # no route uses the client's address
         )
-    except (BindRefused, BadRequest) as error:
-        log.error("broker_not_started", **error_fields(error))
-        return shutdown.give_up(error, exit_code=EXIT_USAGE)
-    async with contextlib.AsyncExitStack() as stack:
-        await server.start()
-        stack.push_async_callback(server.stop)
-        url = settings.advertised_url or _own_url(server)
+
+    async def start(self) -> None:
+        """Return once the broker serves."""
+        settings, life, health = self._settings, self.life, self._health
+        life.on_stop(self._server.stop)
+        await self._server.start()
+        url = settings.advertised_url or _own_url(self._server)
         health.progress("loading the HTTP API")
-        from bindery_broker.http.app import BrokerApp  # FastAPI takes a while: not before the port, nor in a session
+        # Importing FastAPI takes long: after the port is bound, and before there is a session that could expire.
+        from bindery_broker.http.app import BrokerApp
 
         layout = LedgersLayout(settings.ledgers_root)
         wait = ClusterWait(
-            settings.zookeeper, layout, setting="BROKER_ZOOKEEPER", health=health,
-            timeout_s=settings.zookeeper_connect_timeout_s, wall_clock_ms=wall_clock_ms,
-        )  # fmt: skip
-        store = await join_cluster(
-            settings.zookeeper, wait=wait, session_timeout_s=settings.zookeeper_session_ms / 1000, shutdown=shutdown
+            settings.zookeeper,
+            layout,
+            setting="BROKER_ZOOKEEPER",
+            health=health,
+            timeout_s=settings.zookeeper_connect_timeout_s,
+            wall_clock_ms=wall_clock_ms,
         )
-        if store is None:
-            return shutdown.exit_code
-        stack.push_async_callback(quietly, "zookeeper_session_not_closed", store.close)
+        connect = zookeeper_connector(
+            settings.zookeeper,
+            session_timeout_s=settings.zookeeper_session_ms / 1000,
+            connect_timeout_s=settings.zookeeper_connect_timeout_s,
+        )
+        store = await join_cluster(life, connect, wait=wait)
         watch_session(store, health)
         health.progress("reading the bookies")
-        chance = random.SystemRandom()
-        reports = WriterReports(store, layout, randomness=chance, clock_ms=wall_clock_ms)
-        stack.push_async_callback(quietly, "writer_reports_not_closed", reports.close)
-        reporting = asyncio.create_task(reports.run(), name="writer-reports")
-        stack.callback(reporting.cancel)
-        asking = asked_again(
-            lambda: LedgerClient.connect(
-                store, randomness=chance, layout=layout, on_degraded=reports.degraded, security=security
-            ),
-            event="bookies_not_read",
-        )
-        client = await unless_shutdown(shutdown, asking)
-        if client is None:
-            return shutdown.exit_code
-        stack.push_async_callback(quietly, "ledger_client_not_closed", client.close)
+        client = await self._connect_client(store, layout)
         leases = Leases(store)
-        stack.push_async_callback(leases.close)
+        life.on_stop(leases.close)
         loop = asyncio.get_running_loop()
         components = Components(
-            client=client, store=store, leases=leases, clock=wall_clock_ms, now=loop.time, metrics=metrics
+            client=client, store=store, leases=leases, clock=wall_clock_ms, now=loop.time, metrics=self._metrics
         )
         broker = Broker(settings, components, url=url)
         app = BrokerApp(broker)
-        stack.push_async_callback(app.close)
-        late.put(app)
+        life.on_stop(app.close)
+        self._late.put(app)
         gc.collect()
         gc.freeze()
         gc.set_threshold(GC_THRESHOLD)
         health.started()
         log.info("broker_serving", url=url, zookeeper=settings.zookeeper)
-        tasks = [
-            asyncio.create_task(broker.maintain_forever(), name="maintenance"),
-            asyncio.create_task(keep_registered(leases, url=url), name="registration"),
-        ]
-        await until_shutdown(shutdown, tasks, server, health)
-        health.block("stopping", shutdown.reason)
+        life.on_stop(broker.close, event="broker_not_closed", timeout_s=settings.stop_timeout_s / 2)
+        life.on_stop(life.cancel_parts)
+        life.on_stop(partial(self._drain, broker))
+        life.start_part("http", self._server.wait())
+        life.start_part("maintenance", broker.maintain_forever())
+        life.start_part("registration", keep_registered(leases, url=url))
+
+    async def _connect_client(self, store: MetadataStore, layout: LedgersLayout) -> LedgerClient:
+        randomness = random.SystemRandom()
+        reports = WriterReports(store, layout, randomness=randomness, clock_ms=wall_clock_ms)
+        self.life.on_stop(reports.close, event="writer_reports_not_closed")
+        reporting = asyncio.create_task(reports.run(), name="writer-reports")
+        self.life.on_stop(partial(_cancel, reporting))
+        client = await asked_again(
+            lambda: LedgerClient.connect(
+                store, randomness=randomness, layout=layout, on_degraded=reports.degraded, security=self._security
+            ),
+            event="bookies_not_read",
+        )
+        self.life.on_stop(client.close, event="ledger_client_not_closed")
+        return client
+
+    async def _drain(self, broker: Broker) -> None:
+        """End the calls that wait for messages, and finish the requests in progress."""
         broker.drain()
-        await server.stop()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await quietly("broker_not_closed", broker.close, timeout_s=settings.stop_timeout_s / 2)
-        log.info("broker_stopped", reason=shutdown.reason)
-    return shutdown.exit_code
+        await self._server.stop()
+
+    async def stop(self) -> None:
+        """Finish requests, close topics, release bundles, then close the connections."""
+        self._health.block("stopping", self.life.shutdown.reason)
+        await self.life.stop()
+        log.info("broker_stopped", reason=self.life.shutdown.reason)
+
+
+async def _cancel(task: "asyncio.Task[None]") -> None:
+    task.cancel()
+
+
+async def serve(settings: BrokerSettings, shutdown: Shutdown) -> int:
+    """Run the broker until `shutdown`; the exit code."""
+    return await run_life(
+        lambda: BrokerProcess(settings, shutdown),
+        shutdown,
+        not_started_event="broker_not_started",
+        usage_errors=(BindRefused, BadRequest),
+    )
 
 
 def _own_url(server: HttpServer) -> str:
@@ -149,15 +177,7 @@ def _own_url(server: HttpServer) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The console script."""
-    settings = load(BrokerSettings, argv, prog=PROGRAM, description=DESCRIPTION)
-    try:
-        logs.configure(service="broker", level=settings.log_level)
-    except ValueError as error:
-        last_words.say(PROGRAM, str(error))
-        return EXIT_USAGE
-
-    warn_of_unknown_variables("BROKER_", BrokerSettings)
-    return run_service(lambda shutdown: serve(settings, shutdown), program=PROGRAM)
+    return run_program(PROGRAM, BrokerSettings, serve, argv, service="broker", description=DESCRIPTION)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from bindery_bookie.maintenance.garbage import GarbageCollector
+from bindery_bookie.maintenance.deleted_ledgers import GarbageCollector
 from bindery_bookie.maintenance.limbo_listing import LimboListing
 from bindery_bookie.maintenance.repair import Repairer
 from bindery_bookie.maintenance.storage_watch import StorageWatch

@@ -1,9 +1,9 @@
-"""SharedClient: the ledger client behind the admin API, made when somebody first needs it and then kept."""
+"""SharedClient: the ledger client behind the admin API, connected for the first request that needs it."""
 
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from bindery_core.errors import BinderyError, MetadataUnavailable
 
@@ -12,16 +12,16 @@ if TYPE_CHECKING:
 
 
 class SharedClient:
-    """`connect` makes a client; None from it: there is no metadata store yet. Invariant: at most one is made."""
+    """`connect` connects a client; it returns None before there is a metadata store. Invariant: at most one exists."""
 
-    def __init__(self, connect: Callable[[], Awaitable[Any] | None]) -> None:
+    def __init__(self, connect: "Callable[[], Awaitable[LedgerClient] | None]") -> None:
         self._connect = connect
         self._making = asyncio.Lock()
         self._client: LedgerClient | None = None
         self._is_closed = False
 
     async def get(self) -> "LedgerClient":
-        """Raises MetadataUnavailable, BadRequest for settings that do not say how to get past the bookies."""
+        """Raises MetadataUnavailable, and BadRequest if the settings lack credentials that the bookies require."""
         async with self._making:
             if self._is_closed:
                 raise MetadataUnavailable("the bookie is stopping")

@@ -1,21 +1,22 @@
-"""SharedRecovery: the RecoveryAdmin behind the admin API, imported and made when somebody first needs it."""
+"""SharedRecovery: the RecoveryAdmin behind the admin API, imported and built for the first request that needs it."""
 
 import asyncio
-import importlib
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from bindery_core.errors import MetadataUnavailable
 from bindery_core.sources import RandomBits
+from bindery_kit.process.late_imports import in_thread
 from bindery_metadata.layout.layout import LedgersLayout
 from bindery_metadata.stores.store import MetadataStore
 
 if TYPE_CHECKING:
+    from bindery_client.client import LedgerClient
     from bindery_recovery.admin.recovery_admin import RecoveryAdmin
 
 
 class SharedRecovery:
-    """`metadata` None: not connected yet. Invariant: at most one is made."""
+    """`metadata` gives None until the bookie is connected. Invariant: at most one RecoveryAdmin exists."""
 
     def __init__(
         self,
@@ -23,11 +24,11 @@ class SharedRecovery:
         layout: LedgersLayout,
         *,
         by: str,
-        ledgers: Callable[[], Awaitable[Any]],
+        ledgers: "Callable[[], Awaitable[LedgerClient]]",
         randomness: RandomBits,
         clock_ms: Callable[[], int],
     ) -> None:
-        """As for RecoveryAdmin."""
+        """The arguments are RecoveryAdmin's."""
         self._metadata = metadata
         self._layout = layout
         self._by = by
@@ -44,11 +45,8 @@ class SharedRecovery:
                 metadata = self._metadata()
                 if metadata is None:
                     raise MetadataUnavailable("the bookie has no connection to the metadata store yet")
-                loop = asyncio.get_running_loop()
-                module = await loop.run_in_executor(
-                    None, importlib.import_module, "bindery_recovery.admin.recovery_admin"
-                )
-                self._admin = module.RecoveryAdmin(
+                recovery_admin = await in_thread(import_recovery_admin)
+                self._admin = recovery_admin(
                     metadata,
                     self._layout,
                     by=self._by,
@@ -63,3 +61,9 @@ class SharedRecovery:
             admin, self._admin = self._admin, None
         if admin is not None:
             await admin.close()
+
+
+def import_recovery_admin() -> "type[RecoveryAdmin]":
+    from bindery_recovery.admin.recovery_admin import RecoveryAdmin
+
+    return RecoveryAdmin

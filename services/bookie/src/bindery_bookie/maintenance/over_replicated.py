@@ -1,61 +1,64 @@
-"""OverReplicated: forgets ledgers that moved away, that is closed ones whose metadata name this bookie no longer.
+"""OverReplicated: delete closed ledgers whose metadata no longer names this bookie.
 
-    named --replaced--> seen unneeded --for GRACE_S, metadata unchanged, no copies brought--> forgotten
-                             `--named again, marked, copies brought--> not looked at again before the next search
+    named --replaced--> candidate --GRACE_S pass, same metadata version, no entries stored--> deleted
+                             `--named again, marked, or entries stored--> no candidate until the next search
 
-Whoever heals a ledger copies first and has the metadata name the new bookie last, so "not named" alone proves nothing.
-What must hold, in this order, when a ledger is forgotten:
+Replication workers copy entries before they update the ensemble. A bookie that is absent from the ensemble may be the
+target of a copy in progress, so absence alone does not allow deletion. A ledger is deleted if, checked in this order:
 
-| condition                                                       | because                                           |
-|-----------------------------------------------------------------|---------------------------------------------------|
-| storage is not in limbo                                         | metadata are then what it refills itself by       |
-| no copies were brought for GRACE_S, as far as is known          | healers without a lock too, or with a lost one    |
-| it was seen unneeded GRACE_S ago in this version of metadata    | nothing was changed about it since                |
-| recovery is not disabled                                        | paused is paused                                  |
-| we hold the lock of its mark, in this session                   | no worker is at it, and none begins               |
-| it is not marked                                                | it lacks copies: ours may be wanted               |
-| every bookie that is named is there and has its ends            | metadata may come from a backup, older than moves |
-| read after a sync under the lock: closed, and does not name us  | a worker that has just finished does              |
+| condition                                                           | reason                                        |
+|---------------------------------------------------------------------|-----------------------------------------------|
+| storage is not in limbo                                             | it is refilled according to the metadata      |
+| no entries were copied here for GRACE_S                             | a worker may copy without a lock, or lost it  |
+| it was a candidate GRACE_S ago, at this version of the metadata     | the metadata has not changed since            |
+| recovery is not disabled                                            | an operator paused it                         |
+| this bookie holds the lock of the ledger's mark, in this session    | no worker repairs it, and none begins to      |
+| it is not marked                                                    | it is under-replicated: entries here may help |
+| every bookie that is named is available and has the fragment's ends | metadata may come from an old backup          |
+| read again after a sync under the lock: closed, does not name us    | a worker that has just finished updated it    |
 
-From the last answer to the deletion nothing is waited for, and until the deletion is done the lock is kept: a worker
-that makes this bookie its target afterwards stores all its copies anew. A tombstone keeps late writers out.
+Between the last response and the deletion nothing is awaited, and the lock is kept until the deletion is done: a worker
+that makes this bookie its target afterwards stores all entries again. A tombstone rejects late writers.
 
-What cannot be read or asked is kept. Source: BookKeeper's over-replicated collection (gcOverreplicatedLedgerWaitTime),
-which takes the lock and reads the metadata again; the rest is ours.
+If something cannot be read, the ledger is kept. Source: BookKeeper's over-replicated collection
+(gcOverreplicatedLedgerWaitTime), which takes the lock and reads the metadata again; the other conditions are added.
 """
 
 import asyncio
 import contextlib
-import importlib
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
-import structlog
 from bindery_core.errors import AlreadyExists, BadVersion, BinderyError, Corrupt, NoSuchLedger
 from bindery_core.formats.ledger_metadata import LedgerState
 from bindery_core.ids import BookieId, LedgerId
+from bindery_kit.observability.logs import get_logger
 from bindery_metadata.layout.layout import LedgersLayout
 from bindery_metadata.stores.store import MetadataStore, SessionState
 
-log = structlog.get_logger(__name__)
+if TYPE_CHECKING:
+    from bindery_client.client import LedgerClient
+    from bindery_metadata.ledgers.ledger_manager import LedgerManager, RandomBits
+
+log = get_logger(__name__)
 
 GRACE_S: Final = 3600.0
-"""Far longer than anybody copies without a break before the metadata name the bookie."""
+"""Seconds; far longer than a worker copies entries before it updates the metadata."""
 CANDIDATES_MAX: Final = 100_000
-"""Of one search; the next one finds the others."""
+"""Maximum number of candidates of one search; the next search finds the others."""
 TAKEN_MAX: Final = 1_000
-"""Ledgers looked at in one go. Source: BookKeeper, which has as many under way."""
+"""Maximum number of ledgers checked in one step. Source: BookKeeper, which checks as many concurrently."""
 PAUSE_S: Final = 0.02
-"""After each of them."""
+"""Pause in seconds after each of them."""
 RELEASE_ATTEMPTS: Final = 3
 RELEASE_PAUSE_S: Final = 1.0
 FLUSH_EVERY: Final = 100
-"""Deletions, which wait in memory for a flush."""
+"""Number of deletions, which stay in memory until a flush, between two flushes."""
 
 
 class Shard(Protocol):
-    """What is used of a StorageEngine."""
+    """The part of StorageEngine that is used here."""
 
     @property
     def limbo(self) -> object | None: ...
@@ -71,44 +74,44 @@ class Shard(Protocol):
 
 @dataclass(slots=True)
 class OverReplicatedState:
-    """`*_ms`: wall clock ms of 1970, 0: never."""
+    """`*_ms`: milliseconds since 1970; 0: never."""
 
     searched_ms: int = 0
     candidates: int = 0
-    """Ledgers that are about to be forgotten, unless somebody wants them."""
+    """Ledgers that will be deleted unless a condition fails."""
     forgotten: int = 0
-    """Since the start."""
+    """Ledgers deleted since the start."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
     shard: Shard
     version: int
-    """Of the metadata."""
+    """Version of the metadata."""
     since_s: float
 
 
 class OverReplicated:
-    """Event loop only; times by the loop's clock. `step` now and then."""
+    """Event loop only; times are the loop's. Call `step` periodically."""
 
     def __init__(
         self,
         shards: Sequence[Shard],
         store: MetadataStore,
-        reads: Any,
+        reads: MetadataStore,
         layout: LedgersLayout,
         *,
         bookie_id: BookieId,
-        connect: Callable[[], Awaitable[Any]],
+        connect: "Callable[[], Awaitable[LedgerClient]]",
         check_cluster: Callable[[], Awaitable[None]],
         interval_s: float,
         wall_clock_ms: Callable[[], int],
-        randomness: Any,
+        randomness: "RandomBits",
         grace_s: float = GRACE_S,
     ) -> None:
-        """`reads`: `store` with paced reads. `connect` gives a LedgerClient, which is closed here. `check_cluster`
-        raises when this is not the cluster of this bookie. `interval_s`: between two searches of all ledgers here; 0:
-        never."""
+        """`reads`: `store` with rate-limited reads. `connect` gives a LedgerClient, which is closed here.
+        `check_cluster` raises if this is not the cluster of this bookie. `interval_s`: seconds between two searches of
+        all ledgers stored here; 0: never."""
         self._shards = shards
         self._store = store
         self._reads = reads
@@ -124,11 +127,12 @@ class OverReplicated:
         self._search_at = self._loop.time()
         self._seen: dict[int, _Seen] = {}
         self._locks_left: dict[str, int] = {}
-        """Locks of ours that may stand, and the sessions that they are of."""
+        """Path of a lock that this bookie may still hold -> the session that created it."""
         self.state = OverReplicatedState()
 
     async def step(self) -> int:
-        """Search if that is due, and forget what may be forgotten now; how many. Raises BinderyError, OSError."""
+        """Search if that is due, delete what may be deleted, and return the number of ledgers deleted. Raises
+        BinderyError, OSError."""
         if not self._interval_s:
             return 0
         for path, session_id in list(self._locks_left.items()):
@@ -139,8 +143,9 @@ class OverReplicated:
             return 0
         await self._store.sync(self._layout.root)
         await self._check_cluster()
-        module = importlib.import_module("bindery_metadata.ledgers.ledger_manager")  # late, as in `garbage`
-        manager = module.LedgerManager(self._reads, self._layout, randomness=self._randomness)
+        from bindery_metadata.ledgers.ledger_manager import LedgerManager  # late, as in `deleted_ledgers`
+
+        manager = LedgerManager(self._reads, self._layout, randomness=self._randomness)
         try:
             if now >= self._search_at:
                 await self._search(manager)
@@ -152,7 +157,7 @@ class OverReplicated:
 
     # --- searching ------------------------------------------------------------------------------------------------
 
-    async def _search(self, manager: Any) -> None:
+    async def _search(self, manager: "LedgerManager") -> None:
         before, self._seen = self._seen, {}
         for shard in self._shards:
             if shard.limbo is not None or len(self._seen) >= CANDIDATES_MAX:
@@ -171,8 +176,9 @@ class OverReplicated:
         if self._seen:
             log.info("over_replicated_ledgers", ledgers=len(self._seen), first=list(self._seen)[:10])
 
-    async def _unneeded(self, manager: Any, ledger_id: int) -> int | None:
-        """The version of metadata that need nothing from us; None: they do, or that cannot be told."""
+    async def _unneeded(self, manager: "LedgerManager", ledger_id: int) -> int | None:
+        """The version of the metadata if it is closed and does not name this bookie; None otherwise, or if it cannot be
+        read."""
         try:
             found = await manager.read(LedgerId(ledger_id))
         except (NoSuchLedger, Corrupt, BadVersion):
@@ -184,7 +190,7 @@ class OverReplicated:
 
     # --- forgetting -----------------------------------------------------------------------------------------------
 
-    async def _forget_ripe(self, manager: Any) -> int:
+    async def _forget_ripe(self, manager: "LedgerManager") -> int:
         now = self._loop.time()
         ripe = [ledger_id for ledger_id, seen in self._seen.items() if now - seen.since_s >= self._grace_s]
         if not ripe:
@@ -212,41 +218,43 @@ class OverReplicated:
         since_s = self._loop.time() - self._grace_s
         return shard.limbo is None and not shard.was_given_copies(ledger_id, since_s=since_s)
 
-    async def _others_have_it(self, client: Any, ledger_id: int) -> bool:
-        """Whether all copies that count are there, by the ends of what each bookie should hold."""
-        checker = importlib.import_module("bindery_recovery.checks.checker")
+    async def _others_have_it(self, client: "LedgerClient", ledger_id: int) -> bool:
+        """Whether every bookie that the metadata names has the first and the last entry of each of its fragments."""
+        from bindery_recovery.checks.checker import check_ledger
+
         try:
             metadata = await client.metadata(LedgerId(ledger_id))
         except (NoSuchLedger, Corrupt, BadVersion):
             return False
         bookies = await client.list_bookies()
-        check = await checker.check_ledger(client, LedgerId(ledger_id), metadata, bookies=bookies)
+        check = await check_ledger(client, LedgerId(ledger_id), metadata, bookies=bookies)
         if not check.is_whole:
-            log.warning("over_replicated_kept", ledger_id=ledger_id, reason="bookies that are named lack their copies")
+            log.warning("over_replicated_kept", ledger_id=ledger_id, reason="a bookie in the metadata misses entries")
         return bool(check.is_whole)
 
-    async def _forget(self, manager: Any, client: Any, ledger_id: int, seen: _Seen) -> bool:
+    async def _forget(self, manager: "LedgerManager", client: "LedgerClient", ledger_id: int, seen: _Seen) -> bool:
         mark, lock = self._layout.mark(LedgerId(ledger_id)), self._layout.mark_lock(LedgerId(ledger_id))
         if lock in self._locks_left or not self._is_quiet(ledger_id, seen.shard):
             return False
         if await self._store.exists(mark) is not None or not await self._others_have_it(client, ledger_id):
             return False
-        formats = importlib.import_module("bindery_core.formats.replication_formats")
+        from bindery_core.formats.replication_formats import encode_lock
+
         session_id = self._store.session_id
         self._locks_left[lock] = session_id
         try:
             with contextlib.suppress(AlreadyExists):
-                await self._store.create(lock, formats.encode_lock(self._bookie_id), ephemeral=True, make_parents=True)
+                await self._store.create(lock, encode_lock(self._bookie_id), ephemeral=True, make_parents=True)
             stat = await self._store.exists(lock)
             if stat is None or stat.ephemeral_owner != session_id:
-                del self._locks_left[lock]  # a worker's
+                del self._locks_left[lock]  # a worker holds it
                 return False
             await self._store.sync(mark)
             if await self._store.exists(mark) is not None:
                 return False
             if await self._unneeded(manager, ledger_id) != seen.version:
                 return False
-            # From here on nothing is waited for.
+            # Nothing is awaited from here to the deletion.
             is_ours = self._store.session_state is SessionState.CONNECTED and self._store.session_id == session_id
             if not is_ours or not self._is_quiet(ledger_id, seen.shard):
                 return False
@@ -257,13 +265,15 @@ class OverReplicated:
                 await self._release(lock, session_id)
 
     async def _release(self, lock: str, session_id: int) -> None:
-        """A lock that stays keeps everybody from healing its ledger, so it is tried again, here and at each step."""
-        ephemerals = importlib.import_module("bindery_metadata.stores.ephemerals")
+        """Delete the lock. While it exists no worker can repair the ledger, so this is retried, here and at each
+        step."""
+        from bindery_metadata.stores.ephemerals import delete_own
+
         for attempt in range(RELEASE_ATTEMPTS):
             if attempt:
                 await asyncio.sleep(RELEASE_PAUSE_S)
             try:
-                await ephemerals.delete_own(self._store, lock, session_id)
+                await delete_own(self._store, lock, session_id)
                 self._locks_left.pop(lock, None)
                 return
             except BinderyError as error:

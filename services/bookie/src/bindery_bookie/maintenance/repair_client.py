@@ -1,24 +1,27 @@
-"""RepairClient: the ledger client that a bookie repairs itself with, and how it shows the others who it is.
+"""Connect the ledger client with which a bookie reads from other bookies, and choose the credentials it presents.
 
-What the other bookies ask of clients is what this one asks: they need the same settings. So unless told otherwise it
-uses its own: a token out of its secrets (or one that it signs), its certificate, its authority. Imported only when
-there is something to repair: it costs start-up time.
+All bookies of a cluster require the same of their clients. Unless the repair settings name other credentials, the
+client therefore presents what this bookie itself would accept: a token from its secrets file or signed with its key,
+and its certificate. The client is imported when it is first needed, because the import delays the start.
 """
 
 import asyncio
-import importlib
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 from bindery_core.auth_token import sign
 from bindery_core.errors import BadRequest
 from bindery_core.ids import BookieId
+from bindery_kit.process.late_imports import in_thread
 from bindery_metadata.layout.layout import LedgersLayout
 from bindery_metadata.stores.store import MetadataStore
 
 from bindery_bookie.access.security import AuthProvider, read_secrets
-from bindery_bookie.maintenance.repair import Client
 from bindery_bookie.settings import BookieSettings
+
+if TYPE_CHECKING:
+    from bindery_client.client import LedgerClient, Randomness
+    from bindery_client.connection.security import ClientSecurity
 
 
 def connector(
@@ -27,34 +30,38 @@ def connector(
     metadata: MetadataStore,
     layout: LedgersLayout,
     *,
-    randomness: Any,
-) -> Callable[[], Awaitable[Client]]:
-    """For `Repairer`. What it gives raises BadRequest when the settings do not say how to get past other bookies."""
+    randomness: "Randomness",
+) -> "Callable[[], Awaitable[LedgerClient]]":
+    """A function that connects a client. It raises BadRequest if the settings lack credentials that other bookies
+    require."""
 
-    async def connect() -> Client:
-        loop = asyncio.get_running_loop()
-        security = await loop.run_in_executor(None, _security, settings, bookie_id)
-        client = await loop.run_in_executor(None, importlib.import_module, "bindery_client.client")
-        made: Client = await client.LedgerClient.connect(
-            metadata, randomness=randomness, layout=layout, security=security
-        )
-        return made
+    async def connect() -> "LedgerClient":
+        client = await in_thread(import_client)
+        security = await asyncio.get_running_loop().run_in_executor(None, _security, settings, bookie_id)
+        return await client.connect(metadata, randomness=randomness, layout=layout, security=security)
 
     return connect
 
 
-def _security(settings: BookieSettings, bookie_id: BookieId) -> Any:
-    """A `bindery_client.connection.security.ClientSecurity`. Blocks: it reads files."""
+def import_client() -> "type[LedgerClient]":
+    from bindery_client.client import LedgerClient
+
+    return LedgerClient
+
+
+def _security(settings: BookieSettings, bookie_id: BookieId) -> "ClientSecurity":
+    """The credentials that the module's docstring describes. Blocks, because it reads files."""
+    from bindery_client.connection.security import ClientSecurity, load_security
+
     repair, tls, auth = settings.repair, settings.tls, settings.auth
     needs_certificate = auth.provider is AuthProvider.CERTIFICATE
     ca_file = repair.ca_file or tls.ca_file
     if (tls.required or needs_certificate) and not ca_file:
-        raise BadRequest("repair from other bookies needs repair.ca_file: they insist on TLS")
+        raise BadRequest("cannot repair from other bookies: they require TLS. Set repair.ca_file")
     certificate_file, key_file = repair.certificate_file, repair.key_file
     if needs_certificate and not certificate_file:
         certificate_file, key_file = tls.certificate_file, tls.key_file
-    module = importlib.import_module("bindery_client.connection.security")
-    security = module.load_security(
+    security = load_security(
         ca_file=ca_file or None,
         certificate_file=certificate_file or None,
         key_file=key_file or None,
@@ -64,7 +71,7 @@ def _security(settings: BookieSettings, bookie_id: BookieId) -> Any:
     )
     if auth.provider is AuthProvider.TOKEN and security.token is None:
         token = _own_token(settings, bookie_id)
-        return module.ClientSecurity(tls=security.tls, plugin=security.plugin, token=token)
+        return ClientSecurity(tls=security.tls, plugin=security.plugin, token=token)
     return security
 
 

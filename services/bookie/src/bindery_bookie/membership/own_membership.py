@@ -15,7 +15,6 @@ the next stop. What cannot be read changes nothing. Joining is for who looks: a 
 
 import asyncio
 import contextlib
-import importlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
@@ -23,6 +22,7 @@ from bindery_core.errors import BinderyError, Conflict, Corrupt, NoSuchNode, Ver
 from bindery_core.ids import BookieId
 from bindery_kit.observability.health import Health
 from bindery_kit.observability.logs import error_fields, get_logger
+from bindery_kit.process.late_imports import in_thread
 from bindery_metadata.layout.layout import BinderyLayout
 from bindery_metadata.stores.store import MetadataStore
 
@@ -91,11 +91,10 @@ class OwnMembership:
         """Say that the first start has begun. It is not worth a start when that cannot be said."""
         try:
             store = await self._store()
-            module = importlib.import_module("bindery_metadata.bookies.membership")  # `_store` has imported it
-            said = await store.set(
-                self._bookie_id, module.Intent.JOINING, by=str(self._bookie_id), version=module.ABSENT
-            )
-            self._passing_version = said.version
+            from bindery_metadata.bookies.membership import ABSENT, Intent  # `_store` has imported it in a thread
+
+            membership = await store.set(self._bookie_id, Intent.JOINING, by=str(self._bookie_id), version=ABSENT)
+            self._passing_version = membership.version
         except VersionConflict:
             pass  # something else was said about it already, and that counts
         except BinderyError as error:
@@ -143,11 +142,14 @@ class OwnMembership:
             log.info("membership_ended")
 
     async def _store(self) -> "MembershipStore":
-        # In a thread, and late: its parser takes longer to import than an add may take.
-        loop = asyncio.get_running_loop()
-        module = await loop.run_in_executor(None, importlib.import_module, "bindery_metadata.bookies.membership")
-        store: MembershipStore = module.MembershipStore(self._metadata, clock_ms=self._wall_clock_ms)
-        return store
+        store = await in_thread(import_membership_store)
+        return store(self._metadata, clock_ms=self._wall_clock_ms)
+
+
+def import_membership_store() -> "type[MembershipStore]":
+    from bindery_metadata.bookies.membership import MembershipStore  # its parser takes long to import
+
+    return MembershipStore
 
 
 def _said(membership: "Membership") -> str:

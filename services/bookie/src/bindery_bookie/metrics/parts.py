@@ -23,9 +23,10 @@ A part that is not there yet, as before storage is open, has no samples.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from bindery_bookie.metrics.bookie import BookieMetrics
+from bindery_bookie.metrics.bookie import BookieMetrics, DirectoryUsage
+from bindery_bookie.state import BookieState
 from bindery_bookie.storage.collection.collection_interface import CollectionKind
 from bindery_bookie.storage.corruption.damage import DamageRegister
 
@@ -36,17 +37,22 @@ if TYPE_CHECKING:
 
 Sample = tuple[Mapping[str, str], float]
 
+_KINDS: Final = {"journal": "journal", "ledgers": "ledger"}
+"""What a directory holds -> the kind in the name of BookKeeper's metric."""
+
 
 def add_parts(
     metrics: BookieMetrics,
     shards: "Sequence[StorageEngine]",
     *,
+    state: BookieState,
     is_open: Callable[[], bool],
     directories: "Callable[[], Sequence[DirectoryState]]",
     damage: DamageRegister,
     repair: "Callable[[], RepairState | None]",
 ) -> None:
-    """Show all of the table above. `repair`: None while there is no repairer."""
+    """Add all metrics of the table above, and BookKeeper's of the same parts. `repair`: None without a repairer."""
+    _add_bookkeepers(metrics, shards, state, directories)
     _add_directories(metrics, directories)
     _add_damage(metrics, damage, repair)
 
@@ -85,6 +91,33 @@ def add_parts(
         return [({"shard": at, "kind": kind.value}, kind is now) for at, now in states for kind in CollectionKind]
 
     metrics.figure("bindery_bookie_gc_running", "gauge", "1 while it runs.", running)
+
+
+def _add_bookkeepers(
+    metrics: BookieMetrics,
+    shards: "Sequence[StorageEngine]",
+    state: BookieState,
+    directories: "Callable[[], Sequence[DirectoryState]]",
+) -> None:
+    def server_status() -> float:
+        if not state.registered:
+            return -1
+        return 0 if state.read_only else 1
+
+    def ledger_counts() -> list[Sample]:
+        counts = [shard.ledgers_count for shard in shards]
+        return [({}, float(sum(count for count in counts if count is not None)))] if None not in counts else []
+
+    def directory_usages() -> list[DirectoryUsage]:
+        return [
+            DirectoryUsage(one.path, _KINDS[what], one.usage, not one.is_writable)
+            for one in directories()
+            for what in one.holds
+        ]
+
+    metrics.gauge("bookie_SERVER_STATUS", "1 writable, 0 read-only, -1 not registered.", server_status)
+    metrics.figure("bookie_ledgers_count", "gauge", "Ledgers here.", ledger_counts)
+    metrics.directories = directory_usages
 
 
 def _add_directories(metrics: BookieMetrics, directories: "Callable[[], Sequence[DirectoryState]]") -> None:

@@ -1,10 +1,10 @@
-"""What can be turned of the healing inside a bookie (`autorecovery_embedded`). Imported only where somebody does."""
+"""Settings of recovery inside a bookie (`autorecovery_embedded`)."""
 
 from bindery_kit.configuration.settings import SettingsConfigDict
 from bindery_recovery.settings import RecoverySettings
 
 
 class EmbeddedRecoverySettings(RecoverySettings):
-    """As an auditor's."""
+    """The settings of an auditor process, under other names in the environment."""
 
     model_config = SettingsConfigDict(env_prefix="BOOKIE_RECOVERY_")

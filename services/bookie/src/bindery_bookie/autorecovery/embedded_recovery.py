@@ -1,8 +1,9 @@
-"""EmbeddedRecovery: the cluster's healing inside a bookie, where no auditor processes are wanted.
+"""EmbeddedRecovery: recovery of the whole cluster inside a bookie, for clusters without auditor processes.
 
-BookKeeper calls it autoRecoveryDaemonEnabled. The bookie is then a candidate for auditor and copies like any auditor
-process, in its own session and under its own id. Imported only with the setting `autorecovery_embedded`; what can be
-turned is in `embedded_settings`, by the environment: `BOOKIE_RECOVERY_LOST_BOOKIE_DELAY_S` and the like.
+BookKeeper calls it autoRecoveryDaemonEnabled. The bookie then takes part in the election of the auditor and runs
+replication workers as an auditor process does, in the bookie's ZooKeeper session and under its id. Imported only with
+the setting `autorecovery_embedded`; `embedded_settings` has its own settings, which are read from the environment
+(`BOOKIE_RECOVERY_LOST_BOOKIE_DELAY_S` and so on).
 """
 
 import asyncio
@@ -20,7 +21,7 @@ from bindery_recovery.admin.last_audits_watch import LastAuditsWatch
 from bindery_recovery.admin.recovery_metrics import RecoveryMetrics
 from bindery_recovery.service import Randomness, RecoveryService
 
-from bindery_bookie.embedded_settings import EmbeddedRecoverySettings
+from bindery_bookie.autorecovery.embedded_settings import EmbeddedRecoverySettings
 
 RETRY_S: Final = 2.0
 
@@ -28,7 +29,7 @@ log = get_logger(__name__)
 
 
 class EmbeddedRecovery:
-    """`run` as a task once the bookie is registered; `stop` before it unregisters."""
+    """Start `run` as a task once the bookie is registered; call `stop` before it unregisters."""
 
     def __init__(
         self,
@@ -50,10 +51,11 @@ class EmbeddedRecovery:
         self._metrics: RecoveryMetrics | None = None
         self._last_audits: LastAuditsWatch | None = None
         self.service: RecoveryService | None = None
-        """From the start of `run` on."""
+        """None until `run` has connected."""
 
     async def run(self, metadata: MetadataStore, layout: LedgersLayout, connect: Callable[[], Awaitable[Any]]) -> None:
-        """`connect` gives a LedgerClient of our own. Until cancelled; also when it asked for the process's end."""
+        """Run until cancelled, even after it requested the end of the process. `connect` gives a LedgerClient that only
+        this object uses."""
         self._last_audits = LastAuditsWatch(LastAudits(metadata), clock_ms=self._clock_ms)
         showing = asyncio.create_task(self._last_audits.run(), name="last_audits")
         try:
@@ -62,7 +64,7 @@ class EmbeddedRecovery:
                 log.info("recovery_embedded", workers=self.settings.workers)
                 await service.run()
             except BinderyError as error:
-                self._ask_exit(f"the cluster's healing cannot start here: {error}")
+                self._ask_exit(f"recovery of the cluster cannot start in this bookie: {error}")
             await asyncio.Event().wait()
         finally:
             showing.cancel()
@@ -71,7 +73,8 @@ class EmbeddedRecovery:
     async def _prepare(
         self, metadata: MetadataStore, layout: LedgersLayout, connect: Callable[[], Awaitable[Any]]
     ) -> RecoveryService:
-        """Wait for a metadata store that is away. Raises BadRequest for settings or marks that are no use."""
+        """Retry until the metadata store answers. Raises BadRequest for settings that cannot be used and for marks in
+        an unknown format."""
         while True:
             try:
                 if self._client is None:
@@ -98,7 +101,7 @@ class EmbeddedRecovery:
         )
 
     def render(self) -> bytes:
-        """Its metrics; nothing before it runs."""
+        """The metrics of recovery as text; empty before it runs."""
         if self._metrics is None:
             return b""
         page = Page()
@@ -108,7 +111,7 @@ class EmbeddedRecovery:
         return page.render()
 
     async def stop(self) -> None:
-        """Release locks, give up the office. `run` is still the caller's to cancel, before `close`."""
+        """Release locks and leadership. The caller then cancels `run`, and calls `close`."""
         if self.service is not None:
             await self.service.stop()
 

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import pytest
-from bindery_bookie.maintenance.garbage import GarbageCollector
+from bindery_bookie.maintenance.deleted_ledgers import GarbageCollector
 from bindery_bookie.storage.stats import StorageStats
 from bindery_core.errors import BadVersion, BinderyError, Conflict, MetadataUnavailable, NoSuchNode
 from bindery_metadata.cluster import initialize_cluster

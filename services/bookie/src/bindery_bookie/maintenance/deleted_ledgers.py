@@ -1,33 +1,32 @@
-"""GarbageCollector: forgets ledgers whose metadata is gone. `storage.compaction` then wins their space back.
+"""GarbageCollector: delete ledgers whose metadata is gone. `storage.compaction` then frees their space.
 
-The metadata is believed only as a whole. Order of a run, each step a reason to stop without deleting anything:
+A run deletes nothing unless it has read all of the metadata. Each step may end the run:
 
-| step                                                                 | because                                       |
-|----------------------------------------------------------------------|-----------------------------------------------|
-| 1 take the list of ledgers here                                      | ledgers made later are no candidates          |
-| 2 sync                                                               | a ZooKeeper server may lag behind that list   |
-| 3 INSTANCEID is the cookie's, LAYOUT is the one we can read          | another cluster, or a tree we would misread   |
-| 4 walk all of the metadata's ledgers, ascending; those here that are | an error, or ids out of order, ends the run   |
-|   not in it are candidates                                           |                                               |
-| 5 sync, and read each candidate: only "no such ledger" counts        | a listing is no single moment                 |
-| 6 step 3 once more                                                   | the tree may have gone in between             |
+| step                                                           | reason                                       |
+|----------------------------------------------------------------|----------------------------------------------|
+| 1 list the ledgers that this bookie stores                     | later ledgers are not candidates             |
+| 2 sync                                                         | a ZooKeeper server may lag behind it         |
+| 3 check that INSTANCEID is the cookie's and LAYOUT readable    | another cluster, or a tree in another format |
+| 4 list all ledgers of the metadata, ascending; a stored ledger | an error, or ids out of order, ends the run  |
+| that is not listed is a candidate                              |                                              |
+| 5 sync, and read each candidate: only "no such ledger" counts  | a listing is not a snapshot                  |
+| 6 step 3 again                                                 | the tree may have been removed meanwhile     |
 
-One walk serves all shards. `is_gone` looks at a single ledger likewise, for the repair. Ledgers whose metadata name
-this bookie no longer are `over_replicated`'s, after such a run.
-Source: BookKeeper's ScanAndCompareGarbageCollector with verifyMetadataOnGC; sync and the checks of the tree are ours.
+One listing serves all shards. `is_gone` checks a single ledger in the same way, for the repair. `over_replicated`
+deletes ledgers whose metadata no longer names this bookie; it runs after this. Source: BookKeeper's
+ScanAndCompareGarbageCollector with verifyMetadataOnGC; sync and the checks of the tree are added.
 """
 
 import asyncio
 import heapq
-import importlib
 from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
-import structlog
 from bindery_core.errors import BadVersion, BinderyError, Conflict, Corrupt, NoSuchLedger
 from bindery_core.ids import BookieId, LedgerId
+from bindery_kit.observability.logs import get_logger
 from bindery_metadata.bookies.cookies import CookieStore
 from bindery_metadata.layout.layout import LAYOUT_TEXT, LedgersLayout
 from bindery_metadata.stores.store import MetadataStore, Node, Watch
@@ -37,14 +36,18 @@ from bindery_bookie.maintenance.over_replicated import Shard as OverReplicatedSh
 from bindery_bookie.storage.collection.collection_interface import GarbageCollection
 from bindery_bookie.storage.stats import StorageStats
 
-log = structlog.get_logger(__name__)
+if TYPE_CHECKING:
+    from bindery_client.client import LedgerClient
+    from bindery_metadata.ledgers.ledger_manager import LedgerManager, RandomBits
+
+log = get_logger(__name__)
 
 _SLEEP_MIN_S: Final = 0.01
-"""Shorter pauses are saved up."""
+"""Pauses shorter than this are accumulated, because the event loop sleeps too coarsely for them."""
 
 
 class GarbageShard(OverReplicatedShard, Protocol):
-    """What the collector uses of a StorageEngine."""
+    """The part of StorageEngine that garbage collection uses."""
 
     @property
     def stats(self) -> StorageStats: ...
@@ -59,19 +62,19 @@ class GarbageShard(OverReplicatedShard, Protocol):
 
 @dataclass(slots=True)
 class MetadataGarbageState:
-    """Of all shards. `*_ms`: wall clock ms of 1970, 0: never."""
+    """State over all shards. `*_ms`: milliseconds since 1970; 0: never."""
 
     running: bool = False
     last_run_ms: int = 0
     last_success_ms: int = 0
     last_error: str = ""
-    """Why the last run deleted nothing; empty: it went through."""
+    """Error that ended the last run; empty if it completed."""
     ledgers_here: int = 0
-    """At the last run that went through."""
+    """Ledgers stored here at the last run that completed."""
     ledgers_listed: int = 0
-    """In the metadata, then."""
+    """Ledgers in the metadata at that run."""
     ledgers_deleted: int = 0
-    """Since the start."""
+    """Ledgers deleted since the start."""
 
 
 class GarbageCollector:
@@ -85,23 +88,24 @@ class GarbageCollector:
         *,
         instance_id: str,
         bookie_id: BookieId,
-        connect: Callable[[], Awaitable[Any]],
+        connect: "Callable[[], Awaitable[LedgerClient]]",
         wait_s: float,
         over_replicated_wait_s: float,
         op_rate: float,
         clock: Callable[[], float],
         wall_clock_ms: Callable[[], int],
-        randomness: Any,
+        randomness: "RandomBits",
     ) -> None:
-        """`instance_id`: the cluster's, as this bookie's cookie has it. `connect` gives a LedgerClient, to look after
-        ledgers that moved. `wait_s`: between two runs, and before the first. `over_replicated_wait_s`: between two
-        searches for ledgers that moved away; 0: none. `op_rate`: reads of metadata a second at most."""
+        """`instance_id`: the cluster id in this bookie's cookie. `connect`: connects a client to check the other
+        replicas of ledgers that moved away. `wait_s`: seconds between two runs, and before the first.
+        `over_replicated_wait_s`: seconds between two searches for ledgers that moved away; 0: no search. `op_rate`:
+        maximum metadata reads per second."""
         self._shards = shards
         self._metadata = metadata
         self._layout = layout
         self._instance_id = instance_id
         self._wait_s = wait_s
-        self._paced = _PacedReads(metadata, rate=op_rate, clock=clock)
+        self._paced = cast(MetadataStore, _PacedReads(metadata, rate=op_rate, clock=clock))
         self._wall_clock_ms = wall_clock_ms
         self._randomness = randomness
         self._wanted = asyncio.Event()
@@ -121,12 +125,12 @@ class GarbageCollector:
         )
 
     def request(self, *, compact: bool = False) -> None:
-        """Have a run soon; with `compact` sparse entry logs are rewritten after it, whatever came of it."""
+        """Start a run soon. With `compact`, sparse entry logs are rewritten after it, even if it fails."""
         self._compact_after |= compact
         self._wanted.set()
 
     async def run(self) -> None:
-        """Never returns, and never raises for what metadata or disks can do."""
+        """Run until cancelled. Errors of the metadata store and of disks end one run only."""
         while True:
             try:
                 async with asyncio.timeout(self._wait_s):
@@ -139,7 +143,7 @@ class GarbageCollector:
                 await self._forget_moved()
             except (BinderyError, OSError) as error:
                 log.warning("garbage_not_collected", error=str(error))
-            except Exception:  # a fault of ours, or of what the metadata holds, is not worth the bookie's end
+            except Exception:  # a program error, or unexpected metadata, must not end the bookie
                 log.exception("garbage_collection_broke")
             if self._compact_after:
                 self._compact_after = False
@@ -147,7 +151,8 @@ class GarbageCollector:
                     shard.compactor.request(minor=True, major=True)
 
     async def collect(self) -> int:
-        """Ledgers deleted. Raises BinderyError or OSError; then none was, unless deleting itself failed."""
+        """Make one run and return the number of ledgers deleted. Raises BinderyError or OSError; unless the deletion
+        itself failed, nothing was deleted then."""
         state = self.state
         state.running = True
         state.last_run_ms = self._wall_clock_ms()
@@ -163,7 +168,7 @@ class GarbageCollector:
         return deleted
 
     async def is_gone(self, ledger_id: int) -> bool:
-        """Whether the metadata have no such ledger, made sure of by steps 2, 3, 5 and 6. Raises BinderyError."""
+        """Whether the metadata has no such ledger, confirmed by steps 2, 3, 5 and 6. Raises BinderyError."""
         await self._metadata.sync(self._layout.root)
         await self._check_cluster()
         manager = self._ledger_manager()
@@ -174,10 +179,10 @@ class GarbageCollector:
         await self._check_cluster()
         return is_gone
 
-    def _ledger_manager(self) -> Any:
-        """Few bookies need one soon, and importing it takes time."""
-        module = importlib.import_module("bindery_metadata.ledgers.ledger_manager")
-        return module.LedgerManager(self._paced, self._layout, randomness=self._randomness)
+    def _ledger_manager(self) -> "LedgerManager":
+        from bindery_metadata.ledgers.ledger_manager import LedgerManager  # the start does not need it; it loads slowly
+
+        return LedgerManager(self._paced, self._layout, randomness=self._randomness)
 
     async def _forget_moved(self) -> None:
         before = self.over_replicated.state.forgotten
@@ -209,11 +214,11 @@ class GarbageCollector:
         return len(gone)
 
     async def _check_cluster(self) -> None:
-        """Raises Conflict or BadVersion when this is not the cluster, or not the tree, that the listing needs."""
+        """Raise Conflict if this is another cluster, and BadVersion if the tree has another format."""
         found = await CookieStore(self._metadata, self._layout).instance_id()
         if found != self._instance_id:
             raise Conflict(
-                "this is not the cluster of the bookie's cookie: nothing is collected",
+                "no ledgers are deleted: this is not the cluster in the bookie's cookie",
                 path=self._layout.instance_id,
                 expected=self._instance_id,
                 found=found,
@@ -221,14 +226,14 @@ class GarbageCollector:
         layout = (await self._metadata.get(self._layout.layout)).data
         if layout.rstrip(b"\n") != LAYOUT_TEXT:
             raise BadVersion(
-                "ledger metadata is laid out in another way: nothing is collected",
+                "no ledgers are deleted: the layout of ledger metadata is unknown",
                 path=self._layout.layout,
                 expected=LAYOUT_TEXT.decode(),
                 found=layout.decode("ascii", "replace"),
             )
 
     async def _missing(self, here: Iterator[int], listed: AsyncIterator[int]) -> "array[int]":
-        """Ids of `here` that are not in `listed`; both ascend."""
+        """Ids in `here` that are not in `listed`; both are ascending."""
         missing = array("q")
         local = next(here, None)
         count = 0
@@ -266,12 +271,12 @@ async def _is_gone(read: Callable[[LedgerId], Awaitable[object]], ledger_id: int
     except NoSuchLedger:
         return True
     except (Corrupt, BadVersion):
-        return False  # there is metadata, whoever can read it
+        return False  # the metadata exists, although it cannot be read
     return False
 
 
 class _PacedReads:
-    """The reads of a MetadataStore, so many a second. All else is the store's own."""
+    """A MetadataStore whose reads are rate-limited; all other calls are delegated unchanged."""
 
     def __init__(self, store: MetadataStore, *, rate: float, clock: Callable[[], float]) -> None:
         self._store = store

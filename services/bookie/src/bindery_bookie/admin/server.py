@@ -1,0 +1,126 @@
+"""AdminServer: the bookie's HTTP port: probes, metrics and the admin API.
+
+Importing this module takes a tenth of a second (uvicorn, prometheus_client). `process` imports it in a thread, once the
+ledger port serves or the start takes long.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from bindery_core.ids import BookieId
+from bindery_core.sources import RandomBits
+from bindery_kit.http.http_server import HttpServer
+from bindery_kit.observability.health import Health, OpsApp
+from bindery_metadata.layout.layout import LedgersLayout
+from bindery_metadata.stores.store import MetadataStore
+
+from bindery_bookie.access.security import admin_access
+from bindery_bookie.admin.app import AdminApp
+from bindery_bookie.admin.context import AdminContext
+from bindery_bookie.admin.shard import EngineShard
+from bindery_bookie.admin.shared_client import SharedClient
+from bindery_bookie.admin.shared_recovery import SharedRecovery
+from bindery_bookie.maintenance.repair import RepairState
+from bindery_bookie.maintenance.storage_watch import DirectoryState
+from bindery_bookie.metrics import BookieMetrics
+from bindery_bookie.metrics.process_page import ProcessPage
+from bindery_bookie.settings import BookieSettings
+from bindery_bookie.state import BookieState
+from bindery_bookie.storage.corruption.damage import DamageRegister
+from bindery_bookie.storage.engine.engine import StorageEngine
+from bindery_bookie.storage.io.disk import RealDisk
+from bindery_bookie.storage.io.fault_injection import DrillControl
+from bindery_bookie.storage.store import EntryStore
+
+if TYPE_CHECKING:
+    from bindery_client.client import LedgerClient
+
+
+class AdminServer:
+    """`start`, then `stop`, which is idempotent. `close_clients` before the metadata store is closed."""
+
+    def __init__(
+        self,
+        settings: BookieSettings,
+        *,
+        port: int,
+        bookie_id: BookieId,
+        health: Health,
+        state: BookieState,
+        store: EntryStore,
+        shards: Sequence[StorageEngine],
+        metrics: BookieMetrics,
+        damage: DamageRegister,
+        drills: DrillControl | None,
+        is_open: Callable[[], bool],
+        directories: Callable[[], Sequence[DirectoryState]],
+        metadata: Callable[[], MetadataStore | None],
+        repair: Callable[[], RepairState | None],
+        recovery_page: Callable[[], bytes],
+        connect_client: "Callable[[], Awaitable[LedgerClient] | None]",
+        randomness: RandomBits,
+        wall_clock_ms: Callable[[], int],
+    ) -> None:
+        """`metadata`, `connect_client`, `repair`: None from them until the start is that far. `recovery_page`: metrics
+        of recovery inside this bookie, as text."""
+        layout = LedgersLayout(settings.ledgers_root)
+        self._client = SharedClient(connect_client)
+        self._recovery = SharedRecovery(
+            metadata,
+            layout,
+            by=str(bookie_id),
+            ledgers=self._client.get,
+            randomness=randomness,
+            clock_ms=wall_clock_ms,
+        )
+        views = [_view(shard, wall_clock_ms) for shard in shards]
+
+        def effective_settings() -> Mapping[str, str]:
+            return {setting.name: str(setting.value) for setting in settings.effective()}
+
+        context = AdminContext(
+            bookie_id=str(bookie_id),
+            store=store,
+            state=state,
+            health=health,
+            settings=effective_settings,
+            is_open=is_open,
+            disk=RealDisk(),
+            layout=layout,
+            randomness=randomness,
+            metadata=metadata,
+            damage=damage,
+            repair=repair,
+            ledger_client=self._client.get,
+            access=admin_access(settings.auth, now_s=lambda: wall_clock_ms() / 1000),
+            shards=lambda: views,
+            directories=directories,
+            drills=drills,
+            recovery=self._recovery.get,
+        )
+        app = OpsApp(health, ProcessPage(metrics, more=recovery_page), app=AdminApp(context))
+        self._http = HttpServer(app, host=settings.host, port=port, insecure=settings.insecure)
+
+    async def start(self) -> None:
+        """Return once requests are accepted."""
+        await self._http.start()
+
+    async def wait(self) -> None:
+        """Return when the HTTP server ends."""
+        await self._http.wait()
+
+    async def stop(self) -> None:
+        await self._http.stop()
+
+    async def close_clients(self) -> None:
+        await self._recovery.close()
+        await self._client.close()
+
+
+def _view(shard: StorageEngine, wall_clock_ms: Callable[[], int]) -> EngineShard:
+    return EngineShard(
+        shard,
+        wall_clock_ms=wall_clock_ms,
+        collector=lambda: shard.compactor if shard.is_open else None,
+        scrubber=lambda: shard.scrubber if shard.is_open else None,
+    )

@@ -1,0 +1,1 @@
+"""Recovery of the whole cluster, run inside this bookie."""
