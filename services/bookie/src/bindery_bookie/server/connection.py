@@ -1,32 +1,25 @@
-"""BookieConnection: one client's connection. Bytes in, requests to the operations, answers out, and no more than fits.
+"""BookieConnection: one client's connection. It decodes bytes, passes requests to the operations, and sends responses.
 
-Nothing is read from the socket while one of these holds; each is a reason of its own, and TCP passes the pressure on:
+While one of these reasons holds, nothing is read from the socket, and TCP passes the back pressure on to the client:
 
-| reason     | since                                                     | until                                |
+| reason     | begins                                                    | ends                                 |
 |------------|-----------------------------------------------------------|--------------------------------------|
-| unsent     | the client does not read: `unsent_size_max` bytes wait    | a quarter of that waits              |
+| unsent     | `unsent_size_max` bytes of responses are unread           | a quarter of that is unread          |
 | adds       | this connection sent adds while the budget was used up    | the budget is low                    |
-| reads      | PENDING_READS_MAX reads wait for room                     | half of them do                      |
-| operations | `operations_max` other operations are under way           | half of them are                     |
+| reads      | PENDING_READS_MAX reads wait for the budget               | half of them wait                    |
+| operations | `operations_max` other operations are in progress         | half of them are in progress         |
 | securing   | START_TLS was answered                                    | the handshake is over                |
 
-Until the gate is open a frame may have CLEAR_FRAME_SIZE_MAX bytes.
+Both protocols are served on one port (`bindery_core.wire.detection`); a response has the protocol of its request. Until
+the gate (`access.authentication`) is open, it answers all requests, and a frame may have CLEAR_FRAME_SIZE_MAX bytes.
+`access.tls_upgrade` decides about START_TLS; this class only carries out what it decides.
 
-Both protocols are spoken on the one port (`bindery_core.wire.detection`); an answer goes out in the protocol of its
-request. Until the gate is open (`gate`), requests are answered by it and get no further.
-
-Plain reads are issued in batches of a third of what waits, and of about READ_BATCH_SIZE bytes at most by the running
-average of what entries were, so that a thousand reads of large entries do not become gigabytes. What the caches hold is
-answered in the same turn of the event loop, as far as `read_turns` allows. The bytes of each batch are charged to the
-budget of reads from its issue until its answer left the process, or, while the client reads, until it was handed to the
-transport. A client that takes hardly anything for `unsent_time_max_s` is cut off once others wait for the bytes that it
-holds: a few stopped processes would end all reads of the bookie otherwise.
-
-Securing: START_TLS is answered in clear; all that is written afterwards waits for the handshake and goes out encrypted.
-It must be the last thing that its client sends in clear: bytes behind it end the connection, so that nobody on the way
-can slip requests in before the encryption which are carried out after it. All but AUTH, for Apache's client sends its
-first one behind START_TLS without waiting (AuthHandler.ClientSideHandler.channelActive): where TLS is not required, and
-a token in clear is thus good enough, it is looked at once the connection is secured.
+Plain reads are issued in batches: a third of what waits, and about READ_BATCH_SIZE bytes at most, estimated by the
+running average of the entry size, so that a thousand reads of large entries do not take gigabytes. Entries in the
+caches are answered in the same turn of the event loop, as far as `read_turns` allows. The bytes of each batch are
+charged to the budget of reads from its issue until its response left the process, or, while the client reads, until it
+was passed to the transport. A client that reads almost nothing for `unsent_time_max_s` is disconnected if others wait
+for the bytes that it holds: otherwise a few stopped clients could block all reads of the bookie.
 """
 
 import asyncio
@@ -35,12 +28,11 @@ from collections.abc import Coroutine, Sequence
 from functools import partial
 from typing import Any, Final, Protocol, cast
 
-from bindery_core.errors import BadRequest, BinderyError, TooManyRequests, Unauthorized
+from bindery_core.errors import BinderyError, TooManyRequests, Unauthorized
 from bindery_core.wire import v2, v3
 from bindery_core.wire.detection import Codec, RequestDecoder
 from bindery_core.wire.framing import FrameDecoder
 from bindery_core.wire.messages import (
-    AuthRequest,
     BatchReadRequest,
     ReadRequest,
     Request,
@@ -52,19 +44,20 @@ from bindery_core.wire.messages import (
 from bindery_bookie.access.authentication import certificate_names
 from bindery_bookie.access.clear_frames import CLEAR_FRAME_SIZE_MAX, frames_before_handshake
 from bindery_bookie.access.security import Security
+from bindery_bookie.access.tls_upgrade import TlsState, TlsUpgrade
 from bindery_bookie.server.operations import Operations
 from bindery_bookie.settings import ServerSettings
 
 READ_BATCH_SIZE: Final = 1024 * 1024
 READ_BATCH_COUNT_MAX: Final = 512
 READ_BATCH_COUNT_MIN: Final = 32
-"""As far as reads wait and bytes allow. A third of what waits is a batch, so that the client takes the first answers
-while the next are made."""
+"""Minimum size of a batch, as far as reads wait and bytes allow. A batch is a third of what waits, so that the client
+reads the first responses while the next are prepared."""
 READ_BATCHES_MAX: Final = 4
-"""Batches of one connection under way at a time: while one waits for the disk, the next may come from a cache."""
+"""Maximum number of concurrent batches of one connection: while one waits for the disk, the next may be cached."""
 PENDING_READS_MAX: Final = 10_000
 TLS_SHUTDOWN_TIMEOUT_S: Final = 1.0
-"""How long the end of a secured connection waits for the client to say that it heard of it."""
+"""Seconds that closing a secured connection waits for the client's close_notify."""
 _FIRST_ENTRY_SIZE_GUESS = 64 * 1024
 
 
@@ -76,17 +69,17 @@ class ConnectionOwner(Protocol):
     operations: Operations
 
     def opened(self, connection: "BookieConnection") -> bool:
-        """False: one too many, close."""
+        """Register the connection. False: there are too many; close it."""
 
     def closed(self, connection: "BookieConnection", error: Exception | None) -> None: ...
 
     def refused(self, connection: "BookieConnection", error: BinderyError) -> None:
-        """Its bytes were no requests, or, Unauthorized, its client did not show who it is. It is being closed, but for
-        one with a certificate that is not enough, to which the gate stays shut. TooManyRequests: it does not take its
-        answers while others wait."""
+        """Log and count why a connection is refused. Unauthorized: the client did not authenticate; TooManyRequests: it
+        does not read its responses while others wait; otherwise its bytes are not requests. The connection is being
+        closed, except after a certificate that is not allowed: then the gate stays shut."""
 
     def keep(self, task: asyncio.Task[None]) -> None:
-        """Own `task`: hold it, and await it at the end."""
+        """Hold a reference to `task`, and await it at the end."""
 
 
 class BookieConnection(asyncio.Protocol):
@@ -98,43 +91,34 @@ class BookieConnection(asyncio.Protocol):
         self._operations = owner.operations
         self._settings = owner.settings
         self._gate = owner.security.gate()
-        """None once it is open."""
+        """None once the gate is open."""
         frame_size_max = owner.settings.frame_size_max
-        if self._gate is not None:  # nobody knows yet whose bytes these are, and no budget counts half a frame
+        if self._gate is not None:  # the client is unknown, and no budget counts a partial frame
             frame_size_max = min(frame_size_max, CLEAR_FRAME_SIZE_MAX)
         self._decoder = FrameDecoder(frame_size_max=frame_size_max)
         self._requests = RequestDecoder()
         self._gate_timer: asyncio.TimerHandle | None = None
-        self._tls_request: StartTlsRequest | None = None
-        self._is_securing = False
-        self._is_secure = False
-        self._held_answers: list[bytes] = []
-        """Written while the handshake goes on."""
+        self._tls = TlsUpgrade(is_offered=owner.security.tls is not None, is_required=owner.security.tls_required)
         self._upgrading: asyncio.Task[None] | None = None
-        self._is_waiting_in_clear = False
-        """The handshake has not begun; its task holds the socket too, and has to be told when the connection goes."""
-        self._hasty: list[tuple[Sequence[Request], Codec]] = []
-        """AUTH that came in clear behind START_TLS."""
-        self._early: list[bytes] = []
-        """Decrypted before we heard that the handshake was over."""
+        """Runs the handshake that `_tls` asked for."""
         self._transport: asyncio.Transport | None = None
         self.peer_name = "?"
         self._reasons: set[str] = set()
         self._unsent = False
         self._is_lost = False
         self._held_size = 0
-        """Bytes of read answers that the transport could not get rid of yet."""
+        """Bytes of read responses that are in the transport's buffer."""
         self._unsent_timer: asyncio.TimerHandle | None = None
-        """Once begun it runs on while answers are unsent, and ends when it finds none: pauses come by the thousand."""
+        """Runs on until it finds no unsent responses, instead of once per pause: there are thousands of pauses."""
         self._unsent_before: int | None = None
-        """Bytes unsent when it last looked, if they were above the low mark ever since."""
+        """Bytes unsent at its last check, if they were above the low mark since then."""
         self._pending_reads: deque[ReadRequest | BatchReadRequest] = deque()
         self._pending_v3 = 0
-        """How many of them, the foremost, are to be answered in v3."""
+        """Number of them, from the front, that are answered in v3."""
         self._read_batches = 0
         self._is_issuing = False
         self._is_queued = False
-        """For a turn of its own, and holds a byte of the budget, so that nobody takes the reads for answered."""
+        """Waits for a turn of its own; a byte of the budget is charged, so that the reads count as in progress."""
         self._waiting_for_room = False
         self._entry_size = float(_FIRST_ENTRY_SIZE_GUESS)
         self._operation_count = 0
@@ -155,29 +139,24 @@ class BookieConnection(asyncio.Protocol):
             self._gate_timer = asyncio.get_running_loop().call_later(timeout_s, self._gate_expired)
 
     def data_received(self, data: bytes) -> None:
-        if self._is_securing:
-            self._early.append(data)
+        if self._tls.hold_data(data):
             return
         try:
             in_v3, in_v2 = self._requests.decode(self._decoder.feed(data))
         except BinderyError as error:
             self._refuse(error)
             return
-        if in_v3:
-            if self._owner.security.tls is not None and not self._is_secure:
-                at = _start_tls_index(in_v3)
-                if at is not None and (at < len(in_v3) - 1 or in_v2 or self._decoder.buffered_size):
-                    if reason := self._reason_to_refuse([*in_v3[at + 1 :], *in_v2]):
-                        self._refuse(reason)
-                        return
-                    self._hasty = [(in_v3[at + 1 :], v3), (in_v2, v2)]
-                    in_v3, in_v2 = in_v3[: at + 1], []
-            self._handle(in_v3, v3)
-            if self._tls_request is not None:
+        batch = self._tls.receive(in_v3, in_v2, has_partial_frame=bool(self._decoder.buffered_size))
+        if batch.refuse is not None:
+            self._refuse(batch.refuse)
+            return
+        if batch.in_v3:
+            self._handle(batch.in_v3, v3)
+            if self._tls.state is TlsState.ACCEPTED:
                 self._secure()
                 return
-        if in_v2:
-            self._handle(in_v2, v2)
+        if batch.in_v2:
+            self._handle(batch.in_v2, v2)
 
     def _handle(self, requests: Sequence[Request], codec: Codec) -> None:
         if self._gate is not None:
@@ -189,12 +168,12 @@ class BookieConnection(asyncio.Protocol):
                 self.close()
                 return
             requests = verdict.passed
-            self._look_at_gate()
+            self._check_gate()
         if requests and self._transport is not None and not self._transport.is_closing():
             self._operations.handle(self, requests, codec)
 
     def eof_received(self) -> bool:
-        return False  # nobody half-closes; the answers under way would have no reader
+        return False  # close: no client half-closes, so nothing would read the responses in progress
 
     def pause_writing(self) -> None:
         self._unsent = True
@@ -211,15 +190,15 @@ class BookieConnection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         if self._is_lost:
-            return  # the transport in clear and the encrypted one may both tell
+            return  # both the transport in clear and the encrypted one may report it
         self._is_lost = True
         self._transport = None
-        if self._upgrading is not None and self._is_waiting_in_clear:
-            self._upgrading.cancel()
+        if self._upgrading is not None and self._tls.is_draining:
+            self._upgrading.cancel()  # it reads a copy of the socket, which does not end with the connection
+        self._tls.lose()
         self._operations.pending_reads -= len(self._pending_reads)
         self._pending_reads.clear()
         self._pending_v3 = 0
-        self._held_answers.clear()
         if self._waiting_for_room:
             self._waiting_for_room = False
             self._operations.reads_budget.forget(self._room_for_reads)
@@ -234,9 +213,7 @@ class BookieConnection(asyncio.Protocol):
     # --- operations.Peer ------------------------------------------------------------------------------------------
 
     def send(self, data: bytes) -> None:
-        if self._is_securing:
-            self._held_answers.append(data)
-        elif self._transport is not None:
+        if not self._tls.hold_response(data) and self._transport is not None:
             self._transport.write(data)
 
     def spawn(self, work: Coroutine[Any, Any, None], *, until_gone: bool = False) -> asyncio.Task[None]:
@@ -265,23 +242,21 @@ class BookieConnection(asyncio.Protocol):
         self._issue_reads()
 
     def start_tls(self, request: StartTlsRequest) -> None:
-        if self._owner.security.tls is None or self._is_secure:
+        if not self._tls.accept(request.txn_id):  # if accepted, `data_received` answers it, once its batch was handled
             self.send(v3.encode_response(StartTlsResponse(request.txn_id, Status.BAD_REQUEST)))
-        else:
-            self._tls_request = request  # `data_received` goes on with it, once all of the batch was handed on
 
     # --- the server's side ----------------------------------------------------------------------------------------
 
     def stop_reading(self) -> None:
-        """Take no further requests and end long polls; other answers under way are still sent."""
-        if self._is_securing:
-            self.abort()  # nothing was promised through it yet
+        """Accept no further requests and end long polls; other responses in progress are still sent."""
+        if self._tls.is_in_progress:
+            self.abort()  # no request has arrived through it yet
         self._pause("stopping")
         for task in self._cancelled_when_gone:
             task.cancel()
 
     def close(self) -> None:
-        """Send what is written, then close."""
+        """Send what was written, then close."""
         if self._transport is not None:
             self._transport.close()
 
@@ -296,29 +271,15 @@ class BookieConnection(asyncio.Protocol):
         self._owner.refused(self, error)
         self.abort()
 
-    def _reason_to_refuse(self, behind: Sequence[Request]) -> BinderyError | None:
-        """Why a connection ends that sent these requests, and perhaps half of one, in clear behind START_TLS."""
-        if self._decoder.buffered_size or any(type(request) is not AuthRequest for request in behind):
-            return BadRequest("bytes in clear behind START_TLS")
-        if self._owner.security.tls_required:
-            return Unauthorized("a token was sent in clear: TLS is required")
-        return None
-
-    async def _take_hasty(self, transport: asyncio.Transport) -> None:
-        """AUTH that was sent with START_TLS and came later than it. Raises BadRequest, TooLarge, OSError."""
-        self._is_waiting_in_clear = True
-        try:
-            frames = await frames_before_handshake(transport)
-        finally:
-            self._is_waiting_in_clear = False
-        messages = self._decoder.feed(b"".join(frames))
-        in_v3, in_v2 = self._requests.decode(messages)
-        reason = self._reason_to_refuse([*in_v3, *in_v2])
+    async def _drain_clear_frames(self, transport: asyncio.Transport) -> None:
+        """Read AUTH that was sent in clear behind START_TLS and arrived later. Raises BadRequest, TooLarge, OSError."""
+        frames = await frames_before_handshake(transport)
+        in_v3, in_v2 = self._requests.decode(self._decoder.feed(b"".join(frames)))
+        reason = self._tls.drain(in_v3, in_v2, has_partial_frame=bool(self._decoder.buffered_size))
         if reason is not None:
             raise reason
-        self._hasty += [(requests, codec) for requests, codec in ((in_v3, v3), (in_v2, v2)) if requests]
 
-    def _look_at_gate(self) -> None:
+    def _check_gate(self) -> None:
         if self._gate is not None and self._gate.is_open:
             self._gate = None
             self._decoder.allow(self._settings.frame_size_max)
@@ -330,26 +291,29 @@ class BookieConnection(asyncio.Protocol):
 
     def _secure(self) -> None:
         """Answer START_TLS and begin the handshake."""
-        request, self._tls_request = self._tls_request, None
         transport = self._transport
-        if request is None or transport is None or transport.is_closing():
-            return
-        if transport.get_write_buffer_size():
-            self._refuse(BadRequest("START_TLS while answers are unread"))
-            return
-        transport.write(v3.encode_response(StartTlsResponse(request.txn_id, Status.OK)))
-        self._pause("securing")
-        self._is_securing = True
-        self._upgrading = asyncio.get_running_loop().create_task(self._upgrade(transport))
-        self._owner.keep(self._upgrading)
+        is_closing = transport is None or transport.is_closing()
+        begun = self._tls.begin(
+            is_closing=is_closing,
+            has_unsent=transport is not None and transport.get_write_buffer_size() > 0,
+            must_authenticate=self._gate is not None,
+        )
+        if isinstance(begun, BinderyError):
+            self._refuse(begun)
+        elif begun is not None and transport is not None:
+            transport.write(v3.encode_response(StartTlsResponse(begun, Status.OK)))
+            self._pause("securing")
+            self._upgrading = asyncio.get_running_loop().create_task(self._upgrade(transport))
+            self._owner.keep(self._upgrading)
 
     async def _upgrade(self, transport: asyncio.Transport) -> None:
         security = self._owner.security
         assert security.tls is not None
         try:
-            if self._gate is not None and not security.tls_required:
+            if self._tls.is_draining:
                 async with asyncio.timeout(security.handshake_timeout_s):
-                    await self._take_hasty(transport)
+                    await self._drain_clear_frames(transport)
+                self._tls.shake()
             secured = await asyncio.get_running_loop().start_tls(
                 transport,
                 self,
@@ -367,15 +331,14 @@ class BookieConnection(asyncio.Protocol):
             self.connection_lost(error)
             return
         if secured is None or secured.is_closing() or self._is_lost:
-            # Aborted meanwhile: asyncio's loops end such a handshake without an error, and tell the protocol nothing.
+            # Aborted during the handshake: asyncio's loops then raise no error and do not notify the protocol.
             transport.abort()
             self.connection_lost(None)
             return
         self._transport = secured
         high = self._settings.unsent_size_max
         secured.set_write_buffer_limits(high=high, low=high // 4)
-        self._is_securing = False
-        self._is_secure = True
+        released = self._tls.secured()
         self._reasons.discard("securing")
         if self._reasons:
             secured.pause_reading()
@@ -383,23 +346,20 @@ class BookieConnection(asyncio.Protocol):
             try:
                 self._gate.secured(certificate_names(secured.get_extra_info("peercert")))
             except Unauthorized as error:
-                # As BookKeeper's bookies do: one more answer to START_TLS, and a gate that stays shut.
+                # As BookKeeper does: a second response to START_TLS, and a gate that stays shut.
                 self._owner.refused(self, error)
                 self.send(v3.encode_response(StartTlsResponse(0, Status.IO_ERROR)))
-            self._look_at_gate()
-        held, self._held_answers = self._held_answers, []
-        if held:
-            self.send(b"".join(held))
-        hasty, self._hasty = self._hasty, []
-        for requests, codec in hasty:
+            self._check_gate()
+        if released.responses:
+            self.send(b"".join(released.responses))
+        for requests, codec in released.auth:
             self._handle(requests, codec)
-        early, self._early = self._early, []
-        for data in early:
+        for data in released.data:
             self.data_received(data)
         self._issue_reads()
 
     def _issue_reads(self) -> None:
-        if not self._is_issuing and not self._is_queued:  # else it goes on by itself
+        if not self._is_issuing and not self._is_queued:  # otherwise it continues by itself
             self._issue_up_to(self._operations.read_turns.share())
 
     def _issue_in_turn(self, share: int) -> None:
@@ -426,7 +386,9 @@ class BookieConnection(asyncio.Protocol):
             self._resume("reads")
 
     def _may_issue_reads(self) -> bool:
-        if not self._pending_reads or self._unsent or self._is_securing or self._read_batches >= READ_BATCHES_MAX:
+        if not self._pending_reads or self._unsent or self._tls.is_in_progress:
+            return False
+        if self._read_batches >= READ_BATCHES_MAX:
             return False
         budget = self._operations.reads_budget
         if budget.is_over:
@@ -481,7 +443,7 @@ class BookieConnection(asyncio.Protocol):
 
     def _reads_sent(self, count: int, guess: int, size: int) -> None:
         self._read_batches -= 1
-        seen = size / max(1, count)  # up at once, down slowly: a reader of several ledgers changes between sizes
+        seen = size / max(1, count)  # rises at once, falls slowly: a reader of several ledgers alternates between sizes
         self._entry_size = max(64.0, seen, 0.8 * self._entry_size + 0.2 * seen)
         budget = self._operations.reads_budget
         if self._unsent and self._transport is not None:
@@ -500,22 +462,22 @@ class BookieConnection(asyncio.Protocol):
 
     def _watch_unsent(self) -> None:
         seconds = self._settings.unsent_time_max_s
-        self._unsent_timer = asyncio.get_running_loop().call_later(seconds, self._look_at_unsent)
+        self._unsent_timer = asyncio.get_running_loop().call_later(seconds, self._check_unsent)
 
-    def _look_at_unsent(self) -> None:
-        """Cut the client off if it took next to nothing since the last look, and others wait for what it holds."""
+    def _check_unsent(self) -> None:
+        """Disconnect the client if it read almost nothing since the last check, and others wait for what it holds."""
         self._unsent_timer = None
         if not self._unsent or self._transport is None:
             return
         before, now = self._unsent_before, self._transport.get_write_buffer_size()
         self._unsent_before = now
-        # More than before: answers that were under way came. They are few, for nothing is read from it now.
+        # More than before: responses in progress were added. They are few, because no requests are read now.
         is_stuck = before is not None and 0 <= before - now < self._settings.unsent_size_max // 2
         others = self._operations.reads_budget.waiting - self._waiting_for_room
         if is_stuck and self._held_size and others:
             seconds = self._settings.unsent_time_max_s
-            error = TooManyRequests("answers are not taken while others wait", unsent_size=now, seconds=seconds)
-            self._refuse(error)
+            reason = "the client does not read its responses while others wait"
+            self._refuse(TooManyRequests(reason, unsent_size=now, seconds=seconds))
         else:
             self._watch_unsent()
 
@@ -539,11 +501,6 @@ class BookieConnection(asyncio.Protocol):
                 self._transport.resume_reading()
 
 
-def _start_tls_index(requests: Sequence[Request]) -> int | None:
-    """Where the first START_TLS is."""
-    return next((at for at, request in enumerate(requests) if type(request) is StartTlsRequest), None)
-
-
 def _handshake_error(error: BaseException) -> str:
-    """What OpenSSL says, without its source line."""
+    """OpenSSL's reason, without its source line."""
     return getattr(error, "reason", None) or str(error) or type(error).__name__
