@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 from bindery_core.errors import BadVersion, BinderyError, Conflict, Corrupt, NoSuchLedger
 from bindery_core.ids import BookieId, LedgerId
+from bindery_core.sources import RandomBits
 from bindery_kit.observability.logs import get_logger
 from bindery_metadata.bookies.cookies import CookieStore
 from bindery_metadata.layout.layout import LAYOUT_TEXT, LedgersLayout
@@ -38,7 +39,7 @@ from bindery_bookie.storage.stats import StorageStats
 
 if TYPE_CHECKING:
     from bindery_client.client import LedgerClient
-    from bindery_metadata.ledgers.ledger_manager import LedgerManager, RandomBits
+    from bindery_metadata.ledgers.ledger_manager import LedgerManager
 
 log = get_logger(__name__)
 
@@ -94,7 +95,7 @@ class GarbageCollector:
         op_rate: float,
         clock: Callable[[], float],
         wall_clock_ms: Callable[[], int],
-        randomness: "RandomBits",
+        randomness: RandomBits,
     ) -> None:
         """`instance_id`: the cluster id in this bookie's cookie. `connect`: connects a client to check the other
         replicas of ledgers that moved away. `wait_s`: seconds between two runs, and before the first.

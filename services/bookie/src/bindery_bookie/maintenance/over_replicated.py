@@ -33,13 +33,14 @@ from typing import TYPE_CHECKING, Final, Protocol
 from bindery_core.errors import AlreadyExists, BadVersion, BinderyError, Corrupt, NoSuchLedger
 from bindery_core.formats.ledger_metadata import LedgerState
 from bindery_core.ids import BookieId, LedgerId
+from bindery_core.sources import RandomBits
 from bindery_kit.observability.logs import get_logger
 from bindery_metadata.layout.layout import LedgersLayout
 from bindery_metadata.stores.store import MetadataStore, SessionState
 
 if TYPE_CHECKING:
     from bindery_client.client import LedgerClient
-    from bindery_metadata.ledgers.ledger_manager import LedgerManager, RandomBits
+    from bindery_metadata.ledgers.ledger_manager import LedgerManager
 
 log = get_logger(__name__)
 
@@ -106,7 +107,7 @@ class OverReplicated:
         check_cluster: Callable[[], Awaitable[None]],
         interval_s: float,
         wall_clock_ms: Callable[[], int],
-        randomness: "RandomBits",
+        randomness: RandomBits,
         grace_s: float = GRACE_S,
     ) -> None:
         """`reads`: `store` with rate-limited reads. `connect` gives a LedgerClient, which is closed here.

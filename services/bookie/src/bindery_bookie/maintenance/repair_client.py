@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from bindery_core.auth_token import sign
 from bindery_core.errors import BadRequest
 from bindery_core.ids import BookieId
+from bindery_core.sources import RandomSource
 from bindery_kit.process.late_imports import in_thread
 from bindery_metadata.layout.layout import LedgersLayout
 from bindery_metadata.stores.store import MetadataStore
@@ -20,7 +21,7 @@ from bindery_bookie.access.security import AuthProvider, read_secrets
 from bindery_bookie.settings import BookieSettings
 
 if TYPE_CHECKING:
-    from bindery_client.client import LedgerClient, Randomness
+    from bindery_client.client import LedgerClient
     from bindery_client.connection.security import ClientSecurity
 
 
@@ -30,7 +31,7 @@ def connector(
     metadata: MetadataStore,
     layout: LedgersLayout,
     *,
-    randomness: "Randomness",
+    randomness: RandomSource,
 ) -> "Callable[[], Awaitable[LedgerClient]]":
     """A function that connects a client. It raises BadRequest if the settings lack credentials that other bookies
     require."""
