@@ -11,6 +11,7 @@ from bindery_kit.observability.health import Health
 from bindery_metadata.bookies.registration import BookieRegistration
 from bindery_metadata.layout.layout import LedgersLayout
 from bindery_metadata.stores.memory import MemoryStore, MemoryTree
+from bindery_metadata.stores.store import SessionState
 
 LAYOUT = LedgersLayout()
 ID = BookieId("bookie-0")
@@ -63,12 +64,22 @@ async def test_a_full_disk_moves_the_bookie_to_the_read_only_list_and_back(world
     await world.until((True, False))
 
 
-async def test_suspended_changes_nothing(world: World) -> None:
+async def test_a_suspended_session_changes_nothing(world: World) -> None:
+    """Neither while it is suspended nor once it continues: the registration heard of both changes."""
+    changes: list[tuple[bool, bool]] = []
+    sessions: list[SessionState] = []
+    world.state.on_change(lambda: changes.append((world.state.registered, world.state.read_only)))
+    world.store.on_session_change(sessions.append)  # called after the registration's own listener
     world.tree.suspend(world.store)
-    await asyncio.sleep(0.01)
+    world.tree.resume(world.store)
+    async with asyncio.timeout(30):
+        while sessions != [SessionState.SUSPENDED, SessionState.CONNECTED]:
+            await asyncio.sleep(0.001)
+    assert await world.lists() == (True, False)
+    assert changes == []
     assert world.state.registered
     assert world.state.accepts_add(priority=0)
-    world.tree.resume(world.store)
+    assert world.health.reasons.keys() <= {"startup"}
 
 
 async def test_without_its_node_a_bookie_takes_no_adds_until_it_stands_again(world: World) -> None:

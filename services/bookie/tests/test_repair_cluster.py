@@ -24,6 +24,7 @@ from bindery_core.wire.messages import Status
 from bindery_kit.process.runtime import Shutdown
 from bindery_metadata.cluster import initialize_cluster
 from bindery_metadata.layout.layout import LedgersLayout
+from bindery_metadata.recovery.recovery_records import RecoveryRecords
 from bindery_metadata.stores.memory import MemoryTree
 from bindery_simulation.certificates import CA, certificate, key
 
@@ -140,6 +141,30 @@ async def holds(client: LedgerClient, ledger_id: int, name: str) -> set[int]:
     return {e for first, count in await client.entries_on(ledger_id, name) for e in range(first, first + count)}
 
 
+async def assert_refill_is_in_history(cluster: Cluster, name: str) -> None:
+    """One event, with the figures of the repair."""
+    repairer = cluster.bookies[name].repairer
+    assert repairer is not None
+    records = RecoveryRecords(cluster.tree.connect())
+    async with asyncio.timeout(WAIT_S):
+        while not (events := await records.history()):
+            await asyncio.sleep(0.01)
+    (event,) = events
+    state = repairer.state
+    assert (event.kind, event.fields) == (
+        "refilled",
+        {
+            "bookie": name,
+            "ledgers": state.ledgers_done,
+            "entries": state.entries_back,
+            "entries_copied": state.entries_copied,
+            "bytes_copied": state.bytes_copied,
+        },
+    )
+    assert state.entries_back > 0
+    assert f"bookie {name} refilled {state.entries_back} entries of {state.ledgers_done} ledgers" in event.text
+
+
 @pytest.mark.parametrize(
     ("ledger_dirs", "lost"),
     [(["ledgers"], ["journal", "ledgers"]), (["ledgers"], ["journal"]), (["ledgers", "more"], ["more"])],
@@ -163,6 +188,7 @@ async def test_lost_storage_heals_by_itself(cluster: Cluster, ledger_dirs: list[
     cluster.wipe(name, *lost)
     await cluster.start(name)
     await until(lambda: is_whole(cluster.bookies[name]))
+    await assert_refill_is_in_history(cluster, name)
     for ledger_id, payloads in written.items():
         metadata = await client.metadata(ledger_id)
         if payloads and metadata.state is LedgerState.CLOSED:

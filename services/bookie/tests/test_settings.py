@@ -95,10 +95,14 @@ def test_compaction_settings_that_contradict_each_other_are_refused(changes: dic
 def test_a_compaction_that_is_off_contradicts_nothing() -> None:
     for off in (0, -1):
         for what in ("threshold", "interval_s"):
-            StorageSettings(
-                **{f"minor_compaction_{what}": off, "gc_wait_time_s": 3601, "major_compaction_threshold": 0.1}
-            )
-            StorageSettings(**{f"major_compaction_{what}": off, "minor_compaction_threshold": 0.9})
+            minor_off = {f"minor_compaction_{what}": off, "gc_wait_time_s": 3601, "major_compaction_threshold": 0.1}
+            major_off = {f"major_compaction_{what}": off, "minor_compaction_threshold": 0.9}
+            for values in (minor_off, major_off):
+                settings = StorageSettings(**values)
+                assert {name: getattr(settings, name) for name in values} == values
+                on = {name: value for name, value in values.items() if value != off}
+                with pytest.raises(ValueError, match="compaction"):
+                    StorageSettings(**on)  # the same values contradict each other while both compactions are on
 
 
 def test_shards_divide_the_memory() -> None:

@@ -34,6 +34,7 @@ from bindery_metadata.stores.store import MetadataStore
 from bindery_bookie.access.security import load_security
 from bindery_bookie.maintenance.deleted_ledgers import GarbageCollector
 from bindery_bookie.maintenance.limbo_listing import LimboListing
+from bindery_bookie.maintenance.refill_history import refill_recorder
 from bindery_bookie.maintenance.repair import Repairer
 from bindery_bookie.maintenance.repair_client import connector
 from bindery_bookie.maintenance.storage_watch import StorageWatch
@@ -234,7 +235,7 @@ class BookieProcess:
         life.start_part("membership", membership.run())
         connect = self._client_connector(metadata, bookie_id)
         self._start_garbage_collection(metadata, bookie_id, instance_id, connect)
-        self._start_repair(bookie_id, connect)
+        self._start_repair(metadata, bookie_id, connect)
         if settings.autorecovery_embedded:
             await self._start_recovery(metadata, bookie_id, connect)
 
@@ -345,7 +346,9 @@ class BookieProcess:
             shard.compactor.on_forced = self.garbage.request
         self.life.start_part("garbage-collection", self.garbage.run())
 
-    def _start_repair(self, bookie_id: BookieId, connect: "Callable[[], Awaitable[LedgerClient]]") -> None:
+    def _start_repair(
+        self, metadata: MetadataStore, bookie_id: BookieId, connect: "Callable[[], Awaitable[LedgerClient]]"
+    ) -> None:
         assert self.garbage is not None  # it confirms that a ledger was deleted
         self.repairer = Repairer(
             self.shards,
@@ -357,6 +360,7 @@ class BookieProcess:
             clock=self._clock,
             accepts=lambda: self.state.accepts_add(priority=1),
             changed=self._notes.limbo,
+            refilled=refill_recorder(metadata, bookie_id, wall_clock_ms=self._wall_clock_ms),
         )
         self.life.start_part("repair", self.repairer.run())
 

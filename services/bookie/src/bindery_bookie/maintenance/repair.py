@@ -29,6 +29,7 @@ from bindery_core.placement.write_set import write_set
 from bindery_core.wire.messages import Status
 from bindery_kit.observability.logs import get_logger
 
+from bindery_bookie.maintenance.refill_history import Refill
 from bindery_bookie.storage.collection.log_usage import is_in
 from bindery_bookie.storage.corruption.damage import Damage, DamageRegister, Healed
 from bindery_bookie.storage.engine.engine import StorageEngine
@@ -122,10 +123,12 @@ class Repairer:
         clock: Callable[[], float],
         accepts: Callable[[], bool] = lambda: True,
         changed: Callable[[], None] = lambda: None,
+        refilled: Callable[[Refill], Awaitable[None]] | None = None,
     ) -> None:
         """`damage`: what the shards report to. `is_gone`: whether a ledger was deleted for certain, as garbage
         collection makes sure; one answer may come from a server that lags, or of another cluster. It raises
-        BinderyError. `rate`: bytes a second. `accepts`: whether this bookie takes entries. `changed` hears of progress.
+        BinderyError. `rate`: bytes a second. `accepts`: whether this bookie takes entries. `changed` is called
+        after progress, `refilled` when all shards have left limbo.
         """
         self.state = RepairState()
         self._shards = shards
@@ -137,6 +140,9 @@ class Repairer:
         self._clock = clock
         self._accepts = accepts
         self._changed = changed
+        self._refilled = refilled
+        self._refills = Refill(0, 0, 0, 0)
+        """What was reported to `refilled` since the start."""
         self._client: Client | None = None
         self._backoff: dict[object, _Backoff] = {}
         self._wanted = asyncio.Event()
@@ -271,6 +277,22 @@ class Repairer:
                 entries=self.state.entries_back,
                 entries_copied=self.state.entries_copied,
                 bytes_copied=self.state.bytes_copied,
+            )
+            if all(one.limbo is None for one in self._shards):
+                await self._report_refill()
+
+    async def _report_refill(self) -> None:
+        """All shards have left limbo: report what came back since the last report."""
+        state, before = self.state, self._refills
+        self._refills = Refill(state.ledgers_done, state.entries_back, state.entries_copied, state.bytes_copied)
+        if self._refilled is not None:
+            await self._refilled(
+                Refill(
+                    ledgers=self._refills.ledgers - before.ledgers,
+                    entries=self._refills.entries - before.entries,
+                    entries_copied=self._refills.entries_copied - before.entries_copied,
+                    bytes_copied=self._refills.bytes_copied - before.bytes_copied,
+                )
             )
 
     def _count_left(self) -> None:
