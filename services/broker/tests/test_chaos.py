@@ -3,7 +3,8 @@
 1. Every message whose id was answered is delivered, until it is acknowledged.
 2. A message whose acknowledgement was answered 200 is never delivered again, by no broker.
 3. At any time at most one consumer holds a lease on a message (within one broker's life).
-4. Exclusive consumers see ascending ids, but for what comes back.
+4. An exclusive consumer receives ascending ids over all answers. After messages came back (negative acknowledgement,
+   timeout, death of a broker) it starts again at the lowest message that is not acknowledged.
 """
 
 import random
@@ -28,6 +29,8 @@ class World:
         self.acked: set[str] = set()
         self.leases: dict[str, tuple[str, float]] = {}
         """Message -> holder and end, as the present owner must know them."""
+        self.last: MessageId | None = None
+        """Of an exclusive consumer: the last message received; None: messages may have come back since."""
 
     def spawn(self) -> None:
         self.born += 1
@@ -68,9 +71,16 @@ class World:
             consumer, type=self.kind, max=self.lots.randint(1, 8), ack_timeout_ms=timeout_s * 1000,
             session_ttl_ms=self.lots.choice([1_000, 60_000]),
         )  # fmt: skip
-        self.leases = {m: lease for m, lease in self.leases.items() if lease[1] > now}
+        live = {m: lease for m, lease in self.leases.items() if lease[1] > now}
+        if len(live) < len(self.leases):
+            self.last = None
+        self.leases = live
         ids = [message["message_id"] for message in messages]
         assert [MessageId.parse(i) for i in ids] == sorted(MessageId.parse(i) for i in ids)
+        if ids and self.kind == "exclusive":
+            first = MessageId.parse(ids[0])
+            assert self.last is None or self.last < first, "out of order"
+            self.last = MessageId.parse(ids[-1])
         for message in messages:
             message_id = message["message_id"]
             assert self.produced[message_id] == message["payload"]
@@ -100,11 +110,13 @@ class World:
             answer = await self.broker.post(f"{TOPIC}/subscriptions/s/nack", body)
             for message_id in answer.json()["returned"]:
                 self.leases.pop(message_id, None)
+                self.last = None
 
     async def leave(self) -> None:
         consumer = self.consumer()
         await self.broker.client.delete(f"{TOPIC}/subscriptions/s/consumers/{consumer}")
         self.leases = {m: lease for m, lease in self.leases.items() if lease[0] != consumer}
+        self.last = None
 
     async def wait(self) -> None:
         self.clock.advance(self.lots.choice([0.5, 2, 10]))
@@ -116,6 +128,7 @@ class World:
         for other in self.brokers:
             other.peers.pop(victim.client.base_url.host)
         self.leases.clear()
+        self.last = None
         self.spawn()
 
     async def finish(self) -> None:

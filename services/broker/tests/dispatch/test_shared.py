@@ -34,6 +34,22 @@ def replay(shared: SharedDispatcher[int]) -> list[int]:
     return [n for _, n, _ in keys]
 
 
+def test_a_second_delay_is_not_cut_short_by_the_first():
+    """Nack with a delay, acknowledge without success, nack again: the deadline of the first nack is void."""
+    shared = dispatcher(1)
+    take(shared, now=0)
+    shared.nack([key(0)], delay_s=10, now=0)
+    shared.fail_ack(shared.begin_ack([key(0)]))
+    assert replay(shared) == [0]
+    assert take(shared, now=1) == [0]
+    shared.nack([key(0)], delay_s=100, now=1)
+    assert shared.tick(now=10) == 0
+    assert replay(shared) == []
+    assert shared.tick(now=100) == 0
+    assert shared.tick(now=101) == 1
+    assert replay(shared) == [0]
+
+
 def test_messages_go_out_in_order_and_once():
     shared = dispatcher(5)
     assert take(shared, "a", 2) == [0, 1]

@@ -42,6 +42,34 @@ async def test_the_other_broker_passes_requests_on(pair):
     assert len(two.broker.topics) == 0
 
 
+class Failing(httpx.AsyncBaseTransport):
+    def __init__(self, error: type[httpx.HTTPError]) -> None:
+        self._error = error
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        raise self._error("made up")
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [
+        (httpx.ConnectError, 503, "not_owner"),
+        (httpx.ConnectTimeout, 503, "not_owner"),
+        (httpx.PoolTimeout, 503, "not_owner"),
+        (httpx.ReadTimeout, 504, "outcome_unknown"),
+        (httpx.WriteTimeout, 504, "outcome_unknown"),
+        (httpx.ReadError, 504, "outcome_unknown"),
+        (httpx.RemoteProtocolError, 504, "outcome_unknown"),
+    ],
+)
+async def test_an_owner_that_may_have_stored_the_message_is_not_answered_as_not_stored(pair, error, status, code):
+    one, two = pair
+    await one.produce("a")
+    two.peers["one"] = Failing(error)
+    answer = await two.client.post(f"{TOPIC}/messages", content=b"b")
+    problem(answer, status=status, code=code)
+
+
 @pytest.mark.parametrize("tail", ["/subscriptions/..", "/subscriptions/%2e%2E", "/subscriptions/s/consumers/..", "/."])
 async def test_no_path_means_another_at_the_owner_than_where_it_was_sent(pair, tail):
     """HTTP libraries take `..` away on the way: the deletion of a subscription was one of the topic."""

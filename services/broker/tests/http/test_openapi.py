@@ -22,8 +22,8 @@ async def test_operations_keep_their_ids_and_say_how_they_refuse(broker):
     operations = {found["operationId"]: found for path in document["paths"].values() for found in path.values()}
     assert sorted(operations) == [
         "ack", "createTopic", "deleteTopic", "explainSubscription", "leave", "listSubscriptions", "listTopics", "nack",
-        "produce", "readMessage", "readMessages", "receive", "seek", "stream", "subscribe", "topicInternalStats",
-        "topicStats", "unsubscribe",
+        "produce", "readMessage", "readMessages", "receive", "resetSubscription", "seek", "stream",
+        "subscribe", "topicInternalStats", "topicStats", "unsubscribe",
     ]  # fmt: skip
     for operation in operations.values():
         for status, answer in operation["responses"].items():

@@ -75,3 +75,17 @@ def test_it_knows_what_a_set_knows(steps: list[tuple[str, int]]) -> None:
             assert remaining == (expected if 0 < expected < 2**BATCH_SIZE - 1 else None)
             following = [later for later in entries if later >= other and later not in done]
             assert state.next_unacked(other) == (following[0] if following else ledgers.end)
+
+
+def test_what_was_trimmed_cannot_be_acknowledged_any_more() -> None:
+    """A late acknowledgement of a trimmed entry must leave no range behind: it could never be removed again."""
+    ledgers = LedgerList([LedgerRecord(ledger_id=4, entries=3, size=3), LedgerRecord(ledger_id=7, entries=2, size=2)])
+    state = AckState(ledgers, CursorState(mark_delete=Position(4, -1)))
+    ledgers.drop_first(1)
+    assert state.ack([Position(4, 1)], []) == (False, [])
+    assert state.ack([], [BatchAck(Position(4, 1), BATCH_SIZE, [0])]) == (False, [])
+    assert state.ack([], [BatchAck(Position(4, 2), BATCH_SIZE, [0, 1, 2])]) == (False, [])
+    assert not state.acked
+    assert not state.batches
+    assert state.ack([Position(7, 0)], []) == (True, [Position(7, 0)])
+    assert state.mark_delete == Position(7, 0)

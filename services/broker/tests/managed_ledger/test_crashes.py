@@ -4,7 +4,8 @@ History: positions handed out, acknowledgements that returned. Verdict, after ea
 - every entry acknowledged to its producer is at its position, unless it was consumed and trimmed;
 - a position never names two entries, an entry never stands at two positions;
 - entries of one producer stand in the order they were sent;
-- every acknowledgement that returned still holds.
+- every acknowledgement that returned still holds;
+- what a producer was told is not stored is not stored.
 """
 
 import asyncio
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 from bindery_broker.managed_ledger import ManagedLedger
 from bindery_broker.managed_ledger.ownership_proof import OwnershipCheck
-from bindery_core.errors import BinderyError, TopicFenced
+from bindery_core.errors import BinderyError, TopicFenced, TryAgain
 from bindery_pulsar.message_id import EARLIEST, Position
 
 from .conftest import Cluster, read_all
@@ -33,6 +34,8 @@ class History:
         self.produced: dict[Position, bytes] = {}
         self.consumed: set[Position] = set()
         self.seen: dict[tuple[int, int], bytes] = {}
+        self.refused: set[bytes] = set()
+        """Payloads of adds that failed with TryAgain: nothing of them was stored, so a producer may send them again."""
         self.sent = 0
 
     def next_payload(self, producer: int) -> bytes:
@@ -44,6 +47,7 @@ class History:
         for position, payload in entries.items():
             assert self.seen.setdefault(position, payload) == payload, f"{position} names two entries"
         assert len(set(self.seen.values())) == len(self.seen), "an entry stands at two positions"
+        assert not self.refused.intersection(entries.values()), "an entry is stored that was reported as not stored"
         for position, payload in self.produced.items():
             if position not in entries:
                 assert position < topic.first_position, f"acknowledged entry {position} is lost"
@@ -65,7 +69,9 @@ async def produce(topic: ManagedLedger, history: History, chance: random.Random,
         payloads = [history.next_payload(producer) for _ in range(chance.randint(1, 4))]
         try:
             positions = await topic.add_many(payloads)
-        except BinderyError:
+        except BinderyError as error:
+            if isinstance(error, TryAgain):
+                history.refused.update(payloads)
             await asyncio.sleep(0)
             continue
         assert len(set(positions)) == len(positions)

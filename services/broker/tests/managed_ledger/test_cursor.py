@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 from bindery_broker.managed_ledger import BatchAck, ManagedCursor, ManagedLedger
-from bindery_broker.managed_ledger.ledger import UNSETTLED_S_MAX
+from bindery_broker.managed_ledger.cursors.cursor_table import UNSETTLED_S_MAX
 from bindery_core.errors import (
     AddTimeout,
     BadRequest,
+    Conflict,
     Corrupt,
     MetadataOutcomeUnknown,
     MetadataUnavailable,
@@ -251,6 +252,24 @@ async def test_a_seek_of_unknown_outcome_keeps_what_it_would_need(cluster: Clust
     assert cursor.durable_mark_delete == Position(1, 0)
     await asyncio.sleep(0.01)
     assert not topic.contains(Position(0, 0))
+
+
+async def test_entries_behind_a_seek_are_kept_while_the_seek_is_being_stored(cluster: Cluster) -> None:
+    _, cursor = await topic_of(cluster)
+    await cursor.ack_many(at(*range(9)))
+    cluster.ledgers.hold_adds()
+    seeking = asyncio.ensure_future(cursor.seek(EARLIEST))
+    await asyncio.sleep(0.01)
+    assert (cursor.mark_delete, cursor.durable_mark_delete) == (Position(0, -1), Position(0, -1))
+    cluster.ledgers.release_adds()
+    await seeking
+    assert cursor.durable_mark_delete == Position(0, -1)
+    cluster.ledgers.hold_adds()
+    acking = asyncio.ensure_future(cursor.ack_many(at(0)))
+    await asyncio.sleep(0.01)
+    assert (cursor.mark_delete, cursor.durable_mark_delete) == (Position(0, 0), Position(0, -1))
+    cluster.ledgers.release_adds()
+    await acking
 
 
 @pytest.mark.parametrize("sharing", [False, True])
@@ -665,24 +684,91 @@ async def test_the_znode_that_names_a_cursor_ledger_says_what_its_first_record_s
     ]
 
 
-async def test_a_missing_cursor_ledger_falls_back_to_the_znode(cluster: Cluster) -> None:
+async def damaged(cluster: Cluster, damage: str) -> ManagedLedger:
+    """A topic of ten entries over two ledgers, opened again after its subscription was sought back and then damaged."""
     topic, cursor = await topic_of(cluster)
-    await cursor.ack_many(at(0, 2))
-    await cursor.ack_many(at(1))
+    await topic.roll()
+    await topic.add_many([b"10"])
+    await cursor.ack_many(at(*range(8)))
+    await cursor.seek(Position(0, 2))
     await topic.crash()
-    del cluster.ledgers.ledgers[LedgerId(1)]
-    _, cursor = await topic_of(cluster)
-    assert cursor.mark_delete == Position(0, 0)
-    assert cursor.individually_acked() == "[(0:1..0:2]]"
+    if damage == "missing":
+        del cluster.ledgers.ledgers[LedgerId(2)]
+    else:
+        cluster.ledgers.ledgers[LedgerId(2)].store([b"\xff\xff"])
+    return await cluster.open()
 
 
-async def test_a_damaged_cursor_record_is_reported_as_damage(cluster: Cluster) -> None:
-    topic, cursor = await topic_of(cluster)
+@pytest.mark.parametrize("damage", ["missing", "unreadable"])
+async def test_a_lost_cursor_state_is_reported_and_never_replaced_by_the_older_one(
+    cluster: Cluster, damage: str
+) -> None:
+    """The znode says "2 comes next after 8 acknowledgements": to continue there would skip what the seek asked for."""
+    topic = await damaged(cluster, damage)
+    assert not topic.cursors
+    with pytest.raises(Corrupt, match=r"reset or delete the subscription.*cursor=s.* ledger_id=2"):
+        await topic.open_cursor("s", start=EARLIEST)
+    with pytest.raises(Corrupt):
+        topic.check_cursor("s")
+    topic.check_cursor("other")
+    assert list(topic.damaged_cursors) == ["s"]
+    assert len(await topic.add_many([b"11"])) == 1  # the rest of the topic works
+    other = await topic.open_cursor("other", start=LATEST)
+    assert other.backlog_entries == 0
+    await topic.close()
+    with pytest.raises(Corrupt):
+        (await cluster.open()).check_cursor("s")
+
+
+@pytest.mark.parametrize("damage", ["missing", "unreadable"])
+async def test_nothing_is_trimmed_while_a_cursor_is_damaged(cluster: Cluster, damage: str) -> None:
+    topic = await damaged(cluster, damage)
+    await topic.open_cursor("other", start=LATEST)
+    assert await topic.trim() == 0
+    assert topic.contains(Position(0, 0))
+    await topic.reset_cursor("s", start=LATEST)
+    await asyncio.sleep(0.01)
+    assert not topic.contains(Position(0, 0))
+
+
+@pytest.mark.parametrize("damage", ["missing", "unreadable"])
+async def test_a_damaged_cursor_can_be_reset(cluster: Cluster, damage: str) -> None:
+    topic = await damaged(cluster, damage)
+    cursor = await topic.reset_cursor("s", start=EARLIEST)
+    assert topic.cursors["s"] is cursor
+    assert not topic.damaged_cursors
+    assert await unacked(cursor) == list(range(11))
+    assert LedgerId(2) not in cluster.ledgers.ledgers
+    with pytest.raises(Conflict, match="use seek"):
+        await topic.reset_cursor("s", start=EARLIEST)
+    with pytest.raises(NoSuchSubscription):
+        await topic.reset_cursor("other", start=EARLIEST)
     await cursor.ack_many(at(0))
     await topic.crash()
-    cluster.ledgers.ledgers[LedgerId(1)].store([b"\xff\xff"])
-    with pytest.raises(Corrupt, match="cursor=s"):
-        await cluster.open()
+    topic, cursor = await topic_of(cluster)
+    assert await unacked(cursor) == list(range(1, 11))
+
+
+@pytest.mark.parametrize("end", ["delete_cursor", "delete_topic"])
+async def test_a_damaged_cursor_can_be_deleted(cluster: Cluster, end: str) -> None:
+    topic = await damaged(cluster, "unreadable")
+    if end == "delete_topic":
+        await topic.delete()
+        assert not cluster.ledgers.ledgers
+    else:
+        await topic.delete_cursor("s")
+        assert LedgerId(2) not in cluster.ledgers.ledgers
+        topic, cursor = await topic_of(cluster)
+        assert await unacked(cursor) == list(range(11))
+
+
+async def test_a_stale_owner_cannot_reset_a_damaged_cursor(cluster: Cluster) -> None:
+    old = await damaged(cluster, "missing")
+    new = await cluster.open()
+    with pytest.raises(TopicFenced):
+        await old.reset_cursor("s", start=LATEST)
+    assert not old.is_open
+    assert list(new.damaged_cursors) == ["s"]
 
 
 async def test_the_cursor_ledger_says_what_it_is_for(cluster: Cluster) -> None:

@@ -213,6 +213,24 @@ async def test_entries_certainly_not_stored_fail_as_such(cluster: Cluster) -> No
     assert list((await read_all(topic)).values()) == [b"y"]
 
 
+async def test_an_add_that_is_stored_in_part_is_unknown_if_no_ledger_takes_the_rest(cluster: Cluster) -> None:
+    """Its first entry was recovered: "not stored" would make the producer send that entry again."""
+    topic = await cluster.open(add_timeout_s=0.05)
+    ledger = cluster.ledgers.ledgers[0]
+    cluster.ledgers.hold_adds()
+    adding = asyncio.ensure_future(topic.add_many([b"1", b"2", b"3"]))
+    await asyncio.sleep(0.01)
+    ledger.store([b"1"])
+    ledger.writer.break_with(AddTimeout("made up"))
+    cluster.ledgers.fail_next("create", NotEnoughBookies("made up"), count=10**6)
+    cluster.ledgers.release_adds()
+    with pytest.raises(AddTimeout, match="not known"):
+        await adding
+    assert topic._writer is not None
+    assert topic._writer._pending_size == 0
+    assert list((await read_all(topic)).values()) == [b"1"]
+
+
 class HangingClient:
     """Calls in `hangs` never answer."""
 

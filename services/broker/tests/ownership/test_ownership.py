@@ -1,6 +1,7 @@
 import asyncio
 
 import pytest
+from bindery_broker.errors import NotOwner
 from bindery_broker.ownership.bundles import Bundle
 from bindery_broker.ownership.ownership import OwnerRecord, Ownership, RemoteOwner
 from bindery_core.errors import MetadataUnavailable
@@ -89,3 +90,15 @@ async def test_a_bundle_is_asked_for_by_one_task_at_a_time(monkeypatch: pytest.M
     assert isinstance(failed, MetadataUnavailable)
     assert others == [None, None]
     assert most == 1
+
+
+async def test_a_broker_that_stops_acquires_no_bundle() -> None:
+    tree = MemoryTree()
+    stopping, _ = ownership(tree, HERE)
+    assert await stopping.locate(BUNDLE) is None
+    await stopping.close()
+    with pytest.raises(NotOwner):
+        await stopping.locate(BUNDLE)
+    assert stopping.held == []
+    other, _ = ownership(tree, THERE)
+    assert await other.locate(BUNDLE) is None

@@ -21,6 +21,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from bindery_broker.broker import Broker
 from bindery_broker.http.budget import ByteBudget
+from bindery_broker.http.json_errors import JSON_ERRORS, describe
 
 StructT = TypeVar("StructT", bound=msgspec.Struct)
 
@@ -254,8 +255,9 @@ class Exchange(Request):
             decoder = _decoders[cls] = msgspec.json.Decoder(cls)
         try:
             return decoder.decode(body)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise BadRequest(f"body: {error}") from error
+        except JSON_ERRORS as error:
+            found = describe(error, body)
+            raise BadRequest(f"body: {found}", **found.facts) from error
 
     async def stream_body(self, *, size_max: int) -> AsyncIterator[bytes]:
         """The body's pieces as they come, for passing on; charged to no budget, never kept."""

@@ -19,43 +19,39 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Self
 
 import structlog
-from bindery_client.ledger.api import LedgerClient, ReadHandle
+from bindery_client.ledger.api import LedgerClient
 from bindery_core.errors import (
     BinderyError,
     Conflict,
-    NoSuchLedger,
-    NoSuchSubscription,
+    Corrupt,
     NoSuchTopic,
     TooLarge,
     TopicFenced,
     TryAgain,
 )
-from bindery_core.ids import LedgerId
 from bindery_metadata.stores.store import MetadataStore
 from bindery_pulsar.entry_size import ENTRY_SIZE_MAX
-from bindery_pulsar.managed_ledger_codec import CursorState, TopicInfo, decode_topic, encode_topic
+from bindery_pulsar.managed_ledger_codec import TopicInfo, decode_topic, encode_topic
 from bindery_pulsar.message_id import Position
 
 from bindery_broker.managed_ledger.cursors.cursor import ManagedCursor
-from bindery_broker.managed_ledger.cursors.cursor_store import CursorStore
+from bindery_broker.managed_ledger.cursors.cursor_table import CursorTable
 from bindery_broker.managed_ledger.entry_cache import EntryCache
 from bindery_broker.managed_ledger.ledger_list import LedgerList, LedgerRecord
+from bindery_broker.managed_ledger.opening import recover_ledgers
 from bindery_broker.managed_ledger.ownership_proof import OwnershipCheck, OwnershipProof
 from bindery_broker.managed_ledger.read_handles import ReadHandles
 from bindery_broker.managed_ledger.reader import EntryReader
-from bindery_broker.managed_ledger.retention import trimmable
 from bindery_broker.managed_ledger.settings import ManagedLedgerSettings
 from bindery_broker.managed_ledger.stats import internal_stats
-from bindery_broker.managed_ledger.topic_metadata import OwnedNode, TopicMetadata, limited
+from bindery_broker.managed_ledger.topic_metadata import TopicMetadata
+from bindery_broker.managed_ledger.trimming import Trimmer
 from bindery_broker.managed_ledger.writer import TopicWriter
 
 ADD_ENTRIES_MAX: Final = 100_000
-"""Entries of one `add_many`."""
-CURSORS_LOADED_AT_ONCE: Final = 16
+"""Maximum number of entries in one `add_many`."""
 OPEN_ATTEMPTS_MAX: Final = 3
-UNSETTLED_S_MAX: Final = 60.0
-"""Seconds that a subscription of unknown outcome keeps what it would need, so that its repetition finds that."""
-
+"""Maximum number of attempts to open a topic that another broker writes meanwhile."""
 WallClock = Callable[[], int]
 """Milliseconds since 1970."""
 
@@ -98,20 +94,33 @@ class ManagedLedger:
             write_handle=lambda: self._writer.handle if self._writer is not None else None,
             timeout_s=settings.operation_timeout_s,
         )
-        self._cursors: dict[str, ManagedCursor] = {}
-        self._unsettled: dict[str, OwnedNode] = {}
-        """Of cursors that were to be made, and perhaps were: their znodes by name. Nothing is trimmed meanwhile."""
-        self._unsettled_at = 0.0
-        """When the last of them came."""
-        self._cursor_lock = asyncio.Lock()
         self._ledgers_lock = asyncio.Lock()
         """Held while the list of ledgers is stored, so that trimming and rolling do not undo each other."""
-        self._trim_lock = asyncio.Lock()
-        self._trim_task: asyncio.Task[None] | None = None
-        self._knows_its_cursors = False
-        """Until then nothing is trimmed: what they need looks as if nobody did."""
-        self._condemned: list[int] = []
-        """Ledgers that metadata no longer names and that could not be deleted yet."""
+        self._cursors = CursorTable(
+            source=self,
+            ledgers=self._ledgers,
+            metadata=metadata,
+            client=client,
+            settings=settings,
+            clock=clock,
+            ownership=self._ownership,
+            check_open=self._raise_if_ended,
+            on_moved=self._trim_soon,
+            on_fenced=self._fence,
+        )
+        self._trimmer = Trimmer(
+            topic=name,
+            ledgers=self._ledgers,
+            ledgers_lock=self._ledgers_lock,
+            cursors=self._cursors,
+            client=client,
+            handles=self._handles,
+            settings=settings,
+            clock=clock,
+            write_ledgers=self._write_ledgers,
+            check_open=self._raise_if_ended,
+            on_fenced=self._fence,
+        )
         self._end: BinderyError | None = None
         self._fenced_listeners: list[Callable[[], None]] = []
         self._entry_listeners: list[Callable[[], None]] = []
@@ -145,9 +154,15 @@ class ManagedLedger:
         for attempt in range(OPEN_ATTEMPTS_MAX):
             try:
                 return await cls._open(
-                    name, client=client, store=store, clock=clock, settings=settings, cache=cache, create=create,
+                    name,
+                    client=client,
+                    store=store,
+                    clock=clock,
+                    settings=settings,
+                    cache=cache,
+                    create=create,
                     is_owner=is_owner,
-                )  # fmt: skip
+                )
             except TopicFenced as error:
                 # The owner before us wrote the znode (it rolled or trimmed) between our read and our write.
                 log.info("topic_opening_again", topic=name, attempt=attempt, error=str(error))
@@ -169,45 +184,35 @@ class ManagedLedger:
     ) -> Self:
         metadata = TopicMetadata(store, name, timeout_s=settings.operation_timeout_s, pause_s=settings.retry_pause_s)
         info = decode_topic(await metadata.load(create=create))
-        records = list(info.ledgers)
-        empty: int | None = None
-        recovered: ReadHandle | None = None
-        if records:
-            last = records[-1]
-            recovered = await _recover(client, last.ledger_id, timeout_s=settings.operation_timeout_s)
-            entries = recovered.last_add_confirmed + 1 if recovered is not None else 0
-            if recovered is not None and (entries or info.terminated is not None):
-                records[-1] = LedgerRecord(
-                    ledger_id=last.ledger_id,
-                    entries=entries,
-                    size=recovered.metadata.length,
-                    closed_ms=last.closed_ms or clock(),
-                    extension=last.extension,
-                )
-            else:
-                log.info("topic_ledger_dropped", topic=name, ledger_id=last.ledger_id, missing=recovered is None)
-                empty = last.ledger_id if recovered is not None else None
-                records.pop()
+        records, recovered, empty = await recover_ledgers(
+            name, info, client=client, timeout_s=settings.operation_timeout_s, clock=clock
+        )
         # The writer puts its own ledger behind these; until then a list must not be empty.
         placeholder = records or [LedgerRecord(ledger_id=0)]
         self = cls(
-            name, client=client, metadata=metadata, info=info, records=placeholder, clock=clock, settings=settings,
-            cache=cache, is_owner=is_owner,
-        )  # fmt: skip
+            name,
+            client=client,
+            metadata=metadata,
+            info=info,
+            records=placeholder,
+            clock=clock,
+            settings=settings,
+            cache=cache,
+            is_owner=is_owner,
+        )
         try:
             if info.terminated is None:
                 self._writer = self._make_writer()
                 await self._writer.start(records)
-            if recovered is not None and empty is None:
+            if recovered is not None:
                 await self._handles.put(recovered)
-            await self._load_cursors()
+            await self._cursors.load()
         except BaseException:
             await self.crash()
             raise
         if empty is not None:
-            self._condemned.append(empty)
-        self._knows_its_cursors = True
-        self._trim_soon()
+            self._trimmer.deletable.append(empty)
+        self._trimmer.start()
         return self
 
     def _make_writer(self) -> TopicWriter:
@@ -242,42 +247,6 @@ class ManagedLedger:
     async def _write_ledgers(self, records: Sequence[LedgerRecord]) -> None:
         info = TopicInfo(ledgers=tuple(records), terminated=self._terminated, properties=self._properties)
         await self._metadata.write_topic(encode_topic(info))
-
-    async def _load_cursors(self) -> None:
-        found = await self._metadata.load_cursors()
-        turns = asyncio.Semaphore(CURSORS_LOADED_AT_ONCE)
-
-        async def load(name: str, node: OwnedNode, data: bytes) -> None:
-            async with turns:
-                store = self._make_cursor_store(name, node)
-                state = await store.load(data)
-            if state is None:
-                state = CursorState(mark_delete=self._ledgers.previous(self._ledgers.first_position))
-            self._cursors[name] = self._make_cursor(name, store, state)
-
-        results = await asyncio.gather(
-            *(load(name, node, data) for name, (node, data) in found.items()), return_exceptions=True
-        )
-        for result in results:
-            if isinstance(result, BaseException):
-                raise result
-
-    def _make_cursor_store(self, name: str, node: OwnedNode) -> CursorStore:
-        return CursorStore(
-            name, node=node, metadata=self._metadata, client=self._client, settings=self._settings, clock=self._clock,
-            ownership=self._ownership,
-        )  # fmt: skip
-
-    def _make_cursor(self, name: str, store: CursorStore, state: CursorState) -> ManagedCursor:
-        return ManagedCursor(
-            name,
-            source=self,
-            ledgers=self._ledgers,
-            stored=state,
-            store=store,
-            on_moved=self._trim_soon,
-            on_fenced=self._fence,
-        )
 
     # --- state
 
@@ -319,8 +288,7 @@ class ManagedLedger:
 
     def _finish(self, error: BinderyError) -> None:
         self._end = error
-        for cursor in self._cursors.values():
-            cursor.end(error)
+        self._cursors.end(error)
         self._wake()
 
     # --- adding
@@ -453,52 +421,39 @@ class ManagedLedger:
     @property
     def cursors(self) -> Mapping[str, ManagedCursor]:
         """By subscription name. Do not change it."""
-        return self._cursors
+        return self._cursors.cursors
+
+    @property
+    def damaged_cursors(self) -> Mapping[str, Corrupt]:
+        """Why the stored state of a cursor cannot be read, by subscription name. See `CursorTable`."""
+        return self._cursors.damaged
 
     async def open_cursor(
         self, name: str, *, start: Position, properties: Mapping[str, str] | None = None
     ) -> ManagedCursor:
-        """The cursor of subscription `name`; made durably if it is not there, its next entry then being `start`
-        (clamped; EARLIEST, LATEST). An existing cursor keeps its position and properties."""
-        async with self._cursor_lock, self._trim_lock:  # what a new cursor needs must not be trimmed under it
-            self._raise_if_ended()
-            cursor = self._cursors.get(name)
-            if cursor is None:
-                node = self._unsettled.setdefault(name, OwnedNode(self._metadata.cursor_path(name), None))
-                store = self._make_cursor_store(name, node)
-                state = CursorState(mark_delete=self._ledgers.previous(self._ledgers.clamp(start)))
-                try:
-                    await store.create(state, properties or {})
-                except TopicFenced as error:
-                    self._fence(error)
-                    raise
-                finally:
-                    self._unsettled_at = asyncio.get_running_loop().time()
-                    if node.is_absent:
-                        del self._unsettled[name]
-                self._raise_if_ended()
-                del self._unsettled[name]
-                cursor = self._cursors[name] = self._make_cursor(name, store, state)
-            return cursor
+        """Return the cursor of subscription `name`, and create it durably if it is missing.
+
+        The next entry of a new cursor is `start` (clamped; EARLIEST, LATEST). An existing cursor keeps its position and
+        properties. Raises Corrupt if the cursor exists and its stored state cannot be read.
+        """
+        return await self._cursors.open(name, start=start, properties=properties or {})
+
+    def check_cursor(self, name: str) -> None:
+        """Raise Corrupt if the cursor exists and its stored state cannot be read."""
+        self._cursors.check_undamaged(name)
+
+    async def reset_cursor(self, name: str, *, start: Position) -> ManagedCursor:
+        """Replace the state of a damaged cursor, durably: its next entry is `start`. It keeps its properties.
+
+        Raises Conflict if the cursor is not damaged, NoSuchSubscription if there is none.
+        """
+        cursor = await self._cursors.reset(name, start=start)
+        self._trim_soon()
+        return cursor
 
     async def delete_cursor(self, name: str) -> None:
-        """Durably. NoSuchSubscription when there is none."""
-        async with self._cursor_lock:
-            self._raise_if_ended()
-            cursor = self._cursors.get(name)
-            if cursor is not None:
-                try:
-                    await cursor.delete()
-                except TopicFenced as error:
-                    self._fence(error)
-                    raise
-                del self._cursors[name]
-            elif name in self._unsettled:
-                async with self._trim_lock:
-                    if name in self._unsettled:
-                        await self._undo_cursor(name)
-            else:
-                raise NoSuchSubscription("no such subscription", subscription=name)
+        """Delete a cursor, durably. Raises NoSuchSubscription if there is none."""
+        await self._cursors.delete(name)
         self._trim_soon()
 
     # --- keeping and ending
@@ -510,58 +465,13 @@ class ManagedLedger:
             await self._writer.roll()
 
     async def trim(self) -> int:
-        """Delete ledgers that nobody needs any more, oldest first; how many left the metadata.
+        """Delete the oldest ledgers that are not needed any more. Returns how many were taken off the list.
 
-        For a timer; also runs by itself when a cursor moves on to another ledger. A ledger that cannot be deleted now
-        is tried again the next time.
+        Call it from a timer; it also runs when a cursor moves to another ledger. A ledger that cannot be deleted now is
+        deleted by a later call.
         """
-        async with self._trim_lock:
-            self._raise_if_ended()
-            if self._unsettled and asyncio.get_running_loop().time() < self._unsettled_at + UNSETTLED_S_MAX:
-                return 0
-            for name in list(self._unsettled):
-                await self._undo_cursor(name)
-            async with self._ledgers_lock:
-                count = trimmable(
-                    self._ledgers,
-                    [cursor.durable_mark_delete for cursor in self._cursors.values()],
-                    now_ms=self._clock(),
-                    retention_acked_s=self._settings.retention_acked_s,
-                    retention_unsubscribed_s=self._settings.retention_unsubscribed_s,
-                )
-                if count:
-                    gone = list(self._ledgers)[:count]
-                    try:
-                        await self._write_ledgers(list(self._ledgers)[count:])
-                    except TopicFenced as error:
-                        self._fence(error)
-                        raise
-                    self._ledgers.drop_first(count)
-                    self._condemned.extend(record.ledger_id for record in gone)
-                    log.info("topic_trimmed", topic=self.name, ledgers=[record.ledger_id for record in gone])
-            self._condemned = [ledger for ledger in self._condemned if not await self._delete_ledger(ledger)]
-            return count
-
-    async def _delete_condemned(self) -> None:
-        """Once more, since nobody else knows of them; those that remain then are named in the log."""
-        try:
-            async with limited(self._settings.operation_timeout_s, "delete trimmed ledgers"), self._trim_lock:
-                while self._condemned and await self._delete_ledger(self._condemned[0]):
-                    del self._condemned[0]
-        except TryAgain as error:
-            log.warning("trimmed_ledgers_not_deleted", topic=self.name, error=str(error))
-        if self._condemned:
-            log.warning("trimmed_ledgers_left", topic=self.name, ledger_ids=self._condemned)
-
-    async def _undo_cursor(self, name: str) -> None:
-        """Delete what may be left of a subscription of unknown outcome."""
-        try:
-            await self._metadata.delete_cursor(self._unsettled[name])
-        except TopicFenced as error:
-            self._fence(error)
-            raise
-        log.info("subscription_undone", topic=self.name, subscription=name)
-        del self._unsettled[name]
+        self._raise_if_ended()
+        return await self._trimmer.trim()
 
     async def close(self) -> None:
         """Complete adds in flight, store the cursors, seal the ledger, so that the next open is quick. Idempotent."""
@@ -569,11 +479,10 @@ class ManagedLedger:
             closed = TryAgain("the topic is closed here", topic=self.name)
             if self._writer is not None:
                 await self._writer.close()
-            async with self._cursor_lock:
-                await asyncio.gather(*(cursor.close(closed) for cursor in self._cursors.values()))
+            await self._cursors.close(closed)
             if self._end is None:
                 self._finish(closed)
-                await self._delete_condemned()
+                await self._trimmer.delete_remaining()
         await self._release()
 
     async def delete(self) -> None:
@@ -582,20 +491,17 @@ class ManagedLedger:
         After an error the topic may or may not be there, and this object is closed: open it anew.
         """
         deleted = NoSuchTopic("the topic was deleted", topic=self.name)
-        async with self._cursor_lock, self._trim_lock, self._ledgers_lock:
+        async with self._cursors.lock, self._cursors.trim_lock, self._ledgers_lock:
             self._raise_if_ended()
             self._finish(deleted)
             try:
                 if self._writer is not None:
                     self._writer.stop(deleted)
-                for cursor in self._cursors.values():
-                    await cursor.quiesce()
-                nodes = [cursor.store.node for cursor in self._cursors.values()]
-                await self._metadata.delete_topic([*nodes, *self._unsettled.values()])
-                for cursor in self._cursors.values():
-                    await cursor.store.delete_ledger()
-                for ledger_id in [*self._condemned, *(record.ledger_id for record in self._ledgers)]:
-                    await self._delete_ledger(ledger_id)
+                await self._cursors.quiesce()
+                await self._metadata.delete_topic(self._cursors.nodes)
+                await self._cursors.delete_ledgers()
+                for ledger_id in [*self._trimmer.deletable, *(record.ledger_id for record in self._ledgers)]:
+                    await self._trimmer.delete_ledger(ledger_id)
             finally:
                 await self._release()
 
@@ -608,11 +514,8 @@ class ManagedLedger:
         await self._release()
 
     async def _release(self) -> None:
-        if self._trim_task is not None:
-            self._trim_task.cancel()
-        for cursor in self._cursors.values():
-            await cursor.quiesce()
-            await cursor.store.abandon()
+        self._trimmer.stop()
+        await self._cursors.release()
         if self._writer is not None:
             await self._writer.finished()
         await self._handles.release()
@@ -620,39 +523,12 @@ class ManagedLedger:
     def internal_stats(self) -> dict[str, Any]:
         """Pulsar's `internalStats` JSON, without the ensembles."""
         return internal_stats(
-            writer=self._writer, ledgers=self._ledgers, cursors=self._cursors, properties=self._properties
+            writer=self._writer, ledgers=self._ledgers, cursors=self._cursors.cursors, properties=self._properties
         )
 
     def _trim_soon(self) -> None:
-        if self._knows_its_cursors and self._trim_task is None and self._end is None:
-            self._trim_task = asyncio.get_running_loop().create_task(self._trim_quietly())
-
-    async def _trim_quietly(self) -> None:
-        try:
-            await self.trim()
-        except BinderyError as error:
-            log.warning("topic_not_trimmed", topic=self.name, error=str(error))
-        finally:
-            self._trim_task = None
-
-    async def _delete_ledger(self, ledger_id: int) -> bool:
-        await self._handles.drop(ledger_id)
-        try:
-            async with limited(self._settings.operation_timeout_s, "delete a ledger"):
-                await self._client.delete(LedgerId(ledger_id))
-        except BinderyError as error:
-            log.warning("ledger_not_deleted", topic=self.name, ledger_id=ledger_id, error=str(error))
-            return False
-        return True
-
-
-async def _recover(client: LedgerClient, ledger_id: int, *, timeout_s: float) -> ReadHandle | None:
-    """Fence and close a ledger; None: it does not exist."""
-    try:
-        async with limited(timeout_s, "recover the topic's last ledger"):
-            return await client.open(LedgerId(ledger_id), recover=True)
-    except NoSuchLedger:
-        return None
+        if self._end is None:
+            self._trimmer.trim_soon()
 
 
 def _subscribe(listeners: list[Callable[[], None]], listener: Callable[[], None]) -> Callable[[], None]:

@@ -236,9 +236,10 @@ class Topic:
     # -- subscriptions -------------------------------------------------------------------------------------------
 
     def subscription(self, name: str) -> Subscription:
-        """Raises NoSuchSubscription."""
+        """Raises NoSuchSubscription, or Corrupt if the state of the subscription cannot be read."""
         found = self._subscriptions.get(name)
         if found is None:
+            self.ledger.check_cursor(name)
             raise NoSuchSubscription(
                 "the topic has no such subscription", topic=self.name.short, subscription=name[:256]
             )
@@ -276,10 +277,22 @@ class Topic:
             )  # fmt: skip
         return found, False
 
+    async def reset_subscription(self, name: str, *, initial: Position) -> MessageId:
+        """Replace the state of a damaged subscription, durably. Returns the position that comes next.
+
+        Raises Conflict if it is not damaged, NoSuchSubscription if there is none.
+        """
+        assert initial in (EARLIEST, LATEST)
+        async with self._subscribing.hold(name):
+            self._check_open()
+            cursor = await self.ledger.reset_cursor(name, start=initial)
+            self._attach(name)
+        return MessageId.of(self.ledger.next_position(cursor.mark_delete), partition=self._partition)
+
     async def unsubscribe(self, name: str, *, force: bool = False) -> None:
         """Delete a subscription, durably. Raises Conflict while it has consumers, unless `force`."""
         subscription = self._subscriptions.get(name)
-        if subscription is None:  # a subscribe of unknown outcome may have made it all the same
+        if subscription is None:  # a damaged one, or one whose creation had an unknown outcome
             self._check_open()
             await self.ledger.delete_cursor(name)
             return

@@ -124,7 +124,7 @@ async def test_query_and_headers_are_defaults_of_many(broker):
         ('{"payload_base64": "!"}', "base64"),
         ('{"payload": "\\ud800"}', ""),
         ('{"payload_json": ' + "[" * 5000 + "]" * 5000 + "}", "nested"),
-        ('{"payload": "a"} {"payload": "b"}', "malformed"),
+        ('{"payload": "a"} {"payload": "b"}', "malformed JSON at column 18"),
     ],
 )
 async def test_a_broken_line_is_named_and_nothing_is_written(broker, bad, hint):
@@ -146,19 +146,33 @@ async def test_lines_that_are_not_utf8_are_named(broker, text):
 @pytest.mark.parametrize(
     ("body", "hint"),
     [
-        ('{"payload": "a"}', "array"),
         ("", "array"),
-        ("[", "truncated"),
+        ('"a"', "a message object or an array of them"),
+        ("[", "line 1, column 2: the input is truncated"),
+        ('[\n {"payload": "a"},\n]', "line 3, column 1: trailing comma in array"),
+        ("{bad", "line 1, column 2: object keys must be strings"),
+        ("bad", "line 1, column 1: invalid character"),
+        ('{"payload": "a"} {"payload": "b"}', "column 18: trailing characters"),
+        ('{"payload": 5}', "Expected `str`"),
+        ("{}", "exactly one of payload"),
         ("[]", "no message"),
         ('[{"payload": "a"}, {}]', "message 1"),
         ('[{"payload": "a"}, {"payload": 1}]', "[1]"),
         ("[" * 100_000, ""),
     ],
 )
-async def test_a_broken_array_is_refused(broker, body, hint):
+async def test_a_broken_json_body_is_refused(broker, body, hint):
     answer = await broker.client.post(f"{TOPIC}/messages", content=body, headers={"content-type": "application/json"})
     assert hint in problem(answer, status=400, code="bad_request")["detail"]
     assert await entries(broker) == 0
+
+
+async def test_a_single_json_object_is_one_message(broker):
+    body = ' {"payload": "hello", "key": "k", "properties": {"a": "1"}}\n'
+    answer = await broker.client.post(f"{TOPIC}/messages", content=body, headers={"content-type": "application/json"})
+    assert len(answer.json()["message_ids"]) == 1
+    (message,) = await broker.receive()
+    assert (message["payload"], message["key"], message["properties"]) == ("hello", "k", {"a": "1"})
 
 
 @pytest.mark.parametrize(
@@ -172,11 +186,16 @@ async def test_a_wrong_query_is_refused(broker, query):
     assert await entries(broker) == 0
 
 
-@pytest.mark.parametrize("where", ["query", "line"])
+@pytest.mark.parametrize("where", ["query", "query of lines", "query of an array", "line"])
 @pytest.mark.parametrize("field", [{"deliver_after_ms": 1}, {"deliver_at": 1_700_000_000_001}])
 async def test_a_delay_is_refused_rather_than_forgotten(broker, where, field):
     if where == "query":
         answer = await broker.client.post(f"{TOPIC}/messages", content=b"x", params=field)
+    elif where == "query of lines":
+        body = b'{"payload": "x"}'
+        answer = await broker.client.post(f"{TOPIC}/messages", content=body, headers=NDJSON, params=field)
+    elif where == "query of an array":
+        answer = await broker.client.post(f"{TOPIC}/messages", json=[{"payload": "x"}], params=field)
     else:
         answer = await broker.client.post(f"{TOPIC}/messages", json=[{"payload": "x", **field}])
     problem(answer, status=400, code="not_supported")

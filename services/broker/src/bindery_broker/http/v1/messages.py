@@ -33,17 +33,22 @@ from bindery_broker.http.v1.schemas import (
 
 STRUCTS = (MessageLine, Produced, ProducedPartly, ReadAnswer, OneMessage)
 _PRODUCE_BODY: Final[openapi.Json] = {
-    "description": "One raw message of any type, or many as NDJSON or a JSON array of MessageLine.",
+    "description": "One raw message of any type, or MessageLine objects: NDJSON, one JSON object, or a JSON array.",
     "required": True,
     "content": {
         "application/octet-stream": {"schema": {"type": "string", "format": "binary"}},
         "text/plain": {"schema": {"type": "string"}},
         "application/json": {
             "schema": {
-                "type": "array",
-                "minItems": 1,
-                "maxItems": MESSAGES_PER_REQUEST_MAX,
-                "items": {"$ref": "#/components/schemas/MessageLine"},
+                "anyOf": [
+                    {"$ref": "#/components/schemas/MessageLine"},
+                    {
+                        "type": "array",
+                        "minItems": 1,
+                        "maxItems": MESSAGES_PER_REQUEST_MAX,
+                        "items": {"$ref": "#/components/schemas/MessageLine"},
+                    },
+                ]
             }
         },
         NDJSON: {

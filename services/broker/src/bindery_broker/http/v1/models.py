@@ -68,6 +68,11 @@ class SubscribeBody(Body):
     subscription_properties: Annotated[dict[Text, Text], Field(max_length=100)] | None = None
 
 
+class ResetBody(Body):
+    initial: Literal["earliest", "latest"]
+    """Where the subscription continues. `earliest` delivers every stored message again, `latest` skips all of them."""
+
+
 class SeekBody(Body):
     """Exactly one of the two."""
 
@@ -111,6 +116,8 @@ class SubscriptionInfo(Answer):
 
 class SubscriptionList(Answer):
     subscriptions: list[SubscriptionInfo]
+    damaged: dict[str, str] = {}
+    """Subscriptions whose stored state cannot be read, with the reason. Left out if there are none."""
 
 
 class Explanation(Answer):

@@ -1,13 +1,14 @@
-"""What a produce request says, parsed whole before anything is written.
+"""Parse a produce request into messages. The whole request is parsed before anything is written.
 
 | content type           | body                                                                       |
 |------------------------|----------------------------------------------------------------------------|
-| application/x-ndjson   | one `MessageLine` object a line; empty lines are skipped but counted        |
-| application/json       | an array of `MessageLine` objects                                           |
+| application/x-ndjson   | one `MessageLine` object per line; empty lines are skipped but counted      |
+| application/json       | one `MessageLine` object, or an array of them                              |
 | anything else, or none | the bytes of one message                                                    |
 
-Errors name the place: `line 3` counts from 1 (NDJSON), `message 0` from 0 (array). Nothing here does I/O.
-There are at most LINES_PER_MESSAGE_MAX times as many lines, empty ones included, as a request may have messages.
+Errors name the place: `line 3` (NDJSON) counts from 1, `message 0` (array) from 0. Syntax errors have line and column.
+A request has at most LINES_PER_MESSAGE_MAX times as many lines, empty ones included, as it may have messages.
+This module does no I/O.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,18 +22,19 @@ from bindery_pulsar.message_codec import TAG_VALUE, OutgoingMessage
 from msgspec import UNSET, UnsetType
 
 from bindery_broker.errors import NotSupported
+from bindery_broker.http.json_errors import JSON_ERRORS, describe
 from bindery_broker.http.v1.schemas import MESSAGES_PER_REQUEST_MAX, PROPERTIES_MAX, TEXT_MAX, MessageLine, ProduceQuery
 
 NDJSON: Final = "application/x-ndjson"
 JSON: Final = "application/json"
 PROPERTY_HEADER: Final = b"bindery-property-"
 LINES_PER_MESSAGE_MAX: Final = 4
-"""Each empty line costs time too."""
+"""Maximum number of lines per allowed message: parsing empty lines takes time too."""
 
 _line_decoder = msgspec.json.Decoder(MessageLine)
 _array_decoder = msgspec.json.Decoder(list[MessageLine])
+_raw_decoder = msgspec.json.Decoder(msgspec.Raw)
 _raw_array_decoder = msgspec.json.Decoder(list[msgspec.Raw])
-_BROKEN: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,7 @@ def parse_produce(
     if content_type == NDJSON:
         return _parse_lines(body, query=query, defaults=defaults, now_ms=now_ms, limits=limits)
     if content_type == JSON:
-        return _parse_array(body, query=query, defaults=defaults, now_ms=now_ms, limits=limits)
+        return _parse_json(body, query=query, defaults=defaults, now_ms=now_ms, limits=limits)
     _refuse_delay(query.deliver_after_ms, query.deliver_at, now_ms=now_ms)
     return [
         OutgoingMessage(
@@ -87,8 +89,15 @@ def _parse_lines(
         try:
             line = decode(text)
             messages.append(_message(line, query=query, defaults=defaults, now_ms=now_ms))
-        except _BROKEN as error:
-            raise BadRequest(f"line {number}: {_reason(error)}", line=number) from error
+        except JSON_ERRORS as error:
+            found = describe(error, text)
+            if found.line is None:
+                raise BadRequest(f"line {number}: {found}", line=number) from error
+            raise BadRequest(
+                f"line {number}: malformed JSON at column {found.column}: {found.reason}",
+                line=number,
+                column=found.column,
+            ) from error
         except BadRequest as error:
             raise type(error)(f"line {number}: {error.message}", line=number, **error.facts) from error
     if not messages:
@@ -96,20 +105,28 @@ def _parse_lines(
     return messages
 
 
-def _parse_array(
+def _parse_json(
     body: bytes, *, query: ProduceQuery, defaults: dict[str, str], now_ms: int, limits: ProduceLimits
 ) -> list[OutgoingMessage]:
-    if not body.lstrip().startswith(b"["):
-        raise BadRequest(
-            "application/json holds an array of message objects; send one raw message with another content type"
-        )
+    """One message object, or an array of them."""
+    begin = body.lstrip()[:1]
     try:
-        # A message is an object, so few braces mean few messages; else count before any object is made.
+        if begin == b"{":
+            return [_message(_line_decoder.decode(body), query=query, defaults=defaults, now_ms=now_ms)]
+        if begin != b"[":
+            if begin:
+                _raw_decoder.decode(body)
+            raise BadRequest(
+                "application/json takes a message object or an array of them; send one raw message with another "
+                "content type"
+            )
+        # A message is an object, so few braces mean few messages. Otherwise count before any object is created.
         if body.count(b"{") > limits.messages_max and len(_raw_array_decoder.decode(body)) > limits.messages_max:
             raise TooLarge("too many messages in one request", messages_max=limits.messages_max)
         lines = _array_decoder.decode(body)
-    except _BROKEN as error:
-        raise BadRequest(f"broken JSON array: {_reason(error)}") from error
+    except JSON_ERRORS as error:
+        found = describe(error, body)
+        raise BadRequest(str(found), **found.facts) from error
     if not lines:
         raise BadRequest("the body holds no message")
     messages: list[OutgoingMessage] = []
@@ -117,7 +134,7 @@ def _parse_array(
         try:
             messages.append(_message(line, query=query, defaults=defaults, now_ms=now_ms))
         except UnicodeDecodeError as error:
-            raise BadRequest(f"message {index}: {_reason(error)}", index=index) from error
+            raise BadRequest(f"message {index}: not UTF-8", index=index) from error
         except BadRequest as error:
             raise type(error)(f"message {index}: {error.message}", index=index, **error.facts) from error
     return messages
@@ -202,11 +219,3 @@ def _add_tags(properties: dict[str, str], text: str) -> None:
         if properties.get(tag, TAG_VALUE) != TAG_VALUE:
             raise BadRequest("a tag and a property of one name", name=tag)
         properties[tag] = TAG_VALUE
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, RecursionError):
-        return "nested too deeply"
-    if isinstance(error, UnicodeDecodeError):
-        return "not UTF-8"
-    return str(error)

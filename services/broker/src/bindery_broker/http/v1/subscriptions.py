@@ -18,6 +18,7 @@ from bindery_broker.http.v1.models import (
     Deleted,
     Explanation,
     ForceQuery,
+    ResetBody,
     RoutingQuery,
     SeekBody,
     Sought,
@@ -45,9 +46,12 @@ _DONE = openapi.TITLES[200]
 async def list_subscriptions(exchange: Exchange, name: paths.Topic, _query: Routing) -> SubscriptionList:
     topic = await exchange.broker.topic(name)
     now = exchange.broker.now()
-    return SubscriptionList(
+    answer = SubscriptionList(
         subscriptions=[info(subscription, now=now) for _, subscription in sorted(topic.subscriptions.items())]
     )
+    if damaged := topic.ledger.damaged_cursors:
+        answer.damaged = {name: str(error) for name, error in sorted(damaged.items())}
+    return answer
 
 
 @router.put(
@@ -116,6 +120,25 @@ async def seek(
         assert body.message_id is not None
         place = parse_place(body.message_id)
         following = await (await _find(exchange, name, subscription)).seek(place)
+    return Sought(next=str(following))
+
+
+@router.post(
+    paths.SUBSCRIPTION + "/reset",
+    operation_id="resetSubscription",
+    summary="Give a damaged subscription a new state; its acknowledgements are lost",
+    response_description=_DONE,
+    responses=openapi.problems(*_ERRORS, *openapi.BODY_ERRORS),
+)
+async def reset(
+    exchange: Exchange, name: paths.Topic, subscription: paths.SubscriptionName, _query: Routing, body: ResetBody
+) -> Sought:
+    """A subscription is damaged if its cursor ledger is missing or unreadable: every operation on it answers 500.
+
+    No ledger of the topic is deleted until the subscription is reset or deleted. 409: it is not damaged; use seek.
+    """
+    topic = await exchange.broker.topic(name)
+    following = await topic.reset_subscription(subscription, initial=EARLIEST if body.initial == "earliest" else LATEST)
     return Sought(next=str(following))
 
 

@@ -103,11 +103,16 @@ class CursorStore:
         self.cursor_properties = dict(cursor_properties)
         await self._metadata.write_cursor(self._node, encode_cursor(self._info(NO_LEDGER, state)))
 
-    async def load(self, data: bytes) -> CursorState | None:
-        """The newest durable state; `data` is the znode's. None: none was stored ever (Pulsar's cursor, unused).
+    async def replace(self, state: CursorState) -> None:
+        """Store `state` in the znode instead of what it held or referred to, and delete the former cursor ledger."""
+        await self._metadata.write_cursor(self._node, encode_cursor(self._info(NO_LEDGER, state)))
+        await self._retire_ledger(NO_LEDGER)
 
-        Fences whoever wrote the cursor ledger. Raises Corrupt, TryAgain: what is there but cannot be read is not
-        replaced by something older.
+    async def load(self, data: bytes) -> CursorState | None:
+        """Return the newest durable state. `data`: the value of the znode. None: no state was ever stored (by Pulsar).
+
+        Fences the writer of the cursor ledger. Raises Corrupt if the state was stored and cannot be read, also if the
+        cursor ledger is missing: the older state in the znode must not replace it. Raises TryAgain if no answer came.
         """
         info = decode_cursor(data)
         self.cursor_properties = info.cursor_properties
@@ -120,9 +125,9 @@ class CursorStore:
                 last = EntryId(reader.last_add_confirmed)
                 records = await reader.read(last, last) if last >= 0 else []
                 await reader.release()
-        except NoSuchLedger:
-            log.warning("cursor_ledger_missing", cursor=self._name, ledger_id=info.ledger_id)
-            return info.state
+        except NoSuchLedger as error:
+            log.error("cursor_ledger_missing", cursor=self._name, ledger_id=info.ledger_id)
+            raise Corrupt("the cursor ledger is missing", cursor=self._name, ledger_id=info.ledger_id) from error
         if not records:
             return info.state
         try:

@@ -1,0 +1,258 @@
+"""The cursors of one open topic: load, create, reset and delete them.
+
+A cursor is *damaged* if its stored state exists and cannot be read: its cursor ledger is missing, or the last record in
+it cannot be decoded. The older state in the znode does not replace it, because acknowledgements and seeks would be
+undone without anybody noticing. The topic opens without that cursor; the cursor can be reset or deleted. While there is
+a damaged cursor nothing may be trimmed, because its position is unknown.
+
+A cursor is *unsettled* if the metadata store did not answer whether it was created. Nothing is trimmed for a while, so
+that a repeated call finds the entries that the cursor needs; then the cursor is deleted.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import structlog
+from bindery_client.ledger.api import LedgerClient
+from bindery_core.errors import BinderyError, Conflict, Corrupt, NoSuchSubscription, TopicFenced
+from bindery_pulsar.managed_ledger_codec import CursorState
+from bindery_pulsar.message_id import Position
+
+from bindery_broker.managed_ledger.cursors.cursor import EntrySource, ManagedCursor
+from bindery_broker.managed_ledger.cursors.cursor_store import CursorStore
+from bindery_broker.managed_ledger.ledger_list import LedgerList
+from bindery_broker.managed_ledger.ownership_proof import OwnershipProof
+from bindery_broker.managed_ledger.settings import ManagedLedgerSettings
+from bindery_broker.managed_ledger.topic_metadata import OwnedNode, TopicMetadata
+
+CURSORS_LOADED_AT_ONCE: Final = 16
+"""Maximum number of cursors that are read in parallel when a topic opens."""
+UNSETTLED_S_MAX: Final = 60.0
+"""Seconds during which entries are kept for a cursor that may or may not have been created."""
+
+log = structlog.get_logger()
+
+
+class CursorTable:
+    """Invariant: a name is in at most one of `cursors`, `damaged` and the unsettled cursors."""
+
+    def __init__(
+        self,
+        *,
+        source: EntrySource,
+        ledgers: LedgerList,
+        metadata: TopicMetadata,
+        client: LedgerClient,
+        settings: ManagedLedgerSettings,
+        clock: Callable[[], int],
+        ownership: OwnershipProof,
+        check_open: Callable[[], None],
+        on_moved: Callable[[], None],
+        on_fenced: Callable[[TopicFenced], None],
+    ) -> None:
+        """`check_open` raises once the topic is closed, fenced or deleted."""
+        self.cursors: dict[str, ManagedCursor] = {}
+        self.trim_lock = asyncio.Lock()
+        """Held while entries are trimmed and while a cursor is created: its entries must not be trimmed meanwhile."""
+        self.lock = asyncio.Lock()
+        """Held while a cursor is created, reset or deleted."""
+        self._source = source
+        self._ledgers = ledgers
+        self._metadata = metadata
+        self._client = client
+        self._settings = settings
+        self._clock = clock
+        self._ownership = ownership
+        self._check_open = check_open
+        self._on_moved = on_moved
+        self._on_fenced = on_fenced
+        self._damaged: dict[str, tuple[CursorStore, Corrupt]] = {}
+        self._unsettled: dict[str, OwnedNode] = {}
+        """The znodes of unsettled cursors."""
+        self._unsettled_at = 0.0
+        """Loop time at which the last of them was added."""
+
+    @property
+    def damaged(self) -> Mapping[str, Corrupt]:
+        """Why the state of a cursor cannot be read, by subscription name."""
+        return {name: error for name, (_, error) in self._damaged.items()}
+
+    @property
+    def nodes(self) -> list[OwnedNode]:
+        """The znodes of all cursors, damaged and unsettled ones included."""
+        return [*(store.node for store in self._stores()), *self._unsettled.values()]
+
+    def check_undamaged(self, name: str) -> None:
+        """Raise Corrupt if the state of the cursor cannot be read."""
+        if name in self._damaged:
+            error = self._damaged[name][1]
+            raise Corrupt(error.message, **error.facts)
+
+    async def load(self) -> None:
+        """Read the cursors of the topic from metadata. Raises TryAgain if one of them cannot be read now."""
+        found = await self._metadata.load_cursors()
+        turns = asyncio.Semaphore(CURSORS_LOADED_AT_ONCE)
+
+        async def load(name: str, node: OwnedNode, data: bytes) -> None:
+            store = self._make_store(name, node)
+            try:
+                async with turns:
+                    state = await store.load(data)
+            except Corrupt as error:
+                damage = Corrupt(
+                    "the stored state of the subscription cannot be read; reset or delete the subscription: "
+                    + error.message,
+                    **{"cursor": name, **error.facts},
+                )
+                log.error("cursor_damaged", topic=self._metadata.name, error=str(damage))
+                self._damaged[name] = (store, damage)
+                return
+            if state is None:
+                state = CursorState(mark_delete=self._ledgers.previous(self._ledgers.first_position))
+            self.cursors[name] = self._make_cursor(name, store, state)
+
+        results = await asyncio.gather(
+            *(load(name, node, data) for name, (node, data) in found.items()), return_exceptions=True
+        )
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+
+    async def open(self, name: str, *, start: Position, properties: Mapping[str, str]) -> ManagedCursor:
+        """See `ManagedLedger.open_cursor`."""
+        async with self.lock, self.trim_lock:
+            self._check_open()
+            self.check_undamaged(name)
+            cursor = self.cursors.get(name)
+            if cursor is None:
+                node = self._unsettled.setdefault(name, OwnedNode(self._metadata.cursor_path(name), None))
+                store = self._make_store(name, node)
+                state = CursorState(mark_delete=self._ledgers.previous(self._ledgers.clamp(start)))
+                try:
+                    await store.create(state, properties)
+                except TopicFenced as error:
+                    self._on_fenced(error)
+                    raise
+                finally:
+                    self._unsettled_at = asyncio.get_running_loop().time()
+                    if node.is_absent:
+                        del self._unsettled[name]
+                self._check_open()
+                del self._unsettled[name]
+                cursor = self.cursors[name] = self._make_cursor(name, store, state)
+            return cursor
+
+    async def reset(self, name: str, *, start: Position) -> ManagedCursor:
+        """See `ManagedLedger.reset_cursor`."""
+        async with self.lock, self.trim_lock:
+            self._check_open()
+            if name in self.cursors:
+                raise Conflict("the subscription is not damaged; use seek to move it", subscription=name)
+            if name not in self._damaged:
+                raise NoSuchSubscription("no such subscription", subscription=name)
+            store, damage = self._damaged[name]
+            state = CursorState(mark_delete=self._ledgers.previous(self._ledgers.clamp(start)))
+            try:
+                await store.replace(state)
+            except TopicFenced as error:
+                self._on_fenced(error)
+                raise
+            self._check_open()
+            log.warning("cursor_reset", topic=self._metadata.name, cursor=name, error=str(damage))
+            del self._damaged[name]
+            cursor = self.cursors[name] = self._make_cursor(name, store, state)
+            return cursor
+
+    async def delete(self, name: str) -> None:
+        """Delete a cursor, durably. Raises NoSuchSubscription if there is none."""
+        async with self.lock:
+            self._check_open()
+            try:
+                if name in self.cursors:
+                    await self.cursors[name].delete()
+                    del self.cursors[name]
+                elif name in self._damaged:
+                    await self._damaged[name][0].delete()
+                    del self._damaged[name]
+                elif name in self._unsettled:
+                    async with self.trim_lock:
+                        if name in self._unsettled:
+                            await self._delete_unsettled(name)
+                else:
+                    raise NoSuchSubscription("no such subscription", subscription=name)
+            except TopicFenced as error:
+                self._on_fenced(error)
+                raise
+
+    async def positions_for_trimming(self) -> list[Position] | None:
+        """Return the durable positions of all cursors; None: nothing may be trimmed now. Call it under `trim_lock`."""
+        if self._unsettled and asyncio.get_running_loop().time() < self._unsettled_at + UNSETTLED_S_MAX:
+            return None
+        try:
+            for name in list(self._unsettled):
+                await self._delete_unsettled(name)
+        except TopicFenced as error:
+            self._on_fenced(error)
+            raise
+        if self._damaged:
+            return None
+        return [cursor.durable_mark_delete for cursor in self.cursors.values()]
+
+    # --- ending
+
+    def end(self, error: BinderyError) -> None:
+        """Refuse every later call to a cursor with `error`."""
+        for cursor in self.cursors.values():
+            cursor.end(error)
+
+    async def close(self, error: BinderyError) -> None:
+        """Store every cursor, then refuse later calls with `error`."""
+        async with self.lock:
+            await asyncio.gather(*(cursor.close(error) for cursor in self.cursors.values()))
+
+    async def quiesce(self) -> None:
+        """Return once no cursor writes a record."""
+        for cursor in self.cursors.values():
+            await cursor.quiesce()
+
+    async def release(self) -> None:
+        """Abandon the writers of all cursor ledgers."""
+        await self.quiesce()
+        for store in self._stores():
+            await store.abandon()
+
+    async def delete_ledgers(self) -> None:
+        """Delete all cursor ledgers. The znodes were deleted with the topic."""
+        for store in self._stores():
+            await store.delete_ledger()
+
+    async def _delete_unsettled(self, name: str) -> None:
+        await self._metadata.delete_cursor(self._unsettled[name])
+        log.info("subscription_undone", topic=self._metadata.name, subscription=name)
+        del self._unsettled[name]
+
+    def _stores(self) -> list[CursorStore]:
+        return [*(cursor.store for cursor in self.cursors.values()), *(store for store, _ in self._damaged.values())]
+
+    def _make_store(self, name: str, node: OwnedNode) -> CursorStore:
+        return CursorStore(
+            name,
+            node=node,
+            metadata=self._metadata,
+            client=self._client,
+            settings=self._settings,
+            clock=self._clock,
+            ownership=self._ownership,
+        )
+
+    def _make_cursor(self, name: str, store: CursorStore, state: CursorState) -> ManagedCursor:
+        return ManagedCursor(
+            name,
+            source=self._source,
+            ledgers=self._ledgers,
+            stored=state,
+            store=store,
+            on_moved=self._on_moved,
+            on_fenced=self._on_fenced,
+        )

@@ -1,0 +1,135 @@
+"""Trimmer: deletes the oldest ledgers of a topic once no cursor and no retention setting needs them.
+
+The metadata is written first and the ledgers are deleted after it. A ledger that cannot be deleted then is remembered
+and deleted by a later call; when the topic closes, those that are left are named in the log.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+
+import structlog
+from bindery_client.ledger.api import LedgerClient
+from bindery_core.errors import BinderyError, TopicFenced, TryAgain
+from bindery_core.ids import LedgerId
+
+from bindery_broker.managed_ledger.cursors.cursor_table import CursorTable
+from bindery_broker.managed_ledger.ledger_list import LedgerList, LedgerRecord
+from bindery_broker.managed_ledger.read_handles import ReadHandles
+from bindery_broker.managed_ledger.retention import trimmable
+from bindery_broker.managed_ledger.settings import ManagedLedgerSettings
+from bindery_broker.managed_ledger.topic_metadata import limited
+
+log = structlog.get_logger()
+
+
+class Trimmer:
+    """Of one open topic."""
+
+    def __init__(
+        self,
+        *,
+        topic: str,
+        ledgers: LedgerList,
+        ledgers_lock: asyncio.Lock,
+        cursors: CursorTable,
+        client: LedgerClient,
+        handles: ReadHandles,
+        settings: ManagedLedgerSettings,
+        clock: Callable[[], int],
+        write_ledgers: Callable[[Sequence[LedgerRecord]], Awaitable[None]],
+        check_open: Callable[[], None],
+        on_fenced: Callable[[TopicFenced], None],
+    ) -> None:
+        """`ledgers_lock` is held while `write_ledgers` stores the list of ledgers."""
+        self.deletable: list[int] = []
+        """Ledgers that metadata no longer names and that are not deleted yet."""
+        self._topic = topic
+        self._ledgers = ledgers
+        self._ledgers_lock = ledgers_lock
+        self._cursors = cursors
+        self._client = client
+        self._handles = handles
+        self._settings = settings
+        self._clock = clock
+        self._write_ledgers = write_ledgers
+        self._check_open = check_open
+        self._on_fenced = on_fenced
+        self._task: asyncio.Task[None] | None = None
+        self._is_started = False
+
+    def start(self) -> None:
+        """Allow `trim_soon`. Before the cursors are loaded every entry would seem to be unneeded."""
+        self._is_started = True
+        self.trim_soon()
+
+    def trim_soon(self) -> None:
+        """Trim in a task, unless one is running."""
+        if self._is_started and self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._trim_in_background())
+
+    def stop(self) -> None:
+        self._is_started = False
+        if self._task is not None:
+            self._task.cancel()
+
+    async def trim(self) -> int:
+        """See `ManagedLedger.trim`."""
+        async with self._cursors.trim_lock:
+            self._check_open()
+            positions = await self._cursors.positions_for_trimming()
+            if positions is None:
+                return 0
+            async with self._ledgers_lock:
+                count = trimmable(
+                    self._ledgers,
+                    positions,
+                    now_ms=self._clock(),
+                    retention_acked_s=self._settings.retention_acked_s,
+                    retention_unsubscribed_s=self._settings.retention_unsubscribed_s,
+                )
+                if count:
+                    await self._drop_first(count)
+            self.deletable = [ledger_id for ledger_id in self.deletable if not await self.delete_ledger(ledger_id)]
+            return count
+
+    async def delete_remaining(self) -> None:
+        """Try once more to delete `deletable`: no other process has the list. Logs the ledgers that are left."""
+        try:
+            async with limited(self._settings.operation_timeout_s, "delete trimmed ledgers"), self._cursors.trim_lock:
+                while self.deletable and await self.delete_ledger(self.deletable[0]):
+                    del self.deletable[0]
+        except TryAgain as error:
+            log.warning("trimmed_ledgers_not_deleted", topic=self._topic, error=str(error))
+        if self.deletable:
+            log.warning("trimmed_ledgers_left", topic=self._topic, ledger_ids=self.deletable)
+
+    async def delete_ledger(self, ledger_id: int) -> bool:
+        """Delete a ledger that metadata does not name. Returns False, with a warning in the log, if that failed."""
+        await self._handles.drop(ledger_id)
+        try:
+            async with limited(self._settings.operation_timeout_s, "delete a ledger"):
+                await self._client.delete(LedgerId(ledger_id))
+        except BinderyError as error:
+            log.warning("ledger_not_deleted", topic=self._topic, ledger_id=ledger_id, error=str(error))
+            return False
+        return True
+
+    async def _drop_first(self, count: int) -> None:
+        """Take the `count` oldest ledgers off the list, durably."""
+        dropped = [record.ledger_id for record in list(self._ledgers)[:count]]
+        try:
+            await self._write_ledgers(list(self._ledgers)[count:])
+        except TopicFenced as error:
+            self._on_fenced(error)
+            raise
+        self._ledgers.drop_first(count)
+        self.deletable.extend(dropped)
+        log.info("topic_trimmed", topic=self._topic, ledgers=dropped)
+
+    async def _trim_in_background(self) -> None:
+        try:
+            await self.trim()
+        except BinderyError as error:
+            log.warning("topic_not_trimmed", topic=self._topic, error=str(error))
+        finally:
+            self._task = None
