@@ -237,6 +237,7 @@ async def test_everything_goes_on_while_a_log_is_rewritten(kit: Any) -> None:
         engine.compactor._settings = settings.model_copy(update={"compaction_rate": 2**20})
         running = asyncio.ensure_future(engine.compactor.run(major=True))
         turns = 0
+        progress: list[int] = []
         while not running.done():
             turns += 1
             again = kit.entry(3, turns % 150, b"again %d" % turns)
@@ -246,8 +247,13 @@ async def test_everything_goes_on_while_a_log_is_rewritten(kit: Any) -> None:
             assert await kit.read(engine, (3, turns % 150), (1, turns % 150)) == [again, bodies[1][turns % 150]]
             if turns % 3 == 0:
                 await engine.flush()
-            assert engine.compactor.state().bytes_done >= 0
+            state = engine.compactor.state()
+            if state.log_id == 1 and state.bytes_total:
+                assert state.bytes_done <= state.bytes_total
+                progress.append(state.bytes_done)
         assert turns > 10
+        assert progress == sorted(progress)
+        assert len(set(progress)) > 5, "the state shows the copy's progress while it runs"
         assert (await running).rewritten == [1]
     finally:
         rewrite.STEP_SIZE = before  # type: ignore[misc]

@@ -18,6 +18,7 @@ from bindery_bookie.storage.index.index_format import LedgerRow
 from bindery_bookie.storage.io.disk import RealDisk
 from bindery_bookie.storage.io.fault_injection import DrillControl
 from bindery_bookie.storage.io.kv import LevelDbKV
+from bindery_bookie.storage.scrub import scrub
 from bindery_bookie.storage.scrub.scrub_state import Region, ScrubRecord, read_scrub_record
 from bindery_bookie.storage.scrub.scrub_walk import (
     STEP_ENTRIES,
@@ -448,12 +449,24 @@ async def test_the_pace_is_kept(kit: Any) -> None:
     await engine.close()
 
 
-async def test_nothing_begins_by_itself_right_after_a_start(kit: Any) -> None:
+@pytest.mark.parametrize("delay_s", [600.0, 0.0])
+async def test_the_first_round_begins_some_time_after_a_start(
+    kit: Any, monkeypatch: pytest.MonkeyPatch, delay_s: float
+) -> None:
+    """With the delay nothing begins; without it, in the same time, a whole round is made."""
+    assert scrub.START_DELAY_S == 600
+    monkeypatch.setattr(scrub, "START_DELAY_S", delay_s)
     world = await stored(kit, scrub_rate=FAST)
     engine = await world.opened()
-    names = [name for name in world.disk.list_names(CURRENT) if name.startswith("scrub")]
-    await asyncio.sleep(0.05)
-    assert (names, engine.scrubber.state().is_running) == ([], False)
+    assert abs(engine.scrubber.state().next_ms - (world.now_ms + delay_s * 1000)) < 5000
+    reference = await kit.World(scrub_rate=FAST).opened()
+    await scrubbed(reference)
+    async with asyncio.timeout(30):
+        while not delay_s and engine.scrubber.state().rounds == 0:
+            await asyncio.sleep(0.002)
+    state = engine.scrubber.state()
+    assert (state.rounds, state.is_running) == ((0, False) if delay_s else (1, False))
+    await reference.close()
     await engine.close()
 
 

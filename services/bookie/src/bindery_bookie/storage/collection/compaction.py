@@ -450,7 +450,7 @@ class Compactor:
             sync_size=self._settings.flush_sync_size,
         )
         try:
-            await self._pump(rewrite.steps(), is_counted=True)
+            await self._pump(rewrite.steps(), copied=lambda: rewrite.copied_bytes)
         except _ERRORS:
             await self._replacement.remove_file(rewrite.temporary_path)
             raise
@@ -480,13 +480,16 @@ class Compactor:
 
     # --- pace
 
-    async def _pump(self, steps: Generator[int, None, None], *, is_counted: bool = False) -> None:
-        """Run a worker's steps to their end, no faster than `compaction_rate`. Raises _Stopping."""
+    async def _pump(self, steps: Generator[int, None, None], *, copied: Callable[[], int] = lambda: 0) -> None:
+        """Run a worker's steps to their end, no faster than `compaction_rate`. Raises _Stopping.
+
+        A step's size is the work that it did: what it read, also of the index, and what it wrote. `copied`: live bytes
+        copied so far, which is what the state shows.
+        """
         worker = self._parts.worker
         try:
             while (size := await run_in(worker, lambda: next(steps, None))) is not None:
-                if is_counted:
-                    self._bytes_done += size
+                self._bytes_done = copied()
                 await self._pause(size)
                 if self._stopping.is_set():
                     raise _Stopping("the bookie is stopping")
