@@ -130,7 +130,7 @@ def test_state_of_a_bookie_that_is_drained_says_so_once(bookie: Bookie) -> None:
     bookie.answers["state/readonly"] = {"readOnly": True, "reasons": {"draining": why}}
     assert f"\n  {why}\n" in run("state").stdout
     bookie.answers["disks"] = {**DISKS, "reasons": {"draining": why}}
-    assert f"read-only because of {why}\n" in run("disks").stdout
+    assert f"read-only: {why}\n" in run("disks").stdout
 
 
 def test_a_scrub_that_is_not_under_way_shows_no_start(bookie: Bookie) -> None:
@@ -161,7 +161,7 @@ def test_disks_are_listed_and_a_full_one_is_exit_code_1(bookie: Bookie) -> None:
     result = run("disks")
     assert result.exit_code == 1
     assert "97 % in use" in result.stdout
-    assert "read-only because of disk: /l is full" in result.stdout
+    assert "read-only: disk: /l is full" in result.stdout
 
 
 def test_limbo_and_damage_are_shown(bookie: Bookie) -> None:
@@ -175,7 +175,7 @@ def test_limbo_and_damage_are_shown(bookie: Bookie) -> None:
     assert "storage lost: /l" in limbo.stdout
     assert "no other copy" in limbo.stdout
     damage = run("damage", "--limit", "5")
-    assert damage.exit_code == 1
+    assert damage.exit_code == 3
     assert damage.stdout.splitlines()[1].split()[:2] == ["/l/current/1.log", "4096"]
     assert bookie.asked[-1] == ("GET", "damage", {"limit": "5"})
 
@@ -214,7 +214,7 @@ def test_a_compaction_that_is_suspended_is_not_said_to_run(bookie: Bookie) -> No
     assert bookie.asked[0] == ("PUT", "gc", {"forceMinor": False, "forceMajor": True})
     assert (result.exit_code, result.stderr) == (0, "")
     result = run("gc", "run", "--major", "--minor", "--json")
-    assert result.stderr == "minor compaction is suspended and does not run: `bindery bookie gc resume`\n"
+    assert result.stderr == "minor compaction is suspended and does not run; `bindery bookie gc resume` resumes it\n"
     assert json.loads(result.stdout) == WELL["gc"]
 
 
@@ -229,7 +229,7 @@ def test_entry_logs_and_their_explanation_are_for_people(bookie: Bookie) -> None
 def test_what_is_not_known_or_not_done_yet_is_said(bookie: Bookie) -> None:
     assert "not looked" not in run("gc", "state").stdout
     bookie.answers["gc/state"] = {"shards": [{"shard": 0, **plain(replace(GARBAGE, logs=0))}]}
-    assert "not looked at its entry logs yet: `bindery bookie gc logs --look`" in run("gc", "state").stdout
+    assert "have not been scanned yet; `bindery bookie gc logs --look`" in run("gc", "state").stdout
     assert "not looked" not in run("gc", "state", "--json").stdout
     assert "`bindery bookie scrub state` shows how far it is" in run("scrub", "run").stdout
     assert run("scrub", "run", "--shard", "1").stdout.startswith("it verifies shard 1 ")

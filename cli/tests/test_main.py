@@ -1,12 +1,9 @@
 """The command itself: it starts at once, explains itself, and its parts take what people type."""
 
-import io
-import json
 import subprocess
 import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
-from typing import Any
 
 import pytest
 from bindery import main as main_module
@@ -19,7 +16,6 @@ from bindery.topics.broker_api import (
     subscription_path,
     topic_path,
 )
-from bindery.topics.messages import BATCH_LINES_MAX, LINE_SIZE_MAX, _batches, _message_line, _receive
 from bindery_core.errors import BadRequest, MetadataUnreachable
 from typer.testing import CliRunner
 
@@ -130,60 +126,7 @@ def test_the_broker_s_address_comes_from_the_option_then_the_environment(monkeyp
 def test_what_is_no_url_is_wrong_usage(verb: list[str], url: str) -> None:
     result = CliRunner().invoke(app, [*verb, "--url", url])
     assert isinstance(result.exception, BadRequest)
-    assert str(result.exception) == f"not a URL: want http://host:port, not {url}"
-
-
-def test_lines_are_grouped_into_requests_of_bounded_size() -> None:
-    batches = list(_batches(io.BytesIO(b"x\n" * (2 * BATCH_LINES_MAX + 1))))
-    assert [len(batch) for batch in batches] == [BATCH_LINES_MAX, BATCH_LINES_MAX, 1]
-    batches = list(_batches(io.BytesIO((b"y" * 600_000 + b"\n") * 3)))
-    assert [len(batch) for batch in batches] == [2, 1]
-    with pytest.raises(BadRequest, match="longer than"):
-        list(_batches(io.BytesIO(b"z" * (LINE_SIZE_MAX + 1))))
-
-
-@pytest.mark.parametrize(
-    ("line", "field", "value"),
-    [
-        (b"text\n", "payload", "text"),
-        (b"dos\r\n", "payload", "dos"),
-        (b"\n", "payload", ""),
-        (b"\xff", "payload_base64", "/w=="),
-    ],
-)
-def test_a_line_is_sent_as_text_if_it_is_text(line: bytes, field: str, value: str) -> None:
-    assert json.loads(_message_line(line, {"key": "k"})) == {field: value, "key": "k"}
-
-
-class Recorder:
-    """Stands in for a broker: hands out `messages` once, records what is asked."""
-
-    def __init__(self, messages: list[str]) -> None:
-        self.messages = messages
-        self.calls: list[tuple[str, Any]] = []
-
-    def post(self, path: str, body: Any) -> Any:
-        verb = path.rpartition("/")[2]
-        self.calls.append((verb, body.get("message_ids")))
-        if verb != "receive":
-            return {}
-        batch, self.messages = self.messages, []
-        return {"messages": [{"message_id": message_id} for message_id in batch]}
-
-
-def test_what_was_printed_is_acknowledged_and_the_rest_is_given_back() -> None:
-    broker = Recorder(["1", "2", "3"])
-    source = _receive(broker, "/t", "s", follow=False, maximum=None)  # type: ignore[arg-type]
-    assert next(source)["message_id"] == "1"
-    assert next(source)["message_id"] == "2"
-    source.close()  # as when the reader of the pipe goes away: the second may not have been seen
-    assert broker.calls == [("receive", None), ("ack", ["1"]), ("nack", ["2", "3"])]
-
-
-def test_a_drained_subscription_ends_consume() -> None:
-    broker = Recorder(["1"])
-    assert len(list(_receive(broker, "/t", "s", follow=False, maximum=None))) == 1  # type: ignore[arg-type]
-    assert broker.calls == [("receive", None), ("ack", ["1"]), ("receive", None)]
+    assert str(result.exception) == f"not a URL: {url}; the format is http://host:port"
 
 
 def test_a_refusal_carries_the_broker_s_words() -> None:

@@ -161,7 +161,7 @@ async def test_a_child_that_dies_is_started_again_and_its_last_words_are_shown(
         assert facts["bookie-0"]["last_death"] == []
         _print_status(status)
         shown = capsys.readouterr().out
-        assert "      it died: exit code 7; its log ends with:\n        bookie-1 has a broken disk\n" in shown
+        assert "      last exit: exit code 7; end of its log:\n        bookie-1 has a broken disk\n" in shown
         assert "bookie-1.log)" in shown
         broken.unlink()
         await cluster.until(lambda: cluster.supervisor.status()["state"] == "ready")

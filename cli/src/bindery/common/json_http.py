@@ -1,4 +1,4 @@
-"""What the clients of the services' HTTP APIs share: a connection that ends with its block, and problems as answers."""
+"""Base of the clients of the HTTP APIs: a connection that ends with its block, and problem details (RFC 9457)."""
 
 import re
 from abc import ABC, abstractmethod
@@ -14,21 +14,21 @@ _SERVED: Final = {
     "/api/v1/bookie/state": "a bookie",
     "the API is described at /docs": "a broker",
 }
-"""Who answers, by a part of what it says about a path that it does not serve."""
+"""Part of the error for a path that is not served -> the service that returns it."""
 _URL: Final = re.compile(r"https?://[^\s/?#@]+[^\s?#]*", re.IGNORECASE)
 
 
 class JsonHttp(ABC):
-    """`with` closes it. Proxies of the environment are not asked: a service is reached directly."""
+    """A connection that `with` closes. Proxies from the environment are not used."""
 
     def __init__(self, url: str, *, timeout_s: float, headers: Mapping[str, str] | None = None) -> None:
-        """Raises BadRequest: that is no URL."""
+        """Raises BadRequest if `url` is not a URL."""
         try:
             is_url = bool(_URL.fullmatch(url) and httpx.URL(url).host)
         except httpx.InvalidURL:
             is_url = False
         if not is_url:
-            raise BadRequest(f"not a URL: want http://host:port, not {url}")
+            raise BadRequest(f"not a URL: {url}; the format is http://host:port")
         self.url = url.rstrip("/")
         self._http = httpx.Client(base_url=self.url, timeout=timeout_s, trust_env=False, headers=headers)
 
@@ -41,16 +41,16 @@ class JsonHttp(ABC):
         self._http.close()
 
     def get(self, path: str, **params: Any) -> Any:
-        """`params` that are None are left out."""
+        """Send a GET request. Parameters that are None are omitted."""
         return self.request("GET", path, params={name: value for name, value in params.items() if value is not None})
 
     @abstractmethod
     def request(self, method: str, path: str, **options: Any) -> Any:
-        """Ask, and answer with JSON. Raises the service's own errors."""
+        """Send a request and return the JSON of the response. Raises the errors of the service."""
 
 
 def problem_of(answer: httpx.Response) -> dict[str, Any]:
-    """The problem (RFC 9457) that an error answer carries; empty: it carries none."""
+    """Return the problem details of an error response; empty if it has none."""
     try:
         problem = answer.json()
     except ValueError:
@@ -59,9 +59,9 @@ def problem_of(answer: httpx.Response) -> dict[str, Any]:
 
 
 def answerer_of(problem: Mapping[str, Any]) -> str | None:
-    """Which of our services does not serve what was asked for, with its article; None: it is not told."""
+    """Return the kind of service that returned `problem` for a path it does not serve; None if it is unknown."""
     detail = str(problem.get("detail") or "")
     if not detail.startswith("nothing is served at "):
         return None
-    served = detail.partition("; ")[2]  # before it stands what was asked for
+    served = detail.partition("; ")[2]  # the part before it names the requested path
     return next((who for part, who in _SERVED.items() if part in served), None)

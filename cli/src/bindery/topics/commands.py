@@ -1,18 +1,15 @@
-"""`bindery topics`: which topics there are, how they do, and how they go."""
+"""`bindery topics`: list, inspect and delete topics."""
 
-import json
 import sys
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 import typer
 
-from bindery.topics.messages import Topic, Url
+from bindery.common.options import AsJson, group
+from bindery.common.output import confirm, emit, print_json
+from bindery.topics.options import Topic, Url
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Topics: list, stats, delete.")
-EXIT_NOT_DONE: Final = 1
-EXIT_USAGE: Final = 2
-
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+app = group("List, inspect and delete topics.")
 
 
 @app.command("list")
@@ -23,7 +20,10 @@ def list_topics(
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the topics of the cluster."""
+    """List the topics of the cluster. --json prints one array of names.
+
+    Example: bindery topics list --namespace public/default
+    """
     from bindery.topics.broker_api import Broker
 
     names: list[str] = []
@@ -36,23 +36,26 @@ def list_topics(
             if after is None:
                 break
     if as_json:
-        print(json.dumps(names))
+        print_json(names)
         return
     for name in names:
         print(name)
     if not names:
-        print("no topics yet; the first message makes one: echo hello | bindery produce hello", file=sys.stderr)
+        print("no topics; the first message creates one: echo hello | bindery produce hello", file=sys.stderr)
 
 
 @app.command("stats")
 def stats(topic: Topic, url: Url = None, as_json: AsJson = False) -> None:
-    """Show one topic: what it holds, what flows, and each subscription's backlog."""
+    """Show the size, rates and consumers of a topic, and the backlog of each subscription.
+
+    Example: bindery topics stats public/default/greetings
+    """
     from bindery.topics.broker_api import Broker, topic_path
 
     with Broker(url) as broker:
         answer = broker.get(topic_path(topic))
     if as_json:
-        print(json.dumps(answer, indent=2))
+        print_json(answer)
         return
     subscriptions = answer.pop("subscriptions", {})
     for name, value in answer.items():
@@ -65,34 +68,32 @@ def stats(topic: Topic, url: Url = None, as_json: AsJson = False) -> None:
 @app.command("delete")
 def delete(
     topic: Topic,
-    force: Annotated[bool, typer.Option("--force", help="Even while consumers are connected: they lose it.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Delete the topic even if consumers are connected.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """Delete a topic with its subscriptions and messages. It asks first; where nobody can be asked it needs --yes.
+    """Delete a topic with its subscriptions and messages, after a confirmation. Without a terminal, --yes is required.
 
-    Exit codes: 1 no such topic, it has consumers (--force), or answered no; 2 without --yes and nobody to ask.
+    Example: bindery topics delete public/default/greetings --yes
+
+    Exit codes: 0 deleted, 1 no such topic, it has consumers (see --force) or not confirmed, 2 --yes is missing.
     """
     from bindery.topics.broker_api import Broker, topic_path
 
     path = topic_path(topic)
     with Broker(url) as broker:
         if not yes:
-            _ask(broker.get(path))
+            _confirm(broker.get(path), as_json=as_json)
         answer = broker.request("DELETE", path, params={"force": "true"} if force else {})
-    print(json.dumps(answer) if as_json else f"{answer['deleted']} is deleted")
+    emit(answer, f"{answer['deleted']} is deleted", as_json=as_json)
 
 
-def _is_terminal() -> bool:
-    return sys.stdin.isatty()
-
-
-def _ask(stats: dict[str, Any]) -> None:
-    """Ends the command unless somebody says yes."""
+def _confirm(stats: dict[str, Any], *, as_json: bool) -> None:
+    """Ask whether to delete the topic; end the command if the answer is not yes."""
     held = f"{stats['entries']} entries and {len(stats['subscriptions'])} subscriptions"
-    if not _is_terminal():
-        print(f"bindery: {stats['topic']} has {held}, which would be gone: say --yes too", file=sys.stderr)
-        raise typer.Exit(EXIT_USAGE)
-    if not typer.confirm(f"Delete {stats['topic']} with {held}?", err=True):
-        raise typer.Exit(EXIT_NOT_DONE)
+    confirm(
+        f"Delete {stats['topic']} with {held}?",
+        unattended=f"{stats['topic']} has {held}, which would be deleted: pass --yes to confirm",
+        as_json=as_json,
+    )

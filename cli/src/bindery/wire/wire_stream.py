@@ -214,7 +214,7 @@ class StreamDecoder:
     def _unreadable(self, offset: int, message: bytes, reason: str) -> StreamEnds:
         return StreamEnds(
             f"a frame of {LENGTH_SIZE + len(message)} bytes is no {self._direction} of {reason}; it begins with "
-            f"{message[:16].hex()}. If this is the other direction, --direction says so",
+            f"{message[:16].hex()}. If the stream has the other direction, pass --direction",
             offset=offset,
         )
 

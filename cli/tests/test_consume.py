@@ -1,0 +1,107 @@
+"""`bindery consume` against a broker in memory: acknowledgements, options that exclude each other, reconnecting."""
+
+from typing import Any
+
+import pytest
+from bindery.main import app
+from bindery.topics.broker_api import Broker, BrokerRefused, BrokerUnreachable
+from bindery.topics.consume import RETRY_S_MAX, Retries, _read, _receive
+from bindery_core.errors import BadRequest
+from typer.testing import CliRunner
+
+
+class Recorder:
+    """Replaces a broker: returns `messages` once, records the requests, and raises `failures` first."""
+
+    def __init__(self, messages: list[str], failures: list[Exception | None] | None = None) -> None:
+        self.messages = messages
+        self.calls: list[tuple[str, Any]] = []
+        self._failures = failures or []
+
+    def post(self, path: str, body: Any) -> Any:
+        verb = path.rpartition("/")[2]
+        self.calls.append((verb, body.get("message_ids")))
+        if self._failures and (error := self._failures.pop(0)) is not None:
+            raise error
+        if verb != "receive":
+            return {}
+        batch, self.messages = self.messages, []
+        return {"messages": [{"message_id": message_id} for message_id in batch]}
+
+    def get(self, path: str, **query: Any) -> Any:
+        self.calls.append(("get", query["start"]))
+        if self._failures and (error := self._failures.pop(0)) is not None:
+            raise error
+        batch, self.messages = self.messages[:1], self.messages[1:]
+        return {"messages": batch, "next": f"{query['start']}+{len(batch)}"}
+
+
+def receive(
+    broker: Recorder, *, follow: bool = False, maximum: int | None = None, retries: Retries | None = None
+) -> Any:
+    retries = retries or Retries(is_enabled=False)
+    return _receive(broker, "/t", "s", follow=follow, maximum=maximum, retries=retries)  # type: ignore[arg-type]
+
+
+def test_what_was_printed_is_acknowledged_and_the_rest_is_returned() -> None:
+    broker = Recorder(["1", "2", "3"])
+    source = receive(broker)
+    assert next(source)["message_id"] == "1"
+    assert next(source)["message_id"] == "2"
+    source.close()  # the reader of the pipe is gone, possibly before it read the second
+    assert broker.calls == [("receive", None), ("ack", ["1"]), ("nack", ["2", "3"])]
+
+
+def test_a_drained_subscription_ends_consume() -> None:
+    broker = Recorder(["1"])
+    assert len(list(receive(broker))) == 1
+    assert broker.calls == [("receive", None), ("ack", ["1"]), ("receive", None)]
+
+
+BROKEN = BrokerUnreachable("the connection broke")
+MOVING = BrokerRefused("the topic is moving", http_status=503, problem={})
+GONE = BrokerRefused("no such topic", http_status=404, problem={})
+
+
+def test_follow_reconnects_with_growing_delays_and_goes_on_where_it_was(capsys: pytest.CaptureFixture[str]) -> None:
+    slept: list[float] = []
+    retries = Retries(is_enabled=True, sleep=slept.append)
+    broker = Recorder(["a", "b"], [None, BROKEN, BROKEN, MOVING])
+    source = _read(broker, "/t", "earliest", follow=True, maximum=2, retries=retries)  # type: ignore[arg-type]
+    assert list(source) == ["a", "b"]
+    assert broker.calls == [("get", "earliest"), *[("get", "earliest+1")] * 4]
+    assert len(slept) == 3
+    assert slept == sorted(slept)
+    assert max(slept) < RETRY_S_MAX
+    assert capsys.readouterr().err == "connection lost, reconnecting: the connection broke\nreconnected\n"
+
+
+def test_an_acknowledgement_is_repeated_after_the_connection_broke() -> None:
+    broker = Recorder(["1"], [None, BROKEN])
+    retries = Retries(is_enabled=True, sleep=lambda seconds: None)
+    assert len(list(receive(broker, follow=True, maximum=1, retries=retries))) == 1
+    assert broker.calls == [("receive", None), ("ack", ["1"]), ("ack", ["1"])]
+
+
+@pytest.mark.parametrize(
+    ("is_enabled", "failures"),
+    [(False, [None, BROKEN]), (True, [BROKEN]), (True, [None, GONE])],
+    ids=["without follow", "never connected", "not temporary"],
+)
+def test_other_errors_end_consume(is_enabled: bool, failures: list[Exception | None]) -> None:
+    broker = Recorder(["a", "b"], failures)
+    retries = Retries(is_enabled=is_enabled, sleep=lambda seconds: None)
+    source = _read(broker, "/t", "earliest", follow=True, maximum=2, retries=retries)  # type: ignore[arg-type]
+    with pytest.raises((BrokerUnreachable, BrokerRefused)):
+        list(source)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [(["-s", "me"], "--subscription needs --ack"), (["--ack", "--start", "earliest"], "--start cannot be used")],
+)
+def test_options_without_effect_are_refused(arguments: list[str], reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Broker, "request", lambda *_, **__: pytest.fail("no request"))
+    refused = CliRunner().invoke(app, ["consume", "t", *arguments]).exception
+    assert isinstance(refused, BadRequest)
+    assert str(refused).startswith(reason)
