@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bindery.bookie import cookies, identity_tools
+from bindery.bookie import identity_tools
+from bindery.common import output
 from bindery.main import app
 from bindery_bookie.membership.identity import REPAIR, Claim, Identity, WrongIdentity, establish_identity
 from bindery_bookie.settings import BookieSettings
@@ -349,7 +350,7 @@ def test_a_person_is_asked_before_copies_are_given_up(
         asked.append(question)
         return answer == "y"
 
-    monkeypatch.setattr(cookies, "_is_terminal", lambda: True)
+    monkeypatch.setattr(output, "is_interactive", lambda: True)
     monkeypatch.setattr("typer.confirm", confirm)
     result = machine.run("retire", "--force")
     assert (result.exit_code, len(asked)) == (exit_code, 1)

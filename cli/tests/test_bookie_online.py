@@ -231,7 +231,7 @@ def test_what_is_not_known_or_not_done_yet_is_said(bookie: Bookie) -> None:
     bookie.answers["gc/state"] = {"shards": [{"shard": 0, **plain(replace(GARBAGE, logs=0))}]}
     assert "have not been scanned yet; `bindery bookie gc logs --look`" in run("gc", "state").stdout
     assert "not looked" not in run("gc", "state", "--json").stdout
-    assert "`bindery bookie scrub state` shows how far it is" in run("scrub", "run").stdout
+    assert "`bindery bookie scrub state` shows the progress" in run("scrub", "run").stdout
     assert run("scrub", "run", "--shard", "1").stdout.startswith("it verifies shard 1 ")
 
 

@@ -38,8 +38,10 @@ def test_who_takes_from_another_test_file_says_from_which(rules: Any) -> None:
     assert [str(path.relative_to(ROOT)) for path in files if bare.search(path.read_text())] == []
 
 
-def test_what_begins_first_is_there(rules: Any) -> None:
-    assert [name for name in rules.LONGEST if not (ROOT / name).is_file()] == []
+def test_every_pattern_of_the_longest_files_matches_a_file(rules: Any) -> None:
+    found = [place.rglob("test_*.py") for pattern in rules.TEST_DIRECTORIES for place in ROOT.glob(pattern)]
+    files = [path.relative_to(ROOT).as_posix() for paths in found for path in paths]
+    assert [pattern for pattern in rules.LONGEST if not any(rules.rank(file, (pattern,)) == 0 for file in files)] == []
 
 
 def test_a_traceback_in_a_log_costs_little(rules: Any) -> None:

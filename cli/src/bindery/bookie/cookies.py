@@ -3,45 +3,45 @@
 Id, directories and cluster come from the same settings as the bookie's own: options, BOOKIE_... variables, defaults.
 """
 
-import json
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from bindery.common import exit_codes
+from bindery.common.options import AsJson, Yes, group
+from bindery.common.output import confirm, emit
 
 if TYPE_CHECKING:
     from bindery_bookie.settings import BookieSettings
 
 
-app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode=None, help="The identity of a bookie's disks: show, adopt, retire."
-)
+app = group("Compare, adopt or retire the identity of the disks of a bookie.")
 
 ZooKeeper = Annotated[
     str | None,
     typer.Option(
         "--zookeeper",
-        metavar="HOST:PORT",
+        metavar="HOST:PORT,...",
         envvar=["BOOKIE_ZOOKEEPER", "BINDERY_ZOOKEEPER"],
-        help="ZooKeeper servers. [127.0.0.1:2181]",
+        show_envvar=True,
+        help="ZooKeeper servers; default: 127.0.0.1:2181.",
     ),
 ]
 LedgersRoot = Annotated[
-    str | None, typer.Option("--ledgers-root", metavar="PATH", help="The cluster's root znode. [/ledgers]")
+    str | None, typer.Option("--ledgers-root", metavar="PATH", help="Root znode of the cluster; default: /ledgers.")
 ]
-Id = Annotated[str | None, typer.Option("--bookie-id", metavar="ID", help="As the bookie's own option.")]
+Id = Annotated[
+    str | None, typer.Option("--bookie-id", metavar="ID", help="Bookie id, as in the settings of the bookie.")
+]
 JournalDir = Annotated[
     str | None,
-    typer.Option("--journal-dir", metavar="DIR,..", help="As the bookie's own option; separate several by commas."),
+    typer.Option("--journal-dir", metavar="DIR,...", help="Journal directories, as in the settings of the bookie."),
 ]
 LedgerDir = Annotated[
     str | None,
-    typer.Option("--ledger-dir", metavar="DIR,..", help="As the bookie's own option; separate several by commas."),
+    typer.Option("--ledger-dir", metavar="DIR,...", help="Ledger directories, as in the settings of the bookie."),
 ]
-Yes = Annotated[bool, typer.Option("--yes", help="Do it; default: only print what would be done.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.command("show")
@@ -62,7 +62,7 @@ def show(
     settings = _settings(zookeeper, ledgers_root, bookie_id, journal_dir, ledger_dir)
     _refuse_invented(settings)
     facts, lines = run_show(settings)
-    print(json.dumps(facts) if as_json else "\n".join(lines))
+    emit(facts, lines, as_json=as_json)
     if not facts["same"]:
         raise typer.Exit(exit_codes.DAMAGE)
 
@@ -81,14 +81,16 @@ def adopt(
 
     Prints the differences first. If it is not certain that the disks hold everything that this bookie acknowledged,
     they go into limbo: the bookie denies no entry until it has compared with the other bookies. Disks of another
-    cluster are refused, and so is another number or order of directories. Exit code 1: not done.
+    cluster are refused, and so is another number or order of directories.
+
+    Exit codes: 0 success, 1 refused, or --yes is missing.
     """
     from bindery.bookie.identity_tools import run_adopt
 
     settings = _settings(zookeeper, ledgers_root, bookie_id, journal_dir, ledger_dir)
     _refuse_invented(settings)
     facts, lines = run_adopt(settings, yes=yes)
-    print(json.dumps(facts) if as_json else "\n".join(lines))
+    emit(facts, lines, as_json=as_json)
     if facts["plan"] and not facts["done"]:
         print("nothing was done; to do it, add --yes", file=sys.stderr)
         raise typer.Exit(exit_codes.FAILURE)
@@ -116,31 +118,25 @@ def retire(
 
     Refused while the bookie is registered, and while the metadata of any ledger names it: such a ledger is
     under-replicated. --force removes the cookie of a bookie that ledgers name; it asks for confirmation, and without a
-    terminal it needs --yes. Exit codes: 1 refused or not confirmed; 2 --force without --yes and without a terminal.
+    terminal it needs --yes.
+
+    Exit codes: 0 success, 1 refused or not confirmed, 2 --force without --yes and without a terminal.
     """
     from bindery.bookie.identity_tools import run_retire
 
     if force and not yes:
-        _ask_for_force()
+        _confirm_force(as_json=as_json)
     settings = _settings(zookeeper, ledgers_root, bookie_id, journal_dir, ledger_dir)
     facts, lines = run_retire(settings, wipe_version=wipe_version, force=force)
-    print(json.dumps(facts) if as_json else "\n".join(lines))
+    emit(facts, lines, as_json=as_json)
 
 
-def _is_terminal() -> bool:
-    return sys.stdin.isatty()
-
-
-def _ask_for_force() -> None:
-    if not _is_terminal():
-        print(
-            "--force gives up copies of ledgers that still name the bookie: without a terminal, add --yes",
-            file=sys.stderr,
-        )
-        raise typer.Exit(exit_codes.USAGE)
-    question = "Remove the cookie even if ledgers still name this bookie? Their copies here are given up."
-    if not typer.confirm(question, err=True):
-        raise typer.Exit(exit_codes.FAILURE)
+def _confirm_force(*, as_json: bool) -> None:
+    confirm(
+        "Remove the cookie even if ledgers still name this bookie? Their copies on it are lost.",
+        unattended="--force gives up copies of ledgers that still name the bookie: without a terminal, add --yes",
+        as_json=as_json,
+    )
 
 
 def _refuse_invented(settings: "BookieSettings") -> None:
