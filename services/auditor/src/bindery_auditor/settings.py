@@ -10,55 +10,56 @@ from bindery_recovery.settings import RecoverySettings
 
 
 class ClientSettings(BookieAccess):
-    """How the auditor gets past the bookies, when they ask."""
+    """Credentials that the auditor presents to bookies."""
 
     model_config = SettingsConfigDict(env_prefix="AUDITOR_CLIENT_")
 
 
 class AuditorSettings(RecoverySettings):
-    """The auditor: finds ledgers that lack copies, has them copied, and says what it does."""
+    """The auditor: finds under-replicated ledgers, copies their entries, and reports its progress."""
 
     model_config = SettingsConfigDict(env_prefix="AUDITOR_")
 
     host: str = "127.0.0.1"
-    """Address to listen on. Anything but loopback needs --insecure, and changes nothing without --admin-token-file."""
+    """Address to listen on. An address other than loopback requires --insecure, and without --admin-token-file the API
+    is read-only there."""
 
     port: Annotated[int, Ge(0), Le(65_535)] = 8090
-    """HTTP port; 0 takes a free one."""
+    """HTTP port. 0: any free port."""
 
     insecure: bool = False
-    """Listen where other machines can connect; whoever can, reads what is healed and why not."""
+    """Allow addresses that other machines can reach. They can read the state of recovery without authentication."""
 
     admin_token_file: str = ""
-    """File of secrets, one a line. Requests that change something then need `Authorization: Bearer <one of them>`."""
+    """File of secrets, one per line. Requests that change something then require `Authorization: Bearer <secret>`."""
 
     name: str = ""
-    """Who this is, in the election, in locks and in reports; no two may be called the same. Empty: `host:port`."""
+    """Unique name of this auditor in the election, in locks and in reports. Empty: `host:port`."""
 
     zookeeper: str = "127.0.0.1:2181"
     """ZooKeeper servers, `host:port` separated by commas."""
 
     zookeeper_session_timeout_s: Annotated[float, Ge(1), Le(600)] = 10.0
-    """Another auditor takes over so long after this one died; its locks stand so long. Seconds."""
+    """ZooKeeper session timeout in seconds: failover to another auditor and the release of locks take this long."""
 
     zookeeper_connect_timeout_s: Annotated[float, Ge(0), Le(86_400)] = 0.0
-    """How long the start waits for ZooKeeper, and for a cluster in it, before the process gives up with exit code 1.
-    Seconds; 0: for ever."""
+    """Maximum seconds that the start waits for ZooKeeper and for an initialised cluster. After that the process ends
+    with exit code 1. 0: no limit."""
 
     ledgers_root: str = "/ledgers"
-    """Root of the ledgers' metadata in ZooKeeper, as `bindery cluster init` made it."""
+    """Root znode of the ledger metadata, as created by `bindery cluster init`."""
 
     client: ClientSettings = group(ClientSettings)
-    """How the auditor gets past the bookies."""
+    """Credentials that the auditor presents to bookies."""
 
     stop_timeout_s: Annotated[float, Gt(0)] = 10.0
-    """Longest that a stop takes: copies under way are abandoned, locks and the office given up. Seconds."""
+    """Maximum seconds of a stop, in which copies in progress are abandoned, and locks and leadership are released."""
 
     log_level: str = "info"
-    """debug, info, warning or error."""
+    """Minimum level of log events: debug, info, warning or error."""
 
     def resolved_name(self, *, port: int) -> str:
-        """`port`: the one bound."""
+        """The name of this auditor. `port`: the bound port."""
         if self.name:
             return self.name
         host = socket.gethostname() if self.host in ("0.0.0.0", "::", "") else self.host  # noqa: S104 - compared

@@ -1,4 +1,4 @@
-"""BookieSettings: what an operator may turn, by flag (`--port`), environment (`BOOKIE_PORT`) or default."""
+"""BookieSettings: the settings of a bookie, by flag (`--port`), environment variable (`BOOKIE_PORT`) or default."""
 
 import os
 import socket
@@ -26,75 +26,81 @@ Port = Annotated[int, Ge(0), Le(65535)]
 
 
 class ServerSettings(Settings):
-    """What the ledger port admits. Memory for clients is bounded by `adds_size_max` + `reads_size_max` + one
-    unfinished frame a connection."""
+    """Limits of the ledger port. Memory for clients is bounded by `adds_size_max` + `reads_size_max` + one unfinished
+    frame per connection."""
 
     model_config = SettingsConfigDict(env_prefix="BOOKIE_SERVER_")
 
     frame_size_max: Annotated[int, Ge(4 * KIB), Le(64 * MIB)] = FRAME_SIZE_MAX
-    """Largest frame, its length field included. Bytes. A larger one ends its connection. All bookies and clients of a
-    cluster need the same. Source: BookKeeper's nettyMaxFrameSizeBytes."""
+    """Maximum frame size in bytes, including the length field. A larger frame ends its connection. All bookies and
+    clients of a cluster must use the same value. Source: BookKeeper's nettyMaxFrameSizeBytes."""
 
     connections_max: Annotated[int, Ge(1), Le(100_000)] = 2000
-    """More connections are closed at once. A client holds one a bookie."""
+    """Maximum number of connections; further ones are closed at once. A client opens one connection per bookie."""
 
     adds_size_max: Annotated[int, Ge(64 * KIB), Le(64 * 1024 * MIB)] = 64 * MIB
-    """Bytes of adds that may wait for their journal. Beyond, nothing more is read from the connections that send adds
-    until half of it is answered: TCP passes the pressure on."""
+    """Maximum bytes of adds that wait for the journal. Above it, the bookie stops reading from connections that send
+    adds until half of the bytes are answered, so that TCP slows the clients down."""
 
     reads_size_max: Annotated[int, Ge(64 * KIB), Le(64 * 1024 * MIB)] = 64 * MIB
-    """Bytes of answers to reads that may be under way or unsent, over all connections. Beyond, reads wait."""
+    """Maximum bytes of read responses that are being prepared or unsent, over all connections. Above it, reads wait."""
 
     pending_reads_max: Annotated[int, Ge(1), Le(10_000_000)] = 200_000
-    """Reads of all connections that may wait for room; beyond: TOO_MANY_REQUESTS. About 200 bytes each."""
+    """Maximum number of reads that wait for `reads_size_max`, over all connections; further ones are answered with
+    TOO_MANY_REQUESTS. Each takes about 200 bytes."""
 
     batch_read_size_max: Annotated[int, Ge(0), Le(64 * MIB)] = 5 * MIB
-    """Bytes of one answer to a batch read, but for its first entry. Source: BookKeeper's maxBatchReadSize."""
+    """Maximum bytes of one response to a batch read, not counting its first entry. Source: BookKeeper's
+    maxBatchReadSize."""
 
     unsent_size_max: Annotated[int, Ge(4 * KIB), Le(1024 * MIB)] = 128 * KIB
-    """Bytes unsent on one connection before nothing more is read from it. A client that does not read its answers
-    stops only itself. Below it unsent answers are in no budget, so many connections multiply it."""
+    """Unsent bytes on one connection above which the bookie stops reading from it, so that a client that does not read
+    its responses stops only itself. Unsent responses below it count towards no budget, so each connection adds it."""
 
     unsent_time_max_s: Annotated[float, Gt(0), Le(86400)] = 30.0
-    """A client that takes less than half of `unsent_size_max` of its answers in this time is cut off, if others wait
-    for the bytes of `reads_size_max` that it holds. Seconds; it is noticed after twice as many at the latest. Taken is
-    what left the process: the system's buffers let a slow client take nothing for a while, then a MiB or more at once.
-    Compare BookKeeper's waitTimeoutOnResponseBackpressureMs, which drops the answers of such a client."""
+    """Seconds after which a client is disconnected if it read less than half of `unsent_size_max` of its responses
+    while others wait for the bytes of `reads_size_max` that it holds. Detection takes up to twice as long. Bytes count
+    as read when they leave the process: because of the system's buffers, a slow client may read nothing for a while and
+    then more than 1 MiB at once. Compare BookKeeper's waitTimeoutOnResponseBackpressureMs, which drops such
+    responses."""
 
     operations_max: Annotated[int, Ge(1), Le(100_000)] = 1000
-    """Operations other than adds and plain reads (fences, forces, LACs) under way on one connection; it waits then."""
+    """Maximum number of concurrent operations other than adds and plain reads (fences, forces, LACs) on one connection.
+    At the limit, the bookie stops reading from the connection."""
 
     long_polls_max: Annotated[int, Ge(0), Le(1_000_000)] = 10_000
-    """Long-poll reads parked at a time, over all connections; beyond: TOO_MANY_REQUESTS. About 4 KiB each."""
+    """Maximum number of waiting long-poll reads, over all connections; further ones are answered with
+    TOO_MANY_REQUESTS. Each takes about 4 KiB."""
 
     long_poll_timeout_max_s: Annotated[float, Gt(0), Le(86400)] = 300.0
-    """Longest a read is parked whatever it asks for. Seconds. Answering early is legal: the client asks again."""
+    """Maximum seconds that a long-poll read waits, whatever timeout it requests. A client repeats a read that is
+    answered early."""
 
     drain_timeout_s: Annotated[float, Ge(0), Le(600)] = 5.0
-    """At the end: how long adds under way may take to be answered before connections are cut. Seconds."""
+    """Maximum seconds that a stop waits for adds in progress before it closes the connections."""
 
 
 class RepairSettings(Settings):
-    """How this bookie gets past the others when it fetches from them what it lost. Empty: as they ask of clients by the
-    settings that all bookies share, with its own certificate or secret."""
+    """Credentials that this bookie presents to other bookies when it reads lost entries from them. Empty: its own
+    certificate or secret, because all bookies of a cluster require the same of their clients."""
 
     model_config = SettingsConfigDict(env_prefix="BOOKIE_REPAIR_")
 
     token_file: str = ""
-    """File that holds the token to show."""
+    """File that contains the token to present."""
 
     ca_file: str = ""
-    """Certificates of the authority that signed the other bookies' (PEM). Empty: `tls.ca_file`; with neither, repair
-    does not use TLS."""
+    """File of CA certificates that signed the other bookies' certificates (PEM). Empty: `tls.ca_file`; if that is empty
+    too, repair does not use TLS."""
 
     certificate_file: str = ""
-    """The certificate to show (PEM). Empty: the bookie's own where a certificate is asked for."""
+    """File of the certificate to present (PEM). Empty: the bookie's own certificate, if bookies require one."""
 
     key_file: str = ""
-    """The key of that certificate (PEM, not encrypted)."""
+    """File of the private key of that certificate (PEM, not encrypted)."""
 
     check_hostname: bool = True
-    """Whether a bookie's certificate must name the host that it is reached by."""
+    """Whether the certificate of a bookie must contain the host name that is used to connect to it."""
 
 
 class BookieSettings(Settings):
@@ -103,76 +109,81 @@ class BookieSettings(Settings):
     model_config = SettingsConfigDict(env_prefix="BOOKIE_")
 
     zookeeper: str = "127.0.0.1:2181"
-    """ZooKeeper servers, `host:port` joined by commas."""
+    """ZooKeeper servers: `host:port`, separated by commas."""
 
     ledgers_root: str = "/ledgers"
-    """The cluster's root znode. Source: BookKeeper's zk://host/ledgers."""
+    """Root znode of the cluster. Source: BookKeeper's zk://host/ledgers."""
 
     bookie_id: str = ""
-    """Who this bookie is, for good: entries are found by it. Empty: `<advertised host>:<port>`. Never an address that
-    may change while the disks live on."""
+    """Permanent id of this bookie; ledger metadata locates entries by it. Empty: `<advertised host>:<port>`. Do not use
+    an address that may change while the disks are kept."""
 
     host: str = "127.0.0.1"
-    """Address to listen on, for both ports. Anything but loopback needs --insecure: nobody is asked for a password."""
+    """Address to listen on, for both ports. An address other than loopback requires --insecure, because clients are not
+    authenticated by default."""
 
     advertised_host: str = ""
-    """Name or address that clients reach this bookie by. Empty: `host`, or this machine's name for a wildcard."""
+    """Host name or address under which clients connect to this bookie. Empty: `host`, or the name of this machine if
+    `host` is a wildcard."""
 
     port: Port = 3181
-    """Port of the ledger protocol. 0: a free one."""
+    """Port of the ledger protocol. 0: any free port."""
 
     http_port: Port = 8000
-    """Port of metrics, probes and the admin API. 0: a free one."""
+    """Port of metrics, probes and the admin API. 0: any free port."""
 
     insecure: bool = False
-    """Listen where other machines can connect, without authentication."""
+    """Allow addresses that other machines can reach, although clients are not authenticated."""
 
     journal_dir: str = ""
-    """Directory of the journal, best on a disk of its own; several joined by commas. Empty:
-    `storage.journal_directory`. A bookie has max(journal, ledger directories) shards, each with a journal and a ledger
-    directory; their number and order are for good, as the cookie says."""
+    """Directory of the journal, preferably on a separate disk; several are separated by commas. Empty:
+    `storage.journal_directory`. The number of shards is the larger of the numbers of journal and ledger directories;
+    each shard has one of both. Their number and order are permanent, because the cookie contains them."""
 
     ledger_dir: str = ""
-    """Directory of entry logs and index; several joined by commas. Empty: `storage.ledger_directory`."""
+    """Directory of entry logs and index; several are separated by commas. Empty: `storage.ledger_directory`."""
 
     memory_size_max: Annotated[int, Ge(memory.SIZE_MIN), Le(1024 * 1024 * MIB)] = 384 * MIB
-    """Bytes of memory that the process is to take at most. Caches and budgets that are not set follow from it (module
-    `memory` has the formula); over a budget, connections wait or are told TOO_MANY_REQUESTS."""
+    """Target for the maximum memory of the process in bytes. Caches and budgets that are not set are derived from it
+    (the module `memory` has the formula). Above a budget, connections wait or get TOO_MANY_REQUESTS."""
 
     zookeeper_session_timeout_s: Annotated[float, Ge(1), Le(300)] = 10.0
-    """A bookie that is silent for so long is taken for dead. Seconds. Source: BookKeeper's zkTimeout."""
+    """ZooKeeper session timeout in seconds: a bookie that does not answer for this long counts as down. Source:
+    BookKeeper's zkTimeout."""
 
     zookeeper_connect_timeout_s: Annotated[float, Ge(0), Le(86_400)] = 60.0
-    """How long the start waits for ZooKeeper, and for a cluster in it, before the process gives up with exit code 1.
-    Seconds; 0: for ever."""
+    """Maximum seconds that the start waits for ZooKeeper and for an initialised cluster. After that the process ends
+    with exit code 1. 0: no limit."""
 
     maintenance_s: Annotated[float, Ge(0), Le(7 * 86400)] = 600.0
-    """How long this bookie may be away after an orderly stop before others copy what it holds: `bindery-bookie-prestop`
-    says so to the cluster, and the bookie ends it once it serves again. Seconds; 0: the auditor's delay alone."""
+    """Seconds after a planned stop during which the entries of this bookie are not re-replicated.
+    `bindery-bookie-prestop` starts this maintenance, and the bookie ends it when it serves again. 0: only the auditor's
+    delay applies."""
 
     disk_usage_max: Annotated[float, Gt(0), Le(1)] = 0.95
-    """Part of the ledger disk in use above which the bookie turns read-only. Source: BookKeeper, diskUsageThreshold."""
+    """Used fraction of a disk above which the bookie becomes read-only. Source: BookKeeper's diskUsageThreshold."""
 
     disk_usage_low: Annotated[float, Gt(0), Le(1)] = 0.90
-    """Part in use below which it turns writable again. Lower than `disk_usage_max`, so that it does not flap."""
+    """Used fraction below which the bookie becomes writable again. Lower than `disk_usage_max`, so that the state does
+    not alternate."""
 
     disk_usage_warn: Annotated[float, Gt(0), Le(1)] = 0.90
-    """Part in use above which a warning is shown. Source: BookKeeper's diskUsageWarnThreshold."""
+    """Used fraction above which the bookie warns. Source: BookKeeper's diskUsageWarnThreshold."""
 
     disk_check_interval_s: Annotated[float, Gt(0), Le(3600)] = 10.0
-    """Seconds between two looks at the disk. Source: BookKeeper's diskCheckInterval."""
+    """Seconds between two checks of the disks. Source: BookKeeper's diskCheckInterval."""
 
     high_priority_free_size_min: Annotated[int, Ge(0)] = 1024 * MIB
-    """Bytes that must be free for a read-only bookie to go on taking adds of high priority (recovery). Source:
-    BookKeeper's minUsableSizeForHighPriorityWrites."""
+    """Minimum free bytes for a read-only bookie to accept adds of high priority (recovery). Source: BookKeeper's
+    minUsableSizeForHighPriorityWrites."""
 
     autorecovery_embedded: bool = False
-    """Heal the cluster from inside this bookie: it stands for auditor, and copies what lacks copies. For clusters
-    without auditor processes. Settings: `BOOKIE_RECOVERY_...` in the environment, called as an auditor's. Source:
-    BookKeeper's autoRecoveryDaemonEnabled."""
+    """Run recovery of the cluster inside this bookie: it takes part in the election of the auditor and copies
+    under-replicated ledgers. For clusters without auditor processes. Its settings are those of an auditor, in
+    environment variables `BOOKIE_RECOVERY_...`. Source: BookKeeper's autoRecoveryDaemonEnabled."""
 
     log_level: str = "info"
-    """debug, info, warning or error."""
+    """Minimum level of log events: debug, info, warning or error."""
 
     auth: AuthSettings = group(AuthSettings)
     tls: TlsSettings = group(TlsSettings)
@@ -182,7 +193,7 @@ class BookieSettings(Settings):
 
     @check
     def _derive_memory(self) -> None:
-        """Give every budget that was not set its share of `memory_size_max`."""
+        """Set every budget that was not set to its share of `memory_size_max`."""
         storage = _with_defaults(self.storage, memory.derived("storage", self.memory_size_max))
         storage = _with_defaults(storage, {"reserve_size": 2 * storage.write_cache_size_max + _RESERVE_EXTRA})
         server = _with_defaults(self.server, memory.derived("server", self.memory_size_max))
@@ -193,12 +204,12 @@ class BookieSettings(Settings):
         if self.disk_usage_low > self.disk_usage_max:
             raise ValueError(
                 f"disk_usage_low ({self.disk_usage_low:g}) must not be above disk_usage_max ({self.disk_usage_max:g}): "
-                "at the limit the bookie would turn read-only and back all the time"
+                "the bookie would alternate between read-only and writable"
             )
 
     @check
     def _check_directories(self) -> None:
-        """Two shards in one place would remove each other's files: what counts is where a name leads."""
+        """Two shards in one directory would remove each other's files. Symbolic links are resolved."""
         for directories in (self.journal_dirs, self.ledger_dirs):
             if len(set(map(os.path.realpath, directories))) != len(directories):
                 raise ValueError(f"a directory is named twice: {', '.join(directories)}")
@@ -234,13 +245,14 @@ class BookieSettings(Settings):
         ]
 
     def resolved_host(self) -> str:
-        """What others reach us by."""
+        """The host under which others connect to this bookie."""
         if self.advertised_host:
             return self.advertised_host
         return socket.gethostname() if self.host in ("0.0.0.0", "::", "") else self.host  # noqa: S104
 
     def resolved_bookie_id(self, *, port: int) -> BookieId:
-        """`port`: the one bound. Raises BadRequest for an id that cannot be a znode of BookKeeper's."""
+        """`port`: the bound port. Raises BadRequest for an id that is no valid name of a znode in BookKeeper's
+        layout."""
         text = self.bookie_id or f"{self.resolved_host()}:{port}"
         try:
             return validate_bookie_id(text)

@@ -1,6 +1,7 @@
-"""Security: what the ledger port asks of its clients, from settings and the files that they name.
+"""Security: the authentication and TLS that the ledger port requires, from settings and the files that they name.
 
-The only module here that reads secrets. They are read once, at the start; no error names more than a file and a line.
+No other module of the bookie reads secrets. They are read once, at the start; errors contain a file name and a line
+number at most.
 """
 
 import ssl
@@ -26,49 +27,50 @@ class AuthProvider(StrEnum):
 
 
 class AuthSettings(Settings):
-    """How clients show who they are. All bookies and clients of a cluster need the same."""
+    """Authentication of clients. All bookies and clients of a cluster must use the same."""
 
     model_config = SettingsConfigDict(env_prefix="BOOKIE_AUTH_")
 
     provider: AuthProvider = AuthProvider.NONE
-    """none; token: clients send a shared secret or a signed token; certificate: mutual TLS."""
+    """none: no authentication; token: clients send a shared secret or a signed token; certificate: mutual TLS."""
 
     plugin: str = "bindery"
-    """Name under which clients authenticate. Source: BookKeeper's auth providers each have one."""
+    """Name of the authentication plugin that clients must use. Source: each auth provider of BookKeeper has a name."""
 
     secrets_file: str = ""
-    """File of shared secrets, one a line; any of them will do, so that one can be replaced. For `token`."""
+    """File of shared secrets for `token`, one per line. Each of them is accepted, so that secrets can be replaced."""
 
     keys_file: str = ""
-    """File of keys that tokens are signed with (HS256), one a line. For `token`, instead of `secrets_file`."""
+    """File of keys that sign tokens (HS256) for `token`, one per line. Instead of `secrets_file`."""
 
     allowed_names: str = ""
-    """Names, joined by commas, of which a client's certificate must carry one, as common or alternative name. Empty:
-    every certificate that the authority signed. For `certificate`."""
+    """Names for `certificate`, separated by commas: the certificate of a client must contain one of them as its common
+    name or an alternative name. Empty: every certificate that the CA signed is accepted."""
 
     timeout_s: Annotated[float, Gt(0), Le(3600)] = 30.0
-    """A client that has not authenticated by then is disconnected. Seconds."""
+    """Seconds after which a client that has not authenticated is disconnected."""
 
 
 class TlsSettings(Settings):
-    """TLS on the ledger port, which clients ask for after connecting (START_TLS)."""
+    """TLS on the ledger port, which clients request after they have connected (START_TLS)."""
 
     model_config = SettingsConfigDict(env_prefix="BOOKIE_TLS_")
 
     certificate_file: str = ""
-    """The bookie's certificate, with those between it and its authority (PEM). Empty: no TLS."""
+    """File of the bookie's certificate and of the intermediate certificates (PEM). Empty: no TLS."""
 
     key_file: str = ""
-    """The key of that certificate (PEM, not encrypted)."""
+    """File of the private key of that certificate (PEM, not encrypted)."""
 
     ca_file: str = ""
-    """Certificates of the authorities that may sign clients' certificates (PEM). Needed for `certificate`."""
+    """File of the CA certificates that may sign certificates of clients (PEM). Required for `certificate`."""
 
     required: bool = False
-    """Serve nothing in clear. Off, TLS is offered and not insisted on."""
+    """Refuse requests in clear text. Otherwise TLS is optional."""
 
     handshake_timeout_s: Annotated[float, Gt(0), Le(600)] = 10.0
-    """A handshake that takes longer ends the connection. Seconds. Source: BookKeeper's startTLSTimeoutSecs."""
+    """Maximum seconds of a TLS handshake; a longer one ends the connection. Source: BookKeeper's
+    startTLSTimeoutSecs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,18 +84,18 @@ class Security:
     auth_timeout_s: float = 30.0
 
     def gate(self) -> Gate | None:
-        """For a new connection; None when everything passes anyhow."""
+        """The gate of a new connection; None if every request is allowed."""
         if self.authenticator is None and not self.tls_required:
             return None
         return Gate(self.authenticator, tls_required=self.tls_required)
 
 
 OPEN = Security()
-"""Nobody is asked anything, nothing is encrypted."""
+"""No authentication and no TLS."""
 
 
 def load_security(auth: AuthSettings, tls: TlsSettings, *, now_s: Callable[[], float]) -> Security:
-    """`now_s`: seconds of 1970. Raises BadRequest for settings that contradict each other and files that are no use."""
+    """`now_s`: seconds since 1970. Raises BadRequest for settings that contradict each other and for unusable files."""
     context = _tls_context(auth, tls)
     return Security(
         tls=context,
@@ -105,7 +107,7 @@ def load_security(auth: AuthSettings, tls: TlsSettings, *, now_s: Callable[[], f
 
 
 def admin_access(auth: AuthSettings, *, now_s: Callable[[], float]) -> Access | None:
-    """What the admin port asks of its clients; None: nothing. Raises BadRequest as `load_security`."""
+    """The check of requests to the admin API; None: no token is required. Raises BadRequest as `load_security`."""
     if auth.provider is AuthProvider.NONE:
         return None
     has_secrets = bool(auth.secrets_file or auth.keys_file)
@@ -132,7 +134,7 @@ def _verifier(auth: AuthSettings) -> TokenVerifier:
 
 
 def read_secrets(path: str) -> list[bytes]:
-    """Lines that are not empty, without the blanks around them."""
+    """The non-empty lines of a file, without surrounding blanks."""
     try:
         text = Path(path).read_bytes()
     except OSError as error:
