@@ -153,7 +153,7 @@ async def test_pause_keeps_everything_as_it_is_until_resume(cluster: Cluster) ->
     status = await auditor.get("/v1/recovery/status")
     assert (status["is_enabled"], status["pause"]["reason"]) == (False, "new <racks>")
     page = (await auditor.http.get("/")).text
-    assert "Healing is paused: new &lt;racks&gt;." in page
+    assert "Recovery is paused: new &lt;racks&gt;." in page
     assert "<racks>" not in page
 
     await until(lambda: clock_ms() > status["at_ms"] + 120_000)
@@ -445,7 +445,7 @@ async def test_the_page_escapes_runs_nothing_and_loads_nothing(cluster: Cluster)
     assert "&lt;script&gt;" in answer.text
     assert "<script" not in answer.text
     assert not re.search(r"(src|href)='(?!/v1/)", answer.text)
-    assert "1 ledger lacks copies" in answer.text
+    assert "1 ledger is under-replicated" in answer.text
     for name in NAMES:
         assert name in answer.text
 
@@ -457,7 +457,7 @@ async def test_what_the_last_audits_came_to_is_shown_by_level_with_its_age(clust
     assert {level: samples[f'{LAST}_recorded{{level="{level}"}}'] for level in LEVELS} == dict.fromkeys(LEVELS, 0.0)
     assert not [name for name in samples if name.startswith(LAST) and not name.startswith(f"{LAST}_recorded")]
     assert (await auditor.get("/v1/recovery/status"))["audits"] == []
-    assert "None has told what it came to." in (await auditor.http.get("/")).text
+    assert "No audit has recorded a result." in (await auditor.http.get("/")).text
 
     audits = LastAudits(cluster.store)
     await audits.put(last_audit(began_ms=clock_ms() - 9_000, ended_ms=clock_ms() - 2_000))

@@ -113,7 +113,7 @@ def test_what_a_stopped_bookie_held_is_made_anew_though_the_leader_is_killed(clu
     assert bindery("consume", "one", "--url", cluster.url) == lines
 
     page = urllib.request.urlopen(f"{other}/", timeout=30).read().decode()
-    assert "No ledger is known to lack copies." in page
+    assert "No ledger is known to be under-replicated." in page
     assert lost in page
     bookies = {one["bookie_id"]: one for one in get(f"{other}/v1/bookies")["bookies"]}
     assert (bookies[lost]["registration"], bookies[lost]["intent"]) == ("absent", "active")

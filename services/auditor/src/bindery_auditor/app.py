@@ -1,19 +1,19 @@
-"""The auditor over HTTP: what is healed, why not, and what an operator may say to that.
+"""The HTTP API of the auditor: the state of recovery, its obstacles, and the operations of an operator.
 
 | path                      | method | parameters, body   | answer                                                     |
 |---------------------------|--------|--------------------|------------------------------------------------------------|
-| /                         | GET    |                    | the same for people: an HTML page                          |
-| /v1/recovery/status       | GET    |                    | who leads, what is marked and why, rates, when it is done; |
-|                           |        |                    | what the last audits came to                               |
+| /                         | GET    |                    | an HTML page with the same data                            |
+| /v1/recovery/status       | GET    |                    | the leader, marked ledgers, rates, and the expected end;   |
+|                           |        |                    | results of the last audits                                 |
 | /v1/recovery/ledgers      | GET    | first, limit       | marked ledgers with their records, ascending               |
-| /v1/recovery/ledgers/{id} | GET    |                    | one ledger: a sentence, and the facts behind it            |
-| /v1/recovery/history      | GET    | limit              | what happened, newest first                                |
-| /v1/recovery/pause        | POST   | `{"reason": text}` | no new copies from now on, anywhere in the cluster         |
-| /v1/recovery/resume       | POST   |                    | they go on                                                 |
+| /v1/recovery/ledgers/{id} | GET    |                    | one ledger: a sentence, and its facts                      |
+| /v1/recovery/history      | GET    | limit              | events, newest first                                       |
+| /v1/recovery/pause        | POST   | `{"reason": text}` | no ledger of the cluster is copied until `resume`          |
+| /v1/recovery/resume       | POST   |                    | copying continues                                          |
 | /v1/bookies               | GET    |                    | every bookie: registration, membership, drain              |
 | /api/v1/autorecovery/...  |        |                    | BookKeeper's routes (`recovery.admin.autorecovery_http`)   |
 
-Every auditor answers the same, whether it leads or not. Times are milliseconds of 1970 (`..._ms`), sizes bytes. Errors
+Every auditor answers the same, leader or standby. Times are milliseconds since 1970 (`..._ms`), sizes bytes. Errors
 are problems (RFC 9457). Probes and metrics are in front of this (`bindery_kit.observability.health.OpsApp`).
 """
 
@@ -48,7 +48,7 @@ T = TypeVar("T")
 
 
 class AuditorContext:
-    """What the routes see. Empty until `open`."""
+    """What the routes use. Empty until `open`."""
 
     def __init__(self) -> None:
         self._admin: RecoveryAdmin | None = None
@@ -85,7 +85,7 @@ def _there(part: T | None) -> T:
     return part
 
 
-# --- what is healed ---------------------------------------------------------------------------------------------------
+# --- recovery ---------------------------------------------------------------------------------------------------------
 
 
 async def _status(context: AuditorContext, request: Request) -> Answer:
@@ -93,11 +93,11 @@ async def _status(context: AuditorContext, request: Request) -> Answer:
 
 
 async def status_view(context: AuditorContext) -> dict[str, Any]:
-    """How healing stands as JSON: the cluster's progress, and `this` process."""
+    """The state of recovery as JSON: the progress of the cluster, and `this` process."""
     service = context.recovery_service()
     admin = await context.recovery_admin()
     progress = await service.progress.get()
-    pause = await admin.pause_state()  # at once, for who just said it
+    pause = await admin.pause_state()  # not cached, so that a pause is visible at once
     auditor, stats = service.auditor.state, service.worker.stats
     now_ms = context.clock_ms()
     return {

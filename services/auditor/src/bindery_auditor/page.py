@@ -1,4 +1,4 @@
-"""The page for people: what `/v1/...` says, as tables. No script, nothing loaded from elsewhere, everything escaped."""
+"""The HTML page: the data of `/v1/...` as tables. It has no scripts, loads nothing else, and escapes all values."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -31,32 +31,32 @@ def render(
     history: Sequence[Mapping[str, Any]],
     now_ms: int,
 ) -> Answer:
-    """All as `/v1/...` answers them."""
+    """The arguments have the form of the responses of `/v1/...`."""
     parts = [
         "<!doctype html><html lang='en'><head><meta charset='utf-8'><meta http-equiv='refresh' content='10'>",
         f"<title>Bindery auditor</title><style>{_STYLE}</style></head><body>",
         f"<h1>{escape(headline(status))}</h1>",
         _table((), ((f"<b>{escape(name)}</b>", escape(value)) for name, value in _facts(status))),
-        "<h2>Ledgers that lack copies</h2>",
+        "<h2>Under-replicated ledgers</h2>",
         _table(
-            ("ledger", "for", "why", "state", "what stands in the way", "next try"),
+            ("ledger", "marked for", "reason", "state", "obstacle", "next attempt"),
             (_ledger_row(ledger, now_ms) for ledger in ledgers),
             empty="None.",
         ),
-        "<p class='quiet'>There are more: <code>/v1/recovery/ledgers</code></p>" if ledgers_more else "",
+        "<p class='quiet'>More ledgers: <code>/v1/recovery/ledgers</code></p>" if ledgers_more else "",
         "<h2>Bookies</h2>",
         _table(("bookie", "registered", "membership", ""), (_bookie_row(bookie) for bookie in bookies), empty="None."),
         "<h2>Last audits of the whole cluster</h2>",
         _table(
             ("level", "verdict", "ended", "copies seen", "findings", "run"),
             (_audit_row(audit) for audit in status["audits"]),
-            empty="None has told what it came to.",
+            empty="No audit has recorded a result.",
         ),
-        "<h2>What happened</h2>",
+        "<h2>History</h2>",
         _table(
-            ("when (UTC)", "what"),
+            ("time (UTC)", "event"),
             ((f"<span class='quiet'>{_when(event['at_ms'])}</span>", escape(event["text"])) for event in history),
-            empty="Nothing yet.",
+            empty="No events.",
         ),
         "</body></html>\n",
     ]
@@ -64,16 +64,16 @@ def render(
 
 
 def headline(status: Mapping[str, Any]) -> str:
-    """How healing stands, in a sentence."""
+    """The state of recovery in a sentence."""
     marked = status["marked"]
-    left = f"{sentences.counted(marked, 'ledger lacks', 'ledgers lack')} copies"
+    left = f"{sentences.counted(marked, 'ledger is', 'ledgers are')} under-replicated"
     if not status["is_enabled"]:
         why = f": {status['pause']['reason']}" if status["pause"] and status["pause"]["reason"] else ""
-        return f"Healing is paused{why}. {left}."
+        return f"Recovery is paused{why}. {left}."
     if not status["auditor"]:
-        return f"No auditor is elected: nobody looks for lost bookies. {left}."
+        return f"No auditor is elected, so lost bookies are not detected. {left}."
     if not marked:
-        return "No ledger is known to lack copies."
+        return "No ledger is known to be under-replicated."
     if status["eta_s"] is None:
         return f"{left}: {status['why_no_eta']}."
     return f"{left}; about {sentences.span(status['eta_s'])} to go."
@@ -82,20 +82,20 @@ def headline(status: Mapping[str, Any]) -> str:
 def _facts(status: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     this, workers = status["this"], len(status["workers"])
     copies = sentences.counted(status["entries_left"], "copy", "copies")
-    yield "auditor", f"{status['auditor'] or 'nobody'} (this is {this['name']})"
+    yield "auditor", f"{status['auditor'] or 'none'} (this is {this['name']})"
     yield "left", f"{sentences.size(status['bytes_left'])}, {copies}"
-    yield "now", f"{sentences.size(status['rate_bytes_per_s'])} a second by {sentences.counted(workers, 'worker')}"
+    yield "now", f"{sentences.size(status['rate_bytes_per_s'])} per second by {sentences.counted(workers, 'worker')}"
     if status["unrecoverable"]:
-        yield "beyond recovery", sentences.counted(status["unrecoverable"], "ledger")
+        yield "unrecoverable", sentences.counted(status["unrecoverable"], "ledger")
     for bookie in status["lost"]:
         left_s = bookie["left_s"]
         soon = f"counts as lost in {sentences.span(left_s)}" if left_s else "lost"
-        yield f"{bookie['bookie_id']} is away", "its ledgers are marked" if left_s is None else soon
+        yield f"{bookie['bookie_id']} is down", "its ledgers are marked" if left_s is None else soon
     yield "delay before a bookie counts as lost", f"{status['lost_bookie_delay_s']} s"
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]], *, empty: str = "") -> str:
-    """`rows`: cells that are HTML already."""
+    """`rows`: cells in HTML."""
     lines = ["<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows]
     if not lines:
         return f"<p class='quiet'>{escape(empty)}</p>"
@@ -114,7 +114,7 @@ def _ledger_row(ledger: Mapping[str, Any], now_ms: int) -> Sequence[str]:
         f"<a href='/v1/recovery/ledgers/{ledger_id}'>{ledger_id}</a>",
         sentences.span((now_ms - marked_ms) / 1000) if marked_ms else "-",
         escape(": ".join(why)),
-        escape(str(record.get("state", "not looked at yet")).replace("_", " ")),
+        escape(str(record.get("state", "not checked yet")).replace("_", " ")),
         f"<span class='bad'>{escape(obstacle)}</span>",
         sentences.span(max(0, next_ms - now_ms) / 1000) if next_ms else "-",
     )
