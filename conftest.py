@@ -26,23 +26,27 @@ TEST_DIRECTORIES: Final = (
     "e2e/tests",
 )
 ONE_SPARK: Final = (
-    "spark-jobs/tests/*test_audit_run.py",
-    "spark-jobs/tests/*test_checks_copies.py",
-    "spark-jobs/tests/*test_checks_metadata.py",
-    "spark-jobs/tests/*test_sources.py",
-    "spark-jobs/tests/*test_topic_source.py",
+    "spark-jobs/tests/audit/test_run.py",
+    "spark-jobs/tests/audit/checks/test_copies.py",
+    "spark-jobs/tests/audit/checks/test_coverage.py",
+    "spark-jobs/tests/audit/checks/test_ledgers.py",
+    "spark-jobs/tests/audit/checks/test_marks.py",
+    "spark-jobs/tests/audit/checks/test_matching.py",
+    "spark-jobs/tests/audit/checks/test_topics.py",
+    "spark-jobs/tests/sources/test_ledgers.py",
+    "spark-jobs/tests/sources/topic/test_source.py",
+    "spark-jobs/tests/topics/test_count.py",
 )
 """Patterns of test files that run in one worker: a Spark session takes half a minute of one core to start and warm up.
-`*` also matches subfolders."""
+All files that use the fixture `spark` are here, except for the one in LONGEST."""
 LONGEST: Final = (
     *ONE_SPARK,
-    "spark-jobs/tests/*test_audit_again.py",
+    "spark-jobs/tests/audit/second_pass/test_second_pass.py",
     "services/auditor/tests/*test_process.py",
     "cli/tests/*test_kill_all.py",
     "cli/tests/*test_recovery_cluster.py",
     "e2e/simulation/tests/service/*test_world.py",
     "spark-jobs/tests/*test_session.py",
-    "spark-jobs/tests/*test_topic_positions.py",
     "e2e/tests/*test_traffic_liar.py",
     "e2e/tests/*test_traffic_cluster.py",
     "cli/tests/*test_standalone.py",

@@ -34,10 +34,24 @@ EXPORTS = {
 }
 
 
-def pinned() -> list[str]:
-    """Options that keep every locked version: a clone has no uv.lock that would remember them."""
-    pins = re.findall(r"^([A-Za-z0-9._-]+==[^ ;\\]+)", LOCK.read_text(), re.MULTILINE)
-    return [option for pin in pins for option in ("--upgrade-package", pin)]
+def pinned(lock: str, arguments: list[str]) -> list[str]:
+    """Options that keep every version in `lock`, except those that `arguments` upgrade.
+
+    A fresh clone has no uv.lock, so uv would otherwise resolve every package to its newest version.
+    """
+    if any(word in ("--upgrade", "-U") for word in arguments):
+        return []
+    upgraded = {re.split("[=<>!~]", name)[0] for name in _upgraded_packages(arguments)}
+    pins = re.findall(r"^([A-Za-z0-9._-]+)(==[^ ;\\]+)", lock, re.MULTILINE)
+    kept = [name + version for name, version in pins if name not in upgraded]
+    return [option for pin in kept for option in ("--upgrade-package", pin)]
+
+
+def _upgraded_packages(arguments: list[str]) -> list[str]:
+    following = zip(arguments, arguments[1:], strict=False)
+    separate = [value for word, value in following if word in ("--upgrade-package", "-P")]
+    joined = [word.removeprefix("--upgrade-package=") for word in arguments if word.startswith("--upgrade-package=")]
+    return separate + joined
 
 
 def export(path: Path, options: list[str]) -> None:
@@ -49,8 +63,7 @@ def export(path: Path, options: list[str]) -> None:
 
 def main() -> None:
     wanted = sys.argv[1:]
-    is_upgrade = any(word.startswith(("--upgrade", "-U", "-P")) for word in wanted)
-    subprocess.run([UV, "lock", *([] if is_upgrade else pinned()), *wanted], cwd=ROOT, check=True)
+    subprocess.run([UV, "lock", *pinned(LOCK.read_text(), wanted), *wanted], cwd=ROOT, check=True)
     for path, options in EXPORTS.items():
         export(path, options)
 

@@ -4,7 +4,7 @@ import struct
 from collections import defaultdict
 from typing import Any
 
-from bindery_spark.audit.checks.shape import Run
+from bindery_spark.audit.checks.finding_rows import Run
 from bindery_spark.reading import blocks
 from bindery_spark.schemas import BLOCKS, BOOKIES, CURSORS, FINDINGS, LEDGERS, MARKS, REPLICAS, TOPICS
 from pyspark.sql import DataFrame, SparkSession

@@ -9,7 +9,7 @@ import pyarrow.parquet as parquet
 from bindery_core.errors import BinderyError
 from bindery_metadata.ledgers.verified_records import Verified
 from bindery_metadata.recovery.last_audits import LastAudit
-from bindery_spark.audit.facts import Facts
+from bindery_spark.audit.cluster_facts import Facts
 from bindery_spark.schemas import SEGMENT, TABLES
 from frames import Tables, bookie, copy
 from pyspark.sql import DataFrame

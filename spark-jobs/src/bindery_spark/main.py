@@ -28,7 +28,7 @@ from typer.exceptions import TyperException
 
 from bindery_spark.arguments import EXIT_INTERRUPTED, bytes_of, duration_ms, ledger_range, level_of
 from bindery_spark.audit.findings.findings import Exit
-from bindery_spark.topics.topic_commands import count, export
+from bindery_spark.topics.commands import count, export
 
 if TYPE_CHECKING:
     from bindery_spark.audit.audit import Options

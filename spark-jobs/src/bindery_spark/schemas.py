@@ -184,7 +184,7 @@ MESSAGES: Final = StructType(
         _field("producer", StringType(), nullable=True),
         _field("sequence_id", LongType(), nullable=True),
         _field("problem", StringType(), nullable=True),  # why the entry cannot be taken apart (encrypted, ...), or
-        # `topic_rows.OUT_OF_RANGE` and what is null since no column can hold it
+        # `sources.topic.rows.OUT_OF_RANGE` and what is null since no column can hold it
     ]
 )
 

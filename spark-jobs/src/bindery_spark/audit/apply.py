@@ -19,7 +19,7 @@ from bindery_metadata.stores.store import MetadataStore
 from bindery_recovery.checks.bookie_audit import LedgerMarker
 from bindery_recovery.cluster.ledger_index import members_of
 
-from bindery_spark.audit.facts import NoRandomness, connected
+from bindery_spark.audit.cluster_facts import NoRandomness, connected
 from bindery_spark.audit.findings.actions import Proposal
 
 

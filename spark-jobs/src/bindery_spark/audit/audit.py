@@ -50,13 +50,13 @@ from bindery_spark.audit.checks.again import (
     unreadable_bookies,
     unseen_ledgers,
 )
-from bindery_spark.audit.checks.said import SAID, read_well, said, unsaid
-from bindery_spark.audit.checks.shape import Run, kept, together
-from bindery_spark.audit.facts import Facts
+from bindery_spark.audit.checks.finding_rows import Run, kept, together
+from bindery_spark.audit.cluster_facts import Facts
 from bindery_spark.audit.findings.diff import read_findings
 from bindery_spark.audit.findings.findings import Kind, Severity
 from bindery_spark.audit.plan import Plan, PlannedLedger, batches, make_plan, planned
-from bindery_spark.audit.rereading import (
+from bindery_spark.audit.second_pass.copy_states import SAID, read_well, said, unsaid
+from bindery_spark.audit.second_pass.rules import (
     Fate,
     KnownLedger,
     Rereading,

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 from bindery_spark.audit.audit import Audit, Options, Progress
 from bindery_spark.audit.checkpoint import RunDirectory
-from bindery_spark.audit.facts import Facts
+from bindery_spark.audit.cluster_facts import Facts
 from bindery_spark.audit.findings.actions import Proposal, proposals
 from bindery_spark.audit.findings.diff import read_findings
 from bindery_spark.audit.findings.report import report_html

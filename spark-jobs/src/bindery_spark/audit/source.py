@@ -13,8 +13,8 @@ from bindery_metadata.recovery.last_audits import LastAudit
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from bindery_spark.audit import facts as driver
-from bindery_spark.audit.facts import Facts
+from bindery_spark.audit import cluster_facts as driver
+from bindery_spark.audit.cluster_facts import Facts
 from bindery_spark.schemas import TABLES
 from bindery_spark.sources.block_reader import read_blocks
 from bindery_spark.sources.metadata import MetadataReader

@@ -37,7 +37,7 @@ from bindery_core.entry import HEADER_SIZE
 from bindery_core.formats.ledger_metadata import DigestType
 from crc32c import crc32c
 
-from bindery_spark.reading.places import Fragment, Ledger
+from bindery_spark.reading.fragments import Fragment, Ledger
 from bindery_spark.reading.rows import digester_of
 
 SPAN_BYTES: Final = 2**20

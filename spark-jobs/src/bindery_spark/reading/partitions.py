@@ -12,7 +12,7 @@ from typing import Final
 
 from bindery_core.ids import BookieId
 
-from bindery_spark.reading.places import FRAME_OVERHEAD, Fragment, Ledger
+from bindery_spark.reading.fragments import FRAME_OVERHEAD, Fragment, Ledger
 
 FRAGMENT_COST: Final = 4 * 1024
 """Bytes that a fragment counts beside its entries: asking for a small one takes time, too."""

@@ -50,7 +50,7 @@ from bindery_core.wire.messages import (
     Status,
 )
 
-from bindery_spark.reading.places import FRAME_OVERHEAD, Fragment, is_expected
+from bindery_spark.reading.fragments import FRAME_OVERHEAD, Fragment, is_expected
 from bindery_spark.reading.rows import EntryRows
 from bindery_spark.reading.throttle import Budget, Pressure
 

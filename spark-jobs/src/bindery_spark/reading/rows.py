@@ -10,7 +10,7 @@ from bindery_core.entry import HEADER_SIZE
 from bindery_core.formats.ledger_metadata import DigestType
 from crc32c import crc32c
 
-from bindery_spark.reading.places import Fragment
+from bindery_spark.reading.fragments import Fragment
 
 BATCH_ROWS: Final = 16_384
 

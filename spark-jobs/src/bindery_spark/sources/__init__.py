@@ -14,7 +14,7 @@ def register(spark: "SparkSession") -> None:
     """Make `bindery-metadata`, `bindery-ledgers` and `bindery-topic` known to this session as formats."""
     from bindery_spark.sources.ledgers import LedgersSource
     from bindery_spark.sources.metadata import MetadataSource
-    from bindery_spark.sources.topic import TopicSource
+    from bindery_spark.sources.topic.source import TopicSource
 
     spark.dataSource.register(MetadataSource)
     spark.dataSource.register(LedgersSource)

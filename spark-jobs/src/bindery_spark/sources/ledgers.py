@@ -1,9 +1,10 @@
 """`bindery-ledgers`: every replica of every entry, as each bookie itself answers for it.
 
-Options: `options`. Schema: `schemas.REPLICAS`. When Spark plans, metadata of all wanted ledgers are read, the ends of
-those that are not closed are asked for (`places`, `tails`), and all of it is cut into tasks (`partitions`), each of one
-bookie. A task takes a slot of its bookie (`throttle`) and reads (`reader`); what the bookie cannot say becomes rows
-with an error. Only ZooKeeper's absence, or no free slot for SLOT_WAIT_S, fails a task.
+Options: `options`. Schema: `schemas.REPLICAS`. To plan, the driver reads the metadata of all selected ledgers, asks
+bookies for the last entries of open ledgers (`open_ledgers`), and cuts the fragments into tasks of one bookie each
+(`partitions`). A task acquires a reader slot of its bookie (`throttle`) and reads (`reader`). Entries that the bookie
+could not return become rows with an error. A task fails only if ZooKeeper is unavailable, or if no slot becomes free
+within SLOT_WAIT_S.
 
 Pushed down: ranges of ledger_id, and bookie. With include_unexpected Spark looks at ledger_id again, for NO_LEDGER.
 Passwords of ledgers travel in the tasks, for MAC digests.
@@ -23,13 +24,13 @@ from bindery_core.ids import BookieId, LedgerId
 from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
+from bindery_spark.reading.fragments import Fragment, Ledger, fragments_of, ledger_of
+from bindery_spark.reading.open_ledgers import ask_tails
+from bindery_spark.reading.orphaned_data import read_unexpected
 from bindery_spark.reading.partitions import Task, tasks_of
-from bindery_spark.reading.places import Fragment, Ledger, fragments_of, ledger_of
 from bindery_spark.reading.reader import BookieReader, Sink
 from bindery_spark.reading.rows import EntryRows
-from bindery_spark.reading.tails import ask_tails
 from bindery_spark.reading.throttle import Budget, ReaderSlots
-from bindery_spark.reading.unexpected import read_unexpected
 from bindery_spark.schemas import REPLICAS
 from bindery_spark.sources import cluster
 from bindery_spark.sources.cluster import Cluster, connected

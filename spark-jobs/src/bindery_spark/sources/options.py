@@ -1,33 +1,24 @@
-"""What users may tell the sources, as `option(name, value)`; values are text. Pure.
+"""Options of the data sources `bindery-metadata` and `bindery-ledgers`, as in `option(name, value)`. Pure.
 
 | option             | sources  | default        | meaning                                                            |
 |--------------------|----------|----------------|--------------------------------------------------------------------|
-| zookeeper          | both     | (must be told) | HOST:PORT[,HOST:PORT...]                                           |
-| ledgers_root       | both     | /ledgers       |                                                                    |
+| zookeeper          | both     | (required)     | ZooKeeper servers: HOST:PORT[,HOST:PORT...]                        |
+| ledgers_root       | both     | /ledgers       | root znode of the cluster                                          |
 | table              | metadata | ledgers        | ledgers, bookies, marks, topics, cursors or verified               |
-| ledgers_per_part   | metadata | 5000           | ledgers whose metadata one task reads                              |
-| entries            | ledgers  | all            | all; ends: the first and the last of each bookie's share; listed:  |
-|                    |          |                | what bookies list, without reading it, and the ends                |
-| rate               | ledgers  | 0              | bytes/s read from one bookie by all readers together; 0: unlimited |
-| readers_per_bookie | ledgers  | 2              | tasks that may read one bookie at a time, in all running jobs      |
-| timeout_s          | ledgers  | 10             | a bookie that has not answered by then could not say               |
-| partition_bytes    | ledgers  | 67108864       | estimated payload of one task                                      |
-| partition_entries  | ledgers  | 250000         | entries of one task                                                |
-| include_unexpected | ledgers  | false          | also what a bookie holds that no metadata expects of it            |
+| ledgers_per_part   | metadata | 5000           | number of ledgers whose metadata one task reads                    |
+| entries            | ledgers  | all            | entries to read: `all`; `ends`: first and last entry of each       |
+|                    |          |                | bookie's share; `listed`: the bookie's entry list, and the ends    |
+| rate               | ledgers  | 0              | maximum bytes/s from one bookie, all tasks together; 0: unlimited  |
+| readers_per_bookie | ledgers  | 2              | maximum tasks that read one bookie at a time, over all jobs        |
+| timeout_s          | ledgers  | 10             | per-bookie read timeout in seconds                                 |
+| partition_bytes    | ledgers  | 67108864       | maximum estimated payload bytes of one task                        |
+| partition_entries  | ledgers  | 250000         | maximum entries of one task                                        |
+| include_unexpected | ledgers  | false          | also list orphaned data: entries that no metadata assigns to the   |
+|                    |          |                | bookie                                                             |
 
-`bindery-topic` has zookeeper, ledgers_root, timeout_s and partition_bytes as above, partition_entries (50000), and:
-
-| option                  | default        | meaning                                                            |
-|-------------------------|----------------|--------------------------------------------------------------------|
-| topic                   | (must be told) | `t`, `tenant/namespace/t`, `persistent://...`; partitions: all     |
-| start                   | earliest       | LEDGER:ENTRY, a publish time (ISO 8601), earliest; latest (stream) |
-| end                     | latest         | LEDGER:ENTRY, inclusive, or a publish time, exclusive (no stream)  |
-| rate                    | 0              | payload bytes/s that each task reads; 0: unlimited                 |
-| max_entries_per_trigger | 0              | of all partitions, in one micro-batch of a stream; 0: unlimited    |
-| fail_on_data_loss       | true           | false: ledgers that retention deleted under a reader are left out  |
-
-All of them have the options of `security`, how bookies are shown who reads; `environment`: where those stand that are
-not given. Sizes and rates may carry a unit: 20MiB, 20MiB/s, 64KiB, 1GiB.
+Both also take the options in `bindery_client.connection.security`: the credentials presented to bookies. Those that are
+not given come from the environment. Sizes and rates may have a unit: 20MiB, 20MiB/s, 64KiB, 1GiB. The options of
+`bindery-topic` are in `bindery_spark.sources.topic.options`.
 """
 
 import re
@@ -38,19 +29,15 @@ from typing import Final
 from bindery_client.connection.security import NO_FILES, VARIABLES, SecurityFiles
 from bindery_core.errors import BadRequest
 from bindery_metadata.layout.layout import LEDGERS_ROOT_DEFAULT
-from bindery_pulsar.topic_name import TopicName
-
-from bindery_spark.sources.topic_positions import ALL, Bounds, parse_bounds
 
 LEDGERS_FORMAT: Final = "bindery-ledgers"
 METADATA_FORMAT: Final = "bindery-metadata"
-TOPIC_FORMAT: Final = "bindery-topic"
 ENTRIES: Final = ("all", "listed", "ends")
 TABLE_NAMES: Final = ("ledgers", "bookies", "marks", "topics", "cursors", "verified")
 
 _SIZE: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?) *(B|KiB|MiB|GiB)?(?:/s)?", re.IGNORECASE)
 _UNITS: Final = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30}
-_COMMON: Final = ("zookeeper", "ledgers_root", *VARIABLES)
+COMMON: Final = ("zookeeper", "ledgers_root", *VARIABLES)
 NOTHING: Final[Mapping[str, str]] = {}
 
 
@@ -64,8 +51,8 @@ class MetadataOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, str], environment: Mapping[str, str] = NOTHING) -> "MetadataOptions":
-        """Raises BadRequest naming the option and what it may be."""
-        given = _Given(options, environment, (*_COMMON, "table", "ledgers_per_part"))
+        """Raise BadRequest with the option's name and its valid values."""
+        given = GivenOptions(options, environment, (*COMMON, "table", "ledgers_per_part"))
         return cls(
             zookeeper=given.zookeeper(),
             security=given.security(),
@@ -90,9 +77,9 @@ class LedgersOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, str], environment: Mapping[str, str] = NOTHING) -> "LedgersOptions":
-        """Raises BadRequest naming the option and what it may be."""
+        """Raise BadRequest with the option's name and its valid values."""
         names = ("entries", "rate", "readers_per_bookie", "timeout_s", "partition_bytes", "partition_entries")
-        given = _Given(options, environment, (*_COMMON, *names, "include_unexpected"))
+        given = GivenOptions(options, environment, (*COMMON, *names, "include_unexpected"))
         return cls(
             zookeeper=given.zookeeper(),
             security=given.security(),
@@ -107,43 +94,6 @@ class LedgersOptions:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TopicOptions:
-    zookeeper: str
-    topic: TopicName
-    ledgers_root: str = LEDGERS_ROOT_DEFAULT
-    security: SecurityFiles = NO_FILES
-    bounds: Bounds = ALL
-    rate: float = 0.0
-    timeout_s: float = 10.0
-    partition_bytes: int = 64 * 2**20
-    partition_entries: int = 50_000
-    max_entries_per_trigger: int = 0
-    fail_on_data_loss: bool = True
-
-    @classmethod
-    def parse(cls, options: Mapping[str, str], environment: Mapping[str, str] = NOTHING) -> "TopicOptions":
-        """Raises BadRequest naming the option and what it may be."""
-        names = ("topic", "start", "end", "rate", "timeout_s", "partition_bytes", "partition_entries")
-        given = _Given(options, environment, (*_COMMON, *names, "max_entries_per_trigger", "fail_on_data_loss"))
-        topic = given.text("topic", "")
-        if not topic:
-            raise BadRequest("option topic is missing: a topic's name, like tenant/namespace/topic")
-        return cls(
-            zookeeper=given.zookeeper(),
-            security=given.security(),
-            topic=TopicName.parse(topic),
-            ledgers_root=given.text("ledgers_root", LEDGERS_ROOT_DEFAULT),
-            bounds=parse_bounds(given.text("start", "earliest"), given.text("end", "latest")),
-            rate=given.size("rate", 0.0),
-            timeout_s=given.seconds("timeout_s", 10.0),
-            partition_bytes=int(given.size("partition_bytes", 64 * 2**20)) or 1,
-            partition_entries=given.count("partition_entries", 50_000),
-            max_entries_per_trigger=given.count("max_entries_per_trigger", 0, least=0),
-            fail_on_data_loss=given.one_of("fail_on_data_loss", ("true", "false"), "true") == "true",
-        )
-
-
 def parse_size(text: str, *, name: str = "size") -> float:
     """Bytes, or bytes/s: `20MiB/s` is 20971520. Raises BadRequest."""
     match = _SIZE.fullmatch(text.strip())
@@ -152,15 +102,15 @@ def parse_size(text: str, *, name: str = "size") -> float:
     return float(match[1]) * _UNITS[(match[2] or "").lower()]
 
 
-class _Given:
-    """Spark hands names on in lower case, whatever the user wrote."""
+class GivenOptions:
+    """Options as the user gave them. Spark passes option names in lower case, whatever the user wrote."""
 
     def __init__(self, options: Mapping[str, str], environment: Mapping[str, str], known: tuple[str, ...]) -> None:
         self._environment = environment
         self._options = {name.lower(): value for name, value in options.items()}
         for name in self._options:
             if name not in known and name != "path":
-                raise BadRequest(f"there is no option {name}; there are {', '.join(known)}")
+                raise BadRequest(f"unknown option {name}; known options: {', '.join(known)}")
 
     def text(self, name: str, default: str) -> str:
         return self._options.get(name, default)

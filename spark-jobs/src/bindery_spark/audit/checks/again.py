@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from bindery_spark.audit.checks.shape import Run, as_findings
+from bindery_spark.audit.checks.finding_rows import Run, as_findings
 from bindery_spark.audit.findings.findings import Action, Kind, Severity
 from bindery_spark.schemas import FINDINGS
 

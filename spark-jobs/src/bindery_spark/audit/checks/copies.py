@@ -30,7 +30,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, BooleanType, LongType, StringType, StructField, StructType
 
 from bindery_spark.audit.checks.faults import Copy, Fault, faults_of
-from bindery_spark.audit.checks.shape import Run, as_findings, joined, kept
+from bindery_spark.audit.checks.finding_rows import Run, as_findings, joined, kept
 from bindery_spark.audit.findings.findings import Action, Kind, Severity
 from bindery_spark.reading.blocks import DAMAGE
 from bindery_spark.schemas import NO_LEDGER

@@ -5,7 +5,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from bindery_spark.audit.checks.copies import gone_bookies
-from bindery_spark.audit.checks.shape import Run, as_findings, together
+from bindery_spark.audit.checks.finding_rows import Run, as_findings, together
 from bindery_spark.audit.findings.findings import Action, Kind, Severity
 
 

@@ -4,7 +4,7 @@ from bindery_recovery.records.reasons import CHECKED_ALL
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from bindery_spark.audit.checks.shape import Run, as_findings
+from bindery_spark.audit.checks.finding_rows import Run, as_findings
 from bindery_spark.audit.findings.findings import LACKS_COPIES, Action, Kind, Severity
 
 MOVING_REASONS = ("placement", "bookie_draining")

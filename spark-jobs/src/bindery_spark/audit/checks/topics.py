@@ -7,7 +7,7 @@ are nobody's orphans; of those that only data elsewhere tell to be in use (schem
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from bindery_spark.audit.checks.shape import Run, as_findings, together
+from bindery_spark.audit.checks.finding_rows import Run, as_findings, together
 from bindery_spark.audit.findings.findings import Action, Kind, Severity
 
 APPLICATIONS = ("pulsar", "bindery")

@@ -1,0 +1,1 @@
+"""The second pass: ledgers with findings, or that changed, are read again and the results of both passes merged."""

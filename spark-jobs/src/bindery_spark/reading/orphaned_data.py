@@ -1,0 +1,134 @@
+"""What a bookie holds that no metadata expect of it: ledgers that are gone, entries of ledgers that name others.
+
+The bookie is asked first what it holds, and metadata are read afterwards: an entry that came in between belongs to a
+ledger whose metadata stand. Entries are listed, not read: these rows have no digests. Beyond the LAC of a ledger that
+is not closed entries are legal, and are not told here.
+
+| row                                         | says                                                                   |
+|---------------------------------------------|------------------------------------------------------------------------|
+| segment NO_SEGMENT                          | an entry of a ledger without metadata, or that names other bookies     |
+| another segment                             | an entry beyond a closed ledger's end                                  |
+| entry_id -1, error                          | the bookie could not list its entries, or (NO_LEDGER) its ledgers      |
+"""
+
+import asyncio
+import json
+import urllib.request
+from collections.abc import AsyncIterator, Iterable, Sequence
+from http.client import HTTPException
+from itertools import islice
+from typing import Any, Final
+
+import pyarrow as pa
+from bindery_client.connection.pool import BookiePool
+from bindery_client.ledger.bookie_requests import EntryList
+from bindery_client.ledger.requests import LedgerRequests
+from bindery_core.digest import Digester
+from bindery_core.errors import BinderyError, Corrupt, NoSuchLedger
+from bindery_core.formats.bookie_service_info import HTTP
+from bindery_core.formats.ledger_metadata import DigestType, LedgerMetadata, LedgerState
+from bindery_core.ids import ID_MAX, BookieId, LedgerId
+
+from bindery_spark.reading.fragments import is_expected
+from bindery_spark.reading.reader import MetadataReader, Sink
+from bindery_spark.schemas import NO_LEDGER, NO_SEGMENT
+
+LEDGERS_PATH: Final = "/api/v1/bookie/ledgers"
+READS_IN_FLIGHT: Final = 64
+_ANY_DIGEST: Final = Digester(DigestType.DUMMY)
+"""Listing entries needs none."""
+
+Runs = Sequence[tuple[int, int]]
+"""(first entry id, count)"""
+
+
+class Unlisted(Exception):
+    """A bookie does not tell which ledgers it holds."""
+
+
+async def held_ledgers(pool: BookiePool, bookie_id: BookieId, *, timeout_s: float) -> Iterable[range]:
+    """Runs of ids, ascending, by the bookie's admin HTTP. Raises Unlisted."""
+    record = pool.directory.bookies.get(bookie_id)
+    if record is None:
+        raise Unlisted("unreachable: bookie is not registered")
+    address = next(((e.host, e.port) for e in record.info.endpoints if e.protocol == HTTP), None)
+    if address is None:
+        raise Unlisted("unlisted: the bookie has no admin HTTP, where its ledgers are told")
+    url = f"http://{address[0]}:{address[1]}{LEDGERS_PATH}"
+    try:
+        runs = await asyncio.to_thread(_get, url, timeout_s)
+        return [range(int(first), int(last) + 1) for first, last in runs]
+    except (OSError, HTTPException, ValueError, KeyError, TypeError) as error:
+        raise Unlisted(f"unlisted: the bookie's admin HTTP does not tell its ledgers: {error!r}"[:300]) from error
+
+
+def _get(url: str, timeout_s: float) -> Any:
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # bookies are not behind anybody's proxy
+    with direct.open(url, timeout=timeout_s) as answer:
+        return json.load(answer)["ledgers"]
+
+
+def unexpected_of(metadata: LedgerMetadata | None, bookie_id: BookieId, held: Runs) -> Iterable[tuple[int, int]]:
+    """(segment, entry id) of what is held and not expected, ascending. `metadata` None: the ledger is gone."""
+    if metadata is None:
+        return [(NO_SEGMENT, entry_id) for first, count in held for entry_id in range(first, first + count)]
+    end = int(metadata.last_entry_id) if metadata.state is LedgerState.CLOSED else ID_MAX
+    found = []
+    for first, count in held:
+        for entry_id in range(first, first + count):
+            if not is_expected(metadata, bookie_id, entry_id):
+                found.append((NO_SEGMENT, entry_id))
+            elif entry_id > end:
+                found.append((len(metadata.segments) - 1, entry_id))
+    return found
+
+
+async def read_unexpected(
+    pool: BookiePool, metadata: MetadataReader, bookie_id: BookieId, wanted: tuple[int, int], *, timeout_s: float,
+    rows: Sink,
+) -> AsyncIterator[pa.RecordBatch]:  # fmt: skip
+    """Rows of ledgers first..last (inclusive). Nothing is in flight whenever a batch is given out."""
+    try:
+        runs = await held_ledgers(pool, bookie_id, timeout_s=timeout_s)
+    except Unlisted as error:
+        rows.add_unlisted(NO_LEDGER, NO_SEGMENT, str(error))
+        yield rows.take()
+        return
+    first, last = wanted
+    ids = iter(LedgerId(each) for run in runs for each in run if first <= each <= last)
+    while batch := list(islice(ids, READS_IN_FLIGHT)):
+        for ledger_id, held in await asyncio.gather(*(_list(pool, bookie_id, each, timeout_s) for each in batch)):
+            if isinstance(held, str):
+                rows.add_unlisted(ledger_id, NO_SEGMENT, held)
+            elif held:
+                await _tell(rows, metadata, bookie_id, ledger_id, held)
+        if rows.is_full:
+            yield rows.take()
+    if len(rows):
+        yield rows.take()
+
+
+async def _list(
+    pool: BookiePool, bookie_id: BookieId, ledger_id: LedgerId, timeout_s: float
+) -> tuple[LedgerId, Runs | str]:
+    requests = LedgerRequests(ledger_id, _ANY_DIGEST, pool)
+    try:
+        return ledger_id, await EntryList(requests, bookie_id).run(timeout_s=timeout_s)
+    except NoSuchLedger:
+        return ledger_id, ()
+    except BinderyError as error:
+        return ledger_id, f"unlisted: {error}"
+
+
+async def _tell(rows: Sink, metadata: MetadataReader, bookie_id: BookieId, ledger_id: LedgerId, held: Runs) -> None:
+    try:
+        known: LedgerMetadata | None = await metadata.read(ledger_id)
+    except NoSuchLedger:
+        known = None
+    except Corrupt:
+        return  # nobody can say what is expected of it: METADATA_UNREADABLE tells the ledger
+    by_segment: dict[int, list[int]] = {}
+    for segment, entry_id in unexpected_of(known, bookie_id, held):
+        by_segment.setdefault(segment, []).append(entry_id)
+    for segment, entry_ids in by_segment.items():
+        rows.add_unexpected(ledger_id, segment, entry_ids)

@@ -1,0 +1,1 @@
+"""Data source `bindery-topic`: the messages of a topic, as a batch and as a stream."""

@@ -1,0 +1,114 @@
+"""Messages as rows of `schemas.MESSAGES`, gathered into Arrow batches. Pure.
+
+Producers write what they like: a time in us where ms are meant lies beyond the year 10000, and numbers are u64. What
+its column cannot hold is null, and `problem` tells the value after OUT_OF_RANGE: the message is one like others.
+"""
+
+from base64 import b64encode
+from typing import Any, Final
+
+import pyarrow as pa
+from bindery_core.errors import BinderyError
+from bindery_core.ids import ID_MAX
+from bindery_pulsar.message_codec import Message, decode_entry, read_head
+from bindery_pulsar.message_id import MessageId
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from bindery_spark.schemas import MESSAGES
+from bindery_spark.sources.topic.positions import TIME_MS_MAX, Bounds
+
+ROWS_MAX: Final = 16_384
+BYTES_MAX: Final = 8 * 2**20
+"""Payload bytes of a batch, if no single entry has more."""
+OUT_OF_RANGE: Final = "out of range: "
+ARROW_SCHEMA: Final = to_arrow_schema(MESSAGES, timezone="UTC")
+
+
+class MessageRows:
+    """Gathers rows; `take` gives them away. `bounds`: only its times count here."""
+
+    def __init__(self, bounds: Bounds) -> None:
+        self._bounds = bounds
+        self._rows: list[tuple[Any, ...]] = []
+        self._size = 0
+
+    @property
+    def is_full(self) -> bool:
+        return len(self._rows) >= ROWS_MAX or self._size >= BYTES_MAX
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._rows
+
+    def add(self, entry: bytes, *, ledger_id: int, entry_id: int, partition: int) -> None:
+        """All messages of one entry. One that cannot be taken apart is one row that says why in `problem`: its digest
+        was good, so nothing is lost but the way to read it."""
+        try:
+            messages = decode_entry(entry)
+        except BinderyError as error:
+            self._add_problem(entry, str(error), ledger_id, entry_id, partition)
+            return
+        for message in messages:
+            if self._bounds.has_time(message.publish_time_ms):
+                self._add_message(message, ledger_id, entry_id, partition)
+
+    def _add_message(self, message: Message, ledger_id: int, entry_id: int, partition: int) -> None:
+        key = message.key
+        published, happened, number, problem = _fitting(
+            message.publish_time_ms, message.event_time_ms or None, message.sequence_id
+        )
+        self._size += len(message.payload)
+        self._rows.append((
+            str(MessageId(ledger_id, entry_id, message.batch_index, partition)), ledger_id, entry_id,
+            message.batch_index, published, happened,
+            b64encode(key).decode() if isinstance(key, bytes) else key, isinstance(key, bytes),
+            list(message.properties.items()), None if message.null_value else message.payload, message.producer_name,
+            number, problem,
+        ))  # fmt: skip
+
+    def _add_problem(self, entry: bytes, why: str, ledger_id: int, entry_id: int, partition: int) -> None:
+        time_ms, producer, sequence_id = None, None, None
+        try:
+            head = read_head(entry)
+        except BinderyError:
+            pass  # nothing of it can be told but where it stands
+        else:
+            time_ms, producer, sequence_id = head.publish_time_ms, head.producer_name, head.sequence_id
+            if not self._bounds.has_time(time_ms):
+                return
+        published, _, number, _ = _fitting(time_ms, None, sequence_id)
+        self._size += len(entry)
+        self._rows.append((
+            str(MessageId(ledger_id, entry_id, -1, partition)), ledger_id, entry_id, -1, published, None, None, False,
+            [], None, producer, number, why,
+        ))  # fmt: skip
+
+    def take(self) -> pa.RecordBatch:
+        """The rows so far, at least one."""
+        columns = zip(*self._rows, strict=True)
+        arrays = [pa.array(column, type=field.type) for column, field in zip(columns, ARROW_SCHEMA, strict=True)]
+        self._rows, self._size = [], 0
+        return pa.RecordBatch.from_arrays(arrays, schema=ARROW_SCHEMA)
+
+
+def _fitting(
+    published_ms: int | None, happened_ms: int | None, number: int | None
+) -> tuple[int | None, int | None, int | None, str | None]:
+    """Publish time and event time in us, sequence id, and what of them is null since it does not fit; None: nothing."""
+    if (published_ms or 0) < TIME_MS_MAX and (happened_ms or 0) < TIME_MS_MAX and (number or 0) <= ID_MAX:
+        return _us(published_ms), _us(happened_ms), number, None
+    wrong = []
+    if published_ms is not None and published_ms >= TIME_MS_MAX:
+        wrong.append(f"publish_time {published_ms} ms")
+        published_ms = None
+    if happened_ms is not None and happened_ms >= TIME_MS_MAX:
+        wrong.append(f"event_time {happened_ms} ms")
+        happened_ms = None
+    if number is not None and number > ID_MAX:
+        wrong.append(f"sequence_id {number}")
+        number = None
+    return _us(published_ms), _us(happened_ms), number, OUT_OF_RANGE + ", ".join(wrong)
+
+
+def _us(time_ms: int | None) -> int | None:
+    return None if time_ms is None else time_ms * 1_000

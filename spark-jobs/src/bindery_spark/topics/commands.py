@@ -1,0 +1,147 @@
+"""`bindery audit export` and `bindery audit count`: jobs over the messages of one topic.
+
+Results go to stdout (JSON with --json), everything else to stderr. Exit codes as in `main`: 0, 4 for a failure.
+"""
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from bindery_spark.arguments import EXIT_INTERRUPTED, duration_ms
+
+if TYPE_CHECKING:
+    from pyarrow import Table
+
+WAIT_S: Final = 0.5
+"""Between two looks at a running query: Ctrl-C is heard this often."""
+KEYS_SHOWN_MAX: Final = 20
+
+ZooKeeper = Annotated[
+    str, typer.Option("--zookeeper", metavar="HOST:PORT", envvar="BINDERY_ZOOKEEPER", help="ZooKeeper servers.")
+]
+TopicOption = Annotated[
+    str, typer.Option("--topic", metavar="TOPIC", help="t, tenant/namespace/t; of a partitioned one all partitions.")
+]
+Rate = Annotated[str, typer.Option("--rate", metavar="BYTES/s", help="Read payload at most; 0: unlimited.")]
+Cores = Annotated[int, typer.Option("--cores", min=1, max=1024, help="Spark cores, in local mode.")]
+LedgersRoot = Annotated[str, typer.Option("--ledgers-root", metavar="PATH", help="The cluster's root znode.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def _options(zookeeper: str, ledgers_root: str, topic: str, rate: str, cores: int) -> dict[str, str]:
+    """Of the source. Its rate is that of one task; `cores` tasks run at a time."""
+    from bindery_spark.sources.options import parse_size
+
+    each = parse_size(rate, name="--rate") / cores
+    return {"zookeeper": zookeeper, "ledgers_root": ledgers_root, "topic": topic, "rate": f"{each:.3f}"}
+
+
+def export(
+    topic: TopicOption,
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="A new directory for the Parquet files.")],
+    start: Annotated[
+        str, typer.Option("--from", metavar="T", help="Publish time (2026-03-01T12:00:00Z), or LEDGER:ENTRY; included.")
+    ] = "earliest",
+    end: Annotated[
+        str, typer.Option("--to", metavar="T", help="Publish time, not included; or LEDGER:ENTRY, included.")
+    ] = "latest",
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an export that is there.")] = False,
+    zookeeper: ZooKeeper = "127.0.0.1:2181",
+    rate: Rate = "0",
+    cores: Cores = 2,
+    ledgers_root: LedgersRoot = "/ledgers",
+    as_json: AsJson = False,
+) -> None:
+    """Write a topic's messages to Parquet, with key, properties and ids. Changes nothing in the cluster."""
+    from bindery_spark.progress import QuietProgress, TerminalProgress
+    from bindery_spark.session import session
+    from bindery_spark.sources.topic.options import TopicOptions
+    from bindery_spark.topics.export import check_target
+    from bindery_spark.topics.export import export as run_export
+
+    options = {**_options(zookeeper, ledgers_root, topic, rate, cores), "start": start, "end": end}
+    TopicOptions.parse(options)
+    check_target(out, overwrite=overwrite)
+    began = time.monotonic()
+    spark = session(cores, f"bindery export {topic}")
+    out = out.resolve()
+    if as_json:
+        facts = run_export(spark, options, out, overwrite=overwrite, progress=QuietProgress())
+        print(json.dumps({**facts, "directory": str(out)}, sort_keys=True))
+        return
+    with TerminalProgress(spark, clock=time.monotonic) as progress:
+        facts = run_export(spark, options, out, overwrite=overwrite, progress=progress)
+    if facts["problems"]:
+        print(f"bindery: {facts['problems']} rows name a problem", file=sys.stderr)
+    print(f"{facts['rows']} messages of {facts['topic']} in {out}, {time.monotonic() - began:.1f} s")
+
+
+def count(
+    topic: TopicOption,
+    checkpoint: Annotated[
+        Path, typer.Option("--checkpoint", metavar="DIR", help="Where positions and counts are kept, to go on later.")
+    ],
+    start: Annotated[
+        str, typer.Option("--from", metavar="T", help="earliest, latest, a publish time, or LEDGER:ENTRY.")
+    ] = "earliest",
+    until_now: Annotated[
+        bool, typer.Option("--until-now", help="Count what is there, then end. Without it: go on until Ctrl-C.")
+    ] = False,
+    every: Annotated[str, typer.Option(metavar="DURATION", help="Look for new messages this often.")] = "5s",
+    max_entries: Annotated[
+        int, typer.Option("--max-entries", min=0, help="Entries of one micro-batch at most; 0: unlimited.")
+    ] = 0,
+    skip_lost: Annotated[
+        bool, typer.Option("--skip-lost", help="Go on where retention deleted messages that were not counted yet.")
+    ] = False,
+    zookeeper: ZooKeeper = "127.0.0.1:2181",
+    rate: Rate = "0",
+    cores: Cores = 2,
+    ledgers_root: LedgersRoot = "/ledgers",
+    as_json: AsJson = False,
+) -> None:
+    """Count a topic's messages by key as a stream, each exactly once however often it is stopped and begun again."""
+    from bindery_spark.session import session
+    from bindery_spark.sources.topic.options import TopicOptions
+    from bindery_spark.topics.count import read_counts, start_count
+
+    options = _options(zookeeper, ledgers_root, topic, rate, cores)
+    options |= {"start": start, "max_entries_per_trigger": str(max_entries)}
+    options["fail_on_data_loss"] = "false" if skip_lost else "true"
+    TopicOptions.parse(options)
+    every_s = None if until_now else duration_ms(every) / 1000
+    checkpoint = checkpoint.resolve()
+
+    def say(batch_id: int, counts: "Table") -> None:
+        messages = sum(counts["messages"].to_pylist())
+        print(f"batch {batch_id}: {messages} messages, {counts.num_rows} keys", file=sys.stderr, flush=True)
+
+    spark = session(cores, f"bindery count {topic}")
+    query = start_count(spark, options, checkpoint, every_s=every_s, on_batch=say)
+    try:
+        while not query.awaitTermination(WAIT_S):  # type: ignore[arg-type]  # seconds, broken ones too
+            pass
+    except KeyboardInterrupt:
+        query.stop()
+        print("\ninterrupted; the same command goes on from here", file=sys.stderr)
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+    finally:
+        _print_counts(read_counts(checkpoint), topic, as_json=as_json)
+
+
+def _print_counts(counts: "Table", topic: str, *, as_json: bool) -> None:
+    rows = counts.to_pylist()
+    messages, unreadable = (sum(row[name] for row in rows) for name in ("messages", "unreadable"))
+    if as_json:
+        facts = {"topic": topic, "messages": messages, "unreadable": unreadable, "keys": rows}
+        print(json.dumps(facts, sort_keys=True))
+        return
+    for row in rows[:KEYS_SHOWN_MAX]:
+        print(f"{row['messages']:>12}  {'(no key)' if row['key'] is None else row['key']}")
+    if len(rows) > KEYS_SHOWN_MAX:
+        print(f"and {len(rows) - KEYS_SHOWN_MAX} keys more")
+    print(f"{messages:>12}  messages" + (f", and {unreadable} entries that cannot be read" if unreadable else ""))

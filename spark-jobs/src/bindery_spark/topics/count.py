@@ -1,0 +1,118 @@
+"""Messages of a topic counted by key, as a stream that may end at any moment and go on later.
+
+| in CHECKPOINT  | is                                                                                 |
+|----------------|------------------------------------------------------------------------------------|
+| query.json     | which topic of which cluster is counted, from where; another one is refused        |
+| spark/         | Spark's: offsets (positions) of each micro-batch, counts so far                    |
+| counts.parquet | all counts after the last micro-batch: key, key_is_base64, messages, unreadable    |
+
+A micro-batch is a range of positions, noted before it is read, and its counts are kept with its number. One that was
+cut short is read again from the same positions and replaces the same file, so nothing is counted twice or left out.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as parquet
+from bindery_core.errors import BadRequest, NoSuchNode
+from bindery_metadata.layout.layout import LedgersLayout
+from bindery_metadata.stores.zookeeper import ZooKeeperStore
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.types import BooleanType, LongType, StringType, StructField, StructType
+
+from bindery_spark.sources import cluster
+from bindery_spark.sources.topic.options import TOPIC_FORMAT, TopicOptions
+from bindery_spark.sources.topic.rows import OUT_OF_RANGE
+
+COUNTS: Final = StructType(
+    [
+        StructField("key", StringType(), True),  # null: messages without one, and those that could not be read
+        StructField("key_is_base64", BooleanType(), False),
+        StructField("messages", LongType(), False),
+        StructField("unreadable", LongType(), False),
+    ]
+)
+FILE: Final = "counts.parquet"
+OnBatch = Callable[[int, pa.Table], None]
+
+
+def counts_by_key(messages: DataFrame) -> DataFrame:
+    """MESSAGES -> COUNTS. A message with a value that no column can hold is a message."""
+    is_message = F.coalesce(F.col("problem").startswith(OUT_OF_RANGE), F.lit(True))
+    return messages.groupBy("key", "key_is_base64").agg(
+        F.count_if(is_message).alias("messages"), F.count_if(~is_message).alias("unreadable")
+    )
+
+
+def start_count(
+    spark: SparkSession, options: Mapping[str, str], checkpoint: Path, *, every_s: float | None, on_batch: OnBatch
+) -> StreamingQuery:
+    """The running query. `every_s`: a micro-batch that often; None: what is there now, then it ends.
+
+    `on_batch` hears of each micro-batch when its counts are in the file. Raises BadRequest for a checkpoint of another
+    topic or cluster.
+    """
+    claim(checkpoint, options, cluster_id=cluster.run(lambda: _cluster_id(TopicOptions.parse(options))))
+
+    def keep(frame: DataFrame, batch_id: int) -> None:
+        table = frame.toArrow()
+        making = checkpoint / (FILE + ".making")
+        parquet.write_table(table, making)
+        making.replace(checkpoint / FILE)
+        on_batch(batch_id, table)
+
+    messages = spark.readStream.format(TOPIC_FORMAT).options(**options).load()
+    writer = counts_by_key(messages).writeStream.outputMode("complete").foreachBatch(keep)
+    writer = writer.option("checkpointLocation", str(checkpoint / "spark"))
+    if every_s is None:
+        return writer.trigger(availableNow=True).start()
+    return writer.trigger(processingTime=f"{round(every_s * 1000)} milliseconds").start()
+
+
+def read_counts(checkpoint: Path) -> pa.Table:
+    """COUNTS after the last micro-batch; most messages first. Empty before the first one."""
+    path = checkpoint / FILE
+    if not path.exists():
+        return to_arrow_schema(COUNTS).empty_table()
+    return parquet.read_table(path).sort_by([("messages", "descending"), ("key", "ascending")])
+
+
+async def _cluster_id(options: TopicOptions) -> str | None:
+    """None: the cluster has no id, as one that was made by hand."""
+    store = await ZooKeeperStore.connect(options.zookeeper)
+    try:
+        node = await store.get(LedgersLayout(options.ledgers_root).instance_id)
+    except NoSuchNode:
+        return None
+    finally:
+        await store.close()
+    return node.data.decode(errors="replace")
+
+
+def claim(checkpoint: Path, options: Mapping[str, str], *, cluster_id: str | None) -> None:
+    """Make the checkpoint that of this count, or see that it is. Raises BadRequest for another's.
+
+    A topic of the same name in another cluster has other ledgers: its positions would mean nothing here. A checkpoint
+    that says of no cluster is an older version's, and taken for this one's.
+    """
+    parsed = TopicOptions.parse(options)
+    counted: dict[str, Any] = {
+        "topic": parsed.topic.short,
+        "ledgers_root": parsed.ledgers_root,
+        "start": options.get("start", "earliest"),
+        "cluster": cluster_id,
+    }
+    path = checkpoint / "query.json"
+    if not path.exists():
+        if checkpoint.exists() and any(checkpoint.iterdir()):
+            raise BadRequest("not a checkpoint of a count; choose an empty or a new directory", checkpoint=checkpoint)
+        checkpoint.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(counted) + "\n")
+    elif {"cluster": cluster_id, **(before := json.loads(path.read_text()))} != counted:
+        raise BadRequest("the checkpoint counts something else; choose another directory", counts=before)

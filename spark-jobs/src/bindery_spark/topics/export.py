@@ -1,0 +1,98 @@
+"""A topic's messages as Parquet files, one row a message as in `schemas.MESSAGES`.
+
+DIR/part-*.parquet, and DIR/_export.json: topic, bounds, how many rows, how many of them name a problem. The directory
+is there when it is whole, and not before: files are written to a hidden directory beside it, UNFINISHED and a name that
+nobody has, and the export that is replaced waits there until the new one stands. What an interrupted job leaves there
+is passed over by whoever reads the directory above, and nobody deletes it.
+"""
+
+import json
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import pyarrow.dataset as dataset
+from bindery_core.errors import AlreadyExists, BadRequest
+from pyspark.sql import SparkSession
+
+from bindery_spark.sources.topic.options import TOPIC_FORMAT, TopicOptions
+from bindery_spark.sources.topic.source import TopicReader
+
+FACTS: Final = "_export.json"
+UNFINISHED: Final = ".bindery-export-"
+
+
+class Progress(Protocol):
+    def plan(self, size: int, done: int, groups: int) -> None: ...
+
+    def group(self, number: int, ledgers: int, size: int) -> None: ...
+
+    def done(self, size: int) -> None: ...
+
+
+def check_target(out: Path, *, overwrite: bool) -> None:
+    """Raises AlreadyExists or BadRequest when `out` holds what must not be replaced."""
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return
+    if not overwrite:
+        raise AlreadyExists("there is something already; --overwrite replaces an export", out=out)
+    if not (out / FACTS).is_file():
+        raise BadRequest(f"not an export, it has no {FACTS}: choose another directory, or empty it", out=out)
+
+
+def export(
+    spark: SparkSession, options: Mapping[str, str], out: Path, *, overwrite: bool, progress: Progress
+) -> dict[str, Any]:
+    """What `_export.json` says. `options`: of `bindery-topic`. Raises as `check_target` and the source do."""
+    check_target(out, overwrite=overwrite)
+    parsed = TopicOptions.parse(options)
+    tasks = [part.slices for part in TopicReader(parsed).planned()]
+    size = sum(each.cost for task in tasks for each in task)
+    progress.plan(size, 0, 1)
+    progress.group(0, len({each.ledger_id for task in tasks for each in task}), size)
+    beside = _fresh_beside(out)
+    making = beside / "new"
+    try:
+        spark.read.format(TOPIC_FORMAT).options(**options).load().write.mode("overwrite").parquet(str(making))
+        facts = _facts(parsed, options, making)
+        (making / FACTS).write_text(json.dumps(facts, indent=2) + "\n")
+        check_target(out, overwrite=overwrite)
+        _replace(making, out, old=beside / "old")
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+    progress.done(size)
+    return facts
+
+
+def _facts(parsed: TopicOptions, options: Mapping[str, str], directory: Path) -> dict[str, Any]:
+    rows = dataset.dataset(directory, format="parquet")
+    return {
+        "topic": parsed.topic.short,
+        "from": options.get("start", "earliest"),
+        "to": options.get("end", "latest"),
+        "rows": rows.count_rows(),
+        "problems": rows.count_rows(filter=dataset.field("problem").is_valid()),
+    }
+
+
+def _fresh_beside(out: Path) -> Path:
+    """A new directory on the same disk as `out`. Others may look into it: executors may run as another user."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    directory = Path(tempfile.mkdtemp(prefix=UNFINISHED, dir=out.parent))
+    directory.chmod(0o755)
+    return directory
+
+
+def _replace(making: Path, out: Path, *, old: Path) -> None:
+    """`making` becomes `out`, what was there becomes `old`. When that fails, `out` is what it was."""
+    if not out.exists():
+        making.rename(out)
+        return
+    out.rename(old)
+    try:
+        making.rename(out)
+    except OSError:
+        old.rename(out)
+        raise

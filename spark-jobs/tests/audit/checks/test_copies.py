@@ -1,0 +1,226 @@
+"""What copies say: each kind by hand and hundreds of random worlds against the naive oracle, in one DataFrame, since a
+Spark job costs more than its rows."""
+
+import random
+from typing import Any
+
+import pytest
+from bindery_core.placement.write_set import write_set
+from bindery_spark.audit.checks import copies as checks
+from bindery_spark.audit.checks.finding_rows import together
+from frames import NOW_MS, RUN, Tables, bookie, copy, facts, ledger
+from oracle import copy_facts
+from pyspark.sql import SparkSession
+from pyspark.sql.types import Row
+
+pytestmark = pytest.mark.timeout(600)  # a busy machine takes minutes for what is seconds otherwise
+
+
+RANDOM_WORLDS = range(1_000, 1_400)
+
+
+"""Ledger ids, one ledger a world."""
+
+
+BOOKIES = [bookie("a"), bookie("b"), bookie("c"), bookie("d")]
+
+
+NAMES = ["a", "b", "c", "d", "gone"]
+
+
+"""The last one metadata name and nobody knows."""
+
+
+ABC = ["a", "b", "c"]
+
+
+class ByHand:
+    """One ledger for each case."""
+
+    def __init__(self) -> None:
+        self.replicas: list[dict] = []
+        self.ledgers: list[dict] = []
+        self.wanted: set[tuple] = set()
+
+    def case(
+        self, ledger_id: int, changes: dict[tuple[int, str], Any], *expected: tuple, last: int | None = 3, **more: Any
+    ) -> None:
+        self.ledgers.append(ledger(ledger_id, [(0, ABC)], last=last, **more))
+        for entry_id in range(4):
+            for name in ABC:
+                change = changes.get((entry_id, name), "good")
+                more_of_it = change if isinstance(change, dict) else {"status": change}
+                self.replicas.append(copy(ledger_id, entry_id, name, **more_of_it))
+        self.wanted.update((kind, severity, ledger_id, 0, *rest) for kind, severity, *rest in expected)
+
+
+def by_hand() -> ByHand:
+    it = ByHand()
+    it.case(1, {})
+    it.case(
+        2, {(1, "a"): "missing", (2, "a"): "missing", (3, "b"): "missing"},
+        ("MISSING_REPLICA", "under_replicated", 1, 2, "a"), ("MISSING_REPLICA", "under_replicated", 3, 3, "b"),
+    )  # fmt: skip
+    it.case(3, {(0, "c"): "corrupt"}, ("DIGEST_MISMATCH", "corrupt", 0, 0, "c"))
+    it.case(4, {(2, "b"): {"payload_crc32c": 255}}, ("REPLICA_DIVERGENCE", "corrupt", 2, 2, "b"))
+    it.case(5, {(2, "b"): {"payload_length": 11}}, ("REPLICA_DIVERGENCE", "corrupt", 2, 2, "b"))
+    it.case(6, {(1, "a"): {"ledger_length": 21}}, ("LENGTH_MISMATCH", "corrupt", 1, 1, "a"))
+    it.case(
+        7, {(0, "a"): "missing", (0, "b"): "corrupt", (0, "c"): "missing"},
+        ("ENTRY_LOST", "unreadable", 0, 0, None), ("MISSING_REPLICA", "under_replicated", 0, 0, "a"),
+        ("DIGEST_MISMATCH", "corrupt", 0, 0, "b"), ("MISSING_REPLICA", "under_replicated", 0, 0, "c"),
+    )  # fmt: skip
+    it.case(16, {(1, "b"): "damaged"}, ("DIGEST_MISMATCH", "corrupt", 1, 1, "b"))
+    # Who could not say is never missing, and as long as somebody could not say nothing is lost.
+    it.case(8, {(0, "a"): "unknown", (1, "a"): "unknown"})
+    it.case(
+        9, {(0, "a"): "unknown", (0, "b"): "missing", (0, "c"): "missing"},
+        ("MISSING_REPLICA", "under_replicated", 0, 0, "b"), ("MISSING_REPLICA", "under_replicated", 0, 0, "c"),
+    )  # fmt: skip
+    # All three differ: none can be called right.
+    it.case(
+        10, {(1, "a"): {"payload_crc32c": 1}, (1, "b"): {"payload_crc32c": 2}},
+        *(("REPLICA_DIVERGENCE", "corrupt", 1, 1, name) for name in ABC),
+    )  # fmt: skip
+    it.case(11, {}, ("LENGTH_MISMATCH", "corrupt", 3, 3, None), length=41)
+    # LACs differ, and copies lie beyond the last confirmed entry: both are legal.
+    it.case(12, {(1, "a"): {"lac": -1}, (1, "b"): {"lac": 0}})
+    beyond = {"expected": False}
+    it.case(13, {(3, "a"): beyond, (3, "b"): {**beyond, "status": "missing"}, (3, "c"): beyond}, last=None)
+    # Nothing to check the digest with: there, and that is all that is asked.
+    it.case(14, {(0, name): {"digest_ok": None, "payload_crc32c": None, "payload_length": None} for name in ABC})
+    # A bookie that left for good is no missing copy (STALE_ENSEMBLE says so once), but it can cost the entry.
+    it.ledgers.append(ledger(15, [(0, ["a", "gone"])], last=1))
+    it.replicas += [copy(15, 0, "a"), copy(15, 0, "gone", "unknown")]
+    it.replicas += [copy(15, 1, "a", "missing"), copy(15, 1, "gone", "unknown")]
+    it.wanted |= {
+        ("ENTRY_LOST", "unreadable", 15, 0, 1, 1, None), ("MISSING_REPLICA", "under_replicated", 15, 0, 1, 1, "a"),
+    }  # fmt: skip
+    return it
+
+
+def orphans() -> tuple[list[dict], list[dict], set[tuple]]:
+    def stray(ledger_id: int, name: str, entry_id: int = 0, **more: Any) -> dict:
+        return copy(ledger_id, entry_id, name, expected=False, segment=-1, **more)
+
+    metadata = [ledger(31, [(0, ABC)], last=0), ledger(32, [(0, ABC)], last=None)]
+    rows = [
+        stray(39, "a"), stray(39, "a", 4), stray(39, "b"),  # of no ledger
+        stray(31, "d"),  # of a closed one that names others
+        stray(31, "a", 5),  # beyond its end
+        stray(32, "d"),  # of an open one, which may name it in a moment
+        stray(38, "a", status="missing"),
+    ]  # fmt: skip
+    wanted = {
+        ("ORPHAN_DATA", "warning", 39, None, 0, 4, "a"), ("ORPHAN_DATA", "warning", 39, None, 0, 0, "b"),
+        ("ORPHAN_DATA", "info", 31, None, 0, 0, "d"),
+    }  # fmt: skip
+    return rows, metadata, wanted
+
+
+def random_worlds() -> tuple[list[dict], list[dict]]:
+    """Ensembles larger than the write quorum, ensemble changes, every fault on every copy."""
+    rng = random.Random(7)
+    replicas, ledgers = [], []
+    for ledger_id in RANDOM_WORLDS:
+        size = rng.choice([1, 2, 3, 4])
+        qw = rng.randint(1, size)
+        last = rng.choice([None, rng.randint(0, 9)])
+        firsts = sorted({0, *(rng.randint(1, 9) for _ in range(rng.randint(0, 2)))})
+        firsts = [first for first in firsts if last is None or first <= last]
+        meta = ledger(ledger_id, [(first, rng.sample(NAMES, size)) for first in firsts], last=last, qw=qw)
+        ledgers.append(meta)
+        faults = rng.choice([0.0, 0.05, 0.3, 0.8])
+        confirmed = 7 if last is None else last
+        for segment, (first, end, ensemble) in enumerate(meta["segments"]):
+            for entry_id in range(first, (9 if end is None else end) + 1):
+                for index in write_set(entry_id=entry_id, ensemble_size=size, write_quorum=qw):
+                    more = {"segment": segment, "expected": entry_id <= confirmed}
+                    replicas.append(_random_copy(rng, ledger_id, entry_id, ensemble[index], faults, more))
+    rng.shuffle(replicas)
+    return replicas, ledgers
+
+
+def _random_copy(rng: random.Random, ledger_id: int, entry_id: int, name: str, faults: float, more: dict) -> dict:
+    if name == "gone":
+        return copy(ledger_id, entry_id, name, "unknown", **more)
+    if rng.random() >= faults:
+        return copy(ledger_id, entry_id, name, **more, lac=rng.randint(-1, entry_id))
+    match rng.choice(["missing", "corrupt", "damaged", "unknown", "payload", "length", "ledger_length"]):
+        case "payload":
+            return copy(ledger_id, entry_id, name, **more, payload_crc32c=rng.randint(1, 2))
+        case "length":
+            return copy(ledger_id, entry_id, name, **more, payload_length=rng.randint(11, 12))
+        case "ledger_length":
+            return copy(ledger_id, entry_id, name, **more, ledger_length=rng.randint(1, 2))
+        case status:
+            return copy(ledger_id, entry_id, name, status, **more)
+
+
+@pytest.fixture(scope="module")
+def told(spark: SparkSession) -> list[Row]:
+    """All findings of all worlds."""
+    tables = Tables(spark)
+    hand, (strays, named, _), (replicas, ledgers) = by_hand(), orphans(), random_worlds()
+    metadata, bookies = tables.ledgers(*hand.ledgers, *named, *ledgers), tables.bookies(*BOOKIES)
+    rows = [*hand.replicas, *strays, *replicas]
+    blocks = tables.blocks(rows, [*hand.ledgers, *named, *ledgers]).persist()
+    gone = {row.bookie for row in checks.gone_bookies(bookies, metadata).collect()}
+    which = checks.suspects(checks.with_gone(blocks, gone)).localCheckpoint()
+    found = together(
+        [
+            checks.entry_faults(blocks, which, gone, metadata, RUN), checks.closed_lengths(blocks, metadata, RUN),
+            checks.orphan_data(blocks, metadata, RUN),
+        ]
+    ).localCheckpoint()  # fmt: skip
+    facts(found)
+    return found.collect()
+
+
+def among(told: list[Row], ledger_ids: range) -> set[tuple]:
+    return {
+        (r.kind, r.severity, r.ledger_id, r.segment, r.first_entry, r.last_entry, r.bookie)
+        for r in told
+        if r.ledger_id in ledger_ids
+    }
+
+
+def test_each_kind_is_found_where_it_is_and_nothing_else(told: list[Row]) -> None:
+    hand = by_hand()
+    assert among(told, range(1, 17)) == hand.wanted
+    assert copy_facts(hand.replicas, hand.ledgers, BOOKIES) == hand.wanted, "the oracle says the same"
+
+
+def test_orphan_data_is_what_no_metadata_name(told: list[Row]) -> None:
+    assert among(told, range(30, 40)) == orphans()[2]
+
+
+def test_random_worlds_are_judged_as_the_oracle_does(told: list[Row]) -> None:
+    """Precision = recall = 1."""
+    wanted = copy_facts(*random_worlds(), BOOKIES)
+    assert len({kind for kind, *_ in wanted}) == 5, "all kinds occur"
+    assert len(wanted) > len(RANDOM_WORLDS)
+    assert among(told, RANDOM_WORLDS) == wanted
+
+
+def test_a_finding_says_what_was_expected_what_was_found_and_what_to_do(told: list[Row]) -> None:
+    rows = {(r.kind, r.ledger_id, r.bookie): r for r in told}
+    missing = rows["MISSING_REPLICA", 2, "a"]
+    assert (missing.found, missing.repairable, missing.action) == ("the bookie denies it; 2 entries", True, "mark")
+    assert (missing.run_id, missing.first_seen_ms) == ("r1", NOW_MS)
+    other = rows["REPLICA_DIVERGENCE", 4, "b"]
+    assert other.found == "payload of 10 bytes, crc32c 000000ff"
+    assert other.expected == "the payload of most copies"
+    assert (other.repairable, other.action) == (False, "inspect")
+    assert rows["ENTRY_LOST", 7, None].found == "a missing, b corrupt, c missing"
+    assert not rows["MISSING_REPLICA", 7, "a"].repairable, "there is nothing to copy from"
+    assert rows["MISSING_REPLICA", 7, "a"].evidence_hash != rows["MISSING_REPLICA", 7, "c"].evidence_hash
+
+
+def test_coverage_counts_who_could_not_say_and_why(spark: SparkSession) -> None:
+    tables = Tables(spark)
+    rows = [copy(1, 0, "a"), copy(1, 1, "a", "missing"), copy(1, 0, "b", "unknown"), copy(1, 1, "b", "corrupt")]
+    rows.append(copy(1, 2, "b", expected=False))
+    known = checks.with_gone(tables.blocks(rows, []), ())
+    seen = {(r.ledger_id, r.bookie): (r.copies, r.unknown, r.bytes, r.reason) for r in checks.coverage(known).collect()}
+    assert seen == {(1, "a"): (2, 0, 10, None), (1, "b"): (2, 1, 0, "unreachable: refused")}

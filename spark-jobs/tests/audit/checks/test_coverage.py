@@ -1,0 +1,42 @@
+"""What metadata say: ensembles, placement, ages, marks, topics, cursors. Each kind beside its nearest innocent."""
+
+import pytest
+from bindery_spark.audit.checks import again
+from frames import RUN, Tables, facts, ledger
+from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.timeout(600)  # a busy machine takes minutes for what is seconds otherwise
+
+
+ABC = ["a", "b", "c"]
+
+
+@pytest.fixture(scope="module")
+def tables(spark: SparkSession) -> Tables:
+    return Tables(spark)
+
+
+def test_copies_that_nobody_reported_make_a_run_incomplete(tables: Tables) -> None:
+    ledgers = tables.ledgers(
+        ledger(1, [(0, ABC)], last=3), ledger(2, [(0, ABC)], last=3), ledger(3, [(0, ABC)], last=None),
+        ledger(4, [(0, ["a", "a", "b"])], last=3), ledger(5, [(0, ABC)], last=-1), ledger(6, [(0, ABC)], last=0),
+    )  # fmt: skip
+    coverage = ledgers.sparkSession.createDataFrame(
+        [(1, "a", 12, 4, 0, "timeout"), (2, "a", 11, 0, 0, None), (4, "a", 8, 0, 0, None)],
+        "ledger_id long, bookie string, copies long, unknown long, bytes long, reason string",
+    )
+    assert facts(again.unread_ledgers(ledgers, coverage, RUN)) == {
+        ("UNREADABLE_BOOKIE", "incomplete", 2, None, None, None, None),
+        ("UNREADABLE_BOOKIE", "incomplete", 6, None, None, None, None),
+    }
+    (told,) = again.unreadable_bookies(coverage, RUN).collect()
+    assert (told.bookie, told.found) == ("a", "timeout; 4 copies of 1 ledgers were not seen")
+    listless = ledgers.sparkSession.createDataFrame([("a", "timeout"), ("d", "no HTTP")], "bookie string, why string")
+    told = again.unreadable_bookies(coverage, RUN, unlisted=listless)
+    assert {(row.bookie, row.expected, row.found) for row in told.collect()} == {
+        (
+            "a", "an answer for every copy",
+            "timeout; 4 copies of 1 ledgers were not seen; orphans were not looked for: timeout",
+        ),
+        ("d", "a list of what it holds", "orphans were not looked for: no HTTP"),
+    }  # fmt: skip

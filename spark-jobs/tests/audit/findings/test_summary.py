@@ -1,0 +1,77 @@
+"""Verdicts, summaries, the report, proposals and differences: from findings alone, without Spark."""
+
+import re
+
+from bindery_metadata.recovery.last_audits import SEVERITIES, VERDICTS, LastAudit
+from bindery_spark.audit.findings.findings import Severity, Verdict, verdict_of
+from bindery_spark.audit.findings.summary import (
+    BookieCoverage,
+    Summary,
+    last_audit,
+    metrics_text,
+    summary_text,
+)
+from finished_runs import WHOLE, missing, summary
+from frames import NOW_MS, finding
+
+
+def test_the_cluster_keeps_verdicts_and_severities_by_the_same_names_in_the_same_order() -> None:
+    worst_last = [verdict_of([severity], is_complete=True) for severity in SEVERITIES]
+    assert tuple(Severity) == SEVERITIES
+    assert tuple(dict.fromkeys(worst_last)) == VERDICTS
+    assert set(VERDICTS) == set(Verdict)
+
+
+def test_what_the_cluster_keeps_of_a_run_is_what_its_summary_says() -> None:
+    bookies = [*WHOLE, BookieCoverage("c:3181", 50, 20, 0, "unreachable")]
+    found = summary([missing(), missing(8), finding("ORPHAN_DATA", 9, severity="warning")], bookies)
+    assert last_audit(found) == LastAudit(
+        level="deep", run_id="r1", verdict="UNDER-REPLICATED", exit_code=1, began_ms=NOW_MS, ended_ms=NOW_MS + 2_000,
+        copies_expected=200, copies_verified=180, bytes_read=1_500, oldest_verified_ms=NOW_MS - 8_000,
+        kinds={"MISSING_REPLICA": 2, "ORPHAN_DATA": 1}, severities={"under_replicated": 2, "warning": 1},
+    )  # fmt: skip
+
+
+def test_the_last_line_is_for_scripts() -> None:
+    text = summary_text(summary([]), [])
+    assert text.splitlines()[-1] == "bindery c-1 is HEALTHY"
+    assert "150 of 150 copies of entries (100 %)" in text
+    found = [missing()]
+    text = summary_text(summary(found), found)
+    assert text.splitlines()[-1] == "bindery c-1 is UNDER-REPLICATED"
+    assert (
+        "  MISSING_REPLICA (under_replicated) ledger 7, entries 3..5, on a:3181: the bookie denies it; expected a copy"
+        in text.splitlines()
+    )
+
+
+def test_what_was_not_seen_is_told_with_the_reason_and_is_never_a_hundred_per_cent() -> None:
+    bookies = [*WHOLE, BookieCoverage("c:3181", 100_000, 1, 5, "unreachable: refused")]
+    told = summary([], bookies)
+    assert (told.verdict, told.exit_code, told.unknown) == ("INCOMPLETE", 3, 1)
+    text = summary_text(told, [])
+    assert "(99.99 %)" in text
+    assert "c:3181: 1 of 100000 copies were not seen: unreachable: refused" in text
+
+
+def test_where_orphans_were_not_looked_for_is_told_and_the_run_is_incomplete() -> None:
+    bookies = [WHOLE[0], BookieCoverage("b:3181", 50, 0, 500, unlisted="unlisted: no admin HTTP")]
+    told = summary([], bookies)
+    assert (told.verdict, told.exit_code, told.coverage) == ("INCOMPLETE", 3, 1.0)
+    assert "  b:3181: orphans were not looked for: unlisted: no admin HTTP" in summary_text(told, []).splitlines()
+    lines = metrics_text(told).splitlines()
+    assert {line for line in lines if line.startswith("bindery_audit_bookie_unlisted{")} == {
+        'bindery_audit_bookie_unlisted{bookie="a:3181"} 0', 'bindery_audit_bookie_unlisted{bookie="b:3181"} 1',
+    }  # fmt: skip
+    assert Summary.from_json(told.to_json()) == told
+
+
+def test_metrics_are_text_that_prometheus_reads() -> None:
+    text = metrics_text(summary([missing()], [BookieCoverage('a"\\', 10, 4, 1, "x")]))
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
+    assert all(re.fullmatch(r'bindery_audit_\w+(\{\w+="(?:[^"\\]|\\.)*"\})? [0-9.e+-]+', line) for line in lines), lines
+    assert 'bindery_audit_findings{kind="MISSING_REPLICA"} 1' in lines
+    assert 'bindery_audit_findings{kind="ENTRY_LOST"} 0' in lines
+    assert "bindery_audit_coverage_ratio 0.6" in lines
+    assert "bindery_audit_oldest_verification_seconds 10.0" in lines
+    assert "bindery_audit_copies_per_second 5.0" in lines

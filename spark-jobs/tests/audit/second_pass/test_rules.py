@@ -1,0 +1,92 @@
+"""Which ledgers are read again, and what their first reading is worth then: case by case."""
+
+import pytest
+from bindery_spark.audit.second_pass.rules import Fate, KnownLedger, Rereading, broken_since, fates, rereading
+
+HOLE = "MISSING_REPLICA"
+BESIDE = "ORPHAN_DATA"
+
+
+def row(state: str = "closed", version: int = 1, problem: str | None = None) -> KnownLedger:
+    """Ten entries of three copies."""
+    last = 9 if state == "closed" else None
+    return KnownLedger(1, state, version, 0 if problem else 3, last, None, problem)
+
+
+BROKEN = row("open", 0, "broken")
+
+
+def again(
+    was: KnownLedger | None, now: KnownLedger | None, *, kind: str | None = None, copies: int = 30,
+    ends_only: bool = False,
+) -> Rereading:  # fmt: skip
+    """Of ledger 1."""
+    before, after = ({} if each is None else {1: each} for each in (was, now))
+    found = [] if kind is None else [(1, kind)]
+    return rereading(before, after, found, {1: copies}, asked=before.keys(), ends_only=ends_only)
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "kind", "copies", "is_read"),
+    [
+        pytest.param(row(), row(), None, 30, False, id="whole"),
+        pytest.param(row(), row(), HOLE, 30, True, id="hole"),
+        pytest.param(row(), row(), BESIDE, 30, False, id="beside"),
+        pytest.param(row("open"), row("open"), BESIDE, 30, True, id="beside an open one"),
+        pytest.param(row("open"), row("open"), None, 10, False, id="open"),
+        pytest.param(row(), row(version=2), None, 30, False, id="changed and whole"),
+        pytest.param(row(), row(version=2), None, 29, True, id="moved"),
+        pytest.param(row("open"), row(version=2), None, 12, True, id="closed meanwhile"),
+        pytest.param(BROKEN, row(), None, 0, True, id="readable now"),
+        pytest.param(row(), BROKEN, HOLE, 30, False, id="unreadable now"),
+        pytest.param(row(), None, HOLE, 30, False, id="deleted"),
+        pytest.param(None, row(), BESIDE, 0, False, id="new"),
+        pytest.param(None, None, BESIDE, 0, False, id="no ledger"),
+    ],
+)
+def test_what_is_read_again(
+    was: KnownLedger | None, now: KnownLedger | None, kind: str | None, copies: int, is_read: bool
+) -> None:
+    assert again(was, now, kind=kind, copies=copies).ids == ((1,) if is_read else ())
+
+
+def test_where_only_ends_are_read_each_closed_ledger_that_changed_is_read_again() -> None:
+    """How many copies there are to be cannot be told from the metadata."""
+    assert again(row(), row(version=2), ends_only=True).ids == (1,)
+    assert again(row(), row(), copies=6, ends_only=True).ids == ()
+
+
+def test_a_ledger_that_was_left_out_is_not_read_because_it_changed() -> None:
+    assert rereading({1: row()}, {1: row(version=2)}, [], {}, asked=(), ends_only=False).ids == ()
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "then", "fate"),
+    [
+        pytest.param(row(), row(), row(), Fate.RENEWED, id="steady"),
+        pytest.param(row(), row(version=2), row(version=2), Fate.REPLACED, id="steady since"),
+        pytest.param(row(), row(), row(version=2), Fate.TWICE, id="changed while it was read"),
+        pytest.param(row("open"), row("open"), row("open"), Fate.TWICE, id="open"),
+        pytest.param(row(), row(), None, None, id="deleted while it was read"),
+        pytest.param(row(), None, None, None, id="deleted"),
+        pytest.param(row(), row(), BROKEN, Fate.STANDS, id="unreadable while it was read"),
+        pytest.param(row(), BROKEN, BROKEN, Fate.STANDS, id="unreadable"),
+    ],
+)
+def test_what_becomes_of_a_hole(
+    was: KnownLedger, now: KnownLedger | None, then: KnownLedger | None, fate: Fate | None
+) -> None:
+    before, after, last = ({} if each is None else {1: each} for each in (was, now, then))
+    found = [(1, HOLE)]
+    reread = rereading(before, after, found, {1: 30}, asked=[1], ends_only=False)
+    assert fates(before, after, last, found, reread) == ({} if fate is None else {(1, False): fate})
+    assert broken_since(after, last, reread) == ({1: "broken"} if fate is Fate.STANDS else {})
+
+
+def test_what_lies_beside_stands_where_nothing_moves() -> None:
+    before, after = {2: row(), 3: row("open"), 4: row()}, {2: row(), 3: row("open"), 5: row()}
+    found = [(i, BESIDE) for i in (1, 2, 3, 4, 5)]
+    reread = rereading(before, after, found, {2: 30, 3: 9}, asked=before, ends_only=False)
+    assert fates(before, after, after, found, reread) == {
+        (1, True): Fate.STANDS, (2, True): Fate.STANDS, (3, True): Fate.TWICE,
+    }  # fmt: skip

@@ -1,0 +1,101 @@
+"""--apply marks as the auditor does: with a reason, by the metadata of now, twice without harm."""
+
+import random
+
+import pytest
+from bindery_core.errors import NoSuchNode
+from bindery_core.formats.ledger_metadata import LedgerMetadata, LedgerState, Segment
+from bindery_core.ids import BookieId, EntryId, LedgerId
+from bindery_metadata.layout.layout import LedgersLayout
+from bindery_metadata.ledgers.ledger_manager import LedgerManager
+from bindery_metadata.recovery.recovery_records import Reason, RecoveryRecords
+from bindery_metadata.recovery.underreplication import UnderreplicationManager
+from bindery_metadata.stores.memory import MemoryTree
+from bindery_metadata.stores.store import MetadataStore
+from bindery_spark.audit.apply import apply
+from bindery_spark.audit.cluster_facts import NoRandomness, read_facts
+from bindery_spark.audit.findings.actions import Proposal
+
+LAYOUT = LedgersLayout()
+
+
+@pytest.fixture
+def store() -> MetadataStore:
+    return MemoryTree().connect()
+
+
+async def make_ledger(store: MetadataStore, *bookies: str) -> LedgerId:
+    metadata = LedgerMetadata(
+        ensemble_size=2, write_quorum=2, ack_quorum=1, state=LedgerState.CLOSED, last_entry_id=EntryId(9), length=90,
+        segments=(Segment(EntryId(0), tuple(map(BookieId, bookies))),),
+    )  # fmt: skip
+    manager = LedgerManager(store, LAYOUT, randomness=random.Random(2))
+    return (await manager.create(metadata))[0]
+
+
+def marks(store: MetadataStore) -> UnderreplicationManager:
+    return UnderreplicationManager(store, LAYOUT, randomness=NoRandomness(), clock_ms=lambda: 7)
+
+
+def proposal(ledger_id: int, *bookies: str, reason: str = "entry_missing") -> Proposal:
+    return Proposal(ledger_id, bookies, reason, 3, ("MISSING_REPLICA",))
+
+
+async def test_a_ledger_is_marked_with_its_reason_and_once(store: MetadataStore) -> None:
+    ledger_id = await make_ledger(store, "a", "b")
+    for attempt in range(2):
+        done = await apply(store, LAYOUT, [proposal(ledger_id, "a")], run_id="r1", clock_ms=lambda: 7)
+        assert (done.marked, done.already) == (([ledger_id], []), ([], [ledger_id]))[attempt]
+    mark = await marks(store).get(ledger_id)
+    assert mark is not None
+    assert (mark.replicas, mark.ctime_ms) == (("a",), 7)
+    record = await RecoveryRecords(store).get(ledger_id)
+    assert record is not None
+    assert (record.reason, record.bookies, record.missing_entries) == (Reason.ENTRY_MISSING, ("a",), 3)
+    (event,) = await RecoveryRecords(store).history()
+    assert (event.kind, event.text) == ("marked", "an audit marked 1 ledgers")
+    assert event.fields["run_id"] == "r1"
+
+
+async def test_a_mark_that_calls_for_less_gives_way(store: MetadataStore) -> None:
+    ledger_id = await make_ledger(store, "a", "b")
+    for reason in ("bookie_lost", "entry_missing", "bookie_lost"):
+        await apply(store, LAYOUT, [proposal(ledger_id, "a", reason=reason)], run_id="r1", clock_ms=lambda: 7)
+    record = await RecoveryRecords(store).get(ledger_id)
+    assert record is not None
+    assert record.reason is Reason.ENTRY_MISSING
+
+
+async def test_nothing_is_marked_by_what_is_no_longer_so(store: MetadataStore) -> None:
+    moved = await make_ledger(store, "b", "c")
+    unreadable = await make_ledger(store, "a", "b")
+    await store.set(LAYOUT.ledger(unreadable), b"garbage", version=None)
+    wanted = [proposal(moved, "a"), proposal(77, "a"), proposal(unreadable, "a")]
+    done = await apply(store, LAYOUT, wanted, run_id="r1", clock_ms=lambda: 7)
+    assert done.marked == []
+    assert done.left[moved] == "it no longer names a"
+    assert done.left[77] == "it was deleted"
+    assert "cannot be read" in done.left[unreadable]
+    assert [mark async for mark in marks(store).list()] == []
+
+
+async def test_a_ledger_is_marked_without_a_name_where_none_is_known(store: MetadataStore) -> None:
+    ledger_id = await make_ledger(store, "a", "b")
+    await apply(store, LAYOUT, [proposal(ledger_id)], run_id="r1", clock_ms=lambda: 7)
+    mark = await marks(store).get(ledger_id)
+    assert mark is not None
+    assert mark.replicas == ()
+
+
+async def test_facts_come_from_what_the_auditor_keeps(store: MetadataStore) -> None:
+    with pytest.raises(NoSuchNode, match="cluster init"):
+        await read_facts(store, LAYOUT)
+    await store.create(LAYOUT.instance_id, b"c-1", make_parents=True)
+    facts = await read_facts(store, LAYOUT)
+    assert (facts.cluster_id, facts.lost_bookie_delay_ms, facts.absent_since_ms) == ("c-1", 120_000, {})
+    await marks(store).set_lost_bookie_delay_s(5)
+    kept = {"bookies": {"b": {"since_ms": 9, "phase": "waiting", "absent_s": 1.0}, "odd": 3}}
+    await RecoveryRecords(store).put_cursor("lost-bookies", kept)
+    facts = await read_facts(store, LAYOUT)
+    assert (facts.lost_bookie_delay_ms, facts.absent_since_ms) == (5_000, {"b": 9})
+    assert type(facts).from_json(facts.to_json()) == facts

@@ -1,0 +1,176 @@
+"""The directory of a run as other runs, other pods and the command find it: finished, unfinished, marked, in use."""
+
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from bindery_core.errors import BadRequest
+from bindery_spark import main as main_module
+from bindery_spark.audit import apply as apply_module
+from bindery_spark.audit.apply import Applied
+from bindery_spark.audit.audit import Options
+from bindery_spark.audit.checkpoint import RunDirectory, last_finished, run_directory, runs_in
+from bindery_spark.audit.findings.actions import Proposal
+from bindery_spark.audit.findings.findings import Exit
+from bindery_spark.main import main
+from finished_runs import finished, missing
+
+FIRST, SECOND, THIRD = (f"2026010{n}T000000Z-abcdef" for n in (1, 2, 3))
+
+
+def deep(out: Path, run_id: str, findings: list[dict]) -> RunDirectory:
+    directory = finished(out, run_id, findings)
+    directory.write_run({"options": asdict(Options()), "began_ms": 1})
+    return directory
+
+
+def test_a_finished_run_is_one_when_its_checkpoint_was_deleted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = deep(tmp_path, FIRST, [missing()])
+    shutil.rmtree(run.path / "checkpoint")
+    assert runs_in(tmp_path) == [run]
+    assert main(["show", "--out", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == f"{FIRST}  UNDER-REPLICATED\n"
+    assert last_finished(tmp_path, before=SECOND, cluster_id="c-1") == run
+    alike = last_finished(tmp_path, before=SECOND, cluster_id="c-1", fits=Options(level="quick").sees_no_more_than)
+    assert alike == run, "it looked at all of it as deeply, and knows since when"
+    assert last_finished(tmp_path, before=SECOND, cluster_id="c-1", fits=lambda options: not options) is None
+
+
+def test_a_run_of_an_older_version_tells_its_options_by_its_checkpoint(tmp_path: Path) -> None:
+    run = deep(tmp_path, FIRST, [])
+    (run.path / "options.json").unlink()
+    assert run.read_options() == asdict(Options())
+    shutil.rmtree(run.path / "checkpoint")
+    with pytest.raises(BadRequest, match="no run that can be resumed"):
+        run.read_options()
+    assert last_finished(tmp_path, before=SECOND, cluster_id="c-1") == run
+    assert last_finished(tmp_path, before=SECOND, cluster_id="c-1", fits=Options().sees_no_more_than) is None
+
+
+def test_a_run_without_a_verdict_is_compared_with_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    deep(tmp_path, FIRST, [])
+    RunDirectory(tmp_path / SECOND).write_run({"options": {}})
+    for names in ((FIRST, SECOND), (SECOND, FIRST)):
+        assert main(["diff", *names, "--out", str(tmp_path)]) == Exit.JOB_ERROR
+        assert f"--resume {SECOND}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--rate", "abc"], "option --rate must be a number of bytes"),
+        (["--rate", "64MiB/min"], "option --rate must be a number of bytes"),
+        (["--timeout", "0s"], "option --timeout must be above 0"),
+    ],
+)
+def test_wrong_options_are_refused_before_anything_is_begun(
+    arguments: list[str], complaint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setattr(main_module, "_audit", lambda *_, **__: pytest.fail("Spark was started"))
+    assert main(["run", *arguments, "--out", str(tmp_path / "runs")]) == Exit.JOB_ERROR
+    assert complaint in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
+class Cluster:
+    """Keeps what it was told to mark."""
+
+    def __init__(self) -> None:
+        self.marked: list[list[int]] = []
+        self.dies = False
+
+    def __call__(self, zookeeper: str, ledgers_root: str, proposals: list[Proposal], **_: object) -> Applied:
+        if self.dies:
+            raise KeyboardInterrupt
+        self.marked.append([one.ledger_id for one in proposals])
+        return Applied(marked=self.marked[-1], left={9: "it was deleted"})
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    cluster = Cluster()
+    monkeypatch.setattr(apply_module, "apply_to", cluster)
+    monkeypatch.setattr(main_module, "_audit", lambda *_, **__: pytest.fail("a finished run was read again"))
+    return cluster
+
+
+@pytest.mark.parametrize("has_checkpoint", [True, False])
+def test_a_finished_run_that_is_resumed_is_told_and_marked(
+    cluster: Cluster, tmp_path: Path, has_checkpoint: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = deep(tmp_path, FIRST, [missing(7), missing(8)])
+    if not has_checkpoint:
+        shutil.rmtree(run.path / "checkpoint")
+    words = ["run", "--resume", FIRST, "--out", str(tmp_path)]
+    assert main(words) == 1
+    assert capsys.readouterr().out.splitlines()[-1] == "bindery c-1 is UNDER-REPLICATED"
+    assert (cluster.marked, run.is_applied) == ([], False)
+    cluster.dies = True
+    assert main([*words, "--apply", "--yes"]) == 130
+    assert not run.is_applied, "nobody knows what was marked"
+    cluster.dies = False
+    assert main([*words, "--apply", "--yes"]) == 1
+    assert cluster.marked == [[7, 8]]
+    assert run.read_json("applied.json") == {"already": [], "left": {"9": "it was deleted"}, "marked": [7, 8]}
+
+
+def test_the_run_before_is_the_latest_finished_one_of_the_same_cluster(tmp_path: Path) -> None:
+    first, second = (finished(tmp_path, f"2026010{n}T000000Z-a", []) for n in (1, 2))
+    unfinished = RunDirectory(tmp_path / "20260103T000000Z-a")
+    unfinished.write_run({})
+    assert last_finished(tmp_path, before="20260104", cluster_id="c-1") == second
+    assert last_finished(tmp_path, before=second.run_id, cluster_id="c-1") == first
+    assert last_finished(tmp_path, before="20260104", cluster_id="another") is None
+    assert runs_in(tmp_path) == [first, second, unfinished]
+    assert last_finished(tmp_path, before="20260104", cluster_id="c-1", fits=lambda options: False) is None
+
+
+@pytest.mark.parametrize(
+    ("mine", "other", "is_enough"),
+    [
+        ({}, {}, True),
+        ({}, {"level": "quick"}, False),
+        ({"level": "quick"}, {}, True),
+        ({"first": 3, "last": 9}, {"first": 2, "last": 9}, True),
+        ({}, {"first": 1}, False),
+        ({}, {"bookie": "a"}, False),
+        ({"bookie": "a"}, {"bookie": "a"}, True),
+        ({"bookie": "a"}, {}, True),
+    ],
+)
+def test_since_when_is_known_from_a_run_that_looked_at_all_of_it_as_deeply(
+    mine: dict, other: dict, is_enough: bool
+) -> None:
+    assert Options(**mine).sees_no_more_than(asdict(Options(**other))) == is_enough
+    assert not Options().sees_no_more_than({}), "a run of which nothing is known"
+
+
+def test_a_group_is_done_when_it_is_whole(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path / "r")
+    making = directory.begin_group(3)
+    (making / "half").touch()
+    assert directory.done() == set()
+    assert list(directory.begin_group(3).iterdir()) == [], "begun anew"
+    directory.finish_group(3)
+    assert directory.done() == {3}
+
+
+def test_a_run_of_another_version_is_not_resumed(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path / "r")
+    directory.write_json("checkpoint/run.json", {"format": 99})
+    with pytest.raises(BadRequest, match="another version"):
+        directory.read_run()
+    directory.write_run({"options": {"level": "deep", "an_option_of_tomorrow": 1}})
+    with pytest.raises(BadRequest, match="another version"):
+        Options.from_json(directory.read_run()["options"])
+    directory.write_run({"options": asdict(Options(level="quick", orphans=False))})
+    assert Options.from_json(directory.read_run()["options"]) == Options(level="quick", orphans=False)
+    directory.write_json("checkpoint/run.json", {"format": 1})
+    with pytest.raises(BadRequest, match="another version"):
+        directory.read_run()
+    with pytest.raises(BadRequest, match="no audit run x"):
+        run_directory(tmp_path, "x")

@@ -1,0 +1,106 @@
+"""The directory of a run as other runs, other pods and the command find it: finished, unfinished, marked, in use."""
+
+import errno
+import fcntl
+import os
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from bindery_core.errors import BadRequest, Conflict
+from bindery_spark import main as main_module
+from bindery_spark.audit import apply as apply_module
+from bindery_spark.audit.apply import Applied
+from bindery_spark.audit.audit import Options
+from bindery_spark.audit.checkpoint import RunDirectory
+from bindery_spark.audit.findings.actions import Proposal
+from bindery_spark.audit.findings.findings import Exit
+from bindery_spark.audit.run_lock import LOCK, held
+from bindery_spark.main import main
+from finished_runs import finished
+
+FIRST, SECOND, THIRD = (f"2026010{n}T000000Z-abcdef" for n in (1, 2, 3))
+
+
+def deep(out: Path, run_id: str, findings: list[dict]) -> RunDirectory:
+    directory = finished(out, run_id, findings)
+    directory.write_run({"options": asdict(Options()), "began_ms": 1})
+    return directory
+
+
+class Cluster:
+    """Keeps what it was told to mark."""
+
+    def __init__(self) -> None:
+        self.marked: list[list[int]] = []
+        self.dies = False
+
+    def __call__(self, zookeeper: str, ledgers_root: str, proposals: list[Proposal], **_: object) -> Applied:
+        if self.dies:
+            raise KeyboardInterrupt
+        self.marked.append([one.ledger_id for one in proposals])
+        return Applied(marked=self.marked[-1], left={9: "it was deleted"})
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    cluster = Cluster()
+    monkeypatch.setattr(apply_module, "apply_to", cluster)
+    monkeypatch.setattr(main_module, "_audit", lambda *_, **__: pytest.fail("a finished run was read again"))
+    return cluster
+
+
+HOLDER = """
+import os, sys, time
+from pathlib import Path
+from bindery_spark.audit.run_lock import held
+with held(Path(sys.argv[1]), pid=os.getpid(), warn=print):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_two_processes_are_not_at_one_run_and_a_killed_one_lets_go(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path / FIRST)
+    run.write_run({"options": asdict(Options())})
+    with subprocess.Popen([sys.executable, "-c", HOLDER, str(run.path)], stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        try:
+            assert other.stdout.readline() == b"held\n"
+            with pytest.raises(Conflict, match=f"holder=pid {other.pid} on "), held(run.path, pid=1, warn=pytest.fail):
+                pytest.fail("two hold it")
+        finally:
+            other.kill()
+    with held(run.path, pid=os.getpid(), warn=pytest.fail):
+        assert (run.path / LOCK).read_text().startswith(f"pid {os.getpid()} on ")
+    assert run.is_begun
+
+
+def test_the_command_names_who_is_at_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], cluster: Cluster
+) -> None:
+    run = deep(tmp_path, FIRST, [])
+    with held(run.path, pid=77, warn=pytest.fail):
+        assert main(["run", "--resume", FIRST, "--out", str(tmp_path)]) == Exit.JOB_ERROR
+    assert "holder=pid 77 on" in capsys.readouterr().err
+
+
+def test_a_volume_without_locks_is_warned_of_and_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuses)
+    warned: list[str] = []
+    run = RunDirectory(tmp_path / FIRST)
+    with held(run.path, pid=1, warn=warned.append):
+        run.write_run({})
+    assert "No locks available" in warned[0]
+    assert run.is_begun
+
+
+def test_a_run_that_was_never_begun_leaves_no_directory(tmp_path: Path) -> None:
+    with pytest.raises(BadRequest), held(tmp_path / FIRST, pid=1, warn=pytest.fail):
+        raise BadRequest("there is no cluster")
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,158 @@
+"""Blocks: rows that tell of many copies, beside the rows of each; and what a reader tells them."""
+
+import random
+
+import pytest
+from bindery_core.digest import Digester
+from bindery_core.entry import pack_many
+from bindery_core.formats.ledger_metadata import DigestType
+from bindery_core.ids import BookieId, LedgerId
+from bindery_spark.reading.blocks import SCHEMA, SPAN_BYTES, SPAN_MAX, Blocks, expand, facts_of, span_of
+from bindery_spark.reading.fragments import Fragment, Ledger
+from bindery_spark.reading.rows import judge
+from bindery_spark.schemas import BLOCKS
+from pyspark.sql.pandas.types import to_arrow_schema
+
+
+def ledger(last: int, *, sizes: tuple[int, int] = (3, 3), entry_size: int = 1000) -> Ledger:
+    return Ledger(LedgerId(7), DigestType.CRC32C, b"", *sizes, True, last, entry_size)
+
+
+def fragment(of: Ledger, first: int = 0, *, index: int = 0, bookie: str = "b") -> Fragment:
+    assert of.limit is not None
+    return Fragment(of, BookieId(bookie), 0, (index,), first, of.limit)
+
+
+def frames(last: int, payload: bytes = b"payload") -> list[bytes]:
+    return pack_many(
+        Digester(DigestType.CRC32C), [payload] * (last + 1), ledger_id=7, first_entry_id=0, lac=-1, length=0
+    )
+
+
+def rows_of(blocks: Blocks) -> list[dict]:
+    return blocks.take().to_pylist()
+
+
+def test_the_columns_are_those_of_the_declared_schema() -> None:
+    assert to_arrow_schema(BLOCKS, timezone="UTC").equals(SCHEMA)
+
+
+@pytest.mark.parametrize(("size", "slots"), [(1, SPAN_MAX), (1000, SPAN_MAX), (4096, 256), (10 * SPAN_BYTES, 1)])
+def test_blocks_are_bounded_in_entries_and_in_bytes(size: int, slots: int) -> None:
+    assert span_of(ledger(9, entry_size=size)) == slots
+    assert span_of(ledger(9, entry_size=size, sizes=(5, 2))) == 5 * slots
+
+
+@pytest.mark.parametrize("digest_type", DigestType)
+def test_a_fact_is_what_the_single_row_would_say(digest_type: DigestType) -> None:
+    digester = Digester(digest_type, b"secret")
+    sound = pack_many(digester, [b"", b"x", b"yy" * 99], ledger_id=7, first_entry_id=5, lac=4, length=100)
+    for frame in (sound, [sound[1], b"short", sound[2][:-1] if digest_type is not DigestType.DUMMY else b""]):
+        oks, lengths, sizes, crcs, _ = judge(digester, 7, range(5, 8), frame)
+        found = facts_of(digester, 7, range(5, 8), frame)
+        assert [fact is not None for fact in found] == oks
+        for at, fact in enumerate(found):
+            if fact is not None:
+                numbers = (fact[:4], fact[4:8], fact[8:])
+                assert tuple(int.from_bytes(n, "big") for n in numbers) == (crcs[at], sizes[at], lengths[at])
+
+
+def test_equal_copies_are_one_row_each_with_one_fingerprint() -> None:
+    of = ledger(2_999)
+    told = []
+    for name in "ab":
+        blocks = Blocks(name)
+        mine = fragment(of, bookie=name)
+        for start in (0, 250, 1500):  # answers come in any sizes
+            ids = range(start, {0: 250, 250: 1500, 1500: 3000}[start])
+            blocks.add_frames(mine, ids, frames(2_999)[ids.start : ids.stop])
+            blocks.told(mine, ids.stop, is_last=ids.stop == 3000)
+        told.append(rows_of(blocks))
+    for rows in told:
+        assert [(r["block"], r["first_entry"], r["last_entry"], r["copies"]) for r in rows] == [
+            (0, 0, 1023, 1024), (1, 1024, 2047, 1024), (2, 2048, 2999, 952),
+        ]  # fmt: skip
+        assert {(r["bad"], r["unknown"], r["states"]) for r in rows} == {(0, 0, None)}
+        assert rows[-1]["end_length"] == 3000 * 7
+        assert sum(r["bytes"] for r in rows) == 3000 * 7
+    assert [r["fingerprint"] for r in told[0]] == [r["fingerprint"] for r in told[1]]
+
+
+@pytest.mark.parametrize("what", ["payload", "missing", "length"])
+def test_any_difference_changes_the_fingerprint(what: str) -> None:
+    def told(change: str) -> dict:
+        blocks, mine = Blocks("a"), fragment(ledger(9))
+        found = frames(9)
+        if change == "payload":
+            found[4] = frames(9, b"pAyload")[4]
+        if change == "length":
+            found[4] = pack_many(
+                Digester(DigestType.CRC32C), [b"payload"], ledger_id=7, first_entry_id=4, lac=-1, length=1
+            )[0]
+        blocks.add_frames(mine, range(10), found)
+        if change == "missing":
+            blocks.add_absent(mine, [4])
+        blocks.told(mine, 10, is_last=True)
+        (row,) = rows_of(blocks)
+        return row
+
+    assert told(what)["fingerprint"] != told("")["fingerprint"]
+    assert told("")["fingerprint"] == told("")["fingerprint"]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_block_taken_apart_is_what_was_told(seed: int) -> None:
+    """Striped and dense, with everything that can happen to an entry."""
+    rng = random.Random(seed)
+    size = rng.choice([1, 3, 5])
+    quorum = rng.randint(1, size)
+    last = rng.choice([0, 7, 2_500])
+    of = ledger(last, sizes=(size, quorum), entry_size=rng.choice([10, 9_000]))
+    mine = fragment(of, rng.randint(0, last), index=rng.randrange(size))
+    wanted = {}
+    blocks = Blocks("b")
+    found = frames(last)
+    absent = []
+    for entry_id in mine.entry_ids():
+        match rng.choice(["good"] * 8 + ["bad", "absent", "listed", "limbo: x", "io_error: x", "untold"]):
+            case "good":
+                blocks.add_frames(mine, [entry_id], [found[entry_id]])
+                wanted[entry_id] = (True, True, 7 * (entry_id + 1), None)
+            case "bad":
+                blocks.add_frames(mine, [entry_id], [found[entry_id][:-1]])
+                wanted[entry_id] = (True, False, None, None)
+            case "absent":
+                absent.append(entry_id)
+                wanted[entry_id] = (False, None, None, None)
+            case "listed":
+                blocks.add_listed(mine, [entry_id])
+                wanted[entry_id] = (True, None, None, None)
+            case "untold":
+                pass
+            case error:
+                blocks.add_error(mine, [entry_id], error)
+                wanted[entry_id] = (None, None, None, error.split(":")[0])
+        if not absent:
+            blocks.told(mine, entry_id + 1, is_last=False)
+    if absent:
+        blocks.add_absent(mine, absent)
+    blocks.told(mine, last + 1, is_last=True)
+    rows = rows_of(blocks)
+    got = {row[2]: (row[5], row[6], row[7], row[11] and row[11].split(":")[0]) for told in rows for row in expand(told)}
+    assert got == wanted
+    assert sum(row["copies"] for row in rows) == len(wanted)
+    assert sum(row["bad"] for row in rows) == sum(
+        w[0] is False or w[1] is False or w[3] == "io_error" for w in wanted.values()
+    )
+    assert sum(row["unknown"] for row in rows) == sum(w[3] == "limbo" for w in wanted.values())
+
+
+def test_what_nobody_expects_has_a_row_of_its_own() -> None:
+    blocks = Blocks("b")
+    blocks.add_unexpected(9, -1, [3, 4, 9])
+    blocks.add_unlisted(-1, -1, "unlisted: nobody answers")
+    blocks.add_unexpected(9, -1, [])
+    first, second = rows_of(blocks)
+    assert (first["expected"], first["first_entry"], first["last_entry"], first["copies"]) == (False, 3, 9, 3)
+    assert (second["ledger_id"], second["copies"], second["reason"]) == (-1, 0, "unlisted: nobody answers")
+    assert len(blocks) == 0

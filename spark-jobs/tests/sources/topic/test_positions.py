@@ -1,0 +1,192 @@
+"""Ranges of a topic: what users write, what tasks read, how a stream goes on. No cluster."""
+
+import random
+from dataclasses import replace
+
+import pytest
+from bindery_core.errors import BadRequest, NoSuchEntry
+from bindery_pulsar.message_id import EARLIEST, LATEST
+from bindery_pulsar.managed_ledger_records import Position
+from bindery_spark.sources.topic.options import TopicOptions
+from bindery_spark.sources.topic.positions import (
+    ALL,
+    CLOCK_SLACK_MS,
+    Bounds,
+    Extent,
+    Slice,
+    advance,
+    check_not_trimmed,
+    from_offset,
+    initial,
+    parse_bounds,
+    settled,
+    slices_of,
+    tasks_of,
+    to_offset,
+)
+
+T = "public/default/t"
+
+
+HOUR_MS = 3_600_000
+
+
+def extents(*lasts: int, is_open: bool = True) -> list[Extent]:
+    """Ledgers 10, 20, ... by their last entries, one hour each; the last one may be open."""
+    return [
+        Extent(
+            ledger_id=10 * (n + 1), last_entry=last, is_closed=not is_open or n + 1 < len(lasts),
+            created_ms=n * HOUR_MS + 1, closed_ms=(n + 1) * HOUR_MS if not is_open or n + 1 < len(lasts) else 0,
+        )
+        for n, last in enumerate(lasts)
+    ]  # fmt: skip
+
+
+def entries_of(slices: list[Slice]) -> list[tuple[int, int]]:
+    return [(each.ledger_id, entry) for each in slices for entry in range(each.first, each.last + 1)]
+
+
+def test_bounds_by_position_and_by_time() -> None:
+    assert parse_bounds("earliest", "latest") == ALL
+    assert parse_bounds("7:3", "9:0") == Bounds(after=Position(7, 2), upto=Position(9, 0))
+    assert parse_bounds("7:3", "7:3").has_positions
+    assert parse_bounds("latest", "latest").after == LATEST
+    assert not parse_bounds("latest", "latest").has_positions
+    day = parse_bounds("1970-01-02", "1970-01-03")
+    assert (day.from_ms, day.to_ms) == (24 * HOUR_MS, 48 * HOUR_MS)
+    assert parse_bounds("1970-01-01T02:00:00+01:00", "latest").from_ms == HOUR_MS
+    assert day.has_time(24 * HOUR_MS)
+    assert not day.has_time(48 * HOUR_MS)
+
+
+def test_times_finer_than_a_ms_take_what_was_published_at_or_after_them() -> None:
+    bounds = parse_bounds("1970-01-01T01:00:00.000500Z", "1970-01-01T02:00:00.000500Z")
+    assert (bounds.from_ms, bounds.to_ms) == (HOUR_MS + 1, 2 * HOUR_MS + 1)
+    assert not bounds.has_time(HOUR_MS), "half a ms before the beginning"
+    assert bounds.has_time(2 * HOUR_MS), "half a ms before the end"
+    assert parse_bounds("1970-01-01T01:00:00.001Z", "latest").from_ms == HOUR_MS + 1
+
+
+def test_without_an_end_nothing_is_too_late() -> None:
+    beyond_ms = 1_700_000_000_000_000  # us that were sent as ms
+    assert ALL.has_time(beyond_ms)
+    assert parse_bounds("2026-01-01", "latest").has_time(beyond_ms)
+    assert not parse_bounds("earliest", "9999-12-31").has_time(beyond_ms)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({}, "topic is missing"),
+        ({"topic": "a/b"}, "not a topic name"),
+        ({"topic": "t", "start": "yesterday"}, "must be a time like"),
+        ({"topic": "t", "end": "earliest"}, "or latest"),
+        ({"topic": "t", "start": "7:3", "end": "7:2"}, "range is empty"),
+        ({"topic": "t", "start": "2026-01-02", "end": "2026-01-01"}, "range is empty"),
+        ({"topic": "t", "start": "9999999999999999999:0"}, "2\\^63"),
+        ({"topic": "t", "max_entries_per_trigger": "-1"}, "at least 0"),
+        ({"topic": "t", "table": "ledgers"}, "unknown option table"),
+    ],
+)
+def test_refused_options_say_what_is_right(options: dict[str, str], words: str) -> None:
+    with pytest.raises(BadRequest, match=words):
+        TopicOptions.parse({"zookeeper": "h:1", **options})
+
+
+def test_slices_keep_to_positions_and_to_what_is_confirmed() -> None:
+    ledgers = extents(3, -1, 2)
+    assert entries_of(slices_of(T, ledgers, ALL)) == [(10, n) for n in range(4)] + [(30, n) for n in range(3)]
+    inside = Bounds(after=Position(10, 1), upto=Position(30, 0))
+    assert entries_of(slices_of(T, ledgers, inside)) == [(10, 2), (10, 3), (30, 0)]
+    assert slices_of(T, ledgers, Bounds(after=Position(30, 2))) == []
+
+
+def test_ledgers_outside_of_the_times_are_not_read() -> None:
+    ledgers = extents(3, 3, 3)
+    late = Bounds(from_ms=HOUR_MS + CLOCK_SLACK_MS + 1)
+    assert {each.ledger_id for each in slices_of(T, ledgers, late)} == {20, 30}
+    days = [replace(each, created_ms=n * 24 * HOUR_MS + 1) for n, each in enumerate(ledgers)]
+    assert {each.ledger_id for each in slices_of(T, days, Bounds(to_ms=24 * HOUR_MS))} == {10, 20}, "some come late"
+    unknown = [Extent(ledger_id=1, last_entry=0, is_closed=True)]
+    assert len(slices_of(T, unknown, Bounds(from_ms=1, to_ms=2))) == 1
+
+
+def test_tasks_have_every_entry_once_and_keep_to_their_limits() -> None:
+    lots = random.Random(8)
+    for _ in range(200):
+        slices = [
+            Slice(T, n, first := lots.randrange(5), first + lots.randrange(300), lots.choice((1, 1000, 10**6)))
+            for n in range(lots.randrange(12))
+        ]
+        entries_max, bytes_max = lots.randrange(1, 200), lots.choice((1, 10**5, 10**7))
+        tasks = tasks_of(slices, entries_max=entries_max, bytes_max=bytes_max)
+        assert entries_of([each for task in tasks for each in task]) == entries_of(slices)
+        for task in tasks:
+            count = sum(each.count for each in task)
+            assert 1 <= count <= entries_max
+            assert count == 1 or sum(each.cost for each in task) <= bytes_max
+
+
+def test_small_ledgers_share_a_task() -> None:
+    slices = slices_of(T, extents(*[4] * 50), ALL)
+    assert len(tasks_of(slices, entries_max=50_000, bytes_max=64 * 2**20)) == 1
+
+
+def test_offsets_are_json_by_topic() -> None:
+    positions = {T: Position(7, 41), "public/default/u": EARLIEST}
+    assert to_offset(positions)[T] == {"ledger": 7, "entry": 41}
+    assert from_offset(to_offset(positions)) == positions
+    with pytest.raises(BadRequest, match="another query"):
+        from_offset({"offset": 3})
+
+
+def test_a_stream_passes_every_entry_once_whatever_the_limit() -> None:
+    lots = random.Random(3)
+    for _ in range(200):
+        ledgers = extents(*(lots.randrange(-1, 9) for _ in range(lots.randrange(1, 7))), is_open=lots.random() < 0.5)
+        at, seen, limit = EARLIEST, [], lots.choice((1, 2, 5, None))
+        while (end := advance(ledgers, at, limit)) != at:
+            batch = entries_of(slices_of(T, ledgers, Bounds(after=at, upto=end)))
+            assert limit is None or len(batch) <= limit
+            seen += batch
+            at = end
+        assert seen == entries_of(slices_of(T, ledgers, ALL))
+
+
+def test_a_stream_goes_on_when_the_ledger_was_closed_and_others_came() -> None:
+    before = extents(3, 1)
+    at = advance(before, EARLIEST, None)
+    assert at == Position(20, 1)
+    after = extents(3, 4, 0)
+    end = advance(after, at, None)
+    assert entries_of(slices_of(T, after, Bounds(after=at, upto=end))) == [(20, 2), (20, 3), (20, 4), (30, 0)]
+
+
+def test_nothing_behind_an_open_ledger_is_passed() -> None:
+    first, second = extents(3, 1)
+    still_open = [Extent(ledger_id=10, last_entry=2, is_closed=False), second]
+    assert advance(settled(still_open), EARLIEST, None) == Position(10, 2)
+    assert advance(settled([first, second]), EARLIEST, None) == Position(20, 1)
+
+
+def test_where_a_stream_begins() -> None:
+    ledgers = extents(3, 3, 3)
+    assert initial(ledgers, ALL) == Position(10, -1)
+    assert initial([], ALL) == EARLIEST
+    assert initial(ledgers, parse_bounds("latest", "latest")) == Position(30, 3)
+    assert initial(ledgers, parse_bounds("20:2", "latest")) == Position(20, 1)
+    assert initial(ledgers, Bounds(from_ms=HOUR_MS + CLOCK_SLACK_MS + 1)) == Position(20, -1)
+    assert initial(ledgers, Bounds(from_ms=100 * HOUR_MS)) == Position(30, -1)
+    assert initial(extents(3, is_open=False), Bounds(from_ms=100 * HOUR_MS)) == Position(10, 3)
+
+
+def test_what_retention_took_from_a_stream_is_noticed() -> None:
+    ledgers = extents(3, 3)
+    check_not_trimmed(T, ledgers, EARLIEST)
+    check_not_trimmed(T, ledgers, Position(10, 1))
+    with pytest.raises(NoSuchEntry, match="fail_on_data_loss"):
+        check_not_trimmed(T, ledgers[1:], Position(10, 1))
+    with pytest.raises(NoSuchEntry, match="fail_on_data_loss"):
+        check_not_trimmed(T, ledgers[1:], initial(ledgers, ALL))
+    # At the end of a closed ledger a stream stands in the next one already.
+    check_not_trimmed(T, ledgers[1:], advance(ledgers, EARLIEST, 4))

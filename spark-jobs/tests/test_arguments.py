@@ -1,0 +1,34 @@
+"""Groups of ledgers: every wanted ledger is in exactly one, whatever its size; gaps are left where they pay."""
+
+import pytest
+from bindery_core.errors import BadRequest
+from bindery_core.ids import ID_MAX
+from bindery_spark.arguments import duration_ms, ledger_range, level_of
+
+
+@pytest.mark.parametrize(("text", "ms"), [("90s", 90_000), ("1h30m", 5_400_000), ("7d", 604_800_000), ("0s", 0)])
+def test_durations(text: str, ms: int) -> None:
+    assert duration_ms(text) == ms
+
+
+@pytest.mark.parametrize(("text", "ids"), [("7", (7, 7)), ("7-20", (7, 20)), ("0-", (0, ID_MAX))])
+def test_ranges(text: str, ids: tuple[int, int]) -> None:
+    assert ledger_range(text) == ids
+
+
+@pytest.mark.parametrize("text", ["", "9-7", "a-b", "-3", "1-99999999999999999999"])
+def test_what_is_no_range_is_refused(text: str) -> None:
+    with pytest.raises(BadRequest):
+        ledger_range(text)
+
+
+@pytest.mark.parametrize("text", ["", "7", "soon", "1y", "-1s"])
+def test_what_is_no_duration_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(BadRequest, match="7d"):
+        duration_ms(text)
+
+
+def test_an_unknown_level_is_refused_with_those_that_there_are() -> None:
+    assert level_of("deep") == "deep"
+    with pytest.raises(BadRequest, match="quick, standard, deep"):
+        level_of("full")
