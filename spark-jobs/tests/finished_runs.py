@@ -7,7 +7,7 @@ import pyarrow.parquet as parquet
 from bindery_spark.audit.checkpoint import RunDirectory
 from bindery_spark.audit.findings.actions import proposals
 from bindery_spark.audit.findings.summary import BookieCoverage, Summary, summarise
-from bindery_spark.audit.run import write_outputs
+from bindery_spark.audit.outcome import write_outputs
 from frames import NOW_MS, finding
 
 WHOLE = [BookieCoverage("a:3181", 100, 0, 1_000), BookieCoverage("b:3181", 50, 0, 500)]

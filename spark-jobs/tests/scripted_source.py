@@ -60,7 +60,7 @@ class Scripted:
         parquet.write_table(table, directory / "part-0.parquet")
 
     def blocks(
-        self, ids: Sequence[int], *, entries: str, unexpected_in: tuple[int, int] | None, beside_on: str | None
+        self, ids: Sequence[int], *, entries: str, unexpected_in: tuple[int, int] | None, unexpected_on: str | None
     ) -> DataFrame:
         self.read.append(unexpected_in or (ids[0], ids[-1]))
         rows = [row for row in self.copies(len(self.read)) if row["ledger_id"] in ids]

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from bindery_spark.audit.checkpoint import RunDirectory
 from bindery_spark.audit.findings.findings import Exit
-from bindery_spark.audit.run import Outcome
+from bindery_spark.audit.outcome import Outcome
 from bindery_spark.main import _print_outcome, main
 from finished_runs import finished, missing, summary
 

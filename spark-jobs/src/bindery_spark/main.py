@@ -31,9 +31,9 @@ from bindery_spark.audit.findings.findings import Exit
 from bindery_spark.topics.commands import count, export
 
 if TYPE_CHECKING:
-    from bindery_spark.audit.audit import Options
     from bindery_spark.audit.checkpoint import RunDirectory
-    from bindery_spark.audit.run import Outcome
+    from bindery_spark.audit.options import Options
+    from bindery_spark.audit.outcome import Outcome
 
 OUT_DEFAULT: Final = "audit-runs"
 RATE_DEFAULT: Final = "64MiB/s"
@@ -113,9 +113,9 @@ def run(
     """Audit a cluster. Changes nothing in it, unless --apply: then ledgers are marked as under-replicated."""
     from bindery_client.connection.security import SecurityFiles
 
-    from bindery_spark.audit.audit import Options
     from bindery_spark.audit.checkpoint import RunDirectory, run_directory
-    from bindery_spark.audit.run import read_outcome
+    from bindery_spark.audit.options import Options
+    from bindery_spark.audit.outcome import read_outcome
     from bindery_spark.audit.run_lock import held
     from bindery_spark.sources.options import parse_size
 
@@ -237,7 +237,7 @@ def show(
     """Show what a run found, or which runs there are. The exit code is that of the run."""
     from bindery_spark.audit.checkpoint import runs_in
     from bindery_spark.audit.findings.diff import finding_text
-    from bindery_spark.audit.run import read_outcome
+    from bindery_spark.audit.outcome import read_outcome
 
     if not name:
         for one in runs_in(out):

@@ -3,7 +3,7 @@
 import sys
 import threading
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
 from pyspark.sql import SparkSession
 from rich.console import Console
@@ -16,8 +16,26 @@ SMALL: Final = 2**20
 """Bytes that a group counts at least: of ledgers without a known size something is read, too."""
 
 
+class AuditProgress(Protocol):
+    """What an audit or an export reports while it runs."""
+
+    def plan(self, size: int, done: int, groups: int) -> None:
+        """Report the plan: bytes of all groups, bytes that an earlier process read already, number of groups."""
+        ...
+
+    def group(self, number: int, ledgers: int, size: int) -> None:
+        """Report that a group begins. `size`: its bytes."""
+        ...
+
+    def done(self, size: int) -> None:
+        """Report that the group ended."""
+        ...
+
+    def phase(self, words: str) -> None: ...
+
+
 class QuietProgress:
-    """Says nothing."""
+    """Prints nothing."""
 
     def plan(self, size: int, done: int, groups: int) -> None:
         pass

@@ -9,10 +9,10 @@ from bindery_core.errors import BadRequest
 from bindery_spark import main as main_module
 from bindery_spark.audit import apply as apply_module
 from bindery_spark.audit.apply import Applied
-from bindery_spark.audit.audit import Options
 from bindery_spark.audit.checkpoint import RunDirectory, last_finished, run_directory, runs_in
 from bindery_spark.audit.findings.actions import Proposal
 from bindery_spark.audit.findings.findings import Exit
+from bindery_spark.audit.options import Options
 from bindery_spark.main import main
 from finished_runs import finished, missing
 
@@ -34,7 +34,7 @@ def test_a_finished_run_is_one_when_its_checkpoint_was_deleted(
     assert main(["show", "--out", str(tmp_path)]) == 0
     assert capsys.readouterr().out == f"{FIRST}  UNDER-REPLICATED\n"
     assert last_finished(tmp_path, before=SECOND, cluster_id="c-1") == run
-    alike = last_finished(tmp_path, before=SECOND, cluster_id="c-1", fits=Options(level="quick").sees_no_more_than)
+    alike = last_finished(tmp_path, before=SECOND, cluster_id="c-1", fits=Options(level="quick").is_covered_by)
     assert alike == run, "it looked at all of it as deeply, and knows since when"
     assert last_finished(tmp_path, before=SECOND, cluster_id="c-1", fits=lambda options: not options) is None
 
@@ -47,7 +47,7 @@ def test_a_run_of_an_older_version_tells_its_options_by_its_checkpoint(tmp_path:
     with pytest.raises(BadRequest, match="no run that can be resumed"):
         run.read_options()
     assert last_finished(tmp_path, before=SECOND, cluster_id="c-1") == run
-    assert last_finished(tmp_path, before=SECOND, cluster_id="c-1", fits=Options().sees_no_more_than) is None
+    assert last_finished(tmp_path, before=SECOND, cluster_id="c-1", fits=Options().is_covered_by) is None
 
 
 def test_a_run_without_a_verdict_is_compared_with_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -145,8 +145,8 @@ def test_the_run_before_is_the_latest_finished_one_of_the_same_cluster(tmp_path:
 def test_since_when_is_known_from_a_run_that_looked_at_all_of_it_as_deeply(
     mine: dict, other: dict, is_enough: bool
 ) -> None:
-    assert Options(**mine).sees_no_more_than(asdict(Options(**other))) == is_enough
-    assert not Options().sees_no_more_than({}), "a run of which nothing is known"
+    assert Options(**mine).is_covered_by(asdict(Options(**other))) == is_enough
+    assert not Options().is_covered_by({}), "a run of which nothing is known"
 
 
 def test_a_group_is_done_when_it_is_whole(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from bindery_spark.audit.checkpoint import run_directory
 from bindery_spark.audit.findings.diff import read_findings
-from bindery_spark.audit.run import read_outcome
+from bindery_spark.audit.outcome import read_outcome
 from finished_runs import finished, missing, summary
 
 

@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 from bindery_core.errors import MetadataUnavailable
-from bindery_spark.audit.audit import Options
 from bindery_spark.audit.checkpoint import RunDirectory
+from bindery_spark.audit.options import Options
+from bindery_spark.audit.outcome import Outcome
 from bindery_spark.audit.plan import GROUP_BYTES_MIN
-from bindery_spark.audit.run import Outcome, run_audit
+from bindery_spark.audit.run import run_audit
 from bindery_spark.progress import QuietProgress
 from frames import DAY_MS, NOW_MS, Tables, bookie, copy, ledger
 from pyspark.sql import SparkSession
@@ -158,7 +159,7 @@ def test_a_part_says_nothing_of_the_whole_and_no_verdict_hangs_on_whether_it_can
     world.source.verified.clear()
     unasked = world.run("20260102T000000Z-a", now_ms=NOW_MS, record=False)
     assert (world.source.verified, world.source.last) == ({}, [])
-    assert unasked.unrecorded == "--no-record was asked for"
+    assert unasked.unrecorded == "--no-record was given"
 
     world.source.refusal = MetadataUnavailable("zookeeper did not answer")
     refused = world.run("20260103T000000Z-a", now_ms=NOW_MS)

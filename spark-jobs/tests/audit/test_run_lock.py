@@ -13,10 +13,10 @@ from bindery_core.errors import BadRequest, Conflict
 from bindery_spark import main as main_module
 from bindery_spark.audit import apply as apply_module
 from bindery_spark.audit.apply import Applied
-from bindery_spark.audit.audit import Options
 from bindery_spark.audit.checkpoint import RunDirectory
 from bindery_spark.audit.findings.actions import Proposal
 from bindery_spark.audit.findings.findings import Exit
+from bindery_spark.audit.options import Options
 from bindery_spark.audit.run_lock import LOCK, held
 from bindery_spark.main import main
 from finished_runs import finished

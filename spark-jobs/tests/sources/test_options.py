@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from bindery_client.connection.security import SecurityFiles
 from bindery_core.errors import BadRequest
-from bindery_spark.audit.audit import Options
+from bindery_spark.audit.options import Options
 from bindery_spark.schemas import TABLES
 from bindery_spark.sources.options import TABLE_NAMES, LedgersOptions, MetadataOptions, parse_size
 

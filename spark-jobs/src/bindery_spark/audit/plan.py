@@ -69,7 +69,9 @@ class Plan:
 
 
 def planned(row: Any, *, is_wanted: bool = True) -> PlannedLedger:
-    """`row` of LEDGERS."""
+    """The size of a ledger, from its row of LEDGERS. If its metadata is unreadable, there is nothing to read."""
+    if row.problem is not None:
+        return PlannedLedger(row.ledger_id, 0, 0)
     copies, size = (
         row.write_quorum * OPEN_ENTRIES_GUESSED,
         row.write_quorum * OPEN_ENTRIES_GUESSED * ENTRY_BYTES_GUESSED,

@@ -1,126 +1,103 @@
-"""A whole audit from its options to its files: what `bindery audit run` does, without the terminal."""
+"""A whole audit: plan, read and check group by group, confirm, and write what was found.
 
-import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+    begin -> first pass: read and check each group -> metadata again -> second pass -> marks -> findings, summary
+
+| level    | reads                                           | checks                                          |
+|----------|-------------------------------------------------|-------------------------------------------------|
+| quick    | metadata; first and last entry of each fragment | copies, ensembles, ledgers open too long, marks |
+| standard | metadata; every bookie's list of entries        | the same for every entry; false marks           |
+| deep     | metadata; every entry; orphaned data            | content of entries, placement, topics, orphans  |
+
+The cluster changes while it is read, so a finding must be confirmed:
+
+- a metadata finding, by the metadata at both ends of the run;
+- a finding of copies, by the second pass (`second_pass.rules`);
+- a missing or false mark, by the marks at both ends of the run.
+
+Ledgers that are deleted during the run have no findings. The run writes nothing to the cluster except the records of
+verified ledgers and its own verdict.
+"""
+
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from bindery_core.errors import BinderyError
-from bindery_metadata.ledgers.verified_records import Verified
 from pyspark.sql import SparkSession
 
-from bindery_spark.audit.audit import Audit, Options, Progress
 from bindery_spark.audit.checkpoint import RunDirectory
-from bindery_spark.audit.cluster_facts import Facts
-from bindery_spark.audit.findings.actions import Proposal, proposals
+from bindery_spark.audit.conclusion import conclude
+from bindery_spark.audit.context import RunContext
+from bindery_spark.audit.coverage import coverage_rows, unlisted_bookies
+from bindery_spark.audit.findings.actions import proposals
 from bindery_spark.audit.findings.diff import read_findings
-from bindery_spark.audit.findings.report import report_html
-from bindery_spark.audit.findings.summary import (
-    BookieCoverage,
-    Summary,
-    last_audit,
-    metrics_text,
-    summarise,
-    summary_text,
-)
+from bindery_spark.audit.findings.summary import last_audit, summarise
+from bindery_spark.audit.first_pass import read_groups
+from bindery_spark.audit.options import Options
+from bindery_spark.audit.outcome import Outcome, bookie_coverage, write_outputs
+from bindery_spark.audit.planning import begin, begun
 from bindery_spark.audit.source import Source
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    summary: Summary
-    findings: list[dict[str, Any]]
-    proposals: list[Proposal]
-    directory: RunDirectory
-    unrecorded: str = ""
-    """Why the cluster was not told of the run; empty: it was."""
+from bindery_spark.audit.verified import bad_ledgers, stale_records, verified_ledgers
+from bindery_spark.progress import AuditProgress
 
 
 def run_audit(
     spark: SparkSession, source: Source, directory: RunDirectory, options: Options, *, out: Path,
-    clock_ms: Callable[[], int], progress: Progress, is_new: bool,
+    clock_ms: Callable[[], int], progress: AuditProgress, is_new: bool,
 ) -> Outcome:  # fmt: skip
-    """Begin the run, or go on with it, to its end. Everything is written below `directory`.
+    """Begin a run, or resume it, and finish it. All files are below `directory`; `out` holds earlier runs.
 
-    Raises what the metadata store raises; what Spark raises is no BinderyError.
+    Raises what the metadata store raises; errors of Spark are not BinderyErrors.
     """
-    audit = Audit(spark, source, directory, options, clock_ms=clock_ms, progress=progress)
+    context = RunContext(spark, source, directory, options, clock_ms=clock_ms, progress=progress)
     if is_new:
-        audit.begin()
-    audit.read_groups()
-    audit.finish(out)
+        begin(context)
+    run = begun(directory)
+    read_groups(context, run)
+    second = conclude(context, run, out)
     progress.phase("writing")
     findings = read_findings(directory.findings)
-    verified = audit.verified(findings)
-    facts = directory.read_run()
-    bookies, ledgers = _of_bookies(audit.seen(), audit.unlisted())
+    bad = bad_ledgers(findings)
+    verified = verified_ledgers(
+        second.ledgers, coverage_rows(context), bad, level=options.level, run_id=run.run_id, began_ms=run.began_ms
+    )
+    bookies, ledgers = bookie_coverage(coverage_rows(context), unlisted_bookies(context))
     wanted = proposals(findings)
     summary = summarise(
         findings,
         bookies,
-        run_id=directory.run_id,
-        cluster_id=Facts.from_json(facts["facts"]).cluster_id,
+        run_id=run.run_id,
+        cluster_id=run.facts.cluster_id,
         level=options.level,
-        began_ms=facts["began_ms"],
+        began_ms=run.began_ms,
         ended_ms=clock_ms(),
         ledgers=ledgers,
-        ledgers_skipped=facts["skipped"]["ledgers"],
+        ledgers_skipped=run.skipped.ledgers,
         ledgers_verified=len(verified),
-        oldest_verified_ms=min(filter(None, (facts["skipped"]["oldest_ms"], facts["began_ms"]))),
+        oldest_verified_ms=min(filter(None, (run.skipped.oldest_ms, run.began_ms))),
         proposals=len(wanted),
     )
-    unrecorded = _record(audit, source, options, summary, verified)
+
+    def record() -> None:
+        _, known = source.facts()
+        checked = {row["ledger_id"] for row in coverage_rows(context)} if known else set()
+        stale = stale_records(
+            known, existing=second.ledgers.last.keys(), checked=checked,
+            verified={each.ledger_id for each in verified}, bad=bad, level=options.level,
+        )  # fmt: skip
+        source.write_verified(verified, stale)
+        if options.covers_all_ledgers:
+            source.write_last(last_audit(summary))
+
+    unrecorded = _unrecorded(record) if options.record else "--no-record was given"
     write_outputs(directory, summary, findings, wanted)
     return Outcome(summary, findings, wanted, directory, unrecorded)
 
 
-def _record(
-    audit: Audit, source: Source, options: Options, summary: Summary, verified: Sequence[Verified]
-) -> str:  # fmt: skip
-    """Tell the cluster what was found, before the run counts as finished: one that dies in between tells it again.
-    Why that was not done; empty: it was. No verdict hangs on it."""
-    if not options.record:
-        return "--no-record was asked for"
+def _unrecorded(record: Callable[[], None]) -> str:
+    """Record the run in the cluster, and return the error that prevented it, or an empty text. The verdict does not
+    depend on it. This comes before the run counts as finished, so that a resumed run repeats it."""
     try:
-        audit.write_verified(verified)
-        if options.is_whole:
-            source.write_last(last_audit(summary))
+        record()
     except BinderyError as error:
         return str(error)
     return ""
-
-
-def write_outputs(
-    directory: RunDirectory, summary: Summary, findings: list[dict[str, Any]], wanted: list[Proposal]
-) -> None:
-    """The summary last: with it the run is finished."""
-    directory.write_json("actions.json", [proposal.to_json() for proposal in wanted])
-    directory.write_text("report.html", report_html(summary, findings))
-    directory.write_text("metrics.prom", metrics_text(summary))
-    directory.write_text("summary.txt", summary_text(summary, findings))
-    directory.write_text("summary.json", json.dumps(summary.to_json(), indent=1, sort_keys=True) + "\n")
-
-
-def read_outcome(directory: RunDirectory) -> Outcome:
-    """Of a finished run. Raises OSError when a file is not there."""
-    summary = Summary.from_json(directory.read_json("summary.json"))
-    wanted: list[Mapping[str, Any]] = directory.read_json("actions.json")
-    return Outcome(summary, read_findings(directory.findings), [Proposal.from_json(one) for one in wanted], directory)
-
-
-def _of_bookies(
-    seen: Iterable[Mapping[str, Any]], unlisted: Mapping[str, str]
-) -> tuple[list[BookieCoverage], int]:  # fmt: skip
-    """By bookie, and how many ledgers there are. `seen`: rows of coverage; `unlisted`: where orphans were not looked
-    for, and why."""
-    sums = {bookie: BookieCoverage(bookie, 0, 0, 0, unlisted=why) for bookie, why in unlisted.items()}
-    ledgers = set()
-    for row in seen:
-        ledgers.add(row["ledger_id"])
-        was = sums.get(row["bookie"]) or BookieCoverage(row["bookie"], 0, 0, 0, None)
-        sums[row["bookie"]] = BookieCoverage(
-            row["bookie"], was.copies + row["copies"], was.unknown + row["unknown"], was.bytes + row["bytes"],
-            min(filter(None, (was.reason, row["reason"])), default=None), was.unlisted,
-        )  # fmt: skip
-    return [sums[name] for name in sorted(sums)], len(ledgers)

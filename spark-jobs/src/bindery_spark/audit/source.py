@@ -27,10 +27,10 @@ class Source(Protocol):
         ...
 
     def blocks(
-        self, ids: Sequence[int], *, entries: str, unexpected_in: tuple[int, int] | None, beside_on: str | None
+        self, ids: Sequence[int], *, entries: str, unexpected_in: tuple[int, int] | None, unexpected_on: str | None
     ) -> DataFrame:
         """BLOCKS of the ledgers `ids`, read anew whenever it is evaluated. `entries`: as of `BookieReader`.
-        `unexpected_in`: and what bookies, or `beside_on` alone, hold beside in ledgers first..last (inclusive)."""
+        `unexpected_in`: and what bookies, or `unexpected_on` alone, hold beside in ledgers first..last (inclusive)."""
         ...
 
     def facts(self) -> tuple[Facts, Sequence[Verified]]: ...
@@ -64,14 +64,14 @@ class ClusterSource:
         making.replace(directory / "part-0.parquet")
 
     def blocks(
-        self, ids: Sequence[int], *, entries: str, unexpected_in: tuple[int, int] | None, beside_on: str | None
+        self, ids: Sequence[int], *, entries: str, unexpected_in: tuple[int, int] | None, unexpected_on: str | None
     ) -> DataFrame:
         options = LedgersOptions(
             zookeeper=self.zookeeper, ledgers_root=self.ledgers_root, entries=entries,
             rate=parse_size(self.rate, name="rate"), timeout_s=self.timeout_s, security=self.security,
         )  # fmt: skip
         ledger_ids = [LedgerId(each) for each in ids]
-        return read_blocks(self.spark, options, ledger_ids, unexpected_in=unexpected_in, beside_on=beside_on)
+        return read_blocks(self.spark, options, ledger_ids, unexpected_in=unexpected_in, unexpected_on=unexpected_on)
 
     def facts(self) -> tuple[Facts, Sequence[Verified]]:
         return driver.facts_of(self.zookeeper, self.ledgers_root)

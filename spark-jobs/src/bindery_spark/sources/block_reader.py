@@ -25,15 +25,15 @@ from bindery_spark.sources.options import LedgersOptions
 
 def read_blocks(
     spark: SparkSession, options: LedgersOptions, ids: Sequence[LedgerId], *, unexpected_in: tuple[int, int] | None,
-    beside_on: str | None = None,
+    unexpected_on: str | None = None,
 ) -> DataFrame:  # fmt: skip
     """BLOCKS of the ledgers `ids`. `unexpected_in`: and what bookies hold beside, in these ledgers (inclusive);
-    `beside_on`: this bookie alone. Reads anew whenever it is evaluated; what is to be read is planned now. Raises
+    `unexpected_on`: this bookie alone. Reads anew whenever it is evaluated; what is to be read is planned now. Raises
     MetadataUnavailable."""
     options = replace(options, include_unexpected=unexpected_in is not None)
     tasks = [
         task for task in plan_blocks(options, ids, unexpected_in)
-        if task.unexpected_in is None or beside_on in (None, task.bookie_id)
+        if task.unexpected_in is None or unexpected_on in (None, task.bookie_id)
     ]  # fmt: skip
     rows = spark.sparkContext.parallelize(tasks, max(1, len(tasks))).flatMap(partial(read_rows, options))
     return spark.createDataFrame(rows, BLOCKS, verifySchema=False)

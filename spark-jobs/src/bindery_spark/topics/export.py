@@ -11,25 +11,18 @@ import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import pyarrow.dataset as dataset
 from bindery_core.errors import AlreadyExists, BadRequest
 from pyspark.sql import SparkSession
 
+from bindery_spark.progress import AuditProgress
 from bindery_spark.sources.topic.options import TOPIC_FORMAT, TopicOptions
 from bindery_spark.sources.topic.source import TopicReader
 
 FACTS: Final = "_export.json"
 UNFINISHED: Final = ".bindery-export-"
-
-
-class Progress(Protocol):
-    def plan(self, size: int, done: int, groups: int) -> None: ...
-
-    def group(self, number: int, ledgers: int, size: int) -> None: ...
-
-    def done(self, size: int) -> None: ...
 
 
 def check_target(out: Path, *, overwrite: bool) -> None:
@@ -43,7 +36,7 @@ def check_target(out: Path, *, overwrite: bool) -> None:
 
 
 def export(
-    spark: SparkSession, options: Mapping[str, str], out: Path, *, overwrite: bool, progress: Progress
+    spark: SparkSession, options: Mapping[str, str], out: Path, *, overwrite: bool, progress: AuditProgress
 ) -> dict[str, Any]:
     """What `_export.json` says. `options`: of `bindery-topic`. Raises as `check_target` and the source do."""
     check_target(out, overwrite=overwrite)

@@ -1,7 +1,7 @@
 """What metadata say: ensembles, placement, ages, marks, topics, cursors. Each kind beside its nearest innocent."""
 
 import pytest
-from bindery_spark.audit.checks import again
+from bindery_spark.audit.checks.coverage import unread_ledgers, unreadable_bookies
 from frames import RUN, Tables, facts, ledger
 from pyspark.sql import SparkSession
 
@@ -25,14 +25,14 @@ def test_copies_that_nobody_reported_make_a_run_incomplete(tables: Tables) -> No
         [(1, "a", 12, 4, 0, "timeout"), (2, "a", 11, 0, 0, None), (4, "a", 8, 0, 0, None)],
         "ledger_id long, bookie string, copies long, unknown long, bytes long, reason string",
     )
-    assert facts(again.unread_ledgers(ledgers, coverage, RUN)) == {
+    assert facts(unread_ledgers(ledgers, coverage, RUN)) == {
         ("UNREADABLE_BOOKIE", "incomplete", 2, None, None, None, None),
         ("UNREADABLE_BOOKIE", "incomplete", 6, None, None, None, None),
     }
-    (told,) = again.unreadable_bookies(coverage, RUN).collect()
+    (told,) = unreadable_bookies(coverage, RUN).collect()
     assert (told.bookie, told.found) == ("a", "timeout; 4 copies of 1 ledgers were not seen")
     listless = ledgers.sparkSession.createDataFrame([("a", "timeout"), ("d", "no HTTP")], "bookie string, why string")
-    told = again.unreadable_bookies(coverage, RUN, unlisted=listless)
+    told = unreadable_bookies(coverage, RUN, unlisted=listless)
     assert {(row.bookie, row.expected, row.found) for row in told.collect()} == {
         (
             "a", "an answer for every copy",

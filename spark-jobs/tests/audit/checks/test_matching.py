@@ -1,7 +1,7 @@
 """What metadata say: ensembles, placement, ages, marks, topics, cursors. Each kind beside its nearest innocent."""
 
 import pytest
-from bindery_spark.audit.checks import again
+from bindery_spark.audit.checks import matching
 from frames import NOW_MS, Tables, facts, finding
 from pyspark.sql import SparkSession
 
@@ -26,18 +26,18 @@ def test_what_is_seen_once_is_not_told(tables: Tables) -> None:
         finding("MISSING_REPLICA", 2, **{**run, "bookie": "b"}, first_entry=0, last_entry=9),
         finding("TOPIC_INCONSISTENT", 3, expected="topic t"), finding("TOPIC_INCONSISTENT", 4, expected="topic u"),
     )  # fmt: skip
-    both = again.confirmed(first.where("ledger_id < 3"), second.where("ledger_id < 3"))
+    both = matching.overlapping(first.where("ledger_id < 3"), second.where("ledger_id < 3"))
     assert facts(both) == {
         ("MISSING_REPLICA", "warning", 1, 0, 2, 3, "a"),
         ("MISSING_REPLICA", "warning", 1, 0, 8, 9, "a"),
     }
-    twice = again.seen_twice(first.where("ledger_id > 2"), second.where("ledger_id > 2"))
+    twice = matching.reported_twice(first.where("ledger_id > 2"), second.where("ledger_id > 2"))
     assert facts(twice) == {("TOPIC_INCONSISTENT", "warning", 3, None, None, None, None)}
 
 
 def test_first_seen_is_carried_from_run_to_run(tables: Tables) -> None:
     now = tables.findings(finding("FALSE_MARK", 1), finding("FALSE_MARK", 2), finding("NOT_HEALED", 1))
     earlier = tables.findings(finding("FALSE_MARK", 1, first_seen_ms=5), finding("FALSE_MARK", 3, first_seen_ms=5))
-    seen = {(r.kind, r.ledger_id): r.first_seen_ms for r in again.carried(now, earlier).collect()}
+    seen = {(r.kind, r.ledger_id): r.first_seen_ms for r in matching.with_first_seen(now, earlier).collect()}
     assert seen == {("FALSE_MARK", 1): 5, ("FALSE_MARK", 2): NOW_MS, ("NOT_HEALED", 1): NOW_MS}
-    assert again.carried(now, None) is now
+    assert matching.with_first_seen(now, None) is now

@@ -1,7 +1,8 @@
 """Which ledgers are read again, and what their first reading is worth then: case by case."""
 
 import pytest
-from bindery_spark.audit.second_pass.rules import Fate, KnownLedger, Rereading, broken_since, fates, rereading
+from bindery_spark.audit.ledger_history import KnownLedger, LedgerHistory
+from bindery_spark.audit.second_pass.rules import MergeRule, Selection, broken_ledgers, merge_rules, select
 
 HOLE = "MISSING_REPLICA"
 BESIDE = "ORPHAN_DATA"
@@ -19,11 +20,11 @@ BROKEN = row("open", 0, "broken")
 def again(
     was: KnownLedger | None, now: KnownLedger | None, *, kind: str | None = None, copies: int = 30,
     ends_only: bool = False,
-) -> Rereading:  # fmt: skip
+) -> Selection:  # fmt: skip
     """Of ledger 1."""
     before, after = ({} if each is None else {1: each} for each in (was, now))
     found = [] if kind is None else [(1, kind)]
-    return rereading(before, after, found, {1: copies}, asked=before.keys(), ends_only=ends_only)
+    return select(before, after, found, {1: copies}, planned=before.keys(), ends_only=ends_only)
 
 
 @pytest.mark.parametrize(
@@ -57,36 +58,37 @@ def test_where_only_ends_are_read_each_closed_ledger_that_changed_is_read_again(
 
 
 def test_a_ledger_that_was_left_out_is_not_read_because_it_changed() -> None:
-    assert rereading({1: row()}, {1: row(version=2)}, [], {}, asked=(), ends_only=False).ids == ()
+    assert select({1: row()}, {1: row(version=2)}, [], {}, planned=(), ends_only=False).ids == ()
 
 
 @pytest.mark.parametrize(
-    ("was", "now", "then", "fate"),
+    ("was", "now", "then", "rule"),
     [
-        pytest.param(row(), row(), row(), Fate.RENEWED, id="steady"),
-        pytest.param(row(), row(version=2), row(version=2), Fate.REPLACED, id="steady since"),
-        pytest.param(row(), row(), row(version=2), Fate.TWICE, id="changed while it was read"),
-        pytest.param(row("open"), row("open"), row("open"), Fate.TWICE, id="open"),
+        pytest.param(row(), row(), row(), MergeRule.UPDATE, id="steady"),
+        pytest.param(row(), row(version=2), row(version=2), MergeRule.REPLACE, id="steady since"),
+        pytest.param(row(), row(), row(version=2), MergeRule.CONFIRM, id="changed while it was read"),
+        pytest.param(row("open"), row("open"), row("open"), MergeRule.CONFIRM, id="open"),
         pytest.param(row(), row(), None, None, id="deleted while it was read"),
         pytest.param(row(), None, None, None, id="deleted"),
-        pytest.param(row(), row(), BROKEN, Fate.STANDS, id="unreadable while it was read"),
-        pytest.param(row(), BROKEN, BROKEN, Fate.STANDS, id="unreadable"),
+        pytest.param(row(), row(), BROKEN, MergeRule.KEEP, id="unreadable while it was read"),
+        pytest.param(row(), BROKEN, BROKEN, MergeRule.KEEP, id="unreadable"),
     ],
 )
 def test_what_becomes_of_a_hole(
-    was: KnownLedger, now: KnownLedger | None, then: KnownLedger | None, fate: Fate | None
+    was: KnownLedger, now: KnownLedger | None, then: KnownLedger | None, rule: MergeRule | None
 ) -> None:
     before, after, last = ({} if each is None else {1: each} for each in (was, now, then))
     found = [(1, HOLE)]
-    reread = rereading(before, after, found, {1: 30}, asked=[1], ends_only=False)
-    assert fates(before, after, last, found, reread) == ({} if fate is None else {(1, False): fate})
-    assert broken_since(after, last, reread) == ({1: "broken"} if fate is Fate.STANDS else {})
+    selection = select(before, after, found, {1: 30}, planned=[1], ends_only=False)
+    ledgers = LedgerHistory(before, after, last)
+    assert merge_rules(ledgers, found, selection) == ({} if rule is None else {(1, False): rule})
+    assert broken_ledgers(ledgers, selection) == ({1: "broken"} if rule is MergeRule.KEEP else {})
 
 
 def test_what_lies_beside_stands_where_nothing_moves() -> None:
     before, after = {2: row(), 3: row("open"), 4: row()}, {2: row(), 3: row("open"), 5: row()}
     found = [(i, BESIDE) for i in (1, 2, 3, 4, 5)]
-    reread = rereading(before, after, found, {2: 30, 3: 9}, asked=before, ends_only=False)
-    assert fates(before, after, after, found, reread) == {
-        (1, True): Fate.STANDS, (2, True): Fate.STANDS, (3, True): Fate.TWICE,
+    selection = select(before, after, found, {2: 30, 3: 9}, planned=before, ends_only=False)
+    assert merge_rules(LedgerHistory(before, after, after), found, selection) == {
+        (1, True): MergeRule.KEEP, (2, True): MergeRule.KEEP, (3, True): MergeRule.CONFIRM,
     }  # fmt: skip

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bindery_spark.audit import audit as audit_module
-from bindery_spark.audit.audit import Options
 from bindery_spark.audit.checkpoint import RunDirectory
-from bindery_spark.audit.run import Outcome, run_audit
+from bindery_spark.audit.options import Options
+from bindery_spark.audit.outcome import Outcome
+from bindery_spark.audit.run import run_audit
+from bindery_spark.audit.second_pass import second_pass as second_pass_module
 from bindery_spark.progress import QuietProgress
 from frames import DAY_MS, NOW_MS, Tables, bookie, copy, ledger, mark
 from pyspark.sql import DataFrame, SparkSession
@@ -217,7 +218,7 @@ def test_a_second_reading_that_was_interrupted_goes_on(
 ) -> None:
     """Four ledgers with a hole each, read again one by one. The run dies at the fourth, then 2 changes; it goes on and
     dies there; and the last time it was at rest for two hours."""
-    monkeypatch.setattr(audit_module, "AGAIN_BATCH", 1)
+    monkeypatch.setattr(second_pass_module, "BATCH_LEDGERS_MAX", 1)
     ledgers = [made(i) for i in range(1, 5)]
     hole = [row for i in range(1, 5) for row in rows(i, {(1, "a"): "missing"})]
     asked: list[tuple[int, ...]] = []

@@ -1,91 +1,81 @@
-"""Which ledgers a run reads once more at its end, and what becomes of that which its first reading found. Pure.
+"""Decide which ledgers are read a second time, and what their findings of the first pass are worth then. Pure.
 
-| a ledger, from `before` to `after`                           | is read again | what its first reading found        |
-|--------------------------------------------------------------|---------------|-------------------------------------|
-| some copy of it is bad or missing                            | yes           | see below                           |
-| closed, changed, and fewer copies were seen than it asks for | yes           | see below                           |
-| its metadata could not be understood, and now can be         | yes           | there is none                       |
-| its metadata cannot be understood any more                   | no            | stands, and the ledger was not seen |
-| gone, or new                                                 | no            | is dropped                          |
-| no ledger at all: data without one                           | no            | stands                              |
+A cluster changes while it is audited. A finding is reported only if the change of the ledger's metadata during the run
+cannot explain it. The metadata is read before the first pass (`before`), after it (`after`), and after the second pass
+(`last`).
 
-What bookies hold beside (ORPHAN_DATA) is no copy: of a ledger that did not change it stands as it is.
+| a ledger, from `before` to `after`                      | read again | its findings of the first pass       |
+|---------------------------------------------------------|------------|--------------------------------------|
+| a copy is bad or missing                                | yes        | see below                            |
+| closed, changed, and fewer copies were read than it has | yes        | see below                            |
+| its metadata was unreadable, and is readable now        | yes        | there are none                       |
+| its metadata became unreadable                          | no         | are kept; the ledger was not checked |
+| deleted, or new                                         | no         | are dropped                          |
+| orphaned data, without a ledger or of a steady one      | no         | are kept                             |
 
-The second reading lies between `after` and `last`, the ledgers as they are once it is done. Of a ledger that was closed
-and did not change in between the second reading alone counts: what healed in place leaves metadata as they are, and so
-does what broke. Of another one both readings must say the same. In each case the second reading's coverage takes the
-place of the first one's, so that what it could not say was not seen.
+A ledger is *steady* between two times if it is closed at both and has one metadata version. Of a ledger that was read
+again, the findings of the first pass are merged with the second pass by one of these rules:
 
-A ledger that did not change from `before` to `last` has one set of copies. What a bookie said of them once counts until
-it says otherwise: where the second reading could not say, what the first one found stands, and so does its coverage.
+| before..after | after..last | rule    | reason                                                            |
+|---------------|-------------|---------|-------------------------------------------------------------------|
+| any           | not steady  | CONFIRM | copies may still be moving: both passes must report the same      |
+| not steady    | steady      | REPLACE | the copies that the first pass read may not belong to it any more |
+| steady        | steady      | UPDATE  | the same copies: the newer result counts, where there is one      |
 
-Damage that is not there any more stays as a warning: bookies repair what a reader finds, and somebody should look at
-the disk.
+The coverage of the second pass replaces that of the first, except that with UPDATE the better of both counts.
+Repaired damage stays as a warning: a bookie repairs what a reader reports, but its disk still needs attention.
 """
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import pairwise
 
 from bindery_spark.audit.findings.findings import Kind
+from bindery_spark.audit.ledger_history import LedgerHistory, LedgerRows, is_steady
+
+
+class MergeRule(StrEnum):
+    """How a ledger's findings of the first pass are merged with the second pass."""
+
+    KEEP = "keep"
+    CONFIRM = "confirm"
+    """Keep the parts that the second pass found too."""
+    REPLACE = "replace"
+    """The findings of the second pass replace them."""
+    UPDATE = "update"
+    """As REPLACE, but keep the parts about copies that the second pass could not read."""
 
 
 @dataclass(frozen=True, slots=True)
-class KnownLedger:
-    """What is needed of a row of LEDGERS. All ledgers of a cluster are kept at once, so that it is little."""
-
-    ledger_id: int
-    state: str
-    metadata_version: int
-    write_quorum: int
-    last_entry_id: int | None
-    length: int | None
-    problem: str | None
-
-
-LedgerRows = Mapping[int, KnownLedger]
-"""By id."""
-
-
-class Fate(StrEnum):
-    """What becomes of findings of the first reading."""
-
-    STANDS = "stands"
-    TWICE = "twice"
-    """Those parts that the second reading finds, too."""
-    REPLACED = "replaced"
-    """By what the second reading finds."""
-    RENEWED = "renewed"
-    """The same where the second reading could say; elsewhere they stand."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rereading:
+class Selection:
     ids: tuple[int, ...]
-    """To be read again, ascending."""
+    """Ledgers to read again, ascending."""
     broken: Mapping[int, str]
-    """Ledgers whose metadata became unreadable during the run, and how."""
+    """Ledgers whose metadata became unreadable during the run, and the error."""
 
 
-def rereading(
+def select(
     before: LedgerRows, after: LedgerRows, found: Iterable[tuple[int, str]], copies: Mapping[int, int], *,
-    asked: Collection[int], ends_only: bool,
-) -> Rereading:  # fmt: skip
-    """`found`: ledger id and kind of the first reading's findings. `copies`: how many were seen of each ledger.
-    `asked`: ledgers that were to be read. `ends_only`: how many copies there are to be is not known."""
+    planned: Collection[int], ends_only: bool,
+) -> Selection:  # fmt: skip
+    """Select the ledgers to read again.
+
+    `found`: ledger id and kind of the findings of the first pass. `copies`: copies that it read of each ledger.
+    `planned`: ids of the ledgers that it was to read. `ends_only`: it read only the ends of fragments, so their number
+    does not show whether all copies were read.
+    """
     broken = {
         ledger_id: now.problem
-        for ledger_id in asked
+        for ledger_id in planned
         if (now := after.get(ledger_id)) is not None and now.problem is not None and before[ledger_id].problem is None
     }
     ids = set()
     for ledger_id, kind in found:
         was, now = before.get(ledger_id), after.get(ledger_id)
-        stands = kind == Kind.ORPHAN_DATA and is_steady(was, now)
-        if was is not None and now is not None and ledger_id not in broken and not stands:
+        is_kept = kind == Kind.ORPHAN_DATA and is_steady(was, now)
+        if was is not None and now is not None and ledger_id not in broken and not is_kept:
             ids.add(ledger_id)
-    for ledger_id in asked:
+    for ledger_id in planned:
         was, now = before[ledger_id], after.get(ledger_id)
         if now is None or now.problem is not None:
             continue
@@ -96,46 +86,33 @@ def rereading(
             is_short = copies.get(ledger_id, 0) < (now.last_entry_id + 1) * now.write_quorum
             if ends_only or is_short:
                 ids.add(ledger_id)
-    return Rereading(tuple(sorted(ids)), broken)
+    return Selection(tuple(sorted(ids)), broken)
 
 
-def is_steady(was: KnownLedger | None, now: KnownLedger | None) -> bool:
-    """Closed, and the same at both times. None: it was not there."""
-    if was is None or now is None:
-        return False
-    return was.state == now.state == "closed" and was.metadata_version == now.metadata_version
+def broken_ledgers(ledgers: LedgerHistory, selection: Selection) -> dict[int, str]:
+    """`selection.broken`, and ledgers whose metadata became unreadable during the second pass."""
+    there = (ledgers.last[i] for i in selection.ids if i in ledgers.last and ledgers.after[i].problem is None)
+    return {**selection.broken, **{row.ledger_id: row.problem for row in there if row.problem is not None}}
 
 
-def is_steady_throughout(ledger_id: int, *times: LedgerRows) -> bool:
-    """`is_steady` from each time to the next."""
-    return all(is_steady(one.get(ledger_id), other.get(ledger_id)) for one, other in pairwise(times))
-
-
-def broken_since(after: LedgerRows, last: LedgerRows, again: Rereading) -> dict[int, str]:
-    """`again.broken`, and those whose metadata became unreadable while they were read again."""
-    there = (last[i] for i in again.ids if i in last and after[i].problem is None)
-    return {**again.broken, **{each.ledger_id: each.problem for each in there if each.problem is not None}}
-
-
-def fates(
-    before: LedgerRows, after: LedgerRows, last: LedgerRows, found: Iterable[tuple[int, str]], again: Rereading
-) -> dict[tuple[int, bool], Fate]:
-    """By ledger, and whether it is ORPHAN_DATA. What has no fate is dropped. `last`: the same as `after`, where nothing
-    was read again."""
-    known: dict[tuple[int, bool], Fate] = {}
-    reread, broken = frozenset(again.ids), broken_since(after, last, again)
+def merge_rules(
+    ledgers: LedgerHistory, found: Iterable[tuple[int, str]], selection: Selection
+) -> dict[tuple[int, bool], MergeRule]:
+    """The rule by ledger id and whether the finding is ORPHAN_DATA. Findings without a rule are dropped."""
+    rules: dict[tuple[int, bool], MergeRule] = {}
+    reread, broken = frozenset(selection.ids), broken_ledgers(ledgers, selection)
     for ledger_id, kind in found:
         key = ledger_id, kind == Kind.ORPHAN_DATA
-        was, now, then = before.get(ledger_id), after.get(ledger_id), last.get(ledger_id)
-        if (was is None and now is None) or ledger_id in broken:
-            known[key] = Fate.STANDS
-        elif was is None or now is None or then is None:
+        was, now = ledger_id in ledgers.before, ledger_id in ledgers.after
+        if ledger_id in broken or not (was or now):
+            rules[key] = MergeRule.KEEP
+        elif not (was and now and ledger_id in ledgers.last):
             continue
         elif kind == Kind.ORPHAN_DATA:
-            known[key] = Fate.STANDS if is_steady(was, now) else Fate.TWICE
+            rules[key] = MergeRule.KEEP if ledgers.is_steady_before(ledger_id) else MergeRule.CONFIRM
         elif ledger_id in reread:
-            if not is_steady(now, then):
-                known[key] = Fate.TWICE
+            if not ledgers.is_steady_after(ledger_id):
+                rules[key] = MergeRule.CONFIRM
             else:
-                known[key] = Fate.RENEWED if is_steady(was, now) else Fate.REPLACED
-    return known
+                rules[key] = MergeRule.UPDATE if ledgers.is_steady_before(ledger_id) else MergeRule.REPLACE
+    return rules

@@ -1,6 +1,6 @@
 """Which parts of a finding stand after a second reading, entry by entry."""
 
-from bindery_spark.audit.second_pass.copy_states import parts
+from bindery_spark.audit.second_pass.open_parts import parts
 from bindery_spark.reading.blocks import CORRUPT, LISTED, READ, UNKNOWN
 
 

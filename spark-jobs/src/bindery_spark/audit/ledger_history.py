@@ -1,0 +1,43 @@
+"""The ledgers' metadata at the three times at which a run reads it. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class KnownLedger:
+    """The columns of LEDGERS that the rules need. The driver holds all ledgers of a cluster at once, so it has few."""
+
+    ledger_id: int
+    state: str
+    metadata_version: int
+    write_quorum: int
+    last_entry_id: int | None
+    length: int | None
+    problem: str | None
+
+
+LedgerRows = Mapping[int, KnownLedger]
+"""By id."""
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerHistory:
+    """All ledgers at the three times. Without a second pass `last` is `after`."""
+
+    before: LedgerRows
+    after: LedgerRows
+    last: LedgerRows
+
+    def is_steady_before(self, ledger_id: int) -> bool:
+        return is_steady(self.before.get(ledger_id), self.after.get(ledger_id))
+
+    def is_steady_after(self, ledger_id: int) -> bool:
+        return is_steady(self.after.get(ledger_id), self.last.get(ledger_id))
+
+
+def is_steady(was: KnownLedger | None, now: KnownLedger | None) -> bool:
+    """None: the ledger did not exist."""
+    if was is None or now is None:
+        return False
+    return was.state == now.state == "closed" and was.metadata_version == now.metadata_version
