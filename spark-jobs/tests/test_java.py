@@ -1,4 +1,4 @@
-"""A Java for Spark, wherever it is; and the shim for one that lacks what Spark asks for."""
+"""Find a Java for Spark, and the shim around it."""
 
 import os
 import subprocess
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from bindery_spark import java as java_module
-from bindery_spark.java import NoJava, has_vector_module, java_home, make_shim
+from bindery_spark.java import NoJava, java_home, make_shim
 from bindery_spark.session import prepare, settings
 
 ARGUMENT = "--add-modules=jdk.incubator.vector"
@@ -49,10 +49,15 @@ def test_a_shim_is_made_once_and_anew_when_somebody_changed_it(tmp_path: Path) -
     assert ARGUMENT in (again / "bin" / "java").read_text()
 
 
-def test_a_runtime_that_has_the_module_is_used_as_it_is(tmp_path: Path) -> None:
+def test_every_runtime_gets_the_shim_because_one_with_the_module_would_print_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(java_module.tempfile, "tempdir", str(tmp_path))
     home = fake_home(tmp_path, "java.base@25\\njdk.incubator.vector@25")
-    assert has_vector_module(home / "bin" / "java")
-    assert java_home({"JAVA_HOME": str(home)}) == home
+    shim = java_home({"JAVA_HOME": str(home)})
+    assert (shim / "lib").resolve() == home / "lib"
+    command = [str(shim / "bin" / "java"), ARGUMENT, "-cp", "x"]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "[-cp][x]"
 
 
 def test_without_java_on_the_machine_the_package_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,11 +77,12 @@ def test_no_java_at_all_is_told_with_what_to_install(tmp_path: Path, monkeypatch
         java_home({"PATH": str(tmp_path)})
 
 
-def test_the_environment_of_spark(tmp_path: Path) -> None:
-    home = fake_home(tmp_path, "jdk.incubator.vector@25")
+def test_the_environment_of_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(java_module.tempfile, "tempdir", str(tmp_path))
+    home = fake_home(tmp_path)
     environment = {"JAVA_HOME": str(home), "SPARK_HOME": "/another", "PYSPARK_PYTHON": "/a/python"}
     prepare(environment)
-    assert environment["JAVA_HOME"] == str(home)
+    assert (Path(environment["JAVA_HOME"]) / "lib").resolve() == home / "lib"
     assert environment["PYSPARK_PYTHON"] == "/a/python"
     assert "SPARK_HOME" not in environment
 

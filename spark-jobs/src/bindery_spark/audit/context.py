@@ -114,5 +114,5 @@ class RunContext:
 def rows_of(directories: Iterable[Path], *, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
     """Rows of Parquet directories, batch by batch. `columns`: None: all."""
     for directory in directories:
-        for batch in parquet.read_table(directory, columns=columns).to_batches():
+        for batch in parquet.read_table(directory, columns=None if columns is None else list(columns)).to_batches():
             yield from batch.to_pylist()
