@@ -1,6 +1,5 @@
-"""`bindery audit` hands everything on to the Spark jobs, and says what to install where they are not."""
+"""`bindery audit` passes its arguments to the Spark jobs, and says what to install if they are missing."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,31 +10,29 @@ from typer.testing import CliRunner
 
 
 def test_arguments_and_the_exit_code_go_through(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Jobs:
-        @staticmethod
-        def main(arguments: list[str]) -> int:
-            assert arguments == ["run", "--level", "quick", "--help"]
-            return 3
+    def jobs(arguments: list[str]) -> int:
+        assert arguments == ["run", "--level", "quick", "--help"]
+        return 3
 
-    monkeypatch.setattr(audit, "importlib", SimpleNamespace(import_module=lambda name: Jobs))
+    monkeypatch.setattr(audit, "load_jobs", lambda: jobs)
     assert CliRunner().invoke(app, ["audit", "run", "--level", "quick", "--help"]).exit_code == 3
 
 
 def test_without_spark_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(name: str) -> Any:
+    def missing() -> Any:
         raise ModuleNotFoundError("No module named 'pyspark'", name="pyspark")
 
-    monkeypatch.setattr(audit, "importlib", SimpleNamespace(import_module=missing))
+    monkeypatch.setattr(audit, "load_jobs", missing)
     result = CliRunner().invoke(app, ["audit", "run"])
     assert result.exit_code == audit.EXIT_JOB_ERROR
     assert "install bindery-cli[audit]" in result.stderr
 
 
 def test_another_missing_module_is_a_fault_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(name: str) -> Any:
+    def missing() -> Any:
         raise ModuleNotFoundError("No module named 'bindery_core'", name="bindery_core")
 
-    monkeypatch.setattr(audit, "importlib", SimpleNamespace(import_module=missing))
+    monkeypatch.setattr(audit, "load_jobs", missing)
     assert isinstance(CliRunner().invoke(app, ["audit"]).exception, ModuleNotFoundError)
 
 

@@ -17,7 +17,7 @@ def test_who_reads_the_verdict_is_told_when_the_cluster_was_not(
     outcome = Outcome(summary([]), [], [], RunDirectory(tmp_path / "r1"), "zookeeper did not answer")
     _print_outcome(outcome, as_json=as_json)
     said = capsys.readouterr()
-    assert "bindery: the cluster was not told of this run: zookeeper did not answer" in said.err.splitlines()
+    assert "bindery: the run was not recorded in the cluster: zookeeper did not answer" in said.err.splitlines()
     assert "not told" not in said.out
 
 
@@ -62,3 +62,27 @@ def test_wrong_usage_is_a_job_error_and_names_the_fix(
 def test_every_verb_has_help(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 0
     assert "Usage: bindery audit" in capsys.readouterr().out
+
+
+def test_without_runs_show_says_how_to_start_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in ([], ["--json"]):
+        assert main(["show", "--out", str(tmp_path / "none"), *arguments]) == 0
+        output = capsys.readouterr()
+        assert output.out == "", "scripts read stdout"
+        assert f"no runs in {tmp_path / 'none'}. To start one: bindery audit run" in output.err
+
+
+def test_an_audit_with_findings_names_the_next_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory = finished(tmp_path, "20260101T000000Z-a", [missing()])
+    assert main(["run", "--resume", directory.run_id, "--out", str(tmp_path)]) == 1
+    output = capsys.readouterr().err
+    assert f"all findings: bindery audit show {directory.run_id} --out {tmp_path} --findings\n" in output
+    again = f"bindery audit run --resume {directory.run_id} --out {tmp_path} --apply"
+    assert output.endswith(f"nothing was marked. To mark these ledgers: {again}\n")
+
+
+def test_the_exit_codes_are_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    words = " ".join(capsys.readouterr().out.split())
+    for code in ("0 healthy", "1 under-replicated", "2 corrupt", "3 incomplete", "4 the command failed", "130 interr"):
+        assert code in words

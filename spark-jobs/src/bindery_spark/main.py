@@ -1,13 +1,13 @@
 """`bindery audit`, and the same under spark-submit: `spark-submit .../bindery_spark/main.py audit run ...`.
 
-| exit code | meaning                                                       |
-|----------:|---------------------------------------------------------------|
-| 0         | healthy (`diff`: the same)                                    |
-| 1         | under-replicated, but everything is readable (`diff`: differs)|
-| 2         | corrupt or unreadable data                                    |
-| 3         | incomplete: not every copy was looked at                      |
-| 4         | the job itself failed, wrong usage included                   |
-| 130       | interrupted; the run can be resumed                           |
+| exit code | meaning                                                                  |
+|----------:|--------------------------------------------------------------------------|
+| 0         | healthy; `diff`: no differences; `show` without RUN, `export`, `count`   |
+| 1         | under-replicated, but every entry is readable; `diff`: differences       |
+| 2         | corrupt or unreadable data                                               |
+| 3         | incomplete: not every copy was checked                                   |
+| 4         | the command itself failed, or was called with wrong arguments            |
+| 130       | interrupted; an audit or a count can be resumed                          |
 
 Results go to stdout (JSON with --json), everything else to stderr.
 """
@@ -37,14 +37,16 @@ if TYPE_CHECKING:
 
 OUT_DEFAULT: Final = "audit-runs"
 RATE_DEFAULT: Final = "64MiB/s"
-"""More than two cores read. What protects writers: readers pause when a bookie gets slow (`throttle.Pressure`)."""
+"""More than two cores can read. Writers are protected by pauses when a bookie gets slow (`throttle.Pressure`)."""
 LISTED_MAX: Final = 20
 
 app = typer.Typer(
     name="audit", no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False,
-    help="Read every replica of every entry with Spark, and prove it good or list what is wrong.",
+    help="Read every replica of every entry with Spark, and report missing, damaged and orphaned data.",
+    epilog="Exit codes: 0 healthy, 1 under-replicated, 2 corrupt or unreadable, 3 incomplete, 4 the command failed, "
+    "130 interrupted. `diff`: 0 no differences, 1 differences.",
 )  # fmt: skip
-Out = Annotated[Path, typer.Option("--out", metavar="DIR", help="Where runs are kept.", envvar="BINDERY_AUDIT_OUT")]
+Out = Annotated[Path, typer.Option("--out", metavar="DIR", help="Directory of all runs.", envvar="BINDERY_AUDIT_OUT")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -57,60 +59,66 @@ def run(
     zookeeper: Annotated[
         str, typer.Option(metavar="HOST:PORT", envvar="BINDERY_ZOOKEEPER", help="ZooKeeper servers, comma-separated.")
     ] = "127.0.0.1:2181",
-    level: Annotated[str, typer.Option(metavar="quick|standard|deep", help="How much is read and checked.")] = "deep",
+    level: Annotated[str, typer.Option(metavar="quick|standard|deep", help="How much to read and check.")] = "deep",
     out: Out = Path(OUT_DEFAULT),
-    ledgers: Annotated[str, typer.Option(metavar="A-B", help="Only these ledgers: 7, 7-20, 7-.")] = "",
-    bookie: Annotated[str, typer.Option(metavar="ID", help="Only ledgers that name this bookie.")] = "",
+    ledgers: Annotated[str, typer.Option(metavar="A-B", help="Audit only these ledgers: 7, 7-20 or 7-.")] = "",
+    bookie: Annotated[
+        str, typer.Option(metavar="ID", help="Audit only ledgers whose metadata names this bookie.")
+    ] = "",
     since_verified: Annotated[
-        str, typer.Option(metavar="DURATION", help="Leave out ledgers verified within this time, e.g. 7d.")
+        str, typer.Option(metavar="DURATION", help="Skip ledgers that were verified within this time, for example 7d.")
     ] = "",
     rate: Annotated[
-        str, typer.Option(metavar="BYTES/s", help="Read from each bookie at most; 0: unlimited.")
+        str, typer.Option(metavar="BYTES/s", help="Maximum read rate per bookie; 0: unlimited.")
     ] = RATE_DEFAULT,
-    cores: Annotated[int, typer.Option(min=1, max=1024, help="Spark cores, in local mode.")] = 2,
-    open_max: Annotated[str, typer.Option(metavar="DURATION", help="A ledger open for longer is a finding.")] = "7d",
+    cores: Annotated[int, typer.Option(min=1, max=1024, help="Number of Spark cores in local mode.")] = 2,
+    open_max: Annotated[
+        str, typer.Option(metavar="DURATION", help="Report ledgers that are open for longer than this.")
+    ] = "7d",
     orphan_after: Annotated[
-        str, typer.Option(metavar="DURATION", help="A ledger that nothing names is a finding once it is as old.")
+        str, typer.Option(metavar="DURATION", help="Report ledgers that no topic or cursor names, from this age on.")
     ] = "1h",
     orphans: Annotated[
-        bool, typer.Option(help="A deep audit looks for what bookies hold beside, by their admin HTTP.")
+        bool, typer.Option(help="Check bookies for orphaned data (deep audits), through their admin HTTP port.")
     ] = True,
     record: Annotated[
-        bool, typer.Option(help="Keep in ZooKeeper what was found whole, and the verdict: for later runs and alerts.")
+        bool, typer.Option(help="Record verified ledgers and the verdict in ZooKeeper, for later runs and alerts.")
     ] = True,
-    timeout: Annotated[str, typer.Option(metavar="DURATION", help="A bookie silent for longer could not say.")] = "10s",
+    timeout: Annotated[str, typer.Option(metavar="DURATION", help="Per-bookie read timeout.")] = "10s",
     checkpoint_every: Annotated[
         str,
-        typer.Option(metavar="BYTES", help="What an interruption may cost at most; default: 1GiB to 4GiB."),
+        typer.Option(metavar="BYTES", help="Amount of data between checkpoints; default: 1GiB to 4GiB."),
     ] = "",
     resume: Annotated[
-        str, typer.Option(metavar="RUN", help="Go on with this run, or tell a finished one; its own options count.")
+        str, typer.Option(metavar="RUN", help="Resume this run with its own options, or show it if it is finished.")
     ] = "",
     run_id: Annotated[
-        str, typer.Option(metavar="ID", hidden=True, help="Call the run so: for those who find it by its name.")
+        str, typer.Option(metavar="ID", hidden=True, help="Id of the new run; default: time and a random suffix.")
     ] = "",
-    apply: Annotated[bool, typer.Option("--apply", help="Mark what can be healed, for the auditor's workers.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask before --apply writes.")] = False,
-    ledgers_root: Annotated[str, typer.Option(metavar="PATH", help="The cluster's root znode.")] = "/ledgers",
+    apply: Annotated[bool, typer.Option("--apply", help="Mark repairable ledgers as under-replicated.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation of --apply.")] = False,
+    ledgers_root: Annotated[str, typer.Option(metavar="PATH", help="Root znode of the cluster.")] = "/ledgers",
     token_file: Annotated[
-        str, typer.Option(metavar="FILE", help="The token to show to bookies (BINDERY_CLIENT_TOKEN_FILE).")
+        str, typer.Option(metavar="FILE", help="Token presented to bookies (BINDERY_CLIENT_TOKEN_FILE).")
     ] = "",
     ca_file: Annotated[
-        str, typer.Option(metavar="FILE", help="Who signed the bookies' certificates; TLS (BINDERY_CLIENT_CA_FILE).")
+        str, typer.Option(metavar="FILE", help="CA of the bookies' certificates; enables TLS (BINDERY_CLIENT_CA_FILE).")
     ] = "",
     certificate_file: Annotated[
-        str, typer.Option(metavar="FILE", help="The certificate to show (BINDERY_CLIENT_CERTIFICATE_FILE).")
+        str, typer.Option(metavar="FILE", help="Client certificate (BINDERY_CLIENT_CERTIFICATE_FILE).")
     ] = "",
-    key_file: Annotated[str, typer.Option(metavar="FILE", help="Its key (BINDERY_CLIENT_KEY_FILE).")] = "",
+    key_file: Annotated[
+        str, typer.Option(metavar="FILE", help="Key of the client certificate (BINDERY_CLIENT_KEY_FILE).")
+    ] = "",
     auth_plugin: Annotated[
-        str, typer.Option(metavar="NAME", help="The bookies' authentication (BINDERY_CLIENT_PLUGIN).")
+        str, typer.Option(metavar="NAME", help="Authentication plugin of the bookies (BINDERY_CLIENT_PLUGIN).")
     ] = "",
     check_hostname: Annotated[
-        bool, typer.Option(help="Bookies' certificates name their hosts (BINDERY_CLIENT_CHECK_HOSTNAME).")
+        bool, typer.Option(help="Verify host names in bookies' certificates (BINDERY_CLIENT_CHECK_HOSTNAME).")
     ] = True,
     as_json: AsJson = False,
 ) -> None:
-    """Audit a cluster. Changes nothing in it, unless --apply: then ledgers are marked as under-replicated."""
+    """Audit a cluster. Changes no ledger; with --apply it marks repairable ledgers as under-replicated."""
     from bindery_client.connection.security import SecurityFiles
 
     from bindery_spark.audit.checkpoint import RunDirectory, run_directory
@@ -127,7 +135,7 @@ def run(
         first, last = ledger_range(ledgers or "0-")
         parse_size(rate, name="--rate")
         if not duration_ms(timeout):
-            raise BadRequest("option --timeout must be above 0: no bookie answers at once", given=timeout)
+            raise BadRequest("option --timeout must be above 0", given=timeout)
         shown = {
             "token_file": token_file, "ca_file": ca_file, "certificate_file": certificate_file, "key_file": key_file,
             "auth_plugin": auth_plugin, "check_hostname": "" if check_hostname else "false",
@@ -180,7 +188,7 @@ def _audit(
     except KeyboardInterrupt:
         if directory.is_begun:
             again = f"bindery audit run --resume {directory.run_id} --out {directory.path.parent}"
-            print(f"\ninterrupted; what was read is kept. To go on: {again}", file=sys.stderr)
+            print(f"\ninterrupted; finished groups are kept. To resume: {again}", file=sys.stderr)
             raise typer.Exit(EXIT_INTERRUPTED) from None
         raise
     finally:
@@ -191,12 +199,15 @@ def _print_outcome(outcome: "Outcome", *, as_json: bool) -> None:
     from bindery_spark.audit.findings.summary import summary_text
 
     if outcome.unrecorded:
-        print(f"bindery: the cluster was not told of this run: {outcome.unrecorded}", file=sys.stderr)
+        print(f"bindery: the run was not recorded in the cluster: {outcome.unrecorded}", file=sys.stderr)
     if as_json:
         facts = {"directory": str(outcome.directory.path), **outcome.summary.to_json()}
         print(json.dumps(facts, sort_keys=True))
         return
-    print(f"report: {outcome.directory.path / 'report.html'}", file=sys.stderr)
+    path = outcome.directory.path
+    print(f"report: {path / 'report.html'}", file=sys.stderr)
+    if outcome.findings:
+        print(f"all findings: bindery audit show {path.name} --out {path.parent} --findings", file=sys.stderr)
     print(summary_text(outcome.summary, outcome.findings), end="")
 
 
@@ -211,36 +222,42 @@ def _apply(outcome: "Outcome", options: "Options", *, wanted: bool, yes: bool, a
     for proposal in proposals[:LISTED_MAX]:
         say(f"{'' if wanted else 'would '}{words(proposal)}")
     if len(proposals) > LISTED_MAX:
-        say(f"and {len(proposals) - LISTED_MAX} more, see actions.json")
+        say(f"and {len(proposals) - LISTED_MAX} more; actions.json lists all")
     if not wanted:
-        say("nothing was marked; --apply does it")
+        directory = outcome.directory
+        again = f"bindery audit run --resume {directory.run_id} --out {directory.path.parent} --apply"
+        say(f"nothing was marked. To mark these ledgers: {again}")
         return
     if not yes and not (sys.stdin.isatty() and typer.confirm(f"mark {len(proposals)} ledgers?", err=True)):
-        print("bindery: nothing was marked; --yes does it without asking", file=sys.stderr)
+        print("bindery: nothing was marked; pass --yes to mark without confirmation", file=sys.stderr)
         return
     done = apply_to(
         options.zookeeper, options.ledgers_root, proposals, run_id=outcome.summary.run_id, clock_ms=now_ms
     )  # fmt: skip
     outcome.directory.write_applied(done.to_json())
     for ledger_id, why in done.left.items():
-        say(f"ledger {ledger_id} was left alone: {why}")
-    say(f"marked {len(done.marked)} ledgers, {len(done.already)} were marked already")
+        say(f"ledger {ledger_id} was skipped: {why}")
+    say(f"marked {len(done.marked)} ledgers; {len(done.already)} were marked already")
 
 
 @app.command()
 def show(
-    name: Annotated[str, typer.Argument(metavar="[RUN]", help="A run; without it those that are there.")] = "",
+    name: Annotated[str, typer.Argument(metavar="[RUN]", help="Run id; default: list all runs.")] = "",
     out: Out = Path(OUT_DEFAULT),
-    findings: Annotated[bool, typer.Option("--findings", help="Print every finding.")] = False,
+    findings: Annotated[bool, typer.Option("--findings", help="Print all findings.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show what a run found, or which runs there are. The exit code is that of the run."""
+    """Show the result of a run, or list all runs. The exit code for a run is that of the run itself."""
     from bindery_spark.audit.checkpoint import runs_in
     from bindery_spark.audit.findings.diff import finding_text
     from bindery_spark.audit.outcome import read_outcome
 
     if not name:
-        for one in runs_in(out):
+        runs = runs_in(out)
+        if not runs:
+            text = f"no runs in {out}. To start one: bindery audit run --zookeeper HOST:PORT --out {out}"
+            print(text, file=sys.stderr)
+        for one in runs:
             verdict = one.read_json("summary.json")["verdict"] if one.is_finished else "unfinished"
             print(json.dumps({"run_id": one.run_id, "verdict": verdict}) if as_json else f"{one.run_id}  {verdict}")
         return
@@ -255,12 +272,12 @@ def show(
 
 @app.command()
 def diff(
-    before: Annotated[str, typer.Argument(metavar="A", help="The earlier run.")],
-    after: Annotated[str, typer.Argument(metavar="B", help="The later one.")],
+    before: Annotated[str, typer.Argument(metavar="A", help="Id of the earlier run.")],
+    after: Annotated[str, typer.Argument(metavar="B", help="Id of the later run.")],
     out: Out = Path(OUT_DEFAULT),
     as_json: AsJson = False,
 ) -> None:
-    """What is new, gone or changed between two runs. Exit code 0: nothing, 1: something."""
+    """Compare the findings of two runs. Exit code 0: no differences, 1: differences."""
     from bindery_spark.audit.findings.diff import compare, finding_text, read_findings
 
     found = compare(*(read_findings(_finished(out, name).findings) for name in (before, after)))
@@ -278,14 +295,13 @@ def diff(
 
 
 def _finished(out: Path, name: str) -> "RunDirectory":
-    """The run of that name. Raises BadRequest when there is none, or when it has no verdict yet: what it has not found
-    so far says nothing."""
+    """Return the run. Raise BadRequest if it does not exist or is not finished: its findings are incomplete."""
     from bindery_spark.audit.checkpoint import run_directory
 
     directory = run_directory(out, name)
     if not directory.is_finished:
         again = f"bindery audit run --resume {directory.run_id} --out {directory.path.parent}"
-        raise BadRequest(f"the run {directory.run_id} is not finished: {again}")
+        raise BadRequest(f"run {directory.run_id} is not finished. To finish it: {again}")
     return directory
 
 
@@ -298,17 +314,17 @@ app.command()(count)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The exit code. `arguments` may begin with `audit`, as under spark-submit."""
+    """Run the command and return its exit code. `arguments` may begin with `audit`, as under spark-submit."""
     words = list(arguments[1:] if arguments[:1] == ["audit"] else arguments)
     try:
         return int(app(words, prog_name="bindery audit", standalone_mode=False) or 0)
     except typer.Exit as end:
         return end.exit_code
-    except TyperException as error:  # wrong usage: it shows the usage, and what there is instead
+    except TyperException as error:  # wrong arguments: shows the usage
         error.show()  # type: ignore[attr-defined]  # typer's stubs do not show it
         return Exit.JOB_ERROR
     except (KeyboardInterrupt, typer.Abort):
-        print("\ninterrupted; there is nothing to go on with", file=sys.stderr)
+        print("\ninterrupted before anything was stored; start the command again", file=sys.stderr)
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -324,7 +340,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _first_line(error: Exception) -> str:
-    """Spark's messages carry whole stack traces; the cause, where one of ours is named, is what helps."""
+    """The line that names the cause. Messages of Spark carry stack traces; an error of ours in them is preferred."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     ours = [line for line in lines if line.startswith("bindery_core.errors.")]
     return (ours or lines or [type(error).__name__])[0][:500]

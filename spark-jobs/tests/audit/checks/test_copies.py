@@ -224,3 +224,25 @@ def test_coverage_counts_who_could_not_say_and_why(spark: SparkSession) -> None:
     known = checks.with_gone(tables.blocks(rows, []), ())
     seen = {(r.ledger_id, r.bookie): (r.copies, r.unknown, r.bytes, r.reason) for r in checks.coverage(known).collect()}
     assert seen == {(1, "a"): (2, 0, 10, None), (1, "b"): (2, 1, 0, "unreachable: refused")}
+
+
+@pytest.mark.parametrize(
+    ("known", "gone"),
+    [
+        pytest.param([bookie("a"), bookie("x", registration="absent", cookie=False)], {"x", "stranger"}, id="cookie"),
+        pytest.param([bookie("a", cookie=False), bookie("x", registration="absent", cookie=False)], set(), id="none"),
+        pytest.param([], set(), id="no bookie is known"),
+        pytest.param([bookie("a"), bookie("x", cookie=False)], {"stranger"}, id="registered without a cookie"),
+        pytest.param([bookie("a"), bookie("x", intent="removed")], {"stranger"}, id="removed and still registered"),
+        pytest.param(
+            [bookie("a", cookie=False), bookie("x", registration="absent", intent="removed", cookie=False)], {"x"},
+            id="removed where none has a cookie",
+        ),
+    ],
+)  # fmt: skip
+def test_a_bookie_is_gone_if_it_was_removed_or_lacks_the_cookie_that_others_have(
+    spark: SparkSession, known: list[dict], gone: set[str]
+) -> None:
+    tables = Tables(spark)
+    ledgers = tables.ledgers(ledger(1, [(0, ["a", "x"])], last=3), ledger(2, [(0, ["a", "stranger"])], last=3))
+    assert {row.bookie for row in checks.gone_bookies(tables.bookies(*known), ledgers).collect()} == gone
