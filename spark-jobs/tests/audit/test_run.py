@@ -138,7 +138,7 @@ def test_where_orphans_cannot_be_looked_for_a_run_is_incomplete(spark: SparkSess
     outcome = world.run("20260101T000000Z-a", now_ms=NOW_MS)
     assert told(outcome) == {("UNREADABLE_BOOKIE", None, None, None, name) for name in "acd"}
     assert {f["found"] for f in outcome.findings} == {
-        f"orphans were not looked for: {why}"
+        f"orphaned data was not checked: {why}"
         for why in ("unlisted: no HTTP", "unlisted: busy", "unreachable: bookie is not registered")
     }
     summary = outcome.summary

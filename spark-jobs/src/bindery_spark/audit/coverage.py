@@ -103,7 +103,7 @@ def unchecked(context: RunContext, second: SecondPass) -> list[tuple[int, str, s
     for i in second.selection.ids:
         is_open = i in second.ledgers.last and i not in broken and second.ledgers.after[i].state != "closed"
         if is_open and second_pass[i] < first_pass[i]:
-            found = f"{second_pass[i]} were looked at the second time"
+            found = f"{second_pass[i]} were checked in the second pass"
             rows.append((i, str(Kind.UNREADABLE_BOOKIE), f"{first_pass[i]} copies", found))
     return rows
 

@@ -30,13 +30,13 @@ def test_copies_that_nobody_reported_make_a_run_incomplete(tables: Tables) -> No
         ("UNREADABLE_BOOKIE", "incomplete", 6, None, None, None, None),
     }
     (told,) = unreadable_bookies(coverage, RUN).collect()
-    assert (told.bookie, told.found) == ("a", "timeout; 4 copies of 1 ledgers were not seen")
+    assert (told.bookie, told.found) == ("a", "timeout; 4 copies of 1 ledgers were not checked")
     listless = ledgers.sparkSession.createDataFrame([("a", "timeout"), ("d", "no HTTP")], "bookie string, why string")
     told = unreadable_bookies(coverage, RUN, unlisted=listless)
     assert {(row.bookie, row.expected, row.found) for row in told.collect()} == {
         (
             "a", "an answer for every copy",
-            "timeout; 4 copies of 1 ledgers were not seen; orphans were not looked for: timeout",
+            "timeout; 4 copies of 1 ledgers were not checked; orphaned data was not checked: timeout",
         ),
-        ("d", "a list of what it holds", "orphans were not looked for: no HTTP"),
+        ("d", "a list of its ledgers", "orphaned data was not checked: no HTTP"),
     }  # fmt: skip

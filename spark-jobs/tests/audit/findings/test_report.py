@@ -21,7 +21,7 @@ def test_the_report_stands_alone_and_escapes_everything() -> None:
     assert not re.search(r"(src|href)=", page), "nothing is loaded from elsewhere"
     picture = ElementTree.fromstring(re.search(r"<svg.*</svg>", page, re.DOTALL).group())
     texts = [each.text for each in picture.iter("text")]
-    assert {"a:3181", "b:3181", NASTY, "5 of 10 copies seen", "1 under_replicated"} <= set(texts)
+    assert {"a:3181", "b:3181", NASTY, "5 of 10 copies checked", "1 under_replicated"} <= set(texts)
     assert len(list(picture.iter("rect"))) == 5, "three seen, one unseen, one of findings"
 
 

@@ -51,14 +51,14 @@ def test_what_was_not_seen_is_told_with_the_reason_and_is_never_a_hundred_per_ce
     assert (told.verdict, told.exit_code, told.unknown) == ("INCOMPLETE", 3, 1)
     text = summary_text(told, [])
     assert "(99.99 %)" in text
-    assert "c:3181: 1 of 100000 copies were not seen: unreachable: refused" in text
+    assert "c:3181: 1 of 100000 copies were not checked: unreachable: refused" in text
 
 
 def test_where_orphans_were_not_looked_for_is_told_and_the_run_is_incomplete() -> None:
     bookies = [WHOLE[0], BookieCoverage("b:3181", 50, 0, 500, unlisted="unlisted: no admin HTTP")]
     told = summary([], bookies)
     assert (told.verdict, told.exit_code, told.coverage) == ("INCOMPLETE", 3, 1.0)
-    assert "  b:3181: orphans were not looked for: unlisted: no admin HTTP" in summary_text(told, []).splitlines()
+    assert "  b:3181: orphaned data was not checked: unlisted: no admin HTTP" in summary_text(told, []).splitlines()
     lines = metrics_text(told).splitlines()
     assert {line for line in lines if line.startswith("bindery_audit_bookie_unlisted{")} == {
         'bindery_audit_bookie_unlisted{bookie="a:3181"} 0', 'bindery_audit_bookie_unlisted{bookie="b:3181"} 1',

@@ -114,7 +114,7 @@ def test_what_the_second_reading_cannot_say_was_not_seen(spark: SparkSession, tm
     }  # fmt: skip
     assert {f["severity"] for f in outcome.findings} == {"incomplete"}
     assert outcome.summary.unknown == 12 + 4
-    assert {f["found"] for f in outcome.findings if f["ledger_id"] == 3} == {"6 were looked at the second time"}
+    assert {f["found"] for f in outcome.findings if f["ledger_id"] == 3} == {"6 were checked in the second pass"}
 
 
 def test_what_a_bookie_said_of_a_ledger_that_did_not_change_stands_until_it_says_otherwise(

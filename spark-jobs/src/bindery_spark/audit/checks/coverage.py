@@ -15,11 +15,13 @@ def unreadable_bookies(coverage: DataFrame, run: Run, *, unlisted: DataFrame | N
     unknown = coverage.where("unknown > 0").groupBy("bookie").agg(
         F.sum("unknown").alias("copies"), F.countDistinct("ledger_id").alias("ledgers"), F.min("reason").alias("reason")
     )  # fmt: skip
-    unread = F.concat("reason", F.lit("; "), "copies", F.lit(" copies of "), "ledgers", F.lit(" ledgers were not seen"))
+    unread = F.concat(
+        "reason", F.lit("; "), "copies", F.lit(" copies of "), "ledgers", F.lit(" ledgers were not checked")
+    )
     found = unknown.select("bookie", F.lit("an answer for every copy").alias("expected"), unread.alias("found"))
     if unlisted is not None:
-        not_listed = F.concat(F.lit("orphans were not looked for: "), "why")
-        expected = F.coalesce("expected", F.lit("a list of what it holds"))
+        not_listed = F.concat(F.lit("orphaned data was not checked: "), "why")
+        expected = F.coalesce("expected", F.lit("a list of its ledgers"))
         both = F.concat_ws("; ", "found", not_listed)
         found = found.join(unlisted, "bookie", "full").select("bookie", expected.alias("expected"), both.alias("found"))
     return as_findings(found, run, Kind.UNREADABLE_BOOKIE, Severity.INCOMPLETE)
@@ -42,7 +44,7 @@ def unread_ledgers(ledgers: DataFrame, coverage: DataFrame, run: Run) -> DataFra
         .select(
             "ledger_id",
             F.concat(required, F.lit(" copies")).alias("expected"),
-            F.concat("seen", F.lit(" were looked at")).alias("found"),
+            F.concat("seen", F.lit(" were checked")).alias("found"),
         )
     )
     return as_findings(found, run, Kind.UNREADABLE_BOOKIE, Severity.INCOMPLETE)

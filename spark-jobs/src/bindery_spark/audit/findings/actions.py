@@ -1,4 +1,4 @@
-"""What would heal what was found: one proposal for each ledger that should be marked. Pure."""
+"""Proposals to mark ledgers as under-replicated, one for each repairable ledger. Pure."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -11,14 +11,14 @@ from bindery_spark.audit.findings.findings import Action, Kind
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """Mark this ledger because these bookies lack copies."""
+    """Mark this ledger, because copies are missing on these bookies."""
 
     ledger_id: int
     bookies: tuple[str, ...]
-    """Empty: the mark is not to say whose."""
+    """Empty: the mark names no bookie."""
     reason: str
     missing_entries: int | None
-    """Copies; None: not known."""
+    """Number of missing copies; None: not known."""
     kinds: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
@@ -44,7 +44,7 @@ def proposals(findings: Iterable[Mapping[str, Any]]) -> list[Proposal]:
 def _proposal(ledger_id: int, found: list[Mapping[str, Any]]) -> Proposal:
     kinds = sorted({finding["kind"] for finding in found})
     runs = [f for f in found if f["kind"] in (Kind.MISSING_REPLICA, Kind.DIGEST_MISMATCH)]
-    # A hole that reading found is not seen by looking at first and last entries: it calls for reading all.
+    # Workers check only first and last entries, except for this reason: it makes them read all.
     reason = Reason.ENTRY_MISSING if runs else Reason.BOOKIE_LOST
     entries = sum(f["last_entry"] - f["first_entry"] + 1 for f in runs)
     known = runs and len(runs) == len([f for f in found if f["kind"] not in (Kind.MISSING_MARK, Kind.NOT_HEALED)])
@@ -53,7 +53,7 @@ def _proposal(ledger_id: int, found: list[Mapping[str, Any]]) -> Proposal:
 
 
 def words(proposal: Proposal) -> str:
-    """One line for people."""
+    """The proposal as one line."""
     whose = f" for {', '.join(proposal.bookies)}" if proposal.bookies else ""
     entries = "" if proposal.missing_entries is None else f", {proposal.missing_entries} copies"
     return f"mark ledger {proposal.ledger_id}{whose}: {', '.join(proposal.kinds)}{entries}"

@@ -1,4 +1,4 @@
-"""What changed between two runs: findings that are new, gone or different. Reads Parquet, needs no Spark."""
+"""Compare the findings of two runs: new, gone and changed. Reads Parquet without Spark."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ import pyarrow.parquet as parquet
 
 Finding = Mapping[str, Any]
 SAME = ("kind", "ledger_id", "segment", "bookie", "first_entry")
-"""What makes two findings the same one."""
+"""Columns that identify a finding."""
 COMPARED = ("last_entry", "severity", "expected", "found", "evidence_hash")
 
 
@@ -18,7 +18,7 @@ class Difference:
     new: tuple[Finding, ...]
     gone: tuple[Finding, ...]
     changed: tuple[tuple[Finding, Finding], ...]
-    """As it was, as it is."""
+    """Before and after."""
 
     @property
     def is_empty(self) -> bool:
@@ -33,7 +33,7 @@ class Difference:
 
 
 def read_findings(directory: Path) -> list[dict[str, Any]]:
-    """`directory`: `findings` of a run. Sorted, so that two readings are equal."""
+    """Read the directory `findings` of a run. The order is always the same."""
     rows: list[dict[str, Any]] = []
     for path in sorted(directory.glob("*.parquet")):
         rows += parquet.read_table(path).to_pylist()
@@ -56,7 +56,7 @@ def compare(before: Iterable[Finding], after: Iterable[Finding]) -> Difference:
 
 
 def _by_key(findings: Iterable[Finding]) -> dict[tuple[Any, ...], Finding]:
-    """Topics and subscriptions stand in the text alone: those findings are told apart by it."""
+    """Findings of topics and subscriptions differ only in their text, so it is part of the key."""
     return {
         tuple(f[name] for name in SAME) + ((f["expected"],) if f["bookie"] is None else ()): f for f in findings
     }  # fmt: skip
@@ -84,7 +84,7 @@ def place_text(finding: Finding) -> str:
 
 
 def finding_text(finding: Finding) -> str:
-    """One line for people."""
+    """The finding as one line."""
     place = place_text(finding)
     text = f"{finding['kind']} ({finding['severity']})" + (f" {place}" if place else "")
     said = [finding["found"]] if finding["found"] else []

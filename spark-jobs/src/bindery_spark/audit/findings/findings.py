@@ -1,26 +1,26 @@
-"""What an audit may find, how bad it is, and what a run comes to. Pure, and without Spark.
+"""Kinds of findings, their severities, and the verdict of a run. Pure, and without Spark.
 
-| kind                | severity                  | says                                                               |
-|---------------------|---------------------------|--------------------------------------------------------------------|
-| MISSING_REPLICA     | under_replicated          | a bookie denies a confirmed entry that it should hold              |
-| DIGEST_MISMATCH     | corrupt, warning          | a copy contradicts its digest; did, and was repaired meanwhile     |
-| REPLICA_DIVERGENCE  | corrupt                   | copies whose digests hold have different payloads                  |
-| LENGTH_MISMATCH     | corrupt                   | copies, or copies and metadata, differ in the ledger's length      |
-| ENTRY_LOST          | unreadable                | no good copy of a confirmed entry is left                          |
-| METADATA_UNREADABLE | unreadable, incomplete    | a znode of a ledger, topic or cursor cannot be understood          |
-| ORPHAN_DATA         | warning, info             | a bookie holds entries that no metadata name                       |
-| ORPHAN_METADATA     | unreadable, warning       | a topic or cursor names a ledger that is not there; or the reverse |
-| STALE_ENSEMBLE      | under_replicated          | metadata name a bookie that left for good                          |
-| BAD_PLACEMENT       | under_replicated, warning | two copies on one bookie, or on one rack without need              |
-| OPEN_TOO_LONG       | warning                   | a ledger was not closed for longer than the limit                  |
-| UNREADABLE_BOOKIE   | incomplete                | a bookie could not say what it holds                               |
-| FALSE_MARK          | warning                   | marked as under-replicated, and every copy is there                |
-| MISSING_MARK        | under_replicated          | under-replicated for longer than the delay, and not marked         |
-| NOT_HEALED          | under_replicated          | its mark went since the last run, and it has not its write quorum  |
-| TOPIC_INCONSISTENT  | corrupt, warning          | what a topic says of its ledgers is not what the ledgers say       |
-| CURSOR_INCONSISTENT | warning                   | a position that its topic cannot have                              |
+| kind                | severity                  | meaning                                                       |
+|---------------------|---------------------------|---------------------------------------------------------------|
+| MISSING_REPLICA     | under_replicated          | a bookie does not have a confirmed entry that it should store |
+| DIGEST_MISMATCH     | corrupt, warning          | a copy does not match its digest; warning: repaired since     |
+| REPLICA_DIVERGENCE  | corrupt                   | copies with valid digests have different payloads             |
+| LENGTH_MISMATCH     | corrupt                   | copies, or copies and metadata, differ in the ledger's length |
+| ENTRY_LOST          | unreadable                | a confirmed entry has no good copy                            |
+| METADATA_UNREADABLE | unreadable, incomplete    | a znode of a ledger, topic or cursor cannot be decoded        |
+| ORPHAN_DATA         | warning, info             | a bookie stores entries that no metadata assigns to it        |
+| ORPHAN_METADATA     | unreadable, warning       | a topic or cursor names a missing ledger, or none names one   |
+| STALE_ENSEMBLE      | under_replicated          | the metadata names a bookie that left for good                |
+| BAD_PLACEMENT       | under_replicated, warning | two copies on one bookie, or on fewer racks than possible     |
+| OPEN_TOO_LONG       | warning                   | a ledger is open for longer than the limit                    |
+| UNREADABLE_BOOKIE   | incomplete                | a bookie did not answer for some copies                       |
+| FALSE_MARK          | warning                   | marked as under-replicated, and every copy is stored          |
+| MISSING_MARK        | under_replicated          | under-replicated for longer than the delay, and not marked    |
+| NOT_HEALED          | under_replicated          | no longer marked, but still under-replicated                  |
+| TOPIC_INCONSISTENT  | corrupt, warning          | a topic's metadata contradicts its ledgers                    |
+| CURSOR_INCONSISTENT | warning                   | a cursor has a position that its topic cannot have            |
 
-`info` and `warning` leave a run HEALTHY: no acknowledged entry lacks a copy.
+A run with only `info` and `warning` is HEALTHY: every acknowledged entry has all its copies.
 """
 
 from collections.abc import Iterable, Mapping
@@ -49,7 +49,7 @@ class Kind(StrEnum):
 
 
 class Severity(StrEnum):
-    """Ascending."""
+    """In ascending order."""
 
     INFO = "info"
     WARNING = "warning"
@@ -60,12 +60,12 @@ class Severity(StrEnum):
 
 
 class Action(StrEnum):
-    """What is to be done."""
+    """What an operator should do."""
 
     MARK = "mark"
-    """`--apply` marks the ledger, and the auditor's workers heal it."""
+    """`--apply` marks the ledger, and replication workers copy the entries."""
     INSPECT = "inspect"
-    """Somebody has to look: nothing that is automatic is safe."""
+    """An operator must decide: no automatic action is safe."""
 
 
 class Exit(IntEnum):
@@ -88,7 +88,7 @@ class Verdict(StrEnum):
 
 
 LACKS_COPIES: Final = (Kind.MISSING_REPLICA, Kind.DIGEST_MISMATCH, Kind.STALE_ENSEMBLE)
-"""Kinds that say that an entry has fewer than its write quorum of good copies, and that copying heals."""
+"""Kinds for which an entry has fewer good copies than its write quorum, and copying repairs it."""
 
 _VERDICTS: Final[Mapping[Severity, Verdict]] = {
     Severity.INFO: Verdict.HEALTHY,
@@ -102,30 +102,30 @@ assert _VERDICTS.keys() == set(Severity)
 
 
 def verdict_of(severities: Iterable[str], *, is_complete: bool) -> Verdict:
-    """The worst decides. `is_complete`: every copy that was to be looked at was."""
+    """The worst severity decides. `is_complete`: every copy was checked."""
     order = list(Severity)
     found = [Severity(each) for each in severities] + ([] if is_complete else [Severity.INCOMPLETE])
     return _VERDICTS[max(found, key=order.index, default=Severity.INFO)]
 
 
 WHAT_TO_DO: Final[Mapping[Kind, str]] = {
-    Kind.MISSING_REPLICA: "`bindery audit run --apply` marks the ledger, and the auditor's workers copy the entries",
-    Kind.DIGEST_MISMATCH: "the bookie's scrub repairs it; `--apply` marks the ledger; look at that disk",
-    Kind.REPLICA_DIVERGENCE: "compare with `bindery ledger compare`, find out who wrote twice, keep both copies",
-    Kind.LENGTH_MISMATCH: "compare with `bindery ledger compare`; entries are readable, sizes are wrong",
-    Kind.ENTRY_LOST: "bring back the bookies or disks that held it; only then is there something to copy from",
+    Kind.MISSING_REPLICA: "`bindery audit run --apply` marks the ledger, and replication workers copy the entries",
+    Kind.DIGEST_MISMATCH: "check the disk; the bookie's scrub or `bindery audit run --apply` repairs the copy",
+    Kind.REPLICA_DIVERGENCE: "compare with `bindery ledger compare`, find the second writer, keep both copies",
+    Kind.LENGTH_MISMATCH: "compare with `bindery ledger compare`; entries are readable, only sizes are wrong",
+    Kind.ENTRY_LOST: "restore a bookie or disk that stored the entry, and delete nothing before",
     Kind.METADATA_UNREADABLE: "restore the znode from a backup (`bindery cluster restore`)",
-    Kind.ORPHAN_DATA: "the bookie's garbage collection removes it; if it stays, look whether that runs",
-    Kind.ORPHAN_METADATA: "`bindery ledgers orphans` lists and deletes; one that is missing is in a backup or gone",
-    Kind.STALE_ENSEMBLE: "`--apply` marks the ledger, and the auditor's workers give the copies to other bookies",
-    Kind.BAD_PLACEMENT: "drain a bookie of the ensemble once there are bookies on more racks",
+    Kind.ORPHAN_DATA: "garbage collection removes it; if it stays, check that the bookie's garbage collection runs",
+    Kind.ORPHAN_METADATA: "`bindery ledgers orphans` lists and deletes unnamed ledgers; search backups for missing ones",
+    Kind.STALE_ENSEMBLE: "run `bindery audit run --apply`: workers copy the entries to other bookies",
+    Kind.BAD_PLACEMENT: "add bookies on more racks, then drain a bookie of the ensemble",
     Kind.OPEN_TOO_LONG: "find its writer; if there is none, open the ledger with recovery, which closes it",
-    Kind.UNREADABLE_BOOKIE: "bring it up and audit again; `--no-orphans` where bookies have no HTTP that tells ledgers",
-    Kind.FALSE_MARK: "workers remove it when they look; if it stays, are workers running and recovery enabled?",
-    Kind.MISSING_MARK: "is an auditor running? `--apply` marks the ledger",
-    Kind.NOT_HEALED: "`bindery recovery explain`; `--apply` marks it again",
-    Kind.TOPIC_INCONSISTENT: "`bindery topics stats`; unload the topic so that its owner reads its ledgers anew",
-    Kind.CURSOR_INCONSISTENT: "seek the subscription to a position that the topic has",
+    Kind.UNREADABLE_BOOKIE: "start the bookie and audit again; pass `--no-orphans` if bookies have no admin HTTP port",
+    Kind.FALSE_MARK: "workers remove it; if it stays, check that recovery is not paused and workers run",
+    Kind.MISSING_MARK: "check that an auditor runs; `--apply` marks the ledger",
+    Kind.NOT_HEALED: "see `bindery recovery explain LEDGER`; `--apply` marks the ledger again",
+    Kind.TOPIC_INCONSISTENT: "see `bindery topics stats`; unload the topic, so that its owner reads the metadata again",
+    Kind.CURSOR_INCONSISTENT: "seek the subscription to a valid position",
 }
-"""By kind, for people."""
+"""Advice by kind."""
 assert WHAT_TO_DO.keys() == set(Kind)

@@ -1,6 +1,6 @@
-"""The report as one HTML page: verdict, a picture of each bookie's coverage and findings, every finding. Pure.
+"""The report as one HTML page: verdict, a chart of coverage and findings by bookie, and the findings. Pure.
 
-Nothing is loaded from elsewhere and nothing runs in it; whatever comes from the cluster is escaped.
+The page loads nothing and runs no script. Text from the cluster is escaped.
 """
 
 from collections import Counter
@@ -36,7 +36,11 @@ def report_html(summary: Summary, findings: Sequence[Mapping[str, Any]]) -> str:
     """`findings`: rows of FINDINGS; ROWS_MAX of them are shown, the worst first."""
     order = list(Severity)
     worst = sorted(findings, key=lambda f: -order.index(Severity(f["severity"])))
-    more = f"<p>and {len(worst) - ROWS_MAX} more in findings/</p>" if len(worst) > ROWS_MAX else ""
+    more = (
+        f"<p>and {len(worst) - ROWS_MAX} more; see <code>bindery audit show --findings</code></p>"
+        if len(worst) > ROWS_MAX
+        else ""
+    )
     return (
         '<!doctype html><html lang="en"><meta charset="utf-8">'
         f"<title>Audit {escape(summary.run_id)}</title><style>{_STYLE}</style>"
@@ -52,17 +56,17 @@ def _facts(summary: Summary) -> str:
         "Level": summary.level,
         "Began": strftime("%Y-%m-%d %H:%M:%S UTC", gmtime(summary.began_ms / 1000)),
         "Took": f"{summary.seconds:.1f} s",
-        "Ledgers": f"{summary.ledgers} looked at, {summary.ledgers_skipped} left out, {summary.ledgers_verified} whole",
-        "Copies of entries": f"{summary.copies - summary.unknown} of {summary.copies} looked at",
+        "Ledgers": f"{summary.ledgers} checked, {summary.ledgers_skipped} skipped, {summary.ledgers_verified} verified",
+        "Copies of entries": f"{summary.copies - summary.unknown} of {summary.copies} checked",
         "Payload": f"{summary.bytes / MIB:.1f} MiB",
-        "To be marked": f"{summary.proposals} ledgers",
+        "Ledgers to mark": f"{summary.proposals}",
     }
     cells = "".join(f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>" for name, text in rows.items())
     return f"<table>{cells}</table>"
 
 
 def _picture(bookies: Sequence[BookieCoverage], findings: Sequence[Mapping[str, Any]]) -> str:
-    """One bar a bookie: as long as its share of the copies; what was not seen is grey; findings in a second bar."""
+    """Two bars per bookie: its share of the copies, with unchecked ones in grey; and its findings."""
     of_bookie: dict[str, Counter[str]] = {}
     for finding in findings:
         if finding["bookie"] is not None:
@@ -89,11 +93,11 @@ def _bars(top: int, one: BookieCoverage | None, name: str, found: Counter[str], 
     copies, unknown = (one.copies, one.unknown) if one is not None else (0, 0)
     seen = BAR_WIDTH * (copies - unknown) / copies_max
     unseen = BAR_WIDTH * unknown / copies_max
-    said = f"{copies - unknown} of {copies} copies seen"
+    said = f"{copies - unknown} of {copies} copies checked"
     shapes = [
         f'<text x="0" y="{top + 14}">{escape(name)}</text>',
         _bar(LABEL_WIDTH, top + 2, seen, "#2e7d32", said),
-        _bar(LABEL_WIDTH + seen, top + 2, unseen, COLOURS[Severity.INCOMPLETE], (one and one.reason) or "not seen"),
+        _bar(LABEL_WIDTH + seen, top + 2, unseen, COLOURS[Severity.INCOMPLETE], (one and one.reason) or "not checked"),
         f'<text x="{LABEL_WIDTH + seen + unseen + 8:.1f}" y="{top + 14}">{escape(said)}</text>',
     ]
     x = float(LABEL_WIDTH)

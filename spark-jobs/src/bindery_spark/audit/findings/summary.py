@@ -1,6 +1,6 @@
-"""What a run comes to: verdict, coverage, counts; as JSON, as text whose last line a script may read, as metrics. Pure.
+"""Summary of a run: verdict, coverage and counts, as JSON, as text, and as Prometheus metrics. Pure.
 
-The last line of the text is `bindery <cluster id> is HEALTHY|UNDER-REPLICATED|CORRUPT|INCOMPLETE`.
+The last line of the text is for scripts: `bindery <cluster id> is HEALTHY|UNDER-REPLICATED|CORRUPT|INCOMPLETE`.
 """
 
 from collections import Counter
@@ -19,16 +19,16 @@ MIB: Final = 2**20
 
 @dataclass(frozen=True, slots=True)
 class BookieCoverage:
-    """What was looked at on one bookie. Copies of entries, payload bytes."""
+    """What was checked on one bookie: copies of entries, payload bytes."""
 
     bookie: str
     copies: int
     unknown: int
     bytes: int
     reason: str | None = None
-    """Why it could not say of the unknown ones, one of the reasons."""
+    """Why it did not answer for the unknown copies; one of the reasons."""
     unlisted: str | None = None
-    """Why orphans were not looked for on it; None: they were, or were not to be."""
+    """Why orphaned data was not checked; None: it was, or the run does not check it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,23 +43,23 @@ class Summary:
     began_ms: int
     ended_ms: int
     ledgers: int
-    """That were looked at."""
+    """Ledgers that were checked."""
     ledgers_skipped: int
-    """Verified lately, and not looked at again."""
+    """Ledgers that were skipped because an earlier run verified them recently."""
     ledgers_verified: int
-    """Found whole by this run."""
+    """Ledgers that this run verified."""
     copies: int
     unknown: int
     bytes: int
     coverage: float
-    """Part of the copies that were looked at, 0..1; 1 when there is none."""
+    """Fraction of the copies that were checked, 0..1; 1 if there are no copies."""
     oldest_verified_ms: int | None
-    """The oldest look at any ledger that this verdict rests on."""
+    """Time of the oldest verification that the verdict depends on."""
     kinds: Mapping[str, int] = field(default_factory=dict)
     severities: Mapping[str, int] = field(default_factory=dict)
     bookies: tuple[BookieCoverage, ...] = ()
     proposals: int = 0
-    """Ledgers that `--apply` would mark, or has marked."""
+    """Ledgers that `--apply` marks."""
 
     @property
     def seconds(self) -> float:
@@ -78,7 +78,7 @@ class Summary:
 def summarise(
     findings: Iterable[Mapping[str, Any]], bookies: Sequence[BookieCoverage], **known: Any
 ) -> Summary:  # fmt: skip
-    """`known`: what findings and coverage do not say."""
+    """`known`: the fields that do not follow from findings and coverage."""
     kinds: Counter[str] = Counter()
     severities: Counter[str] = Counter()
     for finding in findings:
@@ -95,7 +95,7 @@ def summarise(
 
 
 def last_audit(summary: Summary) -> LastAudit:
-    """What the cluster keeps of the run."""
+    """The record of the run that the cluster stores."""
     return LastAudit(
         level=summary.level, run_id=summary.run_id, verdict=summary.verdict, exit_code=summary.exit_code,
         began_ms=summary.began_ms, ended_ms=summary.ended_ms, copies_expected=summary.copies,
@@ -106,32 +106,34 @@ def last_audit(summary: Summary) -> LastAudit:
 
 
 def summary_text(summary: Summary, findings: Sequence[Mapping[str, Any]]) -> str:
-    """For people; the last line is for scripts. `findings`: the worst first is not asked for."""
+    """The summary as text. `findings`: in any order."""
     lines = [
         f"audit {summary.run_id}, level {summary.level}",
-        f"looked at {summary.ledgers} ledgers, {summary.copies - summary.unknown} of {summary.copies} copies of entries"
+        f"checked {summary.ledgers} ledgers, {summary.copies - summary.unknown} of {summary.copies} copies of entries"
         f" ({_percent(summary.coverage)}), {summary.bytes / MIB:.1f} MiB in {summary.seconds:.1f} s",
     ]
     if summary.ledgers_skipped:
-        lines.append(f"left out {summary.ledgers_skipped} ledgers that were verified lately")
+        lines.append(f"skipped {summary.ledgers_skipped} ledgers that were verified recently")
     lines += [
-        f"  {one.bookie}: {one.unknown} of {one.copies} copies were not seen: {one.reason}"
+        f"  {one.bookie}: {one.unknown} of {one.copies} copies were not checked: {one.reason}"
         for one in summary.bookies
         if one.unknown
     ]
-    lines += [f"  {one.bookie}: orphans were not looked for: {one.unlisted}" for one in summary.bookies if one.unlisted]
+    lines += [
+        f"  {one.bookie}: orphaned data was not checked: {one.unlisted}" for one in summary.bookies if one.unlisted
+    ]
     order = list(Severity)
     worst = sorted(findings, key=lambda f: -order.index(Severity(f["severity"])))
     lines += [f"  {finding_text(finding)}" for finding in worst[:FINDINGS_SHOWN_MAX]]
     if len(worst) > FINDINGS_SHOWN_MAX:
-        lines.append(f"  and {len(worst) - FINDINGS_SHOWN_MAX} more: findings/, report.html")
+        lines.append(f"  and {len(worst) - FINDINGS_SHOWN_MAX} more, listed in report.html")
     lines += [f"{count} {kind}: {WHAT_TO_DO[Kind(kind)]}" for kind, count in summary.kinds.items()]
     lines.append(f"bindery {summary.cluster_id} is {Verdict(summary.verdict)}")
     return "\n".join(lines) + "\n"
 
 
 def _percent(part: float) -> str:
-    """Never 100 % unless it is."""
+    """Print 100 % only if the part is exactly 1."""
     return "100 %" if part == 1.0 else f"{min(part * 100, 99.99):.2f} %"
 
 
@@ -148,22 +150,24 @@ def metrics_text(summary: Summary) -> str:
     oldest_s = (summary.ended_ms - (summary.oldest_verified_ms or summary.began_ms)) / 1000
     per_s = summary.copies / summary.seconds if summary.seconds > 0 else 0.0
     metric("exit_code", "0 healthy, 1 under-replicated, 2 corrupt, 3 incomplete.", [({}, summary.exit_code)])
-    metric("ended_seconds", "When the run ended, Unix time.", [({}, summary.ended_ms / 1000)])
-    metric("duration_seconds", "How long the run took.", [({}, summary.seconds)])
-    metric("ledgers", "Ledgers looked at.", [({}, summary.ledgers)])
-    metric("ledgers_verified", "Ledgers found whole.", [({}, summary.ledgers_verified)])
-    metric("copies", "Copies of entries that were to be looked at.", [({}, summary.copies)])
-    metric("copies_per_second", "Copies of entries a second.", [({}, round(per_s, 1))])
+    metric("ended_seconds", "Unix time at which the run ended.", [({}, summary.ended_ms / 1000)])
+    metric("duration_seconds", "Duration of the run.", [({}, summary.seconds)])
+    metric("ledgers", "Ledgers checked.", [({}, summary.ledgers)])
+    metric("ledgers_verified", "Ledgers verified.", [({}, summary.ledgers_verified)])
+    metric("copies", "Copies of entries that the run had to check.", [({}, summary.copies)])
+    metric("copies_per_second", "Copies of entries per second.", [({}, round(per_s, 1))])
     metric("bytes", "Payload bytes verified.", [({}, summary.bytes)])
-    metric("coverage_ratio", "Part of the copies that were looked at.", [({}, summary.coverage)])
-    metric("oldest_verification_seconds", "Age of the oldest look that the verdict rests on.", [({}, oldest_s)])
+    metric("coverage_ratio", "Fraction of the copies that were checked.", [({}, summary.coverage)])
+    metric(
+        "oldest_verification_seconds", "Age of the oldest verification that the verdict depends on.", [({}, oldest_s)]
+    )
     metric("findings", "Findings by kind.", [({"kind": str(kind)}, summary.kinds.get(kind, 0)) for kind in Kind])
     metric(
-        "bookie_copies_unknown", "Copies of which a bookie could not say.",
+        "bookie_copies_unknown", "Copies that the bookie did not answer for.",
         [({"bookie": one.bookie}, one.unknown) for one in summary.bookies],
     )  # fmt: skip
     metric(
-        "bookie_unlisted", "1 where orphans were to be looked for, and a bookie did not tell what it holds.",
+        "bookie_unlisted", "1 if orphaned data could not be checked because the bookie did not list its ledgers.",
         [({"bookie": one.bookie}, int(one.unlisted is not None)) for one in summary.bookies],
     )  # fmt: skip
     return "\n".join(lines) + "\n"
