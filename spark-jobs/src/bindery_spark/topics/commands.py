@@ -17,23 +17,27 @@ if TYPE_CHECKING:
     from pyarrow import Table
 
 WAIT_S: Final = 0.5
-"""Between two looks at a running query: Ctrl-C is heard this often."""
+"""Seconds between polls of a running query; Ctrl-C takes effect within this time."""
 KEYS_SHOWN_MAX: Final = 20
 
 ZooKeeper = Annotated[
-    str, typer.Option("--zookeeper", metavar="HOST:PORT", envvar="BINDERY_ZOOKEEPER", help="ZooKeeper servers.")
+    str,
+    typer.Option(
+        "--zookeeper", metavar="HOST:PORT", envvar="BINDERY_ZOOKEEPER", help="ZooKeeper servers, comma-separated."
+    ),
 ]
 TopicOption = Annotated[
-    str, typer.Option("--topic", metavar="TOPIC", help="t, tenant/namespace/t; of a partitioned one all partitions.")
+    str,
+    typer.Option("--topic", metavar="TOPIC", help="Topic name: t or tenant/namespace/t; all its partitions are read."),
 ]
-Rate = Annotated[str, typer.Option("--rate", metavar="BYTES/s", help="Read payload at most; 0: unlimited.")]
-Cores = Annotated[int, typer.Option("--cores", min=1, max=1024, help="Spark cores, in local mode.")]
-LedgersRoot = Annotated[str, typer.Option("--ledgers-root", metavar="PATH", help="The cluster's root znode.")]
+Rate = Annotated[str, typer.Option("--rate", metavar="BYTES/s", help="Maximum payload read rate; 0: unlimited.")]
+Cores = Annotated[int, typer.Option("--cores", min=1, max=1024, help="Number of Spark cores in local mode.")]
+LedgersRoot = Annotated[str, typer.Option("--ledgers-root", metavar="PATH", help="Root znode of the cluster.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def _options(zookeeper: str, ledgers_root: str, topic: str, rate: str, cores: int) -> dict[str, str]:
-    """Of the source. Its rate is that of one task; `cores` tasks run at a time."""
+    """Options of the source. Its rate is per task, and `cores` tasks run at a time."""
     from bindery_spark.sources.options import parse_size
 
     each = parse_size(rate, name="--rate") / cores
@@ -44,19 +48,19 @@ def export(
     topic: TopicOption,
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="A new directory for the Parquet files.")],
     start: Annotated[
-        str, typer.Option("--from", metavar="T", help="Publish time (2026-03-01T12:00:00Z), or LEDGER:ENTRY; included.")
+        str, typer.Option("--from", metavar="T", help="First publish time (2026-03-01T12:00:00Z) or LEDGER:ENTRY.")
     ] = "earliest",
     end: Annotated[
-        str, typer.Option("--to", metavar="T", help="Publish time, not included; or LEDGER:ENTRY, included.")
+        str, typer.Option("--to", metavar="T", help="Publish time (exclusive) or last LEDGER:ENTRY (inclusive).")
     ] = "latest",
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an export that is there.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing export.")] = False,
     zookeeper: ZooKeeper = "127.0.0.1:2181",
     rate: Rate = "0",
     cores: Cores = 2,
     ledgers_root: LedgersRoot = "/ledgers",
     as_json: AsJson = False,
 ) -> None:
-    """Write a topic's messages to Parquet, with key, properties and ids. Changes nothing in the cluster."""
+    """Write a topic's messages to Parquet, with key, properties and ids. Only reads the cluster."""
     from bindery_spark.progress import QuietProgress, TerminalProgress
     from bindery_spark.session import session
     from bindery_spark.sources.topic.options import TopicOptions
@@ -76,27 +80,27 @@ def export(
     with TerminalProgress(spark, clock=time.monotonic) as progress:
         facts = run_export(spark, options, out, overwrite=overwrite, progress=progress)
     if facts["problems"]:
-        print(f"bindery: {facts['problems']} rows name a problem", file=sys.stderr)
+        print(f"bindery: {facts['problems']} rows have a problem; see the column `problem`", file=sys.stderr)
     print(f"{facts['rows']} messages of {facts['topic']} in {out}, {time.monotonic() - began:.1f} s")
 
 
 def count(
     topic: TopicOption,
     checkpoint: Annotated[
-        Path, typer.Option("--checkpoint", metavar="DIR", help="Where positions and counts are kept, to go on later.")
+        Path, typer.Option("--checkpoint", metavar="DIR", help="Directory of positions and counts, used to resume.")
     ],
     start: Annotated[
-        str, typer.Option("--from", metavar="T", help="earliest, latest, a publish time, or LEDGER:ENTRY.")
+        str, typer.Option("--from", metavar="T", help="Start: earliest, latest, a publish time or LEDGER:ENTRY.")
     ] = "earliest",
     until_now: Annotated[
-        bool, typer.Option("--until-now", help="Count what is there, then end. Without it: go on until Ctrl-C.")
+        bool, typer.Option("--until-now", help="Stop after the present messages; default: run until Ctrl-C.")
     ] = False,
-    every: Annotated[str, typer.Option(metavar="DURATION", help="Look for new messages this often.")] = "5s",
+    every: Annotated[str, typer.Option(metavar="DURATION", help="Interval between polls for new messages.")] = "5s",
     max_entries: Annotated[
-        int, typer.Option("--max-entries", min=0, help="Entries of one micro-batch at most; 0: unlimited.")
+        int, typer.Option("--max-entries", min=0, help="Maximum entries of one micro-batch; 0: unlimited.")
     ] = 0,
     skip_lost: Annotated[
-        bool, typer.Option("--skip-lost", help="Go on where retention deleted messages that were not counted yet.")
+        bool, typer.Option("--skip-lost", help="Continue if retention deleted messages before they were counted.")
     ] = False,
     zookeeper: ZooKeeper = "127.0.0.1:2181",
     rate: Rate = "0",
@@ -104,7 +108,7 @@ def count(
     ledgers_root: LedgersRoot = "/ledgers",
     as_json: AsJson = False,
 ) -> None:
-    """Count a topic's messages by key as a stream, each exactly once however often it is stopped and begun again."""
+    """Count a topic's messages by key as a stream. Each message counts exactly once across restarts."""
     from bindery_spark.session import session
     from bindery_spark.sources.topic.options import TopicOptions
     from bindery_spark.topics.count import read_counts, start_count
@@ -127,7 +131,7 @@ def count(
             pass
     except KeyboardInterrupt:
         query.stop()
-        print("\ninterrupted; the same command goes on from here", file=sys.stderr)
+        print("\ninterrupted; run the same command to resume", file=sys.stderr)
         raise typer.Exit(EXIT_INTERRUPTED) from None
     finally:
         _print_counts(read_counts(checkpoint), topic, as_json=as_json)
@@ -143,5 +147,5 @@ def _print_counts(counts: "Table", topic: str, *, as_json: bool) -> None:
     for row in rows[:KEYS_SHOWN_MAX]:
         print(f"{row['messages']:>12}  {'(no key)' if row['key'] is None else row['key']}")
     if len(rows) > KEYS_SHOWN_MAX:
-        print(f"and {len(rows) - KEYS_SHOWN_MAX} keys more")
+        print(f"and {len(rows) - KEYS_SHOWN_MAX} more keys")
     print(f"{messages:>12}  messages" + (f", and {unreadable} entries that cannot be read" if unreadable else ""))

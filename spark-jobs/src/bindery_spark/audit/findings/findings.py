@@ -116,7 +116,7 @@ WHAT_TO_DO: Final[Mapping[Kind, str]] = {
     Kind.ENTRY_LOST: "restore a bookie or disk that stored the entry, and delete nothing before",
     Kind.METADATA_UNREADABLE: "restore the znode from a backup (`bindery cluster restore`)",
     Kind.ORPHAN_DATA: "garbage collection removes it; if it stays, check that the bookie's garbage collection runs",
-    Kind.ORPHAN_METADATA: "`bindery ledgers orphans` lists and deletes unnamed ledgers; search backups for missing ones",
+    Kind.ORPHAN_METADATA: "`bindery ledgers orphans` deletes unnamed ledgers; search backups for missing ones",
     Kind.STALE_ENSEMBLE: "run `bindery audit run --apply`: workers copy the entries to other bookies",
     Kind.BAD_PLACEMENT: "add bookies on more racks, then drain a bookie of the ensemble",
     Kind.OPEN_TOO_LONG: "find its writer; if there is none, open the ledger with recovery, which closes it",
