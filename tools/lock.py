@@ -16,6 +16,7 @@ exported form is the one kept in the repository.
 import re
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -48,7 +49,7 @@ def pinned(lock: str, arguments: list[str]) -> list[str]:
 
 
 def _upgraded_packages(arguments: list[str]) -> list[str]:
-    following = zip(arguments, arguments[1:], strict=False)
+    following = pairwise(arguments)
     separate = [value for word, value in following if word in ("--upgrade-package", "-P")]
     joined = [word.removeprefix("--upgrade-package=") for word in arguments if word.startswith("--upgrade-package=")]
     return separate + joined

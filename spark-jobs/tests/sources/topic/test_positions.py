@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 from bindery_core.errors import BadRequest, NoSuchEntry
-from bindery_pulsar.message_id import EARLIEST, LATEST
 from bindery_pulsar.managed_ledger_records import Position
+from bindery_pulsar.message_id import EARLIEST, LATEST
 from bindery_spark.sources.topic.options import TopicOptions
 from bindery_spark.sources.topic.positions import (
     ALL,
