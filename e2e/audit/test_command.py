@@ -97,7 +97,7 @@ def test_ctrl_c_leaves_a_run_that_goes_on_under_spark_submit(
     assert process.returncode == EXIT_INTERRUPTED, words
     (directory,) = out.iterdir()
     assert not (directory / "summary.json").exists()
-    again = shlex.split(words.strip().splitlines()[-1].partition("To go on: ")[2])
+    again = shlex.split(words.strip().splitlines()[-1].partition("To resume: ")[2])
     assert again[:3] == ["bindery", "audit", "run"], words
     assert again[again.index("--resume") + 1] == directory.name
     resumed = submit(*again[1:], "--json")
