@@ -72,7 +72,7 @@ def test_a_sound_cluster_says_so_in_three_lines(cluster: MemoryCluster) -> None:
     result = cluster.invoke("recovery", "status")
     assert result.exit_code == 0
     assert result.stdout.splitlines() == [
-        "healing is on", "auditor: a1 (2 more stand by)", "no ledger lacks a copy, as far as is known",
+        "automatic recovery is enabled", "auditor: a1 (2 on standby)", "no ledger is known to be under-replicated",
     ]  # fmt: skip
     assert status(cluster)["candidates"] == ["a1", "a2", "a3"]
 
@@ -103,7 +103,7 @@ def test_without_an_auditor_nothing_is_noticed_and_the_exit_code_says_it(cluster
     result = cluster.invoke("recovery", "status")
     assert result.exit_code == 1
     assert "auditor: NONE" in result.stdout
-    assert "nothing can be healed: no auditor is running: what is lost is not noticed" in result.stdout
+    assert "no ledger can be repaired: no auditor is running: what is lost is not noticed" in result.stdout
 
 
 def test_marked_ledgers_are_counted_by_obstacle_with_bytes_speed_and_time_left(cluster: MemoryCluster) -> None:
@@ -113,7 +113,7 @@ def test_marked_ledgers_are_counted_by_obstacle_with_bytes_speed_and_time_left(c
     mark(cluster, first, "b0", missing_bytes=3 * 2**20, missing_entries=7, state=RecoveryState.COPYING)
     mark(
         cluster, second, "b0", missing_bytes=2**20, missing_entries=1, state=RecoveryState.BLOCKED,
-        obstacle=Obstacle.NO_SPARE, detail="no bookie can take the place of b0",
+        obstacle=Obstacle.NO_SPARE, detail="no bookie can replace b0",
     )  # fmt: skip
     cluster.now_ms += 60_000
     mark(cluster, third, "b0")
@@ -123,13 +123,13 @@ def test_marked_ledgers_are_counted_by_obstacle_with_bytes_speed_and_time_left(c
     assert facts["by_obstacle"] == {"copying": 1, "no_spare": 1, "not looked at yet": 1}
     assert facts["oldest"] == {"ledger_id": first, "since_ms": cluster.now_ms - 60_000, "age_s": 60.0}
     text = cluster.invoke("recovery", "status").stdout
-    assert "3 ledgers lack copies: 4.0 MiB to copy, 1 of unknown size, 1.0 MiB/s, about 6 s left" in text
-    assert f"1  no_spare, such as ledger {second}: no bookie can take the place of b0" in text
+    assert "3 ledgers are under-replicated: 4.0 MiB to copy, 1 of unknown size, 1.0 MiB/s, about 6 s left" in text
+    assert f"1  no_spare, such as ledger {second}: no bookie can replace b0" in text
     assert f"oldest: ledger {first}, marked 60 s ago" in text
     cluster.now_ms += 61_000  # a silent worker copies nothing
     facts = status(cluster)
     assert (facts["bytes_per_s"], facts["eta_s"], facts["workers"][0]["stale"]) == (0, None, True)
-    assert "no time can be told: nothing was copied lately" in cluster.invoke("recovery", "status").stdout
+    assert "no estimate: no entries were copied recently" in cluster.invoke("recovery", "status").stdout
 
 
 def test_closed_ledgers_without_a_recorded_size_count_with_the_size_of_their_copies(cluster: MemoryCluster) -> None:
@@ -173,7 +173,7 @@ def test_absent_bookies_are_shown_with_the_time_they_have_left(cluster: MemoryCl
     report(cluster)
     cluster.now_ms += 10_000
     text = cluster.invoke("recovery", "status").stdout
-    assert "absent: b0 for 40 s; its ledgers are copied in 80 s unless it returns" in text
+    assert "absent: b0 for 40 s; its ledgers are marked in 80 s unless it returns" in text
     assert "absent: b1 for 8 min; its ledgers are marked" in text
     assert "absent: b2" not in text
     assert "in maintenance until" in text
@@ -213,7 +213,7 @@ def test_a_drain_that_ended_is_shown_so_before_the_auditor_looked_again(cluster:
     cluster.do(lambda store: RecoveryRecords(store).put_cursor("draining", {"bookies": left, "at_ms": cluster.now_ms}))
     event = drain_finished(BookieId("b0"), cluster.now_ms)
     cluster.do(lambda store: RecoveryRecords(store).append_history(event))
-    assert "draining: b0, it holds nothing any more: stop it" in cluster.invoke("recovery", "status").stdout
+    assert "draining: b0, empty: stop it" in cluster.invoke("recovery", "status").stdout
     (drained,) = status(cluster)["draining"]
     assert (drained["finished"], drained["ledgers_left"], drained["bytes_left"]) == (True, 0, 0)
 
@@ -226,22 +226,22 @@ def test_pause_and_resume_are_bookkeepers_switch_with_a_reason(cluster: MemoryCl
     result = cluster.invoke("recovery", "status")
     assert result.exit_code == 1
     assert "moving rack 3" in result.stdout.splitlines()[0]
-    assert result.stdout.startswith("healing is PAUSED by ")
+    assert result.stdout.startswith("automatic recovery is PAUSED by ")
     assert status(cluster)["pause"]["reason"] == "moving rack 3"
-    assert cluster.invoke("recovery", "resume").stdout == "healing goes on\n"
+    assert cluster.invoke("recovery", "resume").stdout == "automatic recovery is resumed\n"
     assert cluster.do(lambda store: store.exists(LAYOUT.replication_disabled)) is None
-    assert cluster.invoke("recovery", "resume").stdout == "it was not paused\n"
+    assert cluster.invoke("recovery", "resume").stdout == "automatic recovery was not paused\n"
     kinds = [json.loads(line)["kind"] for line in cluster.invoke("recovery", "history", "--json").stdout.splitlines()]
     assert kinds == ["paused", "resumed"]
 
 
 def test_a_pause_by_other_tools_is_shown_without_a_reason(cluster: MemoryCluster) -> None:
     cluster.do(lambda store: store.create(LAYOUT.replication_disabled, make_parents=True))
-    assert cluster.invoke("recovery", "status").stdout.splitlines()[0] == "healing is PAUSED"
+    assert cluster.invoke("recovery", "status").stdout.splitlines()[0] == "automatic recovery is PAUSED"
 
 
 def test_history_is_newest_last_and_bounded(cluster: MemoryCluster) -> None:
-    assert "nothing has happened yet" in cluster.invoke("recovery", "history").stderr
+    assert "no events are recorded" in cluster.invoke("recovery", "history").stderr
 
     async def work(store: MemoryStore) -> None:
         for number in range(5):
@@ -259,7 +259,7 @@ def test_trigger_writes_the_delay_again(cluster: MemoryCluster) -> None:
     cluster.do(lambda store: marks(store, cluster).set_lost_bookie_delay_s(77))
     before = cluster.do(lambda store: store.get(LAYOUT.lost_bookie_delay))
     cluster.elect("a1")
-    assert cluster.invoke("recovery", "trigger").stdout == "a1 was asked for an audit\n"
+    assert cluster.invoke("recovery", "trigger").stdout == "audit requested from a1\n"
     after = cluster.do(lambda store: store.get(LAYOUT.lost_bookie_delay))
     assert (after.data, after.stat.version) == (b"77", before.stat.version + 1)
 
@@ -274,7 +274,7 @@ def test_retry_ends_back_off_and_terminal_states(cluster: MemoryCluster) -> None
         detail="no copy of entry 3 is left", next_retry_ms=cluster.now_ms + 300_000,
     )  # fmt: skip
     result = cluster.invoke("recovery", "retry", str(ledger_id))
-    assert result.stdout == f"ledger {ledger_id} is tried again; it was unrecoverable after 9 attempts\n"
+    assert result.stdout == f"the repair of ledger {ledger_id} is retried; it was unrecoverable after 9 attempts\n"
     record = cluster.do(lambda store: RecoveryRecords(store).get(ledger_id))
     assert record is not None
     assert (record.state, record.obstacle, record.attempts, record.next_retry_ms) == (
@@ -298,23 +298,23 @@ def test_explain_follows_a_ledger_from_sound_to_unrecoverable(cluster: MemoryClu
         assert words in sentence
         assert found == code
 
-    says("every copy is there", 0)
+    says("no copy is known to be missing", 0)
     cluster.stop("b0")
-    says("because no auditor runs", 1)
+    says("because no auditor is running", 1)
     cluster.elect("a1")
-    says("the auditor a1 marks it once it has been away for the lost-bookie delay", 0)
+    says("the auditor a1 marks it when the lost-bookie delay has passed", 0)
     mark(cluster, ledger_id, "b0")
-    says("no replication worker runs", 1)
+    says("no replication worker is running", 1)
     report(cluster)
-    says("a worker takes it within seconds", 0)
+    says("a worker will start within seconds", 0)
     blocked = {"state": RecoveryState.BLOCKED, "obstacle": Obstacle.TARGET_REFUSES, "detail": "the disk of b2 is full"}
     mark(cluster, ledger_id, "b0", **blocked, next_retry_ms=cluster.now_ms + 20_000)
     says("the disk of b2 is full", 1)
-    says("looked at again in 20 s", 1)
+    says("next attempt in 20 s", 1)
     mark(cluster, ledger_id, "b0", state=RecoveryState.UNRECOVERABLE, obstacle=Obstacle.NO_COPY_LEFT, detail="0 of 2")
-    says("no good copy is left of some entries (0 of 2)", 1)
+    says("no good copy of some entries is left (0 of 2)", 1)
     cluster.invoke("recovery", "pause", "--reason", "why not")
-    says("automatic recovery was switched off", 1)
+    says("automatic recovery was disabled", 1)
     text = cluster.invoke("recovery", "explain", str(ledger_id)).stdout
     assert "bookie           b0: absent" in text
     assert "obstacle         no_copy_left" in text
@@ -336,16 +336,16 @@ def test_explain_of_draining_maintained_locked_and_deleted_ledgers(cluster: Memo
     cluster.elect("a1")
     ledger_id = cluster.ledger("b0", "b1")
     cluster.invoke("bookie", "drain", "b0")
-    assert "b0 is to hold nothing: the auditor a1 marks it soon" in explained(cluster, ledger_id)[0]
+    assert "b0 is leaving the cluster: the auditor a1 marks it soon" in explained(cluster, ledger_id)[0]
     cluster.invoke("bookie", "drain", "b0", "--cancel")
     cluster.invoke("bookie", "maintenance", "b0", "--for", "10m")
     cluster.stop("b0")
-    assert "b0 may be away for maintenance" in explained(cluster, ledger_id)[0]
+    assert "b0 is in maintenance" in explained(cluster, ledger_id)[0]
     mark(cluster, ledger_id, "b0", missing_entries=10, missing_bytes=2**20, state=RecoveryState.COPYING)
     lock = LAYOUT.mark_lock(ledger_id)
     cluster.do(lambda store: store.create(lock, b'bookieId: "w7"\n', make_parents=True))
     sentence, code = explained(cluster, ledger_id)
-    assert "is being copied by w7 right now, 10 copies to go (1.0 MiB)" in sentence
+    assert "is being copied by w7, 10 copies left (1.0 MiB)" in sentence
     assert code == 0
     cluster.do(lambda store: store.delete(LAYOUT.ledger(ledger_id), version=None))
     assert "was deleted" in explained(cluster, ledger_id)[0]
@@ -357,5 +357,5 @@ def test_status_lines_of_workers_are_a_table(cluster: MemoryCluster) -> None:
     report(cluster, ledger_id=7, bytes_per_s=fields.bytes_per_s, budget_bytes_per_s=fields.budget_bytes_per_s,
            bytes_done_total=fields.bytes_done_total, foreground_p99_ms=fields.foreground_p99_ms)  # fmt: skip
     lines = status_lines(status(cluster), now_ms=cluster.now_ms)
-    assert lines[-2].split() == ["worker", "state", "ledger", "speed", "allowed", "copied", "others", "wait"]
+    assert lines[-2].split() == ["worker", "state", "ledger", "speed", "allowed", "copied", "foreground", "p99"]
     assert lines[-1].split() == ["w0", "copying", "7", "1.0", "MiB/s", "4.0", "MiB/s", "1.0", "MiB", "12", "ms"]

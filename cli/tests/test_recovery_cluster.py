@@ -133,7 +133,7 @@ def test_drain_to_empty_and_back_then_lose_a_bookie_for_good(operator: Operator)
         "drain_started", "drain_finished", "drain_cancelled",
     ]  # fmt: skip
 
-    # One is gone for good while healing is paused: it waits, says so, and goes on.
+    # One was removed permanently while healing is paused: it waits, says so, and goes on.
     assert f"{other} is registered" in operator.run("bookie", "recover", other, "--yes", code=1).stderr
     operator.run("recovery", "pause", "--reason", "rack is moving")
     operator.run("standalone", "stop", other, "--data", str(operator.cluster.directory.root))
@@ -146,7 +146,7 @@ def test_drain_to_empty_and_back_then_lose_a_bookie_for_good(operator: Operator)
     assert status["marked"]["ledgers"] == planned["ledgers"]
     a_ledger = min(ledger_id for ledger_id, facts in operator.ledgers().items() if other in str(facts["segments"]))
     (explained,) = operator.lines("recovery", "explain", str(a_ledger), code=1)
-    assert "automatic recovery was switched off" in explained["sentence"]
+    assert "automatic recovery was disabled" in explained["sentence"]
     assert operator.run("ledger", "check", str(a_ledger), code=3).stdout.count("GONE") >= 1
     operator.run("recovery", "resume")
     *_, last = operator.lines("bookie", "recover", other, "--yes", "--wait")

@@ -82,12 +82,14 @@ def test_a_marked_ledger_refuses_and_names_what_ends_it(cluster: MemoryCluster) 
     code, said = gate(cluster)
     (reason,) = said["reasons"]
     assert (code, reason["kind"]) == (1, "under_replicated")
-    assert reason["text"] == "7 ledgers lack copies (7, 8, 9, 10, 11, ...)"
+    assert reason["text"] == "7 ledgers are under-replicated (7, 8, 9, 10, 11, ...)"
     assert reason["fix"].startswith(
         "wait until `bindery recovery status --watch` shows none; `bindery recovery explain 7`"
     )
     mark(cluster, paused=True)
-    assert gate(cluster)[1]["reasons"][0]["fix"].startswith("healing is paused: `bindery recovery resume`")
+    assert gate(cluster)[1]["reasons"][0]["fix"].startswith(
+        "automatic recovery is paused: run `bindery recovery resume`"
+    )
 
 
 def note(cluster: MemoryCluster, *ledgers: tuple[int, LedgerState]) -> None:
@@ -113,10 +115,10 @@ def test_a_ledger_that_recovery_closed_is_waited_for_until_somebody_looked(clust
     (reason,) = said["reasons"]
     assert (code, reason["kind"]) == (1, "unknown_copies")
     assert reason["text"] == (
-        "of 2 ledgers that were closed by recovery, or by a writer that missed copies, it is not known yet whether all"
-        " copies are there (4, 5)"
+        "2 ledgers were closed by recovery, or by a writer that missed copies, and not checked for missing copies"
+        " since (4, 5)"
     )
-    assert reason["fix"].startswith("wait some seconds, for the auditor looks")
+    assert reason["fix"].startswith("wait some seconds: the auditor checks them")
     assert gate(cluster, "--force")[0] == 0
     mark(cluster, LedgerId(4), LedgerId(5))
     assert reasons(cluster) == [("under_replicated", None)], "of a marked one it is known"
@@ -125,7 +127,9 @@ def test_a_ledger_that_recovery_closed_is_waited_for_until_somebody_looked(clust
 def test_notes_that_nobody_looks_at_name_what_ends_that(cluster: MemoryCluster) -> None:
     note(cluster, (4, LedgerState.CLOSED))
     mark(cluster, paused=True)
-    assert gate(cluster)[1]["reasons"][0]["fix"].startswith("healing is paused: `bindery recovery resume`")
+    assert gate(cluster)[1]["reasons"][0]["fix"].startswith(
+        "automatic recovery is paused: run `bindery recovery resume`"
+    )
 
 
 def test_force_passes_and_says_what_was_wrong(cluster: MemoryCluster) -> None:
@@ -134,11 +138,11 @@ def test_force_passes_and_says_what_was_wrong(cluster: MemoryCluster) -> None:
     assert (code, said["pass"], said["open"], len(said["reasons"])) == (0, True, False, 1)
     refused = cluster.invoke("recovery", "gate")
     assert refused.exit_code == 1
-    assert refused.stderr.splitlines()[0].startswith("refused: 1 ledger lacks copies (7); wait until")
+    assert refused.stderr.splitlines()[0].startswith("refused: 1 ledger is under-replicated (7); wait until")
     assert "--set upgradeGate.force=true" in refused.stderr.splitlines()[-1]
     forced = cluster.invoke("recovery", "gate", "--force")
     assert forced.exit_code == 0
-    assert forced.stderr.startswith("passed by force: 1 ledger lacks copies")
+    assert forced.stderr.startswith("passed by force: 1 ledger is under-replicated")
 
 
 def test_a_bookie_that_is_away_without_leave_refuses(cluster: MemoryCluster) -> None:
@@ -183,7 +187,9 @@ def test_bookies_that_are_to_go_must_be_drained(cluster: MemoryCluster) -> None:
     mean(cluster, B[4], Intent.DRAINING)
     mean(cluster, B[5], Intent.DRAINING)
     code, said = gate(cluster, bookies=4)
-    assert [reason["text"] for reason in said["reasons"]] == [f"bookie {B[4]} is to go, and 1 ledgers still name it"]
+    assert [reason["text"] for reason in said["reasons"]] == [
+        f"bookie {B[4]} is to be removed, but 1 ledgers still name it"
+    ]
     assert code == 1
 
 
@@ -192,7 +198,7 @@ def test_a_bookie_that_nothing_names_may_not_go_while_it_takes_new_ledgers(clust
     assert reasons(cluster, bookies=5) == [("not_drained", B[5])]
     (reason,) = gate(cluster, bookies=5)[1]["reasons"]
     assert reason["text"].startswith(
-        f"bookie {B[5]} is to go, and no ledger names it, but {B[5]} is still registered as writable: "
+        f"bookie {B[5]} is to be removed and is empty, but {B[5]} is still registered as writable: "
     )
     assert reasons(cluster) == [], "it may be restarted"
     mean(cluster, B[5], Intent.DRAINING)
@@ -210,8 +216,8 @@ def test_a_bookie_that_nothing_names_any_more_may_go(cluster: MemoryCluster) -> 
     assert reasons(cluster, bookies=6) == [], "and it may come back, though not as it is"
     notes = gate(cluster, bookies=6)[1]["notes"]
     assert [note.partition(";")[0] for note in notes] == [
-        f"bookie {B[4]} is to stay, and is draining: it takes no new ledgers",
-        f"bookie {B[5]} is to stay, and is removed: it does not start",
+        f"bookie {B[4]} is to stay, but is draining: it accepts no new ledgers",
+        f"bookie {B[5]} is to stay, but is removed: it does not start",
     ]
 
 
@@ -226,7 +232,7 @@ def test_a_rollback_is_refused_for_bookies_that_go_and_for_nothing_else(cluster:
     code, said = gate(cluster, "--only-drained", bookies=4)
     (reason,) = said["reasons"]
     assert (code, reason["kind"], reason["bookie_id"]) == (1, "not_drained", B[4])
-    assert reason["text"] == f"bookie {B[4]} is to go, and 1 ledgers still name it"
+    assert reason["text"] == f"bookie {B[4]} is to be removed, but 1 ledgers still name it"
     cluster.stop(B[4])
     code, said = gate(cluster, "--only-drained", bookies=4)
     assert (code, [(reason["kind"], reason["bookie_id"]) for reason in said["reasons"]]) == (1, [("lost", B[4])]), (
@@ -284,7 +290,7 @@ def test_bookies_of_another_name_are_not_taken_for_none(cluster: MemoryCluster) 
     result = cluster.invoke("recovery", "gate", "--bookies", "6", "--id-template", "other-bookie-{}.other-bookie")
     assert result.exit_code == 1
     assert result.stderr.splitlines()[0].startswith(
-        f"refused: none of the 6 bookies, such as {B[0]}, has an id like other-bookie-0.other-bookie; name the release"
+        f"refused: none of the 6 bookies (such as {B[0]}) has an id like other-bookie-0.other-bookie; use the"
     )
     assert cluster.invoke("recovery", "gate", "--bookies", "0", "--id-template", "none-{}").exit_code == 0
 
@@ -297,7 +303,7 @@ def test_a_cluster_without_a_bookie_yet_passes(monkeypatch: pytest.MonkeyPatch) 
 def test_a_cluster_that_is_not_initialised_has_nothing_to_protect(cluster: MemoryCluster) -> None:
     result = cluster.invoke("recovery", "gate", "--ledgers-root", "/none", "--bookies", "1", "--id-template", TEMPLATE)
     assert result.exit_code == 0
-    assert "not initialised yet: there is nothing to protect" in result.stdout
+    assert "not initialized: there is no data to protect" in result.stdout
 
 
 def test_without_an_auditor_it_passes_with_a_note(cluster: MemoryCluster) -> None:
@@ -307,7 +313,7 @@ def test_without_an_auditor_it_passes_with_a_note(cluster: MemoryCluster) -> Non
 
     cluster.do(work)
     code, said = gate(cluster)
-    assert (code, said["notes"]) == (0, ["no auditor is running: what lacks copies may not be marked"])
+    assert (code, said["notes"]) == (0, ["no auditor is running: under-replicated ledgers may not be marked"])
 
 
 def test_it_waits_for_what_ends_by_itself(cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch) -> None:

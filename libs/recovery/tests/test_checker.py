@@ -64,7 +64,7 @@ async def test_a_hole_in_the_middle_is_found_by_reading_all_and_not_by_the_ends(
     assert (await checked(client, ledger_id)).is_whole
     (bad,) = (await checked(client, ledger_id, ALL)).bad
     assert (bad.state, bad.bad_entry_ids, bad.fragment.bookie_id) == (FragmentState.MISSING, (20, 21), holder)
-    assert bad.reason == "entry 20: entry is not there"
+    assert bad.reason == "entry 20: entry is missing"
 
 
 async def test_a_corrupt_copy_is_as_bad_as_none() -> None:

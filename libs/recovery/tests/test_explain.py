@@ -65,71 +65,73 @@ def record(
     [
         pytest.param(
             {"view": view(A, B, C)},
-            "Ledger 7 is not marked: as far as is known every copy is there, and `bindery ledger check 7 --deep`"
-            " looks.",
+            "Ledger 7 is not marked: no copy is known to be missing; to read every copy, run `bindery ledger check 7 "
+            "--deep`.",
             False, id="whole",
         ),
         pytest.param(
             {"view": view(A, B, C), "closing": NOTE},
-            "Ledger 7 is not marked, but it was closed by recovery, whose writer may have gone on without some, so that"
-            " it may lack copies: since 3 s the auditor auditor-1 asks its bookies for their lists of entries.",
+            "Ledger 7 is not marked, but it was closed by recovery after its writer may have continued without some "
+            "copies, so some copies may be missing: the auditor auditor-1 has been checking the entry lists of its "
+            "bookies for 3 s.",
             False, id="noted",
         ),
         pytest.param(
             {"view": view(A, B, C), "closing": NOTE, "metadata": OPEN},
-            "Ledger 7 is not marked, but it was closed by recovery, whose writer may have gone on without some, so that"
-            " it may lack copies: it is not closed yet, and is looked at once it is.",
+            "Ledger 7 is not marked, but it was closed by recovery after its writer may have continued without some "
+            "copies, so some copies may be missing: it is checked when it has been closed.",
             False, id="noted-open",
         ),
         pytest.param(
             {"view": view(A, B, C), "closing": ClosingRecord(SEVEN, ClosingCause.DEGRADED), "auditor": None},
-            "Ledger 7 is not marked, but its writer went on without a copy of some entries, so that it may lack copies;"
-            " nobody looks, because no auditor runs: start one.",
+            "Ledger 7 is not marked, but its writer continued without a copy of some entries, so some copies may be "
+            "missing; it is not checked, because no auditor is running: start one.",
             True, id="noted-without-auditor",
         ),
         pytest.param(
             {"view": view(A, B, C), "closing": ClosingRecord(SEVEN, ClosingCause.IN_FLIGHT), "is_enabled": False},
-            "Ledger 7 is not marked, but it was closed while copies were on their way, so that it may lack copies;"
-            " nobody looks, because automatic recovery was switched off: `bindery recovery resume` switches it on.",
+            "Ledger 7 is not marked, but it was closed while copies were still being written, so some copies may be "
+            "missing; it is not checked, because automatic recovery was disabled: run `bindery recovery resume` to "
+            "enable it.",
             True, id="noted-while-off",
         ),
-        pytest.param({"metadata": None}, "Ledger 7 does not exist, and nothing is to be healed.", False, id="nothing"),
+        pytest.param({"metadata": None}, "Ledger 7 does not exist.", False, id="nothing"),
         pytest.param(
             {"metadata": None, "metadata_error": "half a line"},
-            "Ledger 7 is not marked, but its metadata cannot be read (half a line): restore them.",
+            "Ledger 7 is not marked, but its metadata cannot be read (half a line): restore it from a backup.",
             True, id="unreadable",
         ),
         pytest.param(
             {},
-            "Ledger 7 is not marked yet, though bookie-b is not registered: the auditor auditor-1 marks it once it has"
-            " been away for the lost-bookie delay.",
+            "Ledger 7 is not marked yet, though bookie-b is not registered: the auditor auditor-1 marks it when the "
+            "lost-bookie delay has passed.",
             False, id="one-away",
         ),
         pytest.param(
             {"view": view(A)},
             "Ledger 7 is not marked yet, though bookie-b and bookie-c are not registered: the auditor auditor-1 marks"
-            " it once they have been away for the lost-bookie delay.",
+            " it when the lost-bookie delay has passed.",
             False, id="two-away",
         ),
         pytest.param(
             {"auditor": None},
-            "Ledger 7 is not marked, though bookie-b is not registered, because no auditor runs: start one.",
+            "Ledger 7 is not marked, though bookie-b is not registered, because no auditor is running: start one.",
             True, id="no-auditor",
         ),
         pytest.param(
             {"is_enabled": False},
-            "Ledger 7 is not marked, though bookie-b is not registered, because automatic recovery was switched off:"
-            " `bindery recovery resume` switches it on.",
+            "Ledger 7 is not marked, though bookie-b is not registered, because automatic recovery was disabled: run "
+            "`bindery recovery resume` to enable it.",
             True, id="switched-off",
         ),
         pytest.param(
             {"view": view(A, C, b=Intent.MAINTENANCE)},
-            "Ledger 7 is not marked, because bookie-b may be away for maintenance: nothing is to be done.",
+            "Ledger 7 is not marked, because bookie-b is in maintenance: no action is needed.",
             False, id="maintenance",
         ),
         pytest.param(
             {"view": view(A, B, C, c=Intent.DRAINING)},
-            "Ledger 7 is not marked yet, though bookie-c is to hold nothing: the auditor auditor-1 marks it soon.",
+            "Ledger 7 is not marked yet, though bookie-c is leaving the cluster: the auditor auditor-1 marks it soon.",
             False, id="draining",
         ),
     ],
@@ -145,58 +147,58 @@ def test_a_ledger_that_is_not_marked(facts: dict[str, Any], sentence: str, waits
     ("facts", "sentence", "waits"),
     [
         pytest.param(
-            {"metadata": None}, "Ledger 7 was deleted: its mark goes as soon as a worker looks at it.", False, id="gone"
+            {"metadata": None}, "Ledger 7 was deleted: a worker will remove its mark.", False, id="gone"
         ),
         pytest.param(
             {"is_enabled": False, "pause": Pause("anna", "disks are being moved", NOW_MS)},
-            "Ledger 7 is marked and waits, because automatic recovery was switched off by anna (disks are being moved):"
-            " `bindery recovery resume` switches it on.",
+            "Ledger 7 is marked and waits, because automatic recovery was disabled by anna (disks are being moved): "
+            "run `bindery recovery resume` to enable it.",
             True, id="paused",
         ),
         pytest.param(
             {"is_enabled": False},
-            "Ledger 7 is marked and waits, because automatic recovery was switched off: `bindery recovery resume`"
-            " switches it on.",
+            "Ledger 7 is marked and waits, because automatic recovery was disabled: run `bindery recovery resume` to "
+            "enable it.",
             True, id="switched-off",
         ),
         pytest.param(
             {"workers": []},
-            "Ledger 7 is marked (copies are missing: bookie-b) and no replication worker runs: start an auditor, or set"
-            " `autorecovery_embedded` on the bookies.",
+            "Ledger 7 is marked (copies are missing: bookie-b) and no replication worker is running: start an "
+            "auditor, or set `autorecovery_embedded` on the bookies.",
             True, id="no-worker",
         ),
         pytest.param(
             {"workers": [WorkerReport("dead", NOW_MS - 60_000)], "record": record(Obstacle.NONE)},
-            "Ledger 7 is marked (a bookie is lost: bookie-b) and no replication worker runs: start an auditor, or set"
-            " `autorecovery_embedded` on the bookies.",
+            "Ledger 7 is marked (a bookie is lost: bookie-b) and no replication worker is running: start an auditor, "
+            "or set `autorecovery_embedded` on the bookies.",
             True, id="worker-silent",
         ),
         pytest.param(
             {},
-            "Ledger 7 is marked (copies are missing: bookie-b) and a worker takes it within seconds: nothing is to be"
-            " done.",
+            "Ledger 7 is marked (copies are missing: bookie-b) and a worker will start within seconds: no action is "
+            "needed.",
             False, id="idle-worker",
         ),
         pytest.param(
             {"workers": [BUSY], "record": record(Obstacle.NONE, reason=Reason.BOOKIE_DRAINING)},
-            "Ledger 7 is marked (a bookie is drained: bookie-b) and waits for a worker: the worker is at other ledgers;"
-            " more workers or a higher rate would make it quicker.",
+            "Ledger 7 is marked (a bookie is drained: bookie-b) and waits for a worker: the only worker is busy with "
+            "other ledgers; more workers or a higher rate limit would shorten the wait.",
             False, id="busy-worker",
         ),
         pytest.param(
             {"workers": [BUSY, BUSY], "record": record(Obstacle.NONE, reason=Reason.ENTRY_MISSING)},
-            "Ledger 7 is marked (a check found copies missing or corrupt: bookie-b) and waits for a worker: all 2"
-            " workers are at other ledgers; more workers or a higher rate would make it quicker.",
+            "Ledger 7 is marked (a check found missing or corrupt entries: bookie-b) and waits for a worker: all 2 "
+            "workers are busy with other ledgers; more workers or a higher rate limit would shorten the wait.",
             False, id="busy-workers",
         ),
         pytest.param(
             {"locked_by": "worker-1", "record": record(Obstacle.NONE, state=RecoveryState.WAITING)},
-            "Ledger 7 is being looked at by worker-1 right now: nothing is to be done.",
+            "Ledger 7 is being checked by worker-1: no action is needed.",
             False, id="locked",
         ),
         pytest.param(
             {"locked_by": ""},
-            "Ledger 7 is being looked at by a worker right now: nothing is to be done.",
+            "Ledger 7 is being checked by a worker: no action is needed.",
             False, id="locked-by-apache",
         ),
         pytest.param(
@@ -207,13 +209,12 @@ def test_a_ledger_that_is_not_marked(facts: dict[str, Any], sentence: str, waits
                     Obstacle.NONE, state=RecoveryState.COPYING, missing_entries=12_000, missing_bytes=300_000_000
                 ),
             },
-            "Ledger 7 is being copied by worker-1 right now, 12,000 copies to go (286.1 MiB), done in about 5 min:"
-            " nothing is to be done.",
+            "Ledger 7 is being copied by worker-1, 12,000 copies left (286.1 MiB), about 5 min: no action is needed.",
             False, id="copying",
         ),
         pytest.param(
             {"locked_by": "worker-1", "record": record(Obstacle.NONE, state=RecoveryState.COPYING, missing_entries=1)},
-            "Ledger 7 is being copied by worker-1 right now, 1 copy to go: nothing is to be done.",
+            "Ledger 7 is being copied by worker-1, 1 copy left: no action is needed.",
             False, id="copying-of-unknown-size",
         ),
     ],
@@ -225,37 +226,37 @@ def test_a_ledger_that_has_met_no_obstacle(facts: dict[str, Any], sentence: str,
 # --- every obstacle ---------------------------------------------------------------------------------------------------
 
 NO_SPARE = sentences.no_spare(B, (A, B, C), view(A, C, D, read_only=(D,)))
-AGAIN = " (looked at again in 40 s, after 3 attempts)."
+AGAIN = " (next attempt in 40 s, after 3 attempts)."
 WAITING = RecoveryState.WAITING
 
 CASES: dict[str, tuple[dict[str, Any], str, bool]] = {
     "refilling": (
         {"record": record(Obstacle.NONE, sentences.refilling(B), WAITING, attempts=0)},
-        "Ledger 7 is not healed because bookie-b lost its storage and refills it from the other bookies: nothing is to"
-        " be done (looked at again in 40 s).",
+        "Ledger 7 is not repaired because bookie-b lost its storage and refills it from the other bookies: no action "
+        "is needed (next attempt in 40 s).",
         False,
     ),
     "maintenance": (
         {"record": record(Obstacle.NONE, sentences.excused(B, NOW_MS, NOW_MS + 200_000), WAITING, attempts=0)},
-        "Ledger 7 is not healed because bookie-b is away for maintenance for 3 min more: it is waited for, and replaced"
-        " when it does not come back (looked at again in 40 s).",
+        "Ledger 7 is not repaired because bookie-b is in maintenance for another 3 min: it is replaced only if it "
+        "does not return by then (next attempt in 40 s).",
         False,
     ),
     "no-spare": (
         {"view": view(A, C, D, read_only=(D,)), "record": record(Obstacle.NO_SPARE, NO_SPARE)},
-        "Ledger 7 is not healed because no bookie can take the place of bookie-b: of 2 writable bookies none is free of"
-        " this ledger (bookie-d is read-only); add a bookie, or bring bookie-b back" + AGAIN,
+        "Ledger 7 is not repaired because no bookie can replace bookie-b: none of 2 writable bookies can accept "
+        "copies of this ledger (bookie-d is read-only); add a bookie, or start bookie-b again" + AGAIN,
         True,
     ),
     "no-spare-but-one-joined": (
         {"view": view(A, C, D), "record": record(Obstacle.NO_SPARE, NO_SPARE)},
-        "Ledger 7 is not healed because there was no spare bookie when it was tried, but now there is bookie-d: it is"
-        " healed soon" + AGAIN,
+        "Ledger 7 is not repaired because there was no spare bookie at the last attempt, but bookie-d can accept "
+        "copies now: it will be repaired" + AGAIN,
         False,
     ),
     "no-spare-but-one-that-drains": (
         {"view": view(A, C, D, d=Intent.DRAINING), "record": record(Obstacle.NO_SPARE, NO_SPARE)},
-        "Ledger 7 is not healed because " + NO_SPARE + AGAIN,
+        "Ledger 7 is not repaired because " + NO_SPARE + AGAIN,
         True,
     ),
     "no-spare-open": (
@@ -263,9 +264,9 @@ CASES: dict[str, tuple[dict[str, Any], str, bool]] = {
             "metadata": OPEN,
             "record": record(Obstacle.NO_SPARE, sentences.no_spare(B, (A, B, C), view(A, C), is_open=True)),
         },
-        "Ledger 7 is not healed because no bookie can take the place of bookie-b: of 2 writable bookies none is free of"
-        " this ledger; it stays open and its writer goes on with the others; add a bookie, or bring bookie-b back"
-        + AGAIN,
+        "Ledger 7 is not repaired because no bookie can replace bookie-b: none of 2 writable bookies can accept "
+        "copies of this ledger; the ledger stays open and its writer continues with the other bookies; add a bookie, "
+        "or start bookie-b again" + AGAIN,
         True,
     ),
     "no-copy-left": (
@@ -277,63 +278,63 @@ CASES: dict[str, tuple[dict[str, Any], str, bool]] = {
                 next_retry_ms=None,
             )
         },
-        "Ledger 7 is not healed because no good copy is left of some entries (entry 4 cannot be read from any bookie:"
-        " bookie-b is gone for good): bring a bookie back that had one, with its disks, or delete the ledger (it is"
-        " tried again when a bookie returns, or with `bindery recovery retry`).",
+        "Ledger 7 is not repaired because no good copy of some entries is left (entry 4 cannot be read from any "
+        "bookie: bookie-b is gone for good): start a bookie that had one, with its disks, or delete the ledger (the "
+        "next attempt follows when a bookie returns, or after `bindery recovery retry`).",
         True,
     ),
     "source-away": (
         {"record": record(Obstacle.SOURCE_UNAVAILABLE, "entry 4 cannot be read from any bookie: it is not registered")},
-        "Ledger 7 is not healed because the bookies that may have good copies do not give them (entry 4 cannot be read"
-        " from any bookie: it is not registered): bring bookie-b back" + AGAIN,
+        "Ledger 7 is not repaired because the bookies that may have good copies do not return them (entry 4 cannot be"
+        " read from any bookie: it is not registered): start bookie-b again" + AGAIN,
         True,
     ),
     "source-silent": (
         {"view": view(A, B, C), "record": record(Obstacle.SOURCE_UNAVAILABLE, "entry 4 cannot be read")},
-        "Ledger 7 is not healed because the bookies that may have good copies do not give them (entry 4 cannot be"
-        " read): see what keeps these bookies from answering" + AGAIN,
+        "Ledger 7 is not repaired because the bookies that may have good copies do not return them (entry 4 cannot be"
+        " read): find out why these bookies do not answer" + AGAIN,
         True,
     ),
     "limbo": (
         {"record": record(Obstacle.SOURCE_IN_LIMBO, "entry 4 cannot be read")},
-        "Ledger 7 is not healed because what may be the last copies lie on a bookie that lost storage (entry 4 cannot"
-        " be read): bring back the other bookies that had them, or wait until it has refilled what it can" + AGAIN,
+        "Ledger 7 is not repaired because the last copies may be on a bookie that lost its storage (entry 4 cannot be"
+        " read): start the other bookies that had them, or wait until that bookie has refilled its storage" + AGAIN,
         True,
     ),
     "target": (
         {"record": record(Obstacle.TARGET_REFUSES, "bookie-d answers READ_ONLY")},
-        "Ledger 7 is not healed because no bookie takes the copies (bookie-d answers READ_ONLY): free its disk, or add"
-        " a bookie" + AGAIN,
+        "Ledger 7 is not repaired because no bookie accepts the copies (bookie-d answers READ_ONLY): free disk space,"
+        " or add a bookie" + AGAIN,
         True,
     ),
     "grace": (
         {"metadata": OPEN, "record": record(Obstacle.LEDGER_OPEN, sentences.grace(7, [B], 30), WAITING, attempts=0)},
-        "Ledger 7 is not healed because it is open and its writer has 30 s more to replace bookie-b itself: then"
-        " it is closed and healed (looked at again in 40 s).",
+        "Ledger 7 is not repaired because it is open and its writer has 30 s left to replace bookie-b itself: after "
+        "that, the ledger is closed and repaired (next attempt in 40 s).",
         False,
     ),
     "open-with-a-hole": (
         {"metadata": OPEN, "record": record(Obstacle.LEDGER_OPEN, sentences.open_with_hole(7, [B]))},
-        "Ledger 7 is not healed because it is open and its writer went on without some copies on bookie-b: they"
-        " are made once the writer closes it or changes its bookies" + AGAIN,
+        "Ledger 7 is not repaired because it is open and its writer continued without some copies on bookie-b: they "
+        "are created when the writer closes the ledger or replaces the bookie" + AGAIN,
         True,
     ),
     "open-but-closed-meanwhile": (
         {"record": record(Obstacle.LEDGER_OPEN, sentences.open_with_hole(7, [B]))},
-        "Ledger 7 is not healed because it was open when it was looked at, and is closed now: it is healed soon"
+        "Ledger 7 is not repaired because it was open at the last attempt and is closed now: it will be repaired soon"
         + AGAIN,
         False,
     ),
     "recovery": (
         {"metadata": OPEN, "record": record(Obstacle.RECOVERY_IMPOSSIBLE, sentences.recovery_impossible(7, "1 of 3"))},
-        "Ledger 7 is not healed because it is open and cannot be closed, because too few of its bookies say where"
-        " it ends (1 of 3): bring them back" + AGAIN,
+        "Ledger 7 is not repaired because it is open and cannot be closed, because too few of its bookies answer to "
+        "find its last entry (1 of 3): start them again" + AGAIN,
         True,
     ),
     "recovered-meanwhile": (
         {"record": record(Obstacle.RECOVERY_IMPOSSIBLE, sentences.recovery_impossible(7, "1 of 3"))},
-        "Ledger 7 is not healed because it could not be closed when it was tried, and is closed now: it is healed soon"
-        + AGAIN,
+        "Ledger 7 is not repaired because it could not be closed at the last attempt and is closed now: it will be "
+        "repaired soon" + AGAIN,
         False,
     ),
     "metadata": (
@@ -342,26 +343,26 @@ CASES: dict[str, tuple[dict[str, Any], str, bool]] = {
             "metadata_error": "half a line",
             "record": record(Obstacle.METADATA_UNREADABLE, sentences.metadata_unreadable(7, "half a line")),
         },
-        "Ledger 7 is not healed because the metadata of ledger 7 cannot be read (half a line): restore them from a"
-        " backup, or delete the ledger" + AGAIN,
+        "Ledger 7 is not repaired because the metadata of ledger 7 cannot be read (half a line): restore it from a "
+        "backup, or delete the ledger" + AGAIN,
         True,
     ),
     "metadata-restored": (
         {"record": record(Obstacle.METADATA_UNREADABLE, sentences.metadata_unreadable(7, "half a line"))},
-        "Ledger 7 is not healed because its metadata could not be read when it was tried, and can be now: it is healed"
-        " soon" + AGAIN,
+        "Ledger 7 is not repaired because its metadata could not be read at the last attempt and can be read now: it "
+        "will be repaired soon" + AGAIN,
         False,
     ),
     "paused-meanwhile": (
         {"record": record(Obstacle.PAUSED, sentences.paused(), WAITING, attempts=0, next_retry_ms=NOW_MS - 1)},
-        "Ledger 7 is not healed because automatic recovery was switched off while it was copied, and is on again: a"
-        " worker takes it soon (looked at again now).",
+        "Ledger 7 is not repaired because automatic recovery was disabled during the last attempt and is enabled now:"
+        " a worker will start soon (next attempt now).",
         False,
     ),
     "error": (
         {"record": record(Obstacle.ERROR, sentences.unsure(B, "IO_ERROR"), RecoveryState.BACKING_OFF, attempts=1)},
-        "Ledger 7 is not healed because the last attempt failed (bookie-b cannot say whether it has its copies"
-        " (IO_ERROR): it is asked again, and then replaced) (looked at again in 40 s, after 1 attempt).",
+        "Ledger 7 is not repaired because the last attempt failed (bookie-b does not report its entries (IO_ERROR): "
+        "the check is repeated, then the bookie is replaced) (next attempt in 40 s, after 1 attempt).",
         False,
     ),
 }
@@ -384,7 +385,7 @@ def test_no_obstacle_and_no_state_was_forgotten() -> None:
 def test_every_reason_has_its_words(reason: Reason) -> None:
     sentence, _ = said(record=record(Obstacle.NONE, reason=reason))
     assert sentence.startswith("Ledger 7 is marked (")
-    assert ": bookie-b) and a worker takes it" in sentence
+    assert ": bookie-b) and a worker will start" in sentence
     assert "_" not in sentence, "words, not codes"
 
 

@@ -91,11 +91,11 @@ def test_a_retry_that_is_far_away_is_waited_for() -> None:
     [
         (
             snapshot(record(1), is_enabled=False, pause=Pause("ada", "moving racks", NOW_MS)),
-            "automatic recovery is switched off by ada (moving racks): `bindery recovery resume` switches it on",
+            "automatic recovery is disabled by ada (moving racks): run `bindery recovery resume` to enable it",
         ),
         (
             snapshot(record(1), is_enabled=False),
-            "automatic recovery is switched off: `bindery recovery resume` switches it on",
+            "automatic recovery is disabled: run `bindery recovery resume` to enable it",
         ),
         (
             snapshot(record(1, RecoveryState.BLOCKED, obstacle=Obstacle.NO_SPARE, detail="no bookie is free")),
@@ -103,7 +103,7 @@ def test_a_retry_that_is_far_away_is_waited_for() -> None:
         ),
         (
             snapshot(*(record(n, RecoveryState.UNRECOVERABLE, obstacle=Obstacle.NO_COPY_LEFT) for n in (1, 2))),
-            "2 ledgers are beyond recovery: no copy left",
+            "2 ledgers are unrecoverable: no copy left",
         ),
         (
             snapshot(record(1), reports=()),
@@ -124,7 +124,7 @@ def test_a_retry_that_is_far_away_is_waited_for() -> None:
         ),
         (
             snapshot(record(1), reports=(WorkerReport("w1", NOW_MS - 61_000, bytes_per_s=5.0),)),
-            "nothing was copied lately: workers look at the marked ledgers, or have just begun",
+            "no entries were copied recently: workers check the marked ledgers, or have just started",
         ),
         (snapshot(unrecorded=1), "how much is missing is not known yet"),
     ],

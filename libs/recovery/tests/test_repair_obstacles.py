@@ -24,8 +24,8 @@ def test_without_a_spare_it_says_so_and_heals_when_one_joins() -> None:
         record = await here.until_tried(writer.ledger_id)
         assert (record.state, record.obstacle) == (RecoveryState.BLOCKED, Obstacle.NO_SPARE)
         assert record.detail == (
-            f"no bookie can take the place of {lost}: of 2 writable bookies none is free of this ledger;"
-            f" add a bookie, or bring {lost} back"
+            f"no bookie can replace {lost}: none of 2 writable bookies can accept copies of this ledger;"
+            f" add a bookie, or start {lost} again"
         )
         assert (record.attempts, record.missing_entries, record.missing_bytes) == (1, 30, 300)
         assert record.next_retry_ms is not None
@@ -98,7 +98,7 @@ def test_who_is_away_for_maintenance_is_not_replaced_until_the_lease_ends() -> N
         healer = here.healer().start()
         record = await here.until_tried(writer.ledger_id)
         assert (record.state, record.obstacle, record.attempts) == (RecoveryState.WAITING, Obstacle.NONE, 0)
-        assert record.detail.startswith(f"{away} is away for maintenance for 5 min more")
+        assert record.detail.startswith(f"{away} is in maintenance for another 5 min")
         await asyncio.sleep(280)
         assert healer.client.stored == []
         await here.until_healed(writer.ledger_id)
@@ -120,7 +120,7 @@ def test_who_refills_its_own_storage_is_neither_replaced_nor_a_source() -> None:
         record = await here.until_tried(writer.ledger_id)
         assert (record.state, record.obstacle) == (RecoveryState.WAITING, Obstacle.NONE)
         assert record.detail == (
-            f"{refilling} lost its storage and refills it from the other bookies: nothing is to be done"
+            f"{refilling} lost its storage and refills it from the other bookies: no action is needed"
         )
         await asyncio.sleep(100)
         assert healer.client.stored == []
@@ -151,7 +151,7 @@ def test_what_only_a_refilling_bookie_may_have_is_not_lost() -> None:
         assert (record.state, record.obstacle) == (RecoveryState.BLOCKED, Obstacle.SOURCE_IN_LIMBO)
         assert record.detail == (
             f"entry 0 cannot be read from any bookie: {refilling} is refilling its lost storage,"
-            f" {gone} is gone for good"
+            f" {gone} was removed permanently"
         )
         assert healer.client.stored == []
         del here.ledgers.read_answers[refilling]
@@ -173,7 +173,7 @@ def test_a_single_copy_on_a_bookie_that_is_gone_is_unrecoverable_until_that_book
         record = await here.until_tried(writer.ledger_id)
         assert (record.state, record.obstacle) == (RecoveryState.UNRECOVERABLE, Obstacle.NO_COPY_LEFT)
         assert record.next_retry_ms is None
-        assert record.detail == f"entry 0 cannot be read from any bookie: {gone} is gone for good"
+        assert record.detail == f"entry 0 cannot be read from any bookie: {gone} was removed permanently"
         assert await here.is_marked(writer.ledger_id), "the mark is kept"
         assert await here.marks.locks() == {}, "and its lock released"
         (event,) = await here.records.history()

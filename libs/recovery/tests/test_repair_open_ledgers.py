@@ -21,8 +21,8 @@ def test_an_idle_open_ledger_is_recovered_after_the_grace_and_not_before() -> No
         record = await here.until_tried(writer.ledger_id)
         assert (record.state, record.obstacle) == (RecoveryState.WAITING, Obstacle.LEDGER_OPEN)
         assert record.detail == (
-            f"ledger {writer.ledger_id} is open and its writer has 30 s more to replace {lost} itself: then it is"
-            " closed and healed"
+            f"ledger {writer.ledger_id} is open and its writer has 30 s left to replace {lost} itself: after that, the"
+            " ledger is closed and repaired"
         )
         await asyncio.sleep(25)
         assert healer.client.opened == []
@@ -119,7 +119,7 @@ def test_an_open_ledger_is_not_fenced_where_no_spare_would_help() -> None:
         healer = here.healer(open_ledger_grace_s=30).start()
         record = await here.until_tried(writer.ledger_id)
         assert record.obstacle is Obstacle.NO_SPARE
-        assert "it stays open and its writer goes on with the others" in record.detail
+        assert "the ledger stays open and its writer continues with the other bookies" in record.detail
         await asyncio.sleep(1_000)
         assert healer.client.opened == []
         assert await writer.add(b"still alive") == 30

@@ -155,7 +155,7 @@ async def test_without_a_spare_it_waits_and_heals_within_seconds_when_one_joins(
         await mark(cluster, writer.ledger_id, "bookie-2")
         async with working(cluster):
             record = await said(cluster, writer.ledger_id, Obstacle.NO_SPARE)
-            assert "no bookie can take the place of bookie-2" in record.detail
+            assert "no bookie can replace bookie-2" in record.detail
             await cluster.start("bookie-3")
             await healed(cluster, writer.ledger_id)
         metadata = await assert_whole(client, writer.ledger_id, 120)

@@ -1,4 +1,4 @@
-"""`bindery recovery`: how the cluster heals itself, why a ledger is not healed, and the switch."""
+"""`bindery recovery`: status of automatic recovery, explanations for single ledgers, pause and resume."""
 
 import json
 import sys
@@ -30,17 +30,17 @@ app = group("Show, explain and control re-replication.")
 
 @app.command("status")
 def status(
-    watch: Annotated[bool, typer.Option("--watch", help="Again every 2 seconds, until Ctrl-C.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Refresh every 2 seconds until Ctrl-C.")] = False,
     zookeeper: ZooKeeper = DEFAULT_ZOOKEEPER,
     ledgers_root: LedgersRoot = LEDGERS_ROOT,
     as_json: AsJson = False,
 ) -> None:
-    """Show what is lost, draining and marked, who heals, how fast, and when it will be done.
+    """Show lost and draining bookies, under-replicated ledgers, workers, speed and the estimated time left.
 
     Example: bindery recovery status --watch
 
-    Exit codes: 0 nothing is to be healed, or it is being healed; 1 nothing can be healed: paused, or no auditor or
-    worker is there.
+    Exit codes: 0 all ledgers are fully replicated, or can be repaired; 1 no ledger can be repaired: recovery is paused,
+    or no auditor or worker is running.
     """
 
     async def work(cluster: "Cluster") -> int:
@@ -76,11 +76,11 @@ def explain(
     ledgers_root: LedgersRoot = LEDGERS_ROOT,
     as_json: AsJson = False,
 ) -> None:
-    """Say in a sentence why a ledger is not healed and what would heal it, with the facts.
+    """Explain why a ledger is not repaired and what to do.
 
     Example: bindery recovery explain 7
 
-    Exit codes: 0 it needs no healing, or is on its way; 1 it waits for something.
+    Exit codes: 0 no action is needed; 1 the ledger cannot be repaired without an action.
     """
 
     async def work(cluster: "Cluster") -> int:
@@ -98,12 +98,14 @@ def explain(
 
 @app.command("history")
 def history(
-    limit: Annotated[int, typer.Option("-n", "--limit", metavar="N", min=1, max=1000, help="At most so many.")] = 50,
+    limit: Annotated[
+        int, typer.Option("-n", "--limit", metavar="N", min=1, max=1000, help="Maximum number of events.")
+    ] = 50,
     zookeeper: ZooKeeper = DEFAULT_ZOOKEEPER,
     ledgers_root: LedgersRoot = LEDGERS_ROOT,
     as_json: AsJson = False,
 ) -> None:
-    """List what happened: bookies lost and back, ledgers marked and healed, drains, checks, pauses. The newest last.
+    """List recovery events, newest last: bookies lost and returned, ledgers marked and repaired, drains, checks.
 
     Example: bindery recovery history -n 20
     """
@@ -119,19 +121,19 @@ def history(
             else:
                 print(f"{time_text(event.at_ms)}  {event.kind:<18} {event.text}")
         if not events and not as_json:
-            print("nothing has happened yet", file=sys.stderr)
+            print("no events are recorded", file=sys.stderr)
 
     run_on(zookeeper, ledgers_root, work)
 
 
 @app.command("pause")
 def pause(
-    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why, for the others to read.")],
+    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Reason, shown to other operators.")],
     zookeeper: ZooKeeper = DEFAULT_ZOOKEEPER,
     ledgers_root: LedgersRoot = LEDGERS_ROOT,
     as_json: AsJson = False,
 ) -> None:
-    """Stop all healing: no bookie counts as lost, nothing is copied, until `resume`. BookKeeper's own switch.
+    """Pause automatic recovery: no bookie is declared lost and no entry is copied until `resume`.
 
     Example: bindery recovery pause --reason "moving rack 3"
     """
@@ -139,7 +141,7 @@ def pause(
     async def work(cluster: "Cluster") -> None:
         done = await _admin(cluster).pause(reason)
         _say(as_json, {"paused": True, "by": done.by, "reason": done.reason, "at_ms": done.at_ms},
-             f"healing is paused: {reason}; `bindery recovery resume` lets it go on")  # fmt: skip
+             f"automatic recovery is paused: {reason}; run `bindery recovery resume` to resume it")  # fmt: skip
 
     run_on(zookeeper, ledgers_root, work)
 
@@ -148,7 +150,7 @@ def pause(
 def resume(
     zookeeper: ZooKeeper = DEFAULT_ZOOKEEPER, ledgers_root: LedgersRoot = LEDGERS_ROOT, as_json: AsJson = False
 ) -> None:
-    """Let healing go on.
+    """Resume automatic recovery.
 
     Example: bindery recovery resume
     """
@@ -156,7 +158,7 @@ def resume(
     async def work(cluster: "Cluster") -> None:
         was_paused = await _admin(cluster).resume()
         _say(as_json, {"paused": False, "was_paused": was_paused},
-             "healing goes on" if was_paused else "it was not paused")  # fmt: skip
+             "automatic recovery is resumed" if was_paused else "automatic recovery was not paused")  # fmt: skip
 
     run_on(zookeeper, ledgers_root, work)
 
@@ -168,11 +170,11 @@ def retry(
     ledgers_root: LedgersRoot = LEDGERS_ROOT,
     as_json: AsJson = False,
 ) -> None:
-    """Have a marked ledger tried again now: end its back-off, or its state of being unrecoverable.
+    """Retry the repair of a marked ledger now: ends its back-off or its unrecoverable state.
 
     Example: bindery recovery retry 7
 
-    Exit codes: 0 it will be tried, 1 it is not marked, or not there.
+    Exit codes: 0 the repair will be retried; 1 the ledger is not marked, or does not exist.
     """
 
     async def work(cluster: "Cluster") -> None:
@@ -185,7 +187,7 @@ def retry(
             await cluster.client.metadata(LedgerId(ledger))  # NoSuchLedger says more than "not marked"
         before = await retry_ledger(admin.marks, admin.records, LedgerId(ledger))
         _say(as_json, {"ledger_id": ledger, "was": None if before is None else before.state.value},
-             f"ledger {ledger} is tried again"
+             f"the repair of ledger {ledger} is retried"
              + (f"; it was {before.state.value} after {before.attempts} attempts" if before else ""))  # fmt: skip
 
     run_on(zookeeper, ledgers_root, work)
@@ -195,18 +197,22 @@ def retry(
 def trigger(
     zookeeper: ZooKeeper = DEFAULT_ZOOKEEPER, ledgers_root: LedgersRoot = LEDGERS_ROOT, as_json: AsJson = False
 ) -> None:
-    """Have the auditor look at all bookies now: those that are away count as lost without their delay.
+    """Start an audit of all bookies now: absent bookies count as lost without the usual delay.
 
     Example: bindery recovery trigger
 
-    Exit code 1: no auditor has led yet.
+    Exit code 1: no auditor has become leader yet.
     """
 
     async def work(cluster: "Cluster") -> None:
         admin = _admin(cluster)
         await admin.trigger_audit()
         auditor = await admin.auditor()
-        line = f"{auditor} was asked for an audit" if auditor else "asked; no auditor is running: the next one does it"
+        line = (
+            f"audit requested from {auditor}"
+            if auditor
+            else "audit requested; no auditor is running: the next one starts it"
+        )
         _say(as_json, {"triggered": True, "auditor": auditor}, line)
 
     run_on(zookeeper, ledgers_root, work)
@@ -216,20 +222,20 @@ def trigger(
 def gate(
     bookies: Annotated[
         int | None,
-        typer.Option("--bookies", metavar="N", min=0, help="So many are to stay: ordinals 0 to N-1; needs a template."),
+        typer.Option(
+            "--bookies", metavar="N", min=0, help="Number of bookies that stay: ordinals 0 to N-1; needs a template."
+        ),
     ] = None,
     id_template: Annotated[
         str,
-        typer.Option("--id-template", metavar="ID", help="A bookie's id with {} for its ordinal: b-{}.bookies"),
+        typer.Option("--id-template", metavar="ID", help="Bookie id with {} in place of the ordinal: b-{}.bookies"),
     ] = "",
     wait: Annotated[
-        str, typer.Option("--wait", metavar="TIME", help="Look again for so long before refusing: 60s, 5m.")
+        str, typer.Option("--wait", metavar="TIME", help="Time to keep checking before refusing: 60s, 5m.")
     ] = "0s",
     only_drained: Annotated[
         bool,
-        typer.Option(
-            "--only-drained", help="Ask only what bookies hold that are to go, as before a rollback, which may heal."
-        ),
+        typer.Option("--only-drained", help="Check only the bookies to be removed, as before a rollback."),
     ] = False,
     bookies_now: Annotated[
         int | None,
@@ -238,20 +244,20 @@ def gate(
             metavar="N",
             min=0,
             envvar="BINDERY_BOOKIES_NOW",
-            help="So many are there: with --only-drained, N or more that stay need no ZooKeeper to say so.",
+            help="Present number of bookies. With --only-drained, if none is removed, ZooKeeper is not needed.",
         ),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Say what is wrong, and let it pass.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Report problems, but exit with 0.")] = False,
     zookeeper: ZooKeeper = DEFAULT_ZOOKEEPER,
     ledgers_root: LedgersRoot = LEDGERS_ROOT,
     as_json: AsJson = False,
 ) -> None:
-    """Refuse while bookies must not be restarted or taken away: ledgers lack copies, a bookie is lost, or one that is
-    to go was not drained. For a job before an upgrade or a rollback; changes nothing.
+    """Check whether bookies may be restarted or removed. Refuses while ledgers are under-replicated, a bookie is
+    lost, or a bookie to be removed is not drained. For a job before an upgrade or a rollback; changes nothing.
 
     Example: bindery recovery gate --bookies 4 --id-template 'bindery-bookie-{}.bindery-bookie' --wait 60s
 
-    Exit codes: 0 go on (also where no cluster is initialised yet), 1 refused: one line for each reason, with its fix.
+    Exit codes: 0 passed (also if the cluster is not initialized); 1 refused: one line for each reason, with its fix.
     """
     from bindery.recovery.recovery_gate import run_gate
 

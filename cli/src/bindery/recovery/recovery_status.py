@@ -1,4 +1,4 @@
-"""How healing stands, read from the metadata alone: the same whoever leads, and when nobody does."""
+"""Status of automatic recovery, read from the metadata only: it works without an auditor."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ from bindery.common.operator import duration_text, time_text
 from bindery.common.tables import size_text, table
 
 WORKER_STALE_S: Final = 30.0
-"""A report that is older says nothing of the present speed."""
+"""Seconds after which the report of a worker is stale."""
 NO_RECORD: Final = "not looked at yet"
 
 
@@ -252,30 +252,28 @@ def status_lines(facts: Mapping[str, Any], *, now_ms: int) -> list[str]:
     marked = facts["marked"]
     lines = []
     if facts["enabled"]:
-        lines.append("healing is on")
+        lines.append("automatic recovery is enabled")
     else:
         pause = facts["pause"]
         why = f" by {pause['by']} since {time_text(pause['at_ms'])}: {pause['reason']}" if pause else ""
-        lines.append(f"healing is PAUSED{why}")
+        lines.append(f"automatic recovery is PAUSED{why}")
     others = len(facts["candidates"]) - 1
     lines.append(
-        f"auditor: {facts['auditor']}" + (f" ({others} more stand by)" if others > 0 else "")
+        f"auditor: {facts['auditor']}" + (f" ({others} on standby)" if others > 0 else "")
         if facts["auditor"]
         else "auditor: NONE"
     )
     if facts["problem"]:
-        lines.append(f"nothing can be healed: {facts['problem']}")
+        lines.append(f"no ledger can be repaired: {facts['problem']}")
     lines += _bookie_lines(facts, now_ms)
     if not marked["ledgers"]:
-        lines.append("no ledger lacks a copy, as far as is known")
+        lines.append("no ledger is known to be under-replicated")
     else:
         lines += _marked_lines(facts)
     closings = facts["closings"]
     if closings["pending"]:
         age = "" if closings["oldest_age_s"] is None else f", the oldest for {duration_text(closings['oldest_age_s'])}"
-        lines.append(
-            f"{closings['pending']} ledgers were closed by recovery, or lately, and not seen to be whole yet{age}"
-        )
+        lines.append(f"{closings['pending']} recently closed ledgers are not checked for missing copies yet{age}")
     lines += map(_audit_line, facts["audits"])
     lines += _worker_lines(facts["workers"])
     return lines
@@ -288,14 +286,14 @@ def _bookie_lines(facts: Mapping[str, Any], now_ms: int) -> list[str]:
         if bookie["absent_s"] is not None:
             text += f" for {duration_text(bookie['absent_s'])}"
         if bookie["left_s"] is not None:
-            text += f"; its ledgers are copied in {duration_text(bookie['left_s'])} unless it returns"
+            text += f"; its ledgers are marked in {duration_text(bookie['left_s'])} unless it returns"
         elif bookie["phase"] == "handled":
             text += "; its ledgers are marked"
         elif bookie["phase"] == "forced":
             text += "; its ledgers are being marked"
         lines.append(text)
     for bookie in facts["maintenance"]:
-        until = "without end" if bookie["until_ms"] is None else f"until {time_text(bookie['until_ms'])}"
+        until = "without an end" if bookie["until_ms"] is None else f"until {time_text(bookie['until_ms'])}"
         lines.append(f"in maintenance {until}: {bookie['bookie_id']} {bookie['reason']}".rstrip())
     for bookie in facts["draining"]:
         how_far = (
@@ -305,7 +303,7 @@ def _bookie_lines(facts: Mapping[str, Any], now_ms: int) -> list[str]:
             else f"{bookie['ledgers_total']} ledgers, {size_text(bookie['bytes_total'])} at the start"
         )
         if bookie["finished"]:
-            how_far = "it holds nothing any more: stop it, then `bindery bookie cookie retire` it"
+            how_far = "empty: stop it, then run `bindery bookie cookie retire`"
         lines.append(f"draining: {bookie['bookie_id']}, {how_far}")
     return lines
 
@@ -320,14 +318,14 @@ def _as_of(at_ms: object, now_ms: int) -> str:
 def _marked_lines(facts: Mapping[str, Any]) -> list[str]:
     marked = facts["marked"]
     unknown = f", {marked['size_unknown']} of unknown size" if marked["size_unknown"] else ""
-    text = f"{marked['ledgers']} ledgers lack copies: {size_text(marked['bytes_left'])} to copy{unknown}"
+    text = f"{marked['ledgers']} ledgers are under-replicated: {size_text(marked['bytes_left'])} to copy{unknown}"
     if facts["bytes_per_s"]:
         text += f", {size_text(facts['bytes_per_s'])}/s"
     if facts["eta_s"] is not None:
         text += f", about {duration_text(facts['eta_s'])} left"
     lines = [text]
     if facts["why_no_eta"] and not facts["problem"]:
-        lines.append(f"no time can be told: {facts['why_no_eta']}")
+        lines.append(f"no estimate: {facts['why_no_eta']}")
     for key, count in sorted(marked["by_obstacle"].items(), key=lambda item: -item[1]):
         example = marked["examples"][key]
         said = f": {example['detail']}" if example["detail"] else ""
@@ -357,7 +355,7 @@ def _worker_lines(workers: Sequence[Mapping[str, Any]]) -> list[str]:
             "speed": f"{size_text(worker['bytes_per_s'])}/s",
             "allowed": f"{size_text(worker['budget_bytes_per_s'])}/s",
             "copied": f"{size_text(worker['bytes_done_total'])}",
-            "others wait": "-" if worker["foreground_p99_ms"] is None else f"{worker['foreground_p99_ms']:.0f} ms",
+            "foreground p99": "-" if worker["foreground_p99_ms"] is None else f"{worker['foreground_p99_ms']:.0f} ms",
         }
         for worker in workers
     ]

@@ -270,7 +270,7 @@ class _Run:
         while batch := [one for _, one in zip(range(count), ids, strict=False)]:
             if silent == SILENT_BATCHES_MAX:
                 for _, findings in batch:
-                    self._unsure(findings, "bookie gives no answers")
+                    self._unsure(findings, "bookie does not answer")
                 continue
             owners = dict(batch)
             largest = 1
@@ -315,16 +315,16 @@ class _Run:
                 return
             case Verdict.ABSENT:
                 findings.bad.append(replica.entry_id)
-                reason = "entry is not there"
+                reason = "entry is missing"
             case Verdict.CORRUPT if self._metadata.digest_type is None:  # of an old format: any digest may be theirs
                 findings.is_unsure = True
-                reason = "metadata do not tell its digest, which is not the usual one"
+                reason = "the metadata does not record its digest type, and it is not the default"
             case Verdict.CORRUPT:
                 findings.bad.append(replica.entry_id)
                 reason = replica.reason
             case Verdict.ERROR if replica.status == Status.UNKNOWN_LEDGER_STATE:
                 findings.is_refilling = True
-                reason = "bookie lost its storage and refills it"
+                reason = "bookie lost its storage and is refilling it"
             case Verdict.ERROR:
                 findings.is_unsure = True
                 reason = replica.reason

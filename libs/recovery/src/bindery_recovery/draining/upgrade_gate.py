@@ -1,33 +1,35 @@
-"""Whether a cluster can bear that its bookies are restarted one by one, or that the last of them go. Changes nothing.
+"""Check whether bookies may be restarted one by one, or removed. The check changes nothing.
 
-An upgrade takes bookies away for a while: what lacks a copy already would lack two. Taking bookies away for good loses
-what only they hold. So it is refused
+During an upgrade each bookie is unavailable for a while: an entry that already misses one copy would miss two. Removing
+a bookie loses what only that bookie holds. An upgrade is refused in these cases:
 
-| reason           | while                                                                     | what ends it         |
+| reason           | condition                                                                 | what to do           |
 |------------------|---------------------------------------------------------------------------|----------------------|
-| under_replicated | a ledger is marked                                                        | healing              |
-| unknown_copies   | a ledger was closed by who does not know of all copies, and not looked at | the auditor's look   |
+| under_replicated | a ledger is marked                                                        | wait for the repair  |
+| unknown_copies   | a ledger was closed without knowing of all copies, and is not checked yet | wait for the auditor |
 | lost             | a known bookie is not registered, and neither in maintenance nor removed  | start or recover it  |
-| not_drained      | a bookie that is to go is writable or holds ledgers, and is not removed   | `drain --wait`       |
-| not_named        | no bookie there is has an id like those that are to stay: all may be gone | name them as before  |
-| unreachable      | ZooKeeper cannot be asked                                                 | start it             |
+| not_drained      | a bookie to be removed is writable or holds ledgers                       | `drain --wait`       |
+| not_named        | no known bookie has an id that matches the template of ids                | fix the template     |
+| unreachable      | ZooKeeper does not answer                                                 | start it             |
 
 | a bookie is    | and registered                     | and absent                                         |
 |----------------|------------------------------------|----------------------------------------------------|
-| active         | fine, unless it is to go           | lost                                               |
-| joining        | fine, unless it is to go           | fine: it never served, so it holds nothing         |
-| in maintenance | fine, unless it is to go           | fine, unless it is to go                           |
-| draining       | fine; to go: once read-only, empty | fine once it holds nothing; else lost              |
-| removed        | fine                               | fine: what it held is marked as long as it lacks   |
+| active         | passes, unless to be removed       | refused: lost                                      |
+| joining        | passes, unless to be removed       | passes: it never served, so it holds nothing       |
+| in maintenance | passes, unless to be removed       | passes, unless to be removed                       |
+| draining       | passes; if to be removed, only     | passes if it is empty; otherwise refused: lost     |
+|                | when read-only and empty           |                                                    |
+| removed        | passes                             | passes: its ledgers are marked until repaired      |
 
-What a draining bookie holds is read from the metadata of all ledgers; for the others the registration tells enough.
-That counts only if it was not registered as writable before: it may get new ledgers as long as it is.
+What a draining bookie holds is read from the metadata of all ledgers. The result counts only if the bookie was
+registered as read-only before they were read: a writable bookie may receive new ledgers at any time.
 
-A rollback (`only_going`) may be what heals, so it is refused only for a bookie that is to go, is not removed, and is
-named by a ledger. Whether somebody drained it is not asked: more bookies that failed to start must be taken back as
-they are. A ledger made between the look and their end may name them: it loses these copies, as when they fail.
+A rollback (`only_going`) may be the fix for an outage. It is refused only for a bookie that is to be removed, is not
+marked as removed, and is named by a ledger. It need not have been drained, because bookies that failed to start have to
+be taken back as they are. A ledger that is created between the check and their removal may name them: it loses these
+copies, as if the bookies had failed.
 
-A cluster that was never initialised holds nothing.
+A cluster that is not initialized passes: it holds nothing.
 """
 
 import re
@@ -58,14 +60,14 @@ from bindery_metadata.stores.store import MetadataStore
 from bindery_recovery.draining.drain import Holdings, holdings_of, still_writable
 
 SHOWN_MAX: Final = 5
-"""Ledgers that a sentence names."""
+"""Maximum number of ledgers listed in a message."""
 NOTES_READ_MAX: Final = 200
-"""Noted ledgers that one look reads: so many refuse as well as all."""
+"""Maximum number of ledgers with a closing record that one check reads."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """`kind`: of the module's table. `text`: what is wrong; `fix`: what ends it."""
+    """`kind`: a reason of the module's table. `text`: what is wrong. `fix`: what to do."""
 
     kind: str
     text: str
@@ -75,7 +77,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Open when nothing refuses. `notes`: what to know all the same."""
+    """The gate is open if there is no refusal. `notes`: further information."""
 
     refusals: tuple[Refusal, ...] = ()
     notes: tuple[str, ...] = ()
@@ -125,7 +127,7 @@ async def look(
     try:
         status = await cluster_status(store, layout)
         if status.instance_id is None:
-            return Verdict(notes=("the cluster is not initialised yet: there is nothing to protect",))
+            return Verdict(notes=("the cluster is not initialized: there is no data to protect",))
         await store.sync(layout.root)  # what was marked or registered a moment ago counts
         if only_going and scale is not None:
             members = await _Members.read(store, layout, clock_ms=clock_ms, randomness=randomness, leaving=scale)
@@ -135,7 +137,7 @@ async def look(
         noted = await _noted(store, LedgerManager(store, layout, randomness=randomness), frozenset(marked))
         is_paused = not await marks.is_enabled()
         auditor = await current_auditor(store, layout)
-        notes = [] if auditor else ["no auditor is running: what lacks copies may not be marked"]
+        notes = [] if auditor else ["no auditor is running: under-replicated ledgers may not be marked"]
         members = await _Members.read(store, layout, clock_ms=clock_ms, randomness=randomness)
         refusals = [
             *_marks(marked, is_paused=is_paused), *_unknown(noted, is_paused=is_paused, has_auditor=bool(auditor)),
@@ -143,7 +145,7 @@ async def look(
         ]  # fmt: skip
     except (MetadataUnavailable, OutcomeUnknown) as error:
         return Verdict(
-            (Refusal("unreachable", f"ZooKeeper cannot be asked: {error}", "start ZooKeeper, then try again"),)
+            (Refusal("unreachable", f"ZooKeeper does not answer: {error}", "start ZooKeeper, then try again"),)
         )
     return Verdict(tuple(refusals), (*notes, *members.notes(scale)))
 
@@ -152,15 +154,15 @@ def _marks(marked: list[LedgerId], *, is_paused: bool) -> list[Refusal]:
     if not marked:
         return []
     shown = ", ".join(map(str, marked[:SHOWN_MAX])) + (", ..." if len(marked) > SHOWN_MAX else "")
-    what = f"{len(marked)} ledgers lack" if len(marked) > 1 else "1 ledger lacks"
+    what = f"{len(marked)} ledgers are" if len(marked) > 1 else "1 ledger is"
     if is_paused:
-        fix = "healing is paused: `bindery recovery resume`"
+        fix = "automatic recovery is paused: run `bindery recovery resume`"
     else:
         fix = "wait until `bindery recovery status --watch` shows none"
     return [
         Refusal(
-            "under_replicated", f"{what} copies ({shown})",
-            f"{fix}; `bindery recovery explain {marked[0]}` says what it waits for",
+            "under_replicated", f"{what} under-replicated ({shown})",
+            f"{fix}; `bindery recovery explain {marked[0]}` shows the reason",
         )
     ]  # fmt: skip
 
@@ -185,18 +187,18 @@ def _unknown(noted: list[LedgerId], *, is_paused: bool, has_auditor: bool) -> li
     if not noted:
         return []
     shown = ", ".join(map(str, noted[:SHOWN_MAX])) + (", ..." if len(noted) > SHOWN_MAX else "")
-    what = f"of {len(noted)} ledgers that were" if len(noted) > 1 else "of 1 ledger that was"
+    what = f"{len(noted)} ledgers were" if len(noted) > 1 else "1 ledger was"
     if is_paused:
-        fix = "healing is paused: `bindery recovery resume`"
+        fix = "automatic recovery is paused: run `bindery recovery resume`"
     elif not has_auditor:
-        fix = "start an auditor, which looks"
+        fix = "start an auditor, which checks them"
     else:
-        fix = "wait some seconds, for the auditor looks as soon as all their bookies are there"
+        fix = "wait some seconds: the auditor checks them when all their bookies are registered"
     return [
         Refusal(
-            "unknown_copies", f"{what} closed by recovery, or by a writer that missed copies, it is not known yet "
-            f"whether all copies are there ({shown})",
-            f"{fix}; `bindery recovery explain {noted[0]}` says more",
+            "unknown_copies", f"{what} closed by recovery, or by a writer that missed copies, and not checked "
+            f"for missing copies since ({shown})",
+            f"{fix}; `bindery recovery explain {noted[0]}` shows details",
         )
     ]  # fmt: skip
 
@@ -208,8 +210,8 @@ def _names(bookies: Sequence[BookieId], scale: Scale) -> list[Refusal]:
     like = scale.id_template.format(0)
     return [
         Refusal(
-            "not_named", f"none of the {len(bookies)} bookies, such as {bookies[0]}, has an id like {like}",
-            "name the release and its bookies as they were, or give the template of their ids",
+            "not_named", f"none of the {len(bookies)} bookies (such as {bookies[0]}) has an id like {like}",
+            "use the same release name and bookie ids as before, or pass the template of their ids",
         )
     ]  # fmt: skip
 
@@ -275,7 +277,7 @@ class _Members:
             return _lost(bookie_id, intent)
         if goes:
             return Refusal(
-                "not_drained", f"bookie {bookie_id} is to go, and was not drained",
+                "not_drained", f"bookie {bookie_id} is to be removed, but was not drained",
                 f"`bindery bookie drain {bookie_id} --wait`", bookie_id,
             )  # fmt: skip
         return None
@@ -283,13 +285,13 @@ class _Members:
     def _still_draining(self, bookie_id: BookieId) -> Refusal:
         if self._is_empty(bookie_id):
             return Refusal(
-                "not_drained", f"bookie {bookie_id} is to go, and no ledger names it, but {still_writable(bookie_id)}",
+                "not_drained", f"bookie {bookie_id} is to be removed and is empty, but {still_writable(bookie_id)}",
                 "wait until it is read-only", bookie_id,
             )  # fmt: skip
         holdings = self.holdings[bookie_id]
         count = len(holdings.ledgers) + len(holdings.unreadable)
         return Refusal(
-            "not_drained", f"bookie {bookie_id} is to go, and {count} ledgers still name it",
+            "not_drained", f"bookie {bookie_id} is to be removed, but {count} ledgers still name it",
             f"`bindery bookie drain {bookie_id} --wait`", bookie_id,
         )  # fmt: skip
 
@@ -298,13 +300,13 @@ class _Members:
         found = []
         for bookie_id, intent in sorted(self.intents.items()):
             if intent is Intent.MAINTENANCE:
-                found.append(f"bookie {bookie_id} is in maintenance: its absence counts as no loss for now")
+                found.append(f"bookie {bookie_id} is in maintenance: it does not count as lost")
             stays = scale is not None and scale.ordinal(bookie_id) is not None and not scale.goes(bookie_id)
             if stays and intent in (Intent.DRAINING, Intent.REMOVED):
-                effect = "does not start" if intent is Intent.REMOVED else "takes no new ledgers"
+                effect = "does not start" if intent is Intent.REMOVED else "accepts no new ledgers"
                 found.append(
-                    f"bookie {bookie_id} is to stay, and is {intent.value}: it {effect}; "
-                    f"`bindery bookie drain {bookie_id} --cancel` makes it an ordinary member again"
+                    f"bookie {bookie_id} is to stay, but is {intent.value}: it {effect}; "
+                    f"`bindery bookie drain {bookie_id} --cancel` makes it active again"
                 )
         return found
 
@@ -322,7 +324,7 @@ def _lost(bookie_id: BookieId, intent: Intent) -> Refusal:
     away = "is draining, holds ledgers and is not registered" if intent is Intent.DRAINING else "is lost"
     return Refusal(
         "lost", f"bookie {bookie_id} {away}",
-        f"start it; if it is gone for good: `bindery bookie recover {bookie_id} --yes --wait`", bookie_id,
+        f"start it; if it is lost permanently: `bindery bookie recover {bookie_id} --yes --wait`", bookie_id,
     )  # fmt: skip
 
 

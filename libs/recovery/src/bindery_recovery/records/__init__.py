@@ -1,1 +1,1 @@
-"""Reasons and sentences shared by checks, repair and reports."""
+"""Reasons and sentences that checks, repair and reports share."""

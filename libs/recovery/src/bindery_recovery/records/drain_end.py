@@ -1,5 +1,8 @@
-"""That a draining bookie holds nothing any more, told to the history once for each drain, by whoever sees it first: the
-auditor, or who waits for the drain. The auditor takes it back when ledgers name the bookie again."""
+"""History events at the end of a drain.
+
+The end of each drain is reported once, by the auditor or by `drain --wait`, whichever finds first that no ledger names
+the bookie. If ledgers name the bookie again later, the auditor reports that the drain continues.
+"""
 
 from typing import Any, Final
 
@@ -16,13 +19,13 @@ def drain_finished(bookie_id: BookieId, now_ms: int, **fields: Any) -> HistoryEv
 
 
 def drain_goes_on(bookie_id: BookieId, now_ms: int, *, ledgers: int) -> HistoryEvent:
-    """What was told was too early: somebody who did not know of the drain chose the bookie for new ledgers."""
-    text = f"{bookie_id} does not hold nothing after all: {ledgers} new ledgers name it"
+    """The end was reported too early: a client with a stale bookie list chose the bookie for new ledgers."""
+    text = f"the drain of {bookie_id} continues: {ledgers} new ledgers name it"
     return HistoryEvent(now_ms, "drain_goes_on", text, {"bookie_id": bookie_id, "ledgers": ledgers})
 
 
 async def is_drain_end_told(records: RecoveryRecords, bookie_id: BookieId) -> bool:
-    """Whether it is the last thing that was told of a drain of this bookie, among what happened lately."""
+    """Return True if the newest drain event of this bookie in the recent history is the end of its drain."""
     for event in await records.history(HISTORY_READ_MAX):
         if event.kind.startswith("drain_") and event.fields.get("bookie_id") == bookie_id:
             return event.kind == "drain_finished"

@@ -1,7 +1,7 @@
-"""What is recorded of a marked ledger: which reason stands when it is marked for a second one before it was healed.
+"""The recovery record of a marked ledger, and which reason is kept if a ledger is marked again before it is repaired.
 
-A hole that a writer, a reader or a check of all entries found is not seen by looking at first and last entries, as is
-done for a lost bookie: such a reason must not be replaced by, or give way to, one that calls for less.
+For a lost bookie, a repair reads only the first and the last entry of each fragment. This does not find a hole that a
+writer, a reader or a check of all entries has reported. Such a reason is therefore never replaced by a weaker one.
 """
 
 from collections.abc import Collection, Mapping
@@ -11,11 +11,11 @@ from bindery_core.ids import LedgerId
 from bindery_metadata.recovery.recovery_records import Reason, RecoveryRecord, RecoveryState
 
 CHECKED_ALL: Final = frozenset({Reason.ENTRY_MISSING, Reason.REPORTED_BY_WRITER})
-"""Marks for which every entry is read."""
+"""Reasons for which a repair reads every entry."""
 
 
 def stronger(standing: Reason, new: Reason) -> Reason:
-    """The one that calls for more; of equals the one that stands."""
+    """Return the reason that requires more entries to be read; of two equals, the present one."""
     return new if new in CHECKED_ALL and standing not in CHECKED_ALL else standing
 
 
@@ -29,10 +29,10 @@ def marked_for(
     missing_bytes: int | None,
     now_ms: int,
 ) -> RecoveryRecord:
-    """The record of a ledger that is marked, or marked once more, because these `bookies` lack what they should hold.
+    """Return the record of a ledger that is marked, possibly again, because `bookies` miss entries.
 
-    `standing`: what was recorded before. Its attempts and the time of its first mark stay; its state only while nobody
-    is added to `bookies`: what could not be healed for one of them may well be for another, so it is looked at anew.
+    `standing`: the previous record. Its attempts and the time of the first mark are kept. Its state is kept unless a
+    bookie is added: a ledger that could not be repaired for one bookie may be repairable for another.
     """
     names = tuple(sorted(bookies))
     if standing is None or standing.state is RecoveryState.HEALED:
@@ -61,10 +61,10 @@ def _sum(one: int | None, other: int | None) -> int | None:
 REASON_WORDS: Final[Mapping[Reason, str]] = {
     Reason.BOOKIE_LOST: "a bookie is lost",
     Reason.BOOKIE_DRAINING: "a bookie is drained",
-    Reason.ENTRY_MISSING: "a check found copies missing or corrupt",
-    Reason.REPORTED_BY_WRITER: "its writer went on without a copy",
-    Reason.PLACEMENT: "its placement is to be looked at",
-    Reason.OPERATOR: "an operator asked for it",
+    Reason.ENTRY_MISSING: "a check found missing or corrupt entries",
+    Reason.REPORTED_BY_WRITER: "its writer continued without a copy",
+    Reason.PLACEMENT: "its placement has to be checked",
+    Reason.OPERATOR: "an operator requested a repair",
 }
-"""Why a ledger is marked, for people; the bookies concerned follow."""
+"""Why a ledger is marked, as text for users. A list of the bookies may follow."""
 assert REASON_WORDS.keys() == set(Reason)

@@ -1,5 +1,8 @@
-"""The sentences in which healing says why it does not go on, and what would make it. Pure; each begins with its subject
-and ends without a full stop, so that it can stand in a longer one."""
+"""Sentences that say why a ledger is not repaired and what to do about it.
+
+All functions are pure. Each sentence begins with its subject in lower case and has no full stop, so that it can be part
+of a longer one.
+"""
 
 from collections.abc import Collection, Mapping, Sequence
 
@@ -38,24 +41,24 @@ def span(seconds: float) -> str:
 
 def metadata_unreadable(ledger_id: int, error: str) -> str:
     return (
-        f"the metadata of ledger {ledger_id} cannot be read ({error}): restore them from a backup, or delete the ledger"
+        f"the metadata of ledger {ledger_id} cannot be read ({error}): restore it from a backup, or delete the ledger"
     )
 
 
 def open_with_hole(ledger_id: int, bookies: Sequence[BookieId]) -> str:
     where = f" on {listed(bookies)}" if bookies else ""
     return (
-        f"ledger {ledger_id} is open and its writer went on without some copies{where}: they are made once the writer"
-        " closes it or changes its bookies"
+        f"ledger {ledger_id} is open and its writer continued without some copies{where}: they are created when the"
+        " writer closes the ledger or replaces the bookie"
     )
 
 
 def refilling(bookie_id: BookieId) -> str:
-    return f"{bookie_id} lost its storage and refills it from the other bookies: nothing is to be done"
+    return f"{bookie_id} lost its storage and refills it from the other bookies: no action is needed"
 
 
 def unsure(bookie_id: BookieId, reason: str) -> str:
-    return f"{bookie_id} cannot say whether it has its copies ({reason}): it is asked again, and then replaced"
+    return f"{bookie_id} does not report its entries ({reason}): the check is repeated, then the bookie is replaced"
 
 
 def no_spare(
@@ -66,7 +69,7 @@ def no_spare(
     refused: Mapping[BookieId, str] | None = None,
     is_open: bool = False,
 ) -> str:
-    """`bookie_id` cannot be replaced in `ensemble`."""
+    """No bookie can replace `bookie_id` in `ensemble`."""
     why = {
         **{b: "is read-only" for b, is_writable in view.bookies.items() if not is_writable},
         **{b: f"is {intent}" for b, intent in view.not_for_copies.items() if b in view.bookies},
@@ -76,38 +79,38 @@ def no_spare(
     writable = sum(view.bookies.values())
     because = f" ({'; '.join(others)})" if others else ""
     rest = (
-        "it stays open and its writer goes on with the others; add a bookie, or bring {0} back"
+        "the ledger stays open and its writer continues with the other bookies; add a bookie, or start {0} again"
         if is_open
-        else "add a bookie, or bring {0} back"
+        else "add a bookie, or start {0} again"
     )
     return (
-        f"no bookie can take the place of {bookie_id}: of {counted(writable, 'writable bookie')} none is free of this"
+        f"no bookie can replace {bookie_id}: none of {counted(writable, 'writable bookie')} can accept copies of this"
         f" ledger{because}; {rest.format(bookie_id)}"
     )
 
 
 def grace(ledger_id: int, bookies: Sequence[BookieId], left_s: float) -> str:
     return (
-        f"ledger {ledger_id} is open and its writer has {span(left_s)} more to replace {listed(bookies)} itself: then"
-        " it is closed and healed"
+        f"ledger {ledger_id} is open and its writer has {span(left_s)} left to replace {listed(bookies)} itself: after"
+        " that, the ledger is closed and repaired"
     )
 
 
 def recovery_impossible(ledger_id: int, error: str) -> str:
     return (
-        f"ledger {ledger_id} is open and cannot be closed, because too few of its bookies say where it ends ({error}):"
-        " bring them back"
+        f"ledger {ledger_id} is open and cannot be closed, because too few of its bookies answer to find its last entry"
+        f" ({error}): start them again"
     )
 
 
 def paused() -> str:
-    return "automatic recovery is switched off: `bindery recovery resume` switches it on"
+    return "automatic recovery is disabled: run `bindery recovery resume` to enable it"
 
 
 def excused(bookie_id: BookieId, now_ms: int, until_ms: int | None) -> str:
-    left = "" if until_ms is None else f" for {span((until_ms - now_ms) / 1000)} more"
-    return f"{bookie_id} is away for maintenance{left}: it is waited for, and replaced when it does not come back"
+    left = "" if until_ms is None else f" for another {span((until_ms - now_ms) / 1000)}"
+    return f"{bookie_id} is in maintenance{left}: it is replaced only if it does not return by then"
 
 
 def unsteady(ledger_id: int) -> str:
-    return f"bookies came and went all the time while ledger {ledger_id} was looked at: it is looked at again"
+    return f"bookies registered and disappeared repeatedly while ledger {ledger_id} was checked: it is checked again"

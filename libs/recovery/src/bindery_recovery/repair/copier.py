@@ -298,7 +298,7 @@ class _Run:
 
     def _why_not_asked(self, member: BookieId, entry_id: int) -> "_WhyNot | None":
         if member in self._sources.gone:
-            return _WhyNot("is gone for good", is_definite=True)
+            return _WhyNot("was removed permanently", is_definite=True)
         if member not in self._sources.bookies:
             return _WhyNot("is not registered")
         if member in self._refilling:
@@ -312,12 +312,12 @@ class _Run:
             self._refilling.add(replica.bookie_id)
             return _REFILLING
         if replica.verdict is Verdict.ABSENT:
-            return _WhyNot("denies to have it", is_definite=True)
+            return _WhyNot("does not have it", is_definite=True)
         if replica.verdict is Verdict.CORRUPT and self._metadata.digest_type is None:
-            return _WhyNot("has a copy that cannot be verified: the metadata do not tell its digest")
+            return _WhyNot("has a copy that cannot be verified: the metadata does not record its digest type")
         if replica.verdict is Verdict.CORRUPT:
             return _WhyNot("has a corrupt copy", is_definite=True)
-        return _WhyNot(f"cannot say ({replica.reason})", is_silence=True)
+        return _WhyNot(f"did not return it ({replica.reason})", is_silence=True)
 
     def _unreadable(self, entry_id: int, why_not: "Mapping[BookieId, _WhyNot]") -> None:
         answers = ", ".join(f"{bookie_id} {reason.text}" for bookie_id, reason in why_not.items())
@@ -350,12 +350,12 @@ class _Run:
         self._budget.observe(loop.time() - began)
         bad = [status for status in statuses if status != Status.OK]
         if bad:
-            self._refused(target, f"answers {status_name(bad[0])}")
+            self._refused(target, f"answered {status_name(bad[0])}")
         stored = [len(frame) for frame, status in zip(mine, statuses, strict=True) if status == Status.OK]
         return len(stored), sum(stored)
 
     def _refused(self, target: Target, reason: str) -> None:
-        detail = f"{target.new}, which was to hold copies of this ledger, {reason}"
+        detail = f"{target.new}, chosen for copies of this ledger, {reason}"
         self._fail(target, CopyFailure(Obstacle.TARGET_REFUSES, detail, refusing=target.new))
 
     def _fail(self, target: Target, failure: CopyFailure, *, goes_on: bool = False) -> None:

@@ -406,7 +406,7 @@ def _estimate(
         ledgers = counted(len(moving), "ledger waits", "ledgers wait")
         return None, f"{ledgers} for the next attempt, the first in {span(min(waiting_s))}: {_commonest(moving)}"
     if rate <= 0:
-        return None, "nothing was copied lately: workers look at the marked ledgers, or have just begun"
+        return None, "no entries were copied recently: workers check the marked ledgers, or have just started"
     lengths = (snapshot.missing(mark.ledger_id).length for mark, _ in moves)
     sizes = [length for length in lengths if length is not None]
     if not sizes:
@@ -420,13 +420,13 @@ def _switched_off(pause: Pause | None) -> str:
     if pause is not None:
         who = f" by {pause.by}" if pause.by else ""
         who += f" ({pause.reason})" if pause.reason else ""
-    return f"automatic recovery is switched off{who}: `bindery recovery resume` switches it on"
+    return f"automatic recovery is disabled{who}: run `bindery recovery resume` to enable it"
 
 
 def _stuck(records: Sequence[RecoveryRecord]) -> str:
     unrecoverable = sum(record.state is RecoveryState.UNRECOVERABLE for record in records)
     if unrecoverable == len(records):
-        return f"{counted(unrecoverable, 'ledger is', 'ledgers are')} beyond recovery: {_commonest(records)}"
+        return f"{counted(unrecoverable, 'ledger is', 'ledgers are')} unrecoverable: {_commonest(records)}"
     blocked = [record for record in records if record.state is RecoveryState.BLOCKED]
     return f"{counted(len(blocked), 'ledger is', 'ledgers are')} blocked: {_commonest(blocked)}"
 
@@ -435,7 +435,7 @@ def _commonest(records: Sequence[RecoveryRecord | None]) -> str:
     """The detail of the commonest obstacle."""
     obstacles = Counter(record.obstacle for record in records if record)
     if not obstacles:
-        return "their records do not say why"
+        return "the reason is not recorded"
     obstacle = obstacles.most_common(1)[0][0]
     details = (record.detail or record.last_error for record in records if record and record.obstacle is obstacle)
     return next(filter(None, details), str(obstacle).replace("_", " "))
