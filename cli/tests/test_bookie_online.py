@@ -227,12 +227,12 @@ def test_entry_logs_and_their_explanation_are_for_people(bookie: Bookie) -> None
 
 
 def test_what_is_not_known_or_not_done_yet_is_said(bookie: Bookie) -> None:
-    assert "not looked" not in run("gc", "state").stdout
+    assert "not been scanned" not in run("gc", "state").stdout
     bookie.answers["gc/state"] = {"shards": [{"shard": 0, **plain(replace(GARBAGE, logs=0))}]}
     assert "have not been scanned yet; `bindery bookie gc logs --look`" in run("gc", "state").stdout
-    assert "not looked" not in run("gc", "state", "--json").stdout
+    assert "not been scanned" not in run("gc", "state", "--json").stdout
     assert "`bindery bookie scrub state` shows the progress" in run("scrub", "run").stdout
-    assert run("scrub", "run", "--shard", "1").stdout.startswith("it verifies shard 1 ")
+    assert run("scrub", "run", "--shard", "1").stdout.startswith("verifying shard 1;")
 
 
 def test_a_token_comes_from_a_file_or_the_environment(

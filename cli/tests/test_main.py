@@ -1,8 +1,10 @@
 """The command itself: it starts at once, explains itself, and its parts take what people type."""
 
+import json
 import subprocess
 import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from threading import Thread
 
 import pytest
@@ -16,7 +18,7 @@ from bindery.topics.broker_api import (
     subscription_path,
     topic_path,
 )
-from bindery_core.errors import BadRequest, MetadataUnreachable
+from bindery_core.errors import BadRequest, Corrupt, MetadataUnreachable
 from typer.testing import CliRunner
 
 VERBS = [
@@ -75,7 +77,12 @@ def test_starting_the_command_loads_nothing_heavy() -> None:
 
 @pytest.mark.parametrize(
     ("error", "code"),
-    [(BadRequest("not a topic"), 2), (BrokerUnreachable("nobody there"), 1), (KeyboardInterrupt(), 130)],
+    [
+        (BadRequest("not a topic"), 2),
+        (BrokerUnreachable("no broker"), 1),
+        (Corrupt("damaged entry"), 3),
+        (KeyboardInterrupt(), 130),
+    ],
 )
 def test_exit_codes_tell_usage_from_failure_from_interruption(
     error: BaseException, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -89,6 +96,44 @@ def test_exit_codes_tell_usage_from_failure_from_interruption(
     assert ended.value.code == code
     if code != 130:
         assert capsys.readouterr().err == f"bindery: {error}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "exit_code"),
+    [
+        (["topics", "stats", "a/b", "--json"], "bad_request", 2),
+        (["consume", "x", "--json", "--url", "http://127.0.0.1:9"], "broker_unreachable", 1),
+        (["ledger", "show", "--json"], "usage", 2),
+        (["topics", "list", "--json", "--no-such-option"], "usage", 2),
+    ],
+    ids=["BadRequest", "BrokerUnreachable", "missing argument", "unknown option"],
+)
+def test_an_error_is_one_line_of_json_if_json_is_asked_for(
+    arguments: list[str],
+    code: str,
+    exit_code: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["bindery", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main_module.main()
+    assert ended.value.code == exit_code
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    error = json.loads(captured.err)["error"]
+    assert (error["code"], error["exit_code"]) == (code, exit_code)
+    assert error["message"]
+
+
+def test_exit_codes_of_commands_survive_json(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["bindery", "standalone", "status", "--json", "--data", str(tmp_path)])
+    with pytest.raises(SystemExit) as ended:
+        main_module.main()
+    assert ended.value.code == 1
+    assert json.loads(capsys.readouterr().out)["state"] == "down"
 
 
 @pytest.mark.parametrize(

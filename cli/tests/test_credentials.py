@@ -1,0 +1,34 @@
+"""Secrets come from files, the environment or the terminal, never from the command line."""
+
+from pathlib import Path
+
+import pytest
+from bindery.common.credentials import read_password, read_token
+from bindery_core.errors import BadRequest
+
+
+def test_a_password_comes_from_the_file_before_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("BINDERY_LEDGER_PASSWORD", raising=False)
+    assert read_password(None) == b""
+    monkeypatch.setenv("BINDERY_LEDGER_PASSWORD", "from variable")
+    assert read_password(None) == b"from variable"
+    file = tmp_path / "password"
+    for content in (b" secret ", b" secret \n", b" secret \r\n"):
+        file.write_bytes(content)
+        assert read_password(str(file)) == b" secret ", "only one line end is removed"
+
+
+def test_a_password_is_asked_for_on_a_terminal_only() -> None:
+    with pytest.raises(BadRequest, match="needs a terminal"):
+        read_password("-")
+
+
+def test_a_file_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    missing, empty = tmp_path / "missing", tmp_path / "empty"
+    empty.touch()
+    with pytest.raises(BadRequest, match=r"cannot read the password file: .*missing"):
+        read_password(str(missing))
+    with pytest.raises(BadRequest, match=r"cannot read the token file: .*missing"):
+        read_token(str(missing))
+    with pytest.raises(BadRequest, match="the token file is empty"):
+        read_token(str(empty))
