@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 ON_BOTH_LOOPS = ("test_connection.py", "test_operations.py", "test_v2.py", "test_tls.py", "test_authentication.py")
 """Transports differ in how they pause, buffer and close; the bookie runs on uvloop, simulations on asyncio."""
-WITHOUT_SOCKETS = ("test_budget.py", "test_garbage.py", "test_over_replicated.py", "test_presence.py")
+WITHOUT_SOCKETS = ("test_back_pressure.py", "test_deleted_ledgers.py", "test_over_replicated.py", "test_presence.py")
 """Their time may jump: nothing of theirs is outside the process."""
 
 

@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
-import structlog
 from bindery_core.errors import BinderyError
+from bindery_kit.observability.logs import get_logger
 
 from bindery_bookie.storage.collection.collection_interface import GarbageCollection
 from bindery_bookie.storage.corruption.limbo import LimboState
@@ -15,7 +15,7 @@ from bindery_bookie.storage.stats import StorageStats
 if TYPE_CHECKING:
     from bindery_bookie.admin.context import Scrubber
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 class Engine(Protocol):

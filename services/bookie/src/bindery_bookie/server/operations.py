@@ -41,7 +41,7 @@ from bindery_core.wire.status import of_error
 from bindery_kit.observability.logs import error_fields
 
 from bindery_bookie.metrics import BookieMetrics
-from bindery_bookie.server.budget import ByteBudget
+from bindery_bookie.server.back_pressure import BackPressureBudget
 from bindery_bookie.server.quiet_log import QuietLog
 from bindery_bookie.server.read_turns import ReadTurns
 from bindery_bookie.settings import ServerSettings
@@ -95,8 +95,8 @@ class Operations:
         self._settings = settings
         self._clock = clock
         self._log = QuietLog(__name__, clock=clock)
-        self.adds_budget = ByteBudget(settings.adds_size_max)
-        self.reads_budget = ByteBudget(settings.reads_size_max)
+        self.adds_budget = BackPressureBudget(settings.adds_size_max)
+        self.reads_budget = BackPressureBudget(settings.reads_size_max)
         self.read_turns = ReadTurns()
         self.long_polls = 0
         self.pending_reads = 0

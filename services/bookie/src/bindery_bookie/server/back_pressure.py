@@ -1,7 +1,9 @@
-"""ByteBudget: how many bytes may be under way at once, and who waits for some to come back.
+"""BackPressureBudget: counts the bytes of requests in progress, and resumes waiters when few are left.
 
-Invariants: `used` >= 0; a waiter is called once, and only while the budget is at or below its low mark. What is under
-way is never refused: who takes the last bytes may go over by one batch, and is asked to stop after that.
+It never refuses: the caller that takes the last bytes may exceed the limit by one batch, and then stops reading.
+(The broker's budget of request bodies refuses instead; see `bindery_broker.http`.)
+
+Invariants: `used` >= 0; a waiter is called once, and only while the budget is at or below its low mark.
 """
 
 import asyncio
@@ -9,8 +11,9 @@ from collections import deque
 from collections.abc import Callable
 
 
-class ByteBudget:
-    """`limit` in bytes. Waiters go on when `used` fell to half of it, so that one answer does not wake a thousand."""
+class BackPressureBudget:
+    """`limit` in bytes. Waiters resume when `used` has fallen to half of it, so that one response does not wake
+    thousands."""
 
     __slots__ = ("_is_waking", "_until_empty", "_waiters", "limit", "low", "used")
 
@@ -29,17 +32,17 @@ class ByteBudget:
 
     @property
     def waiting(self) -> int:
-        """How many wait."""
+        """Number of waiters."""
         return len(self._waiters)
 
     def take(self, size: int) -> None:
-        """Count `size` bytes as under way."""
+        """Count `size` bytes as in progress."""
         assert size >= 0
         self.used += size
 
     def give(self, size: int) -> None:
-        """They are no longer under way. May call waiters, in the order in which they came, one after the other: also
-        when one takes and gives at once, for there may be thousands."""
+        """`size` bytes are no longer in progress. Calls waiters in the order of their arrival, one after the other and
+        without recursion, even if a waiter takes and gives at once: there may be thousands."""
         assert 0 <= size <= self.used
         self.used -= size
         if not self._is_waking:
@@ -56,16 +59,16 @@ class ByteBudget:
             self._until_empty.clear()
 
     def when_low(self, waiter: Callable[[], None]) -> None:
-        """Call `waiter` once, when the budget is low again; only for use while it is over."""
+        """Call `waiter` once, when the budget is low again. Only while it is over."""
         assert self.is_over
         self._waiters.append(waiter)
 
     def forget(self, waiter: Callable[[], None]) -> None:
-        """It waits no longer; `when_low` was called with it, and it was not called yet."""
+        """Remove `waiter`, which was passed to `when_low` and was not called yet."""
         self._waiters.remove(waiter)
 
     async def wait_empty(self) -> None:
-        """Return once nothing is under way."""
+        """Return once nothing is in progress."""
         while self.used:
             future = asyncio.get_running_loop().create_future()
             self._until_empty.append(future)

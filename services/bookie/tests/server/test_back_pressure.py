@@ -4,11 +4,11 @@ import asyncio
 from functools import partial
 
 import pytest
-from bindery_bookie.server.budget import ByteBudget
+from bindery_bookie.server.back_pressure import BackPressureBudget
 
 
 def test_waiters_go_on_in_order_once_the_budget_is_low() -> None:
-    budget = ByteBudget(100)
+    budget = BackPressureBudget(100)
     calls: list[str] = []
     budget.take(150)
     assert budget.is_over
@@ -23,7 +23,7 @@ def test_waiters_go_on_in_order_once_the_budget_is_low() -> None:
 
 
 def test_a_waiter_that_fills_the_budget_again_leaves_the_others_waiting() -> None:
-    budget = ByteBudget(100)
+    budget = BackPressureBudget(100)
     calls: list[str] = []
 
     def greedy() -> None:
@@ -40,13 +40,13 @@ def test_a_waiter_that_fills_the_budget_again_leaves_the_others_waiting() -> Non
 
 
 def test_nobody_gives_what_was_not_taken() -> None:
-    budget = ByteBudget(100)
+    budget = BackPressureBudget(100)
     with pytest.raises(AssertionError):
         budget.give(1)
 
 
 async def test_waiting_for_empty() -> None:
-    budget = ByteBudget(100)
+    budget = BackPressureBudget(100)
     await budget.wait_empty()
     budget.take(10)
     waiting = asyncio.create_task(budget.wait_empty())
@@ -60,7 +60,7 @@ async def test_waiting_for_empty() -> None:
 
 
 def test_who_is_gone_waits_no_longer() -> None:
-    budget = ByteBudget(100)
+    budget = BackPressureBudget(100)
     calls: list[str] = []
 
     def gone() -> None:
@@ -76,7 +76,7 @@ def test_who_is_gone_waits_no_longer() -> None:
 
 
 def test_thousands_of_waiters_that_are_done_at_once_do_not_nest() -> None:
-    budget = ByteBudget(100)
+    budget = BackPressureBudget(100)
     calls: list[int] = []
 
     def quick(number: int) -> None:
@@ -93,7 +93,7 @@ def test_thousands_of_waiters_that_are_done_at_once_do_not_nest() -> None:
 
 
 def test_a_waiter_that_fails_leaves_the_others_theirs() -> None:
-    budget = ByteBudget(100)
+    budget = BackPressureBudget(100)
     calls: list[str] = []
     budget.take(100)
     budget.when_low(lambda: 1 // 0)
