@@ -77,16 +77,16 @@ def pair() -> Pair:
 @pytest.mark.parametrize("seed", range(20))
 def test_bytes_arrive_in_order_and_each_once_however_they_are_cut(seed) -> None:
     pair = Pair(seed)
-    lots = random.Random(seed)
+    rng = random.Random(seed)
     sent = bytearray()
 
     async def script() -> None:
         mine, theirs = await pair.connect()
         for _ in range(50):
-            data = lots.randbytes(lots.randint(1, 500))
+            data = rng.randbytes(rng.randint(1, 500))
             sent.extend(data)
             mine.transport.write(data)
-            await asyncio.sleep(lots.choice((0, 0, 0.001)))
+            await asyncio.sleep(rng.choice((0, 0, 0.001)))
         mine.transport.close()
         await asyncio.sleep(10)
         assert theirs.received == sent

@@ -82,12 +82,12 @@ class CrashableDisk:
 
     def after_power_cut(self, seed: int) -> "CrashableDisk":
         """What the next start finds. The same seed gives the same disk; this one stays as it is."""
-        lots = random.Random(seed)
+        rng = random.Random(seed)
         found = dict(self._durable)
         cut_at: dict[str, int] = {}
         for directory in sorted({change[0] for change in self._pending}):
             count = sum(change[0] == directory for change in self._pending)
-            cut_at[directory] = lots.choice((0, count, lots.randint(0, count)))
+            cut_at[directory] = rng.choice((0, count, rng.randint(0, count)))
         for directory, kind, path, inode in self._pending:
             if cut_at[directory] == 0:
                 continue
@@ -100,7 +100,7 @@ class CrashableDisk:
         survivor = type(self)(capacity=self.capacity)
         survivor.taken = self.taken
         for path, inode in sorted(found.items(), key=lambda item: item[0]):
-            data = _crashed(inode, lots)
+            data = _crashed(inode, rng)
             survivor._files[path] = survivor._durable[path] = _Inode(bytearray(data), data, set(), True)
         return survivor
 
@@ -251,24 +251,24 @@ def _directory(path: str) -> str:
     return path.rpartition("/")[0]
 
 
-def _crashed(inode: _Inode, lots: random.Random) -> bytes:
+def _crashed(inode: _Inode, rng: random.Random) -> bytes:
     """Content after the cut: synced sectors as they are, each other one by lot."""
     low, high = sorted((len(inode.synced), len(inode.data)))
-    size = lots.choice((low, high, lots.randint(low, high)))
+    size = rng.choice((low, high, rng.randint(low, high)))
     if len(inode.data) < len(inode.synced):
         size = len(inode.data)  # truncation syncs
     content = bytearray(inode.synced[:size].ljust(size, b"\0"))
-    fate = lots.choice(("keep", "lose", "prefix", "mixed"))
+    fate = rng.choice(("keep", "lose", "prefix", "mixed"))
     dirty = sorted(inode.dirty)
-    kept_until = lots.randint(0, len(dirty))
+    kept_until = rng.randint(0, len(dirty))
     for number, sector in enumerate(dirty):
         start, end = sector * SECTOR_SIZE, (sector + 1) * SECTOR_SIZE
         if fate == "prefix":
             keep = SECTOR_SIZE if number < kept_until else 0
             if number == kept_until:
-                keep = lots.randint(0, SECTOR_SIZE)
+                keep = rng.randint(0, SECTOR_SIZE)
         elif fate == "mixed":
-            keep = lots.choice((0, SECTOR_SIZE, lots.randint(0, SECTOR_SIZE)))
+            keep = rng.choice((0, SECTOR_SIZE, rng.randint(0, SECTOR_SIZE)))
         else:
             keep = SECTOR_SIZE if fate == "keep" else 0
         content[start : start + keep] = inode.data[start : min(start + keep, end)]
@@ -298,9 +298,9 @@ class CrashableKV:
             disk.kv_size += _changes_size(changes)
 
     def after_power_cut(self, seed: int, disk: CrashableDisk) -> "CrashableKV":
-        lots = random.Random(seed)
+        rng = random.Random(seed)
         last_synced = max((number for number, batch in enumerate(self._batches) if batch[1]), default=-1)
-        kept = lots.randint(last_synced + 1, len(self._batches))
+        kept = rng.randint(last_synced + 1, len(self._batches))
         return CrashableKV(disk, self._batches[:kept])
 
     def forget(self, batches: int) -> None:

@@ -1,7 +1,7 @@
 """Network: hosts by name, and connections between them that behave as TCP does on a bad day.
 
 What a connection promises: the bytes of a direction arrive in order, each once, or the connection breaks. What it does
-not promise, and the lots decide: how long they take, and in how many pieces they are received.
+not promise, and the seed decides: how long they take, and in how many pieces they are received.
 
 | what happens                     | what the two ends see |
 |----------------------------------|-----------------------|
@@ -76,13 +76,13 @@ class SimServer:
 
 
 class Network:
-    """Made once for a run. `lots`: all its chance."""
+    """Made once for a run. `rng`: the only source of randomness."""
 
-    def __init__(self, loop: SimLoop, lots: random.Random, trace: Trace) -> None:
+    def __init__(self, loop: SimLoop, rng: random.Random, trace: Trace) -> None:
         self.loop = loop
-        self.lots = lots
+        self.rng = rng
         self.trace = trace
-        self.quality = LinkQuality(jitter_s=lots.choice(JITTERS_S))
+        self.quality = LinkQuality(jitter_s=rng.choice(JITTERS_S))
         self.reset_chance = 0.0
         """Of each write: its connection breaks then and there."""
         self._links: dict[tuple[str, str], LinkQuality] = {}
@@ -128,7 +128,7 @@ class Network:
 
     def delay_s(self, source: str, target: str) -> float:
         quality = self._links.get((source, target)) or self.quality
-        return quality.delay_s + quality.jitter_s * self.lots.random()
+        return quality.delay_s + quality.jitter_s * self.rng.random()
 
     def power_off(self, host: str) -> None:
         """The host's kernel is gone: nothing answers, old connections are forgotten."""
@@ -153,7 +153,7 @@ class Network:
 
     def reset_some(self, chance: float) -> int:
         """Break established connections by lot. How many."""
-        broken = [connection for connection in list(self.connections) if self.lots.random() < chance]
+        broken = [connection for connection in list(self.connections) if self.rng.random() < chance]
         for connection in broken:
             connection.reset()
         return len(broken)

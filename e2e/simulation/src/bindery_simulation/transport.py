@@ -3,12 +3,11 @@
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from random import Random
+from typing import Any, Final, Protocol
 
-from bindery_simulation.loop import Process
-
-if TYPE_CHECKING:
-    from bindery_simulation.network import Network
+from bindery_simulation.loop import Process, SimLoop
+from bindery_simulation.trace import Trace
 
 WINDOW_SIZE: Final = 64 * 1024
 """Bytes that the two kernels hold between a writer and a reader that does not read."""
@@ -16,10 +15,26 @@ RETRANSMIT_S_MAX: Final = 1.0
 """After a partition healed, waiting bytes move within this time."""
 
 
+class Links(Protocol):
+    """What transports use of `network.Network`."""
+
+    loop: SimLoop
+    rng: Random
+    trace: Trace
+    reset_chance: float
+    connections: "list[SimConnection]"
+
+    def is_blocked(self, source: str, target: str) -> bool: ...
+    def is_off(self, host: str) -> bool: ...
+    def delay_s(self, source: str, target: str) -> float: ...
+    def at(self, delay_s: float, callback: Callable[..., None], *args: Any) -> None: ...
+    def at_time(self, when: float, callback: Callable[..., None], *args: Any) -> None: ...
+
+
 class SimConnection:
     """The two ends of a connection."""
 
-    def __init__(self, network: "Network", number: int, client: Process, server: Process) -> None:
+    def __init__(self, network: Links, number: int, client: Process, server: Process) -> None:
         self.network = network
         self.name = f"c{number}"
         self.client = SimTransport(self, client, port=40000 + number)
@@ -138,13 +153,13 @@ class SimTransport(asyncio.Transport):
         """Our kernel answers the peer with a reset, or, while it cannot be heard, leaves it to find out by itself."""
         network = self._network
         if network.is_blocked(self.process.host, self._peer_name):
-            network.at(network.lots.uniform(5, 60), self.peer.fail_later, TimeoutError(110, "Connection timed out"))
+            network.at(network.rng.uniform(5, 60), self.peer.fail_later, TimeoutError(110, "Connection timed out"))
         else:
             self.peer.fail_later(ConnectionResetError(104, "Connection reset by peer"))
 
     def lose_tail(self) -> None:
         """Some of what is under way never arrives, from a point on."""
-        keep = self._network.lots.randint(0, len(self._sent))
+        keep = self._network.rng.randint(0, len(self._sent))
         while len(self._sent) > keep:
             self._sent.pop()
 
@@ -197,20 +212,20 @@ class SimTransport(asyncio.Transport):
         if self._held or network.is_blocked(self.process.host, self._peer_name):
             if not self._held:
                 self._timeout_number += 1
-                network.at(network.lots.uniform(5, 60), self._give_up, self._timeout_number)
+                network.at(network.rng.uniform(5, 60), self._give_up, self._timeout_number)
             self._held.append(data)
             return
         arrival = network.loop.time() + network.delay_s(self.process.host, self._peer_name)
         self._last_arrival = arrival = max(arrival, self._last_arrival)
         self._sent.append(data)
         network.at_time(arrival, self._arrive)
-        if network.reset_chance and network.lots.random() < network.reset_chance:
+        if network.reset_chance and network.rng.random() < network.reset_chance:
             self._connection.reset()
 
     def retransmit(self) -> None:
         """The link is whole again."""
         if self._held and not self.is_gone:
-            delay_s = self._network.lots.uniform(0.05, RETRANSMIT_S_MAX)
+            delay_s = self._network.rng.uniform(0.05, RETRANSMIT_S_MAX)
             self._network.at(delay_s, self._send_held, self._timeout_number)
 
     def _send_held(self, number: int) -> None:
@@ -281,9 +296,9 @@ class SimTransport(asyncio.Transport):
         if self._inbox:
             data = b"".join(self._inbox) if len(self._inbox) > 1 else self._inbox[0]
             self._inbox.clear()
-            lots = self._network.lots
-            if lots.random() < 0.1:
-                cut = lots.randint(1, len(data))
+            rng = self._network.rng
+            if rng.random() < 0.1:
+                cut = rng.randint(1, len(data))
                 if cut < len(data):
                     self._inbox.append(data[cut:])
                     data = data[:cut]

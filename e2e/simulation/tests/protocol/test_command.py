@@ -31,10 +31,10 @@ def test_a_failure_names_invariant_seed_and_replay(capsys: pytest.CaptureFixture
     mutant = MUTANTS["one denial ends the ledger"]
     outcome, _ = hunt(mutant, seeds_max=500)
     assert outcome is not None
-    assert main(["--seed", str(outcome.seed), "--plot", "fence race", "--mutant", mutant.name]) == 1
+    assert main(["--seed", str(outcome.seed), "--profile", "fence race", "--mutant", mutant.name]) == 1
     told = capsys.readouterr().out
     assert "VIOLATED acknowledged-entries-readable" in told
-    assert f'protocol --seed {outcome.seed} --plot "fence race" --trace' in told
+    assert f'protocol --seed {outcome.seed} --profile "fence race" --trace' in told
     assert " -> recovery0" in told, "the trace comes unasked"
 
 

@@ -12,16 +12,16 @@ from bindery_simulation.protocol.bookie import FENCED, NO_ENTRY, OK, UNKNOWN, Bo
 from bindery_simulation.protocol.history import play
 from bindery_simulation.protocol.invariants import Invariant, Violation
 from bindery_simulation.protocol.ledger import Ledger
-from bindery_simulation.protocol.plots import PLOTS
+from bindery_simulation.protocol.profiles import PROFILES
 
 SEED_COUNT = 250
 
 
-@pytest.mark.parametrize("plot", PLOTS)
-def test_every_invariant_holds(plot: str) -> None:
+@pytest.mark.parametrize("profile", PROFILES)
+def test_every_invariant_holds(profile: str) -> None:
     for seed in range(SEED_COUNT):
-        outcome = play(seed, plot=plot)
-        assert outcome.violation is None, f"seed {seed} of {plot}: {outcome.violation}"
+        outcome = play(seed, profile=profile)
+        assert outcome.violation is None, f"seed {seed} of {profile}: {outcome.violation}"
 
 
 REACHED = {
@@ -55,7 +55,7 @@ import hashlib
 from bindery_simulation.protocol.history import play
 found = hashlib.sha256()
 for seed in range(200):
-    found.update(play(seed, trace=True).comic.digest().encode())
+    found.update(play(seed, trace=True).chart.digest().encode())
 print(found.hexdigest())
 """
 
@@ -71,9 +71,9 @@ def test_a_seed_is_the_same_history_in_every_process() -> None:
         digests.add(done.stdout)
     here = hashlib.sha256()
     for seed in range(200):
-        comic = play(seed, trace=True).comic
-        assert comic is not None
-        here.update(comic.digest().encode())
+        chart = play(seed, trace=True).chart
+        assert chart is not None
+        here.update(chart.digest().encode())
     assert digests == {here.hexdigest() + "\n"}
 
 

@@ -23,7 +23,7 @@ def hunted(name: str) -> tuple[Outcome | None, int]:
     """The same every time, so once is enough."""
     if name in SHOWN_BY:
         with applied(MUTANTS[name]):
-            outcome = play(SHOWN_BY[name], plot=MUTANTS[name].plot)
+            outcome = play(SHOWN_BY[name], profile=MUTANTS[name].profile)
         if outcome.violation is not None:
             return outcome, 1
     return hunt(MUTANTS[name], seeds_max=SEEDS_MAX)

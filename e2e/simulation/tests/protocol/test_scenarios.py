@@ -16,10 +16,10 @@ GOLDEN = Path(__file__).parent.parent / "golden" / "protocol"
 @pytest.mark.parametrize("with_defect", [False, True], ids=["as_it_is", "with_the_defect"])
 def test_scenario(scenario: Scenario, with_defect: bool) -> None:
     """As the protocol is, all ends well; with the defect the invariant that it breaks is named."""
-    comic, violation = scenario.play(with_defect=with_defect)
+    chart, violation = scenario.play(with_defect=with_defect)
     assert (violation and violation.invariant) == (scenario.violates if with_defect else None), str(violation)
     path = GOLDEN / f"{scenario.name}{'_with_the_defect' if with_defect else ''}.txt"
-    text = "\n".join(comic.lines) + "\n"
+    text = "\n".join(chart.lines) + "\n"
     if os.environ.get("REWRITE_TRANSCRIPTS"):
         path.write_text(text)
     assert text == path.read_text()

@@ -9,9 +9,10 @@ import subprocess
 import sys
 
 import pytest
-from bindery_simulation.service import faults, healing_faults
+from bindery_simulation.service import faults
 from bindery_simulation.service.command import main
-from bindery_simulation.service.healing import HealingKind, draw_plan
+from bindery_simulation.service.healing import faults as healing_faults
+from bindery_simulation.service.healing.plan import HealingKind, draw_plan
 from bindery_simulation.service.runner import run_seeds
 from bindery_simulation.service.world import run_seed
 

@@ -2,16 +2,16 @@
 
 | module       | holds                                                                     |
 |--------------|---------------------------------------------------------------------------|
-| `history`    | one history from one seed: a plot, faults, heal, liveness, verdict        |
-| `plots`      | what a history is about, and how its faults are drawn                     |
+| `history`    | one history from one seed: a profile, faults, heal, liveness, verdict     |
+| `profiles`   | what a history is about, and how its faults are drawn                     |
 | `world`      | messages in flight, time, crashes, partitions                             |
 | `bookie`     | what a bookie keeps                                                       |
 | `ledger`     | what really happened to the ledger, and the checks                        |
 | `invariants` | their names                                                               |
 | `clients`    | the update loop; writers and recoveries                                   |
 | `readers`    | readers of open and closed ledgers                                        |
-| `keepers`    | deletion and re-replication                                               |
-| `comic`      | the readable trace                                                        |
+| `maintenance` | deletion and re-replication                                               |
+| `sequence_chart` | the readable trace                                                    |
 | `mutants`    | known defects, put in on purpose                                          |
 | `scenarios`  | known defects of BookKeeper, played by hand                               |
 | `command`    | `python -m bindery_simulation protocol`                                   |

@@ -1,4 +1,4 @@
-"""`python -m bindery_simulation protocol`: play histories by seed, count them, and replay one as a comic strip."""
+"""`python -m bindery_simulation protocol`: play histories by seed, count them, and replay one as a sequence chart."""
 
 import argparse
 import time
@@ -10,7 +10,7 @@ from itertools import count, islice
 
 from bindery_simulation.protocol.history import Outcome, play
 from bindery_simulation.protocol.mutants import MUTANTS, applied
-from bindery_simulation.protocol.plots import PLOTS
+from bindery_simulation.protocol.profiles import PROFILES
 
 _clock = time.monotonic
 CHUNK = 1_000
@@ -27,7 +27,7 @@ class Tally:
     first: int | None = None
     last: int = -1
     reach: Counter[str] = field(default_factory=Counter)
-    plots: Counter[str] = field(default_factory=Counter)
+    profiles: Counter[str] = field(default_factory=Counter)
     failed: list[int] = field(default_factory=list)
 
     def add(self, other: "Tally") -> None:
@@ -36,19 +36,19 @@ class Tally:
             self.first = other.first if self.first is None else min(self.first, other.first)
             self.last = max(self.last, other.last)
         self.reach.update(other.reach)
-        self.plots.update(other.plots)
+        self.profiles.update(other.profiles)
         self.failed += other.failed
 
 
-def play_all(seeds: Iterable[int], plot: str | None = None) -> Tally:
+def play_all(seeds: Iterable[int], profile: str | None = None) -> Tally:
     """Play these seeds; only what failed is kept of them."""
     tally = Tally()
     for seed in seeds:
-        outcome = play(seed, plot=plot)
+        outcome = play(seed, profile=profile)
         tally.histories += 1
         tally.first = seed if tally.first is None else tally.first
         tally.last = seed
-        tally.plots[outcome.plot] += 1
+        tally.profiles[outcome.profile] += 1
         for what in outcome.reach:
             tally.reach[what] += 1
         if outcome.violation is not None:
@@ -58,22 +58,22 @@ def play_all(seeds: Iterable[int], plot: str | None = None) -> Tally:
     return tally
 
 
-def replay_command(seed: int, plot: str | None = None) -> str:
+def replay_command(seed: int, profile: str | None = None) -> str:
     """One line that plays the history again, with its trace."""
-    narrowed = f' --plot "{plot}"' if plot is not None else ""
+    narrowed = f' --profile "{profile}"' if profile is not None else ""
     return f"PYTHONHASHSEED=0 .venv/bin/python -m bindery_simulation protocol --seed {seed}{narrowed} --trace"
 
 
-def report(outcome: Outcome, plot: str | None = None, *, trace: bool) -> str:
-    """A history in words: how it ended, how to play it again, and with `trace` the comic strip."""
+def report(outcome: Outcome, profile: str | None = None, *, trace: bool) -> str:
+    """A history in words: how it ended, how to play it again, and with `trace` the sequence chart."""
     lines = [f"seed {outcome.seed} ({outcome.title})"]
-    if trace and outcome.comic is not None:
-        lines += outcome.comic.lines
-        lines.append(f"trace: {len(outcome.comic.lines)} lines, sha256 {outcome.comic.digest()}")
+    if trace and outcome.chart is not None:
+        lines += outcome.chart.lines
+        lines.append(f"trace: {len(outcome.chart.lines)} lines, sha256 {outcome.chart.digest()}")
     if outcome.violation is None:
         lines.append("every invariant holds")
     else:
-        lines += [f"VIOLATED {outcome.violation}", f"replay: {replay_command(outcome.seed, plot)}"]
+        lines += [f"VIOLATED {outcome.violation}", f"replay: {replay_command(outcome.seed, profile)}"]
     return "\n".join(lines)
 
 
@@ -88,17 +88,17 @@ def main(argv: Sequence[str]) -> int:
 
 def _run_all(arguments: argparse.Namespace) -> int:
     if arguments.seed is not None:
-        outcome = play(arguments.seed, plot=arguments.plot, trace=True)
-        print(report(outcome, arguments.plot, trace=arguments.trace or outcome.violation is not None))
+        outcome = play(arguments.seed, profile=arguments.profile, trace=True)
+        print(report(outcome, arguments.profile, trace=arguments.trace or outcome.violation is not None))
         return int(outcome.violation is not None)
     began = _clock()
     seeds: Iterator[int] = iter(range(*arguments.seeds)) if arguments.seeds is not None else count(arguments.first)
     until = began + arguments.seconds if arguments.seconds is not None else None
-    tally = _run(seeds, arguments.plot, arguments.jobs, until)
+    tally = _run(seeds, arguments.profile, arguments.jobs, until)
     took = _clock() - began
     print(_summary(tally, took, arguments.jobs))
     for seed in tally.failed[:FAILURES_MAX]:
-        print(report(play(seed, plot=arguments.plot, trace=True), arguments.plot, trace=True))
+        print(report(play(seed, profile=arguments.profile, trace=True), arguments.profile, trace=True))
     return int(bool(tally.failed))
 
 
@@ -110,7 +110,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     which.add_argument("--seconds", type=float, help="play --first, --first + 1, ... for so long")
     parser.add_argument("--first", type=int, default=0, help="with --seconds (0)")
     parser.add_argument("--jobs", type=int, default=1, help="processes (1)")
-    parser.add_argument("--plot", choices=sorted(PLOTS), help="only histories of this kind")
+    parser.add_argument("--profile", choices=sorted(PROFILES), help="only histories of this kind")
     parser.add_argument("--mutant", choices=sorted(MUTANTS), help="put this defect in (one process only)")
     parser.add_argument("--trace", action="store_true", help="with --seed: show every message")
     return parser.parse_args(argv)
@@ -121,7 +121,7 @@ def _range(text: str) -> tuple[int, int]:
     return int(first), int(end)
 
 
-def _run(seeds: Iterator[int], plot: str | None, jobs: int, until: float | None) -> Tally:
+def _run(seeds: Iterator[int], profile: str | None, jobs: int, until: float | None) -> Tally:
     """In chunks, on `jobs` processes, until the seeds or the time are used up, or enough has failed."""
     tally = Tally()
 
@@ -131,13 +131,13 @@ def _run(seeds: Iterator[int], plot: str | None, jobs: int, until: float | None)
     size = CHUNK if until is None else CHUNK // 5
     if jobs == 1:
         while goes_on() and (chunk := list(islice(seeds, size))):
-            tally.add(play_all(chunk, plot))
+            tally.add(play_all(chunk, profile))
         return tally
     with ProcessPoolExecutor(jobs) as pool:
         running: set[Future[Tally]] = set()
         while True:
             while goes_on() and len(running) < jobs + 1 and (chunk := list(islice(seeds, size))):
-                running.add(pool.submit(play_all, chunk, plot))
+                running.add(pool.submit(play_all, chunk, profile))
             if not running:
                 break
             done, running = wait(running, return_when=FIRST_COMPLETED)

@@ -1,4 +1,4 @@
-"""One history: opening, random life under a plot, heal, liveness, verdict. All of it follows from the seed."""
+"""One history: opening, random life under a profile, heal, liveness, verdict. All of it follows from the seed."""
 
 from dataclasses import dataclass
 from random import Random
@@ -10,12 +10,12 @@ from bindery_core.ledger.ledger_writer import WriterSettings
 from bindery_core.wire.messages import ReadResponse
 
 from bindery_simulation.protocol.clients import Recoverer, Writer
-from bindery_simulation.protocol.comic import Comic
 from bindery_simulation.protocol.invariants import Invariant, Violation
-from bindery_simulation.protocol.keepers import Deleter, Replicator
 from bindery_simulation.protocol.ledger import LEDGER_ID
-from bindery_simulation.protocol.plots import Plot, draw_plot
+from bindery_simulation.protocol.maintenance import Deleter, Replicator
+from bindery_simulation.protocol.profiles import Profile, draw_profile
 from bindery_simulation.protocol.readers import Reader
+from bindery_simulation.protocol.sequence_chart import SequenceChart
 from bindery_simulation.protocol.world import DIGESTER, World
 
 ENTRIES_MAX = 12
@@ -31,16 +31,16 @@ class Outcome:
     """What a history came to. `violation` None: every invariant held."""
 
     seed: int
-    plot: str
+    profile: str
     violation: Violation | None
     reach: dict[str, int]
-    comic: Comic | None
+    chart: SequenceChart | None
     title: str
 
 
-def play(seed: int, *, plot: str | None = None, trace: bool = False) -> Outcome:
-    """The history of `seed`; `plot` narrows what it may be about. Equal arguments, equal history."""
-    history = History(Random(seed), plot=plot, comic=Comic() if trace else None)
+def play(seed: int, *, profile: str | None = None, trace: bool = False) -> Outcome:
+    """The history of `seed`; `profile` narrows what it may be about. Equal arguments, equal history."""
+    history = History(Random(seed), profile=profile, chart=SequenceChart() if trace else None)
     violation = None
     try:
         history.run()
@@ -49,7 +49,7 @@ def play(seed: int, *, plot: str | None = None, trace: bool = False) -> Outcome:
     except AssertionError as error:
         violation = Violation(Invariant.MACHINE, str(error) or _where(error))
         violation.__cause__ = error
-    return Outcome(seed, history.plot.name, violation, history.world.reach, history.world.comic, history.title)
+    return Outcome(seed, history.profile.name, violation, history.world.reach, history.world.chart, history.title)
 
 
 def _where(error: AssertionError) -> str:
@@ -63,9 +63,9 @@ def _where(error: AssertionError) -> str:
 class History:
     """The world, the cast, and the events that happen to them."""
 
-    def __init__(self, rng: Random, *, plot: str | None = None, comic: Comic | None = None) -> None:
-        self.plot: Plot = draw_plot(rng, plot)
-        plan = self.plot
+    def __init__(self, rng: Random, *, profile: str | None = None, chart: SequenceChart | None = None) -> None:
+        self.profile: Profile = draw_profile(rng, profile)
+        plan = self.profile
         self.rng = rng
         self.draw = rng.random
         ensemble_size, write_quorum, ack_quorum = rng.choice(plan.quorums)
@@ -77,7 +77,7 @@ class History:
             ensemble_size=ensemble_size,
             write_quorum=write_quorum,
             ack_quorum=ack_quorum,
-            comic=comic,
+            chart=chart,
         )
         world.loss, world.doubling, world.refusal = plan.loss, plan.doubling, plan.refusal
         world.fence_loss, world.unknown, world.tearing = plan.fence_loss, plan.unknown, 0.3
@@ -109,7 +109,7 @@ class History:
 
     def run(self) -> None:
         """Raises Violation."""
-        plan, world, events, draw = self.plot, self.world, self._events, self.draw
+        plan, world, events, draw = self.profile, self.world, self._events, self.draw
         for name in plan.opening:
             events[name]()
         bag, rate, haste, size = plan.bag, plan.event_rate, plan.haste, len(plan.bag)
@@ -124,9 +124,9 @@ class History:
     # -- events ----------------------------------------------------------------------------------------------------
 
     def _meet(self, client: "Writer | Recoverer | Reader | Replicator | Deleter") -> None:
-        if self.plot.slow:
+        if self.profile.slow:
             for name in self.world.names:
-                if self.draw() < self.plot.slow:
+                if self.draw() < self.profile.slow:
                     client.slow.add(name)
 
     def _add(self) -> None:

@@ -26,8 +26,8 @@ from bindery_core.wire.messages import ReadLacResponse
 from bindery_simulation.protocol.bookie import NO_ENTRY, OK, Bookie
 from bindery_simulation.protocol.history import Outcome, play
 from bindery_simulation.protocol.invariants import Invariant
-from bindery_simulation.protocol.keepers import Replicator
 from bindery_simulation.protocol.ledger import Ledger
+from bindery_simulation.protocol.maintenance import Replicator
 
 Replacement = tuple[Any, str, Any]
 
@@ -40,7 +40,7 @@ class Mutant:
     """A sentence."""
     patch: Callable[[], list[Replacement]]
     caught_by: frozenset[Invariant]
-    plot: str | None = None
+    profile: str | None = None
     """The kind of history that it shows in soonest; None: any."""
 
 
@@ -48,13 +48,13 @@ MUTANTS: dict[str, Mutant] = {}
 
 
 def mutant(
-    name: str, *caught_by: Invariant, plot: str | None = None
+    name: str, *caught_by: Invariant, profile: str | None = None
 ) -> Callable[[Callable[[], list[Replacement]]], Callable[[], list[Replacement]]]:
     """Register a patch under `name`."""
 
     def register(patch: Callable[[], list[Replacement]]) -> Callable[[], list[Replacement]]:
         assert name not in MUTANTS
-        MUTANTS[name] = Mutant(name, patch, frozenset(caught_by), plot)
+        MUTANTS[name] = Mutant(name, patch, frozenset(caught_by), profile)
         return patch
 
     return register
@@ -78,7 +78,7 @@ def hunt(defect: Mutant, *, seeds_max: int) -> tuple[Outcome | None, int]:
     """Play seeds 0, 1, ... with the defect until one shows it. That history, and how many were played."""
     with applied(defect):
         for seed in range(seeds_max):
-            outcome = play(seed, plot=defect.plot)
+            outcome = play(seed, profile=defect.profile)
             if outcome.violation is not None:
                 return outcome, seed + 1
     return None, seeds_max
@@ -91,7 +91,7 @@ def hunt(defect: Mutant, *, seeds_max: int) -> tuple[Outcome | None, int]:
     "recovery reads do not fence (BookKeeper issue 2614)",
     Invariant.NO_ACK_AFTER_FENCE,
     Invariant.READABLE,
-    plot="fence race",
+    profile="fence race",
 )
 def _reads_do_not_fence() -> list[Replacement]:
     original = LedgerRecovery._send_reads
@@ -107,7 +107,7 @@ class _Zero(int):
         return -1
 
 
-@mutant("recovery starts at -1 (BookKeeper issue 2615)", Invariant.SEGMENTS, plot="rival recoveries")
+@mutant("recovery starts at -1 (BookKeeper issue 2615)", Invariant.SEGMENTS, profile="rival recoveries")
 def _recovery_from_minus_one() -> list[Replacement]:
     original = LedgerRecovery._start_reading
 
@@ -122,7 +122,7 @@ def _recovery_from_minus_one() -> list[Replacement]:
     return [(LedgerRecovery, "_start_reading", start)]
 
 
-@mutant("a fence does not survive a restart", Invariant.NO_ACK_AFTER_FENCE, plot="rival recoveries")
+@mutant("a fence does not survive a restart", Invariant.NO_ACK_AFTER_FENCE, profile="rival recoveries")
 def _fence_is_forgotten() -> list[Replacement]:
     original = Bookie.restart
 
@@ -133,7 +133,7 @@ def _fence_is_forgotten() -> list[Replacement]:
     return [(Bookie, "restart", restart)]
 
 
-@mutant("a bookie in limbo takes ordinary adds", Invariant.NO_ACK_AFTER_FENCE, Invariant.READABLE, plot="lost disks")
+@mutant("a bookie in limbo takes ordinary adds", Invariant.NO_ACK_AFTER_FENCE, Invariant.READABLE, profile="lost disks")
 def _limbo_is_not_fenced() -> list[Replacement]:
     original = Bookie.lose_storage
 
@@ -144,7 +144,7 @@ def _limbo_is_not_fenced() -> list[Replacement]:
     return [(Bookie, "lose_storage", lose)]
 
 
-@mutant("a bookie in limbo denies what it lost", Invariant.READABLE, plot="lost disks")
+@mutant("a bookie in limbo denies what it lost", Invariant.READABLE, profile="lost disks")
 def _limbo_denies() -> list[Replacement]:
     def read(self: Bookie, entry_id: int) -> tuple[int, bytes | None]:
         frame = self.entries.get(max(self.entries, default=-1) if entry_id < 0 else entry_id)
@@ -153,7 +153,7 @@ def _limbo_denies() -> list[Replacement]:
     return [(Bookie, "read", read)]
 
 
-@mutant("a fenced bookie refuses the recovery's adds too", Invariant.TERMINATES, plot="fence race")
+@mutant("a fenced bookie refuses the recovery's adds too", Invariant.TERMINATES, profile="fence race")
 def _recovery_adds_are_refused() -> list[Replacement]:
     original = Bookie.add
 
@@ -163,7 +163,7 @@ def _recovery_adds_are_refused() -> list[Replacement]:
     return [(Bookie, "add", add)]
 
 
-@mutant("coverage is off by one", Invariant.LAC_RECENT, plot="tail")
+@mutant("coverage is off by one", Invariant.LAC_RECENT, profile="tail")
 def _coverage_off_by_one() -> list[Replacement]:
     """In recoveries it does no harm alone: their reads fence too, and need their own denials. LAC reads go stale."""
     original = quorum.is_covered
@@ -174,12 +174,12 @@ def _coverage_off_by_one() -> list[Replacement]:
     return [(ledger_recovery, "is_covered", covered), (ledger_reader, "is_covered", covered)]
 
 
-@mutant("one denial ends the ledger", Invariant.READABLE, Invariant.NO_ACK_AFTER_FENCE, plot="fence race")
+@mutant("one denial ends the ledger", Invariant.READABLE, Invariant.NO_ACK_AFTER_FENCE, profile="fence race")
 def _one_denial() -> list[Replacement]:
     return [(ledger_recovery, "denials_needed", lambda **_: 1)]
 
 
-@mutant("silence counts as a denial", Invariant.READABLE, Invariant.NO_ACK_AFTER_FENCE, plot="rival recoveries")
+@mutant("silence counts as a denial", Invariant.READABLE, Invariant.NO_ACK_AFTER_FENCE, profile="rival recoveries")
 def _silence_is_denial() -> list[Replacement]:
     original = LedgerRecovery._go_on
 
@@ -191,7 +191,9 @@ def _silence_is_denial() -> list[Replacement]:
     return [(LedgerRecovery, "_go_on", go_on)]
 
 
-@mutant("recovery closes before its write-back is done", Invariant.DENSE, Invariant.READABLE, plot="rival recoveries")
+@mutant(
+    "recovery closes before its write-back is done", Invariant.DENSE, Invariant.READABLE, profile="rival recoveries"
+)
 def _closes_too_early() -> list[Replacement]:
     return [(LedgerWriter, "pending_count", property(lambda self: 0))]
 
@@ -201,7 +203,7 @@ def _closes_too_early() -> list[Replacement]:
     Invariant.READABLE,
     Invariant.DENSE,
     Invariant.NO_ACK_AFTER_FENCE,
-    plot="rival recoveries",
+    profile="rival recoveries",
 )
 def _reads_from_newcomers() -> list[Replacement]:
     original = LedgerRecovery.ensemble_changed
@@ -233,7 +235,10 @@ def _fresh_lac_in_recovered_entries() -> list[Replacement]:
 
 
 @mutant(
-    "entries are confirmed before the metadata change", Invariant.NO_DIVERGENCE, Invariant.READABLE, plot="change race"
+    "entries are confirmed before the metadata change",
+    Invariant.NO_DIVERGENCE,
+    Invariant.READABLE,
+    profile="change race",
 )
 def _ack_before_metadata() -> list[Replacement]:
     original = LedgerWriter._drain
@@ -248,7 +253,7 @@ def _ack_before_metadata() -> list[Replacement]:
     return [(LedgerWriter, "_drain", drain)]
 
 
-@mutant("acks of a replaced bookie still count", Invariant.NO_DIVERGENCE, plot="change race")
+@mutant("acks of a replaced bookie still count", Invariant.NO_DIVERGENCE, profile="change race")
 def _replaced_acks_count() -> list[Replacement]:
     original = LedgerWriter._replaced
 
@@ -302,7 +307,7 @@ def _no_compare_and_set() -> list[Replacement]:
     return [(Ledger, "compare_and_set", overwrite)]
 
 
-@mutant("a change does not see that recovery has begun", Invariant.SEGMENTS, Invariant.FINAL, plot="change race")
+@mutant("a change does not see that recovery has begun", Invariant.SEGMENTS, Invariant.FINAL, profile="change race")
 def _change_ignores_state() -> list[Replacement]:
     def plan(
         metadata: LedgerMetadata, *, failed: Mapping[int, BookieId], first_entry_id: int, choose: Any
@@ -313,7 +318,7 @@ def _change_ignores_state() -> list[Replacement]:
     return [(ledger_plans, "plan_ensemble_change", plan)]
 
 
-@mutant("a partial change of unknown outcome is denied, not adopted", Invariant.NO_DIVERGENCE, plot="change race")
+@mutant("a partial change of unknown outcome is denied, not adopted", Invariant.NO_DIVERGENCE, profile="change race")
 def _partial_change_denied() -> list[Replacement]:
     original = ledger_plans.replace_failed
 
@@ -354,7 +359,7 @@ def _close_with_wrong_length() -> list[Replacement]:
 # -- readers -----------------------------------------------------------------------------------------------------------
 
 
-@mutant("entries carry the last entry pushed as their lac", Invariant.LAC_SAFE, Invariant.DENSE, plot="tail")
+@mutant("entries carry the last entry pushed as their lac", Invariant.LAC_SAFE, Invariant.DENSE, profile="tail")
 def _early_lac() -> list[Replacement]:
     original = entry.pack_many
 
@@ -364,7 +369,7 @@ def _early_lac() -> list[Replacement]:
     return [(entry, "pack_many", pack_many)]
 
 
-@mutant("a reader takes the last entry for the lac", Invariant.LAC_SAFE, plot="tail")
+@mutant("a reader takes the last entry for the lac", Invariant.LAC_SAFE, profile="tail")
 def _last_entry_is_lac() -> list[Replacement]:
     def lac_in(self: LacRead, answer: ReadLacResponse) -> int:
         if answer.last_entry_body is None:
@@ -380,20 +385,20 @@ def _first_denial_is_absence() -> list[Replacement]:
     return [(ledger_reader, "_replicas", lambda *args: original(*args)[:1])]
 
 
-@mutant("digests are not checked", Invariant.AGREE, Invariant.MARK, plot="lost disks")
+@mutant("digests are not checked", Invariant.AGREE, Invariant.MARK, profile="lost disks")
 def _digest_unchecked() -> list[Replacement]:
     return [(Digester, "verify", lambda self, header, digest, payload: True)]
 
 
-# -- keepers -----------------------------------------------------------------------------------------------------------
+# -- maintenance ------------------------------------------------------------------------------------------------------
 
 
-@mutant("a ledger is deleted without fencing", Invariant.NO_ACK_AFTER_FENCE, plot="deletion")
+@mutant("a ledger is deleted without fencing", Invariant.NO_ACK_AFTER_FENCE, profile="deletion")
 def _delete_without_fence() -> list[Replacement]:
     return [(ledger_plans, "fence_targets", lambda metadata: ())]
 
 
-@mutant("the mark goes before the copies come", Invariant.MARK, plot="repair")
+@mutant("the mark goes before the copies come", Invariant.MARK, profile="repair")
 def _mark_removed_first() -> list[Replacement]:
     original = Replicator.copy
 
@@ -405,7 +410,7 @@ def _mark_removed_first() -> list[Replacement]:
     return [(Replicator, "copy", copy)]
 
 
-@mutant("metadata points to copies before they are there", Invariant.READABLE, Invariant.DENSE, plot="repair")
+@mutant("metadata points to copies before they are there", Invariant.READABLE, Invariant.DENSE, profile="repair")
 def _published_before_copied() -> list[Replacement]:
     original = Replicator.copy
 
@@ -419,17 +424,19 @@ def _published_before_copied() -> list[Replacement]:
     return [(Replicator, "copy", copy)]
 
 
-@mutant("copies get the length of the ledger, not their own", Invariant.AGREE, plot="repair")
+@mutant("copies get the length of the ledger, not their own", Invariant.AGREE, profile="repair")
 def _copies_get_another_length() -> list[Replacement]:
-    from bindery_simulation.protocol import keepers
+    from bindery_simulation.protocol import maintenance
 
     def longer(digester: Digester, *, length: int, **rest: Any) -> bytes:
         return pack(digester, length=length + 1, **rest)
 
-    return [(keepers, "pack", longer)]
+    return [(maintenance, "pack", longer)]
 
 
-@mutant("a delete takes no notice of an ensemble change since it fenced", Invariant.NO_ACK_AFTER_FENCE, plot="deletion")
+@mutant(
+    "a delete takes no notice of an ensemble change since it fenced", Invariant.NO_ACK_AFTER_FENCE, profile="deletion"
+)
 def _unconditional_delete() -> list[Replacement]:
     original = Ledger.delete
 

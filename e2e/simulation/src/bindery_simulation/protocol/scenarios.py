@@ -18,9 +18,9 @@ from bindery_core.formats.ledger_metadata import LedgerState
 from bindery_core.ids import BookieId
 
 from bindery_simulation.protocol.clients import Recoverer, Writer
-from bindery_simulation.protocol.comic import Comic, describe
 from bindery_simulation.protocol.invariants import Invariant, Violation
 from bindery_simulation.protocol.mutants import MUTANTS, applied
+from bindery_simulation.protocol.sequence_chart import SequenceChart, describe
 from bindery_simulation.protocol.world import Message, World
 
 STEPS_MAX = 2_000
@@ -30,20 +30,20 @@ class Stage:
     """A world in which messages arrive when the script says so."""
 
     def __init__(self, *, bookies: int, ensemble_size: int, write_quorum: int, ack_quorum: int) -> None:
-        self.comic = Comic()
+        self.chart = SequenceChart()
         self.world = World(
             Random(1),
             bookie_count=bookies,
             ensemble_size=ensemble_size,
             write_quorum=write_quorum,
             ack_quorum=ack_quorum,
-            comic=self.comic,
+            chart=self.chart,
         )
         self.writer = Writer(self.world)
 
     def say(self, text: str) -> None:
         """A remark in the trace."""
-        self.comic.lines.append(f"# {text}")
+        self.chart.lines.append(f"# {text}")
 
     def add(self, *payloads: bytes) -> None:
         self.writer.add(payloads)
@@ -66,7 +66,7 @@ class Stage:
     def drop(self, pattern: str) -> None:
         """Let all in flight that match vanish; nobody is told. At least one must."""
         for message in self._taken(pattern):
-            self.comic.vanished(self.world, message, "lost")
+            self.chart.vanished(self.world, message, "lost")
 
     def lose_answer(self, pattern: str) -> None:
         """Let a write of metadata be done, and its answer be lost: its client has to look for itself."""
@@ -200,7 +200,7 @@ class Scenario:
     write_quorum: int
     ack_quorum: int
 
-    def play(self, *, with_defect: bool) -> tuple[Comic, Violation | None]:
+    def play(self, *, with_defect: bool) -> tuple[SequenceChart, Violation | None]:
         """The trace, and the invariant that it broke, if any."""
         stage = Stage(
             bookies=self.bookies,
@@ -220,7 +220,7 @@ class Scenario:
         except Violation as found:
             violation = found
         stage.say(f"VIOLATED {violation}" if violation is not None else "every invariant holds")
-        return stage.comic, violation
+        return stage.chart, violation
 
 
 SCENARIOS = (

@@ -23,9 +23,9 @@ from bindery_core.placement.placement import Candidate, choose_replacements
 from bindery_core.wire.messages import AddResponse, ReadLacResponse, ReadResponse, Status
 
 from bindery_simulation.protocol.bookie import OK, UNKNOWN, Bookie
-from bindery_simulation.protocol.comic import Comic
 from bindery_simulation.protocol.invariants import Invariant, Violation
 from bindery_simulation.protocol.ledger import LEDGER_ID, Ledger
+from bindery_simulation.protocol.sequence_chart import SequenceChart
 
 if TYPE_CHECKING:
     from bindery_simulation.protocol.clients import Client
@@ -52,7 +52,7 @@ class World:
         ensemble_size: int,
         write_quorum: int,
         ack_quorum: int,
-        comic: Comic | None = None,
+        chart: SequenceChart | None = None,
     ) -> None:
         self.rng = rng
         self.draw = rng.random
@@ -70,7 +70,7 @@ class World:
             ),
             self.bookies,
         )
-        self.comic = comic
+        self.chart = chart
         self.reach: dict[str, int] = {}
         # chances, each per message of its kind
         self.loss = 0.0
@@ -103,8 +103,8 @@ class World:
             self.flying.append(message)
 
     def _vanish(self, message: Message, why: str) -> None:
-        if self.comic is not None:
-            self.comic.vanished(self, message, why)
+        if self.chart is not None:
+            self.chart.vanished(self, message, why)
         if self.draw() < 0.5:
             self.flying.append((self.lost, message[1], message[2], None, None))
 
@@ -128,10 +128,10 @@ class World:
         self.arrive(message)
 
     def arrive(self, message: Message) -> None:
-        if self.comic is None:
+        if self.chart is None:
             message[0](message)
         else:
-            self.comic.play(self, message)
+            self.chart.play(self, message)
 
     def pass_time(self) -> None:
         """To the next deadline of anybody, and a little on."""
@@ -192,8 +192,8 @@ class World:
         self.note(f"{bookie_id} is back with an empty disk")
 
     def note(self, text: str) -> None:
-        if self.comic is not None:
-            self.comic.note(self, text)
+        if self.chart is not None:
+            self.chart.note(self, text)
 
     # -- adds ------------------------------------------------------------------------------------------------------
 

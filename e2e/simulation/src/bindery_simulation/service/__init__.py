@@ -10,8 +10,7 @@
 | `workload`      | what clients do; it knows nothing of faults                                        |
 | `verdict`       | the invariants, judged from outside over what was seen                             |
 | `mutants`       | promises broken on purpose, which the verdict must notice                          |
-| `healing`       | worlds with auditors: what they are about, and the auditor's machine               |
-| `healing_faults`, `healing_verdict`, `healing_mutants` | the same for healing                         |
+| `healing`       | clusters with auditors: plan, faults, verdict, mutants                             |
 | `runner`        | many seeds in several processes                                                    |
 | `command`       | `python -m bindery_simulation service`                                             |
 

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Iterable, Sequence
 
 from bindery_simulation.service.faults import FAULTS, Fault
-from bindery_simulation.service.healing import HealingKind
-from bindery_simulation.service.healing_faults import HEALING_FAULTS
+from bindery_simulation.service.healing.faults import HEALING_FAULTS
+from bindery_simulation.service.healing.plan import HealingKind
 from bindery_simulation.service.mutants import MUTANTS, mutant
 from bindery_simulation.service.runner import run_seeds
 from bindery_simulation.service.world import Outcome, run_seed

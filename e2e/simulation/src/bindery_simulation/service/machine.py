@@ -3,7 +3,7 @@
 A `BookieMachine` runs the bookie as `bindery_bookie.process` puts it together: identity, storage engine, server,
 presence and storage watch, over a simulated disk, network and metadata session; only the HTTP port is left out. A
 `ClientMachine` runs a LedgerClient. Both can be killed, lose power, be paused and started again; what a process did not
-sync is the kernel's after a kill, and the lots' after a power cut.
+sync is kept by the kernel after a kill, and kept at random after a power cut.
 """
 
 import asyncio
@@ -95,12 +95,12 @@ class Machine:
     def __init__(self, world: "World", name: str) -> None:
         self.world = world
         self.name = name
-        self.lots = random.Random(world.lots.getrandbits(64))
+        self.rng = random.Random(world.rng.getrandbits(64))
         self.process: Process | None = None
         self.session: SimStore | None = None
         self.is_wanted = True
         """Start again after the process ended by itself."""
-        self.clock_ahead_ms = self.lots.randint(-60_000, 60_000)
+        self.clock_ahead_ms = self.rng.randint(-60_000, 60_000)
 
     @property
     def is_running(self) -> bool:
@@ -197,7 +197,7 @@ class BookieMachine(Machine):
         self.kill(power=True)
         self.was_wiped = True
         self.wiped_at = self.world.loop.time()
-        self._repair_rate = self.lots.choice(REPAIR_RATES)
+        self._repair_rate = self.rng.choice(REPAIR_RATES)
         self.disk = CrashableDisk(capacity=64 * 1024 * KIB)
         self.kv = CrashableKV(self.disk)
         self.world.trace.add(self.name, "has an empty disk")
@@ -227,7 +227,7 @@ class BookieMachine(Machine):
         self.disk.cut_after(None)
 
     def after_power_cut(self) -> None:
-        seed = self.lots.getrandbits(32)
+        seed = self.rng.getrandbits(32)
         self.disk = self.disk.after_power_cut(seed)
         self.kv = self.kv.after_power_cut(seed, self.disk)
 
@@ -245,7 +245,7 @@ class BookieMachine(Machine):
         """From now on such operations fail by lot."""
 
         def fault(operation: str, path: str) -> OSError | None:
-            if operation in operations and self.lots.random() < chance:
+            if operation in operations and self.rng.random() < chance:
                 self.world.trace.add(self.name, "disk fails", operation=operation, path=path)
                 return OSError(errno.ENOSPC, "No space left on device") if full else OSError(errno.EIO, "I/O error")
             return None
@@ -274,7 +274,7 @@ class BookieMachine(Machine):
         membership = OwnMembership(session, self.bookie_id, state, health, wall_clock_ms=self.wall_clock_ms)
         if world.healing is not None:
             await membership.check_start()
-        manager = LedgerManager(session, world.layout, randomness=self.lots)
+        manager = LedgerManager(session, world.layout, randomness=self.rng)
         claim = Claim(bookie_id=self.bookie_id, journal_dirs=("/journal",), ledger_dirs=("/ledgers",))
         identity = await establish_identity(
             CookieStore(session, world.layout), disk, claim, now_ms=0,
@@ -317,7 +317,7 @@ class BookieMachine(Machine):
         if self.was_wiped:
             connect = partial(
                 LedgerClient.connect,
-                session, randomness=self.lots, layout=world.layout, settings=world.client_settings,
+                session, randomness=self.rng, layout=world.layout, settings=world.client_settings,
             )  # fmt: skip
             assert identity.cookie.instance_id is not None
             storage = BOOKIE_SETTINGS.storage
@@ -325,7 +325,7 @@ class BookieMachine(Machine):
                 [engine], session, world.layout,
                 instance_id=identity.cookie.instance_id, bookie_id=self.bookie_id, connect=connect,
                 wait_s=storage.gc_wait_time_s, over_replicated_wait_s=0, op_rate=storage.gc_metadata_op_rate,
-                clock=loop.time, wall_clock_ms=self.wall_clock_ms, randomness=self.lots,
+                clock=loop.time, wall_clock_ms=self.wall_clock_ms, randomness=self.rng,
             )  # fmt: skip
             repairer = Repairer(
                 [engine], engine.damage, self.bookie_id,
@@ -406,13 +406,13 @@ class WatchedEngine(StorageEngine):
 
     def __init__(self, machine: BookieMachine, disk: Any, stats: StorageStats) -> None:
         self._machine = machine
-        lots = machine.lots
+        rng = machine.rng
         super().__init__(
             STORAGE_SETTINGS,
             disk=disk,
             open_kv=lambda path: PoweredKV(machine.kv, machine.before_disk),
             destroy_kv=lambda path: machine.kv.clear(),
-            start_worker=lambda name: SimWorker(machine.world.loop, job_times(lots, slow=lambda: machine.slowness)),
+            start_worker=lambda name: SimWorker(machine.world.loop, job_times(rng, slow=lambda: machine.slowness)),
             wall_clock_ms=machine.wall_clock_ms,
             stats=stats,
         )
@@ -449,11 +449,11 @@ class WatchedEngine(StorageEngine):
 
     def _rotten(self, body: bytes) -> bytes:
         machine = self._machine
-        if machine.lots.random() >= machine.rot:
+        if machine.rng.random() >= machine.rot:
             return body
-        at = machine.lots.randrange(len(body))
+        at = machine.rng.randrange(len(body))
         machine.world.trace.add(machine.name, "bit rot", ids=peek_ids(body), at=at)
-        return body[:at] + bytes([body[at] ^ 1 << machine.lots.randrange(8)]) + body[at + 1 :]
+        return body[:at] + bytes([body[at] ^ 1 << machine.rng.randrange(8)]) + body[at + 1 :]
 
     async def fence(self, ledger_id: int, master_key: bytes) -> None:
         await super().fence(ledger_id, master_key)
@@ -474,7 +474,7 @@ class ClientMachine(Machine):
         session = self.session = self.world.tree.open_session(process)
         try:
             client = await LedgerClient.connect(
-                session, randomness=self.lots, layout=self.world.layout, settings=self.world.client_settings
+                session, randomness=self.rng, layout=self.world.layout, settings=self.world.client_settings
             )
         except BinderyError as error:
             self.ended(process, repr(error))
@@ -483,32 +483,32 @@ class ClientMachine(Machine):
         self.is_finished = True
 
 
-def client_settings(lots: random.Random) -> ClientSettings:
+def client_settings(rng: random.Random) -> ClientSettings:
     """Patience such that a run needs seconds instead of minutes; a little different each time."""
-    add_timeout_s = lots.choice((0.5, 2.0))
+    add_timeout_s = rng.choice((0.5, 2.0))
     return ClientSettings(
         connect_timeout_s=1.0,
         reconnect_pause_s=0.05,
         reconnect_pause_s_max=1.0,
         add_timeout_s=add_timeout_s,
-        add_quorum_timeout_s=lots.choice((4.0, 10.0)),
-        read_timeout_s=lots.choice((0.5, 2.0)),
-        speculative_read_s=lots.choice((0.0, 0.2)),
+        add_quorum_timeout_s=rng.choice((4.0, 10.0)),
+        read_timeout_s=rng.choice((0.5, 2.0)),
+        speculative_read_s=rng.choice((0.0, 0.2)),
         fence_timeout_s=0.5,
         recovery_timeout_s=10.0,
-        replacement_retry_s=lots.choice((0.5, 2.0)),
-        recovery_batch_entries=lots.choice((1, 4, 32)),
-        metadata_timeout_s=lots.choice((2.0, 10.0)),
-        in_flight_entries_max=lots.choice((8, 64, 64)),
+        replacement_retry_s=rng.choice((0.5, 2.0)),
+        recovery_batch_entries=rng.choice((1, 4, 32)),
+        metadata_timeout_s=rng.choice((2.0, 10.0)),
+        in_flight_entries_max=rng.choice((8, 64, 64)),
         in_flight_bytes_max=16 * KIB,
         client_bytes_max=32 * KIB,
         connection_bytes_max=64 * KIB,
-        read_batch_entries_max=lots.choice((5, 20, 100)),
+        read_batch_entries_max=rng.choice((5, 20, 100)),
         read_batch_bytes_max=16 * KIB,
         explicit_lac_idle_s=0.05,
         long_poll_s=2.0,
         lac_refresh_s=0.2,
-        quarantine_s=lots.choice((1.0, 5.0)),
+        quarantine_s=rng.choice((1.0, 5.0)),
         revisit_timeout_s=0.5,
         timer_tick_s=0.1,
     )

@@ -32,7 +32,7 @@ class SimStore(MemoryStore):
 
     def __init__(self, tree: "SimTree", process: Process) -> None:
         self.process = process
-        self._lots = tree.lots
+        self._lots = tree.rng
         self._tree_latency_s = tree.latency_s
         self._server_context = Context()
         super().__init__(tree, latency_s=0.0, operation_timeout_s=OPERATION_TIMEOUT_S)
@@ -67,12 +67,12 @@ class WatchedZnodes(Znodes):
 
 class SimTree(MemoryTree):
     def __init__(
-        self, layout: LedgersLayout, lots: random.Random, on_ledger: OnLedger, sees: Sees = lambda ops, owner: ()
+        self, layout: LedgersLayout, rng: random.Random, on_ledger: OnLedger, sees: Sees = lambda ops, owner: ()
     ) -> None:
         super().__init__()
         self.znodes = WatchedZnodes(sees)
-        self.lots = lots
-        self.latency_s = lots.choice(LATENCIES_S)
+        self.rng = rng
+        self.latency_s = rng.choice(LATENCIES_S)
         self.layout = layout
         self._on_ledger = on_ledger
         self._ids: dict[str, int] = {}

@@ -18,9 +18,11 @@ from bindery_core.ledger.ledger_actions import SendAdds, SendLac, SendReads
 from bindery_core.ledger.ledger_writer import LedgerWriter
 
 from bindery_simulation.engine_mutants import ack_before_journal
-from bindery_simulation.service import faults, healing_faults, healing_mutants
+from bindery_simulation.service import faults
 from bindery_simulation.service.faults import Fault
-from bindery_simulation.service.healing import HealingKind
+from bindery_simulation.service.healing import faults as healing_faults
+from bindery_simulation.service.healing import mutants as healing_mutants
+from bindery_simulation.service.healing.plan import HealingKind
 
 Patch = Callable[[], contextlib.AbstractContextManager[Any]]
 

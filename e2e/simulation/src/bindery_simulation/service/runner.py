@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from multiprocessing.pool import AsyncResult
 from typing import Final
 
-from bindery_simulation.service.healing import HealingKind
+from bindery_simulation.service.healing.plan import HealingKind
 from bindery_simulation.service.world import run_seed
 
 _clock = time.monotonic

@@ -18,8 +18,8 @@ what readers got. Payloads say where they belong, so that wrong bytes cannot loo
 | no-crash               | no exception that nobody expects |
 | liveness               | healed, everything goes on: ledgers can be closed and read, bookies serve, writes are taken |
 
-What must hold of healing besides: `healing_verdict`. In worlds with auditors the ensembles of closed segments change,
-and what `healing_verdict` says of that replaces that they do not.
+What must hold of healing besides: `healing.verdict`. In worlds with auditors the ensembles of closed segments change,
+and what `healing.verdict` says of that replaces that they do not.
 """
 
 from collections.abc import Callable, Sequence

@@ -46,11 +46,11 @@ class SimWorker:
         done(result, error)
 
 
-def job_times(lots: random.Random, *, slow: Callable[[], float]) -> Callable[[], float]:
+def job_times(rng: random.Random, *, slow: Callable[[], float]) -> Callable[[], float]:
     """Half a millisecond mostly, sometimes ten; `slow` multiplies (a disk that stalls)."""
 
     def draw() -> float:
-        base_s = 0.010 if lots.random() < 0.05 else 0.0005
-        return base_s * (0.5 + lots.random()) * slow()
+        base_s = 0.010 if rng.random() < 0.05 else 0.0005
+        return base_s * (0.5 + rng.random()) * slow()
 
     return draw

@@ -31,11 +31,11 @@ PACES_S = ((0.0, 0.002, 0.05, 0.3, 0.8), (0.001, 0.005, 0.02), (0.01, 0.05, 0.1)
 class Workload:
     """Of one client process. Ends when all its ledgers are done, or, if it is asked to, early."""
 
-    def __init__(self, world: "World", client: LedgerClient, name: str, lots: random.Random) -> None:
+    def __init__(self, world: "World", client: LedgerClient, name: str, rng: random.Random) -> None:
         self._world = world
         self._client = client
         self._name = name
-        self._lots = lots
+        self._lots = rng
         self._verdict: Verdict = world.verdict
 
     async def run(self, *, ledgers: int) -> None:
@@ -53,21 +53,19 @@ class Workload:
     # --- writing ----------------------------------------------------------------------------------------------------
 
     async def _live(self, number: int) -> None:
-        """A ledger from its creation to whatever end the lots give it."""
-        lots = self._lots
-        await asyncio.sleep(lots.uniform(0, 1.5) * (1 + number))
+        """A ledger from its creation to an end that is chosen at random."""
+        rng = self._lots
+        await asyncio.sleep(rng.uniform(0, 1.5) * (1 + number))
         bookies = self._world.bookie_count
-        ensemble_size = lots.randint(1, min(bookies, 5)) if lots.random() < 0.5 else min(3, bookies)
-        write_quorum = (
-            lots.randint(1, ensemble_size) if lots.random() < 0.3 else min(lots.choice((2, 3)), ensemble_size)
-        )
-        ack_quorum = lots.randint((write_quorum + 1) // 2, write_quorum)
+        ensemble_size = rng.randint(1, min(bookies, 5)) if rng.random() < 0.5 else min(3, bookies)
+        write_quorum = rng.randint(1, ensemble_size) if rng.random() < 0.3 else min(rng.choice((2, 3)), ensemble_size)
+        ack_quorum = rng.randint((write_quorum + 1) // 2, write_quorum)
         if self._world.may_lose_disk:
             ensemble_size, write_quorum, ack_quorum = (max(2, one) for one in (ensemble_size, write_quorum, ack_quorum))
-        password = lots.choice((b"", b"secret"))
+        password = rng.choice((b"", b"secret"))
         handle = await self._client.create(
             ensemble_size=ensemble_size, write_quorum=write_quorum, ack_quorum=ack_quorum,
-            digest_type=lots.choice(DIGESTS), password=password,
+            digest_type=rng.choice(DIGESTS), password=password,
         )  # fmt: skip
         history = self._verdict.ledger(handle.ledger_id)
         history.password = password
@@ -77,21 +75,21 @@ class Workload:
         await self._end(handle)
 
     async def _write(self, handle: "WriteHandle") -> None:
-        lots = self._lots
+        rng = self._lots
         calls: list[asyncio.Task[None]] = []
         next_entry_id = 0
-        pauses_s = lots.choice(PACES_S)
-        for _ in range(lots.choice((2, 8, 30, 100))):
-            for _ in range(lots.choice((1, 1, 2, 4))):
-                count = lots.choice((1, 1, 1, 3, 10))
+        pauses_s = rng.choice(PACES_S)
+        for _ in range(rng.choice((2, 8, 30, 100))):
+            for _ in range(rng.choice((1, 1, 2, 4))):
+                count = rng.choice((1, 1, 1, 3, 10))
                 calls.append(asyncio.ensure_future(self._add(handle, next_entry_id, count)))
                 next_entry_id += count
-            await asyncio.sleep(lots.choice(pauses_s))
-            if lots.random() < 0.1:
+            await asyncio.sleep(rng.choice(pauses_s))
+            if rng.random() < 0.1:
                 await self._look(handle)
             if calls[-1].done() and handle.last_add_confirmed < next_entry_id - 1:
                 break  # the handle is broken
-        if lots.random() < 0.7:
+        if rng.random() < 0.7:
             await asyncio.gather(*calls)
 
     async def _add(self, handle: "WriteHandle", first: int, count: int) -> None:
@@ -114,8 +112,8 @@ class Workload:
                 self._tell("read failed", ledger_id=handle.ledger_id, error=error)
 
     async def _end(self, handle: "WriteHandle") -> None:
-        lots, ledger_id = self._lots, handle.ledger_id
-        fate = lots.random()
+        rng, ledger_id = self._lots, handle.ledger_id
+        fate = rng.random()
         if fate < 0.15:
             self._tell("forgets", ledger_id=ledger_id)
             self._world.keep(handle)
@@ -124,7 +122,7 @@ class Workload:
             self._tell("abandons", ledger_id=ledger_id)
             await handle.abandon()
             return
-        for _ in range(lots.choice((1, 3))):
+        for _ in range(rng.choice((1, 3))):
             try:
                 metadata = await handle.close()
             except BinderyError as error:
@@ -134,17 +132,17 @@ class Workload:
                 self._tell("closed", ledger_id=ledger_id, last=metadata.last_entry_id)
                 self._verdict.closed_by_writer(ledger_id, metadata)
                 break
-        if lots.random() < 0.15:
-            await asyncio.sleep(lots.uniform(0, 2))
+        if rng.random() < 0.15:
+            await asyncio.sleep(rng.uniform(0, 2))
             await self.delete(ledger_id)
 
     # --- what others do to it ---------------------------------------------------------------------------------------
 
     async def visit(self, ledger_id: LedgerId) -> None:
         """Do something with somebody's ledger."""
-        lots = self._lots
-        await asyncio.sleep(lots.choice((0.0, 0.05, 0.5, 1.5)))
-        fate = lots.random()
+        rng = self._lots
+        await asyncio.sleep(rng.choice((0.0, 0.05, 0.5, 1.5)))
+        fate = rng.random()
         if fate < 0.45:
             await self._contain(self.tail(ledger_id))
         elif fate < 0.85:

@@ -31,9 +31,9 @@ from bindery_metadata.layout.layout import LedgersLayout
 from bindery_simulation.loop import Process, SimLoop, Stuck, current_process
 from bindery_simulation.network import Network
 from bindery_simulation.service.faults import FAULTS, Fault
-from bindery_simulation.service.healing import AuditorMachine, HealingKind, HealingPlan, draw_plan
-from bindery_simulation.service.healing_faults import schedule
-from bindery_simulation.service.healing_verdict import HealingVerdict
+from bindery_simulation.service.healing.faults import schedule
+from bindery_simulation.service.healing.plan import AuditorMachine, HealingKind, HealingPlan, draw_plan
+from bindery_simulation.service.healing.verdict import HealingVerdict
 from bindery_simulation.service.machine import BookieMachine, ClientMachine, Machine, client_settings
 from bindery_simulation.service.metadata_tree import SimStore, SimTree
 from bindery_simulation.service.verdict import Verdict, Violation, payload_of
@@ -94,11 +94,11 @@ class World:
         self._caught = caught
         self.seed = seed
         self.trace = trace
-        self.lots = lots = random.Random(seed)
+        self.rng = rng = random.Random(seed)
         self.loop = SimLoop()  # type: ignore[abstract]  # what is missing is what must not be used
         self.loop.on_advance = self._advanced
         self.loop.on_exception = self._unexpected
-        self.network = Network(self.loop, random.Random(lots.getrandbits(64)), trace)
+        self.network = Network(self.loop, random.Random(rng.getrandbits(64)), trace)
         self.loop.network = self.network
         self.layout = LedgersLayout()
         self.verdict = Verdict(trace)
@@ -108,16 +108,16 @@ class World:
         self.verdict.on_change = self.healing_verdict.changed
         self.verdict.on_close = self.healing_verdict.closed
         self.tree = SimTree(
-            self.layout, random.Random(lots.getrandbits(64)), self.verdict.committed,
+            self.layout, random.Random(rng.getrandbits(64)), self.verdict.committed,
             self.healing_verdict.sees,
         )  # fmt: skip
-        self.client_settings = client_settings(lots)
-        bookie_count = lots.choice((3, 4, 4, 5, 6))
+        self.client_settings = client_settings(rng)
+        bookie_count = rng.choice((3, 4, 4, 5, 6))
         if healing is not None:
             bookie_count = max(bookie_count, 3 + healing.spares)
         self.bookies = [BookieMachine(self, f"bookie{number}") for number in range(bookie_count)]
         self.clients = [
-            ClientMachine(self, f"client{number}", self._client_work) for number in range(lots.choice((1, 2, 2, 3)))
+            ClientMachine(self, f"client{number}", self._client_work) for number in range(rng.choice((1, 2, 2, 3)))
         ]
         self.auditors: list[AuditorMachine] = []
         if healing is not None:
@@ -151,13 +151,13 @@ class World:
         return self.healing is not None and self.healing.loses_disk
 
     def some_bookie(self) -> BookieMachine:
-        return self.lots.choice(self.bookies)
+        return self.rng.choice(self.bookies)
 
     def some_client(self) -> ClientMachine:
-        return self.lots.choice(self.clients)
+        return self.rng.choice(self.clients)
 
     def some_machine(self) -> Machine:
-        return self.lots.choice(self.machines)
+        return self.rng.choice(self.machines)
 
     def later(self, delay_s: float, callback: Callable[..., Any], *args: Any) -> None:
         """As nobody's code."""
@@ -194,7 +194,7 @@ class World:
         assert process is not None
         session = self.tree.open_session(process)
         self._operator, self._operators_session = process, session
-        await initialize_cluster(session, self.layout, randomness=self.lots)
+        await initialize_cluster(session, self.layout, randomness=self.rng)
         for bookie in self.bookies:
             bookie.start()
         await self._within(START_S_MAX, self._all_serve, "a new cluster's bookies do not start")
@@ -207,24 +207,24 @@ class World:
             await self._poll(lambda: self.loop.time() > healed_at)
         else:
             kinds = self._fault_kinds or FAULTS
-            for _ in range(self.lots.choice((1, 1, 2, 2, 3, 3, 6))):
-                self.later(self.lots.uniform(0.1, 3.5), self._strike, self.lots.choice(kinds))
+            for _ in range(self.rng.choice((1, 1, 2, 2, 3, 3, 6))):
+                self.later(self.rng.uniform(0.1, 3.5), self._strike, self.rng.choice(kinds))
             until = self.loop.time() + TRAFFIC_S
             await self._poll(lambda: self._all_finished() or self.loop.time() > until)
         self.heal()
         await self._within(START_S_MAX, self._all_serve, "healed, not every bookie serves")
         await self._within(FINISH_S_MAX, self._all_finished, "healed, not everything that was begun ends")
-        if self.lots.random() < 0.5:
+        if self.rng.random() < 0.5:
             await self._cut_all_power()
         auditor_client = await LedgerClient.connect(
-            session, randomness=self.lots, layout=self.layout, settings=self.client_settings
+            session, randomness=self.rng, layout=self.layout, settings=self.client_settings
         )
-        auditor = Workload(self, auditor_client, "auditor", self.lots)
+        auditor = Workload(self, auditor_client, "auditor", self.rng)
         await self._audit_all(auditor)
         await self._repeat(auditor.prove_writable, "healed, new writes do not go through")
         if self.healing is not None:
             await self._await_healed(auditor_client)
-        if self.lots.random() < 0.3:
+        if self.rng.random() < 0.3:
             await self._cut_all_power()
             await self._audit_all(auditor)
         await self._inspect()
@@ -292,15 +292,15 @@ class World:
     async def _client_work(self, client: LedgerClient, machine: ClientMachine) -> None:
         """What a client process does from its start."""
         assert machine.process is not None
-        workload = Workload(self, client, machine.name, machine.lots)
+        workload = Workload(self, client, machine.name, machine.rng)
         self._workloads[machine.name] = machine.process, workload
         if not self._is_healing:
-            await workload.run(ledgers=machine.lots.choice((1, 2, 3)))
+            await workload.run(ledgers=machine.rng.choice((1, 2, 3)))
 
     def ledger_made(self, ledger_id: LedgerId) -> None:
         """Others come to see it."""
         self.ledgers.append(ledger_id)
-        for _ in range(self.lots.choice((0, 1, 1, 2))):
+        for _ in range(self.rng.choice((0, 1, 1, 2))):
             visitor = self.some_client()
             process, workload = self._workloads.get(visitor.name, (None, None))
             if workload is not None and process is visitor.process and len(self.ledgers) <= LEDGERS_MAX:
@@ -465,7 +465,7 @@ def run_seed(
 ) -> Outcome:
     """One world from beginning to end. Garbage is collected between runs, never within one.
 
-    `healing`: whether there are auditors, and in which kind of world; None: as the lots say, if nobody says which
+    `healing`: whether there are auditors, and in which kind of world; None: chosen at random, if nobody says which
     `faults` there are.
     """
     if healing is None:

@@ -78,9 +78,9 @@ class CrashWorld:
 
     def __init__(self, seed: int, *, wanted: Callable[[int], bool], note: Note, wrap: Callable[[Any], Any]) -> None:
         self.seed = seed
-        self.lots = random.Random(f"crash {seed}")
+        self.rng = random.Random(f"crash {seed}")
         self.history = History()
-        self.work = Workload(self.lots, self.history, note)
+        self.work = Workload(self.rng, self.history, note)
         self.operation = 0
         self.kinds: Counter[str] = Counter()
         self.photographs: list[Photograph] = []
@@ -88,14 +88,14 @@ class CrashWorld:
         self._wanted = wanted
         self._wrap = wrap
         self._cut_lots = random.Random(f"cut {seed}")
-        self._worker, disk_kind = self.lots.choice(((TurnWorker, CrashableDisk), (SteppingWorker, SteppingDisk)))
+        self._worker, disk_kind = self.rng.choice(((TurnWorker, CrashableDisk), (SteppingWorker, SteppingDisk)))
         self.disk: CrashableDisk = disk_kind()
         self.kv = CrashableKV(self.disk)
         self.disk.before_change = self._before_change
 
     def engine(self) -> StorageEngine:
-        lots = random.Random(self.lots.random())
-        return crashable_engine(self._wrap(self.disk), self.kv, lots, worker=self._worker)
+        rng = random.Random(self.rng.random())
+        return crashable_engine(self._wrap(self.disk), self.kv, rng, worker=self._worker)
 
     def lose_power(self) -> None:
         seed = self._cut_lots.randrange(2**31)
@@ -138,16 +138,16 @@ def operation_kind(name: str, path: str) -> str:
 
 async def live(world: CrashWorld) -> None:
     """Several lives of one bookie, each ended by a power cut or in order. Raises Violation."""
-    lots = world.lots
+    rng = world.rng
     work = world.work
-    for _ in range(lots.choice((1, 2, 3, 4))):
+    for _ in range(rng.choice((1, 2, 3, 4))):
         engine = world.engine()
         world.note("start")
         await engine.open()
         finding = await question(engine, world.history)
         _judge(engine, finding)
-        await work.work(engine, lots.randint(5, 60))
-        if lots.random() < 0.4:
+        await work.work(engine, rng.randint(5, 60))
+        if rng.random() < 0.4:
             world.note("orderly end")
             await engine.close()
             world.history.erased.update(world.history.hidden)
@@ -172,31 +172,31 @@ def _judge(engine: StorageEngine, finding: Finding) -> None:
 
 async def examine(photograph: Photograph, seed: int, wrap: Callable[[Any], Any], reached: Counter[str]) -> None:
     """Start it and ask for everything. Raises Violation."""
-    lots = random.Random(f"examine {seed} {photograph.operation}")
+    rng = random.Random(f"examine {seed} {photograph.operation}")
     disk, kv, history = photograph.disk, photograph.kv, photograph.history
-    for _ in range(lots.choice((0, 0, 1, CRASHES_IN_REPLAY_MAX))):
-        disk.cut_after(lots.choice((lots.randint(0, 8), lots.randint(0, 40))))
+    for _ in range(rng.choice((0, 0, 1, CRASHES_IN_REPLAY_MAX))):
+        disk.cut_after(rng.choice((rng.randint(0, 8), rng.randint(0, 40))))
         try:
-            await crashable_engine(wrap(disk), kv, lots).open()
+            await crashable_engine(wrap(disk), kv, rng).open()
         except OSError:
             reached["power lost again in the start"] += 1
-        cut = lots.randrange(2**31)
+        cut = rng.randrange(2**31)
         disk = disk.after_power_cut(cut)
         kv = kv.after_power_cut(cut, disk)
-    engine = crashable_engine(wrap(disk), kv, lots)
+    engine = crashable_engine(wrap(disk), kv, rng)
     await _open(engine)
     reached["entries replayed"] += engine.stats.replay_entries
     await _ask(engine, history, reached)
-    if lots.random() < 0.1:
+    if rng.random() < 0.1:
         await _delete_all(engine, history)
         reached["everything deleted"] += 1
-    elif lots.random() < 0.3:
+    elif rng.random() < 0.3:
         await engine.close()
-        is_index_lost = lots.random() < 0.6
+        is_index_lost = rng.random() < 0.6
         if is_index_lost:
             reached["index lost and rebuilt"] += 1
             kv.clear()
-        engine = crashable_engine(wrap(disk), kv, lots)
+        engine = crashable_engine(wrap(disk), kv, rng)
         await _open(engine)
         if engine.stats.replay_entries:
             raise Violation(Problem("replayed-once", None, f"{engine.stats.replay_entries} entries replayed"))

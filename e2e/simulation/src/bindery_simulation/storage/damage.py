@@ -114,11 +114,11 @@ ALL: Final = Choice()
 
 def run_case(template: Template, seed: int, directory: str, choice: Choice = ALL) -> Outcome:
     """Harm a copy of `template` in `directory`, which must not exist and is gone afterwards."""
-    lots = random.Random(f"damage {seed}")
+    rng = random.Random(f"damage {seed}")
     shutil.copytree(template.directory, directory)
     before_kib = _most_resident_kib()  # whoever runs this may have run much else
     try:
-        outcome = _run_copy(template, seed, directory, lots, choice)
+        outcome = _run_copy(template, seed, directory, rng, choice)
     finally:
         shutil.rmtree(directory)
     if (more_kib := _most_resident_kib() - before_kib) > MEMORY_KIB_MAX:
@@ -131,24 +131,24 @@ def _most_resident_kib() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
-def _run_copy(template: Template, seed: int, directory: str, lots: random.Random, choice: Choice) -> Outcome:
+def _run_copy(template: Template, seed: int, directory: str, rng: random.Random, choice: Choice) -> Outcome:
     there = {file_kind(path) for path, _ in template.files}
     kinds = sorted(there.intersection(choice.files) or there)
-    kind = lots.choices(kinds, [1 if kind in _DULL else 6 for kind in kinds])[0]
-    path = lots.choice([path for path, _ in template.files if file_kind(path) == kind])
+    kind = rng.choices(kinds, [1 if kind in _DULL else 6 for kind in kinds])[0]
+    path = rng.choice([path for path, _ in template.files if file_kind(path) == kind])
     harm = _double_fault(directory, seed, choice)
     if harm is None:
-        harm = do_harm(directory, path, lots, kinds=[one for one in choice.harms if one != CUT_AND_INDEX_LOST])
+        harm = do_harm(directory, path, rng, kinds=[one for one in choice.harms if one != CUT_AND_INDEX_LOST])
     else:
         path, kind = harm.path, file_kind(harm.path)
     outcome = Outcome(seed, harm, kind, "served")
     if kind == FILE_NAME:
         _look_at_version(directory, path, outcome)
         return outcome
-    starts = 2 if lots.random() < 0.25 else 1
+    starts = 2 if rng.random() < 0.25 else 1
     """A second start shows whether the first one made things worse."""
     for _ in range(starts):
-        finding = _start_and_ask(template, directory, lots, outcome)
+        finding = _start_and_ask(template, directory, rng, outcome)
         if finding is None:
             break
         outcome.refusals += finding.refused
@@ -163,13 +163,13 @@ def _run_copy(template: Template, seed: int, directory: str, lots: random.Random
 
 
 def _double_fault(directory: str, seed: int, choice: Choice) -> Harm | None:
-    """By lots of its own, so that the other cases are what they were without."""
-    lots = random.Random(f"double {seed}")
+    """Uses a random generator of its own, so that the other cases stay the same without it."""
+    rng = random.Random(f"double {seed}")
     if choice.harms:
         is_wanted = CUT_AND_INDEX_LOST in choice.harms
     else:
-        is_wanted = (not choice.files or "entry log" in choice.files) and lots.random() < DOUBLE_SHARE
-    return cut_and_lose_index(directory, lots) if is_wanted else None
+        is_wanted = (not choice.files or "entry log" in choice.files) and rng.random() < DOUBLE_SHARE
+    return cut_and_lose_index(directory, rng) if is_wanted else None
 
 
 def _look_at_version(directory: str, path: str, outcome: Outcome) -> None:
@@ -185,11 +185,11 @@ def _look_at_version(directory: str, path: str, outcome: Outcome) -> None:
         outcome.problems.append(Problem("starts", None, f"VERSION: {type(error).__name__}: {error}"))
 
 
-def _start_and_ask(template: Template, directory: str, lots: random.Random, outcome: Outcome) -> Finding | None:
+def _start_and_ask(template: Template, directory: str, rng: random.Random, outcome: Outcome) -> Finding | None:
     """None: it did not start; `outcome` says why and whether it may."""
 
     async def start_and_ask() -> Finding | None:
-        engine = real_engine(directory, lots)
+        engine = real_engine(directory, rng)
         try:
             await engine.open()
         except Corrupt as error:

@@ -17,16 +17,16 @@ from bindery_simulation.storage.harm import Harm
 CUT_AND_INDEX_LOST: Final = "cut between records, index lost"
 
 
-def cut_and_lose_index(directory: str, lots: random.Random) -> Harm | None:
+def cut_and_lose_index(directory: str, rng: random.Random) -> Harm | None:
     """Do so to one log of the bookie in `directory`; None, and nothing done, if none has a record."""
     current = "ledgers/current"
     scanner = EntryLogScanner(RealDisk(), os.path.join(directory, current))
-    for log_id in lots.sample(scanner.log_ids(), len(scanner.log_ids())):
+    for log_id in rng.sample(scanner.log_ids(), len(scanner.log_ids())):
         found = [one for one in scanner.scan(log_id) if isinstance(one, LogRecord)]
         if not found:
             continue
         ends = [found[0].offset - 8, *(record.offset + len(record.body) for record in found)]
-        size, cut = scanner.size(log_id), lots.choice(ends)
+        size, cut = scanner.size(log_id), rng.choice(ends)
         os.truncate(scanner.path(log_id), cut)
         shutil.rmtree(os.path.join(directory, current, "index"))
         path = os.path.relpath(scanner.path(log_id), directory)

@@ -39,19 +39,19 @@ def small_settings(directory: str, kind: LedgerStorageKind = LedgerStorageKind.S
 
 
 def crashable_engine(
-    disk: Any, kv: CrashableKV, lots: random.Random, *, worker: type[TurnWorker] = TurnWorker
+    disk: Any, kv: CrashableKV, rng: random.Random, *, worker: type[TurnWorker] = TurnWorker
 ) -> StorageEngine:
     """On a disk that can lose power, and an index that shares it."""
-    return _engine("", disk, lambda path: kv, lambda path: kv.clear(), lots, worker)
+    return _engine("", disk, lambda path: kv, lambda path: kv.clear(), rng, worker)
 
 
-def real_engine(directory: str, lots: random.Random, *, write_buffer_size: int = 8 * 1024 * KIB) -> StorageEngine:
+def real_engine(directory: str, rng: random.Random, *, write_buffer_size: int = 8 * 1024 * KIB) -> StorageEngine:
     """On real files and LevelDB. `write_buffer_size`: a small one makes LevelDB write and merge tables."""
 
     def open_kv(path: str) -> LevelDbKV:
         return LevelDbKV(path, write_buffer_size=write_buffer_size)
 
-    return _engine(directory, RealDisk(), open_kv, LevelDbKV.destroy, lots, TurnWorker)
+    return _engine(directory, RealDisk(), open_kv, LevelDbKV.destroy, rng, TurnWorker)
 
 
 def _engine(
@@ -59,14 +59,14 @@ def _engine(
     disk: Any,
     open_kv: Callable[[str], Any],
     destroy_kv: Callable[[str], None],
-    lots: random.Random,
+    rng: random.Random,
     worker: type[TurnWorker],
 ) -> StorageEngine:
     return StorageEngine(
-        small_settings(directory, lots.choice(_KINDS)),
+        small_settings(directory, rng.choice(_KINDS)),
         disk=disk,
         open_kv=open_kv,
         destroy_kv=destroy_kv,
-        start_worker=lambda name: worker(lots),
+        start_worker=lambda name: worker(rng),
         wall_clock_ms=lambda: 1_000,
     )

@@ -25,64 +25,64 @@ Change = Callable[[bytearray, random.Random], tuple[bytearray, int, int, str]]
 """(new bytes, first changed, end of changed, what was done)."""
 
 
-def _flip_bit(data: bytearray, lots: random.Random) -> tuple[bytearray, int, int, str]:
-    at = lots.randrange(len(data))
-    bit = lots.randrange(8)
+def _flip_bit(data: bytearray, rng: random.Random) -> tuple[bytearray, int, int, str]:
+    at = rng.randrange(len(data))
+    bit = rng.randrange(8)
     data[at] ^= 1 << bit
     return data, at, at + 1, f"bit {bit} of byte {at}"
 
 
-def _flip_bits(data: bytearray, lots: random.Random) -> tuple[bytearray, int, int, str]:
-    at = lots.randrange(len(data))
-    end = min(at + lots.choice((2, 8, 64)), len(data))
+def _flip_bits(data: bytearray, rng: random.Random) -> tuple[bytearray, int, int, str]:
+    at = rng.randrange(len(data))
+    end = min(at + rng.choice((2, 8, 64)), len(data))
     for place in range(at, end):
-        data[place] ^= lots.randrange(1, 256)
+        data[place] ^= rng.randrange(1, 256)
     return data, at, end, f"bits of bytes {at}..{end}"
 
 
-def _truncate(data: bytearray, lots: random.Random) -> tuple[bytearray, int, int, str]:
-    size = lots.choice((0, lots.randrange(len(data)), lots.randrange(len(data)) // 512 * 512, len(data) - 1))
+def _truncate(data: bytearray, rng: random.Random) -> tuple[bytearray, int, int, str]:
+    size = rng.choice((0, rng.randrange(len(data)), rng.randrange(len(data)) // 512 * 512, len(data) - 1))
     return data[:size], size, len(data), f"cut to {size} of {len(data)}"
 
 
-def _zeros(data: bytearray, lots: random.Random) -> tuple[bytearray, int, int, str]:
-    block = lots.choice((1, *_BLOCKS))
-    at = lots.randrange(len(data)) // block * block
-    sizes = (lots.randint(1, 64), 512, 4096, len(data) - at, lots.randint(1, len(data) - at))
-    end = min(at + lots.choice(sizes), len(data))
-    if lots.random() < 0.05:
+def _zeros(data: bytearray, rng: random.Random) -> tuple[bytearray, int, int, str]:
+    block = rng.choice((1, *_BLOCKS))
+    at = rng.randrange(len(data)) // block * block
+    sizes = (rng.randint(1, 64), 512, 4096, len(data) - at, rng.randint(1, len(data) - at))
+    end = min(at + rng.choice(sizes), len(data))
+    if rng.random() < 0.05:
         at, end = 0, len(data)
     data[at:end] = bytes(end - at)
     return data, at, end, f"zeros {at}..{end}"
 
 
-def _noise(data: bytearray, lots: random.Random) -> tuple[bytearray, int, int, str]:
-    at = lots.randrange(len(data)) // 512 * 512
-    end = min(at + lots.choice(_BLOCKS), len(data))
-    data[at:end] = lots.randbytes(end - at)
+def _noise(data: bytearray, rng: random.Random) -> tuple[bytearray, int, int, str]:
+    at = rng.randrange(len(data)) // 512 * 512
+    end = min(at + rng.choice(_BLOCKS), len(data))
+    data[at:end] = rng.randbytes(end - at)
     return data, at, end, f"noise {at}..{end}"
 
 
-def _two_blocks(data: bytearray, lots: random.Random) -> tuple[int, int, int]:
-    size = min(lots.choice(_BLOCKS), max(len(data) // 2, 1))
+def _two_blocks(data: bytearray, rng: random.Random) -> tuple[int, int, int]:
+    size = min(rng.choice(_BLOCKS), max(len(data) // 2, 1))
     blocks = max(len(data) // size, 1)
-    return size, lots.randrange(blocks) * size, lots.randrange(blocks) * size
+    return size, rng.randrange(blocks) * size, rng.randrange(blocks) * size
 
 
-def _swap(data: bytearray, lots: random.Random) -> tuple[bytearray, int, int, str]:
-    size, one, other = _two_blocks(data, lots)
+def _swap(data: bytearray, rng: random.Random) -> tuple[bytearray, int, int, str]:
+    size, one, other = _two_blocks(data, rng)
     data[one : one + size], data[other : other + size] = data[other : other + size], data[one : one + size]
     return data, min(one, other), max(one, other) + size, f"blocks of {size} at {one} and {other} swapped"
 
 
-def _duplicate(data: bytearray, lots: random.Random) -> tuple[bytearray, int, int, str]:
-    size, source, target = _two_blocks(data, lots)
+def _duplicate(data: bytearray, rng: random.Random) -> tuple[bytearray, int, int, str]:
+    size, source, target = _two_blocks(data, rng)
     data[target : target + size] = data[source : source + size]
     return data, target, target + size, f"block of {size} at {source} copied to {target}"
 
 
-def _append(data: bytearray, lots: random.Random) -> tuple[bytearray, int, int, str]:
-    extra = lots.choice((lots.randbytes(lots.randint(1, 600)), bytes(lots.randint(1, 5000)), bytes(data[-512:])))
+def _append(data: bytearray, rng: random.Random) -> tuple[bytearray, int, int, str]:
+    extra = rng.choice((rng.randbytes(rng.randint(1, 600)), bytes(rng.randint(1, 5000)), bytes(data[-512:])))
     return data + extra, len(data), len(data) + len(extra), f"{len(extra)} bytes appended"
 
 
@@ -100,17 +100,20 @@ REMOVED: Final = "removed"
 _REMOVED_SHARE: Final = 0.08
 
 
-def do_harm(directory: str, path: str, lots: random.Random, *, kinds: Sequence[str] = ()) -> Harm:
-    """Harm the file `path` in `directory`, in one of these ways (any if empty). Same lots and bytes: same harm."""
+def do_harm(directory: str, path: str, rng: random.Random, *, kinds: Sequence[str] = ()) -> Harm:
+    """Harm the file `path` in `directory`, in one of these ways (any if empty).
+
+    Equal random numbers and bytes give equal harm.
+    """
     whole = os.path.join(directory, path)
     with open(whole, "rb") as file:
         data = bytearray(file.read())
-    kind = lots.choice(kinds or sorted(CHANGES))
-    if not data or kind == REMOVED or (not kinds and lots.random() < _REMOVED_SHARE):
+    kind = rng.choice(kinds or sorted(CHANGES))
+    if not data or kind == REMOVED or (not kinds and rng.random() < _REMOVED_SHARE):
         os.unlink(whole)
         return Harm(REMOVED, path, 0, len(data), f"{path}: removed, {len(data)} bytes")
     before = bytes(data)
-    changed, start, stop, told = CHANGES[kind](data, lots)
+    changed, start, stop, told = CHANGES[kind](data, rng)
     if bytes(changed) == before:  # zeros over zeros, a block on itself
         kind = "unchanged"
     elif kind == "duplicated block" and not any(changed[start:stop]):  # one that was allocated and never written

@@ -74,29 +74,29 @@ def scratch_directory(parent: str | None = None) -> Iterator[str]:
 
 def make_template(seed: int, directory: str) -> Template:
     """Let a bookie live in `directory`/live, and keep what is left of it in `directory`/kept."""
-    lots = random.Random(f"template {seed}")
+    rng = random.Random(f"template {seed}")
     live, kept = f"{directory}/live", f"{directory}/kept"
     history = History()
-    work = Workload(lots, history, lambda told: None, ledgers=lots.choice((1, 3, 6)))
-    write_buffer_size = lots.choice((64, 64, 8 * 1024)) * 1024
-    is_killed = lots.random() < 0.6
-    is_in_limbo = lots.random() < 0.15
+    work = Workload(rng, history, lambda told: None, ledgers=rng.choice((1, 3, 6)))
+    write_buffer_size = rng.choice((64, 64, 8 * 1024)) * 1024
+    is_killed = rng.random() < 0.6
+    is_in_limbo = rng.random() < 0.15
 
     async def live_on() -> None:
-        for life in reversed(range(lots.choice((1, 2, 3, 5)))):
-            engine = real_engine(live, lots, write_buffer_size=write_buffer_size)
+        for life in reversed(range(rng.choice((1, 2, 3, 5)))):
+            engine = real_engine(live, rng, write_buffer_size=write_buffer_size)
             await engine.open()
-            await work.work(engine, lots.choice((15, 40, 80)))
-            if lots.random() < 0.5:
+            await work.work(engine, rng.choice((15, 40, 80)))
+            if rng.random() < 0.5:
                 engine.scrubber.request(rate=SCRUB_RATE)
-                await asyncio.sleep(lots.choice((0.01, 5.0)))
+                await asyncio.sleep(rng.choice((0.01, 5.0)))
             is_last = life == 0 and not is_in_limbo
             if is_last and is_killed:
                 shutil.copytree(live, kept)
             await engine.close()
         if is_in_limbo:
             limbo.write_marker(RealDisk(), f"{live}/ledgers/current", "something was lost", 1_000)
-            engine = real_engine(live, lots, write_buffer_size=write_buffer_size)
+            engine = real_engine(live, rng, write_buffer_size=write_buffer_size)
             await engine.open()
             await list_ledgers(engine, history)
             if is_killed:

@@ -1,6 +1,6 @@
 """Turns: runs an engine in simulated time, in one thread, its workers' jobs in the loop after a number of turns by lot.
 
-Half of what goes wrong in a store goes wrong because two things overlap: the lots decide how, and a seed repeats it. A
+Half of what goes wrong in a store goes wrong because two things overlap: a seed decides how, and repeats it. A
 `TurnWorker` runs a job whole; a `SteppingWorker` stops it now and then before an operation of its disk, and lets the
 loop and the other workers go on meanwhile.
 """
@@ -30,9 +30,9 @@ Done = Callable[[Any, BaseException | None], None]
 class TurnWorker:
     """A `bindery_bookie.storage.io.worker.Worker` without a thread."""
 
-    def __init__(self, lots: random.Random) -> None:
+    def __init__(self, rng: random.Random) -> None:
         """In the event loop."""
-        self._lots = lots
+        self._lots = rng
         self._loop = asyncio.get_running_loop()
         self._jobs: deque[tuple[Callable[[], Any], Done]] = deque()
         self._is_running = False
@@ -105,9 +105,9 @@ class SteppingWorker(TurnWorker):
 class _Steps:
     """One job, step by step."""
 
-    def __init__(self, job: Callable[[], Any], lots: random.Random) -> None:
+    def __init__(self, job: Callable[[], Any], rng: random.Random) -> None:
         self.outcome: tuple[Any, Exception | None] | None = None
-        self._lots = lots
+        self._lots = rng
         self._turns = 0
         self._go = threading.Semaphore(0)
         self._back = threading.Semaphore(0)

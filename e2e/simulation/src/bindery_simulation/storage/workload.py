@@ -30,7 +30,7 @@ Note = Callable[[str], None]
 
 @dataclass(slots=True)
 class Workload:
-    lots: random.Random
+    rng: random.Random
     history: History
     note: Note
     ledgers: int = 5
@@ -48,7 +48,7 @@ class Workload:
         waiting: set[asyncio.Task[None]] = set()
         for _ in range(steps):
             waiting.add(asyncio.ensure_future(self._step(engine)))
-            waiting = await self._drain(waiting, self.lots.choice((1, 4, 8)))
+            waiting = await self._drain(waiting, self.rng.choice((1, 4, 8)))
         await self._drain(waiting, 0)
 
     async def _drain(self, waiting: set[asyncio.Task[None]], allowed: int) -> set[asyncio.Task[None]]:
@@ -63,8 +63,8 @@ class Workload:
     async def _step(self, engine: StorageEngine) -> None:
         while len(self.ledger_ids) < self.ledgers:
             self.ledger_ids.append(len(self.ledger_ids))
-        ledger_id = self.lots.choice(self.ledger_ids)
-        kind = self.lots.random()
+        ledger_id = self.rng.choice(self.ledger_ids)
+        kind = self.rng.random()
         work: Coroutine[Any, Any, None]
         if kind < 0.63:
             name, work = "add", self._add(engine, ledger_id)
@@ -86,17 +86,17 @@ class Workload:
             self.note(f"{name} ledger {ledger_id}: {error!r}")  # the power is gone: the outcome is unknown
 
     async def _add(self, engine: StorageEngine, ledger_id: int) -> None:
-        history, lots = self.history, self.lots
-        recovery = lots.random() < 0.3
-        deferred = lots.random() < 0.15
+        history, rng = self.history, self.rng
+        recovery = rng.random() < 0.3
+        deferred = rng.random() < 0.15
         adds: list[AddRequest] = []
         keys: list[tuple[Key, int]] = []
-        for _ in range(lots.choice((1, 1, 3, 20))):
+        for _ in range(rng.choice((1, 1, 3, 20))):
             following = history.next_id.get(ledger_id, 0)
-            again = following and lots.random() < 0.2
-            entry_id = lots.randrange(following) if again else following + lots.choice((0, 0, 0, 1, 20))
+            again = following and rng.random() < 0.2
+            entry_id = rng.randrange(following) if again else following + rng.choice((0, 0, 0, 1, 20))
             self.serial += 1
-            payload = b"%d." % self.serial + lots.randbytes(lots.choice((0, 60, 480, 2500)))
+            payload = b"%d." % self.serial + rng.randbytes(rng.choice((0, 60, 480, 2500)))
             body = calls.entry(ledger_id, entry_id, payload, lac=entry_id - 1)
             keys.append(((ledger_id, entry_id), history.send((ledger_id, entry_id), body)))
             flags = int(WriteFlag.DEFERRED_SYNC) if deferred else 0
@@ -149,7 +149,7 @@ class Workload:
 
     async def _delete(self, engine: StorageEngine, ledger_id: int) -> None:
         """Most writers then go on with a ledger of another id; some are late and bring the old one back."""
-        if self.lots.random() < 0.8 and ledger_id in self.ledger_ids:
+        if self.rng.random() < 0.8 and ledger_id in self.ledger_ids:
             self.ledger_ids[self.ledger_ids.index(ledger_id)] = max(self.ledger_ids) + 1
         self.history.delete(ledger_id)
         await engine.delete_ledger(ledger_id)
@@ -157,7 +157,7 @@ class Workload:
 
     async def _compact(self, engine: StorageEngine) -> None:
         """Whether it wins anything is not asked here: only that nobody notices."""
-        result = await engine.compactor.run(minor=True, major=True, force=self.lots.random() < 0.5)
+        result = await engine.compactor.run(minor=True, major=True, force=self.rng.random() < 0.5)
         self.rewritten += len(result.rewritten)
         self.removed += len(result.removed)
         self.note(f"compact: rewritten {result.rewritten} removed {result.removed} left {result.left}")
@@ -166,7 +166,7 @@ class Workload:
         """Entries may be overtaken while they are read, but not fall behind what was acknowledged before."""
         history = self.history
         keys = [key for key in history.sent if key[0] == ledger_id]
-        keys = self.lots.sample(keys, min(len(keys), _READS))
+        keys = self.rng.sample(keys, min(len(keys), _READS))
         floors = [history.acknowledged.get(key, -1) for key in keys]
         hidden = [history.hidden.get(key, 0) for key in keys]
         deletions = history.deletions.get(ledger_id, 0)

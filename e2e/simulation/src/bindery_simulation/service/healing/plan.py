@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from bindery_simulation.service.world import World
 
 SHARE: Final = 0.3
-"""Of the worlds that have auditors, when it is left to the lots."""
+"""Of the worlds that have auditors, when the kind is chosen at random."""
 CLOCKS_APART_MS: Final = 2_000
 """An auditor's wall clock is off by so much at most: what it writes about the future is read by others."""
 DELAY_OF_RESTARTS_S: Final = 9
@@ -95,21 +95,23 @@ class _Settings(RecoverySettings):
 
 
 def draw_plan(seed: int, kind: HealingKind | None = None, *, is_wanted: bool = False) -> HealingPlan | None:
-    """By lots of its own, so that worlds without auditors are what they were. They say which `kind` it is if nobody
-    does; and whether there is any, unless it `is_wanted`."""
-    lots = random.Random(f"healing of {seed}")
-    is_drawn = lots.random() < SHARE
-    drawn = lots.choice((HealingKind.RESTARTS, HealingKind.RETURNS, *[HealingKind.STORM] * 4))
+    """Draw the plan of a seed, or None for a world without auditors; `is_wanted`: never None.
+
+    Uses a random generator of its own, so that worlds without auditors stay the same. `kind`: drawn too if None.
+    """
+    rng = random.Random(f"healing of {seed}")
+    is_drawn = rng.random() < SHARE
+    drawn = rng.choice((HealingKind.RESTARTS, HealingKind.RETURNS, *[HealingKind.STORM] * 4))
     if kind is None and not is_wanted and not is_drawn:
         return None
     kind = kind or drawn
     is_storm = kind is HealingKind.STORM
     return HealingPlan(
-        kind=kind, auditors=lots.choice((1, 2, 2)),
-        delay_s=lots.choice((2, 4)) if kind is not HealingKind.RESTARTS else DELAY_OF_RESTARTS_S,
-        bytes_per_s=lots.choice((64, 256, 1024)) * 1024 if is_storm else lots.choice((16, 32)) * 1024,
-        loses_disk=is_storm and lots.random() < 0.7, drains=is_storm and lots.random() < 0.4,
-        traffic_s=lots.choice((12.0, 18.0)) if is_storm else 20.0, workers=lots.choice((1, 1, 3)),
+        kind=kind, auditors=rng.choice((1, 2, 2)),
+        delay_s=rng.choice((2, 4)) if kind is not HealingKind.RESTARTS else DELAY_OF_RESTARTS_S,
+        bytes_per_s=rng.choice((64, 256, 1024)) * 1024 if is_storm else rng.choice((16, 32)) * 1024,
+        loses_disk=is_storm and rng.random() < 0.7, drains=is_storm and rng.random() < 0.4,
+        traffic_s=rng.choice((12.0, 18.0)) if is_storm else 20.0, workers=rng.choice((1, 1, 3)),
     )  # fmt: skip
 
 
@@ -132,7 +134,7 @@ class AuditorMachine(Machine):
 
     def __init__(self, world: "World", name: str, plan: HealingPlan) -> None:
         super().__init__(world, name)
-        self.clock_ahead_ms = self.lots.randint(-CLOCKS_APART_MS, CLOCKS_APART_MS)
+        self.clock_ahead_ms = self.rng.randint(-CLOCKS_APART_MS, CLOCKS_APART_MS)
         self._plan = plan
         self._services: list[RecoveryService] = []
         """Of all its processes."""
@@ -153,12 +155,12 @@ class AuditorMachine(Machine):
         self._stop_wanted = stop_wanted = self.world.loop.create_future()
         try:
             client = await WatchedClient.connect(
-                session, randomness=self.lots, layout=self.world.layout, settings=self.world.client_settings
+                session, randomness=self.rng, layout=self.world.layout, settings=self.world.client_settings
             )
             client.machine, client.process = self, process
             service = RecoveryService(
                 session, self.world.layout, client,
-                settings=self._plan.settings, limits=self._plan.limits, name=self.name, randomness=self.lots,
+                settings=self._plan.settings, limits=self._plan.limits, name=self.name, randomness=self.rng,
                 clock_ms=self.wall_clock_ms, ask_exit=lambda reason: self._stop(stop_wanted, reason),
             )  # fmt: skip
             await service.prepare()

@@ -32,7 +32,7 @@ from bindery_metadata.stores.store import Create, Delete, Op, Set
 from bindery_recovery.records.reasons import CHECKED_ALL
 
 from bindery_simulation.loop import Process
-from bindery_simulation.service.healing import HealingKind, HealingPlan
+from bindery_simulation.service.healing.plan import HealingKind, HealingPlan
 from bindery_simulation.service.machine import BookieMachine
 
 if TYPE_CHECKING:

@@ -1,5 +1,5 @@
-"""Plots: what a history is about. A plot weights the events and sets the chances of faults, so that random histories
-reach the depths where protocols break: races of fencing, changes without a spare, rival recoveries, lost disks, tails.
+"""Profiles of histories. A profile weights the events and sets the chances of faults, so that random histories reach
+the states where protocols break: races of fencing, changes without a spare, rival recoveries, lost disks, tails.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ QUORUMS = (
 
 
 @dataclass(slots=True)
-class Plot:
+class Profile:
     """Chances are per step or per message."""
 
     name: str
@@ -40,9 +40,9 @@ class Plot:
         self.bag = tuple(name for name, weight in self.events.items() for _ in range(weight))
 
 
-def _fence_race(rng: Random) -> Plot:
+def _fence_race(rng: Random) -> Profile:
     """Nothing but a writer in full swing and a recovery whose first fence gets lost."""
-    return Plot(
+    return Profile(
         "fence race",
         {"add": 4, "recover": 3, "kill recovery": 1, "close": 1},
         steps=rng.choice((20, 30)),
@@ -54,9 +54,9 @@ def _fence_race(rng: Random) -> Plot:
     )
 
 
-def _change_race(rng: Random) -> Plot:
+def _change_race(rng: Random) -> Profile:
     """Bookies fail while adds fly, several at once, spares are few, and metadata keeps its answers to itself."""
-    return Plot(
+    return Profile(
         "change race",
         {
             "add": 9,
@@ -84,9 +84,9 @@ def _change_race(rng: Random) -> Plot:
     )
 
 
-def _rivals(rng: Random) -> Plot:
+def _rivals(rng: Random) -> Profile:
     """Several recoveries at once; some die half-way, over bookies that fail."""
-    return Plot(
+    return Profile(
         "rival recoveries",
         {
             "add": 3,
@@ -110,9 +110,9 @@ def _rivals(rng: Random) -> Plot:
     )
 
 
-def _lost_disks(rng: Random) -> Plot:
+def _lost_disks(rng: Random) -> Profile:
     """Disks are replaced by empty ones and bits rot, within what the quorums bear."""
-    return Plot(
+    return Profile(
         "lost disks",
         {"add": 4, "lose storage": 2, "rot": 2, "recover": 2, "crash": 1, "restart": 1, "read": 1, "replicate": 1},
         steps=rng.choice((25, 50)),
@@ -124,9 +124,9 @@ def _lost_disks(rng: Random) -> Plot:
     )
 
 
-def _tail(rng: Random) -> Plot:
+def _tail(rng: Random) -> Profile:
     """Readers that open, tail and follow."""
-    return Plot(
+    return Profile(
         "tail",
         {"add": 5, "read": 3, "crash": 1, "restart": 1, "recover": 1, "close": 1, "time": 2},
         steps=rng.choice((25, 50)),
@@ -137,9 +137,9 @@ def _tail(rng: Random) -> Plot:
     )
 
 
-def _deletion(rng: Random) -> Plot:
+def _deletion(rng: Random) -> Profile:
     """The ledger is deleted under its writer."""
-    return Plot(
+    return Profile(
         "deletion",
         {"add": 6, "delete": 2, "crash": 1, "restart": 1, "read": 1, "recover": 1},
         steps=rng.choice((25, 40)),
@@ -149,9 +149,9 @@ def _deletion(rng: Random) -> Plot:
     )
 
 
-def _repair(rng: Random) -> Plot:
+def _repair(rng: Random) -> Profile:
     """A ledger is closed, bookies go for good, copies are brought back."""
-    return Plot(
+    return Profile(
         "repair",
         {
             "replicate": 4,
@@ -179,9 +179,9 @@ def _repair(rng: Random) -> Plot:
     )
 
 
-def _anything(rng: Random) -> Plot:
+def _anything(rng: Random) -> Profile:
     """All at once, longer."""
-    return Plot(
+    return Profile(
         "anything",
         {
             "add": 8, "crash": 2, "restart": 2, "recover": 2, "kill recovery": 1, "kill writer": 1, "close": 1,
@@ -200,7 +200,7 @@ def _anything(rng: Random) -> Plot:
     )  # fmt: skip
 
 
-PLOTS: dict[str, Callable[[Random], Plot]] = {
+PROFILES: dict[str, Callable[[Random], Profile]] = {
     "fence race": _fence_race,
     "change race": _change_race,
     "rival recoveries": _rivals,
@@ -216,6 +216,6 @@ _WEIGHTED = (
 )  # fmt: skip
 
 
-def draw_plot(rng: Random, name: str | None = None) -> Plot:
-    """A plot at random, or the one of that name."""
-    return PLOTS[name or _WEIGHTED[int(rng.random() * len(_WEIGHTED))]](rng)
+def draw_profile(rng: Random, name: str | None = None) -> Profile:
+    """A profile at random, or the one of that name."""
+    return PROFILES[name or _WEIGHTED[int(rng.random() * len(_WEIGHTED))]](rng)

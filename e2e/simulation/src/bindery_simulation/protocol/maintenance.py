@@ -1,4 +1,4 @@
-"""Who keeps ledgers in order: the Deleter, which fences first, and the Replicator, which brings copies back to Qw."""
+"""Maintenance of ledgers: the Deleter, which fences first, and the Replicator, which restores the write quorum."""
 
 from collections.abc import Callable, Sequence
 from functools import partial

@@ -1,4 +1,4 @@
-"""Comic: a history as a strip of lines: time, from -> to, the message, and the state that it left.
+"""Sequence chart: a history as lines of time, sender -> receiver, message, and the state after it.
 
 0.000 writer   -> b1        add 0                                    b1:{0}
 0.000 b1       -> writer    stored 0                                 lac=-1 pending=1
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 MESSAGE_WIDTH = 46
 
 
-class Comic:
+class SequenceChart:
     """Collects the lines. Looking on changes nothing: a traced history is the same as one that is not."""
 
     def __init__(self) -> None:
