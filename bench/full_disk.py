@@ -180,7 +180,7 @@ class Bookie:
             storage=StorageSettings(**STORAGE),  # type: ignore[arg-type]
         )
 
-    async def _connect(self, _: BookieSettings) -> MemoryStore:
+    async def _connect(self) -> MemoryStore:
         return self.tree.connect()
 
     async def start(self) -> float:

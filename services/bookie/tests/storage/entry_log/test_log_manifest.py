@@ -17,7 +17,7 @@ from bindery_core.errors import BadVersion, BinderyError, DamagedStorage
 from bindery_simulation.disk import CrashableDisk
 from crc32c import crc32c
 
-GOLDEN = Path(__file__).parent.parent / "golden"
+GOLDEN = Path(__file__).parents[2] / "golden"
 CURRENT = "/ledgers/current"
 
 

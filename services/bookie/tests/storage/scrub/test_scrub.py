@@ -32,7 +32,7 @@ from bindery_core.wire.messages import Status
 from bindery_simulation.disk import CrashableDisk
 
 CURRENT = "/ledgers/current"
-GOLDEN = Path(__file__).parent.parent / "golden"
+GOLDEN = Path(__file__).parents[2] / "golden"
 FAST = 100 * 1024**3
 
 
