@@ -1,14 +1,14 @@
-"""ClusterWait: what every service waits for at its start, and says that it does.
+"""ClusterWait: wait for ZooKeeper and for an initialised cluster at the start of a service, and report the wait.
 
-    ZooKeeper answers --> the cluster in it is initialised (`bindery cluster init` did that) --> the start goes on
+    ZooKeeper answers --> its cluster is initialised (`bindery cluster init`) --> the start continues
 
-While it waits, /startupz and /readyz say for what, since when, why, and what ends it; the log says so at the beginning
-and every TELL_INTERVAL_S. After `timeout_s` both waits together are given up, with the same cause and fix.
+During the wait, /startupz and /readyz show what it waits for, since when, the cause, and what ends it. The log repeats
+this every TELL_INTERVAL_S. Both waits together end after `timeout_s`, with an error that has the same cause and fix.
 
-What a start asks afterwards goes through `asked_again`: a ZooKeeper that is being restarted too is no reason to end.
+Later requests of a start go through `asked_again`, because a ZooKeeper that restarts must not end the start.
 
-The cause is found out by a look of our own at the servers: kazoo tells none.
-Importing this module is cheap, as a bookie's start wants it.
+kazoo reports no cause, so this module connects to the servers itself to find it. Importing this module is cheap,
+because the start of a bookie needs it.
 """
 
 import asyncio
@@ -27,14 +27,15 @@ from bindery_kit.observability.health import Health
 from bindery_kit.observability.logs import error_fields, get_logger
 
 FIRST_TOLD_S: Final = 1.0
-"""A wait that is shorter is not worth a line."""
+"""Seconds before the first report; shorter waits are not logged."""
 TELL_INTERVAL_S: Final = 10.0
 POLL_S: Final = 0.5
 RETRY_S: Final = 1.0
-LOOK_TIMEOUT_S: Final = 3.0
-"""Of one look at one server."""
+PROBE_TIMEOUT_S: Final = 3.0
+"""Timeout in seconds of one connection attempt to one server."""
 CLOSE_TIMEOUT_S: Final = 2.0
-"""Longest that a client that gives up may take to close: a name server that is silent would hold it for a minute."""
+"""Maximum seconds that a failed client takes to close: a name server that does not answer would block it for a
+minute."""
 FOREVER_S: Final = 10 * 365 * 86400.0
 
 T = TypeVar("T")
@@ -43,13 +44,13 @@ log = get_logger(__name__)
 
 
 class ClusterNotInitialised(NotThere):
-    """ZooKeeper answers, and holds no cluster."""
+    """ZooKeeper answers, but contains no cluster."""
 
     code = "cluster_not_initialised"
 
 
 class ClusterWait:
-    """One start's. `for_zookeeper` first, then `for_cluster`."""
+    """The wait of one start. Call `for_zookeeper` first, then `for_cluster`."""
 
     def __init__(
         self,
@@ -61,7 +62,8 @@ class ClusterWait:
         timeout_s: float,
         wall_clock_ms: Callable[[], int],
     ) -> None:
-        """`setting`: the environment's name of `zookeeper`, for the fix. `timeout_s`: of all of it; 0: for ever."""
+        """`setting`: environment variable of `zookeeper`, for messages. `timeout_s`: of both waits together; 0: no
+        limit."""
         self._zookeeper = zookeeper
         self._layout = layout
         self._setting = setting
@@ -73,11 +75,12 @@ class ClusterWait:
 
     @property
     def limit_s(self) -> float:
-        """Seconds that both waits together may take."""
+        """Maximum seconds of both waits together."""
         return limit_s(self._timeout_s)
 
     async def for_zookeeper(self, connecting: Awaitable[T]) -> T:
-        """What `connecting` gives, which minds `limit_s` itself. Raises MetadataUnavailable, or what it raises."""
+        """Return the result of `connecting`, which has a timeout of `limit_s` itself. Raises MetadataUnavailable and
+        the errors of `connecting`."""
         self._begin()
         self._health.progress(f"connecting to ZooKeeper at {self._zookeeper}")
         telling = asyncio.ensure_future(self._tell_of_zookeeper())
@@ -127,7 +130,7 @@ class ClusterWait:
     async def _zookeeper_reason(self) -> str:
         """`cause; fix`."""
         servers = [server.strip() for server in self._zookeeper.split(",")]
-        causes = await asyncio.gather(*(_look(server) for server in servers))
+        causes = await asyncio.gather(*(_probe(server) for server in servers))
         return f"{', '.join(causes)}; start ZooKeeper, or name its servers in {self._setting}"
 
     def _cluster_reason(self) -> str:
@@ -156,8 +159,8 @@ class ClusterWait:
 
 
 async def asked_again(ask: Callable[[], Awaitable[T]], *, event: str) -> T:
-    """What `ask` gives, or raises; asked anew while ZooKeeper does not answer, so it must not matter whether an earlier
-    one arrived. `event`: of the log's line about each that failed."""
+    """Return what `ask` returns; call it again while ZooKeeper does not answer. `ask` must be idempotent, because an
+    earlier call may have succeeded. `event`: the log event of each failed call."""
     while True:
         try:
             return await ask()
@@ -167,17 +170,17 @@ async def asked_again(ask: Callable[[], Awaitable[T]], *, event: str) -> T:
 
 
 def limit_s(timeout_s: float) -> float:
-    """The seconds that a setting of a wait means: 0 is for ever."""
+    """The limit in seconds that a timeout setting means; 0 means no limit."""
     return timeout_s or FOREVER_S
 
 
-async def _look(server: str) -> str:
-    """Why there may be no session with `host:port`."""
+async def _probe(server: str) -> str:
+    """The probable cause that there is no session with `host:port`."""
     host, _, port = server.rpartition(":")
     try:
-        async with asyncio.timeout(LOOK_TIMEOUT_S):
+        async with asyncio.timeout(PROBE_TIMEOUT_S):
             _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
-    except (socket.gaierror, UnicodeError):  # an empty part of a name, or one that is too long, is refused unasked
+    except (socket.gaierror, UnicodeError):  # UnicodeError: a part of the name is empty or too long
         return f"the name {host} does not resolve"
     except TimeoutError:
         return f"{server} does not answer"

@@ -1,8 +1,8 @@
-"""A process that is told to stop while it still imports, ends. Every main module imports this before anything else.
+"""End the process on SIGTERM while it still imports modules. Every main module imports this first.
 
-The kernel gives the first process of a container (pid 1) no signal that it has no handler for. Without this a SIGTERM
-in the first second of a start is lost, and the pod is killed only when its whole grace period is over. Everywhere else
-the signal ends the process without help. `runtime.run` puts its own handler in place of this one.
+The kernel does not deliver a signal without a handler to the first process of a container (pid 1). Without this
+handler, a SIGTERM in the first second of a start is lost, and the pod is killed only after its whole grace period.
+Outside of containers, the default action ends the process. `runtime.run` replaces this handler.
 """
 
 import os

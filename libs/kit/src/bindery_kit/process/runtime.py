@@ -1,10 +1,10 @@
-"""A service process: its loop, its signals, its parent, its last words.
+"""Run a service process: event loop, signals, the link to its parent, and the final message.
 
-`run(main)` starts uvloop, hands `main` a `Shutdown` and returns its exit code. SIGTERM and SIGINT set the shutdown; one
-more after a second ends the process at once, for whoever has no patience. With `run_service` an exit code other than 0
-has a reason that is told as `last_words` has it: the error that ended `main`, or why the shutdown was asked for.
+`run(main)` starts uvloop, passes a `Shutdown` to `main`, and returns the exit code. SIGTERM and SIGINT request the
+shutdown; a second signal after IMPATIENCE_S ends the process at once. `run_service` also reports the reason of an exit
+code other than 0 through `last_words`: the error that ended `main`, or the reason of the shutdown.
 
-Importing this module is cheap: a bookie serves its port before any HTTP code is loaded.
+Importing this module is cheap: a bookie serves its ledger port before any HTTP code is loaded.
 """
 
 import asyncio
@@ -26,15 +26,15 @@ from bindery_kit.observability import last_words
 from bindery_kit.observability.logs import error_fields, get_logger
 
 SWITCH_INTERVAL_S: Final = 0.0005
-"""How soon a thread that wants the interpreter gets it. Python's 5 ms would be added to each fsync that ends while the
-loop is busy; half a millisecond costs nothing measurable."""
+"""Thread switch interval in seconds. Python's default of 5 ms would delay each fsync that ends while the loop is busy;
+half a millisecond has no measurable cost."""
 
 IMPATIENCE_S: Final = 1.0
-"""A repeated signal within this time is an echo (a process group, a dying parent and its supervisor may all send
-one)."""
+"""Seconds in which a repeated signal is ignored: a process group, a parent that ends and its supervisor may each send
+one."""
 
 THREADS_TIMEOUT_S: Final = 2.0
-"""Once `main` is over, helper threads may hold the end up for so long. A name server that is silent takes longer."""
+"""Maximum seconds that helper threads delay the end after `main`; a name server that does not answer takes longer."""
 
 DIE_WITH_PARENT: Final = "BINDERY_DIE_WITH_PARENT"
 """Environment name; its value is the parent's pid. Set by `bindery standalone` for its children."""
@@ -45,7 +45,7 @@ EXIT_OK: Final = 0
 EXIT_ERROR: Final = 1
 EXIT_USAGE: Final = 2
 CANCEL_TIMEOUT_S: Final = 1.0
-"""Longest that cancelled work may take to let go of what it has."""
+"""Maximum seconds that cancelled work takes to release its resources."""
 _PR_SET_PDEATHSIG: Final = 1
 
 T = TypeVar("T")
@@ -54,7 +54,7 @@ log = get_logger(__name__)
 
 
 class Shutdown:
-    """Set once, by a signal or by a part that cannot go on."""
+    """Set once, by a signal or by a part that cannot continue."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
@@ -66,7 +66,7 @@ class Shutdown:
         return self._event.is_set()
 
     def request(self, reason: str, *, exit_code: int = EXIT_OK) -> None:
-        """Ask the process to end; the first reason counts."""
+        """Request the end of the process; only the first request counts."""
         if not self._event.is_set():
             self.reason = reason
             self.exit_code = exit_code
@@ -76,7 +76,7 @@ class Shutdown:
         await self._event.wait()
 
     def give_up(self, error: BaseException, *, exit_code: int = EXIT_ERROR) -> int:
-        """The process ends because of `error`, whatever else it was asked for. Returns `exit_code`."""
+        """End the process because of `error`, even if a shutdown was requested before. Returns `exit_code`."""
         self._event.set()
         self.reason = last_words.sentence_of(error)
         self.exit_code = exit_code
@@ -84,26 +84,26 @@ class Shutdown:
 
 
 async def unless_shutdown(shutdown: Shutdown, work: Awaitable[T]) -> T | None:
-    """The result of `work`, or what it raises; None, and `work` is cancelled, when the shutdown comes first."""
+    """Return the result of `work`, or raise its error. If the shutdown comes first, cancel `work` and return None."""
     working, stopping = asyncio.ensure_future(work), asyncio.ensure_future(shutdown.wait())
     try:
         await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
         return await working if working.done() else None
     finally:
         stopping.cancel()
-        for _ in range(2):  # the second time it does not wait for what it wanted to close any more
+        for _ in range(2):  # the second one also cancels its clean-up
             working.cancel()
             await asyncio.wait({working}, timeout=CANCEL_TIMEOUT_S)
         if working.done() and not working.cancelled():
-            working.exception()  # seen: it is of no interest any more
+            working.exception()  # retrieved, so that asyncio does not report it
 
 
 Main = Callable[[Shutdown], Awaitable[int | None]]
 
 
 def run_service(main: Main, *, program: str) -> int:
-    """As `run`, with what `main` raises as last words and EXIT_ERROR. The process is to end next: helper threads hold
-    it up for THREADS_TIMEOUT_S at most."""
+    """Like `run`; an error of `main` is reported as the final message, with EXIT_ERROR. The process must end next:
+    helper threads delay it by THREADS_TIMEOUT_S at most."""
 
     async def with_last_words(shutdown: Shutdown) -> int:
         try:
@@ -124,7 +124,7 @@ def run_service(main: Main, *, program: str) -> int:
 
 
 def _end_soon(code: int) -> None:
-    """Everything is closed; whatever a thread still waits for, the process ends."""
+    """Everything is closed: end the process even if a thread still waits."""
     signal.signal(signal.SIGALRM, lambda *_: os._exit(code))
     signal.setitimer(signal.ITIMER_REAL, THREADS_TIMEOUT_S)
     # Called once the threads have ended. Soon afterwards the interpreter drops all handlers: the alarm would kill it.
@@ -132,7 +132,7 @@ def _end_soon(code: int) -> None:
 
 
 def run(main: Main) -> int:
-    """Run `main` to its end and return its exit code (None: the shutdown's). What it raises is raised."""
+    """Run `main` and return its exit code, or the shutdown's if that is None. Errors of `main` are raised."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     raise_open_files()
     parent = os.environ.pop(DIE_WITH_PARENT, None)
@@ -142,12 +142,12 @@ def run(main: Main) -> int:
 
 
 def raise_open_files() -> None:
-    """Let this process open as many files as it may, up to OPEN_FILES_MAX: shells and init systems start it with 1024,
-    which a few hundred clients and the logs of a bookie use up."""
+    """Raise the limit of open files to the hard limit, at most OPEN_FILES_MAX: shells and init systems set 1024, which
+    a few hundred clients and the logs of a bookie exceed."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = OPEN_FILES_MAX if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES_MAX)
     if soft != resource.RLIM_INFINITY and soft < wanted:
-        with contextlib.suppress(ValueError, OSError):  # some systems forbid it; then it stays as it is
+        with contextlib.suppress(ValueError, OSError):  # not allowed on some systems; the limit stays as it is
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
