@@ -1,4 +1,4 @@
-"""What a shard's files say of ledgers and entries: index, entry logs, and the journal that was not flushed yet."""
+"""Read ledgers and entries from a shard's files: index, entry logs, and the part of the journal not flushed yet."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -36,7 +36,7 @@ JournalPlace = tuple[JournalPosition, int]
 
 @dataclass(slots=True)
 class JournalLedger:
-    """What the journal behind LastLogMark says of a ledger."""
+    """One ledger in the journal behind LastLogMark."""
 
     entries: dict[int, "JournalPlace"] = field(default_factory=dict)
     is_fenced: bool = False
@@ -45,7 +45,7 @@ class JournalLedger:
 
 
 class Shard:
-    """One shard, opened for looking. Use `opened_shard`."""
+    """One shard, opened read-only by `opened_shard`."""
 
     def __init__(self, places: ShardPlaces, index: Index | None, index_problem: str, disk: Disk) -> None:
         assert places.ledgers is not None
@@ -94,7 +94,7 @@ class Shard:
         raise DamagedStorage("journal group is gone", path=path, offset=position.offset)
 
     def ledger_facts(self, ledger_id: int) -> dict[str, Any] | None:
-        """A ledger as JSON, None if nothing is known of it."""
+        """Facts of a ledger for JSON; None if neither index nor journal has it."""
         row = None if self.index is None else self.index.ledger_row(ledger_id)
         new = self.journal().get(ledger_id)
         if row is None and (new is None or not new.has_key):
@@ -131,7 +131,10 @@ class Shard:
         return sorted(indexed | {ledger_id for ledger_id, new in self.journal().items() if new.has_key})
 
     def find(self, ledger_id: int, entry_id: int) -> "Found | None":
-        """Where the newest copy of an entry is. Raises DamagedStorage when that copy is damaged."""
+        """Find the newest copy of an entry; one that is damaged in an entry log is returned with `problem`.
+
+        Raises DamagedStorage if the journal is damaged.
+        """
         new = self.journal().get(ledger_id)
         if new is not None and entry_id in new.entries:
             position, at = place = new.entries[entry_id]
@@ -194,7 +197,7 @@ def opened_shard(places: ShardPlaces) -> Iterator[Shard]:
 
 
 def rebuilt_in_memory(place: Place, disk: Disk) -> Index | None:
-    """The index that the entry logs give. None without LastLogMark. Raises DamagedStorage where they do not."""
+    """Build the index from the entry logs, in memory; None without LastLogMark. Raises DamagedStorage."""
     mark = _mark_of(disk, place.path)
     if mark is None:
         return None

@@ -1,8 +1,8 @@
-"""Adds: puts entries into journal and write cache, or says why not.
+"""Adds: put entries into journal and write cache, or answer with the reason for the refusal.
 
-While both write caches are full adds wait, in order and bounded in bytes and time; then they are refused. The journal's
-order decides between an add and a fence: a fence sets `is_fenced` before its record is appended, so no later add
-passes, and the adds before it are answered before it is.
+While both write caches are full, adds wait in order, for a bounded time and in bounded memory, and are then refused.
+The journal's order decides between an add and a fence: a fence sets `is_fenced` before its record is appended, so no
+later add passes, and the adds before it are answered before it is.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ log = structlog.get_logger(__name__)
 _DEFERRED: Final = int(WriteFlag.DEFERRED_SYNC)
 
 _Waiting = tuple[Sequence[AddRequest], AddDone, int, float]
-"""Adds, who waits, their bytes, the loop's time at which they are given up."""
+"""Adds, their callback, their bytes, the loop's time at which they are refused."""
 
 
 class Adds:
@@ -74,7 +74,7 @@ class Adds:
             self._accept(adds, done)
 
     def resume(self) -> None:
-        """There may be room again: take what waited, in order, as far as it goes."""
+        """Accept waiting adds, in order, while the write cache has room."""
         while self._waiting and self._flush_loop.make_room():
             adds, done, size, _ = self._waiting.popleft()
             self._stats.waiting_size -= size
@@ -89,7 +89,7 @@ class Adds:
             self._stop_timer()
 
     def close(self) -> None:
-        """Refuse what still waits."""
+        """Refuse all waiting adds."""
         self._stop_timer()
         while self._waiting:
             self._refuse_first()
@@ -237,7 +237,7 @@ class Adds:
             self._waiting_timer = self._loop.call_at(self._waiting[0][3], self._give_up_waiting)
 
     def _give_up_waiting(self) -> None:
-        """Refuse what has waited too long."""
+        """Refuse adds that waited longer than `waiting_time_max_s`."""
         self._waiting_timer = None
         now = self._loop.time()
         while self._waiting and self._waiting[0][3] <= now:

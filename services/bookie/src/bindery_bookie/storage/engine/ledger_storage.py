@@ -1,4 +1,4 @@
-"""LedgerStorage: what a bookie asks of one shard's storage, and the two forms that there are of it.
+"""LedgerStorage: the interface of one shard's storage, and its two forms.
 
 |                        | sorted (the default)                       | interleaved                                 |
 |------------------------|--------------------------------------------|---------------------------------------------|
