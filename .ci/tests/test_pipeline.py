@@ -166,7 +166,7 @@ def test_the_longest_files_exist() -> None:
     spec.loader.exec_module(conftest)
     files = [path.relative_to(ROOT).as_posix() for folder in ("libs", "services", "cli", "spark-jobs", "e2e")
              for path in (ROOT / folder).rglob("test_*.py")]  # fmt: skip
-    for pattern in conftest.LONGEST:
+    for pattern in (*conftest.LONGEST, *conftest.VERDICTS):
         assert any(conftest.rank(file, [pattern]) == 0 for file in files), pattern
 
 

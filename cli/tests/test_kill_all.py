@@ -161,7 +161,6 @@ def check(history: History, stored: list[tuple[str, str]], *, acknowledged: dict
 
 
 @pytest.mark.integration
-@pytest.mark.verdict
 @pytest.mark.timeout(300 + 60 * ROUNDS)
 def test_nothing_acknowledged_is_lost_when_everything_is_killed_at_once(pytestconfig: pytest.Config) -> None:
     with kept_seed(pytestconfig) as seed:
