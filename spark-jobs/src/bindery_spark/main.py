@@ -124,7 +124,7 @@ def run(
     from bindery_spark.audit.checkpoint import RunDirectory, run_directory
     from bindery_spark.audit.options import Options
     from bindery_spark.audit.outcome import read_outcome
-    from bindery_spark.audit.run_lock import held
+    from bindery_spark.run_lock import held
     from bindery_spark.sources.options import parse_size
 
     if resume:

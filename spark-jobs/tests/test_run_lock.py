@@ -17,8 +17,8 @@ from bindery_spark.audit.checkpoint import RunDirectory
 from bindery_spark.audit.findings.actions import Proposal
 from bindery_spark.audit.findings.findings import Exit
 from bindery_spark.audit.options import Options
-from bindery_spark.audit.run_lock import LOCK, held
 from bindery_spark.main import main
+from bindery_spark.run_lock import LOCK, held
 from finished_runs import finished
 
 FIRST, SECOND, THIRD = (f"2026010{n}T000000Z-abcdef" for n in (1, 2, 3))
@@ -55,7 +55,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
 HOLDER = """
 import os, sys, time
 from pathlib import Path
-from bindery_spark.audit.run_lock import held
+from bindery_spark.run_lock import held
 with held(Path(sys.argv[1]), pid=os.getpid(), warn=print):
     print("held", flush=True)
     time.sleep(60)
