@@ -1,4 +1,4 @@
-# Everything there is to do here. `make help` lists it.
+# Development tasks. `make help` lists them.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -19,7 +19,7 @@ WORKERS ?= $(shell n=$$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN); test "$
 .DEFAULT_GOAL := help
 
 .PHONY: help
-help: ## list what there is
+help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # uv's cache first. PySpark exists as sources only; uv builds its wheel once, but a registry that answers without cache
@@ -42,14 +42,14 @@ $(COMPILED): $(SETUP) $(shell find $(addsuffix /src,$(PACKAGES)) -name '*.py')
 	@touch $@
 
 .PHONY: setup
-setup: $(COMPILED) ## make .venv and install the locked workspace
+setup: $(COMPILED) ## create .venv and install the locked workspace
 
 .PHONY: run
 run: $(COMPILED) ## run a cluster here: ZooKeeper, bookies, broker (ARGS="--bookies 6")
 	@exec $(BIN)/bindery standalone $(ARGS)
 
 .PHONY: demo
-demo: $(COMPILED) ## real data through a cluster of its own, with kill -9 on the way
+demo: $(COMPILED) ## send real data through a temporary cluster and kill its processes meanwhile
 	@exec $(BIN)/python bench/demo.py $(ARGS)
 
 .PHONY: lint
@@ -60,49 +60,49 @@ lint: $(SETUP) ## ruff, the layer contracts, and whether the chart's generated p
 	@$(BIN)/python tools/chart_readme.py --check
 
 .PHONY: format
-format: $(SETUP) ## rewrite the sources in the one format
+format: $(SETUP) ## format the sources
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
 .PHONY: types
-types: $(SETUP) ## mypy, strict
+types: $(SETUP) ## check the types with mypy (strict)
 	@$(BIN)/mypy $(addsuffix /src,$(PACKAGES))
 
 # Pytest keeps what it made of each assert as bytecode, so that workers find it there and need not do the same once more.
 .PHONY: test
-test: $(COMPILED) ## every test that needs no Kubernetes; the simulator's own are sim-ci's (ARGS="-n 0" for one process, ARGS=libs/core for a part)
+test: $(COMPILED) ## run every test that needs no Kubernetes, without the simulator's mutants (ARGS="-n 0": one process; ARGS=libs/core: a part)
 	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder --durations 20 -m "not simulator" $(ARGS)
 
 .PHONY: interop
-interop: $(SETUP) ## Apache BookKeeper's client, bookies and tools against ours; needs a JDK and Maven (ARGS=--write)
+interop: $(SETUP) ## test against Apache BookKeeper's client, bookies and tools; needs a JDK and Maven (ARGS=--write)
 	@exec $(BIN)/python -m pytest e2e/interop $(ARGS)
 
 .PHONY: healing
-healing: $(COMPILED) ## bookies, auditors, ZooKeeper killed under load, with figures (docs/reliability.md has the longer form)
+healing: $(COMPILED) ## kill bookies, auditors and ZooKeeper under load, and measure recovery
 	@exec $(BIN)/python -m pytest e2e/healing -rfEP --numprocesses 2 --dist loadfile $(ARGS)
 
 .PHONY: audit-truth
-audit-truth: $(COMPILED) ## faults of each kind in a real cluster: the audit finds exactly those, and they heal (SEED=7)
+audit-truth: $(COMPILED) ## inject each kind of fault: the audit must report exactly those, and recovery must repair them (SEED=7)
 	@BINDERY_AUDIT_SEED=$(SEED) exec $(BIN)/python -m pytest e2e/audit/test_truth.py e2e/audit/test_command.py -rfEP -n 0 $(ARGS)
 
 .PHONY: audit-pods
-audit-pods: $(COMPILED) ## what the audit's pods run, without Kubernetes: killed drivers and executors; many starts of Spark
+audit-pods: $(COMPILED) ## run the audit's pods as processes and kill drivers and executors; needs no Kubernetes
 	@exec $(BIN)/python -m pytest e2e/audit/test_pods.py -rfEP -n 0 $(ARGS)
 
 .PHONY: e2e
-e2e: $(COMPILED) ## on Kubernetes: install, helm test, each fault once under traffic, a broken build (KUBECONFIG, or a cluster of its own)
+e2e: $(COMPILED) ## test on Kubernetes: install, helm test, each fault under traffic, a broken build (KUBECONFIG, or a temporary cluster)
 	@exec .ci/with-cluster $(BIN)/python -m pytest -m kubernetes e2e/kubernetes charts/tests -rfEP --durations 20 $(ARGS)
 
 .PHONY: chaos
-chaos: $(COMPILED) ## on Kubernetes: random faults under traffic, with a verdict and a report (MINUTES=60 SEED=7)
+chaos: $(COMPILED) ## inject random faults on Kubernetes under traffic, with a verdict and a report (MINUTES=60 SEED=7)
 	@exec .ci/with-cluster $(BIN)/python -m bindery_e2e chaos --minutes $(MINUTES) --seed $(SEED) $(ARGS)
 
 .PHONY: sim
-sim: $(SETUP) ## replay a seed with its trace (SEED=7, KIND=service or protocol)
+sim: $(SETUP) ## simulate one seed and print its trace (SEED=7, KIND=service or protocol)
 	@exec $(BIN)/python -m bindery_simulation $(KIND) --seed $(SEED) --trace $(ARGS)
 
 .PHONY: fuzz
-fuzz: $(SETUP) ## hostile frames against real bookies, 30 s (ARGS="--frames 1000000 --seed 7")
+fuzz: $(SETUP) ## send malformed frames to real bookies for 30 s (ARGS="--frames 1000000 --seed 7")
 	@exec $(BIN)/python bench/fuzz_wire.py $(ARGS)
 
 .PHONY: sim-ci
@@ -133,7 +133,7 @@ chart: $(SETUP) ## lint and render the Helm chart with every preset, refuse wron
 	@$(BIN)/python -m pytest -m 'not kubernetes' charts/tests --numprocesses $(WORKERS) --dist loadfile $(ARGS)
 
 .PHONY: chart-files
-chart-files: $(SETUP) ## make the chart's schema and README anew from its values and the services' settings
+chart-files: $(SETUP) ## generate the chart's schema and README from its values and the services' settings
 	@$(BIN)/python tools/chart_schema.py
 	@$(BIN)/python tools/chart_readme.py
 
@@ -146,5 +146,5 @@ proto: $(SETUP) ## generate the protobuf modules from our .proto files
 	@$(BIN)/python tools/generate_proto.py
 
 .PHONY: lock
-lock: $(SETUP) ## resolve requirements.lock anew (ARGS="--upgrade")
+lock: $(SETUP) ## resolve requirements.lock again (ARGS="--upgrade")
 	@$(BIN)/python tools/lock.py $(ARGS)
