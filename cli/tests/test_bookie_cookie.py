@@ -362,7 +362,7 @@ def test_it_says_what_it_waits_for(capsys: pytest.CaptureFixture[str], monkeypat
         @staticmethod
         async def connect(hosts: str) -> Any:
             await asyncio.sleep(0.05)
-            raise MetadataUnavailable("no zookeeper answers", hosts=hosts)
+            raise MetadataUnavailable("no zookeeper server responds", hosts=hosts)
 
     monkeypatch.setattr("bindery_metadata.stores.zookeeper.ZooKeeperStore", Silent)
     monkeypatch.setattr(identity_tools, "SILENT_S", 0.01)

@@ -56,15 +56,15 @@ def test_a_zookeeper_that_is_not_there_is_told_with_what_to_do(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail() -> None:
-        raise MetadataUnreachable("no zookeeper answers", hosts="zk:2181")
+        raise MetadataUnreachable("no zookeeper server responds", hosts="zk:2181")
 
     monkeypatch.setattr(main_module, "app", fail)
     with pytest.raises(SystemExit) as ended:
         main_module.main()
     assert ended.value.code == 1
     assert capsys.readouterr().err == (
-        "bindery: no zookeeper answers: hosts=zk:2181; start ZooKeeper, or name its servers with --zookeeper or "
-        "BINDERY_ZOOKEEPER\n"
+        "bindery: no zookeeper server responds: hosts=zk:2181; start ZooKeeper, or name its servers with --zookeeper "
+        "or BINDERY_ZOOKEEPER\n"
     )
 
 

@@ -334,7 +334,7 @@ def test_it_waits_for_what_ends_by_itself(cluster: MemoryCluster, monkeypatch: p
 
 def test_zookeeper_that_cannot_be_asked_refuses(cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     def connected_store(zookeeper: str) -> Any:
-        raise MetadataUnavailable("no zookeeper answers", hosts=zookeeper)
+        raise MetadataUnavailable("no zookeeper server responds", hosts=zookeeper)
 
     monkeypatch.setattr(recovery_gate, "connected_store", connected_store)
     code, said = gate(cluster, "--zookeeper", "zk:2181")
@@ -348,7 +348,7 @@ def test_a_rollback_that_takes_no_bookie_away_may_be_what_heals_zookeeper(
     cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch, now: int | None, passes: bool
 ) -> None:
     def connected_store(zookeeper: str) -> Any:
-        raise MetadataUnavailable("no zookeeper answers", hosts=zookeeper)
+        raise MetadataUnavailable("no zookeeper server responds", hosts=zookeeper)
 
     monkeypatch.setattr(recovery_gate, "connected_store", connected_store)
     if now is not None:

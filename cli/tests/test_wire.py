@@ -242,9 +242,9 @@ def test_the_direction_is_the_first_frame_that_tells_it() -> None:
         (b"\xd4\xc3\xb2\xa1\x02\x00", "packet capture"),
         (b"0000001a0a", "--hex reads it"),
         (bytes(8), "not positive"),
-        (b"\x7f\xff\xff\xff1234", "over the limit"),
+        (b"\x7f\xff\xff\xff1234", "exceeds the size limit"),
         (b"\x00\x00\x00\x03\x0a\xff\xff", "no request of version 3"),
-        (b"\x00\x00\x00\x04\x02\x09\x00\x00", "no request of version 2: no opcode"),
+        (b"\x00\x00\x00\x04\x02\x09\x00\x00", "no request of version 2: unknown opcode"),
     ],
 )
 def test_what_is_no_frame_is_called_what_it_is(data: bytes, words: str) -> None:
@@ -266,7 +266,7 @@ def test_frames_that_told_no_direction_are_shown_before_the_damage() -> None:
 def test_the_limit_of_frames_is_pulsars_unless_told() -> None:
     big = v3.encode_request(AddRequest(1, 7, 5, KEY, body(payload=bytes(5 * 1024 * 1024 + 1000))))
     assert frames(decoder(), big)[0].size == len(big)
-    with pytest.raises(StreamEnds, match="over the limit"):
+    with pytest.raises(StreamEnds, match="exceeds the size limit"):
         frames(decoder(frame_size_max=5 * 1024 * 1024), big)
 
 

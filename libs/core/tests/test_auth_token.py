@@ -35,7 +35,7 @@ def test_the_example_of_the_standard_is_read() -> None:
         b".eyJpc3MiOiJqb2UiLA0KICJleHAiOjEzMDA4MTkzODAsDQogImh0dHA6Ly9leGFtcGxlLmNvbS9pc19yb290Ijp0cnVlfQ"
         b".dBjftJeZ4CVP-mB92K27uhbUJU1p1r_wW1gFWFOEjXk"
     )
-    with pytest.raises(Unauthorized, match="names nobody"):
+    with pytest.raises(Unauthorized, match="no subject"):
         SignedTokens([key]).verify(text, now_s=NOW)
 
 

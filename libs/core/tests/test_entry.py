@@ -133,7 +133,7 @@ def test_another_ledgers_or_entrys_frame_is_a_digest_mismatch(digest_type: Diges
     digester = Digester(digest_type, b"pw")
     frame = pack(digester, ledger_id=7, entry_id=42, lac=40, length=5000, payload=b"payload")
     for ledger_id, entry_id in ((8, 42), (7, 41), (8, None)):
-        with pytest.raises(DigestMismatch, match="another entry than asked"):
+        with pytest.raises(DigestMismatch, match="the response contains a different entry"):
             unpack(digester, frame, ledger_id=ledger_id, entry_id=entry_id)
     with pytest.raises(DigestMismatch, match="too short"):
         unpack(digester, frame[: HEADER_SIZE + SIZE_OF[digest_type] - 1], ledger_id=7, entry_id=42)

@@ -61,7 +61,7 @@ async def test_each_server_has_its_cause(monkeypatch: pytest.MonkeyPatch, silent
 
 async def test_a_session_that_never_comes_is_given_up_with_the_cause() -> None:
     async def give_up() -> None:
-        raise MetadataUnavailable("no zookeeper answers")
+        raise MetadataUnavailable("no zookeeper server responds")
 
     wait, _ = wait_for(timeout_s=7)
     assert wait.limit_s == 7
@@ -75,7 +75,7 @@ async def test_a_client_that_cannot_let_go_is_not_waited_for(monkeypatch: pytest
 
     async def give_up() -> None:
         try:
-            raise MetadataUnavailable("no zookeeper answers")
+            raise MetadataUnavailable("no zookeeper server responds")
         finally:
             await never()
 

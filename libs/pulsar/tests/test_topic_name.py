@@ -43,7 +43,7 @@ def test_short_and_full_forms(text: str, full: str) -> None:
         ("t/n/..", "path"),
         ("t/n/a\x00b", "control"),
         ("t/n/a\nb", "control"),
-        ("t/n/\ud800", "half a character"),
+        ("t/n/\ud800", "incomplete character"),
     ],
 )
 def test_what_is_no_name_is_refused_with_the_reason(text: str, why: str) -> None:

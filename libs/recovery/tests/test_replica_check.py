@@ -74,7 +74,7 @@ def test_what_is_missing_is_counted_once_for_each_line_it_falls_below() -> None:
 def test_a_bookie_that_cannot_be_asked_takes_nothing_away_and_one_without_the_ledger_all() -> None:
     client = ScriptedClient({1: ledger(("b1", "b2", "b3")), 2: ledger(("b1", "b2", "b3"))})
     client.entries[1, "b1"] = BookieUnavailable("down")
-    client.entries[2, "b1"] = NoSuchLedger("the bookie holds nothing of this ledger")
+    client.entries[2, "b1"] = NoSuchLedger("the bookie stores no entries of this ledger")
     result = simulate(check_replicas(client))
     assert result.to_json() == figures(
         ledgers=2, unanswered=1, ledgers_below_write_quorum=1, entries_below_write_quorum=10
@@ -101,7 +101,7 @@ def test_a_ledger_deleted_under_the_questions_is_no_loss() -> None:
     class Deleting(ScriptedClient):
         async def entries_on(self, ledger_id, bookie_id):  # type: ignore[no-untyped-def]
             self.deleted_since.add(ledger_id)
-            raise NoSuchLedger("the bookie holds nothing of this ledger")
+            raise NoSuchLedger("the bookie stores no entries of this ledger")
 
     client = Deleting(client.ledgers)
     assert simulate(check_replicas(client)).to_json() == figures()
@@ -112,7 +112,7 @@ def test_a_ledger_repaired_under_the_questions_is_counted_as_it_is_then() -> Non
         async def entries_on(self, ledger_id, bookie_id):  # type: ignore[no-untyped-def]
             if bookie_id == "b3":
                 self.ledgers[ledger_id] = ledger(("b1", "b2", "b4"))
-                raise NoSuchLedger("the bookie holds nothing of this ledger")
+                raise NoSuchLedger("the bookie stores no entries of this ledger")
             return await super().entries_on(ledger_id, bookie_id)
 
     client = Repairing({1: ledger(("b1", "b2", "b3"))})

@@ -123,8 +123,8 @@ def test_the_id_is_the_one_that_the_bookie_takes() -> None:
 @pytest.mark.parametrize(
     ("environment", "said"),
     [
-        ({"BOOKIE_ZOOKEEPER": "127.0.0.1:1"}, "no zookeeper answers"),
-        ({"BOOKIE_ZOOKEEPER": "no-such-host.invalid:2181"}, "no zookeeper answers"),
+        ({"BOOKIE_ZOOKEEPER": "127.0.0.1:1"}, "no zookeeper server responds"),
+        ({"BOOKIE_ZOOKEEPER": "no-such-host.invalid:2181"}, "no zookeeper server responds"),
         ({"BOOKIE_ZOOKEEPER": "nonsense"}, "not a list of zookeeper servers"),
         ({"BOOKIE_PORT": "many"}, "port: must be a whole number"),
     ],

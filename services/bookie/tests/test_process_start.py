@@ -149,7 +149,7 @@ async def test_a_zookeeper_that_goes_away_during_the_start_is_waited_for(
     async def connect() -> MemoryStore:
         store = await world.connect()
         for _ in range(3):
-            store.fail_next(MetadataUnavailable("zookeeper did not answer"), matching=matches)
+            store.fail_next(MetadataUnavailable("zookeeper did not respond"), matching=matches)
         return store
 
     monkeypatch.setattr(world.process, "_connect", connect)
@@ -161,7 +161,7 @@ async def test_a_zookeeper_that_goes_away_during_the_start_is_waited_for(
 
 async def test_a_start_that_fails_half_way_can_be_stopped(world: BookieWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     async def no_zookeeper() -> MemoryStore:
-        raise MetadataUnavailable("no zookeeper answers")
+        raise MetadataUnavailable("no zookeeper server responds")
 
     monkeypatch.setattr(world.process, "_connect", no_zookeeper)
     with pytest.raises(MetadataUnavailable):

@@ -161,9 +161,9 @@ def test_a_part_says_nothing_of_the_whole_and_no_verdict_hangs_on_whether_it_can
     assert (world.source.verified, world.source.last) == ({}, [])
     assert unasked.unrecorded == "--no-record was given"
 
-    world.source.refusal = MetadataUnavailable("zookeeper did not answer")
+    world.source.refusal = MetadataUnavailable("zookeeper did not respond")
     refused = world.run("20260103T000000Z-a", now_ms=NOW_MS)
-    assert refused.unrecorded == "zookeeper did not answer"
+    assert refused.unrecorded == "zookeeper did not respond"
     assert refused.directory.is_finished
     for outcome in (in_part, unasked, refused):
         assert (outcome.summary.verdict, outcome.summary.ledgers_verified) == ("HEALTHY", 1)

@@ -46,7 +46,7 @@ class SharedSecrets:
 
     def __init__(self, secrets: Sequence[bytes]) -> None:
         if not secrets:
-            raise BadRequest("no shared secret given")
+            raise BadRequest("no shared secret is configured")
         if any(len(secret) < SECRET_SIZE_MIN for secret in secrets):
             raise BadRequest("shared secret is too short", size_min=SECRET_SIZE_MIN)
         self._digests = [_sha256(secret) for secret in secrets]
@@ -55,7 +55,7 @@ class SharedSecrets:
         # Digests have one length, and all are compared: time tells neither which secret nor how much of it was right.
         digest = _sha256(token[:TOKEN_SIZE_MAX])
         if not sum(hmac.compare_digest(digest, known) for known in self._digests):
-            raise Unauthorized("not a shared secret of this bookie")
+            raise Unauthorized("the token is not a shared secret of this bookie")
         return SHARED_SUBJECT
 
 
@@ -64,7 +64,7 @@ class SignedTokens:
 
     def __init__(self, keys: Sequence[bytes]) -> None:
         if not keys:
-            raise BadRequest("no signing key given")
+            raise BadRequest("no signing key is configured")
         if any(len(key) < KEY_SIZE_MIN for key in keys):
             raise BadRequest("signing key is too short", size_min=KEY_SIZE_MIN)
         self._keys = tuple(keys)
@@ -78,11 +78,11 @@ class SignedTokens:
             raise Unauthorized("token has a wrong signature")
         header_text, _, claims_text = signed.partition(b".")
         if _object(header_text).get("alg") != "HS256":
-            raise Unauthorized("token is signed by another algorithm")
+            raise Unauthorized("token is not signed with HS256")
         claims = _object(claims_text)
         subject = claims.get("sub")
         if not isinstance(subject, str) or not subject:
-            raise Unauthorized("token names nobody")
+            raise Unauthorized("token has no subject")
         if now_s > _time(claims, "exp", default=now_s) + CLOCK_SKEW_S:
             raise Unauthorized("token has expired", subject=subject)
         if now_s < _time(claims, "nbf", default=now_s) - CLOCK_SKEW_S:
@@ -133,11 +133,11 @@ def _object(text: bytes) -> dict[str, Any]:
 def _time(claims: dict[str, Any], name: str, *, default: float) -> float:
     value = claims.get(name, default)
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise Unauthorized("token with a time that is none", claim=name)
+        raise Unauthorized("token contains an invalid time", claim=name)
     try:
         seconds = float(value)
     except OverflowError:
         seconds = math.inf
     if not math.isfinite(seconds):
-        raise Unauthorized("token with a time that is none", claim=name)
+        raise Unauthorized("token contains an invalid time", claim=name)
     return seconds

@@ -113,7 +113,7 @@ def unpack(digester: Digester, frame: Buffer, *, ledger_id: int, entry_id: int |
     found_ledger_id, found_entry_id, lac, length = _HEADER.unpack(header)
     if found_ledger_id != ledger_id or (entry_id is not None and found_entry_id != entry_id):
         raise DigestMismatch(
-            "another entry than asked",
+            "the response contains a different entry",
             ledger_id=ledger_id, entry_id=entry_id, found_ledger_id=found_ledger_id, found_entry_id=found_entry_id,
         )  # fmt: skip
     return Entry(found_ledger_id, found_entry_id, lac, length, payload)
@@ -143,7 +143,7 @@ def unpack_lac(digester: Digester, packet: Buffer, *, ledger_id: int) -> int:
 def peek_ids(body: Buffer) -> tuple[int, int]:
     """(ledger_id, entry_id) inside an unverified body. Raises BadRequest when it is shorter than 16 bytes."""
     if len(body) < IDS_SIZE:
-        raise BadRequest("entry too short for its ids", size=len(body))
+        raise BadRequest("entry is shorter than its ids", size=len(body))
     return _IDS.unpack_from(body)
 
 
@@ -157,5 +157,5 @@ def peek_lac(body: Buffer) -> int:
 def peek_header(body: Buffer) -> EntryHeader:
     """All header fields of an unverified body. Raises BadRequest when it is shorter than a header."""
     if len(body) < HEADER_SIZE:
-        raise BadRequest("entry too short for its header", size=len(body))
+        raise BadRequest("entry is shorter than its header", size=len(body))
     return EntryHeader(*_HEADER.unpack_from(body))

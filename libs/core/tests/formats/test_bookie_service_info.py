@@ -28,7 +28,7 @@ def test_the_http_server_is_a_second_endpoint() -> None:
 def test_empty_data_means_that_the_id_is_the_address() -> None:
     assert decode(b"", bookie_id=ID).rpc_address() == ("10.0.0.1", 3181)
     for bookie_id in ("bookie-0", "host:port", ":1", "h:70000"):
-        with pytest.raises(Corrupt, match=r"no host:port"):
+        with pytest.raises(Corrupt, match=r"not host:port"):
             decode(b"", bookie_id=BookieId(bookie_id))
 
 

@@ -139,7 +139,7 @@ def test_other_versions_are_named(version: int) -> None:
     ],
 )
 def test_junk_and_over_long_headers_are_corrupt(data: bytes) -> None:
-    with pytest.raises(Corrupt, match="without its header"):
+    with pytest.raises(Corrupt, match="header of the ledger metadata is missing"):
         decode(data)
 
 
@@ -175,11 +175,11 @@ def test_contradictions_are_corrupt() -> None:
         with pytest.raises(Corrupt, match=match):
             decode(data_of(message))
 
-    refused("impossible quorums", quorumSize=4)
-    refused("impossible quorums", ackQuorumSize=3)
-    refused("impossible quorums", ackQuorumSize=0)
-    refused("another size than the ensemble", ensembleSize=4)
-    refused("closed ledger without its end", state=pb.LedgerMetadataFormat.CLOSED, lastEntryId=-2)
+    refused("invalid quorums", quorumSize=4)
+    refused("invalid quorums", ackQuorumSize=3)
+    refused("invalid quorums", ackQuorumSize=0)
+    refused("differs from the ensemble size", ensembleSize=4)
+    refused("the ledger is closed, but its last entry is missing", state=pb.LedgerMetadataFormat.CLOSED, lastEntryId=-2)
     message = message_of(OPEN)
     message.segment[1].firstEntryId = 0
     with pytest.raises(Corrupt, match="do not ascend"):
@@ -188,7 +188,7 @@ def test_contradictions_are_corrupt() -> None:
     with pytest.raises(Corrupt, match="do not ascend"):
         decode(data_of(message))
     del message.segment[:]
-    with pytest.raises(Corrupt, match="without segments"):
+    with pytest.raises(Corrupt, match="contains no segments"):
         decode(data_of(message))
 
 

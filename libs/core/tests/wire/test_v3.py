@@ -410,7 +410,7 @@ def test_the_outer_status_counts_unless_it_is_ok() -> None:
 
 
 def test_an_ok_without_its_message_is_unreadable() -> None:
-    with pytest.raises(BadRequest, match="without its body"):
+    with pytest.raises(BadRequest, match="body of the response is missing"):
         v3.decode_response(request_bytes() + b"\x10\x00")
 
 

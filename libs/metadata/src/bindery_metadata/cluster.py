@@ -122,13 +122,13 @@ async def _create_missing(store: MetadataStore, node: Create) -> bool:
             return False
         except MetadataOutcomeUnknown:
             await store.sync(node.path)
-    raise MetadataUnavailable("the answers to a creation got lost", path=node.path, attempts=ATTEMPTS_MAX)
+    raise MetadataUnavailable("the responses to a creation were lost", path=node.path, attempts=ATTEMPTS_MAX)
 
 
 async def _check_layout(store: MetadataStore, layout: LedgersLayout) -> None:
     found = (await store.get(layout.layout)).data
     if found != LAYOUT_TEXT:
-        raise BadVersion("the ledgers use another layout", path=layout.layout, layout=found[:200])
+        raise BadVersion("the ledgers root has a different layout", path=layout.layout, layout=found[:200])
 
 
 def _pulsar_nodes(cluster_name: str) -> tuple[Create, ...]:

@@ -167,7 +167,7 @@ async def test_endless_competition_is_an_error(monkeypatch: pytest.MonkeyPatch) 
         return await multi(ops)
 
     monkeypatch.setattr(store, "multi", too_late)
-    with pytest.raises(MetadataUnavailable, match="others are faster"):
+    with pytest.raises(MetadataUnavailable, match="other clients change the parent node"):
         await delete_own(store, PATH, store.session_id)
     assert tries == ephemerals.ATTEMPTS_MAX
     assert await owner(store) == store.session_id

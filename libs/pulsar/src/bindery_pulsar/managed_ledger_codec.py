@@ -205,14 +205,14 @@ def _plain(data: bytes) -> bytes:
     if head.compressionType == _COMPRESSION_NONE:
         return body
     if head.compressionType != _COMPRESSION_ZLIB or not 0 <= head.uncompressedSize <= UNCOMPRESSED_SIZE_MAX:
-        raise Corrupt("metadata is compressed in a way that is not read here", compression=head.compressionType)
+        raise Corrupt("unsupported compression of metadata", compression=head.compressionType)
     decompressor = zlib.decompressobj()
     try:
         plain = decompressor.decompress(body, head.uncompressedSize + 1)
     except zlib.error as error:
         raise Corrupt("compressed metadata cannot be read") from error
     if len(plain) != head.uncompressedSize:
-        raise Corrupt("uncompressed size of metadata does not agree", wanted=head.uncompressedSize)
+        raise Corrupt("the uncompressed size of metadata does not match", wanted=head.uncompressedSize)
     return plain
 
 

@@ -330,7 +330,7 @@ def _key_of(source: MessageMetadata | SingleMessageMetadata) -> str | bytes | No
     try:
         return b64decode(source.partition_key, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise CorruptMessage("a binary key that is not base64") from error
+        raise CorruptMessage("the binary key is not base64") from error
 
 
 def _frame(metadata: MessageMetadata, payload: list[bytes]) -> bytes:
@@ -432,7 +432,7 @@ def _decompress(metadata: MessageMetadata, payload: memoryview) -> memoryview:
     size = metadata.uncompressed_size
     if metadata.compression != ZLIB:
         name = _CODEC_NAMES.get(metadata.compression, str(metadata.compression))
-        raise UnreadableMessage("no decompressor at hand for this message", compression=name)
+        raise UnreadableMessage("unsupported compression of the message", compression=name)
     if size > UNCOMPRESSED_SIZE_MAX:
         raise UnreadableMessage("message is too large once uncompressed", size=size, size_max=UNCOMPRESSED_SIZE_MAX)
     decompressor = zlib.decompressobj()
@@ -441,5 +441,5 @@ def _decompress(metadata: MessageMetadata, payload: memoryview) -> memoryview:
     except zlib.error as error:
         raise CorruptMessage("compressed payload cannot be read", compression="ZLIB") from error
     if len(plain) != size or not decompressor.eof:
-        raise CorruptMessage("uncompressed size does not agree", size=len(plain), wanted=size)
+        raise CorruptMessage("the uncompressed size does not match", size=len(plain), wanted=size)
     return memoryview(plain)

@@ -48,7 +48,7 @@ def encode_name(name: str) -> str:
     try:
         return quote_plus(name, safe="*").replace("~", "%7E")
     except UnicodeEncodeError as error:
-        raise BadRequest("a name with half a character", name=ascii(name)) from error
+        raise BadRequest("the name contains an incomplete character", name=ascii(name)) from error
 
 
 def decode_name(part: str) -> str:

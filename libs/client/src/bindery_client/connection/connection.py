@@ -174,7 +174,7 @@ class BookieConnection(asyncio.Protocol):
             )
         if self._bytes_in_flight and self._bytes_in_flight + size > self._settings.connection_bytes_max:
             return BookieUnavailable(
-                "bookie does not keep up",
+                "bookie is too slow: too many bytes in flight",
                 bookie_id=self.bookie_id, bytes_in_flight=self._bytes_in_flight,
                 bytes_in_flight_max=self._settings.connection_bytes_max,
             )  # fmt: skip
@@ -226,7 +226,7 @@ class BookieConnection(asyncio.Protocol):
             response = codec.decode_response(await self._ask(transport, codec.encode_request(request)))
             # A bookie that asks nobody says OK under another plugin's name.
             if not isinstance(response, AuthResponse) or response.status != Status.OK:
-                raise BookieUnavailable("bookie does not accept our authentication", bookie_id=self.bookie_id)
+                raise BookieUnavailable("bookie rejects the credentials", bookie_id=self.bookie_id)
         self._greeted = None
         self._begin(transport)
 

@@ -60,7 +60,7 @@ def load_security(
     bookie's certificate must name the host that it was reached by. Raises BadRequest for files that are no use.
     """
     if ca_file is None and certificate_file is not None:
-        raise BadRequest("a client certificate needs ca_file too: without TLS nobody sees it")
+        raise BadRequest("a client certificate requires ca_file too: it is used with TLS only")
     token = None
     context = None
     try:

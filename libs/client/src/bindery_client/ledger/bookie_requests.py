@@ -37,7 +37,9 @@ class ForceAll:
             if response.status != Status.OK:
                 self.failed(
                     bookie_id,
-                    BookieUnavailable("bookie could not force", bookie_id=bookie_id, status=int(response.status)),
+                    BookieUnavailable(
+                        "the bookie failed to force entries to disk", bookie_id=bookie_id, status=int(response.status)
+                    ),
                 )
                 return
         self._waiting.discard(bookie_id)
@@ -76,7 +78,7 @@ class EntryList:
     def _decode(self, response: ListEntriesResponse) -> list[tuple[int, int]]:
         facts = {"ledger_id": self._requests.ledger_id, "bookie_id": self._bookie_id}
         if response.status == Status.NO_LEDGER:
-            raise NoSuchLedger("the bookie holds nothing of this ledger", **facts)
+            raise NoSuchLedger("the bookie stores no entries of this ledger", **facts)
         if response.status != Status.OK or response.availability is None:
             raise BookieUnavailable("the bookie cannot list its entries", **facts, status=int(response.status))
         return availability.decode(response.availability)

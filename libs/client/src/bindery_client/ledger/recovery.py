@@ -63,7 +63,7 @@ async def recover(
             return await run.run()
     except TimeoutError as error:
         raise TryAgain(
-            "recovery did not end in time", ledger_id=requests.ledger_id, timeout_s=settings.recovery_timeout_s
+            "recovery did not finish in time", ledger_id=requests.ledger_id, timeout_s=settings.recovery_timeout_s
         ) from error
     finally:
         await run.stop()

@@ -51,7 +51,9 @@ class ReplicaStore:
             unanswered = [entry_id for entry_id in left if entry_id not in self._statuses]
             if unanswered:
                 raise BookieUnavailable(
-                    "bookie answered something else than was asked", bookie_id=self._bookie_id, entry_id=unanswered[0]
+                    "the bookie's response does not match the request",
+                    bookie_id=self._bookie_id,
+                    entry_id=unanswered[0],
                 )
             left = [entry_id for entry_id in left if self._statuses[entry_id] == Status.TOO_MANY_REQUESTS]
             if left and loop.time() + BUSY_PAUSE_S >= deadline:

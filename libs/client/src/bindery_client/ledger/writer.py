@@ -186,7 +186,7 @@ class WriteHandle:
             raise BadRequest("nothing to add", ledger_id=self.ledger_id)
         size_max = max(map(len, payloads))
         if size_max > PAYLOAD_SIZE_MAX:
-            raise TooLarge("payload over the limit", size=size_max, size_max=PAYLOAD_SIZE_MAX)
+            raise TooLarge("payload exceeds the size limit", size=size_max, size_max=PAYLOAD_SIZE_MAX)
         if self._refusal is not None:
             raise self._refusal
         call = _Call(payloads, sum(map(len, payloads)), self._loop.create_future())

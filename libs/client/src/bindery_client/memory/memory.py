@@ -476,7 +476,7 @@ class MemoryLedgerClient:
         self._check_registered(bookie_id)
         runs = ledger.copies.runs(bookie_id)
         if not runs:
-            raise NoSuchLedger("the bookie holds nothing of this ledger", ledger_id=ledger_id, bookie_id=bookie_id)
+            raise NoSuchLedger("the bookie stores no entries of this ledger", ledger_id=ledger_id, bookie_id=bookie_id)
         return runs
 
     async def read_replicas(

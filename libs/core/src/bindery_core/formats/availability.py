@@ -57,9 +57,9 @@ def decode(data: bytes) -> list[tuple[int, int]]:
         raise Corrupt("availability is cut off", size=len(data))
     version, group_count = _HEADER.unpack_from(data)
     if version != VERSION:
-        raise BadVersion("availability of this version is not understood", version=version)
+        raise BadVersion("unsupported version of the availability format", version=version)
     if group_count < 0 or len(data) != HEADER_SIZE + group_count * GROUP_SIZE:
-        raise Corrupt("availability has another size than its groups", size=len(data), group_count=group_count)
+        raise Corrupt("the size of the availability does not match its groups", size=len(data), group_count=group_count)
     runs: list[tuple[int, int]] = []
     for first_start, last_start, run_size, period in _GROUP.iter_unpack(data[HEADER_SIZE:]):
         single = first_start == last_start
@@ -70,11 +70,11 @@ def decode(data: bytes) -> list[tuple[int, int]]:
             or (not single and (period < run_size or (last_start - first_start) % period))
         ):
             raise Corrupt(
-                "availability with an impossible group",
+                "availability contains an invalid group",
                 first_start=first_start, last_start=last_start, run_size=run_size, period=period,
             )  # fmt: skip
         run_count = 1 if single else (last_start - first_start) // period + 1
         if len(runs) + run_count > RUN_COUNT_MAX:
-            raise TooLarge("availability with too many runs", run_count_max=RUN_COUNT_MAX)
+            raise TooLarge("availability contains too many runs", run_count_max=RUN_COUNT_MAX)
         runs += ((first_start + index * period, run_size) for index in range(run_count))
     return runs

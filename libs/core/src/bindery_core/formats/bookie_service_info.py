@@ -91,7 +91,7 @@ def decode(data: bytes, *, bookie_id: BookieId) -> BookieServiceInfo:
     if not data:
         host, _, port = bookie_id.rpartition(":")
         if not host or not port.isdigit() or int(port) > PORT_MAX:
-            raise Corrupt("bookie without service info, whose id is no host:port", bookie_id=bookie_id)
+            raise Corrupt("the bookie has no service info and its id is not host:port", bookie_id=bookie_id)
         return of_bookie(host=host, port=int(port))
     from google.protobuf.message import DecodeError
 
@@ -100,7 +100,7 @@ def decode(data: bytes, *, bookie_id: BookieId) -> BookieServiceInfo:
     try:
         message = pb.BookieServiceInfoFormat.FromString(data)
         if not message.IsInitialized():
-            raise Corrupt("bookie service info lacks a required field", bookie_id=bookie_id)
+            raise Corrupt("a required field of the bookie service info is missing", bookie_id=bookie_id)
         return BookieServiceInfo(
             tuple(
                 Endpoint(e.id, e.port, e.host, e.protocol, tuple(e.auth), tuple(e.extensions))
@@ -109,4 +109,4 @@ def decode(data: bytes, *, bookie_id: BookieId) -> BookieServiceInfo:
             dict(message.properties),
         )
     except (DecodeError, UnicodeDecodeError) as error:
-        raise Corrupt("bookie service info is no message", bookie_id=bookie_id, size=len(data)) from error
+        raise Corrupt("bookie service info cannot be decoded", bookie_id=bookie_id, size=len(data)) from error

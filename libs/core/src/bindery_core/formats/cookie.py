@@ -163,7 +163,7 @@ def _pack_dirs(directories: tuple[str, ...]) -> str:
 def _unpack_dirs(text: str) -> tuple[str, ...]:
     count, *directories = text.split("\t")
     if not count.isdigit() or int(count) != len(directories):
-        raise Corrupt("not a cookie: directories are miscounted", directories=text)
+        raise Corrupt("not a cookie: the number of directories is wrong", directories=text)
     return tuple(directories)
 
 

@@ -61,7 +61,7 @@ def encode(metadata: LedgerMetadata) -> bytes:
             return header + text_format.MessageToString(_to_message(metadata)).encode()
         case 1:
             return header + ledger_metadata_v1.encode(metadata)
-    raise BadVersion("ledger metadata of this version cannot be written", version=metadata.format_version)
+    raise BadVersion("ledger metadata of this version cannot be encoded", version=metadata.format_version)
 
 
 def decode(data: bytes) -> LedgerMetadata:
@@ -78,22 +78,22 @@ def decode(data: bytes) -> LedgerMetadata:
             return _from_message(_parse_text(data, at), version)
         case 1:
             return _from_v1(ledger_metadata_v1.decode(data[at:]))
-    raise BadVersion("ledger metadata of this version is not understood", version=version)
+    raise BadVersion("unsupported version of ledger metadata", version=version)
 
 
 def _parse_binary(data: bytes, at: int) -> pb.LedgerMetadataFormat:
     try:
         size, at = varint.decode(data, at)
     except varint.NotAVarint:
-        raise Corrupt("ledger metadata without its size", data_size=len(data)) from None
+        raise Corrupt("the size of the ledger metadata is missing", data_size=len(data)) from None
     if at + size > len(data):
         raise Corrupt("ledger metadata is cut off", size=size, found=len(data) - at)
     try:
         message = pb.LedgerMetadataFormat.FromString(data[at : at + size])
     except DecodeError as error:
-        raise Corrupt("ledger metadata is no message", size=size) from error
+        raise Corrupt("ledger metadata cannot be decoded", size=size) from error
     if not message.IsInitialized():
-        raise Corrupt("ledger metadata lacks a required field")
+        raise Corrupt("a required field of the ledger metadata is missing")
     return message
 
 
@@ -103,9 +103,9 @@ def _parse_text(data: bytes, at: int) -> pb.LedgerMetadataFormat:
     try:
         text_format.Parse(data[at:].decode(), message, allow_unknown_field=True)
     except (text_format.ParseError, UnicodeDecodeError, ValueError, RecursionError) as error:
-        raise Corrupt("ledger metadata is no text message", size=len(data) - at) from error
+        raise Corrupt("ledger metadata cannot be decoded as text", size=len(data) - at) from error
     if not message.IsInitialized():
-        raise Corrupt("ledger metadata lacks a required field")
+        raise Corrupt("a required field of the ledger metadata is missing")
     return message
 
 
@@ -134,7 +134,7 @@ def _decode_header(data: bytes) -> tuple[int, int]:
     end = data.find(b"\n", 0, len(_MAGIC) + _VERSION_SIZE_MAX + 1)
     digits = data[len(_MAGIC) : end]
     if not data.startswith(_MAGIC) or end < 0 or not digits.isdigit():
-        raise Corrupt("ledger metadata without its header", start=data[: len(_MAGIC) + _VERSION_SIZE_MAX + 1])
+        raise Corrupt("the header of the ledger metadata is missing", start=data[: len(_MAGIC) + _VERSION_SIZE_MAX + 1])
     return int(digits), end + 1
 
 
@@ -151,11 +151,15 @@ def _from_message(message: pb.LedgerMetadataFormat, version: int) -> LedgerMetad
     try:
         custom = {pair.key: pair.value for pair in message.customMetadata}
     except UnicodeDecodeError as error:
-        raise Corrupt("ledger metadata with a key that is not UTF-8") from error
+        raise Corrupt("ledger metadata contains a key that is not UTF-8") from error
     state = LedgerState(message.state)
     closed = state is LedgerState.CLOSED
     if closed and (not message.HasField("lastEntryId") or message.lastEntryId < -1 or message.length < 0):
-        raise Corrupt("closed ledger without its end", last_entry_id=message.lastEntryId, length=message.length)
+        raise Corrupt(
+            "the ledger is closed, but its last entry is missing",
+            last_entry_id=message.lastEntryId,
+            length=message.length,
+        )
     has_password = message.HasField("password")
     return LedgerMetadata(
         ensemble_size=ensemble_size,
@@ -194,19 +198,19 @@ def _from_v1(found: ledger_metadata_v1.Fields) -> LedgerMetadata:
 def _check_quorums(ensemble_size: int, write_quorum: int, ack_quorum: int) -> None:
     if not 1 <= ack_quorum <= write_quorum <= ensemble_size:
         raise Corrupt(
-            "ledger metadata with impossible quorums",
+            "ledger metadata contains invalid quorums",
             ensemble_size=ensemble_size, write_quorum=write_quorum, ack_quorum=ack_quorum,
         )  # fmt: skip
 
 
 def _check_segments(segments: tuple[Segment, ...], ensemble_size: int) -> None:
     if not segments:
-        raise Corrupt("ledger metadata without segments")
+        raise Corrupt("ledger metadata contains no segments")
     expected_above = -1
     for index, segment in enumerate(segments):
         if len(segment.ensemble) != ensemble_size:
             raise Corrupt(
-                "segment of another size than the ensemble",
+                "the size of a segment differs from the ensemble size",
                 first_entry_id=segment.first_entry_id, bookies=len(segment.ensemble), ensemble_size=ensemble_size,
             )  # fmt: skip
         if segment.first_entry_id <= expected_above or (index == 0 and segment.first_entry_id != 0):

@@ -58,7 +58,7 @@ def decode(body: bytes) -> Fields:
     try:
         lines = body.decode().split("\n")
     except UnicodeDecodeError as error:
-        raise Corrupt("ledger metadata is no text", size=len(body)) from error
+        raise Corrupt("ledger metadata is not text", size=len(body)) from error
     if len(lines) < 3:
         raise Corrupt("ledger metadata is cut off", lines=len(lines))
     write_quorum, ensemble_size, length = (_number(line) for line in lines[:3])
@@ -72,7 +72,9 @@ def decode(body: bytes) -> Fields:
             if number == _IN_RECOVERY_ENTRY_ID:
                 return Fields(write_quorum, ensemble_size, 0, tuple(segments), LedgerState.IN_RECOVERY, EntryId(-1))
             if number < -1 or length < 0:
-                raise Corrupt("closed ledger without its end", last_entry_id=number, length=length)
+                raise Corrupt(
+                    "the ledger is closed, but its last entry is missing", last_entry_id=number, length=length
+                )
             return Fields(write_quorum, ensemble_size, length, tuple(segments), LedgerState.CLOSED, EntryId(number))
         segments.append(Segment(EntryId(number), tuple(BookieId(bookie) for bookie in bookies)))
     return Fields(write_quorum, ensemble_size, 0, tuple(segments), LedgerState.OPEN, EntryId(-1))
@@ -82,5 +84,5 @@ def _number(text: str) -> int:
     text = text.removesuffix("\r")
     digits = text.removeprefix("-")
     if not (digits.isascii() and digits.isdigit() and len(digits) <= 19):
-        raise Corrupt("ledger metadata with a line that is no number", line=text[:40])
+        raise Corrupt("ledger metadata contains a line that is not a number", line=text[:40])
     return int(text)

@@ -85,7 +85,7 @@ def check_layout(data: bytes) -> None:
         raise BadVersion("the under-replication layout cannot be read", reason=error.facts.get("reason")) from error
     if (message.type, message.version) != (LAYOUT_TYPE, LAYOUT_VERSION):
         raise BadVersion(
-            "the under-replication tree has another layout",
+            "unsupported layout of the under-replication tree",
             found=f"{message.type[:100]} {message.version}",
             expected=f"{LAYOUT_TYPE} {LAYOUT_VERSION}",
         )

@@ -98,7 +98,7 @@ def plan_recovery_close(
     segments = metadata.segments
     if recovered != began:
         if segments != began:
-            raise TryAgain("ensembles were changed under the recovery of the ledger")
+            raise TryAgain("another client changed the ensembles while the ledger was recovered")
         segments = recovered
     return metadata.with_changes(
         segments=segments, state=LedgerState.CLOSED, last_entry_id=EntryId(last_entry_id), length=length

@@ -40,7 +40,7 @@ _ERROR_OF: dict[int, tuple[type[BinderyError], str]] = {
     Status.IO_ERROR: (DamagedStorage, "the bookie could not read the entry"),
     Status.UNAUTHORIZED: (
         Unauthorized,
-        "the bookie refuses this client: not authenticated there, or another password for the ledger",
+        "the bookie refuses this client: not authenticated, or wrong ledger password",
     ),
     Status.BAD_VERSION: (BadVersion, "the bookie does not speak this protocol version"),
     Status.TOO_MANY_REQUESTS: (TooManyRequests, "the bookie has too many requests"),

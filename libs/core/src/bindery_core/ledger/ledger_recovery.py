@@ -268,7 +268,7 @@ class LedgerRecovery:
             if self._step in (_Step.FENCE, _Step.READ, _Step.MEASURE) and response.status == Status.UNAUTHORIZED:
                 return self._fail(
                     Unauthorized(
-                        "the bookie refuses this client: not authenticated there, or another password for the ledger",
+                        "the bookie refuses this client: not authenticated, or wrong ledger password",
                         ledger_id=self.ledger_id,
                         bookie_id=bookie_id,
                     )
@@ -340,7 +340,7 @@ class LedgerRecovery:
 
     def _undecided(self, entry_id: int, read: _EntryRead) -> TryAgain:
         return TryAgain(
-            "cannot tell whether the entry exists",
+            "cannot determine whether the entry exists",
             ledger_id=self.ledger_id,
             entry_id=entry_id,
             denied_by=",".join(sorted(read.denied)) or "none",

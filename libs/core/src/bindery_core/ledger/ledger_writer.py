@@ -308,7 +308,7 @@ class LedgerWriter:
                 return LedgerFenced("the ledger was fenced: another client recovers or owns it", **facts)
             if response.status == Status.UNAUTHORIZED:
                 return Unauthorized(
-                    "the bookie refuses this client: not authenticated there, or another password for the ledger",
+                    "the bookie refuses this client: not authenticated, or wrong ledger password",
                     **facts,
                 )
         return None
@@ -405,7 +405,7 @@ class LedgerWriter:
             return self._start_change()
         actions: list[WriterAction] = []
         if self._failed:  # a partial replacement: there was no spare for these
-            actions += self._go_on_without(NotEnoughBookies("no spare bookie for each that failed"), now)
+            actions += self._go_on_without(NotEnoughBookies("not enough bookies to replace all that failed"), now)
         else:
             self._no_spare = None
             self._retry_at = None

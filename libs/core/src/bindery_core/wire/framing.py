@@ -78,7 +78,7 @@ class FrameDecoder:
                 if length < 1:
                     raise BadRequest("frame length is not positive", length=length)
                 raise TooLarge(
-                    "frame over the limit", frame_size=length + LENGTH_SIZE, frame_size_max=self._frame_size_max
+                    "frame exceeds the size limit", frame_size=length + LENGTH_SIZE, frame_size_max=self._frame_size_max
                 )
             end = at + LENGTH_SIZE + length
             if end > size:

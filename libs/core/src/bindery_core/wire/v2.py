@@ -26,7 +26,7 @@ are no flags (the oldest clients sent just a number). Answers repeat version and
 
 What a bookie makes of requests that it cannot serve (source: BookKeeper's decoder, observed on 4.17):
 - a version outside 0 .. 2: OtherRequest, to be answered BAD_VERSION with that version byte repeated;
-- another opcode, 4 .. 6 among them, or a packet too short for its opcode: BadRequest, and the connection is closed;
+- another opcode, 4 .. 6 among them, or a packet is too short for its opcode: BadRequest, and the connection is closed;
 - bytes behind a packet and unknown flags do not matter.
 There are no transaction ids: an answer is known by opcode and ids (`key_of`), a batch read by its request_id.
 Source: BookieProtocol, BookieProtoEncoding.
@@ -143,11 +143,11 @@ def decode_request(message: bytes) -> Request:
                 return _of_bad_version(version, opcode, ledger_id, entry_id, request_id)
             return BatchReadRequest(version, ledger_id, entry_id, request_id, count_max, size_max, flag, key, priority)
     except struct.error as error:
-        raise BadRequest("packet too short for its opcode", size=len(message)) from error
+        raise BadRequest("packet is too short for its opcode", size=len(message)) from error
     if opcode == AUTH:
         plugin, payload = _decode_auth(message)
         return AuthRequest(version, plugin, payload)
-    raise BadRequest("no opcode of protocol version 2", opcode=opcode, version=version)
+    raise BadRequest("unknown opcode of protocol version 2", opcode=opcode, version=version)
 
 
 def decode_requests(messages: Sequence[bytes]) -> list[Request]:
@@ -305,11 +305,11 @@ def decode_response(message: bytes) -> Response:
             bodies = () if rc else _decode_bodies(message)
             return BatchReadResponse(version, of_v2(rc), ledger_id, entry_id, request_id, bodies)
     except struct.error as error:
-        raise BadRequest("answer too short for its opcode", size=len(message)) from error
+        raise BadRequest("response is too short for its opcode", size=len(message)) from error
     if opcode == AUTH:
         plugin, payload = _decode_auth(message)
         return AuthResponse(version, int(Status.OK), plugin, payload)
-    raise BadRequest("no opcode of protocol version 2", opcode=opcode, version=version)
+    raise BadRequest("unknown opcode of protocol version 2", opcode=opcode, version=version)
 
 
 def decode_responses(messages: Sequence[bytes]) -> list[Response]:
@@ -365,5 +365,5 @@ def _decode_auth(message: bytes) -> tuple[str, bytes]:
         if auth.IsInitialized():
             return plugin_name(auth.plugin), auth.payload
     except DecodeError as error:
-        raise BadRequest("no authentication message", size=len(message)) from error
-    raise BadRequest("authentication message lacks a required field", size=len(message))
+        raise BadRequest("not an authentication message", size=len(message)) from error
+    raise BadRequest("a required field of the authentication message is missing", size=len(message))

@@ -305,7 +305,7 @@ def decode_response(message: bytes) -> Response:
         case pb.AUTH:
             return AuthResponse(txn_id, outer, plugin_name(frame.auth.plugin), frame.auth.payload)
     if not outer:
-        raise BadRequest("response without its body", operation=Operation(operation).name, txn_id=txn_id)
+        raise BadRequest("the body of the response is missing", operation=Operation(operation).name, txn_id=txn_id)
     return ErrorResponse(txn_id, operation, outer)
 
 

@@ -47,7 +47,7 @@ class CookieStore:
             else:
                 await self._store.set(path, text, version=version)
         except AlreadyExists:
-            raise AlreadyExists("the bookie has a cookie", bookie_id=bookie_id) from None
+            raise AlreadyExists("the bookie already has a cookie", bookie_id=bookie_id) from None
         except MetadataOutcomeUnknown:
             await self._store.sync(path)
             found = await self.read(bookie_id)

@@ -170,7 +170,7 @@ class MembershipStore:
                 return
             except MetadataOutcomeUnknown as error:
                 await self._settle(bookie_id, error)
-        raise MetadataUnavailable("the answers got lost", bookie_id=bookie_id, attempts=ATTEMPTS_MAX)
+        raise MetadataUnavailable("the responses were lost", bookie_id=bookie_id, attempts=ATTEMPTS_MAX)
 
     def watch(self, bookie_id: BookieId, listener: MembershipListener) -> Callable[[], None]:
         """Call `listener` with the present membership and after each change. The result stops it.

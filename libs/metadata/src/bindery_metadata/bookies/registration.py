@@ -181,7 +181,7 @@ class BookieRegistration:
                 return stat.ephemeral_owner
             if stat is None:
                 if loop.time() >= deadline:
-                    raise MetadataOutcomeUnknown("the bookie's node does not stay", path=path)
+                    raise MetadataOutcomeUnknown("the registration of the bookie is deleted repeatedly", path=path)
                 continue
             _log.info("bookie_waits_for_old_session", extra={"path": path, "owner": f"{stat.ephemeral_owner:#x}"})
             try:

@@ -42,7 +42,7 @@ class LedgerIdGenerator:
                 continue  # the number is burnt, or the directory was pruned: take another
             if ledger_id is not None:
                 return ledger_id
-        raise MetadataUnavailable("no ledger id could be taken", attempts=ATTEMPTS_MAX)
+        raise MetadataUnavailable("no ledger id could be reserved", attempts=ATTEMPTS_MAX)
 
     async def close(self) -> None:
         """Wait until the counters' used nodes are removed (they would go with the session anyway)."""

@@ -96,7 +96,7 @@ class LedgerManager:
                 created = await self._settled(self._created_by_us(ledger_id, data), lost)
                 if created is not None:
                     return created
-        raise MetadataOutcomeUnknown("the answers to a creation got lost", ledger_id=ledger_id, attempts=UNKNOWN_MAX)
+        raise MetadataOutcomeUnknown("the responses to a creation were lost", ledger_id=ledger_id, attempts=UNKNOWN_MAX)
 
     async def read(self, ledger_id: LedgerId) -> Versioned[LedgerMetadata]:
         """Raises NoSuchLedger, Corrupt, BadVersion (a format that is not spoken), MetadataUnavailable."""

@@ -96,9 +96,7 @@ class LastAudits:
         for _ in range(ATTEMPTS_MAX):
             standing, version = await self._read(audit.level)
             if standing and audit.began_ms < standing.began_ms <= audit.ended_ms + AHEAD_MS_MAX:
-                raise Conflict(
-                    "an audit of this level that began later has told the cluster already", run_id=standing.run_id
-                )
+                raise Conflict("an audit of this level that began later is already recorded", run_id=standing.run_id)
             try:
                 if version is None:
                     await self._store.create(path, data, make_parents=True)
@@ -122,7 +120,7 @@ class LastAudits:
         try:
             audit = json_node.decode(node.data, LastAudit, path=path, level=level)
             if audit.verdict not in VERDICTS:
-                raise Corrupt("no verdict that is known here", path=path, verdict=audit.verdict[:100])
+                raise Corrupt("unknown verdict", path=path, verdict=audit.verdict[:100])
             return audit, node.stat.version
         except Corrupt as error:
             _log.warning("last_audit_unreadable", extra={"path": path, "error": str(error)})

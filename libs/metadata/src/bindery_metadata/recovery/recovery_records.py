@@ -259,7 +259,7 @@ class RecoveryRecords:
             if isinstance(path, str) and int(path[len(prefix) :]) % HISTORY_PRUNE_EVERY == 0:
                 await self._prune_history()
             return
-        raise MetadataUnavailable("the history's node vanishes again and again", attempts=ATTEMPTS_MAX)
+        raise MetadataUnavailable("the node of the history is deleted repeatedly", attempts=ATTEMPTS_MAX)
 
     async def history(self, limit: int = HISTORY_MAX) -> Sequence[HistoryEvent]:
         """The newest first."""
@@ -393,7 +393,7 @@ class RecoveryRecords:
                 return
             except MetadataOutcomeUnknown as error:
                 await self._settle(path, error)
-        raise MetadataUnavailable("the answers got lost", path=path, attempts=ATTEMPTS_MAX)
+        raise MetadataUnavailable("the responses were lost", path=path, attempts=ATTEMPTS_MAX)
 
     async def _settle(self, path: str, lost: MetadataOutcomeUnknown) -> None:
         """See to it that the next read shows what became of a write."""

@@ -181,7 +181,7 @@ class UnderreplicationManager:
                 return
             except NoSuchNode:
                 await make_path(self._store, parent_of(path))
-        raise MetadataUnavailable("the parents of a mark vanish again and again", path=path)
+        raise MetadataUnavailable("the parents of a mark are deleted repeatedly", path=path)
 
     # --- locks ----------------------------------------------------------------------------------------------------
 
@@ -371,7 +371,7 @@ class UnderreplicationManager:
             except MetadataOutcomeUnknown as error:
                 lost = True
                 await self._settle(path, error)
-        raise MetadataUnavailable("the answers got lost", path=path, attempts=ATTEMPTS_MAX)
+        raise MetadataUnavailable("the responses were lost", path=path, attempts=ATTEMPTS_MAX)
 
     async def disable(self) -> None:
         """Raises AlreadyExists when it is disabled."""
@@ -480,7 +480,7 @@ class UnderreplicationManager:
             except MetadataOutcomeUnknown as error:
                 lost = True
                 await self._settle(path, error)
-        raise MetadataUnavailable("the answers got lost", path=path, attempts=ATTEMPTS_MAX)
+        raise MetadataUnavailable("the responses were lost", path=path, attempts=ATTEMPTS_MAX)
 
     async def _settle(self, path: str, lost: MetadataOutcomeUnknown) -> None:
         """See to it that the next read shows what became of a write; it stays unknown when that is impossible."""

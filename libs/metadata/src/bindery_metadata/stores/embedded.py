@@ -126,7 +126,9 @@ def select_jars(candidates: Sequence[Path], *, directory: Path) -> list[Path]:
     for pattern in JAR_PATTERNS:
         matching = [jar for jar in candidates if re.fullmatch(pattern, jar.stem)]
         if not matching:
-            raise EmbeddedZooKeeperFailed("a jar that zookeeper needs is missing", jar=pattern, directory=directory)
+            raise EmbeddedZooKeeperFailed(
+                "a jar file that zookeeper requires is missing", jar=pattern, directory=directory
+            )
         chosen.extend(matching)
     return chosen
 
@@ -152,7 +154,7 @@ def find_java(environment: Mapping[str, str] | None = None) -> Path:
             return java
         tried.append(f"{java} ({'does not run' if version is None else f'version {version}'})")
     raise EmbeddedZooKeeperFailed(
-        "no java to run zookeeper", version_min=JAVA_VERSION_MIN, tried=", ".join(tried) or "none"
+        "java, which runs zookeeper, was not found", version_min=JAVA_VERSION_MIN, tried=", ".join(tried) or "none"
     )
 
 
@@ -305,7 +307,7 @@ class EmbeddedZooKeeper:
         while not await is_serving(self.server.host, self.server.client_port):
             if self._process.poll() is not None or loop.time() > deadline:
                 raise EmbeddedZooKeeperFailed(
-                    "the embedded zookeeper does not serve",
+                    "the embedded zookeeper does not respond",
                     client_port=self.server.client_port,
                     exit_code=self._process.poll(),
                     log=self.server.log_path,

@@ -53,7 +53,7 @@ async def delete_own(store: MetadataStore, path: str, session_id: int, *, togeth
         except MetadataOutcomeUnknown as error:
             lost = error
             await store.sync(path)
-    raise MetadataUnavailable("others are faster again and again", path=path, attempts=ATTEMPTS_MAX)
+    raise MetadataUnavailable("other clients change the parent node repeatedly", path=path, attempts=ATTEMPTS_MAX)
 
 
 def _creates(parent: Stat) -> int:

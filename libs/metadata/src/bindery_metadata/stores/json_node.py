@@ -24,7 +24,7 @@ def decode(data: bytes, kind: type[T], *, path: str, **known: Any) -> T:
     """`known`: members that are not in the JSON, or are not to be taken from there. Raises Corrupt naming `path`."""
     try:
         if len(data) > SIZE_MAX:
-            raise Corrupt("the node is too long", path=path, size=len(data), size_max=SIZE_MAX)
+            raise Corrupt("the node is too large", path=path, size=len(data), size_max=SIZE_MAX)
         members = msgspec.json.decode(data, type=dict[str, Any])
         return msgspec.convert({**members, **known}, kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

@@ -112,7 +112,7 @@ class Znodes:
             raise NoSuchNode("no such parent", path=op.path)
         path = f"{op.path}{parent.creates:0{_SEQUENCE_DIGITS}d}" if op.sequential else op.path
         if path in self._nodes:
-            raise AlreadyExists("there is a node already", path=path)
+            raise AlreadyExists("the node exists already", path=path)
         if parent.owner:
             raise BadRequest("an ephemeral node cannot have children", path=path)
         name = name_of(path)
@@ -153,7 +153,7 @@ class Znodes:
         if node is None:
             raise NoSuchNode("no such node", path=path)
         if version is not None and node.version != version:
-            raise VersionConflict("the node has another version", path=path, expected=version, found=node.version)
+            raise VersionConflict("the version of the node differs", path=path, expected=version, found=node.version)
         return node
 
 

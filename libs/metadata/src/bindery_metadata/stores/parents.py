@@ -34,7 +34,7 @@ async def create_with_parents(
             return await store.create(path, data, ephemeral=ephemeral, sequential=sequential)
         except NoSuchNode:
             await make_path(store, parent_of(path))
-    raise MetadataUnavailable("the parents of a new node vanish again and again", path=path, attempts=ATTEMPTS_MAX)
+    raise MetadataUnavailable("the parents of a new node are deleted repeatedly", path=path, attempts=ATTEMPTS_MAX)
 
 
 async def prune_empty_parents(store: MetadataStore, path: str, *, up_to: str) -> None:

@@ -101,8 +101,8 @@ _STATES: Final = {
 
 _NAMED_ERRORS: Final[dict[type[KazooException], tuple[type[BinderyError], str]]] = {
     NoNodeError: (NoSuchNode, "no such node"),
-    NodeExistsError: (AlreadyExists, "there is a node already"),
-    BadVersionError: (VersionConflict, "the node has another version"),
+    NodeExistsError: (AlreadyExists, "the node exists already"),
+    BadVersionError: (VersionConflict, "the version of the node differs"),
     NotEmptyError: (NotEmpty, "the node has children"),
     NoChildrenForEphemeralsError: (BadRequest, "an ephemeral node cannot have children"),
     BadArgumentsError: (BadRequest, "zookeeper refuses the arguments"),
@@ -249,7 +249,7 @@ class ZooKeeperStore:
                 await store._connected.wait()
         except TimeoutError:
             await store.close()
-            raise MetadataUnreachable("no zookeeper answers", hosts=hosts, waited_s=connect_timeout_s) from None
+            raise MetadataUnreachable("no zookeeper server responds", hosts=hosts, waited_s=connect_timeout_s) from None
         except BaseException:
             await store.close()
             raise
@@ -484,8 +484,8 @@ def _translate(error: KazooException, path: str, *, write: bool) -> BinderyError
 def _unanswered(path: str, *, write: bool, cause: str = "no answer in time") -> BinderyError:
     """Also for errors we do not know: what is not known to have failed may have happened."""
     if write:
-        return MetadataOutcomeUnknown("zookeeper may have done this", path=path, cause=cause)
-    return MetadataUnavailable("zookeeper did not answer", path=path, cause=cause)
+        return MetadataOutcomeUnknown("zookeeper may have applied the change", path=path, cause=cause)
+    return MetadataUnavailable("zookeeper did not respond", path=path, cause=cause)
 
 
 def _multi_result(result: object, path: str) -> str | Stat | None:
