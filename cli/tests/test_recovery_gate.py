@@ -14,6 +14,7 @@ from bindery_metadata.ledgers.closing_records import ClosingCause, ClosingRecord
 from bindery_metadata.ledgers.ledger_manager import LedgerManager
 from bindery_metadata.recovery.underreplication import UnderreplicationManager
 from bindery_metadata.stores.memory import MemoryStore
+from bindery_recovery.draining import upgrade_gate
 from memory_cluster import LAYOUT, MemoryCluster
 
 TEMPLATE = "bindery-bookie-{}.bindery-bookie"
@@ -168,6 +169,25 @@ def test_what_is_meant_with_an_absent_bookie_decides(
     cluster.stop(B[1])
     mean(cluster, B[1], intent, None if until_s is None else cluster.now_ms + 1000 * until_s)
     assert reasons(cluster) == expected
+
+
+def test_a_joining_bookie_that_is_registered_must_be_drained_before_it_is_removed(cluster: MemoryCluster) -> None:
+    mean(cluster, B[5], Intent.JOINING)
+    assert reasons(cluster) == []
+    assert reasons(cluster, bookies=5) == [("not_drained", B[5])]
+    cluster.stop(B[5])
+    assert reasons(cluster, bookies=5) == [], "it never served"
+
+
+def test_ledgers_beyond_the_limit_of_one_check_refuse_unread(
+    cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    note(cluster, (3, LedgerState.IN_RECOVERY), (4, LedgerState.IN_RECOVERY))
+    assert reasons(cluster) == [], "two are not closed yet, ledger 99 was deleted"
+    monkeypatch.setattr(upgrade_gate, "NOTES_READ_MAX", 2)
+    (reason,) = gate(cluster)[1]["reasons"]
+    assert reason["kind"] == "unknown_copies"
+    assert reason["text"].endswith("(99)")
 
 
 def test_a_draining_bookie_that_is_away_and_holds_something_is_lost(cluster: MemoryCluster) -> None:

@@ -112,6 +112,33 @@ async def test_who_refills_itself_lacks_nothing_for_certain() -> None:
     assert check.entries_read < 620, "one answer says it of the whole ledger"
 
 
+async def many_segments(client: MemoryLedgerClient, status: Status) -> tuple[LedgerCheck, BookieId]:
+    """Check 30 segments, more than three batches of a bookie, that all name a bookie which answers with `status`."""
+    ledger_id = await written(client, 60)
+    metadata = await client.metadata(ledger_id)
+    ensemble = metadata.last_segment.ensemble
+    segments = tuple(Segment(EntryId(first), ensemble) for first in range(0, 60, 2))
+    client.ledgers.read_answers[ensemble[0]] = status
+    bookies = await client.list_bookies()
+    check = await check_ledger(client, ledger_id, metadata.with_changes(segments=segments), bookies=bookies)
+    assert [one.fragment.segment_first for one in check.bad] == list(range(0, 60, 2))
+    return check, ensemble[0]
+
+
+async def test_a_bookie_in_limbo_answers_so_all_of_its_fragments_are_refilling() -> None:
+    """Only silence ends the questions after two batches. A bookie in limbo is not silent."""
+    check, holder = await many_segments(MemoryLedgerClient(), Status.UNKNOWN_LEDGER_STATE)
+    assert {(one.state, one.fragment.bookie_id) for one in check.bad} == {(FragmentState.REFILLING, holder)}
+
+
+async def test_a_silent_bookie_is_asked_for_two_batches_and_the_rest_is_unsure_with_a_reason() -> None:
+    check, _ = await many_segments(MemoryLedgerClient(), Status.IO_ERROR)
+    assert {one.state for one in check.bad} == {FragmentState.UNSURE}
+    assert check.entries_read == 2 * 60 + 8 + 16
+    assert "IO_ERROR" in check.bad[0].reason
+    assert check.bad[-1].reason == "bookie does not answer"
+
+
 @pytest.mark.parametrize("status", [Status.IO_ERROR, Status.TOO_MANY_REQUESTS, Status.UNAUTHORIZED])
 async def test_an_error_is_no_proof(status: Status) -> None:
     client = MemoryLedgerClient()

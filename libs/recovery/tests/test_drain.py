@@ -309,6 +309,8 @@ async def test_a_bookie_that_is_gone_is_removed_marked_and_retired_once_nothing_
     assert await cluster.emptier.retire(B[0])
     assert await cluster.cookies.bookies() == []
     assert not await cluster.emptier.retire(B[0])
+    retired = [event.fields for event in await cluster.records.history() if event.kind == "bookie_retired"]
+    assert [fields["bookie_id"] for fields in retired] == ["b0"], "reported once"
 
 
 async def test_a_recovery_goes_on_where_it_was_left_and_keeps_what_workers_wrote() -> None:

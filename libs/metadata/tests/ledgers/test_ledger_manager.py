@@ -302,11 +302,17 @@ async def test_a_deleted_ledger_takes_its_empty_parents_along(ledgers: LedgerMan
     assert await store.children("/ledgers") == []
 
 
-async def test_deleting_what_is_not_there_is_success(ledgers: LedgerManager) -> None:
+async def test_deleting_a_missing_ledger_succeeds_and_leaves_other_ledgers(
+    ledgers: LedgerManager, store: MetadataStore
+) -> None:
+    await ledgers.create_with_id(LedgerId(6), OPEN)
     await ledgers.delete(FIVE)
     await ledgers.create_with_id(FIVE, OPEN)
-    await ledgers.delete(FIVE)
-    await ledgers.delete(FIVE)
+    for _ in range(2):
+        await ledgers.delete(FIVE)
+        with pytest.raises(NoSuchLedger):
+            await ledgers.read(FIVE)
+        assert await store.children("/ledgers/00/0000") == ["L0006"]
 
 
 async def test_a_deletion_under_a_version_spares_what_was_changed_since(ledgers: LedgerManager) -> None:
