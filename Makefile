@@ -20,7 +20,7 @@ WORKERS ?= $(shell n=$$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN); test "$
 
 .PHONY: help
 help: ## list the targets
-	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # uv's cache first. PySpark exists as sources only; uv builds its wheel once, but a registry that answers without cache
 # headers makes uv download and build it again (1.9 GB of cache) whenever it asks. --offline takes what is cached.
