@@ -72,6 +72,7 @@ class FakeBookie:
         self.batch_count_max = 3
         """Entries of one batch read at most; 0: an old bookie, which ends the connection over one."""
         self.free_disk_space: int | None = None
+        self.total_disk_space: int | None = None
         self.wire_versions: dict[str, set[int]] = defaultdict(set)
         """Versions that requests came in, by the name of their struct."""
         self.write_flags: set[int] = set()
@@ -168,7 +169,12 @@ class FakeBookie:
             case ForceLedgerRequest():
                 return ForceLedgerResponse(request.txn_id, refused or Status.OK, request.ledger_id)
             case BookieInfoRequest():
-                return BookieInfoResponse(request.txn_id, Status.OK, free_disk_space=self.free_disk_space)
+                return BookieInfoResponse(
+                    request.txn_id,
+                    Status.OK,
+                    total_disk_capacity=self.total_disk_space,
+                    free_disk_space=self.free_disk_space,
+                )
             case ListEntriesRequest():
                 return self._list_entries(request)
             case WriteLacRequest():

@@ -1,0 +1,31 @@
+"""Requests to single bookies: lists of entries and disk spaces, also of bookies that do not answer."""
+
+import asyncio
+
+import pytest
+from bindery_core.errors import BookieUnavailable
+from fake_cluster import FakeCluster
+
+LIMIT_S = 30.0
+
+
+async def test_a_bookie_that_is_down_cannot_list_its_entries() -> None:
+    async with FakeCluster(bookies=3) as cluster:
+        client = await cluster.client()
+        writer = await client.create()
+        await writer.add(b"0")
+        bookie = cluster.of(writer.metadata.last_segment.ensemble)[0]
+        await bookie.stop()
+        with pytest.raises(BookieUnavailable):
+            await asyncio.wait_for(client.entries_on(writer.ledger_id, bookie.bookie_id), LIMIT_S)
+
+
+async def test_disk_spaces_are_those_of_the_bookies_that_answer() -> None:
+    async with FakeCluster(bookies=3) as cluster:
+        client = await cluster.client()
+        first, second, silent = cluster.bookies.values()
+        first.total_disk_space, first.free_disk_space = 100, 40
+        second.total_disk_space, second.free_disk_space = 200, 0
+        await silent.stop()
+        spaces = await asyncio.wait_for(client.disk_spaces(), LIMIT_S)
+        assert spaces == {first.bookie_id: (100, 40), second.bookie_id: (200, 0)}
