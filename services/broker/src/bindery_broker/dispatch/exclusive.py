@@ -20,6 +20,10 @@ from bindery_broker.dispatch.read_ahead import ReadAhead
 
 
 class ExclusiveDispatcher(Generic[M]):
+    """A `Dispatcher` that keeps the order."""
+
+    in_order = True
+
     def __init__(self, *, limits: DispatchLimits | None = None, read_ahead: ReadAhead | None = None) -> None:
         """`read_ahead`: what counts this subscription's messages at hand beside those of others."""
         self.limits = limits or DispatchLimits()
@@ -59,6 +63,19 @@ class ExclusiveDispatcher(Generic[M]):
 
     def rewound(self) -> None:
         self.rewind_wanted = False
+
+    def replayable(self) -> bool:
+        """Return False: whatever comes back is read again after a rewind."""
+        return False
+
+    def replay(self, count_max: int, *, entries_max: int | None = None) -> list[MessageKey]:
+        return []
+
+    def give_back(self, keys: Iterable[MessageKey]) -> None:
+        raise AssertionError("nothing was given out to be read again")
+
+    def offer_again(self, items: Sequence[Item[M]], *, generation: int) -> None:
+        raise AssertionError("nothing was given out to be read again")
 
     def offer(self, items: Sequence[Item[M]], *, generation: int) -> None:
         """Messages as read, in order. Dropped when a rewind came in between; those being acknowledged are skipped."""
@@ -171,10 +188,11 @@ class ExclusiveDispatcher(Generic[M]):
             self.rewind()
         return count
 
-    def put_down(self) -> None:
+    def put_down(self) -> MessageKey | None:
         """Nobody is connected: let go of what is at hand. It comes again as everything does after a rewind."""
         if self._ready and not len(self.leases):
             self.rewind()
+        return None
 
     def tick(self, *, now: float) -> int:
         """One lease ran out: everything held comes again. Answers how many leases ran out."""

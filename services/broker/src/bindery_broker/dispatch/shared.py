@@ -43,6 +43,12 @@ class State(IntEnum):
 
 
 class SharedDispatcher(Generic[M]):
+    """A `Dispatcher` that redelivers single messages."""
+
+    in_order = False
+    rewind_wanted = False
+    paused_until: float | None = None
+
     def __init__(self, *, limits: DispatchLimits | None = None, read_ahead: ReadAhead | None = None) -> None:
         """`read_ahead`: what counts this subscription's messages at hand beside those of others."""
         self.limits = limits or DispatchLimits()
@@ -193,6 +199,12 @@ class SharedDispatcher(Generic[M]):
         for key in known:
             self._states[key] = State.ACKING
         return known
+
+    def begin_cumulative_ack(self, last: MessageKey) -> list[MessageKey]:
+        raise AssertionError("without an order there is no cumulative acknowledgement")
+
+    def rewound(self) -> None:
+        raise AssertionError("no rewind was requested")
 
     def finish_ack(self, keys: Iterable[MessageKey]) -> None:
         for key in keys:

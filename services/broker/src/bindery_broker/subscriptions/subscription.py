@@ -10,36 +10,30 @@ knows; the type changes only while nobody is connected.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from bindery_core.errors import BadRequest, BinderyError
-from bindery_pulsar.message_codec import Message, decode_entry, publish_time_ms
+from bindery_pulsar.message_codec import Message, publish_time_ms
 from bindery_pulsar.message_id import MessageId, Position
 
+from bindery_broker.dispatch.dispatcher import Dispatcher
 from bindery_broker.dispatch.exclusive import ExclusiveDispatcher
-from bindery_broker.dispatch.item import NOT_IN_BATCH, Delivery, DispatchLimits, Item, MessageKey
+from bindery_broker.dispatch.item import Delivery, DispatchLimits, MessageKey
 from bindery_broker.dispatch.read_ahead import ReadAhead
 from bindery_broker.dispatch.sessions import Session, Sessions
 from bindery_broker.dispatch.shared import SharedDispatcher
 from bindery_broker.errors import (
     ConsumerBusy,
     SubscriptionTypeConflict,
-    UnknownMessages,
 )
 from bindery_broker.managed_ledger import BatchAck, ManagedCursor, ManagedLedger
+from bindery_broker.subscriptions.reading import READ_BYTES_MAX, MessageReader, key_of
 
 SubscriptionType = Literal["shared", "exclusive"]
-Dispatcher = SharedDispatcher[Message] | ExclusiveDispatcher[Message]
 
-MESSAGE_OVERHEAD = 200
-"""Bytes that a message counts beside its payload: an empty one is not free."""
 READ_ENTRIES_MAX = 100
-READ_BYTES_MAX = 4 * 2**20
-UNKNOWN_SHOWN_MAX = 20
-TAG_VERSION = "1"
-"""Value of the subscription properties whose keys are the tags it wants (as TDMQ's clients set them)."""
 
 
 class MonotonicClock(Protocol):
@@ -82,28 +76,26 @@ class Subscription:
         self.bytes_out = 0
         self.redeliveries = 0
         self._ledger = ledger
-        self._partition = partition
         self._now = now
         self._limits = limits or DispatchLimits()
         self._read_ahead = read_ahead or ReadAhead(self._limits.ready_bytes_max)
-        self._dispatcher: Dispatcher = SharedDispatcher(limits=self._limits, read_ahead=self._read_ahead)
+        self._dispatcher: Dispatcher[Message] = SharedDispatcher[Message](
+            limits=self._limits, read_ahead=self._read_ahead
+        )
         self._read_position = cursor.mark_delete
         self._rewind()
         self._read_lock = asyncio.Lock()
         self._waiters: list[asyncio.Future[None]] = []
         self._requests_open: dict[tuple[str, str], asyncio.Future[None]] = {}
-        self._batch_sizes: dict[Position, int] = {}
+        self._reader = MessageReader(cursor, ledger, partition=partition)
         self._closed: BinderyError | None = None
         self._draining = False
-        self._stuck: str | None = None
         self._remove_listener = ledger.on_new_entries(self._wake)
         self._blocked_by_limit = False
-        self.tags = frozenset(name for name, value in cursor.properties.items() if value == TAG_VERSION)
-        """Empty, or `*` among them: everything is wanted."""
-        self._wanted = self.tags if "*" not in self.tags else frozenset()
+        self.tags = self._reader.tags
 
     @property
-    def dispatcher(self) -> Dispatcher:
+    def dispatcher(self) -> Dispatcher[Message]:
         return self._dispatcher
 
     @property
@@ -113,7 +105,7 @@ class Subscription:
     @property
     def stuck(self) -> str | None:
         """Why the entry at the read position cannot be read, if that is so."""
-        return self._stuck
+        return self._reader.stuck
 
     # -- consuming -----------------------------------------------------------------------------------------------
 
@@ -233,14 +225,11 @@ class Subscription:
 
     def _wants_more(self, count: int) -> bool:
         """Whether to read before handing `count` messages out. What came back is read first, so that it goes first."""
-        dispatcher = self._dispatcher
-        if isinstance(dispatcher, SharedDispatcher) and dispatcher.replayable():
-            return True
-        return dispatcher.ready_count < count
+        return self._dispatcher.replayable() or self._dispatcher.ready_count < count
 
     async def _repeat(self, request: ReceiveRequest, keys: Sequence[MessageKey]) -> list[Delivery[Message]]:
         """The messages of an earlier answer that the consumer still holds, their leases begun anew."""
-        items = {item.key: item for item in await self._load(keys)}
+        items = {item.key: item for item in await self._reader.load(keys)}
         lease, held = self._dispatcher.renew(
             request.consumer, [key for key in keys if key in items],
             ack_timeout_s=request.ack_timeout_s, now=self._now(),
@@ -252,11 +241,11 @@ class Subscription:
     async def ack(self, ids: Sequence[MessageId], *, consumer: str | None = None) -> None:
         """Acknowledge messages; durable on return. Raises UnknownMessages, nothing done, if one of `ids` is none."""
         self._check_open()
-        positions, batches = await self._resolve(ids)
+        positions, batches = await self._reader.resolve(ids)
         self._touch(consumer)
         dispatcher = self._dispatcher
         generation = dispatcher.generation
-        keys = dispatcher.begin_ack([_key_of(message_id) for message_id in ids])
+        keys = dispatcher.begin_ack([key_of(message_id) for message_id in ids])
         try:
             finished = await self.cursor.ack_many(positions, batches=batches)
         except BaseException:
@@ -265,26 +254,26 @@ class Subscription:
             raise
         self._dispatcher.finish_ack(keys)
         if dispatcher is not self._dispatcher or generation != dispatcher.generation:  # they may have been read anew
-            self._dispatcher.finish_ack(self._dispatcher.begin_ack([_key_of(message_id) for message_id in ids]))
+            self._dispatcher.finish_ack(self._dispatcher.begin_ack([key_of(message_id) for message_id in ids]))
         for position in finished:
-            self._batch_sizes.pop(position, None)
+            self._reader.batch_sizes.pop(position, None)
         for batch in batches:  # a repetition finishes nothing, and looked up the size again
             if self.cursor.is_acked(batch.position):
-                self._batch_sizes.pop(batch.position, None)
+                self._reader.batch_sizes.pop(batch.position, None)
         self._after_ack()
 
     async def ack_cumulative(self, last: MessageId, *, consumer: str | None = None) -> None:
         """Acknowledge everything up to and including `last`, durably. Exclusive subscriptions only."""
         self._check_open()
-        if not isinstance(self._dispatcher, ExclusiveDispatcher) or self.type != "exclusive":
+        if not self._dispatcher.in_order:
             raise BadRequest("cumulative acknowledgement needs an exclusive consumer", subscription=self.name)
-        positions, batches = await self._resolve([last])
+        positions, batches = await self._reader.resolve([last])
         dispatcher = self._dispatcher
-        if not isinstance(dispatcher, ExclusiveDispatcher):  # it changed hands while we looked
+        if not dispatcher.in_order:  # the type changed meanwhile
             raise BadRequest("cumulative acknowledgement needs an exclusive consumer", subscription=self.name)
         self._touch(consumer)
         generation = dispatcher.generation
-        keys = dispatcher.begin_cumulative_ack(_key_of(last))
+        keys = dispatcher.begin_cumulative_ack(key_of(last))
         batch = batches[0]._replace(indexes=range(last.batch_index + 1)) if batches else None
         try:
             await self.cursor.ack_cumulative(positions[0] if positions else last.position, batch=batch)
@@ -294,9 +283,8 @@ class Subscription:
             raise
         dispatcher.finish_ack(keys)
         if dispatcher is self._dispatcher and generation != dispatcher.generation:  # they may have been read anew
-            dispatcher.finish_ack(dispatcher.begin_cumulative_ack(_key_of(last)))
-        for position in [position for position in self._batch_sizes if self.cursor.is_acked(position)]:
-            del self._batch_sizes[position]
+            dispatcher.finish_ack(dispatcher.begin_cumulative_ack(key_of(last)))
+        self._reader.forget_acked()
         self._after_ack()
 
     def nack(self, ids: Sequence[MessageId], *, delay_s: float, consumer: str | None = None) -> list[MessageKey]:
@@ -304,7 +292,7 @@ class Subscription:
         self._check_open()
         self._tick()
         self._touch(consumer)
-        keys = [_key_of(message_id) for message_id in ids]
+        keys = [key_of(message_id) for message_id in ids]
         returned = self._dispatcher.nack(keys, delay_s=delay_s, now=self._now(), consumer=consumer)
         if returned:
             self._wake()
@@ -321,7 +309,7 @@ class Subscription:
             at = target
             position = await self._ledger.find_first(lambda entry: publish_time_ms(entry) >= at)
         elif isinstance(target, MessageId):
-            _, batches = await self._resolve([target])
+            _, batches = await self._reader.resolve([target])
             position = target.position
             if batches and target.batch_index > 0:  # no batch: it was trimmed, and what follows it comes next
                 passed = batches[0]._replace(indexes=range(target.batch_index))
@@ -332,10 +320,10 @@ class Subscription:
                 return await self.cursor.seek(position, passed=passed)
             finally:  # what is out was handed out before, whatever became of the seek
                 self._dispatcher.reset()
-                self._batch_sizes.clear()
+                self._reader.batch_sizes.clear()
                 for session in self.sessions:
                     session.remembered.clear()
-                self._stuck = None
+                self._reader.stuck = None
                 self._rewind()
                 self._wake()
 
@@ -387,26 +375,22 @@ class Subscription:
             finally:
                 self._read_ahead.change(-reserved)
 
-    async def _read_next(self, dispatcher: Dispatcher, request: ReceiveRequest, *, ahead: bool) -> bool:
+    async def _read_next(self, dispatcher: Dispatcher[Message], request: ReceiveRequest, *, ahead: bool) -> bool:
         """`ahead`: more than `request` asks for may be read."""
-        if isinstance(dispatcher, SharedDispatcher):
-            keys = dispatcher.replay(READ_ENTRIES_MAX, entries_max=None if ahead else 1)
-            if keys:
-                await self._replay(dispatcher, keys)
-                return True
-        elif dispatcher.rewind_wanted:
+        keys = dispatcher.replay(READ_ENTRIES_MAX, entries_max=None if ahead else 1)
+        if keys:
+            await self._replay(dispatcher, keys)
+            return True
+        if dispatcher.rewind_wanted:
             self._rewind()
             dispatcher.rewound()
-        if isinstance(dispatcher, ExclusiveDispatcher) and self._paused(dispatcher):
+        if dispatcher.paused_until is not None and self._now() < dispatcher.paused_until:
             return False
         room = dispatcher.room(asked=None if ahead else request.count_max)
         size_max = READ_BYTES_MAX if ahead else min(READ_BYTES_MAX, request.bytes_max)
         return room > 0 and await self._read_on(dispatcher, room, size_max=size_max)
 
-    def _paused(self, dispatcher: ExclusiveDispatcher[Message]) -> bool:
-        return dispatcher.paused_until is not None and self._now() < dispatcher.paused_until
-
-    async def _read_on(self, dispatcher: Dispatcher, room: int, *, size_max: int) -> bool:
+    async def _read_on(self, dispatcher: Dispatcher[Message], room: int, *, size_max: int) -> bool:
         if self._read_position > self._ledger.last_confirmed:
             return False
         generation = dispatcher.generation
@@ -419,11 +403,11 @@ class Subscription:
         parts: list[BatchAck] = []
         began_at, ends_at = self._read_position, read.next_position
         for index, (position, payload, remaining) in enumerate(read.entries):
-            items = self._decode(position, payload, remaining, stop=index > 0)
+            items = self._reader.decode(position, payload, remaining, stop=index > 0)
             if items is None:  # deliver what came before; the next read begins with it and says why
                 ends_at = position
                 break
-            passed = self._passed(items)
+            passed = self._reader.passed(items)
             if passed:
                 dispatcher.offer(passed, generation=generation)
             if not passed:  # filtered as a whole, or a marker without any message: it counts as consumed
@@ -431,17 +415,17 @@ class Subscription:
             elif len(passed) < len(items):
                 kept = {item.key for item in passed}
                 indexes = [item.key[2] for item in items if item.key not in kept]
-                parts.append(BatchAck(position, self._batch_sizes[position], indexes))
+                parts.append(BatchAck(position, self._reader.batch_sizes[position], indexes))
         self._read_position = ends_at
         if consumed or parts:
             for finished in await self.cursor.ack_many(consumed, batches=parts):
-                self._batch_sizes.pop(finished, None)
+                self._reader.batch_sizes.pop(finished, None)
         return bool(read.entries) or began_at != ends_at
 
-    async def _replay(self, dispatcher: SharedDispatcher[Message], keys: Sequence[MessageKey]) -> None:
+    async def _replay(self, dispatcher: Dispatcher[Message], keys: Sequence[MessageKey]) -> None:
         generation = dispatcher.generation
         try:
-            items = await self._load(keys)
+            items = await self._reader.load(keys)
         except BaseException:
             dispatcher.give_back(keys)
             raise
@@ -450,133 +434,18 @@ class Subscription:
         if missing and generation == dispatcher.generation:  # acknowledged or trimmed since
             dispatcher.finish_ack(dispatcher.begin_ack(missing))
 
-    async def _load(self, keys: Iterable[MessageKey]) -> list[Item[Message]]:
-        """Those of `keys` that are still there and unacknowledged, read anew, in order."""
-        wanted: dict[Position, list[int]] = {}
-        for ledger_id, entry_id, batch_index in sorted(keys):
-            wanted.setdefault(Position(ledger_id, entry_id), []).append(batch_index)
-        items: list[Item[Message]] = []
-        for first, count in _runs(list(wanted)):
-            entries = await self._read_run(first, count)
-            for position, payload in entries:
-                if self.cursor.is_acked(position):
-                    continue
-                decoded = self._decode(position, payload, self.cursor.remaining(position), stop=False)
-                indexes = set(wanted[position])
-                items += [item for item in decoded or () if item.key[2] in indexes]
-        return items
-
-    async def _read_run(self, first: Position, count: int) -> list[tuple[Position, bytes]]:
-        found: list[tuple[Position, bytes]] = []
-        position, end = first, Position(first.ledger_id, first.entry_id + count)
-        while position < end:
-            entries = await self._ledger.read(
-                position, entries_max=end.entry_id - position.entry_id, size_max=READ_BYTES_MAX
-            )
-            entries = [entry for entry in entries if position <= entry[0] < end]
-            if not entries:  # trimmed away
-                break
-            found += entries
-            last = entries[-1][0]
-            position = Position(last.ledger_id, last.entry_id + 1)
-        return found
-
-    def _decode(
-        self, position: Position, payload: bytes, remaining: int | None, *, stop: bool
-    ) -> list[Item[Message]] | None:
-        """The unacknowledged messages of an entry. If it cannot be decoded: None with `stop`, else the error."""
-        try:
-            messages = decode_entry(payload)
-        except BinderyError as error:
-            if stop:
-                return None
-            message_id = MessageId.of(position, partition=self._partition)
-            self._stuck = f"message {message_id} cannot be decoded: {error}"
-            error.facts.setdefault("message_id", str(message_id))
-            error.facts.setdefault("hint", "acknowledge this message id to go past it")
-            raise
-        self._stuck = None
-        ledger_id, entry_id = position
-        if messages and messages[0].batch_index != NOT_IN_BATCH:
-            self._batch_sizes[position] = messages[0].batch_size
-            if remaining is not None:
-                messages = [message for message in messages if remaining >> message.batch_index & 1]
-        return [
-            Item((ledger_id, entry_id, message.batch_index), len(message.payload) + MESSAGE_OVERHEAD, message)
-            for message in messages
-        ]
-
-    def _passed(self, items: list[Item[Message]]) -> list[Item[Message]]:
-        """What the subscription's tags let through; a message without tags goes to everybody."""
-        wanted = self._wanted
-        if not wanted:
-            return items
-        return [item for item in items if not (tags := item.message.tags) or not tags.isdisjoint(wanted)]
-
     # -- helpers -------------------------------------------------------------------------------------------------
-
-    async def _resolve(self, ids: Sequence[MessageId]) -> tuple[list[Position], list[BatchAck]]:
-        """`ids` as the cursor takes them. Raises UnknownMessages naming those that are no message of this topic."""
-        unknown = [message_id for message_id in ids if not self._may_exist(message_id)]
-        indexed: dict[Position, set[int]] = {}
-        positions: dict[Position, None] = {}
-        for message_id in ids:
-            if message_id.batch_index == NOT_IN_BATCH:
-                positions[message_id.position] = None
-            else:
-                indexed.setdefault(message_id.position, set()).add(message_id.batch_index)
-        sizes: dict[Position, int | None] = {}
-        """Kept here: `_batch_sizes` may be cleared while the next one is read."""
-        if not unknown:
-            for position, indexes in indexed.items():
-                size = sizes[position] = await self._batch_size(position)
-                bad = [index for index in indexes if size is not None and index >= size]
-                unknown += [MessageId.of(position, batch_index=index, partition=self._partition) for index in bad]
-        if unknown:
-            raise UnknownMessages(
-                f"{len(unknown)} of {len(ids)} message ids name no message of this topic; nothing was done",
-                message_ids=[str(message_id) for message_id in unknown[:UNKNOWN_SHOWN_MAX]],
-            )
-        batches = []
-        for position, indexes in indexed.items():
-            size = sizes[position]
-            if size is not None and position not in positions:
-                batches.append(BatchAck(position, size, sorted(indexes)))
-        return list(positions), batches
-
-    def _may_exist(self, message_id: MessageId) -> bool:
-        if message_id.partition not in (-1, self._partition):
-            return False
-        position = message_id.position
-        if self._ledger.contains(position):
-            return True
-        # Trimmed entries were acknowledged once: a late repetition is no error.
-        return position < self._ledger.first_position
-
-    async def _batch_size(self, position: Position) -> int | None:
-        """Messages in the batch at `position`, 0 when it is no batch; None when it is gone."""
-        size = self._batch_sizes.get(position)
-        if size is not None:
-            return size
-        entries = await self._ledger.read(position, entries_max=1, size_max=1)
-        if not entries or entries[0][0] != position:
-            return None
-        messages = decode_entry(entries[0][1])
-        if not messages or messages[0].batch_index == NOT_IN_BATCH:
-            return 0
-        self._batch_sizes[position] = messages[0].batch_size
-        return messages[0].batch_size
 
     def _become(self, kind: SubscriptionType) -> None:
         if self.type is not None:
             self._dispatcher.reset()
         self.type = kind
         self._dispatcher = (
-            SharedDispatcher(limits=self._limits, read_ahead=self._read_ahead)
+            SharedDispatcher[Message](limits=self._limits, read_ahead=self._read_ahead)
             if kind == "shared"
-            else ExclusiveDispatcher(limits=self._limits, read_ahead=self._read_ahead)
+            else ExclusiveDispatcher[Message](limits=self._limits, read_ahead=self._read_ahead)
         )
-        self._batch_sizes.clear()
+        self._reader.batch_sizes.clear()
         self._rewind()
 
     def _rewind(self) -> None:
@@ -618,20 +487,3 @@ class Subscription:
     def _check_open(self) -> None:
         if self._closed is not None:
             raise type(self._closed)(self._closed.message, **self._closed.facts)
-
-
-def _key_of(message_id: MessageId) -> MessageKey:
-    return (message_id.ledger_id, message_id.entry_id, message_id.batch_index)
-
-
-def _runs(positions: Sequence[Position]) -> list[tuple[Position, int]]:
-    """(first, count) of neighbours in `positions` (ascending)."""
-    runs: list[tuple[Position, int]] = []
-    for position in positions:
-        if runs:
-            first, count = runs[-1]
-            if position == (first.ledger_id, first.entry_id + count):
-                runs[-1] = (first, count + 1)
-                continue
-        runs.append((position, 1))
-    return runs

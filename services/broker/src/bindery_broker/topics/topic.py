@@ -26,7 +26,8 @@ from bindery_broker.dispatch.read_ahead import ReadAhead
 from bindery_broker.errors import NoSuchMessage, NotOwner
 from bindery_broker.keyed_locks import KeyedLocks
 from bindery_broker.managed_ledger import ManagedLedger, WallClock
-from bindery_broker.subscriptions.subscription import TAG_VERSION, MonotonicClock, Subscription
+from bindery_broker.subscriptions.reading import TAG_VERSION
+from bindery_broker.subscriptions.subscription import MonotonicClock, Subscription
 from bindery_broker.topics.batching import EntryPlan, encode_entries, message_ids, plan_entries
 
 ADD_CALL_SIZE_MAX = 4 * 2**20

@@ -38,22 +38,22 @@ class Answer(BaseModel):
 
 class RoutingQuery(Query):
     redirect: bool = False
-    """Answer 307 to the topic's owner instead of passing the request on."""
+    """Answer with a 307 redirect to the broker that owns the topic, instead of forwarding the request."""
 
 
 class ForceQuery(RoutingQuery):
     force: bool = False
-    """Also while consumers are connected."""
+    """Delete even while consumers are connected."""
 
 
 class ReadQuery(RoutingQuery):
     start: Place = "earliest"
-    """This message, and those after it."""
+    """First message to return."""
     max: Annotated[int, Field(ge=1, le=MESSAGES_PER_RECEIVE_MAX)] = 100
     max_bytes: Annotated[int, Field(ge=1, le=RECEIVE_BYTES_MAX)] = 4 * 2**20
-    """One message is answered whatever its size."""
+    """The first message is returned whatever its size."""
     wait_ms: Annotated[int, Field(ge=0, le=WAIT_MS_MAX)] = 0
-    """Wait so long for a message when there is none."""
+    """Maximum time to wait for a message, in milliseconds."""
 
 
 class TopicListQuery(Query):
@@ -74,12 +74,12 @@ class ResetBody(Body):
 
 
 class SeekBody(Body):
-    """Exactly one of the two."""
+    """Exactly one of the two fields is required."""
 
     message_id: Place | None = None
-    """This message comes next."""
+    """The next message to deliver."""
     timestamp: Annotated[int, Field(ge=0, le=MS_MAX)] | None = None
-    """The first message published then or later comes next."""
+    """Continue with the first message published at this time or later."""
 
 
 class Sought(Answer):
@@ -92,23 +92,23 @@ class ConsumerInfo(Answer):
     oldest_lease_age_ms: int | None = None
     next_timeout_in_ms: int | None = None
     session_ends_in_ms: int | None = None
-    """Left out while a call is under way."""
+    """Left out while a call is in progress."""
     calls_open: int
     calls: int
     messages: int
-    """Handed out in this session."""
+    """Number of messages delivered in this session."""
 
 
 class SubscriptionInfo(Answer):
     subscription: str
     type: str | None
-    """None: nobody consumed since the topic was loaded."""
+    """None: no consumer has connected since the topic was loaded."""
     mark_delete: str
     """Everything up to this entry is acknowledged."""
     read_position: str
     backlog_entries: int
     unacked: int
-    """Messages in consumers' hands."""
+    """Number of messages that consumers hold."""
     consumers: list[ConsumerInfo]
     tags: str | None = None
     properties: dict[str, str]
@@ -123,18 +123,18 @@ class SubscriptionList(Answer):
 class Explanation(Answer):
     subscription: SubscriptionInfo
     states: dict[str, int]
-    """Messages that were read and are not acknowledged, by what they wait for."""
+    """Number of messages read and not acknowledged, by state."""
     limits: dict[str, int]
     summary: str
     """One sentence."""
     blocked_by: list[str]
-    """What keeps messages from being delivered now; empty: nothing."""
+    """Reasons why messages are not delivered now; empty: none."""
 
 
 class TopicList(Answer):
     topics: list[str]
     next: str | None = None
-    """`after` of the next call, when there are more."""
+    """Value of `after` for the next call, if there are more topics."""
 
 
 class SubscriptionStats(Answer):
@@ -154,7 +154,7 @@ class TopicStats(Answer):
     ledgers: int
     first: str
     last: str
-    """The last entry that was written, `-1` its entry id when there is none."""
+    """The last entry written; entry id `-1` if there is none."""
     messages_in: int
     bytes_in: int
     messages_out: int

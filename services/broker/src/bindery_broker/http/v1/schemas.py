@@ -62,30 +62,30 @@ class MessageLine(Request, kw_only=True, gc=False):
     event_time: Time | UnsetType = UNSET
     sequence_id: Annotated[int, Meta(ge=0, le=SEQUENCE_ID_MAX)] | UnsetType = UNSET
     deliver_after_ms: Annotated[int, Meta(ge=0, le=MS_MAX)] | UnsetType = UNSET
-    """Not supported yet: more than 0 is refused."""
+    """Not supported yet: a value above 0 is refused."""
     deliver_at: Time | UnsetType = UNSET
-    """Not supported yet: a moment to come is refused."""
+    """Not supported yet: a time in the future is refused."""
 
 
 class RoutingQuery(Request, kw_only=True):
     redirect: bool = False
-    """Answer 307 to the topic's owner instead of passing the request on."""
+    """Answer with a 307 redirect to the broker that owns the topic, instead of forwarding the request."""
 
 
 class ProduceQuery(RoutingQuery, kw_only=True):
     key: Annotated[str, Meta(max_length=4_096)] | UnsetType = UNSET
-    """For a raw body; for many messages: of those without their own."""
+    """Key of a raw body, and of messages that have no key of their own."""
     tags: Tags | UnsetType = UNSET
     producer: ProducerName | UnsetType = UNSET
     event_time: Time | UnsetType = UNSET
     sequence_id: Annotated[int, Meta(ge=0, le=SEQUENCE_ID_MAX)] | UnsetType = UNSET
-    """Of a raw body."""
+    """Sequence id of a raw body."""
     deliver_after_ms: Annotated[int, Meta(ge=0, le=MS_MAX)] | UnsetType = UNSET
-    """Not supported yet: more than 0 is refused."""
+    """Not supported yet: a value above 0 is refused."""
     deliver_at: Time | UnsetType = UNSET
-    """Not supported yet: a moment to come is refused."""
+    """Not supported yet: a time in the future is refused."""
     batch: bool = True
-    """False: one entry for each message."""
+    """False: store one entry per message."""
 
 
 class Produced(Answer, kw_only=True):
@@ -100,7 +100,7 @@ class MessageError(Answer, kw_only=True):
 
 
 class ProduceResult(Answer, kw_only=True):
-    """What became of one message: it has an id, or an error."""
+    """The result for one message: an id or an error."""
 
     message_id: str | UnsetType = UNSET
     error: MessageError | UnsetType = UNSET
@@ -108,7 +108,7 @@ class ProduceResult(Answer, kw_only=True):
 
 class ProducedPartly(Answer, kw_only=True):
     results: list[ProduceResult]
-    """One for each message, in the order of the request."""
+    """One result per message, in the order of the request."""
 
 
 # -- messages
@@ -118,9 +118,9 @@ class MessageOut(Answer, kw_only=True):
     message_id: str
     lease: str | UnsetType = UNSET
     payload: str | UnsetType = UNSET
-    """When the bytes are valid UTF-8."""
+    """Set if the bytes are valid UTF-8."""
     payload_base64: bytes | UnsetType = UNSET
-    """Otherwise."""
+    """Set if the bytes are not valid UTF-8."""
     key: str | UnsetType = UNSET
     key_base64: bytes | UnsetType = UNSET
     properties: dict[str, str]
@@ -128,7 +128,7 @@ class MessageOut(Answer, kw_only=True):
     publish_time: int
     event_time: int | UnsetType = UNSET
     redelivery_count: int
-    """How often it was returned or ran out of time before. Kept in memory: 0 again once the topic was loaded anew."""
+    """Number of earlier negative acknowledgements and timeouts. Kept in memory: 0 after the topic is loaded again."""
     producer: str
     sequence_id: int
 
@@ -140,7 +140,7 @@ class Received(Answer, kw_only=True):
 class ReadAnswer(Answer, kw_only=True):
     messages: list[MessageOut]
     next: str
-    """`start` of the next call."""
+    """Value of `start` for the next call."""
 
 
 class LedgerOfMessage(Answer, kw_only=True):
@@ -151,9 +151,9 @@ class LedgerOfMessage(Answer, kw_only=True):
     write_quorum: int
     ack_quorum: int
     ensemble: list[str]
-    """Bookies of this part of the ledger."""
+    """Bookies of the ledger fragment that contains the entry."""
     write_set: list[str]
-    """Those that hold this entry."""
+    """Bookies that store the entry."""
 
 
 class OneMessage(Answer, kw_only=True):
@@ -167,28 +167,28 @@ class OneMessage(Answer, kw_only=True):
 
 class ReceiveBody(Request, kw_only=True):
     consumer: ConsumerName
-    """A name that is this consumer's own: it keeps its place in the subscription from call to call."""
+    """Name of the consumer, unique in the subscription. It identifies the consumer over several calls."""
     type: Literal["shared", "exclusive", "failover", "key_shared"] = "shared"
     """`failover` and `key_shared` are not supported yet."""
     initial: Literal["earliest", "latest"] = "earliest"
-    """Where the subscription begins, if this call makes it."""
+    """First message of the subscription, if this call creates it."""
     max: Annotated[int, Meta(ge=1, le=MESSAGES_PER_RECEIVE_MAX)] = 100
     max_bytes: Annotated[int, Meta(ge=1, le=RECEIVE_BYTES_MAX)] = 4 * 2**20
-    """One message is answered whatever its size."""
+    """The first message is returned whatever its size."""
     wait_ms: Annotated[int, Meta(ge=0, le=WAIT_MS_MAX)] = 20_000
-    """Wait so long for the first message."""
+    """Maximum time to wait for the first message, in milliseconds."""
     ack_timeout_ms: Annotated[int, Meta(ge=100, le=ACK_TIMEOUT_MS_MAX)] = 30_000
-    """A message that is not acknowledged for so long is delivered again."""
+    """Milliseconds after which a message that is not acknowledged is delivered again."""
     session_ttl_ms: Annotated[int, Meta(ge=1_000, le=SESSION_TTL_MS_MAX)] = 60_000
-    """The consumer stays a member so long after its last call."""
+    """Milliseconds after its last call until the consumer leaves the subscription."""
     request_id: Annotated[str, Meta(min_length=1, max_length=256)] | UnsetType = UNSET
-    """A repeated call with the same id answers the same messages, as far as they are still this consumer's."""
+    """A repeated call with the same id returns the same messages, if this consumer still holds them."""
     redeliver: bool = False
-    """First return what this consumer still holds: for a consumer that begins anew under its old name."""
+    """Return the messages that this consumer still holds before delivering any: for a consumer that has restarted."""
     tags: Tags | UnsetType = UNSET
-    """Only messages with one of these tags, and those without any. Fixed when the subscription is made."""
+    """Deliver only messages with one of these tags, and messages without tags. Fixed when the subscription is created."""
     subscription_properties: Annotated[dict[Text, Text], Meta(max_length=100)] | UnsetType = UNSET
-    """Kept with the subscription that this call makes."""
+    """Properties of the subscription, if this call creates it."""
 
 
 class StreamQuery(RoutingQuery, kw_only=True):
@@ -207,21 +207,21 @@ class AckBody(Request, kw_only=True):
     message_ids: Annotated[list[MessageIdText], Meta(min_length=1, max_length=ACKS_PER_REQUEST_MAX)] | UnsetType = UNSET
     cumulative: MessageIdText | UnsetType = UNSET
     consumer: ConsumerName | UnsetType = UNSET
-    """Keeps this consumer's session alive."""
+    """Extends the session of this consumer."""
 
 
 class Acknowledged(Answer, kw_only=True):
     acknowledged: int
-    """Message ids that are durably acknowledged, repeated ones included."""
+    """Number of message ids that are durably acknowledged, repeated ones included."""
 
 
 class NackBody(Request, kw_only=True):
     message_ids: Annotated[list[MessageIdText], Meta(min_length=1, max_length=ACKS_PER_REQUEST_MAX)]
     delay_ms: Annotated[int, Meta(ge=0, le=NACK_DELAY_MS_MAX)] = 0
     consumer: ConsumerName | UnsetType = UNSET
-    """Only messages that this consumer holds."""
+    """Return only messages that this consumer holds."""
 
 
 class Returned(Answer, kw_only=True):
     returned: list[str]
-    """Messages that were held and will be delivered again. What nobody held (a lease ran out) is left out."""
+    """Messages that will be delivered again. A message that no consumer holds (its lease has expired) is left out."""

@@ -1,6 +1,5 @@
 """A subscription as JSON: who holds what, and what keeps messages back."""
 
-from bindery_broker.dispatch.exclusive import ExclusiveDispatcher
 from bindery_broker.dispatch.sessions import Session
 from bindery_broker.http.v1.models import ConsumerInfo, Explanation, SubscriptionInfo
 from bindery_broker.subscriptions.subscription import Subscription
@@ -58,7 +57,7 @@ def _blocked_by(subscription: Subscription, about: SubscriptionInfo, *, now: flo
                 f"consumer {consumer.consumer} holds {consumer.unacked} messages, the limit is "
                 f"{limits.unacked_per_consumer_max}"
             )
-    if isinstance(dispatcher, ExclusiveDispatcher):
+    if dispatcher.in_order:
         if dispatcher.paused_until is not None and dispatcher.paused_until > now:
             reasons.append(
                 f"a negative acknowledgement holds delivery back for {_ms(dispatcher.paused_until - now)} ms more"
