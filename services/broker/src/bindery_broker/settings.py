@@ -40,7 +40,7 @@ class BrokerSettings(Settings):
     """ZooKeeper servers, `host:port` separated by commas."""
 
     zookeeper_session_ms: Annotated[int, Ge(1_000), Le(600_000)] = 10_000
-    """Session timeout. Another broker can take this one's topics so long after it died. Milliseconds."""
+    """ZooKeeper session timeout in milliseconds: the time until other brokers can take the topics of a dead broker."""
 
     zookeeper_connect_timeout_s: Annotated[float, Ge(0), Le(86_400)] = 0.0
     """How long the start waits for ZooKeeper, and for a cluster in it, before the process gives up with exit code 1.
@@ -59,7 +59,7 @@ class BrokerSettings(Settings):
     """debug, info, warning or error."""
 
     access_log: bool = False
-    """One log line for each finished request. Off: at tens of thousands a second nobody reads them."""
+    """Write one log line per finished request. Off by default: a broker serves thousands of requests per second."""
 
     auto_create_topics: bool = True
     """Make a topic when something is produced to it or received from it. Source: Pulsar's allowAutoTopicCreation."""
@@ -84,7 +84,7 @@ class BrokerSettings(Settings):
     """Topics loaded at once. At the limit the one that has been idle longest makes room."""
 
     topic_idle_s: Annotated[float, Gt(0)] = 3600
-    """An empty topic that nobody has used for so long is closed; it goes on in a new ledger. Seconds."""
+    """Seconds after which an empty topic without requests is closed. Its next use continues in a new ledger."""
 
     read_ahead_bytes_max: Annotated[int, Ge(0)] = 64 * MIB
     """Bytes of messages, over all subscriptions, that are kept at hand before a consumer asks for them."""

@@ -285,7 +285,7 @@ async def test_a_repeated_acknowledgement_of_a_batch_leaves_nothing_behind(broke
                 await broker.ack(batch)
     subscription = next(iter(broker.broker.topics)).subscription("s")
     assert subscription.cursor.backlog_entries == 0
-    assert subscription._batch_sizes == {}
+    assert subscription._reader.batch_sizes == {}
 
 
 async def test_acknowledgements_survive_the_broker(broker):

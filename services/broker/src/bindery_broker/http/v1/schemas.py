@@ -186,7 +186,7 @@ class ReceiveBody(Request, kw_only=True):
     redeliver: bool = False
     """Return the messages that this consumer still holds before delivering any: for a consumer that has restarted."""
     tags: Tags | UnsetType = UNSET
-    """Deliver only messages with one of these tags, and messages without tags. Fixed when the subscription is created."""
+    """Deliver only messages with one of these tags or without tags. Fixed when the subscription is created."""
     subscription_properties: Annotated[dict[Text, Text], Meta(max_length=100)] | UnsetType = UNSET
     """Properties of the subscription, if this call creates it."""
 
