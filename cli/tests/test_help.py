@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 from wording import check_text
 
-ELSEWHERE: Final = (("audit",), ("recovery",))
+ELSEWHERE: Final = (("audit",),)
 """First words of commands that are not checked: `audit` prints the help of another program."""
 SUMMARY_SIZE_MAX: Final = 120
 """Maximum number of characters of the first paragraph's first sentence."""

@@ -228,7 +228,9 @@ def gate(
     ] = None,
     id_template: Annotated[
         str,
-        typer.Option("--id-template", metavar="ID", help="Bookie id with {} in place of the ordinal: b-{}.bookies"),
+        typer.Option(
+            "--id-template", metavar="ID", help="Bookie id with {} in place of the ordinal, for example b-{}.bookies."
+        ),
     ] = "",
     wait: Annotated[
         str, typer.Option("--wait", metavar="TIME", help="Time to keep checking before refusing: 60s, 5m.")
