@@ -53,10 +53,12 @@ demo: $(COMPILED) ## send real data through a temporary cluster and kill its pro
 	@exec $(BIN)/python bench/demo.py $(ARGS)
 
 .PHONY: lint
-lint: $(SETUP) ## ruff, the layer contracts, and whether the chart's generated page is current
+lint: $(SETUP) ## ruff, the layer contracts, import cycles, wording, and whether the chart's generated page is current
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/lint-imports
+	@$(BIN)/python tools/structure.py
+	@$(BIN)/python tools/wording.py
 	@$(BIN)/python tools/chart_readme.py --check
 
 .PHONY: format

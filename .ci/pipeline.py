@@ -3,7 +3,8 @@
 Three lanes share the machine:
 
 - *cluster*: from the beginning, start Kubernetes and build and load the images (at low priority); then wait for *go*.
-- *main*: `make setup`, `lint`, `types`, `test`, one after the other. Then it gives the cluster lane its *go*.
+- *main*: `make setup`, `lint`, `types`, `test`, `healing`, one after the other, because `healing` measures times. Then
+  it gives the cluster lane its *go*.
 - *beside*: while the tests on Kubernetes run, which wait most of the time, everything else.
 
 The first failure ends the run. One seed, the time of the commit, selects the samples (faults, tests of pods, the kill
@@ -63,6 +64,7 @@ def main_steps() -> list[Step]:
         Step("lint"),
         Step("types"),
         Step("test", is_pytest=True, may_repeat=True),
+        Step("healing", is_pytest=True),
     ]
 
 
@@ -70,7 +72,6 @@ def beside_steps(seed: int) -> list[Step]:
     return [
         Step("chart", is_pytest=True, nice=5),
         Step("audit-truth", is_pytest=True, nice=5),
-        Step("healing", is_pytest=True),
         Step("interop", is_pytest=True, may_repeat=True),
         Step("audit-pods", is_pytest=True, nice=5, environment={"BINDERY_CI_SAMPLE": str(seed)}),
         Step("storage-ci", nice=5, variables=("STORAGE_SECONDS=20",)),

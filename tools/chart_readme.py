@@ -19,9 +19,9 @@ DEFAULT_SIZE_MAX: Final = 60
 
 HEAD: Final = """# Bindery: the Helm chart
 
-Bookies, brokers, auditors, ZooKeeper and a toolbox; [docs/images.md](../../docs/images.md) tells how to build the
-images. How to install, run, grow, upgrade and restore: [docs/kubernetes.md](../../docs/kubernetes.md). What changed
-between versions of the chart: [UPGRADING.md](UPGRADING.md).
+Bookies, brokers, auditors, ZooKeeper and a toolbox; [docs/images.md](../../docs/images.md) describes how to build
+the images, [docs/kubernetes.md](../../docs/kubernetes.md) how to install, run, scale, upgrade and restore, and
+[UPGRADING.md](UPGRADING.md) the changes between versions of the chart.
 
     helm install bindery charts/bindery -n bindery --create-namespace --wait
     helm test bindery -n bindery --logs

@@ -144,4 +144,4 @@ def test_panels_stand_beside_each_other_and_say_what_they_show() -> None:
 
 def test_the_board_covers_what_an_overview_must() -> None:
     rows = [panel["title"] for panel in dashboard()["panels"] if panel["type"] == "row"]
-    assert rows == ["Health", "Throughput", "Latency", "Disks", "Healing", "Brokers", "Consumers", "Processes"]
+    assert rows == ["Health", "Throughput", "Latency", "Disks", "Recovery", "Brokers", "Consumers", "Processes"]

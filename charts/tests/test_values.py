@@ -126,7 +126,7 @@ CONTRADICTIONS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     ),
     "an account that goes with the gate": (
         {"broker.serviceAccount": {"create": False, "name": "bindery-gate"}},
-        ('the account "bindery-gate" is made by upgradeGate.serviceAccount', "and broker.serviceAccount use it"),
+        ('the account "bindery-gate" is created by upgradeGate.serviceAccount', "and broker.serviceAccount use it"),
     ),
     "a share of no request": (
         {"broker.autoscaling.enabled": True, "broker.resources.requests": {"memory": "160Mi", "cpu": None}},

@@ -82,7 +82,7 @@ class Bookie:
         if isinstance(found, httpx.Response):
             return found
         if found is None:
-            return httpx.Response(404, json={"detail": "drills are switched off: setting drills", "code": "no_drills"})
+            return httpx.Response(404, json={"detail": "fault injection is disabled", "code": "no_drills"})
         return httpx.Response(200, json=found)
 
 
@@ -259,7 +259,7 @@ def test_refusals_name_the_fix(bookie: Bookie) -> None:
     bookie.answers["gc"] = httpx.Response(503, json={"detail": "the storage is not open yet"})
     assert str(run("gc", "run").exception) == "the storage is not open yet (503)"
     bookie.answers["drill"] = None
-    assert "drills are switched off" in str(run("drill", "list").exception)
+    assert "fault injection is disabled" in str(run("drill", "list").exception)
 
 
 def test_a_bookie_that_is_not_there_is_named() -> None:

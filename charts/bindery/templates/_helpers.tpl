@@ -118,7 +118,7 @@ toolbox's digest; another repository, in place of the toolbox's tag and digest, 
 {{- printf "http://%s-broker:%d" (include "bindery.fullname" .) (int .Values.broker.service.port) }}
 {{- end }}
 
-{{/* Workloads that have a service account, but for the gate, whose account comes and goes with its job. */}}
+{{/* Workloads that have a service account, but for the gate, whose account exists only together with its job. */}}
 {{- define "bindery.accountComponents" -}}
 {{- $components := list "bookie" "broker" "auditor" }}
 {{- if .Values.zookeeper.enabled }}{{ $components = append $components "zookeeper" }}{{ end }}

@@ -249,7 +249,7 @@ Quantities with Ki, Mi, Gi or Ti become bytes. Takes (dict "prefix" "BOOKIE_" "c
   value: {{ include "bindery.zookeeperServers" .root | quote }}
 - name: {{ .prefix }}HOST
   value: "0.0.0.0"
-# Without it a service refuses to listen where others can connect: nobody is asked for a password.
+# Without it, a service refuses to listen on other addresses than loopback, because it does not authenticate clients.
 - name: {{ .prefix }}INSECURE
   value: "true"
 {{- end }}

@@ -1,5 +1,5 @@
 {{/*
-What values must not say together. Each sentence names the values and the fix; all are told at once.
+Combinations of values that cannot work. Each message names the values and the fix; all are reported at once.
 */}}
 
 {{- define "bindery.validate" -}}
@@ -73,7 +73,7 @@ What values must not say together. Each sentence names the values and the fix; a
 {{- if gt (len $blocks) 1 -}}
 {{- $problems = append $problems (printf "%s would each make an account called %q: leave their names empty (defaults.serviceAccount.name, too) for one each, or set create to false in all of them to use an account of yours" (join ", " $blocks) $name) -}}
 {{- else if and (has "upgradeGate.serviceAccount" $blocks) (gt (len (get $users $name)) 1) -}}
-{{- $problems = append $problems (printf "the account %q is made by upgradeGate.serviceAccount and goes with its job, and %s use it: give upgradeGate.serviceAccount.name another name, or set upgradeGate.serviceAccount.create to false" $name (without (get $users $name) "upgradeGate.serviceAccount" | join ", ")) -}}
+{{- $problems = append $problems (printf "the account %q is created by upgradeGate.serviceAccount and deleted with its job, but %s use it: give upgradeGate.serviceAccount.name another name, or set upgradeGate.serviceAccount.create to false" $name (without (get $users $name) "upgradeGate.serviceAccount" | join ", ")) -}}
 {{- end -}}
 {{- end -}}
 {{- toYaml $problems }}
@@ -239,7 +239,7 @@ into. Takes (dict "root" $ "component" "broker"); use with fromYamlArray. */}}
 {{- toYaml $names }}
 {{- end }}
 
-{{/* Bookies that ask who is there, and services that were not told what to show. Takes what `config` says, or `env`; a
+{{/* Bookies with authentication, and services without credentials. Takes what `config` says, or `env`; a
 workload that may get it from elsewhere is not asked. */}}
 {{- define "bindery.problems.access" -}}
 {{- $problems := list -}}
@@ -342,7 +342,7 @@ workload that may get it from elsewhere is not asked. */}}
 {{- if hasPrefix (printf "data-%s-zookeeper-" $fullname) .metadata.name -}}{{- $claims = add1 $claims -}}{{- end -}}
 {{- end -}}
 {{- if and (gt (int $claims) 0) (ne (int $claims) $replicas) -}}
-{{- $problems = append $problems (printf "volume claims data-%s-zookeeper-... of %d servers are here, and zookeeper.replicas is %d: servers without data could outvote those that have it; set zookeeper.replicas to %d, or delete the claims to begin anew" $fullname (int $claims) $replicas (int $claims)) -}}
+{{- $problems = append $problems (printf "volume claims data-%s-zookeeper-... of %d servers are here, and zookeeper.replicas is %d: servers without data could outvote those that have it; set zookeeper.replicas to %d, or delete the claims to start with empty servers" $fullname (int $claims) $replicas (int $claims)) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

@@ -196,7 +196,7 @@ async def test_a_bookie_is_not_called_empty_before_it_takes_no_new_ledgers() -> 
 
     seen = [progress async for progress in cluster.emptier.follow(started, pause=pause)]
     assert [(p.ledgers_left, p.done) for p in seen] == [(0, False), (1, False), (0, True)]
-    assert "b0 is still registered as writable: new ledgers may go there" in seen[0].obstacles[0]
+    assert "b0 is still registered as writable: new ledgers may be placed on it" in seen[0].obstacles[0]
     assert not any("writable" in sentence for sentence in seen[1].obstacles)
 
 
@@ -230,11 +230,11 @@ async def test_why_nothing_moves_is_said_in_sentences() -> None:
     cluster = await cluster_of(3)
     ledger_id = await cluster.ledger(B[0], B[1])
     assert (await first_progress(cluster, B[0])).obstacles == (
-        "no auditor is running: nobody marks ledgers; start one",
+        "no auditor is running, so no ledgers are marked: start one",
     )
     await cluster.store.create(f"{LAYOUT.auditor_election}/V_", b'bookieId: "a"\n', sequential=True, make_parents=True)
     assert (await first_progress(cluster, B[0])).obstacles == (
-        "no replication worker is running: nobody copies; start an auditor with workers",
+        "no replication worker is running, so nothing is copied: start an auditor with workers",
     )
     await cluster.records.report(WorkerReport("w0", 1))
     assert (await first_progress(cluster, B[0])).obstacles == ()

@@ -156,7 +156,7 @@ async def test_one_reference_that_cannot_be_read_ends_the_search(store: MemorySt
     ledgers = Ledgers()
     ledgers.put(4, MANAGED)
     await store.set(f"/managed-ledgers/{path}", b"\xff", version=None)
-    with pytest.raises(Corrupt, match="so none can be called an orphan"):
+    with pytest.raises(Corrupt, match="therefore no ledger is reported as an orphan"):
         await fates(store, ledgers)
 
 

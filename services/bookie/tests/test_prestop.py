@@ -76,7 +76,7 @@ async def test_one_that_is_stopped_again_before_it_served_is_not_excused_anew(
     """As probes that fail do it, in a row that never ends."""
     await begin_maintenance(store)
     said = await begin(store, LAYOUT, ID, now_ms=NOW_MS + later_ms, maintenance_s=600)
-    assert "did not serve since its last stop" in said
+    assert "has not served since its last stop" in said
     assert (await memberships(store).get(ID)).until_ms == NOW_MS + 600_000
 
 

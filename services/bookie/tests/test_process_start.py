@@ -108,7 +108,7 @@ async def test_a_lost_journal_ends_the_process_with_an_error(world: BookieWorld)
 @pytest.mark.parametrize(
     ("error", "said"),
     [(OSError(5, "Input/output error", "/data"), "cannot use /data: Input/output error; the disk fails"),
-     (None, "nobody asked it to")],
+     (None, "without a request to stop")],
 )  # fmt: skip
 async def test_a_part_that_ends_ends_the_process_with_its_error(
     world: BookieWorld, error: Exception | None, said: str

@@ -32,7 +32,7 @@ def held(directory: Path, *, pid: int, warn: Callable[[str], None]) -> Iterator[
                 "another process is at this run; wait for its end, or end it", run_id=directory.name, holder=holder
             ) from None
         except OSError as error:
-            warn(f"the run cannot be locked, so see that nobody else is at it: {error}")
+            warn(f"the run cannot be locked; make sure that no other process uses it: {error}")
         else:
             file.truncate(0)
             file.write(f"pid {pid} on {socket.gethostname()}\n")

@@ -6,7 +6,7 @@
 {{- default (printf "%s-audit" (include "bindery.fullname" .)) .Values.audit.persistence.existingClaim }}
 {{- end }}
 
-{{/* The volume of the reports, for driver, executors and whoever looks at them. */}}
+{{/* The volume of the reports, for driver, executors and readers. */}}
 {{- define "bindery.audit.volumes" -}}
 {{- if .Values.audit.persistence.enabled -}}
 - name: audits
@@ -131,7 +131,7 @@ volumeMounts:
   - {name: audits, mountPath: {{ include "bindery.audit.directory" . }}}
 {{- end }}
 
-{{/* What waits while somebody looks at the reports. */}}
+{{/* The container that waits while an operator reads the reports. */}}
 {{- define "bindery.audit.reportsContainer" -}}
 command: [sleep, "3600"]
 env:

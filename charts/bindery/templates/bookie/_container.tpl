@@ -49,7 +49,7 @@ volumeMounts:
 {{- end }}
 
 {{- define "bindery.bookie.probes" -}}
-# Up to half an hour: a start replays the journal first, and says how far it is.
+# Up to half an hour: a start replays the journal first and reports its progress.
 startup:
   httpGet: {path: /startupz, port: http}
   periodSeconds: 3

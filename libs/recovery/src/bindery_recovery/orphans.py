@@ -165,7 +165,7 @@ def _decoded(decode: "_Decode", data: bytes, path: str) -> list[int]:
         return list(decode(data)) if data else []
     except Corrupt as error:
         raise Corrupt(
-            f"cannot tell which ledgers {path} names: {error}; so none can be called an orphan", path=path
+            f"cannot read which ledgers {path} names: {error}; therefore no ledger is reported as an orphan", path=path
         ) from error
 
 
@@ -210,7 +210,7 @@ def judge(
     if created_ms is None or now_ms - created_ms < older_than_ms:
         return fate(Fate.YOUNG, "younger than the grace" if created_ms else "does not tell when it was made")
     if application not in OUR_APPLICATIONS:
-        return fate(Fate.FOREIGN, f"made by {application}" if application else "does not tell who made it")
+        return fate(Fate.FOREIGN, f"created by {application}" if application else "has no creator in its metadata")
     if component in _INDIRECT_COMPONENTS:
         owner = custom.get(_SCHEMA_KEY, "") if component == "schema" else topic
         there = references.schemas if component == "schema" else references.topics

@@ -115,7 +115,7 @@ async def begin_maintenance(
             return f"{bookie_id} is in maintenance for longer already"
         is_own = current.intent is Intent.MAINTENANCE and current.by == str(bookie_id)
         if is_own and not await _is_registered(store, layout, bookie_id):
-            return f"{bookie_id} did not serve since its last stop, and was excused then: that stays as it is"
+            return f"{bookie_id} has not served since its last stop, and its maintenance lease of then is unchanged"
         try:
             await memberships.set(
                 bookie_id, Intent.MAINTENANCE, until_ms=until_ms, reason=REASON, by=str(bookie_id),

@@ -53,7 +53,7 @@ async def held_ledgers(pool: BookiePool, bookie_id: BookieId, *, timeout_s: floa
         raise Unlisted("unreachable: bookie is not registered")
     address = next(((e.host, e.port) for e in record.info.endpoints if e.protocol == HTTP), None)
     if address is None:
-        raise Unlisted("unlisted: the bookie has no admin HTTP, where its ledgers are told")
+        raise Unlisted("unlisted: the bookie has no admin HTTP API that lists its ledgers")
     url = f"http://{address[0]}:{address[1]}{LEDGERS_PATH}"
     try:
         runs = await asyncio.to_thread(_get, url, timeout_s)

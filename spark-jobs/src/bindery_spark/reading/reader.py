@@ -316,7 +316,7 @@ class BookieReader:
     async def _run(self, job: _Job) -> _Found:
         found = _Found()
         if job.fragment.ledger.limit is None:
-            words = "unreachable: too few bookies of the ensemble tell how far the ledger goes"
+            words = "unreachable: too few bookies of the ensemble reported the end of the ledger"
             found.errors[words] = list(job.entry_ids)
             return found
         left = list(job.entry_ids)

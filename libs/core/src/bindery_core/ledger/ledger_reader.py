@@ -44,7 +44,7 @@ _ERROR_OF: dict[int, tuple[type[BinderyError], str]] = {
     ),
     Status.BAD_VERSION: (BadVersion, "the bookie does not speak this protocol version"),
     Status.TOO_MANY_REQUESTS: (TooManyRequests, "the bookie has too many requests"),
-    Status.UNKNOWN_LEDGER_STATE: (LedgerStateUnknown, "the bookie cannot tell whether it held the entry"),
+    Status.UNKNOWN_LEDGER_STATE: (LedgerStateUnknown, "it is unknown whether the bookie had the entry (limbo)"),
 }
 
 

@@ -168,7 +168,7 @@ class AdminApp(Generic[ContextT]):
 
     async def _run(self, route: Route[ContextT], request: Request) -> Answer:
         if not (route.during_start or self._is_open()):
-            return problem(503, "starting", f"the {self._service} is starting: /startupz says how far it is")
+            return problem(503, "starting", f"the {self._service} is starting: /startupz shows the progress")
         heavy, is_trusted = self._heavy, request.is_trusted
         if route.is_heavy and heavy[is_trusted] >= HEAVY_MAX:
             raise TooManyRequests("too many requests of this kind are under way", requests_max=HEAVY_MAX)

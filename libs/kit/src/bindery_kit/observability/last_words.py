@@ -79,7 +79,7 @@ def bind_fix(error: OSError) -> str:
 
 def sentence_of_end(part: str, error: BaseException | None) -> str:
     """For a part of a process that must not end, and did; `error`: None when it just returned."""
-    return f"{part} ended: {sentence_of(error) if error else 'nobody asked it to; the log has more'}"
+    return f"{part} ended: {sentence_of(error) if error else 'without a request to stop; see the log'}"
 
 
 def sentence_of(error: BaseException) -> str:

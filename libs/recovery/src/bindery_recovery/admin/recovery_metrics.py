@@ -103,9 +103,9 @@ class RecoveryMetrics:
         stats = self._service.worker.stats
         copied = stats.ledgers_healed - stats.ledgers_without_need
         for name, text, value in (
-            ("NUM_FULL_OR_PARTIAL_LEDGERS_REPLICATED", "Ledgers that became whole by copies of this process.", copied),
-            ("NUM_ENTRIES_WRITTEN", "Copies of entries that this process made.", stats.entries_copied),
-            ("NUM_DEFER_LEDGER_LOCK_RELEASE_OF_FAILED_LEDGER", "Attempts that made no ledger whole.",
+            ("NUM_FULL_OR_PARTIAL_LEDGERS_REPLICATED", "Ledgers healed by this process.", copied),
+            ("NUM_ENTRIES_WRITTEN", "Entries copied by this process.", stats.entries_copied),
+            ("NUM_DEFER_LEDGER_LOCK_RELEASE_OF_FAILED_LEDGER", "Attempts that did not heal their ledger.",
              stats.attempts_failed),
         ):  # fmt: skip
             page.add(f"{WORKER}_{name}", "counter", text, [("", value)])
@@ -118,9 +118,9 @@ class RecoveryMetrics:
             ("this_leads", "1: this process is the auditor.", int(service.is_leader)),
             ("this_budget_bytes_per_second", "What copying may take here now.", service.budget.bytes_per_s),
             ("this_entries_in_flight", "Entries being copied here.", service.budget.entries_in_flight),
-            ("this_foreground_p99_seconds", "How fast bookies answered lately; NaN: nobody was asked.",
+            ("this_foreground_p99_seconds", "Recent 99th percentile of response times of bookies; NaN: no requests.",
              nan if service.budget.foreground_p99_ms is None else service.budget.foreground_p99_ms / 1000),
-            ("this_parked_ledgers", "Marked ledgers that this process does not look at before their time.",
+            ("this_parked_ledgers", "Marked ledgers that this process retries later.",
              service.worker.parked),
             ("this_ledgers_in_work", "Marked ledgers that this process has under way.", len(service.worker.current)),
         )  # fmt: skip
@@ -159,21 +159,21 @@ class RecoveryMetrics:
         stuck = sum(progress.by_obstacle.values())
         obstacles = {"none": progress.marked - stuck, **progress.by_obstacle}
         page.add(
-            f"{OURS}_marked_ledgers", "gauge", "Ledgers that lack copies, by what stands in the way.",
+            f"{OURS}_marked_ledgers", "gauge", "Under-replicated ledgers by obstacle.",
             [(labels({"obstacle": name}), count) for name, count in sorted(obstacles.items())],
         )  # fmt: skip
         ages = [(labels({"le": limit}), count) for limit, count in progress.age_counts.items()]
-        page.add(f"{OURS}_marked_ledgers_by_age", "gauge", "Ledgers that lack copies for `le` seconds or less.", ages)
+        page.add(f"{OURS}_marked_ledgers_by_age", "gauge", "Ledgers under-replicated for at most `le` seconds.", ages)
         gauges = (
-            ("unrecoverable_ledgers", "Ledgers of which no good copy is left.", progress.unrecoverable),
+            ("unrecoverable_ledgers", "Ledgers with entries that have no intact replica.", progress.unrecoverable),
             ("copying_ledgers", "Ledgers that a worker has locked.", progress.copying),
             ("oldest_mark_age_seconds", "Since the oldest mark was made; 0: none.", progress.oldest_mark_age_s or 0),
             ("bytes_left", "Bytes that are to be copied, as far as known.", progress.bytes_left),
             ("entries_left", "Copies of entries that are to be made, as far as known.", progress.entries_left),
-            ("bytes_per_second", "What is copied now.", progress.rate_bytes_per_s),
-            ("eta_seconds", "Until all is copied; NaN: cannot be told.",
+            ("bytes_per_second", "Current rate of copying.", progress.rate_bytes_per_s),
+            ("eta_seconds", "Estimated time until everything is copied; NaN: unknown.",
              nan if progress.eta_s is None else progress.eta_s),
-            ("paused", "1: healing is switched off.", int(not progress.is_enabled)),
+            ("paused", "1: recovery is paused.", int(not progress.is_enabled)),
             ("auditor_elected", "1: there is an auditor.", int(progress.auditor is not None)),
             ("workers", "Processes that copy.", len(progress.workers)),
             ("closing_notes", "Ledgers closed by who does not know of all copies, which were not seen to be whole yet.",

@@ -70,9 +70,9 @@ class CannotRecover(Conflict):
 def still_writable(bookie_id: BookieId) -> str:
     """Why a bookie is not done although no ledger names it, and what to do about it."""
     return (
-        f"{bookie_id} is still registered as writable: new ledgers may go there. A bookie of ours turns read-only by "
-        "itself within seconds; one of Apache's is made so over its HTTP admin API (PUT /api/v1/bookie/state/readonly "
-        'with {"readOnly": true}), or started anew with forceReadOnlyBookie=true'
+        f"{bookie_id} is still registered as writable: new ledgers may be placed on it. Bindery's bookies turn "
+        "read-only within seconds; set one of Apache's read-only with its HTTP admin API (PUT "
+        '/api/v1/bookie/state/readonly with {"readOnly": true}), or restart it with forceReadOnlyBookie=true'
     )
 
 
@@ -356,9 +356,9 @@ class BookieEmptier:
             why = f" ({pause.by}: {pause.reason})" if pause else ""
             sentences.append(f"recovery is paused{why}; `bindery recovery resume` lets it go on")
         if await current_auditor(self._store, self._layout) is None:
-            sentences.append("no auditor is running: nobody marks ledgers; start one")
+            sentences.append("no auditor is running, so no ledgers are marked: start one")
         elif not await self._records.reports() and not await self._marks.locks():  # Apache's workers do not report
-            sentences.append("no replication worker is running: nobody copies; start an auditor with workers")
+            sentences.append("no replication worker is running, so nothing is copied: start an auditor with workers")
         if left.unreadable:
             shown = ", ".join(map(str, left.unreadable[:SHOWN_MAX]))
             sentences.append(f"the metadata of {len(left.unreadable)} ledgers cannot be read: {shown}")

@@ -215,7 +215,7 @@ async def _begin_scrub(context: AdminContext, request: Request) -> Answer:
 
 def _control(context: AdminContext) -> DrillControl:
     if context.drills is None:
-        raise NoDrills(f"drills are switched off: start the bookie with {DRILLS_SETTING}")
+        raise NoDrills(f"fault injection is disabled: start the bookie with {DRILLS_SETTING}")
     return context.drills
 
 

@@ -301,8 +301,8 @@ def _in_short(problems: Sequence[Difference]) -> str:
 def _advice(claim: Claim, fields: set[str], other_ids: set[str]) -> list[str]:
     if "instance id" in fields:
         return [
-            "The data are another cluster's. Start with its --zookeeper and --ledgers-root; for a new bookie, empty "
-            "the directories."
+            "The data belongs to another cluster. Start with that cluster's --zookeeper and --ledgers-root; for a new "
+            "bookie, empty the directories."
         ]
     advice = []
     if other_ids:
@@ -344,5 +344,5 @@ def _unknown_to_cluster(claim: Claim, directories: list[str]) -> str:
         f"{claim.bookie_id} has no cookie in this cluster, but these directories hold its data: "
         f"{', '.join(directories)}\n"
         "Was it decommissioned, or is this another cluster's ZooKeeper? Start it with the right --zookeeper and "
-        f"--ledgers-root; to use the disks anew, empty the directories first.\n{_adopt(claim)}"
+        f"--ledgers-root; to reuse the disks for a new bookie, empty the directories first.\n{_adopt(claim)}"
     )

@@ -127,7 +127,7 @@ class BookieMetrics:
                 continue
             page.add(name, figure.kind, figure.help, samples)
         page.add(
-            "bindery_bookie_metrics_broken", "counter", "Figures that could not be told.", [("", self._broken_figures)]
+            "bindery_bookie_metrics_broken", "counter", "Metrics that failed to compute.", [("", self._broken_figures)]
         )
         return page.render()
 

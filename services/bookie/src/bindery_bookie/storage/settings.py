@@ -135,7 +135,7 @@ class StorageSettings(Settings):
     """Bytes a second that the repair of lost or damaged entries fetches from other bookies at most."""
 
     drills: bool = False
-    """Let an operator make this bookie's disk slow or faulty on purpose, over its HTTP API. See `drills`."""
+    """Allow fault injection: operators can make this bookie's disk slow or faulty over its HTTP API."""
 
     index_block_cache_size: Annotated[int, Ge(64 * KIB), Le(64 * GIB)] = 16 * MIB
     """Bytes of the index's blocks that LevelDB keeps in memory."""

@@ -305,7 +305,7 @@ async def _read_slice(
         # It was confirmed when Spark planned; the bookies that answer now may not know yet.
         if not await handle.wait_for_entry(EntryId(part.last), timeout_s=timeout_s):
             raise BookieUnavailable(
-                "too few bookies tell how far the ledger is confirmed", ledger_id=ledger_id, wanted=part.last
+                "too few bookies reported the last add confirmed of the ledger", ledger_id=ledger_id, wanted=part.last
             )
         first, step = part.first, STEP_ENTRIES_FIRST
         while first <= part.last:

@@ -83,10 +83,10 @@ class LevelDbHandle:
 
     def _reopen(self) -> None:
         if not self._has_room():
-            raise OSError("index: a write failed, and there is no room to open it anew")
+            raise OSError("index: a write failed, and there is no disk space to reopen it")
         with self._changed:
             if not self._wait_for_readers():
-                raise OSError("index: a write failed, and readers keep it from being opened anew")
+                raise OSError("index: a write failed, and readers prevent it from being reopened")
             if self._is_closed:
                 raise OSError("index: closed")
             if self._db is not None:
