@@ -61,7 +61,7 @@ async def serve(port: int, http_port: int, directory: str, memory_size_max: int)
     layout, store = LedgersLayout(), tree.connect()
     await initialize_cluster(store, layout, randomness=random.Random(1))
 
-    async def connect(_: BookieSettings) -> MemoryStore:
+    async def connect() -> MemoryStore:
         return tree.connect()
 
     process = BookieProcess(

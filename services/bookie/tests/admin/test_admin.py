@@ -251,7 +251,7 @@ async def test_sanity_notices_a_store_that_gives_back_something_else(admin, monk
     monkeypatch.setattr(admin.store, "read_many", lying)
     answer = (await admin.http.get("/api/v1/bookie/sanity")).json()
     assert answer["passed"] is False
-    assert "another entry" in answer["reason"]
+    assert "a different entry" in answer["reason"]
     assert not admin.store.ledgers
 
 
