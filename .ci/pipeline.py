@@ -42,6 +42,8 @@ COUNTS = re.compile(
 FAILURES = re.compile(r"^(?:FAILED|ERROR) .*|^E  .*|^make: \*\*\*.*")
 FAILURE_LINES_MAX = 60
 HEARTBEAT_S = 60.0
+DEADLINE_S = 85 * 60.0
+"""Time in seconds after which the run is ended, so that a step that hangs fails."""
 
 
 @dataclass
@@ -185,6 +187,8 @@ class Pipeline:
             if code or not repeat_held(outcome, again):
                 raise CheckFailed(f"make {step.target} failed, and its repeat: {', '.join(names)}")
             notes = f"NOT CLEAN, held only in a repeat: {', '.join(names)}"
+        if step.is_pytest and not notes and (outcome is None or not outcome["complete"] or not outcome["passed"]):
+            raise CheckFailed(f"make {step.target} ended with 0 without having run every test that it collected")
         self._row(step, log, outcome, time.monotonic() - began, notes)
 
     def _make(self, step: Step, more: str) -> tuple[int, Path, dict[str, Any] | None]:
@@ -220,7 +224,11 @@ class Pipeline:
     # --- the cluster lane -----------------------------------------------------------------------------------------
 
     def start_cluster(self) -> "subprocess.Popen[bytes]":
-        environment = {**self.environment, "BINDERY_CI_OUTCOME": str(self.folder / "e2e.json")}
+        environment = {
+            **self.environment,
+            "BINDERY_CI_PID": str(os.getpid()),
+            "BINDERY_CI_OUTCOME": str(self.folder / "e2e.json"),
+        }
         return self.start([".ci/with-cluster", ".ci/e2e", str(self.folder)], self.folder / "e2e.log", environment)
 
     def check_cluster(self, process: "subprocess.Popen[bytes]") -> None:
@@ -269,8 +277,8 @@ class Pipeline:
                 self.run(step)
 
         lanes = [
-            threading.Thread(target=guarded, args=(beside,)),
-            threading.Thread(target=guarded, args=(lambda: self.finish_cluster(cluster, went),)),
+            threading.Thread(target=guarded, args=(beside,), daemon=True),
+            threading.Thread(target=guarded, args=(lambda: self.finish_cluster(cluster, went),), daemon=True),
         ]
         for lane in lanes:
             lane.start()
@@ -314,15 +322,28 @@ def main() -> int:
         def stopped(*_: object) -> None:
             raise KeyboardInterrupt
 
+        def late(*_: object) -> None:
+            raise CheckFailed(f"not finished after {DEADLINE_S:.0f} s")
+
         signal.signal(signal.SIGTERM, stopped)
+        signal.signal(signal.SIGHUP, stopped)
+        signal.signal(signal.SIGALRM, late)
+        signal.setitimer(signal.ITIMER_REAL, DEADLINE_S)
         threading.Thread(target=pipeline.heartbeat, daemon=True).start()
         try:
             pipeline.play()
-        except (CheckFailed, KeyboardInterrupt) as error:
+        except BaseException as error:
+            # Whatever failed: the cluster lane has a session of its own, and nothing else would end it.
+            for number in (signal.SIGALRM, signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+                signal.signal(number, signal.SIG_IGN)
             pipeline.end_all()
             pipeline.wait_ended()
-            pipeline.say(f"\n{pipeline.failures()}\n\n=== FAILED: {error or 'stopped'}\n{pipeline.table()}")
+            with contextlib.suppress(OSError, ValueError):
+                pipeline.say(f"\n{pipeline.failures()}\n\n=== FAILED: {str(error) or 'stopped'}\n{pipeline.table()}")
+            if not isinstance(error, CheckFailed | KeyboardInterrupt):
+                raise
             return 1
+        signal.setitimer(signal.ITIMER_REAL, 0)
         pipeline.say(f"\n=== every check holds\n{pipeline.table()}")
         return 0
 

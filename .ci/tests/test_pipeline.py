@@ -151,7 +151,9 @@ def test_a_failure_fails(tmp_path: Path, step: Step, made: list[tuple[int, dict[
         Scripted(tmp_path, *made).run(step)
 
 
-def test_a_repeat_has_the_seeds_of_the_run(tmp_path: Path) -> None:
+def test_a_repeat_has_the_seeds_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("BINDERY_KILL_SEED", "E2E_SAMPLE"):
+        monkeypatch.delenv(name, raising=False)
     environment = Pipeline(tmp_path, 1234).environment
     assert environment["BINDERY_KILL_SEED"] == "1234"
     assert environment["E2E_SAMPLE"] == "1234"

@@ -87,6 +87,14 @@ def make(root: Path) -> Path:
     return root / "bookie"
 
 
+def start_and_stop(bookie: Path) -> None:
+    async def start() -> None:
+        engine = await _opened(bookie)
+        await engine.close()
+
+    asyncio.run(start())
+
+
 async def _store_again(bookie: Path, ledgers: dict[int, range]) -> None:
     engine = await _opened(bookie)
     for ledger_id, entry_ids in ledgers.items():

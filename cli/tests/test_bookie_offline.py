@@ -364,6 +364,27 @@ def test_damaged_bytes_without_live_entries_do_not_make_a_bookie_damaged(bookie:
     assert run("check", bookie).exit_code == 3
 
 
+def test_damaged_bytes_of_a_shard_in_limbo_are_damage(bookie: Path, log: Path) -> None:
+    """An index that was rebuilt without the damaged bytes does not prove that no entry is stored there."""
+    bookie_directory.flip(log, location(log, 1, 7) + 100)
+    shutil.rmtree(bookie / "ledgers" / "current" / "index")
+    bookie_directory.start_and_stop(bookie)
+    assert read_marker(RealDisk(), str(bookie / "ledgers" / "current")) is not None
+    damage, summary = check(bookie)
+    assert damage
+    assert summary["dead"] == 0
+
+
+def test_an_entry_lost_by_the_index_behind_dead_bytes_is_not_taken_for_sound(bookie: Path, log: Path) -> None:
+    bookie_directory.flip(log, location(log, 1, 7) + 100)
+    bookie_directory.repair(bookie, {1: range(7, 8)})
+    assert check(bookie)[0] == []
+    kv = LevelDbKV(str(bookie / "ledgers" / "current" / "index"))
+    kv.write_batch([], [index_format.run_key(2, 0)])
+    kv.close()
+    assert check(bookie)[0] != []
+
+
 def test_damaged_bytes_of_a_deleted_ledger_are_dead(bookie: Path, log: Path) -> None:
     bookie_directory.flip(log, location(log, 4, 2) + 50)
     damage, summary = check(bookie)

@@ -94,6 +94,9 @@ def main() -> None:
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(exit_codes.INTERRUPTED)
+    except typer.Abort:  # Ctrl-C or Ctrl-D at a question; with --json, Typer does not handle it
+        report_error("not confirmed", code="aborted", exit_code=exit_codes.FAILURE, as_json=as_json)
+        sys.exit(exit_codes.FAILURE)
     except BrokenPipeError:
         # The reader of stdout is gone. Without this, Python would print another error when it flushes stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

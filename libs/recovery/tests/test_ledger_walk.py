@@ -142,6 +142,20 @@ def test_a_lost_store_a_lost_leadership_and_an_unexpected_error_end_the_walk(
     simulate(scenario())
 
 
+def test_a_timeout_that_the_walk_did_not_set_ends_it() -> None:
+    """Skipping the ledger would make an incomplete index of ledgers look complete."""
+
+    async def visit(_: LedgerId) -> int:
+        raise TimeoutError("from the operating system")
+
+    async def scenario() -> None:
+        async with LedgerWalk(2, hung_event="hung").run(each([LedgerId(1)]), visit) as results:
+            with pytest.raises(TimeoutError):
+                await anext(results)
+
+    simulate(scenario())
+
+
 def test_a_walk_keeps_to_its_rate_resumes_at_an_id_and_makes_up_for_one_second() -> None:
     async def scenario() -> None:
         loop = asyncio.get_running_loop()

@@ -157,7 +157,7 @@ async def test_disks_of_another_cluster(bookie: Bookie, metadata) -> None:
     await initialize_cluster(metadata, layout, randomness=random.Random(2))
     said = await last_words(bookie, ledgers_root=layout.root)
     assert "has instance id" in said
-    assert "The data belongs to another cluster." in said
+    assert "The data is another cluster's." in said
 
 
 async def test_a_cookie_that_was_deleted(bookie: Bookie, metadata) -> None:

@@ -3,8 +3,8 @@
 1. Every message whose id was answered is delivered, until it is acknowledged.
 2. A message whose acknowledgement was answered 200 is never delivered again, by no broker.
 3. At any time at most one consumer holds a lease on a message (within one broker's life).
-4. An exclusive consumer receives ascending ids over all answers. After messages came back (negative acknowledgement,
-   timeout, death of a broker) it starts again at the lowest message that is not acknowledged.
+4. An exclusive consumer receives ascending ids over all answers, unless messages came back (negative acknowledgement,
+   timeout, death of the owner). It is never given a message while an earlier one is neither acknowledged nor leased.
 """
 
 import random
@@ -42,6 +42,10 @@ class World:
         self.brokers.append(new)
 
     async def step(self) -> None:
+        live = {m: lease for m, lease in self.leases.items() if lease[1] > self.clock.now()}
+        if len(live) < len(self.leases):  # the owner notices this at its next call, whatever that is
+            self.last = None
+        self.leases = live
         act = self.lots.choices(
             [self.produce, self.receive, self.ack, self.nack, self.wait, self.die, self.leave],
             [4, 6, 5, 2, 2, 0.4, 0.5],
@@ -78,6 +82,9 @@ class World:
         ids = [message["message_id"] for message in messages]
         assert [MessageId.parse(i) for i in ids] == sorted(MessageId.parse(i) for i in ids)
         if ids and self.kind == "exclusive":
+            end = MessageId.parse(ids[-1])
+            before = {m for m in self.produced if MessageId.parse(m) < end}
+            assert not before - self.acked - self.leases.keys() - set(ids), "passed over"
             first = MessageId.parse(ids[0])
             assert self.last is None or self.last < first, "out of order"
             self.last = MessageId.parse(ids[-1])
@@ -123,12 +130,14 @@ class World:
 
     async def die(self) -> None:
         victim = self.lots.choice(self.brokers)
+        was_owner = any(topic.is_open for topic in victim.broker.topics)
         self.brokers.remove(victim)
         await victim.die()
         for other in self.brokers:
             other.peers.pop(victim.client.base_url.host)
-        self.leases.clear()
-        self.last = None
+        if was_owner:  # else the owner goes on with the leases that it has
+            self.leases.clear()
+            self.last = None
         self.spawn()
 
     async def finish(self) -> None:

@@ -211,7 +211,7 @@ def _send_lines(
         try:
             answer = broker.request("POST", path, content=body, headers=headers, params=params)
         except BinderyError as error:
-            raise _refusal(error, name, first=first, total=total) from error
+            raise _refusal(error, name, first=first, total=total, ndjson=ndjson) from error
         total.add(answer, source=name)
         first += len(lines)
     if first == 1:
@@ -224,7 +224,7 @@ def _refuse_array(name: str, lines: list[bytes]) -> None:
         raise BadRequest(f"{name} is a JSON array; --ndjson reads one object per line: convert it with `jq -c '.[]'`")
 
 
-def _refusal(error: BinderyError, name: str, *, first: int, total: _Total) -> BinderyError:
+def _refusal(error: BinderyError, name: str, *, first: int, total: _Total, ndjson: bool) -> BinderyError:
     """Return the error to raise for a request whose first line is line `first` of the input."""
     from bindery.topics.broker_api import BrokerRefused
 
@@ -234,9 +234,10 @@ def _refusal(error: BinderyError, name: str, *, first: int, total: _Total) -> Bi
         return error
     number = first + int(found[1]) - 1
     source = "FILE" if name == "stdin" else name
+    mode = " --ndjson" if ndjson else ""
     return LineRefused(
         f"{name}, line {number}: {found[2]}; {total.sent_text}, none from line {first} on. Correct the line, then "
-        f"continue with `tail -n +{first} {source} | bindery produce ... --ndjson`"
+        f"continue with `tail -n +{first} {source} | bindery produce ...{mode}`"
     )
 
 

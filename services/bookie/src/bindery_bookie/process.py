@@ -215,6 +215,7 @@ class BookieProcess:
         )
         metadata = self._metadata = await join_cluster(life, self._connect, wait=wait)
         life.on_stop(self._close_admin_clients)
+        life.on_stop(self._stop_admin)  # before the clients that its requests use
         membership, instance_id = await self._establish_identity(metadata, bookie_id)
         self.health.progress("opening the storage")
         await self._store.open(on_progress=self._notes.replayed)

@@ -78,6 +78,11 @@ def _totals(topics: list[Topic], *, cache_size: int, bundles: int) -> Iterator[M
         ("pulsar_broker_consumers_count", "Consumer sessions.", sum(len(s.sessions) for s in subscriptions)),
         ("pulsar_ml_count", "Managed ledgers open.", len(topics)),
         ("pulsar_ml_cache_used_size", "Bytes of the entry cache.", cache_size),
+        (
+            "bindery_broker_damaged_subscriptions",
+            "Subscriptions of loaded topics whose stored state cannot be read.",
+            sum(len(topic.ledger.damaged_cursors) for topic in topics),
+        ),
         ("bindery_broker_bundles_owned", "Namespace bundles owned.", bundles),
     ):
         yield GaugeMetricFamily(name, text, value=value)

@@ -37,10 +37,13 @@ class SharedRecovery:
         self._clock_ms = clock_ms
         self._making = asyncio.Lock()
         self._admin: RecoveryAdmin | None = None
+        self._is_closed = False
 
     async def get(self) -> "RecoveryAdmin":
         """Raises MetadataUnavailable."""
         async with self._making:
+            if self._is_closed:
+                raise MetadataUnavailable("the bookie is stopping")
             if self._admin is None:
                 metadata = self._metadata()
                 if metadata is None:
@@ -58,6 +61,7 @@ class SharedRecovery:
 
     async def close(self) -> None:
         async with self._making:
+            self._is_closed = True
             admin, self._admin = self._admin, None
         if admin is not None:
             await admin.close()

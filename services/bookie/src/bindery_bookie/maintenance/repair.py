@@ -278,6 +278,7 @@ class Repairer:
                 entries_copied=self.state.entries_copied,
                 bytes_copied=self.state.bytes_copied,
             )
+            self._changed()
             if all(one.limbo is None for one in self._shards):
                 await self._report_refill()
 

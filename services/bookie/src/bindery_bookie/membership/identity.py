@@ -301,7 +301,7 @@ def _in_short(problems: Sequence[Difference]) -> str:
 def _advice(claim: Claim, fields: set[str], other_ids: set[str]) -> list[str]:
     if "instance id" in fields:
         return [
-            "The data belongs to another cluster. Start with that cluster's --zookeeper and --ledgers-root; for a new "
+            "The data is another cluster's. Start with that cluster's --zookeeper and --ledgers-root; for a new "
             "bookie, empty the directories."
         ]
     advice = []

@@ -109,6 +109,8 @@ class _Ledger:
     missing: int = 0
     """Entries found in the logs and not in the index."""
     missing_examples: list[LogRecord] = field(default_factory=list)
+    doubtful_logs: set[int] = field(default_factory=set)
+    """Logs with records behind a damaged region that may be entries missing in the index."""
     is_fenced_in_log: bool = False
     key_in_log: bytes | None = None
 
@@ -427,9 +429,13 @@ class ShardCheck:
     def _judged_regions(self, index: Index | None) -> Iterator[Finding]:
         """Report the damaged regions: as dead bytes where the index shows that no entry is stored there."""
         live = set(self._regions) if index is None or not self._regions else self._regions_with_entries(index)
+        # In limbo, the index may lack what a region held. Behind a region, entries that the index lost are not reported
+        # one by one. In both cases the index proves nothing about the region.
+        doubtful = {log_id for ledger in self._ledgers.values() for log_id in ledger.doubtful_logs}
         for region in self._regions:
+            is_proven = self._marker is None and region not in live and region.log_id not in doubtful
             # The head of a log belongs to every entry in it. An empty region is the end of a log that was cut.
-            is_dead = region not in live and region.offset >= log_format.HEADER_SIZE and region.size > 0
+            is_dead = is_proven and region.offset >= log_format.HEADER_SIZE and region.size > 0
             severity, fix = (DEAD, FIX_DEAD) if is_dead else (DAMAGE, FIX_REGION)
             yield Finding(severity, region.path, region.reason, region.offset, fix, {"size": region.size})
 
@@ -467,11 +473,14 @@ class ShardCheck:
                 ledger.missing += 1
                 if len(ledger.missing_examples) < EXAMPLES_MAX:
                     ledger.missing_examples.append(record)
+            elif located is None:
+                ledger.doubtful_logs.add(record.log_id)
             elif located == (record.location, len(record.body)):
                 ledger.matched += 1
             return run
         if record.entry_id == control.DELETED:
             ledger.missing, ledger.missing_examples = 0, []
+            ledger.doubtful_logs.clear()
             ledger.is_fenced_in_log, ledger.key_in_log = False, None
         elif record.entry_id == control.FENCE:
             ledger.is_fenced_in_log = True

@@ -74,8 +74,8 @@ _LEVELDB = textwrap.dedent(
             try:
                 kv.write_batch(rows(b"t%d" % turn, 100), sync=True)
             except OSError as error:
-                assert is_no_space(error) or "no room" in str(error), error
-                assert path in str(error) or "no room" in str(error), error
+                assert is_no_space(error) or "no disk space" in str(error), error
+                assert path in str(error) or "no disk space" in str(error), error
                 failed += 1
                 has_room[0] = False
         assert failed

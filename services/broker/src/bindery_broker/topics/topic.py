@@ -291,18 +291,22 @@ class Topic:
         return MessageId.of(self.ledger.next_position(cursor.mark_delete), partition=self._partition)
 
     async def unsubscribe(self, name: str, *, force: bool = False) -> None:
-        """Delete a subscription, durably. Raises Conflict while it has consumers, unless `force`."""
-        subscription = self._subscriptions.get(name)
-        if subscription is None:  # a damaged one, or one whose creation had an unknown outcome
-            self._check_open()
+        """Delete a subscription, durably. Raises Conflict while it has consumers, unless `force`.
+
+        It waits for a creation or reset in progress, which would otherwise attach the subscription to a deleted cursor.
+        """
+        async with self._subscribing.hold(name):
+            subscription = self._subscriptions.get(name)
+            if subscription is None:  # a damaged one, or one whose creation had an unknown outcome
+                self._check_open()
+                await self.ledger.delete_cursor(name)
+                return
+            subscription.tick()
+            if consumers := 0 if force else len(subscription.sessions):
+                raise Conflict("the subscription has consumers", subscription=name, consumers=consumers)
             await self.ledger.delete_cursor(name)
-            return
-        subscription.tick()
-        if len(subscription.sessions) and not force:
-            raise Conflict("the subscription has consumers", subscription=name, consumers=len(subscription.sessions))
-        await self.ledger.delete_cursor(name)
-        self._subscriptions.pop(name, None)
-        _end(subscription, NoSuchSubscription("the subscription was deleted", subscription=name))
+            self._subscriptions.pop(name, None)
+            _end(subscription, NoSuchSubscription("the subscription was deleted", subscription=name))
 
     @property
     def has_consumers(self) -> bool:

@@ -1,6 +1,9 @@
 """Subscriptions over HTTP: what happens when the stored state of one is lost."""
 
+import asyncio
+
 import pytest
+from bindery_core.errors import NoSuchEntry
 from bindery_core.ids import LedgerId
 from broker_harness import TOPIC, Harness, ids, payloads, problem
 
@@ -69,3 +72,47 @@ async def test_only_a_damaged_subscription_can_be_reset(broker):
     answer = await broker.post(f"{TOPIC}/subscriptions/other/reset", {"initial": "latest"})
     problem(answer, status=404, code="no_such_subscription")
     problem(await broker.post(f"{SUBSCRIPTION}/reset", {}), status=400, code="bad_request")
+
+
+async def delete_during(at, attaching) -> None:
+    """`attaching` is under way, waiting for the metadata store, when the subscription is deleted."""
+    multi = at.store.multi
+
+    async def slow(*arguments, **named):
+        await asyncio.sleep(0.05)
+        return await multi(*arguments, **named)
+
+    at.store.multi = slow
+    begun = asyncio.create_task(attaching)
+    await asyncio.sleep(0.01)
+    deleted = await at.client.delete(SUBSCRIPTION)
+    assert (await begun).status_code in (200, 201)
+    assert deleted.status_code == 200, deleted.text
+    (topic,) = at.broker.topics
+    assert dict(topic.subscriptions) == {}, "attached to a cursor that was deleted"
+    assert dict(topic.ledger.cursors) == {}
+
+
+async def test_a_deletion_waits_for_a_creation_in_progress(broker):
+    await broker.produce("a")
+    await delete_during(broker, broker.client.put(SUBSCRIPTION, json={"initial": "earliest"}))
+
+
+async def test_a_deletion_waits_for_a_reset_in_progress(damaged):
+    await damaged.client.get(f"{TOPIC}/subscriptions")
+    await delete_during(damaged, damaged.post(f"{SUBSCRIPTION}/reset", {"initial": "earliest"}))
+
+
+async def test_a_cursor_ledger_without_its_last_record_damages_only_its_subscription(broker, tree, ledgers, clock):
+    await broker.produce("a")
+    assert (await broker.ack(ids(await broker.receive()))).status_code == 200
+    (topic,) = broker.broker.topics
+    cursor_ledger_id = LedgerId(topic.ledger.cursors["s"].store.ledger_id)
+    await broker.die()
+    ledgers.fail_next("read", NoSuchEntry("denied by all replicas", ledger_id=cursor_ledger_id))
+    successor = Harness(tree=tree, ledgers=ledgers, clock=clock, url="http://two")
+    body = problem(await successor.receive_raw(), status=500, code="corrupt")
+    assert "lost its last record" in body["detail"]
+    assert len(await successor.produce("b")) == 1
+    assert b"bindery_broker_damaged_subscriptions 1.0" in successor.metrics.render()
+    await successor.close()

@@ -480,16 +480,17 @@ class Compactor:
 
     # --- pace
 
-    async def _pump(self, steps: Generator[int, None, None], *, copied: Callable[[], int] = lambda: 0) -> None:
+    async def _pump(self, steps: Generator[int, None, None], *, copied: Callable[[], int] | None = None) -> None:
         """Run a worker's steps to their end, no faster than `compaction_rate`. Raises _Stopping.
 
         A step's size is the work that it did: what it read, also of the index, and what it wrote. `copied`: live bytes
-        copied so far, which is what the state shows.
+        copied so far, which is what the state shows; None: the state does not change.
         """
         worker = self._parts.worker
         try:
             while (size := await run_in(worker, lambda: next(steps, None))) is not None:
-                self._bytes_done = copied()
+                if copied is not None:
+                    self._bytes_done = copied()
                 await self._pause(size)
                 if self._stopping.is_set():
                     raise _Stopping("the bookie is stopping")

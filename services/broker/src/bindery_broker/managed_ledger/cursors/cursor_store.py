@@ -25,6 +25,7 @@ from bindery_core.errors import (
     BinderyError,
     Corrupt,
     LostOwnership,
+    NoSuchEntry,
     NoSuchLedger,
     OutcomeUnknown,
     TooManyRequests,
@@ -128,6 +129,11 @@ class CursorStore:
         except NoSuchLedger as error:
             log.error("cursor_ledger_missing", cursor=self._name, ledger_id=info.ledger_id)
             raise Corrupt("the cursor ledger is missing", cursor=self._name, ledger_id=info.ledger_id) from error
+        except NoSuchEntry as error:
+            log.error("cursor_ledger_missing", cursor=self._name, ledger_id=info.ledger_id, error=str(error))
+            raise Corrupt(
+                "the cursor ledger lost its last record", cursor=self._name, ledger_id=info.ledger_id
+            ) from error
         if not records:
             return info.state
         try:
