@@ -466,7 +466,7 @@ async def inspect(world: World, sent: Sent, *, never: str | None = None) -> Insp
             return not any(ledgers[one].state is LedgerState.CLOSED for one in noted & ledgers.keys())
 
         try:
-            await until(is_clear, "no mark and no note is left", timeout_s=60)
+            await until(is_clear, "no mark and no closing record is left", timeout_s=180)
         except AssertionError:
             say(f"noted: {await notes.ledger_ids()}")
             for ledger_id in await metadata.marked():
