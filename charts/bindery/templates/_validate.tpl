@@ -73,7 +73,7 @@ Combinations of values that cannot work. Each message names the values and the f
 {{- if gt (len $blocks) 1 -}}
 {{- $problems = append $problems (printf "%s would each make an account called %q: leave their names empty (defaults.serviceAccount.name, too) for one each, or set create to false in all of them to use an account of yours" (join ", " $blocks) $name) -}}
 {{- else if and (has "upgradeGate.serviceAccount" $blocks) (gt (len (get $users $name)) 1) -}}
-{{- $problems = append $problems (printf "the account %q is created by upgradeGate.serviceAccount and deleted with its job, but %s use it: give upgradeGate.serviceAccount.name another name, or set upgradeGate.serviceAccount.create to false" $name (without (get $users $name) "upgradeGate.serviceAccount" | join ", ")) -}}
+{{- $problems = append $problems (printf "the account %q is created by upgradeGate.serviceAccount and deleted with its job, and %s use it: give upgradeGate.serviceAccount.name another name, or set upgradeGate.serviceAccount.create to false" $name (without (get $users $name) "upgradeGate.serviceAccount" | join ", ")) -}}
 {{- end -}}
 {{- end -}}
 {{- toYaml $problems }}
