@@ -24,12 +24,13 @@ When the checks were last finished stands in BookKeeper's nodes; an operator who
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from bindery_client.ledger.api import LedgerClient
 from bindery_core.errors import BinderyError, Corrupt
 from bindery_core.ids import BookieId
 from bindery_core.placement.placement import DEFAULT_RACK
+from bindery_core.sources import RandomFloats
 from bindery_kit.observability.logs import get_logger
 from bindery_metadata.bookies.membership import MembershipStore
 from bindery_metadata.coordination.election import Leadership, NotLeader
@@ -56,10 +57,6 @@ GATE_POLL_S: Final = 1.0
 """How often a walk that has to wait looks whether it may go on."""
 
 log = get_logger(__name__)
-
-
-class Randomness(Protocol):
-    def random(self) -> float: ...
 
 
 @dataclass(slots=True)
@@ -116,7 +113,7 @@ class Auditor:
         *,
         settings: RecoverySettings,
         clock_ms: Callable[[], int],
-        randomness: Randomness,
+        randomness: RandomFloats,
         limits: AuditorLimits | None = None,
         racks: Callable[[], Mapping[BookieId, str]] | None = None,
     ) -> None:

@@ -15,10 +15,11 @@ End: the worker first, which releases its locks, then the office, so that the ne
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Final, Protocol
+from typing import Final
 
 from bindery_client.ledger.api import LedgerClient
 from bindery_core.errors import BinderyError
+from bindery_core.sources import RandomSource
 from bindery_kit.observability.logs import error_fields, get_logger
 from bindery_metadata.bookies.cookies import CookieStore
 from bindery_metadata.bookies.membership import MembershipStore
@@ -44,14 +45,6 @@ PROGRESS_INTERVAL_S: Final = 10.0
 log = get_logger(__name__)
 
 
-class Randomness(Protocol):
-    """`random.SystemRandom()` in processes, `random.Random(seed)` in tests."""
-
-    def random(self) -> float: ...
-
-    def getrandbits(self, k: int, /) -> int: ...
-
-
 class RecoveryService:
     """Use: `prepare`, `run` as a task, `stop`. `name`: unlike that of any other process. `clock_ms`: wall clock."""
 
@@ -63,7 +56,7 @@ class RecoveryService:
         *,
         settings: RecoverySettings,
         name: str,
-        randomness: Randomness,
+        randomness: RandomSource,
         clock_ms: Callable[[], int],
         ask_exit: Callable[[str], None],
         limits: AuditorLimits | None = None,

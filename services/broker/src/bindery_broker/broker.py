@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from bindery_client.ledger.api import LedgerClient
 from bindery_core.errors import NoSuchTopic
+from bindery_core.sources import MonotonicClock
 from bindery_kit.observability.metrics import Metrics
 from bindery_metadata.coordination.leases import Leases
 from bindery_metadata.stores.store import MetadataStore
@@ -15,7 +16,6 @@ from bindery_broker.metrics import BrokerMetrics
 from bindery_broker.ownership.bundles import Bundle
 from bindery_broker.ownership.ownership import OwnerRecord, Ownership, RemoteOwner
 from bindery_broker.settings import BrokerSettings
-from bindery_broker.subscriptions.subscription import MonotonicClock
 from bindery_broker.topics.topic import Topic
 from bindery_broker.topics.topics import Topics
 

@@ -21,13 +21,14 @@ import asyncio
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final, Protocol, TypeVar
+from typing import Final, TypeVar
 
 from bindery_client.ledger.api import LedgerClient
 from bindery_client.ledger.replica import ReplicaRead, Verdict
 from bindery_core.formats.ledger_metadata import LedgerMetadata, LedgerState
 from bindery_core.ids import BookieId, EntryId, LedgerId
 from bindery_core.placement.replication_plan import Fragment, closed_fragments
+from bindery_core.sources import RandomFloats
 from bindery_core.wire.messages import Status
 
 from bindery_recovery.budget import RepairBudget
@@ -40,10 +41,6 @@ BATCH_SIZE: Final = 2**20
 """Bytes that a batch is meant to have, by the largest entry of the one before."""
 SILENT_BATCHES_MAX: Final = 2
 """Batches in a row without any answer after which a bookie is asked no more: each may have cost a time limit."""
-
-
-class RandomSource(Protocol):
-    def random(self) -> float: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +135,7 @@ async def check_ledger(
     bookies: Mapping[BookieId, bool],
     leaving: Collection[BookieId] = (),
     depth: Depth = ENDS,
-    randomness: RandomSource | None = None,
+    randomness: RandomFloats | None = None,
     budget: RepairBudget | None = None,
 ) -> LedgerCheck:
     """Check all closed fragments. `bookies`: the registered ones, as `list_bookies` gives them; `leaving`: those that
@@ -172,7 +169,7 @@ async def check_fragments(
     bookies: Mapping[BookieId, bool],
     leaving: Collection[BookieId] = (),
     depth: Depth = ENDS,
-    randomness: RandomSource | None = None,
+    randomness: RandomFloats | None = None,
     budget: RepairBudget | None = None,
 ) -> list[FragmentCheck]:
     """As `check_ledger` for some fragments; one result for each, WHOLE ones too."""
@@ -180,7 +177,7 @@ async def check_fragments(
     return await run.check(fragments, bookies=bookies, leaving=leaving)
 
 
-def entries_to_read(entry_ids: Sequence[int], depth: Depth, randomness: RandomSource | None = None) -> Sequence[int]:
+def entries_to_read(entry_ids: Sequence[int], depth: Depth, randomness: RandomFloats | None = None) -> Sequence[int]:
     """First, last, and `depth.percent` of all, one drawn from each of as many equal stretches; ascending."""
     if len(entry_ids) <= 2 or depth.percent >= 100:
         return entry_ids
@@ -222,7 +219,7 @@ class _Run:
         metadata: LedgerMetadata,
         *,
         depth: Depth,
-        randomness: RandomSource | None,
+        randomness: RandomFloats | None,
         budget: RepairBudget | None,
     ) -> None:
         self.entries_read = 0

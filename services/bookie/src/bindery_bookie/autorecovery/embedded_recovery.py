@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from bindery_core.errors import BinderyError, OutcomeUnknown, TryAgain
 from bindery_core.ids import BookieId
+from bindery_core.sources import RandomSource
 from bindery_kit.observability.logs import error_fields, get_logger
 from bindery_kit.observability.metrics_page import Page
 from bindery_metadata.layout.layout import LedgersLayout
@@ -19,7 +20,7 @@ from bindery_metadata.recovery.last_audits import LastAudits
 from bindery_metadata.stores.store import MetadataStore
 from bindery_recovery.admin.last_audits_watch import LastAuditsWatch
 from bindery_recovery.admin.recovery_metrics import RecoveryMetrics
-from bindery_recovery.service import Randomness, RecoveryService
+from bindery_recovery.service import RecoveryService
 
 from bindery_bookie.autorecovery.embedded_settings import EmbeddedRecoverySettings
 
@@ -35,7 +36,7 @@ class EmbeddedRecovery:
         self,
         *,
         bookie_id: BookieId,
-        randomness: Randomness,
+        randomness: RandomSource,
         clock: Callable[[], float],
         clock_ms: Callable[[], int],
         ask_exit: Callable[[str], None],

@@ -12,9 +12,10 @@ knows; the type changes only while nobody is connected.
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 from bindery_core.errors import BadRequest, BinderyError
+from bindery_core.sources import MonotonicClock
 from bindery_pulsar.message_codec import Message, publish_time_ms
 from bindery_pulsar.message_id import MessageId, Position
 
@@ -34,10 +35,6 @@ from bindery_broker.subscriptions.reading import READ_BYTES_MAX, MessageReader, 
 SubscriptionType = Literal["shared", "exclusive"]
 
 READ_ENTRIES_MAX = 100
-
-
-class MonotonicClock(Protocol):
-    def __call__(self) -> float: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,7 @@ from bindery_core.errors import (
     OutcomeUnknown,
     TopicFenced,
 )
+from bindery_core.sources import MonotonicClock
 from bindery_pulsar.message_codec import Message, OutgoingMessage, decode_entry
 from bindery_pulsar.message_id import EARLIEST, LATEST, MessageId, Position
 from bindery_pulsar.topic_name import TopicName, validate_subscription
@@ -27,7 +28,7 @@ from bindery_broker.errors import NoSuchMessage, NotOwner
 from bindery_broker.keyed_locks import KeyedLocks
 from bindery_broker.managed_ledger import ManagedLedger, WallClock
 from bindery_broker.subscriptions.reading import TAG_VERSION
-from bindery_broker.subscriptions.subscription import MonotonicClock, Subscription
+from bindery_broker.subscriptions.subscription import Subscription
 from bindery_broker.topics.batching import EntryPlan, encode_entries, message_ids, plan_entries
 
 ADD_CALL_SIZE_MAX = 4 * 2**20

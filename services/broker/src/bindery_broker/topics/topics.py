@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from bindery_client.ledger.api import LedgerClient
 from bindery_core.errors import BinderyError, NoSuchNode, NoSuchTopic, TooManyRequests
+from bindery_core.sources import MonotonicClock
 from bindery_kit.observability.logs import error_fields, get_logger
 from bindery_metadata.stores.store import MetadataStore
 from bindery_pulsar import znode_layout
@@ -25,7 +26,6 @@ from bindery_broker.keyed_locks import KeyedLocks
 from bindery_broker.managed_ledger import EntryCache, ManagedLedger, ManagedLedgerSettings, WallClock
 from bindery_broker.ownership.bundles import Bundle
 from bindery_broker.ownership.ownership import Ownership
-from bindery_broker.subscriptions.subscription import MonotonicClock
 from bindery_broker.topics.topic import Topic
 
 CLOSES_MAX = 32
