@@ -70,8 +70,9 @@ class FakeBookie:
         self.add_batches: list[int] = []
         """Adds per socket read."""
         self.batch_count_max = 3
-        """Entries of one batch read at most; 0: an old bookie, which ends the connection over one."""
+        """Maximum entries of a batch read; 0: an old bookie, which closes the connection at one."""
         self.free_disk_space: int | None = None
+        self.info_requested: list[int] = []
         self.total_disk_space: int | None = None
         self.wire_versions: dict[str, set[int]] = defaultdict(set)
         """Versions that requests came in, by the name of their struct."""
@@ -94,7 +95,7 @@ class FakeBookie:
         self._release_port()
 
     async def stop(self) -> None:
-        """Die: connections are reset, nothing is answered any more; what was stored stays."""
+        """Stop as in a crash: connections are reset and requests are not answered; stored entries are kept."""
         if self._server is not None:
             self._server.close()
             self._server = None
@@ -104,7 +105,7 @@ class FakeBookie:
         await asyncio.sleep(0)
 
     async def close(self) -> None:
-        """Stop for good: the port is free for others."""
+        """Stop permanently and release the port."""
         await self.stop()
         self._release_port()
 
@@ -114,18 +115,18 @@ class FakeBookie:
             self._reserved = None
 
     def freeze(self) -> None:
-        """Take requests without carrying them out."""
+        """Receive requests without processing them."""
         self._frozen = True
 
     def thaw(self) -> None:
-        """Carry out and answer what came meanwhile."""
+        """Process and answer the requests that were received meanwhile."""
         self._frozen = False
         held, self._held = self._held, []
         for connection, request, codec in held:
             connection.carry_out(request, codec)
 
     def drop_held(self) -> None:
-        """Thaw, but never answer what came meanwhile."""
+        """Thaw, but never answer the requests that were received meanwhile."""
         self._frozen = False
         self._held.clear()
 
@@ -137,13 +138,13 @@ class FakeBookie:
             self._refused[request.__name__] = int(status)
 
     def corrupt(self, ledger_id: int, entry_id: int) -> None:
-        """Flip a bit of the payload of what is stored."""
+        """Flip a bit in the payload of a stored entry."""
         frame = bytearray(self.ledgers[ledger_id].entries[entry_id])
         frame[-1] ^= 1
         self.ledgers[ledger_id].entries[entry_id] = bytes(frame)
 
     def take(self, connection: "_Connection", request: Request, codec: Codec) -> Response | None:
-        """Carry out one request; None: it will be answered later, or never."""
+        """Process one request; None: it is answered later, or never."""
         name = type(request).__name__
         self.requests[name] += 1
         self.wire_versions[name].add(codec.VERSION)
@@ -157,9 +158,11 @@ class FakeBookie:
         match request:
             case AddRequest():
                 return AddResponse(
-                    request.txn_id, self._add(request) if refused is None else refused, request.ledger_id,
+                    request.txn_id,
+                    self._add(request) if refused is None else refused,
+                    request.ledger_id,
                     request.entry_id,
-                )  # fmt: skip
+                )
             case ReadRequest():
                 if refused is not None:
                     return ReadResponse(request.txn_id, refused, request.ledger_id, request.entry_id)
@@ -169,11 +172,12 @@ class FakeBookie:
             case ForceLedgerRequest():
                 return ForceLedgerResponse(request.txn_id, refused or Status.OK, request.ledger_id)
             case BookieInfoRequest():
+                self.info_requested.append(request.requested)
                 return BookieInfoResponse(
                     request.txn_id,
                     Status.OK,
-                    total_disk_capacity=self.total_disk_space,
-                    free_disk_space=self.free_disk_space,
+                    total_disk_capacity=self.total_disk_space if request.requested & 1 else None,
+                    free_disk_space=self.free_disk_space if request.requested & 2 else None,
                 )
             case ListEntriesRequest():
                 return self._list_entries(request)

@@ -32,7 +32,7 @@ QUICK = ClientSettings(
     quarantine_s=5.0,
     timer_tick_s=0.02,
 )
-"""Patience for tests: seconds with bookies that may just be slow today. Who waits for a deadline sets a shorter one."""
+"""Timeouts for tests on a slow machine, in seconds. A test that waits for a timeout sets a shorter one."""
 
 
 class FakeCluster:

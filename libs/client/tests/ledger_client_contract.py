@@ -1,4 +1,4 @@
-"""What every `api.LedgerClient` must do: one suite, run on the memory form and on the real one.
+"""The contract of `api.LedgerClient`: one suite, run on the in-memory client and on the real one.
 
 A test class inherits `LedgerClientContract` and provides the fixture `make_client`: a coroutine function that returns
 one more client of the same cluster (four writable bookies), closed by the fixture.
@@ -61,7 +61,7 @@ class LedgerClientContract:
         entries = await writer.read(EntryId(0), EntryId(writer.last_add_confirmed))
         assert payloads_of(entries) == [b"%d.%d" % (n, i) for n in range(200) for i in range(n % 5 + 1)]
 
-    async def test_a_closed_ledger_is_sealed_at_its_last_entry_and_can_be_opened(self, make_client: MakeClient) -> None:
+    async def test_a_closed_ledger_ends_at_its_last_entry_and_can_be_opened(self, make_client: MakeClient) -> None:
         client = await make_client()
         writer = await client.create(password=b"pw", custom={"k": b"v"})
         await writer.add_many([b"a", b"bc"])
@@ -146,7 +146,7 @@ class LedgerClientContract:
         await writer.close()
         assert await writer.force() == 0
 
-    async def test_a_bookie_tells_which_entries_it_holds(self, make_client: MakeClient) -> None:
+    async def test_a_bookie_lists_its_entries(self, make_client: MakeClient) -> None:
         client = await make_client()
         writer = await client.create(ensemble_size=4, write_quorum=3, ack_quorum=3)
         await writer.add_many([b"x"] * 8)
@@ -185,7 +185,7 @@ class LedgerClientContract:
         entries = await reader.read(EntryId(0), EntryId(len(acknowledged) - 1))
         assert payloads_of(entries) == [b"%d" % i for i in range(len(acknowledged))]
 
-    async def test_recovery_after_the_writer_vanished_keeps_every_acknowledged_entry(
+    async def test_recovery_after_the_writers_death_keeps_every_acknowledged_entry(
         self, make_client: MakeClient
     ) -> None:
         writer = await (await make_client()).create(ensemble_size=4, write_quorum=3, ack_quorum=2)
@@ -212,7 +212,7 @@ class LedgerClientContract:
         with pytest.raises(LedgerFenced):
             await writer.add(b"x")
 
-    async def test_looking_on_does_not_fence(self, make_client: MakeClient) -> None:
+    async def test_opening_without_recovery_does_not_fence(self, make_client: MakeClient) -> None:
         writer = await (await make_client()).create()
         await writer.add_many([b"a", b"b"])
         reader = await (await make_client()).open(writer.ledger_id, recover=False)
@@ -266,7 +266,7 @@ class LedgerClientContract:
         assert payloads_of(seen) == [b"%d.%d" % (i, j) for i in range(1, 20) for j in range(3)]
         await reader.release()
 
-    async def test_a_cancelled_caller_does_not_take_its_entries_back(self, make_client: MakeClient) -> None:
+    async def test_cancelling_the_caller_does_not_remove_its_entries(self, make_client: MakeClient) -> None:
         client = await make_client()
         writer = await client.create()
         cancelled = asyncio.ensure_future(writer.add_many([b"a", b"b"]))
@@ -277,7 +277,7 @@ class LedgerClientContract:
             await cancelled
         assert payloads_of(await writer.read(EntryId(0), EntryId(2))) == [b"a", b"b", b"c"]
 
-    async def test_the_wrong_password_opens_nothing(self, make_client: MakeClient) -> None:
+    async def test_a_wrong_password_is_refused(self, make_client: MakeClient) -> None:
         client = await make_client()
         writer = await client.create(password=b"right")
         await writer.add(b"a")
@@ -285,7 +285,7 @@ class LedgerClientContract:
             await client.open(writer.ledger_id, password=b"wrong")
         assert await writer.add(b"not fenced") == 1
 
-    async def test_a_ledger_that_is_not_there(self, make_client: MakeClient) -> None:
+    async def test_a_missing_ledger_raises_no_such_ledger(self, make_client: MakeClient) -> None:
         client = await make_client()
         with pytest.raises(NoSuchLedger):
             await client.open(LedgerId(123456))
@@ -293,7 +293,7 @@ class LedgerClientContract:
             await client.metadata(LedgerId(123456))
         await client.delete(LedgerId(123456))
 
-    async def test_a_deleted_ledger_is_gone_and_its_writer_fenced(self, make_client: MakeClient) -> None:
+    async def test_a_deleted_ledger_is_missing_and_its_writer_fenced(self, make_client: MakeClient) -> None:
         client = await make_client()
         kept, deleted = await client.create(), await client.create()
         await deleted.add(b"a")
@@ -314,7 +314,7 @@ class LedgerClientContract:
             with pytest.raises(BadRequest):
                 await client.create(ensemble_size=ensemble_size, write_quorum=write_quorum, ack_quorum=ack_quorum)
 
-    async def test_more_bookies_than_there_are(self, make_client: MakeClient) -> None:
+    async def test_an_ensemble_larger_than_the_cluster_is_refused(self, make_client: MakeClient) -> None:
         client = await make_client()
         with pytest.raises(NotEnoughBookies):
             await client.create(ensemble_size=9)
@@ -322,7 +322,7 @@ class LedgerClientContract:
         assert len(bookies) == 4
         assert all(bookies.values())
 
-    async def test_copies_are_stored_as_they_are_on_a_bookie_that_never_had_them(self, make_client: MakeClient) -> None:
+    async def test_copies_are_stored_unchanged_on_a_bookie_without_them(self, make_client: MakeClient) -> None:
         client = await make_client()
         writer = await client.create(password=b"pw", digest_type=DigestType.MAC)
         await writer.add_many([b"one", b"", b"three"])
@@ -343,7 +343,7 @@ class LedgerClientContract:
         with pytest.raises(BookieUnavailable):
             await client.store_replicas(ledger_id, metadata, BookieId("nowhere:3181"), frames)
 
-    async def test_a_fenced_ledger_takes_copies_and_a_wrong_password_does_not(self, make_client: MakeClient) -> None:
+    async def test_a_fenced_ledger_accepts_copies_unless_the_password_is_wrong(self, make_client: MakeClient) -> None:
         client = await make_client()
         writer = await client.create(password=b"pw")
         await writer.add(b"x")
@@ -365,7 +365,7 @@ class LedgerClientContract:
         with pytest.raises(NotEnoughBookies, match="draining"):
             await client.choose_replacements(ensemble, failed, write_quorum=3, exclude={spare: "draining"})
 
-    async def test_metadata_are_changed_by_a_function_that_may_decline(self, make_client: MakeClient) -> None:
+    async def test_metadata_is_changed_by_a_function_that_may_return_none(self, make_client: MakeClient) -> None:
         client = await make_client()
         writer = await client.create()
         metadata = await writer.close()

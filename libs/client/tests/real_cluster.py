@@ -63,7 +63,7 @@ class RealCluster:
         process.wait()
 
     async def wait_for_bookies(self, count: int) -> None:
-        """Return once `count` bookies are registered and listen; what a killed one left behind does not count."""
+        """Return once `count` bookies are registered and listen; the registration of a killed one does not count."""
         store = await ZooKeeperStore.connect(self.spec.hosts)
         directory = BookieDirectory(store, LedgersLayout())
         try:

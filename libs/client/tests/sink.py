@@ -1,4 +1,4 @@
-"""Who waits for the answers of a connection, for tests."""
+"""A sink that records the responses of a connection, for tests."""
 
 import asyncio
 
@@ -10,7 +10,7 @@ LIMIT_S = 30.0
 
 
 class Sink:
-    """Notes what it is told, and lets a test wait for it."""
+    """Records responses and errors, and lets a test wait for them."""
 
     def __init__(self) -> None:
         self.batches: list[list[Response]] = []

@@ -1,4 +1,4 @@
-"""Bookies that die, fall silent and come back at random moments under a writer, metadata too; by seed.
+"""Bookies and metadata that fail and recover at random times during writes, by seed.
 
 What was acknowledged is there afterwards although one bookie is gone, in order and once; the rest may or may not be.
 """
@@ -17,7 +17,7 @@ LIMIT_S = 30.0
 
 
 async def disturb(cluster: FakeCluster, store: MemoryStore, rng: random.Random, *, bearable: int) -> None:
-    """At most `bearable` bookies are unwell at any time; now and then `store` is cut off, or its session ended."""
+    """At most `bearable` bookies fail at any time; occasionally `store` is disconnected, or its session ended."""
     bookies = list(cluster.bookies.values())
     while True:
         cut = rng.random() < 0.3
@@ -96,7 +96,9 @@ async def test_every_acknowledged_entry_survives(seed: int) -> None:
             bookie.thaw()
             await bookie.stop()
             await bookie.start()
-        await rng.choice(list(cluster.bookies.values())).stop()  # one is lost for good: ack quorums bear it
+        await rng.choice(
+            list(cluster.bookies.values())
+        ).stop()  # one bookie is lost permanently, which ack quorums survive
         reading = await cluster.client()
         assert written
         assert any(acknowledged for acknowledged, _ in written.values())

@@ -1,4 +1,4 @@
-"""LedgerClient: it meets the contract over bookies in this process; options; which bookies it takes into account."""
+"""LedgerClient: the contract with fake bookies, options, and the bookies that it considers."""
 
 import random
 from collections.abc import AsyncIterator

@@ -34,7 +34,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealCluster]:
 
 @pytest.fixture
 async def whole(cluster: RealCluster) -> AsyncIterator[RealCluster]:
-    """With every bookie up, also for the next test."""
+    """The cluster with every bookie running, also for the next test."""
     yield cluster
     for number in range(BOOKIES):
         if f"bookie-{number}" not in cluster.processes:
@@ -62,7 +62,7 @@ async def add_numbers(writer: WriteHandle, first: int, end: int) -> None:
             group.create_task(writer.add(b"%d" % number))
 
 
-async def test_striping_as_the_bookies_themselves_tell_it(whole: RealCluster) -> None:
+async def test_striping_as_the_bookies_report_it(whole: RealCluster) -> None:
     async with Clients(whole) as make:
         client = await make()
         writer = await client.create(ensemble_size=4, write_quorum=3, ack_quorum=2)
@@ -77,7 +77,7 @@ async def test_striping_as_the_bookies_themselves_tell_it(whole: RealCluster) ->
         assert holders == [{b1, b2, b3}, {b2, b3, b4}, {b3, b4, b1}, {b4, b1, b2}] * 2
 
 
-async def test_kill_minus_nine_of_a_bookie_under_load(whole: RealCluster) -> None:
+async def test_kill_9_of_a_bookie_under_load(whole: RealCluster) -> None:
     async with Clients(whole, QUICK) as make:
         writer = await (await make()).create()
         await add_numbers(writer, 0, 500)
@@ -97,8 +97,8 @@ async def test_kill_minus_nine_of_a_bookie_under_load(whole: RealCluster) -> Non
         assert [entry.payload for entry in entries] == [b"%d" % i for i in range(count + 100)]
 
 
-async def test_two_of_four_die_and_come_back(whole: RealCluster) -> None:
-    """No spare: on with the ack quorum; then not even that; after the restart everything acknowledged is there."""
+async def test_two_of_four_bookies_fail_and_restart(whole: RealCluster) -> None:
+    """Without a spare, adds continue with the ack quorum, then fail. The restart loses no acknowledged entry."""
     async with Clients(whole, QUICK) as make:
         client = await make()
         writer = await client.create()
@@ -125,8 +125,8 @@ async def add_numbers_one_by_one(writer: WriteHandle, first: int, end: int) -> N
         await asyncio.wait_for(writer.add(b"%d" % number), LIMIT_S)
 
 
-async def test_a_bookie_that_comes_back_elsewhere_is_found_by_its_id(whole: RealCluster) -> None:
-    """The new process listens on another port: the registration says where."""
+async def test_a_bookie_that_restarts_at_another_address_is_found_by_its_id(whole: RealCluster) -> None:
+    """The new process listens on another port, which its registration contains."""
     async with Clients(whole, QUICK) as make:
         writer = await (await make()).create()
         await add_numbers(writer, 0, 100)

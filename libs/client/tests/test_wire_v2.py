@@ -1,4 +1,4 @@
-"""The client in wire version 2: what goes in which version, batch reads, answers that look alike."""
+"""The client in wire version 2: which requests use it, batch reads, equal responses."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -29,7 +29,7 @@ class TestTheContractInVersion2(LedgerClientContract):
             yield make
 
 
-async def test_adds_and_plain_reads_go_in_version_2_and_all_else_in_3() -> None:
+async def test_adds_and_plain_reads_use_version_2_and_all_other_requests_version_3() -> None:
     async with FakeCluster() as cluster:
         writer = await (await cluster.client(wire_version=2)).create(ensemble_size=4, write_quorum=3, ack_quorum=2)
         await writer.add_many([b"%d" % n for n in range(12)])
@@ -79,7 +79,7 @@ async def test_a_corrupt_entry_of_a_batch_is_read_from_another_bookie() -> None:
         assert payloads_of(await writer.read(EntryId(0), EntryId(9))) == [b"%d" % n for n in range(10)]
 
 
-async def test_a_bookie_that_does_not_know_batch_reads_is_asked_entry_by_entry_from_then_on() -> None:
+async def test_a_bookie_without_batch_reads_is_read_entry_by_entry_from_then_on() -> None:
     async with FakeCluster() as cluster:
         client = await cluster.client(wire_version=2)
         writer = await client.create()
@@ -102,7 +102,7 @@ async def test_batch_reads_can_be_turned_off() -> None:
         assert all(not bookie.requests["BatchReadRequest"] for bookie in cluster.bookies.values())
 
 
-async def test_a_bookie_that_dies_is_replaced_in_version_2_too() -> None:
+async def test_a_failed_bookie_is_replaced_in_version_2_too() -> None:
     async with FakeCluster() as cluster:
         writer = await (await cluster.client(wire_version=2)).create()
         await writer.add(b"0")
@@ -186,14 +186,14 @@ async def test_a_bookie_that_fails_breaks_a_ledger_with_deferred_sync() -> None:
         with pytest.raises(BookieUnavailable, match="deferred sync"):
             await go_on()
         sealed = await writer.close()
-        assert (sealed.last_entry_id, sealed.length) == (0, 1), "what was not forced is not promised"
+        assert (sealed.last_entry_id, sealed.length) == (0, 1), "entries that were not forced are not confirmed"
         assert sealed.last_segment.ensemble == before
 
 
 # --- free space -------------------------------------------------------------------------------------------------------
 
 
-async def test_new_ledgers_prefer_bookies_with_room_once_these_told() -> None:
+async def test_new_ledgers_prefer_bookies_that_reported_more_free_space() -> None:
     async with FakeCluster(bookies=4) as cluster:
         for number, bookie in enumerate(cluster.bookies.values()):
             bookie.free_disk_space = 1 if number == 0 else 10**12
@@ -257,7 +257,7 @@ async def test_equal_requests_all_fail_or_expire(pair: tuple[BookieConnection, F
     connection.send(v2.encode_request(read), [v2.key_of(read)], hasty, timeout_s=0.05)
     await hasty.news()
     assert len(hasty.expiries) == 1
-    await patient.news()  # nothing came at all, so the connection was given up
+    await patient.news()  # no response arrived, so the connection was closed
     assert len(patient.errors) == 1
     connection.send(v2.encode_request(read), [v2.key_of(read)], lost, timeout_s=30)
     await asyncio.sleep(0.05)

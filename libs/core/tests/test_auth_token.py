@@ -26,7 +26,7 @@ def token(claims: object, *, header: object = None, key: bytes = KEY) -> bytes:
 
 
 def test_the_example_of_the_standard_is_read() -> None:
-    """RFC 7515 appendix A.1, whose claims lack a subject: the signature is found right, and then nobody is named."""
+    """RFC 7515 appendix A.1, whose claims lack a subject: the signature is valid, then the subject is missing."""
     key = base64.urlsafe_b64decode(
         "AyM1SysPpbyDfgZld3umj1qzKObwVMkoqQ-EstJQLr_T-1qS0gZH75aKtMN3Yj0iPS4hcgUuTwjAzZr1Z9CAow=="
     )
@@ -52,7 +52,7 @@ def test_a_signed_token_names_its_bearer_until_it_expires() -> None:
 def test_every_flipped_bit_of_a_token_makes_it_wrong() -> None:
     text = sign(KEY, subject="x")
     verifier = SignedTokens([KEY])
-    for at in range(len(text) - 1):  # the last character of a MAC holds bits that mean nothing
+    for at in range(len(text) - 1):  # the last character of a MAC has unused bits
         for bit in range(8):
             damaged = bytearray(text)
             damaged[at] ^= 1 << bit
@@ -84,7 +84,7 @@ def test_every_flipped_bit_of_a_token_makes_it_wrong() -> None:
         token({"sub": "x" * 9000}),
     ],
 )
-def test_what_is_no_valid_token_is_refused(text: bytes) -> None:
+def test_an_invalid_token_is_refused(text: bytes) -> None:
     with pytest.raises(Unauthorized):
         SignedTokens([KEY]).verify(text, now_s=NOW)
 
@@ -96,7 +96,7 @@ def test_random_bytes_are_never_a_token(text: bytes) -> None:
             verifier.verify(text, now_s=NOW)
 
 
-def test_any_of_the_shared_secrets_will_do() -> None:
+def test_each_of_the_shared_secrets_is_accepted() -> None:
     verifier = SharedSecrets([SECRET, b"the one that follows it"])
     assert verifier.verify(SECRET, now_s=NOW) == verifier.verify(b"the one that follows it", now_s=0) == SHARED_SUBJECT
     for wrong in (b"", SECRET[:-1], SECRET + b"x", SECRET + bytes(9000)):
@@ -113,7 +113,7 @@ def test_secrets_that_can_be_guessed_are_refused() -> None:
             SignedTokens(keys)
 
 
-def test_errors_and_reprs_tell_no_secret() -> None:
+def test_errors_and_reprs_contain_no_secret() -> None:
     for verifier, text in ((SharedSecrets([SECRET]), b"wrong" * 9), (SignedTokens([KEY]), sign(OTHER, subject="x"))):
         with pytest.raises(Unauthorized) as refused:
             verifier.verify(text, now_s=NOW)

@@ -161,7 +161,7 @@ def test_lac_packets_round_trip(digest_type: DigestType, lac: int) -> None:
     assert unpack_lac(digester, packet, ledger_id=9) == lac
 
 
-def test_peeking_tells_short_bodies() -> None:
+def test_peeking_detects_short_bodies() -> None:
     with pytest.raises(BadRequest):
         peek_ids(bytes(15))
     assert peek_ids(bytes(16)) == (0, 0)

@@ -24,6 +24,6 @@ def test_negative_numbers_are_ten_bytes(value: int) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"\x80", b"\xff" * 9, b"\xff" * 10 + b"\x01", b"\xff" * 9 + b"\x02"])
-def test_what_is_cut_off_or_too_large_is_none(data: bytes) -> None:
+def test_a_truncated_or_too_large_value_is_not_a_varint(data: bytes) -> None:
     with pytest.raises(NotAVarint):
         decode(data, 0)

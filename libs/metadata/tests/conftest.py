@@ -1,4 +1,4 @@
-"""Fixtures: `world` gives each test both worlds."""
+"""Fixtures: `environment` runs each test in both environments."""
 
 import asyncio
 import sys
@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from bindery_metadata.stores.embedded import EmbeddedZooKeeper, ServerSpec
 from bindery_metadata.stores.store import MetadataStore
-from worlds import MemoryWorld, World, ZooKeeperWorld, free_port
+from store_environments import MemoryEnvironment, StoreEnvironment, ZooKeeperEnvironment, free_port
 
 
 @pytest.fixture(scope="session")
@@ -26,26 +26,26 @@ def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerSpec]:
 
 @pytest.fixture(params=["memory", pytest.param("zookeeper", marks=pytest.mark.integration)])
 def server(request: pytest.FixtureRequest) -> ServerSpec | None:
-    """None: the world in memory."""
+    """None: the in-memory environment."""
     return None if request.param == "memory" else request.getfixturevalue("zookeeper")
 
 
 @pytest.fixture
-async def world(server: ServerSpec | None) -> AsyncIterator[World]:
+async def environment(server: ServerSpec | None) -> AsyncIterator[StoreEnvironment]:
     if server is None:
-        world: World = MemoryWorld()
+        environment: StoreEnvironment = MemoryEnvironment()
     else:
-        world = ZooKeeperWorld(server.host, server.client_port)
-        await world.wipe()
-    yield world
-    await world.close()
+        environment = ZooKeeperEnvironment(server.host, server.client_port)
+        await environment.wipe()
+    yield environment
+    await environment.close()
 
 
 @pytest.fixture
-async def store(world: World) -> MetadataStore:
-    return await world.connect()
+async def store(environment: StoreEnvironment) -> MetadataStore:
+    return await environment.connect()
 
 
 @pytest.fixture
-async def other(world: World) -> MetadataStore:
-    return await world.connect()
+async def other(environment: StoreEnvironment) -> MetadataStore:
+    return await environment.connect()

@@ -37,7 +37,7 @@ class Proxy:
         return f"{host}:{port}"
 
     def cut(self) -> None:
-        """Break what there is and refuse what comes."""
+        """Break open connections and refuse new ones."""
         self._refusing = True
         self._break()
 
@@ -45,11 +45,11 @@ class Proxy:
         self._refusing = False
 
     def lose_next(self, types: frozenset[int], *, applied: bool) -> None:
-        """Break the connection when a request of these types comes by: before it gets there, or after it was done."""
+        """Break the connection at a request of these types: before the server receives it, or after it applied it."""
         self._lose = (types, applied)
 
     def send_nonsense(self) -> None:
-        """Give the clients an answer to a request that they never made."""
+        """Send the clients a response to a request that they never made."""
         for writer in self._clients:
             writer.write(struct.pack(">iiqi", 16, 12_345, 0, 0))
 

@@ -1,4 +1,4 @@
-"""Initialising a cluster: once, twice, at the same time, on top of half a cluster."""
+"""Initializing a cluster: once, again, concurrently, and over an incomplete cluster."""
 
 import asyncio
 import json
@@ -12,7 +12,7 @@ from bindery_metadata.bookies.cookies import CookieStore
 from bindery_metadata.cluster import ClusterStatus, cluster_status, initialize_cluster
 from bindery_metadata.layout.layout import LAYOUT_TEXT, LedgersLayout
 from bindery_metadata.stores.store import MetadataStore
-from worlds import World
+from store_environments import StoreEnvironment
 
 LAYOUT = LedgersLayout()
 ALL = (
@@ -50,14 +50,14 @@ async def test_the_default_namespace_has_four_bundles(store: MetadataStore) -> N
     assert json.loads((await store.get("/admin/policies/public")).data)["allowedClusters"] == ["c1"]
 
 
-async def test_initialising_again_finds_everything_and_changes_nothing(store: MetadataStore) -> None:
+async def test_initializing_again_finds_all_nodes_and_changes_nothing(store: MetadataStore) -> None:
     first = await initialize_cluster(store, LAYOUT, randomness=random.Random(1))
     second = await initialize_cluster(store, LAYOUT, randomness=random.Random(2))
     assert (second.created, second.found) == ((), ALL)
     assert second.instance_id == first.instance_id
 
 
-async def test_two_who_initialise_at_once_agree(store: MetadataStore, other: MetadataStore) -> None:
+async def test_concurrent_initializations_agree(store: MetadataStore, other: MetadataStore) -> None:
     one, two = await asyncio.gather(
         initialize_cluster(store, LAYOUT, randomness=random.Random(1)),
         initialize_cluster(other, LAYOUT, randomness=random.Random(2)),
@@ -66,13 +66,13 @@ async def test_two_who_initialise_at_once_agree(store: MetadataStore, other: Met
     assert sorted([*one.created, *two.created]) == sorted(ALL)
 
 
-async def test_what_is_missing_of_a_cluster_is_made(store: MetadataStore) -> None:
+async def test_missing_nodes_of_a_cluster_are_created(store: MetadataStore) -> None:
     await store.create("/ledgers/available", make_parents=True)
     made = await initialize_cluster(store, LAYOUT, randomness=random.Random(1))
     assert made.found == ("/ledgers", "/ledgers/available")
 
 
-async def test_the_root_may_lie_deeper(store: MetadataStore) -> None:
+async def test_the_root_may_have_parents(store: MetadataStore) -> None:
     layout = LedgersLayout("/clusters/one/ledgers")
     made = await initialize_cluster(store, layout, randomness=random.Random(1))
     assert "/clusters/one/ledgers/LAYOUT" in made.created
@@ -88,14 +88,16 @@ async def test_ledgers_of_another_layout_are_refused(store: MetadataStore) -> No
 
 
 @pytest.mark.parametrize("applied", [True, False], ids=["done", "not done"])
-async def test_lost_answers_do_not_stop_it(world: World, store: MetadataStore, applied: bool) -> None:
-    world.lose_next_write(store, applied=applied)
+async def test_initialization_continues_after_lost_responses(
+    environment: StoreEnvironment, store: MetadataStore, applied: bool
+) -> None:
+    environment.lose_next_write(store, applied=applied)
     made = await initialize_cluster(store, LAYOUT, randomness=random.Random(1))
     assert {*made.created, *made.found} == set(ALL)
     assert (await store.get("/ledgers/INSTANCEID")).data.decode() == made.instance_id
 
 
-async def test_the_status_tells_what_is_there(store: MetadataStore) -> None:
+async def test_the_status_reports_the_current_state(store: MetadataStore) -> None:
     assert await cluster_status(store, LAYOUT) == ClusterStatus(False, None, (), (), ())
     made = await initialize_cluster(store, LAYOUT, randomness=random.Random(1))
     assert await cluster_status(store, LAYOUT) == ClusterStatus(True, made.instance_id, (), (), ())

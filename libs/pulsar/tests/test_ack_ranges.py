@@ -16,7 +16,7 @@ def as_set(ranges: AckRanges) -> set[tuple[int, int]]:
 
 @settings(deadline=None, max_examples=150)
 @given(st.lists(st.one_of(ADD, ADD, ADD, REMOVE), max_size=60))
-def test_it_holds_what_a_set_holds_in_as_few_ranges_as_can_be(steps: list[tuple[str, int, int, int]]) -> None:
+def test_it_equals_a_set_with_the_fewest_ranges(steps: list[tuple[str, int, int, int]]) -> None:
     ranges, naive = AckRanges(), set[tuple[int, int]]()
     for kind, ledger, entry, length in steps:
         if kind == "add":
@@ -42,7 +42,7 @@ def test_it_holds_what_a_set_holds_in_as_few_ranges_as_can_be(steps: list[tuple[
     assert ranges.copy() == ranges
 
 
-def test_memory_follows_the_holes_not_the_entries() -> None:
+def test_memory_depends_on_the_gaps_and_not_on_the_entries() -> None:
     ranges = AckRanges()
     for entry in range(100_000):
         if entry % 50_000:

@@ -1,4 +1,4 @@
-"""Znode values and cursor records: goldens, and every state that goes in comes out."""
+"""Znode values and cursor records: golden bytes, and every state round-trips."""
 
 import struct
 import zlib
@@ -69,7 +69,7 @@ GOLDENS = {
 
 
 @pytest.mark.parametrize("name", sorted(GOLDENS))
-def test_what_is_written_is_the_golden_bytes(name: str) -> None:
+def test_values_are_encoded_to_the_golden_bytes(name: str) -> None:
     assert GOLDENS[name] == (GOLDEN / name).read_bytes()
 
 
@@ -81,7 +81,7 @@ def test_the_golden_bytes_are_read() -> None:
     assert decode_position((GOLDEN / "position_info_bits.bin").read_bytes()) == SCATTERED
 
 
-def test_the_golden_topic_is_what_the_specification_says() -> None:
+def test_the_golden_topic_matches_the_specification() -> None:
     """By hand: field 1 = ledgers (1 id, 2 entries, 3 size, 4 timestamp), field 3 = properties."""
     closed = b"\x08\x05" + b"\x10\xd0\x86\x03" + b"\x18\xc0\x84\x3d" + b"\x20\x80\xd0\x95\xff\xbc\x31"
     current = b"\x08\x09" + b"\x20\x00"
@@ -90,7 +90,7 @@ def test_the_golden_topic_is_what_the_specification_says() -> None:
     assert GOLDENS["topic_info.bin"] == b"".join(tag + bytes([len(body)]) + body for tag, body in parts)
 
 
-def test_the_shorter_form_of_ranges_is_taken() -> None:
+def test_the_shorter_form_of_ranges_is_chosen() -> None:
     assert PositionInfo.FromString(GOLDENS["position_info_ranges.bin"]).individualDeletedMessages
     bits = PositionInfo.FromString(GOLDENS["position_info_bits.bin"])
     assert not bits.individualDeletedMessages
@@ -98,7 +98,7 @@ def test_the_shorter_form_of_ranges_is_taken() -> None:
     assert len(GOLDENS["position_info_bits.bin"]) < 60
 
 
-def test_sizes_follow_the_holes() -> None:
+def test_sizes_depend_on_the_gaps() -> None:
     one_hole = CursorState(mark_delete=Position(5, 0), acked=ranges((5, 2, 10_000_000)))
     assert len(encode_position(one_hole)) < 50
 
@@ -113,7 +113,7 @@ ENTRIES = st.integers(0, 300)
     st.dictionaries(st.text(max_size=5), st.integers(-(2**63), 2**63 - 1), max_size=3),
     st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=3),
 )
-def test_every_state_comes_back(
+def test_every_state_is_decoded_unchanged(
     items: list[tuple[int, int, int]], batches: dict[Position, int], numbers: dict[str, int], texts: dict[str, str]
 ) -> None:
     acked = ranges(*[(ledger, first, first + length) for ledger, first, length in items])
@@ -123,7 +123,7 @@ def test_every_state_comes_back(
     assert decode_cursor(encode_cursor(info)) == info
 
 
-def test_fields_that_are_not_ours_are_kept() -> None:
+def test_unknown_fields_are_kept() -> None:
     message = ManagedLedgerInfo.FromString(GOLDENS["topic_info.bin"])
     message.ledgerInfo[0].offloadContext.uidMsb = 7
     message.ledgerInfo[0].properties.add(key="a", value="b")
@@ -172,11 +172,17 @@ def test_compressed_values_are_read() -> None:
 @pytest.mark.parametrize(
     "data",
     [
-        compressed(b"x", 1, 1), compressed(b"x", 2, 1), compressed(zlib.compress(b"xy"), 2, 1),
-        compressed(b"", 2, 2**31 - 1), compressed(b"", 2, -1), b"\x47\x78\x00\x00\x00\x09\xff", b"\x08", b"\xff" * 9,
+        compressed(b"x", 1, 1),
+        compressed(b"x", 2, 1),
+        compressed(zlib.compress(b"xy"), 2, 1),
+        compressed(b"", 2, 2**31 - 1),
+        compressed(b"", 2, -1),
+        b"\x47\x78\x00\x00\x00\x09\xff",
+        b"\x08",
+        b"\xff" * 9,
     ],
-)  # fmt: skip
-def test_what_cannot_be_read_is_damage(data: bytes) -> None:
+)
+def test_unreadable_values_are_corrupt(data: bytes) -> None:
     for decode in (decode_topic, decode_cursor):
         with pytest.raises(Corrupt):
             decode(data)

@@ -1,4 +1,4 @@
-"""Entries: goldens, damage, and what other producers write."""
+"""Entries: golden bytes, damage, and entries of other producers."""
 
 import struct
 import zlib
@@ -68,8 +68,8 @@ def test_entries_are_the_golden_bytes(name: str) -> None:
     assert golden_entries()[name] == (GOLDEN / name).read_bytes()
 
 
-def test_the_plain_golden_entry_is_what_the_specification_says() -> None:
-    """Taken apart by hand: magic, CRC32C, sizes, field numbers."""
+def test_the_plain_golden_entry_matches_the_specification() -> None:
+    """Decoded by hand: magic, CRC32C, sizes, field numbers."""
     entry = (GOLDEN / "message_plain.bin").read_bytes()
     magic, checksum, metadata_size = struct.unpack_from(">HII", entry)
     assert magic == 0x0E01
@@ -80,7 +80,7 @@ def test_the_plain_golden_entry_is_what_the_specification_says() -> None:
     assert entry[10 + metadata_size :] == b"hello"
 
 
-def test_the_golden_batch_is_what_the_specification_says() -> None:
+def test_the_golden_batch_matches_the_specification() -> None:
     entry = (GOLDEN / "message_batch.bin").read_bytes()
     (size,) = struct.unpack_from(">I", entry, 6)
     metadata = MessageMetadata.FromString(entry[10 : 10 + size])
@@ -95,7 +95,7 @@ def test_the_golden_batch_is_what_the_specification_says() -> None:
     assert payload[4 + size :].startswith(b"one")
 
 
-def test_a_message_comes_back_as_it_was_sent() -> None:
+def test_an_encoded_message_is_decoded_unchanged() -> None:
     (message,) = decode_entry((GOLDEN / "message_full.bin").read_bytes())
     assert (message.payload, message.key, message.ordering_key) == (b"hello", "kü", b"\x00\xff")
     assert message.properties == {"path": "a/b", "red": "TAGS"}
@@ -105,7 +105,7 @@ def test_a_message_comes_back_as_it_was_sent() -> None:
     assert message.tags == {"red"}
 
 
-def test_a_batch_comes_back_in_order() -> None:
+def test_a_batch_is_decoded_in_order() -> None:
     messages = decode_entry((GOLDEN / "message_batch.bin").read_bytes())
     assert [m.payload for m in messages] == [b"one", b"", b"three"]
     assert [m.batch_index for m in messages] == [0, 1, 2]
@@ -134,7 +134,7 @@ def test_a_batch_comes_back_in_order() -> None:
         max_size=6,
     )
 )
-def test_whatever_is_encoded_is_decoded(messages: list[OutgoingMessage]) -> None:
+def test_every_encoded_message_is_decoded(messages: list[OutgoingMessage]) -> None:
     entry = encode_batch(messages, producer_name="p", publish_time_ms=1, sequence_ids=range(len(messages)))
     single = encode_message(messages[0], producer_name="p", publish_time_ms=1, sequence_id=0)
     for found, sent in [*zip(decode_entry(entry), messages, strict=True), (decode_entry(single)[0], messages[0])]:
@@ -143,7 +143,7 @@ def test_whatever_is_encoded_is_decoded(messages: list[OutgoingMessage]) -> None
 
 
 @pytest.mark.parametrize("name", sorted(golden_entries()))
-def test_every_flipped_bit_and_every_cut_is_noticed(name: str) -> None:
+def test_every_flipped_bit_and_every_truncation_is_detected(name: str) -> None:
     entry = (GOLDEN / name).read_bytes()
     for size in range(len(entry)):
         with pytest.raises(Corrupt):
@@ -184,7 +184,7 @@ def test_an_entry_without_a_checksum_is_read() -> None:
     assert decode_entry(raw(b"hello", checksum=False))[0].payload == b"hello"
 
 
-def test_what_a_broker_noted_is_skipped_and_its_time_counts() -> None:
+def test_broker_metadata_is_skipped_and_its_time_counts() -> None:
     note = BrokerEntryMetadata(broker_timestamp=99, index=3).SerializeToString()
     entry = struct.pack(">HI", 0x0E02, len(note)) + note + raw(b"hello")
     assert decode_entry(entry)[0].payload == b"hello"
@@ -234,7 +234,7 @@ def test_a_payload_that_would_fill_the_memory_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("codec", "name"), [(LZ4, "LZ4"), (ZSTD, "ZSTD"), (SNAPPY, "SNAPPY")])
-def test_codecs_that_are_not_at_hand_are_named(codec: int, name: str) -> None:
+def test_unsupported_codecs_are_named(codec: int, name: str) -> None:
     with pytest.raises(UnreadableMessage, match=f"compression={name}"):
         decode_entry(raw(compression=codec, uncompressed_size=1))
 
@@ -273,5 +273,7 @@ def test_sizes_are_limited() -> None:
     with pytest.raises(TooLarge, match=f"size_max={ENTRY_SIZE_MAX}"):
         encode_batch(
             [OutgoingMessage(payload=bytes(PAYLOAD_SIZE_MAX))] * 2,
-            producer_name="p", publish_time_ms=1, sequence_ids=[0, 1],
-        )  # fmt: skip
+            producer_name="p",
+            publish_time_ms=1,
+            sequence_ids=[0, 1],
+        )

@@ -1,4 +1,4 @@
-"""Topic names: what is read, what is refused, what they become in ZooKeeper."""
+"""Topic names: valid and invalid ones, and their form in ZooKeeper."""
 
 import zlib
 
@@ -46,7 +46,7 @@ def test_short_and_full_forms(text: str, full: str) -> None:
         ("t/n/\ud800", "incomplete character"),
     ],
 )
-def test_what_is_no_name_is_refused_with_the_reason(text: str, why: str) -> None:
+def test_an_invalid_name_is_refused_with_the_reason(text: str, why: str) -> None:
     with pytest.raises(BadRequest, match=why):
         TopicName.parse(text)
 
@@ -99,7 +99,7 @@ def test_names_in_metadata_are_form_encoded() -> None:
         TopicName.from_managed_ledger_name("t/n/x")
 
 
-def test_the_place_on_the_ring_is_the_crc32_of_the_full_name() -> None:
+def test_the_position_on_the_ring_is_the_crc32_of_the_full_name() -> None:
     assert (
         TopicName.parse("my-topic").bundle_position == zlib.crc32(b"persistent://public/default/my-topic") == 0x2BAD45F7
     )

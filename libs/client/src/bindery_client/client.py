@@ -1,18 +1,18 @@
 """LedgerClient: ledgers over bookies and the metadata store.
 
 One client serves a whole process: its handles share the connections, the directory of bookies and the budget of bytes.
-The store is the caller's, and stays open when the client is closed.
+The store belongs to the caller, and stays open when the client is closed.
 """
 
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import Self, TypeVar
+from functools import partial
+from typing import Self, TypeVar, Unpack
 from weakref import WeakSet
 
 from bindery_core.digest import Digester
 from bindery_core.errors import (
-    BadRequest,
     BookieUnavailable,
     MetadataUnavailable,
     NoSuchLedger,
@@ -20,7 +20,7 @@ from bindery_core.errors import (
     Unauthorized,
     VersionConflict,
 )
-from bindery_core.formats.ledger_metadata import DigestType, LedgerMetadata, LedgerState, Segment
+from bindery_core.formats.ledger_metadata import DigestType, LedgerMetadata, LedgerState
 from bindery_core.ids import BookieId, EntryId, LedgerId
 from bindery_core.ledger.ledger_plans import fence_targets
 from bindery_core.sources import RandomSource
@@ -35,6 +35,7 @@ from bindery_client.connection.in_flight_budget import InFlightBudget
 from bindery_client.connection.pool import BookiePool
 from bindery_client.connection.security import NO_SECURITY, ClientSecurity
 from bindery_client.ledger.bookie_requests import DiskSpaces, EntryList, ForceAll, FreeSpace
+from bindery_client.ledger.new_ledger import LedgerOptions, NewLedger
 from bindery_client.ledger.reader import ReadHandle
 from bindery_client.ledger.recovery import recover as run_recovery
 from bindery_client.ledger.replica import FenceAll, ReplicaBatch, ReplicaRead, ReplicaRequest
@@ -46,23 +47,31 @@ from bindery_client.settings import ClientSettings
 T = TypeVar("T")
 
 DIGEST_TYPE_UNTOLD = DigestType.CRC32
-"""For metadata so old that it names none. Source: the default of BookKeeper's client."""
+"""Digest type of ledgers with metadata so old that it names none. Source: the default of BookKeeper's client."""
 
 DELETE_ATTEMPTS_MAX = 10
-"""Changes of a ledger that one delete follows. A fenced writer makes no more, so one or two are usual."""
+"""Maximum attempts of a delete if the ledger changes meanwhile. A fenced writer changes nothing more, so one or two
+are usual."""
 
 
 class LedgerClient:
     """`api.LedgerClient`. Made by `connect`, used from one event loop."""
 
     def __init__(
-        self, manager: LedgerManager, directory: BookieDirectory, notes: ClosingRecords, *, randomness: RandomSource,
-        settings: ClientSettings, on_degraded: OnDegraded | None = None, security: ClientSecurity = NO_SECURITY,
-    ) -> None:  # fmt: skip
-        """For `connect`; the client owns `manager` and `directory` (which was started)."""
+        self,
+        manager: LedgerManager,
+        directory: BookieDirectory,
+        closing_records: ClosingRecords,
+        *,
+        randomness: RandomSource,
+        settings: ClientSettings,
+        on_degraded: OnDegraded | None = None,
+        security: ClientSecurity = NO_SECURITY,
+    ) -> None:
+        """Called by `connect`; the client owns `manager` and `directory`, which is already started."""
         self.settings = settings
         self._manager = manager
-        self._notes = notes
+        self._closing_records = closing_records
         self._directory = directory
         self._pool = BookiePool(directory, settings=settings, randomness=randomness, security=security)
         self._free_space = FreeSpace(self._pool)
@@ -83,8 +92,8 @@ class LedgerClient:
         on_degraded: OnDegraded | None = None,
         security: ClientSecurity = NO_SECURITY,
     ) -> Self:
-        """A client on `store`. `security`: what its connections to bookies begin with. `on_degraded` hears of bookies
-        that lack entries which no spare took over.
+        """Return a client on `store`. `security`: TLS and credentials of its connections to bookies. `on_degraded` is
+        called for bookies on which entries are missing and that no spare replaced.
 
         Raises MetadataUnavailable.
         """
@@ -92,53 +101,54 @@ class LedgerClient:
         directory = BookieDirectory(store, layout)
         await directory.start()
         return cls(
-            LedgerManager(store, layout, randomness=randomness), directory, ClosingRecords(store),
-            randomness=randomness, settings=settings or ClientSettings(), on_degraded=on_degraded, security=security,
-        )  # fmt: skip
+            LedgerManager(store, layout, randomness=randomness),
+            directory,
+            ClosingRecords(store),
+            randomness=randomness,
+            settings=settings or ClientSettings(),
+            on_degraded=on_degraded,
+            security=security,
+        )
 
-    async def create(
-        self,
-        *,
-        ensemble_size: int = 3,
-        write_quorum: int = 3,
-        ack_quorum: int = 2,
-        digest_type: DigestType = DigestType.CRC32C,
-        password: bytes = b"",
-        custom: Mapping[str, bytes] | None = None,
-        deferred_sync: bool = False,
-    ) -> WriteHandle:
-        """A new ledger and its writer. No bookie is contacted for it.
+    async def create(self, **options: Unpack[LedgerOptions]) -> WriteHandle:
+        """See `api.LedgerClient`. No bookie is contacted.
 
         Raises BadRequest for impossible quorums, NotEnoughBookies with the facts asked, usable, known and refused.
         """
         self._check_open()
         self._free_space.refresh_if_due()
-        if not 1 <= ack_quorum <= write_quorum <= ensemble_size:
-            raise BadRequest(
-                "quorums must satisfy 1 <= ack_quorum <= write_quorum <= ensemble_size",
-                ensemble_size=ensemble_size, write_quorum=write_quorum, ack_quorum=ack_quorum,
-            )  # fmt: skip
-        if len(self._directory.writable()) < ensemble_size:
-            await self._directory.refresh()  # what we know may be older than the newest bookie
-        quorums = {"ensemble_size": ensemble_size, "write_quorum": write_quorum, "ack_quorum": ack_quorum}
+        new = NewLedger(**options)
+        if len(self._directory.writable()) < new.ensemble_size:
+            await self._directory.refresh()  # the known bookies may lack the newest one
+        metadata = new.metadata(await self._choose_ensemble(new))
+        ledger_id, created = await self._manager.create(metadata)
+        handle = WriteHandle(
+            created,
+            requests=self._requests(ledger_id, metadata),
+            manager=self._manager,
+            closing_records=self._closing_records,
+            budget=self._budget,
+            settings=self.settings,
+            on_degraded=self._on_degraded,
+            deferred_sync=new.deferred_sync,
+        )
+        self._writers.add(handle)
+        return handle
+
+    async def _choose_ensemble(self, new: NewLedger) -> tuple[BookieId, ...]:
+        """Choose bookies; if there are too few, check first whether unreachable ones can be reached again."""
+        choose = partial(
+            self._pool.choose_ensemble,
+            ensemble_size=new.ensemble_size,
+            write_quorum=new.write_quorum,
+            ack_quorum=new.ack_quorum,
+        )
         try:
-            ensemble = self._pool.choose_ensemble(**quorums)
+            return choose()
         except NotEnoughBookies:
             if not await self._pool.revisit():
                 raise
-            ensemble = self._pool.choose_ensemble(**quorums)
-        metadata = LedgerMetadata(
-            ensemble_size=ensemble_size, write_quorum=write_quorum, ack_quorum=ack_quorum,
-            segments=(Segment(EntryId(0), ensemble),), digest_type=digest_type, password=password,
-            custom=dict(custom or {}),
-        )  # fmt: skip
-        ledger_id, created = await self._manager.create(metadata)
-        handle = WriteHandle(
-            created, requests=self._requests(ledger_id, metadata), manager=self._manager, notes=self._notes,
-            budget=self._budget, settings=self.settings, on_degraded=self._on_degraded, deferred_sync=deferred_sync,
-        )  # fmt: skip
-        self._writers.add(handle)
-        return handle
+            return choose()
 
     async def open(self, ledger_id: LedgerId, *, password: bytes = b"", recover: bool = True) -> ReadHandle:
         """See `api.LedgerClient`. The digest type is the one in the metadata."""
@@ -149,9 +159,13 @@ class LedgerClient:
         requests = self._requests(ledger_id, found.value)
         if recover and found.value.state is not LedgerState.CLOSED:
             found = await run_recovery(
-                found, requests=requests, manager=self._manager, notes=self._notes, settings=self.settings,
+                found,
+                requests=requests,
+                manager=self._manager,
+                closing_records=self._closing_records,
+                settings=self.settings,
                 on_degraded=self._on_degraded,
-            )  # fmt: skip
+            )
         reader = ReadHandle(found, requests=requests, manager=self._manager, settings=self.settings)
         self._readers.add(reader)
         try:
@@ -162,17 +176,17 @@ class LedgerClient:
         return reader
 
     async def delete(self, ledger_id: LedgerId) -> None:
-        """See `api.LedgerClient`. Takes `fence_timeout_s` at most beside the metadata, for each ensemble it meets.
+        """See `api.LedgerClient`. Beside the metadata, it takes at most `fence_timeout_s` per ensemble that it fences.
 
-        What is deleted is the metadata that was read before fencing: were it changed meanwhile, its writer could go on
-        confirming entries of a deleted ledger on bookies that nobody fenced.
+        The compare-and-set deletes the metadata that was read before fencing. Otherwise, if the ensemble had changed
+        meanwhile, the writer could continue to confirm entries of a deleted ledger on bookies that were not fenced.
         """
         self._check_open()
         for _ in range(DELETE_ATTEMPTS_MAX):
             try:
                 found = await self._manager.read(ledger_id)
             except NoSuchLedger:
-                await self._notes.forget(ledger_id)  # whoever deleted it may have left it
+                await self._closing_records.forget(ledger_id)  # a process that failed may have left it
                 return
             targets = fence_targets(found.value)
             if targets:
@@ -189,7 +203,7 @@ class LedgerClient:
         return (await self.metadata_versioned(ledger_id)).value
 
     async def metadata_versioned(self, ledger_id: LedgerId) -> Versioned[LedgerMetadata]:
-        """With the znode's version and creation time."""
+        """Return the metadata with the znode's version and creation time."""
         self._check_open()
         return await self._manager.read(ledger_id)
 
@@ -201,13 +215,13 @@ class LedgerClient:
         return {b: not record.read_only for b, record in (await self._directory.refresh()).items()}
 
     async def disk_spaces(self) -> Mapping[BookieId, tuple[int, int]]:
-        """(total, free) bytes of every writable bookie that answers. Raises MetadataUnavailable."""
+        """Return (total, free) bytes of every writable bookie that responds. Raises MetadataUnavailable."""
         self._check_open()
         bookies = [b for b, record in (await self._directory.refresh()).items() if not record.read_only]
         return await DiskSpaces(self._pool).run(bookies, timeout_s=self.settings.read_timeout_s)
 
     async def read_from_bookie(self, ledger_id: LedgerId, entry_id: EntryId, bookie_id: BookieId) -> ReplicaRead:
-        """What one bookie itself answers for one entry, raw and judged, whether or not it should hold it.
+        """Read one entry from one bookie, whether or not it should hold it; return the raw response and its verdict.
 
         Raises NoSuchLedger, BookieUnavailable.
         """
@@ -217,19 +231,28 @@ class LedgerClient:
         return await ReplicaRequest(requests, bookie_id, entry_id).run(timeout_s=self.settings.read_timeout_s)
 
     async def read_replicas(
-        self, ledger_id: LedgerId, metadata: LedgerMetadata, bookie_id: BookieId, entry_ids: Sequence[EntryId],
+        self,
+        ledger_id: LedgerId,
+        metadata: LedgerMetadata,
+        bookie_id: BookieId,
+        entry_ids: Sequence[EntryId],
         take: Callable[[ReplicaRead], T],
-    ) -> list[T]:  # fmt: skip
-        """See `api.LedgerClient`. One request, as `read_from_bookie` for each of many entries."""
+    ) -> list[T]:
+        """See `api.LedgerClient`. Like `read_from_bookie` for many entries, in one request."""
         self._check_open()
         batch = ReplicaBatch(self._requests(ledger_id, metadata), bookie_id, entry_ids, take)
         return await batch.run(timeout_s=self.settings.read_timeout_s)
 
     async def store_replicas(
-        self, ledger_id: LedgerId, metadata: LedgerMetadata, bookie_id: BookieId, frames: Sequence[bytes], *,
+        self,
+        ledger_id: LedgerId,
+        metadata: LedgerMetadata,
+        bookie_id: BookieId,
+        frames: Sequence[bytes],
+        *,
         timeout_s: float | None = None,
-    ) -> list[int]:  # fmt: skip
-        """See `api.LedgerClient`. Recovery adds, with the ledger's own master key."""
+    ) -> list[int]:
+        """See `api.LedgerClient`. Sends recovery adds with the ledger's own master key."""
         self._check_open()
         store = ReplicaStore(self._requests(ledger_id, metadata), bookie_id, frames)
         settings = self.settings
@@ -239,16 +262,20 @@ class LedgerClient:
         )
 
     async def choose_replacements(
-        self, ensemble: tuple[BookieId, ...], failed: Mapping[int, BookieId], *, write_quorum: int,
+        self,
+        ensemble: tuple[BookieId, ...],
+        failed: Mapping[int, BookieId],
+        *,
+        write_quorum: int,
         exclude: Mapping[BookieId, str] | None = None,
-    ) -> dict[int, BookieId]:  # fmt: skip
-        """See `api.LedgerClient`. Bookies that failed lately are taken when there are no others."""
+    ) -> dict[int, BookieId]:
+        """See `api.LedgerClient`. Bookies that failed recently are chosen if there are no others."""
         self._check_open()
         self._free_space.refresh_if_due()
         try:
             return self._pool.choose_replacements(ensemble, failed, write_quorum=write_quorum, exclude=exclude)
         except NotEnoughBookies:
-            await self._directory.refresh()  # what we know may be older than the newest bookie
+            await self._directory.refresh()  # the known bookies may lack the newest one
             await self._pool.revisit()
             return self._pool.choose_replacements(ensemble, failed, write_quorum=write_quorum, exclude=exclude)
 
@@ -262,12 +289,12 @@ class LedgerClient:
     async def entries_on(
         self, ledger_id: LedgerId, bookie_id: BookieId, *, durable: bool = False
     ) -> Sequence[tuple[int, int]]:
-        """See `api.LedgerClient`. The bookie need not be one of the ledger's."""
+        """See `api.LedgerClient`. The bookie need not be in an ensemble of the ledger."""
         self._check_open()
         found = await self._manager.read(ledger_id)
         requests = self._requests(ledger_id, found.value)
         runs = await EntryList(requests, bookie_id).run(timeout_s=self.settings.read_timeout_s)
-        if durable:  # after the list: what came in between is forced too, not listed
+        if durable:  # after the list: entries that arrived since are forced too, but not listed
             await ForceAll(requests, (bookie_id,)).run(timeout_s=self.settings.add_timeout_s)
         return runs
 
@@ -279,7 +306,7 @@ class LedgerClient:
         await asyncio.gather(*(writer.abandon() for writer in list(self._writers)))
         await asyncio.gather(*(reader.release() for reader in list(self._readers)))
         await self._pool.close()
-        with contextlib.suppress(Exception):  # closing must not fail: the session may be gone already
+        with contextlib.suppress(Exception):  # closing must not fail: the session may have ended already
             await self._directory.close()
         await self._manager.close()
 

@@ -77,7 +77,7 @@ async def test_what_is_sent_in_one_turn_of_the_loop_arrives_as_one_batch(bookie,
     assert connection.bytes_in_flight == connection.requests_in_flight == 0
 
 
-async def test_requests_sent_before_the_connection_stands_are_not_lost(bookie, connect) -> None:
+async def test_requests_sent_before_the_connection_is_open_are_not_lost(bookie, connect) -> None:
     connection, sink = connect(), Sink()
     for first in range(10):
         connection.send(*adds(first, 1), sink, timeout_s=LIMIT_S)
@@ -86,7 +86,7 @@ async def test_requests_sent_before_the_connection_stands_are_not_lost(bookie, c
     assert connection.is_connected
 
 
-async def test_answers_go_to_whoever_asked(connect) -> None:
+async def test_responses_go_to_the_sink_of_their_request(connect) -> None:
     connection, adder, reader = connect(), Sink(), Sink()
     connection.send(*adds(0, 3), adder, timeout_s=LIMIT_S)
     connection.send(v3.encode_request(ReadRequest(100, 7, 1)), [100], reader, timeout_s=LIMIT_S)
@@ -96,7 +96,7 @@ async def test_answers_go_to_whoever_asked(connect) -> None:
     assert reader.txn_ids == [100]
 
 
-async def test_a_request_without_answer_expires_and_its_late_answer_is_ignored(bookie, connect) -> None:
+async def test_a_request_without_a_response_expires_and_its_late_response_is_ignored(bookie, connect) -> None:
     connection, sink, other = connect(), Sink(), Sink()
     connection.send(*adds(0, 1), sink, timeout_s=LIMIT_S)
     await sink.all_answered(1)
@@ -105,7 +105,7 @@ async def test_a_request_without_answer_expires_and_its_late_answer_is_ignored(b
     while bookie.requests["AddRequest"] < 3:
         await asyncio.sleep(0.005)
     bookie._frozen = False
-    connection.send(*adds(3, 1), other, timeout_s=LIMIT_S)  # something is answered: the peer lives
+    connection.send(*adds(3, 1), other, timeout_s=LIMIT_S)  # some response arrives, so the peer is alive
     await other.all_answered(1)
     await sink.news()
     assert len(sink.expiries) == 1
@@ -117,7 +117,7 @@ async def test_a_request_without_answer_expires_and_its_late_answer_is_ignored(b
     assert connection.is_connected
 
 
-async def test_a_peer_that_says_nothing_at_all_is_connected_to_anew(bookie, connect) -> None:
+async def test_a_connection_without_any_response_is_opened_again(bookie, connect) -> None:
     connection, sink = connect(), Sink()
     bookie.freeze()
     connection.send(*adds(0, 1), sink, timeout_s=0.05)
@@ -152,7 +152,7 @@ async def test_a_lost_connection_fails_what_is_in_flight_once_and_the_next_reque
     assert not connection.is_unreachable
 
 
-async def test_after_a_refused_connection_requests_fail_at_once_until_the_pause_is_over(bookie, connect) -> None:
+async def test_after_a_refused_connection_requests_fail_at_once_until_the_delay_is_over(bookie, connect) -> None:
     settings = replace(QUICK, reconnect_pause_s=1.5, reconnect_pause_s_max=1.5)
     connection, sink = connect(settings), Sink()
     await bookie.stop()
@@ -168,7 +168,7 @@ async def test_after_a_refused_connection_requests_fail_at_once_until_the_pause_
     await sink.all_answered(1)
 
 
-async def test_nonsense_from_the_peer_ends_the_connection(connect) -> None:
+async def test_a_malformed_response_ends_the_connection(connect) -> None:
     async def babble(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(1)
         writer.write(b"\x00\x00\x00\x03\xff\xff\xff")
@@ -202,7 +202,7 @@ async def test_more_bytes_than_allowed_are_refused_but_one_large_request_alone_i
     await sink.all_answered(1)
 
 
-async def test_closing_fails_what_is_in_flight_and_refuses_what_follows(bookie, connect) -> None:
+async def test_closing_fails_requests_in_flight_and_later_ones(bookie, connect) -> None:
     connection, sink, late = connect(), Sink(), Sink()
     bookie.freeze()
     connection.send(*adds(0, 3), sink, timeout_s=LIMIT_S)
@@ -214,7 +214,7 @@ async def test_closing_fails_what_is_in_flight_and_refuses_what_follows(bookie, 
     assert isinstance(late.errors[0], BookieUnavailable)
 
 
-async def test_closing_while_connecting_fails_what_waits(connect) -> None:
+async def test_closing_while_connecting_fails_waiting_requests(connect) -> None:
     async def resolve(_bookie_id: BookieId) -> tuple[str, int]:
         await asyncio.sleep(60)
         raise AssertionError
@@ -226,8 +226,8 @@ async def test_closing_while_connecting_fails_what_waits(connect) -> None:
     assert len(sink.errors) == 1
 
 
-async def test_a_bare_refusal_counts_as_a_failure_of_the_bookie(connect) -> None:
-    """A bookie that demands authentication answers without any ids."""
+async def test_an_error_without_ids_counts_as_a_failure_of_the_bookie(connect) -> None:
+    """A bookie that requires authentication responds without any ids."""
 
     async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(10_000)
@@ -248,7 +248,7 @@ async def test_a_bare_refusal_counts_as_a_failure_of_the_bookie(connect) -> None
     server.close()
 
 
-async def test_answered_requests_are_not_remembered_until_their_deadline(connect) -> None:
+async def test_answered_requests_are_not_kept_until_their_deadline(connect) -> None:
     connection, sink = connect(), Sink()
     for first in range(50):
         connection.send(*adds(first, 1), sink, timeout_s=60.0)
@@ -259,8 +259,8 @@ async def test_answered_requests_are_not_remembered_until_their_deadline(connect
 
 
 @pytest.mark.parametrize("wire_version", [2, 3])
-async def test_a_second_answer_to_start_tls_is_not_taken_for_the_answer_to_auth(wire_version: int) -> None:
-    """An Apache bookie complains so of a client that had not authenticated before; AUTH is answered then."""
+async def test_a_second_response_to_start_tls_is_not_taken_for_the_response_to_auth(wire_version: int) -> None:
+    """An Apache bookie sends it to a client that had not authenticated before, and then answers AUTH."""
     codec = v3 if wire_version == 3 else v2
     server_tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server_tls.load_cert_chain(certificate("bookie"), key("bookie"))

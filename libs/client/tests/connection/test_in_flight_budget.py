@@ -1,9 +1,9 @@
-"""The bytes that all ledgers of a client share."""
+"""InFlightBudget: the bytes that all ledgers of a client share."""
 
 from bindery_client.connection.in_flight_budget import InFlightBudget
 
 
-def test_what_was_refused_is_called_back_in_order_when_bytes_return() -> None:
+def test_refused_callers_are_called_in_order_when_bytes_are_released() -> None:
     budget = InFlightBudget(10)
     called: list[str] = []
     assert budget.take(8, lambda: None)
@@ -16,7 +16,7 @@ def test_what_was_refused_is_called_back_in_order_when_bytes_return() -> None:
     assert called == ["first", "second"]
 
 
-def test_something_larger_than_all_of_it_goes_alone() -> None:
+def test_a_request_larger_than_the_limit_is_allowed_alone() -> None:
     budget = InFlightBudget(10)
     assert budget.take(50, lambda: None)
     assert not budget.take(1, lambda: None)
@@ -24,7 +24,7 @@ def test_something_larger_than_all_of_it_goes_alone() -> None:
     assert budget.used == 0
 
 
-def test_who_lost_interest_is_not_called() -> None:
+def test_a_caller_that_was_forgotten_is_not_called() -> None:
     budget = InFlightBudget(10)
     called: list[str] = []
     retry = lambda: called.append("retry")  # noqa: E731

@@ -1,4 +1,4 @@
-"""Bookies are reached by name, and the name is asked anew for each connection."""
+"""Bookies are reached by host name, which is resolved again for each connection."""
 
 import asyncio
 import socket
@@ -14,14 +14,14 @@ from .test_connection import BOOKIE, adds
 
 
 def test_a_bookie_that_moved_is_found_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pod that is made anew has another address under the same name, and for a while the name leads nowhere.
+    """A pod that is created again has another address under the same name, and for some time the name has no address.
 
-    On asyncio's own loop: uvloop asks the system past Python, where nobody can answer in its place.
+    On asyncio's own loop, because uvloop resolves names outside Python, where the test cannot replace it.
     """
-    asyncio.run(three_lives(monkeypatch))
+    asyncio.run(connect_three_times(monkeypatch))
 
 
-async def three_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+async def connect_three_times(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     place: int | None = None
 

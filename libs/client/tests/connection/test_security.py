@@ -1,4 +1,4 @@
-"""Real bookies that ask for TLS and a token, or for a certificate; the client with and without them."""
+"""Real bookies that require TLS and a token, or a certificate; the client with and without them."""
 
 import asyncio
 import socket
@@ -10,7 +10,7 @@ import pytest
 from bindery_client.connection.security import ClientSecurity, load_security
 from bindery_client.settings import ClientSettings
 from bindery_core.auth_token import sign
-from bindery_core.errors import BadRequest, BinderyError
+from bindery_core.errors import BinderyError
 from bindery_core.ids import EntryId
 from bindery_simulation.certificates import CA, OTHER_CA, certificate, key
 from fake_cluster import QUICK
@@ -20,7 +20,7 @@ from real_cluster import Clients, RealCluster
 pytestmark = pytest.mark.integration
 SIGNING_KEY = "a signing key of at least thirty-two bytes"
 SERVER_TLS = ["--tls-certificate-file", str(certificate("bookie")), "--tls-key-file", str(key("bookie"))]
-IMPATIENT = replace(QUICK, add_timeout_s=1.0, add_quorum_timeout_s=1.0)
+SHORT_TIMEOUTS = replace(QUICK, add_timeout_s=1.0, add_quorum_timeout_s=1.0)
 
 
 def start(directory: Path, arguments: list[str]) -> Iterator[RealCluster]:
@@ -37,7 +37,7 @@ def start(directory: Path, arguments: list[str]) -> Iterator[RealCluster]:
 
 @pytest.fixture(scope="module")
 def with_tokens(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealCluster]:
-    """TLS is required, and a signed token."""
+    """A cluster that requires TLS and a signed token."""
     directory = tmp_path_factory.mktemp("tokens")
     keys = directory / "keys"
     keys.write_text(SIGNING_KEY + "\n")
@@ -62,7 +62,7 @@ def token_file(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("wire_version", [2, 3])
-class TestTheContractThroughTlsWithAToken(LedgerClientContract):
+class TestContractOverTlsWithAToken(LedgerClientContract):
     @pytest.fixture
     async def make_client(
         self, with_tokens: RealCluster, token_file: Path, wire_version: int
@@ -72,7 +72,9 @@ class TestTheContractThroughTlsWithAToken(LedgerClientContract):
             yield make
 
 
-async def add_and_read(cluster: RealCluster, security: ClientSecurity, settings: ClientSettings = IMPATIENT) -> None:
+async def add_and_read(
+    cluster: RealCluster, security: ClientSecurity, settings: ClientSettings = SHORT_TIMEOUTS
+) -> None:
     async with Clients(cluster, settings, security) as make:
         writer = await (await make()).create()
         await writer.add_many([b"a", b"b"])
@@ -81,28 +83,28 @@ async def add_and_read(cluster: RealCluster, security: ClientSecurity, settings:
 
 
 @pytest.mark.parametrize("wire_version", [2, 3])
-async def test_a_certificate_that_is_allowed_is_enough(with_certificates: RealCluster, wire_version: int) -> None:
+async def test_an_allowed_certificate_is_sufficient(with_certificates: RealCluster, wire_version: int) -> None:
     security = load_security(ca_file=CA, certificate_file=certificate("client"), key_file=key("client"))
     await add_and_read(with_certificates, security, ClientSettings(wire_version=wire_version))
 
 
 @pytest.mark.parametrize("wire_version", [2, 3])
 @pytest.mark.parametrize("name", [None, "guest", "stranger"])
-async def test_any_other_certificate_gets_nothing_done(
+async def test_any_other_certificate_is_rejected(
     with_certificates: RealCluster, name: str | None, wire_version: int
 ) -> None:
     files = {} if name is None else {"certificate_file": certificate(name), "key_file": key(name)}
     security = load_security(ca_file=CA, **files)  # type: ignore[arg-type]
     with pytest.raises(BinderyError):
-        await add_and_read(with_certificates, security, replace(IMPATIENT, wire_version=wire_version))
+        await add_and_read(with_certificates, security, replace(SHORT_TIMEOUTS, wire_version=wire_version))
 
 
 @pytest.mark.parametrize("wire_version", [2, 3])
-@pytest.mark.parametrize("case", ["in clear", "no token", "another's token", "an authority we do not trust"])
-async def test_without_tls_or_a_good_token_nothing_gets_done(
+@pytest.mark.parametrize("case", ["clear text", "no token", "another's token", "an untrusted authority"])
+async def test_a_client_without_tls_or_a_valid_token_is_rejected(
     with_tokens: RealCluster, tmp_path: Path, token_file: Path, case: str, wire_version: int
 ) -> None:
-    if case == "in clear":
+    if case == "clear text":
         security = load_security(token_file=token_file)
     elif case == "no token":
         security = load_security(ca_file=CA)
@@ -113,10 +115,10 @@ async def test_without_tls_or_a_good_token_nothing_gets_done(
     else:
         security = load_security(ca_file=OTHER_CA, token_file=token_file)
     with pytest.raises(BinderyError):
-        await add_and_read(with_tokens, security, replace(IMPATIENT, wire_version=wire_version))
+        await add_and_read(with_tokens, security, replace(SHORT_TIMEOUTS, wire_version=wire_version))
 
 
-async def test_secrets_stand_in_no_log(with_tokens: RealCluster, token_file: Path) -> None:
+async def test_logs_contain_no_secrets(with_tokens: RealCluster, token_file: Path) -> None:
     token = token_file.read_text().strip()
     security = load_security(ca_file=CA, token_file=token_file)
     await add_and_read(with_tokens, security, ClientSettings())
@@ -124,17 +126,3 @@ async def test_secrets_stand_in_no_log(with_tokens: RealCluster, token_file: Pat
     assert token not in logs
     assert SIGNING_KEY not in logs
     assert token not in repr(security)
-
-
-def test_files_that_are_no_use_are_refused(tmp_path: Path) -> None:
-    empty = tmp_path / "empty"
-    empty.touch()
-    for files in (
-        {"ca_file": empty},
-        {"ca_file": tmp_path / "missing"},
-        {"certificate_file": certificate("client")},
-        {"token_file": empty},
-        {"token_file": tmp_path / "missing"},
-    ):
-        with pytest.raises(BadRequest):
-            load_security(**files)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Bookies that fail under a writer: replaced when there is a spare, done without while an ack quorum is left."""
+"""Bookies that fail during writes: replaced if there is a spare, left out while an ack quorum remains."""
 
 import asyncio
 
@@ -30,7 +30,7 @@ async def add_numbers(writer: WriteHandle, first: int, end: int) -> None:
             group.create_task(writer.add(b"%d" % number))
 
 
-async def test_a_bookie_that_dies_is_replaced_and_adds_go_on() -> None:
+async def test_a_failed_bookie_is_replaced_and_adds_continue() -> None:
     async with FakeCluster(bookies=4) as cluster:
         client = await cluster.client()
         writer = await client.create()
@@ -47,7 +47,7 @@ async def test_a_bookie_that_dies_is_replaced_and_adds_go_on() -> None:
         assert 50 <= segments[1].first_entry_id <= 300
         assert await all_readable(await cluster.client(), writer.ledger_id, 310)
         later = range(segments[1].first_entry_id, 310)
-        assert set(later) <= spare.ledgers[writer.ledger_id].entries.keys(), "the newcomer lacks nothing"
+        assert set(later) <= spare.ledgers[writer.ledger_id].entries.keys(), "the new member has every entry"
 
 
 async def test_a_bookie_that_falls_silent_is_replaced_after_the_add_timeout() -> None:
@@ -74,7 +74,7 @@ async def test_a_bookie_that_turned_read_only_is_replaced() -> None:
         assert await all_readable(await cluster.client(), writer.ledger_id, 20)
 
 
-async def test_without_a_spare_it_goes_on_while_the_ack_quorum_holds_and_then_says_why_not() -> None:
+async def test_without_a_spare_adds_continue_with_an_ack_quorum_and_then_fail_with_the_reason() -> None:
     async with FakeCluster(bookies=3) as cluster:
         degraded: list[BookieId] = []
         client = await cluster.client()
@@ -98,7 +98,7 @@ async def test_without_a_spare_it_goes_on_while_the_ack_quorum_holds_and_then_sa
         assert await all_readable(await cluster.client(), writer.ledger_id, 30)
 
 
-async def test_a_ledger_with_a_hole_is_noted_before_it_is_closed() -> None:
+async def test_a_ledger_with_missing_copies_gets_a_closing_record_before_it_is_closed() -> None:
     async with FakeCluster(bookies=3) as cluster:
         client = await cluster.client(metadata_timeout_s=0.0)
         notes = ClosingRecords(cluster.tree.connect())
@@ -119,7 +119,7 @@ async def test_a_ledger_with_a_hole_is_noted_before_it_is_closed() -> None:
         assert found.cause is ClosingCause.DEGRADED
 
 
-async def test_a_deleted_ledger_takes_its_note_along_also_when_others_deleted_it() -> None:
+async def test_a_delete_removes_the_closing_record_also_if_another_client_deleted_the_ledger() -> None:
     async with FakeCluster(bookies=3) as cluster:
         client = await cluster.client()
         notes = ClosingRecords(cluster.tree.connect())
@@ -131,7 +131,7 @@ async def test_a_deleted_ledger_takes_its_note_along_also_when_others_deleted_it
             assert await notes.ledger_ids() == []
 
 
-async def test_a_ledger_that_is_sealed_after_an_error_is_noted_if_copies_were_on_their_way() -> None:
+async def test_a_ledger_sealed_after_an_error_gets_a_closing_record_if_copies_were_in_flight() -> None:
     async with FakeCluster(bookies=4) as cluster:
         client = await cluster.client(metadata_timeout_s=0.0)
         notes = ClosingRecords(cluster.tree.connect())
@@ -150,8 +150,8 @@ async def test_a_ledger_that_is_sealed_after_an_error_is_noted_if_copies_were_on
         assert found.cause is ClosingCause.IN_FLIGHT
 
 
-async def test_copies_that_are_missing_when_the_ledger_is_closed_are_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two of three answers confirm and seal; the third that never comes would otherwise be a hole that nobody knows."""
+async def test_copies_that_are_missing_when_the_ledger_is_closed_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of three responses confirm and seal; without the report, the missing third copy would stay unknown."""
     monkeypatch.setattr("bindery_client.ledger.writer.LAST_COPIES_S", 0.2)
     monkeypatch.setattr("bindery_client.ledger.writer.LAST_COPIES_GRACE_S", 1.0)
     async with FakeCluster(bookies=3) as cluster:
@@ -178,7 +178,7 @@ async def test_copies_that_are_missing_when_the_ledger_is_closed_are_told_of(mon
         assert told == [(writer.ledger_id, slow.bookie_id)]
 
 
-async def test_a_left_out_bookie_is_used_again_after_it_came_back() -> None:
+async def test_a_bookie_that_was_left_out_is_used_again_after_its_restart() -> None:
     async with FakeCluster(bookies=3) as cluster:
         client = await cluster.client()
         writer = await client.create()
@@ -228,7 +228,7 @@ async def test_two_bookies_that_refuse_do_not_replace_each_other_for_ever(status
         assert await all_readable(await cluster.client(), writer.ledger_id, number)
 
 
-async def test_where_each_copy_counts_bookies_that_were_unwell_for_a_moment_are_waited_for() -> None:
+async def test_if_every_copy_is_needed_the_writer_waits_for_bookies_that_failed_briefly() -> None:
     async with FakeCluster(bookies=4) as cluster:
         client = await cluster.client(replacement_retry_s=0.5)
         writer = await client.create(ack_quorum=3)
@@ -248,7 +248,7 @@ async def test_where_each_copy_counts_bookies_that_were_unwell_for_a_moment_are_
         assert await all_readable(await cluster.client(), writer.ledger_id, 6)
 
 
-async def test_a_ledger_that_waits_for_a_bookie_in_vain_is_closed_and_waits_no_more() -> None:
+async def test_closing_ends_the_wait_for_a_bookie() -> None:
     async with FakeCluster(bookies=4) as cluster:
         client = await cluster.client(replacement_retry_s=60.0, add_timeout_s=0.3, add_quorum_timeout_s=0.3)
         writer = await client.create(ack_quorum=3)
@@ -265,7 +265,7 @@ async def test_a_ledger_that_waits_for_a_bookie_in_vain_is_closed_and_waits_no_m
         assert waiting.done()
 
 
-async def test_a_newcomer_is_taken_while_the_others_rest() -> None:
+async def test_a_new_bookie_is_chosen_while_the_failed_ones_are_excluded() -> None:
     async with FakeCluster(bookies=4) as cluster:
         client = await cluster.client(replacement_retry_s=60.0, add_timeout_s=LIMIT_S, add_quorum_timeout_s=LIMIT_S)
         writer = await client.create(ack_quorum=3)
@@ -330,13 +330,13 @@ async def test_the_answer_to_the_metadata_change_is_lost(applied: bool) -> None:
         assert await all_readable(await cluster.client(), writer.ledger_id, 50)
 
 
-async def test_a_change_whose_answer_was_lost_is_adopted_though_its_newcomer_is_gone_by_then(
+async def test_a_change_whose_response_was_lost_is_adopted_even_if_its_new_bookie_is_gone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The store goes away with the answer; when it is back there is no spare any more. Who then concludes from what
-    it knew that nothing was changed, confirms entries on an ensemble that is not the published one: they are lost with
-    the next bookie."""
-    monkeypatch.setattr("bindery_client.ledger.writer.METADATA_PAUSE_S", 0.5)
+    """The response is lost in an outage, and afterwards there is no spare. A writer that then assumes that nothing was
+    changed would confirm entries on an ensemble that is not the published one: the next failure of a bookie would lose
+    them."""
+    monkeypatch.setattr("bindery_client.ledger.metadata_changes.METADATA_PAUSE_S", 0.5)
     async with FakeCluster(bookies=4) as cluster:
         client = await cluster.client(replacement_retry_s=0.2, quarantine_s=0.2)
         writer = await client.create()
@@ -359,13 +359,13 @@ async def test_a_change_whose_answer_was_lost_is_adopted_though_its_newcomer_is_
         await asyncio.wait_for(adding, LIMIT_S)
         assert writer.metadata.last_segment.ensemble == changed
         assert writer.metadata.segments == (await other.metadata(writer.ledger_id)).segments
-        await second.start()  # was only restarted, and is in the published ensemble no more
+        await second.start()  # it only restarted, and is no longer in the published ensemble
         await asyncio.sleep(0.5)
         third.freeze()
         try:
             number = await asyncio.wait_for(writer.add(b"11"), 1.0)
         except (TimeoutError, NotEnoughBookies):
-            number = EntryId(10)  # not acknowledged, so nothing is promised of it
+            number = EntryId(10)  # not acknowledged, so it may be missing
         await writer.abandon()
         await first.stop()
         third.drop_held()
@@ -375,7 +375,7 @@ async def test_a_change_whose_answer_was_lost_is_adopted_though_its_newcomer_is_
         assert reader.last_add_confirmed >= number
 
 
-async def test_metadata_that_stays_away_breaks_the_handle_and_nothing_else() -> None:
+async def test_unavailable_metadata_breaks_the_handle_and_nothing_else() -> None:
     async with FakeCluster(bookies=4) as cluster:
         client = await cluster.client(metadata_timeout_s=0.2)
         writer = await client.create()
@@ -413,8 +413,8 @@ async def gone_from(client: LedgerClient) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_when_all_bookies_lose_their_registrations_adds_go_on_as_if_nothing_were() -> None:
-    """As when ZooKeeper comes back after longer than their sessions: they register anew, and served all along."""
+async def test_adds_continue_if_all_bookies_lose_their_registrations() -> None:
+    """As after a ZooKeeper outage longer than their sessions: bookies serve throughout and register again."""
     async with FakeCluster(bookies=3) as cluster:
         client = await cluster.client()
         writer = await client.create()
@@ -434,7 +434,7 @@ async def test_when_all_bookies_lose_their_registrations_adds_go_on_as_if_nothin
         assert await all_readable(await cluster.client(), writer.ledger_id, 15)
 
 
-async def test_connections_to_bookies_that_stay_away_are_closed_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connections_to_bookies_that_stay_unregistered_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool, "ABSENT_TIME_S", 0.2)
     async with FakeCluster(bookies=3) as cluster:
         client = await cluster.client()

@@ -1,4 +1,4 @@
-"""Opening with recovery, deleting, creating, when not everybody is well."""
+"""Opening with recovery, deleting and creating ledgers while bookies are unavailable."""
 
 import asyncio
 
@@ -20,7 +20,7 @@ from fake_cluster import FakeCluster
 LIMIT_S = 30.0
 
 
-async def test_recovery_finds_what_was_acknowledged_by_two_of_three_when_one_of_them_is_dead() -> None:
+async def test_recovery_finds_entries_acknowledged_by_two_of_three_if_one_of_them_is_down() -> None:
     async with FakeCluster(bookies=3) as cluster:
         writer = await (await cluster.client()).create()
         first, second, _third = cluster.of(writer.metadata.last_segment.ensemble)
@@ -37,7 +37,7 @@ async def test_recovery_finds_what_was_acknowledged_by_two_of_three_when_one_of_
         assert set(range(20)) <= second.ledgers[writer.ledger_id].entries.keys(), "recovery filled the hole"
 
 
-async def test_recovery_replaces_dead_bookies_by_spares() -> None:
+async def test_recovery_replaces_failed_bookies_by_spares() -> None:
     async with FakeCluster(bookies=4) as cluster:
         writer = await (await cluster.client()).create()
         dead = cluster.of(writer.metadata.last_segment.ensemble)[0]
@@ -72,9 +72,28 @@ async def test_with_too_few_bookies_recovery_changes_nothing_and_can_be_repeated
         assert reader.last_add_confirmed == 9
 
 
+async def test_responses_after_the_timeout_of_a_recovery_are_ignored() -> None:
+    async with FakeCluster(bookies=3) as cluster:
+        client = await cluster.client()
+        writer = await client.create()
+        await writer.add_many([b"x"] * 5)
+        other = await cluster.client(recovery_timeout_s=0.2)
+        bookies = cluster.of(writer.metadata.last_segment.ensemble)
+        for bookie in bookies:
+            bookie.freeze()
+        with pytest.raises(TryAgain, match="recovery did not finish in time"):
+            await other.open(writer.ledger_id)
+        before = [dict(bookie.requests) for bookie in bookies]
+        for bookie in bookies:
+            bookie.thaw()
+        await asyncio.sleep(0.1)
+        assert [dict(bookie.requests) for bookie in bookies] == before
+        assert (await client.metadata(writer.ledger_id)).state is LedgerState.IN_RECOVERY
+
+
 @pytest.mark.parametrize("breaks", ["note", "close"])
-async def test_recovery_notes_the_ledger_before_it_closes_it(breaks: str) -> None:
-    """What it dies of in between leaves it open: there is no closed ledger without its note."""
+async def test_recovery_adds_a_closing_record_before_it_closes_the_ledger(breaks: str) -> None:
+    """A failure in between leaves the ledger open: no ledger is closed without its record."""
     async with FakeCluster(bookies=3) as cluster:
         writer = await (await cluster.client()).create()
         ledger_id = writer.ledger_id
@@ -85,7 +104,7 @@ async def test_recovery_notes_the_ledger_before_it_closes_it(breaks: str) -> Non
         changes = 0
 
         def is_it(what: str, path: str) -> bool:
-            """Of the ledger's own node the second change: the first one begins the recovery."""
+            """The second change of the ledger's node: the first one begins the recovery."""
             nonlocal changes
             changes += what == "set" and path == metadata
             return path == note if breaks == "note" else path == metadata and changes == 2
@@ -112,7 +131,7 @@ async def test_two_recoveries_at_once_agree() -> None:
         assert {reader.metadata.length for reader in readers} == {90}
 
 
-async def test_a_ledger_nobody_wrote_to_is_recovered_although_no_bookie_knows_it() -> None:
+async def test_a_ledger_without_entries_is_recovered_although_no_bookie_has_it() -> None:
     async with FakeCluster(bookies=3) as cluster:
         writer = await (await cluster.client()).create()
         reader = await (await cluster.client()).open(writer.ledger_id)
@@ -120,7 +139,7 @@ async def test_a_ledger_nobody_wrote_to_is_recovered_although_no_bookie_knows_it
         assert await ClosingRecords(cluster.tree.connect()).ledger_ids() == [], "what is empty lacks nothing"
 
 
-async def test_dead_and_silent_bookies_do_not_hold_up_a_delete() -> None:
+async def test_failed_and_silent_bookies_do_not_block_a_delete() -> None:
     async with FakeCluster(bookies=3) as cluster:
         client = await cluster.client(fence_timeout_s=0.1, read_timeout_s=300.0)
         writer = await client.create()
@@ -134,8 +153,8 @@ async def test_dead_and_silent_bookies_do_not_hold_up_a_delete() -> None:
         assert third.ledgers[writer.ledger_id].fenced
 
 
-async def test_a_delete_fences_also_who_joined_the_ledger_while_it_fenced() -> None:
-    """Found by simulation: else the writer goes on confirming entries of a deleted ledger there."""
+async def test_a_delete_also_fences_a_bookie_that_joined_the_ensemble_meanwhile() -> None:
+    """Found by simulation: otherwise the writer continues to confirm entries of a deleted ledger there."""
     async with FakeCluster(bookies=4) as cluster:
         client = await cluster.client(fence_timeout_s=0.3)
         writer = await client.create()
@@ -158,7 +177,7 @@ async def test_a_delete_fences_also_who_joined_the_ledger_while_it_fenced() -> N
         assert cluster.of((newcomer,))[0].ledgers[writer.ledger_id].fenced
 
 
-async def test_not_enough_bookies_says_what_was_asked_what_was_there_and_why() -> None:
+async def test_not_enough_bookies_reports_the_request_the_bookies_and_the_reasons() -> None:
     async with FakeCluster(bookies=2) as cluster:
         await cluster.add_bookie("full", read_only=True)
         client = await cluster.client()
@@ -170,7 +189,7 @@ async def test_not_enough_bookies_says_what_was_asked_what_was_there_and_why() -
         assert await client.list_bookies() == {"bookie-0": True, "bookie-1": True, "full": False}
 
 
-async def test_a_bookie_that_failed_is_avoided_for_a_while_and_named() -> None:
+async def test_a_failed_bookie_is_avoided_temporarily_and_named_in_the_error() -> None:
     async with FakeCluster(bookies=4) as cluster:
         client = await cluster.client()
         writer = await client.create()
@@ -189,7 +208,7 @@ async def test_a_bookie_that_failed_is_avoided_for_a_while_and_named() -> None:
         assert "failed recently" in str(refused.value)
 
 
-async def test_a_bookie_that_registered_anew_is_used_again() -> None:
+async def test_a_bookie_that_registered_again_is_used_again() -> None:
     async with FakeCluster(bookies=4) as cluster:
         client = await cluster.client()
         failed = cluster.bookies[next(iter(cluster.bookies))]
@@ -209,7 +228,7 @@ async def test_a_bookie_that_registered_anew_is_used_again() -> None:
 
 
 async def test_a_bookie_that_was_restarted_is_found_again_when_it_is_needed() -> None:
-    """It kept its session, so that the directory tells nothing; its quarantine is long."""
+    """It kept its session, so the directory does not change, and its quarantine is long."""
     async with FakeCluster(bookies=3) as cluster:
         client = await cluster.client(quarantine_s=60.0, reconnect_pause_s=30.0, reconnect_pause_s_max=30.0)
         writer = await client.create()
@@ -234,7 +253,7 @@ async def test_new_bookies_are_found_without_a_restart() -> None:
         assert await (await client.create()).add(b"0") == 0
 
 
-async def test_a_closed_client_refuses_and_its_writers_have_ended() -> None:
+async def test_a_closed_client_refuses_requests_and_its_writers_have_ended() -> None:
     async with FakeCluster(bookies=3) as cluster:
         client = await cluster.client()
         writer = await client.create()

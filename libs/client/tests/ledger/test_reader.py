@@ -29,7 +29,7 @@ def listeners(monkeypatch: pytest.MonkeyPatch) -> list[Listener]:
     return found
 
 
-async def test_metadata_older_than_those_in_use_are_ignored(listeners: list[Listener]) -> None:
+async def test_older_metadata_is_ignored(listeners: list[Listener]) -> None:
     """A read of the metadata that was delayed must not bring back an ensemble that was replaced."""
     async with FakeCluster(bookies=4) as cluster:
         writer = await (await cluster.client()).create()
@@ -87,7 +87,7 @@ async def test_waiting_for_a_confirmed_entry_returns_at_once_and_polls_no_bookie
         assert sum(bookie.requests["ReadRequest"] for bookie in cluster.bookies.values()) == before
 
 
-async def test_an_entry_that_came_with_a_long_poll_is_not_read_again() -> None:
+async def test_an_entry_from_a_long_poll_is_not_read_again() -> None:
     """A long poll that returns an entry saves the read of it, once."""
     async with FakeCluster(bookies=3) as cluster:
         writer = await (await cluster.client()).create()

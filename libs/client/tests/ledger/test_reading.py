@@ -1,4 +1,4 @@
-"""Reads that meet bad, silent, dead and moved replicas."""
+"""Reads of damaged, silent, dead and moved replicas."""
 
 import asyncio
 
@@ -13,7 +13,7 @@ from fake_cluster import FakeCluster
 
 
 async def written(cluster: FakeCluster, count: int = 9) -> tuple[WriteHandle, list[FakeBookie]]:
-    """A closed ledger on all of three bookies."""
+    """Return a closed ledger with copies on all three bookies."""
     writer = await (await cluster.client()).create()
     await writer.add_many([b"%d" % i for i in range(count)])
     await writer.close()
@@ -28,7 +28,7 @@ async def read_all(cluster: FakeCluster, writer: WriteHandle) -> list[bytes]:
     return [entry.payload for entry in await reader.read(EntryId(0), EntryId(reader.last_add_confirmed))]
 
 
-async def test_a_damaged_replica_is_passed_over() -> None:
+async def test_damaged_replicas_are_skipped() -> None:
     async with FakeCluster(bookies=3) as cluster:
         writer, (first, second, _third) = await written(cluster)
         for entry_id in range(9):
@@ -47,7 +47,7 @@ async def test_damage_everywhere_is_reported_as_damage() -> None:
             await read_all(cluster, writer)
 
 
-async def test_an_entry_is_absent_only_when_every_replica_denies_it() -> None:
+async def test_an_entry_is_absent_only_if_every_bookie_answers_no_such_entry() -> None:
     async with FakeCluster(bookies=3) as cluster:
         writer, bookies = await written(cluster)
         for bookie in bookies[:2]:
@@ -62,7 +62,7 @@ async def test_an_entry_is_absent_only_when_every_replica_denies_it() -> None:
             await read_all(cluster, writer)
 
 
-async def test_a_bookie_that_cannot_tell_is_no_denial() -> None:
+async def test_an_unknown_ledger_state_is_not_a_denial() -> None:
     async with FakeCluster(bookies=3) as cluster:
         writer, bookies = await written(cluster)
         for bookie in bookies[:2]:
@@ -72,7 +72,7 @@ async def test_a_bookie_that_cannot_tell_is_no_denial() -> None:
             await read_all(cluster, writer)
 
 
-async def test_dead_replicas_are_passed_over() -> None:
+async def test_failed_bookies_are_skipped() -> None:
     async with FakeCluster(bookies=3) as cluster:
         writer, bookies = await written(cluster)
         await bookies[0].stop()
@@ -80,7 +80,7 @@ async def test_dead_replicas_are_passed_over() -> None:
         assert await read_all(cluster, writer) == NUMBERS
 
 
-async def test_a_silent_replica_is_overtaken_by_speculation() -> None:
+async def test_a_speculative_read_replaces_a_silent_replica() -> None:
     async with FakeCluster(bookies=3) as cluster:
         writer, bookies = await written(cluster)
         reader = await (await cluster.client(read_timeout_s=300.0, speculative_read_s=0.05)).open(writer.ledger_id)
@@ -97,7 +97,7 @@ async def test_reads_are_spread_over_the_replicas() -> None:
 
 
 async def test_copies_that_moved_since_the_ledger_was_opened_are_found() -> None:
-    """As after re-replication: every bookie that the reader knows of is gone."""
+    """As after re-replication, every bookie that the reader knows is stopped."""
     async with FakeCluster(bookies=3) as cluster:
         writer, bookies = await written(cluster)
         client = await cluster.client()
@@ -114,7 +114,7 @@ async def test_copies_that_moved_since_the_ledger_was_opened_are_found() -> None
         assert [entry.payload for entry in entries] == NUMBERS
 
 
-async def test_the_writer_finds_copies_that_were_moved_too_and_goes_on_writing() -> None:
+async def test_the_writer_finds_moved_copies_too_and_continues_to_write() -> None:
     async with FakeCluster(bookies=4) as cluster:
         client = await cluster.client()
         writer = await client.create()

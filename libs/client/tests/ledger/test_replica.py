@@ -1,15 +1,21 @@
-"""Many entries asked of one bookie: each is judged, none is lost, and a bookie that cannot answer is a verdict too."""
+"""Reads of many entries from one bookie: each has a verdict, also if the bookie cannot respond."""
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from bindery_client.client import LedgerClient
 from bindery_client.ledger import replica as replica_module
-from bindery_client.ledger.replica import ReplicaRead, Verdict, status_name
+from bindery_client.ledger.replica import ReplicaBatch, ReplicaRead, Verdict, judge, status_name
 from bindery_client.ledger.writer import WriteHandle
-from bindery_core.ids import EntryId
-from bindery_core.wire.messages import ReadRequest, Status
+from bindery_core.digest import Digester
+from bindery_core.entry import pack
+from bindery_core.errors import BookieUnavailable
+from bindery_core.formats.ledger_metadata import DigestType
+from bindery_core.ids import BookieId, EntryId, LedgerId
+from bindery_core.ledger.ledger_actions import SendReads
+from bindery_core.wire.messages import ReadRequest, ReadResponse, Status
 from fake_bookie import FakeBookie
 from fake_cluster import FakeCluster
 
@@ -26,7 +32,7 @@ async def written(client: LedgerClient, count: int) -> WriteHandle:
     return writer
 
 
-async def test_each_entry_of_a_batch_is_judged_by_itself_in_the_order_asked() -> None:
+async def test_each_entry_of_a_batch_has_its_own_verdict_in_the_requested_order() -> None:
     async with FakeCluster(bookies=3) as cluster:
         client = await cluster.client()
         writer = await written(client, 5)
@@ -42,7 +48,7 @@ async def test_each_entry_of_a_batch_is_judged_by_itself_in_the_order_asked() ->
         assert not bookie.ledgers[writer.ledger_id].fenced
 
 
-async def test_what_take_drops_is_not_held() -> None:
+async def test_replicas_that_take_drops_are_not_kept() -> None:
     async with FakeCluster(bookies=3) as cluster:
         client = await cluster.client()
         writer = await written(client, 3)
@@ -77,7 +83,19 @@ async def test_a_status_without_an_entry_is_named() -> None:
         assert status_name(9999) == "9999"
 
 
-async def test_a_busy_bookie_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_response_ok_without_an_entry_is_an_error() -> None:
+    ledger_id, entry_id = LedgerId(7), EntryId(3)
+    replica = judge(
+        Digester(DigestType.CRC32C),
+        ReadResponse(0, Status.OK, ledger_id, entry_id, None),
+        bookie_id=BookieId("b0"),
+        ledger_id=ledger_id,
+        entry_id=entry_id,
+    )
+    assert (replica.verdict, replica.reason) == (Verdict.ERROR, "answer without an entry")
+
+
+async def test_a_busy_bookie_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replica_module, "BUSY_PAUSE_S", 0.01)
     async with FakeCluster(bookies=3) as cluster:
         client = await cluster.client()
@@ -103,7 +121,7 @@ async def test_a_bookie_that_stays_busy_is_an_error(monkeypatch: pytest.MonkeyPa
         assert bookie.requests["ReadRequest"] == replica_module.BUSY_ATTEMPTS_MAX + 1
 
 
-async def test_what_came_before_the_deadline_counts_and_the_rest_is_asked_again() -> None:
+async def test_responses_before_the_timeout_count_and_the_rest_is_requested_again() -> None:
     async with FakeCluster(bookies=3) as cluster:
         client = await cluster.client(read_timeout_s=0.2)
         writer = await written(client, 4)
@@ -120,3 +138,37 @@ async def test_what_came_before_the_deadline_counts_and_the_rest_is_asked_again(
         bookie.answer = first_time_silent  # type: ignore[method-assign, assignment]
         assert [r.verdict for r in await ask(client, writer, bookie, [0, 1, 2, 3])] == [Verdict.GOOD] * 4
         assert bookie.requests["ReadRequest"] == 6
+
+
+async def test_a_request_that_fails_after_progress_is_repeated_once() -> None:
+    """A timeout may replace the connection, which fails the next request; its entries are not errors yet."""
+
+    class Requests:
+        """Answers entry 0, then fails, then answers the rest."""
+
+        ledger_id = LedgerId(7)
+        digester = Digester(DigestType.CRC32C)
+        attempts = 0
+
+        def send_reads(self, action: SendReads, sink: Any, *, timeout_s: float) -> None:
+            self.attempts += 1
+            ids = {1: [0], 2: [], 3: list(action.entry_ids)}[self.attempts]
+            responses = [
+                ReadResponse(
+                    0,
+                    Status.OK,
+                    self.ledger_id,
+                    entry_id,
+                    pack(self.digester, ledger_id=self.ledger_id, entry_id=entry_id, lac=-1, length=1, payload=b"x"),
+                )
+                for entry_id in ids
+            ]
+            if responses:
+                sink.answered(action.bookie_id, responses)
+            if self.attempts < 3:
+                sink.failed(action.bookie_id, BookieUnavailable("lost"))
+
+    requests = Requests()
+    batch = ReplicaBatch(requests, BookieId("b"), [EntryId(0), EntryId(1), EntryId(2)], lambda read: read.verdict)  # type: ignore[arg-type]
+    assert await batch.run(timeout_s=1.0) == [Verdict.GOOD] * 3
+    assert requests.attempts == 3

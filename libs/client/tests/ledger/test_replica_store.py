@@ -1,6 +1,7 @@
-"""Copies stored at a bookie: each entry's own answer, a busy bookie waited for, and an end to every wait."""
+"""Copies stored at a bookie: a status per entry, retries while the bookie is busy, and timeouts."""
 
 import asyncio
+from typing import Any
 
 import pytest
 from bindery_client.client import LedgerClient
@@ -9,7 +10,7 @@ from bindery_core.entry import peek_ids
 from bindery_core.errors import BookieUnavailable
 from bindery_core.formats.ledger_metadata import LedgerMetadata
 from bindery_core.ids import EntryId, LedgerId
-from bindery_core.wire.messages import AddRequest, Status
+from bindery_core.wire.messages import AddRequest, AddResponse, Request, Response, Status
 from fake_bookie import FakeBookie
 from fake_cluster import FakeCluster
 
@@ -26,7 +27,7 @@ async def frames_and_spare(
     return writer.ledger_id, metadata, frames, cluster.spare(metadata.last_segment.ensemble)
 
 
-async def test_each_entry_has_its_own_answer_and_only_the_refused_are_sent_again(
+async def test_each_entry_has_its_own_status_and_only_refused_ones_are_sent_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(replica_store, "BUSY_PAUSE_S", 0.01)
@@ -50,7 +51,7 @@ async def test_each_entry_has_its_own_answer_and_only_the_refused_are_sent_again
         assert sorted(spare.ledgers[ledger_id].entries) == [0, 1, 3]
 
 
-async def test_a_bookie_that_stays_busy_says_so_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_bookie_that_stays_busy_is_reported_at_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replica_store, "BUSY_PAUSE_S", 0.01)
     async with FakeCluster(bookies=4) as cluster:
         client = await cluster.client()
@@ -62,7 +63,7 @@ async def test_a_bookie_that_stays_busy_says_so_at_the_deadline(monkeypatch: pyt
 
 
 @pytest.mark.parametrize("how", ["down", "silent"])
-async def test_a_bookie_without_an_answer_is_unavailable(how: str) -> None:
+async def test_a_bookie_that_does_not_respond_is_unavailable(how: str) -> None:
     async with FakeCluster(bookies=4) as cluster:
         client = await cluster.client(add_timeout_s=0.2)
         ledger_id, metadata, frames, spare = await frames_and_spare(cluster, client, 2)
@@ -71,4 +72,20 @@ async def test_a_bookie_without_an_answer_is_unavailable(how: str) -> None:
         else:
             spare.freeze()
         with pytest.raises(BookieUnavailable):
+            await client.store_replicas(ledger_id, metadata, spare.bookie_id, frames)
+
+
+async def test_a_response_about_another_entry_makes_the_bookie_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with FakeCluster(bookies=4) as cluster:
+        client = await cluster.client()
+        ledger_id, metadata, frames, spare = await frames_and_spare(cluster, client, 2)
+        answer = spare.answer
+
+        def wrong(connection: Any, request: Request) -> Response | None:
+            if isinstance(request, AddRequest):
+                return AddResponse(request.txn_id, Status.OK, request.ledger_id, request.entry_id + 7)
+            return answer(connection, request)
+
+        monkeypatch.setattr(spare, "answer", wrong)
+        with pytest.raises(BookieUnavailable, match="does not match the request"):
             await client.store_replicas(ledger_id, metadata, spare.bookie_id, frames)

@@ -1,4 +1,4 @@
-"""Which bookies hold which entries, as the bookies themselves say."""
+"""Which bookies hold which entries."""
 
 from bindery_client.ledger.replica import Verdict
 from bindery_core.ids import EntryId
@@ -22,7 +22,7 @@ async def test_four_bookies_with_write_quorum_three_hold_rotating_triples() -> N
         assert holders == [{b1, b2, b3}, {b2, b3, b4}, {b3, b4, b1}, {b4, b1, b2}] * 3
 
 
-async def test_a_replica_is_judged_by_its_own_bytes() -> None:
+async def test_the_verdict_on_a_replica_depends_on_its_own_bytes() -> None:
     async with FakeCluster(bookies=3) as cluster:
         client = await cluster.client()
         writer = await client.create()
@@ -34,7 +34,9 @@ async def test_a_replica_is_judged_by_its_own_bytes() -> None:
         absent = await client.read_from_bookie(writer.ledger_id, EntryId(1), second.bookie_id)
         good = await client.read_from_bookie(writer.ledger_id, EntryId(1), third.bookie_id)
         assert (corrupt.verdict, corrupt.payload, corrupt.frame) == (
-            Verdict.CORRUPT, None, first.ledgers[writer.ledger_id].entries[1],
-        )  # fmt: skip
+            Verdict.CORRUPT,
+            None,
+            first.ledgers[writer.ledger_id].entries[1],
+        )
         assert (absent.verdict, absent.status, absent.frame) == (Verdict.ABSENT, Status.NO_ENTRY, None)
         assert (good.verdict, good.payload, good.length, good.status) == (Verdict.GOOD, b"bc", 3, Status.OK)

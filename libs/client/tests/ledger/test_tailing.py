@@ -9,8 +9,8 @@ from fake_cluster import FakeCluster
 LIMIT_S = 30.0
 
 
-async def test_a_single_entry_is_seen_promptly_although_nothing_follows_it() -> None:
-    """The next add would carry its confirmation; without one the explicit LAC does."""
+async def test_a_single_entry_is_readable_promptly_although_no_add_follows() -> None:
+    """The next add would carry its LAC; without one, the explicit LAC does."""
     async with FakeCluster(bookies=3) as cluster:
         writer = await (await cluster.client()).create()
         reader = await (await cluster.client(long_poll_s=300.0)).open(writer.ledger_id, recover=False)
@@ -20,7 +20,7 @@ async def test_a_single_entry_is_seen_promptly_although_nothing_follows_it() -> 
             assert (await reader.read(EntryId(number), EntryId(number)))[0].payload == b"%d" % number
 
 
-async def test_a_tail_goes_on_through_ensemble_changes_and_dead_bookies() -> None:
+async def test_a_tail_continues_through_ensemble_changes_and_failures_of_bookies() -> None:
     async with FakeCluster(bookies=5) as cluster:
         writer = await (await cluster.client()).create()
         await writer.add(b"0")
@@ -49,7 +49,7 @@ async def test_a_tail_goes_on_through_ensemble_changes_and_dead_bookies() -> Non
         assert [entry.payload for entry in seen] == [b"%d" % i for i in range(number)]
 
 
-async def test_one_long_poll_per_bookie_however_many_wait() -> None:
+async def test_there_is_one_long_poll_per_bookie_for_any_number_of_waiting_callers() -> None:
     async with FakeCluster(bookies=3) as cluster:
         writer = await (await cluster.client()).create()
         await writer.add(b"0")
@@ -62,7 +62,7 @@ async def test_one_long_poll_per_bookie_however_many_wait() -> None:
         assert await asyncio.gather(*waiting) == [True] * 20
 
 
-async def test_a_reader_whom_nobody_waits_for_polls_nobody() -> None:
+async def test_a_reader_without_waiting_callers_sends_no_long_poll() -> None:
     async with FakeCluster(bookies=3) as cluster:
         writer = await (await cluster.client()).create()
         await writer.add(b"0")
@@ -89,7 +89,7 @@ async def test_waiting_ends_when_the_ledger_is_deleted_or_the_handle_released() 
         assert not await asyncio.wait_for(released, LIMIT_S)
 
 
-async def test_what_was_once_confirmed_stays_confirmed_whatever_lagging_bookies_say() -> None:
+async def test_the_lac_never_decreases_if_bookies_lag_behind() -> None:
     async with FakeCluster(bookies=3) as cluster:
         writer = await (await cluster.client()).create()
         await writer.add_many([b"%d" % i for i in range(10)])
@@ -101,3 +101,22 @@ async def test_what_was_once_confirmed_stays_confirmed_whatever_lagging_bookies_
             ledger.entries = {0: ledger.entries[0]}
         assert await reader.read_last_confirmed() == 9
         assert reader.last_add_confirmed == 9
+
+
+async def test_a_bookie_is_polled_again_after_its_long_poll_failed() -> None:
+    """The ensemble has one bookie, so only a new long poll to it can report the next entry."""
+    async with FakeCluster(bookies=1) as cluster:
+        writer = await (await cluster.client()).create(ensemble_size=1, write_quorum=1, ack_quorum=1)
+        await writer.add(b"0")
+        client = await cluster.client(long_poll_s=300.0)
+        reader = await client.open(writer.ledger_id, recover=False)
+        first = EntryId(reader.last_add_confirmed + 1)
+        (bookie,) = cluster.bookies.values()
+        waiting = asyncio.ensure_future(reader.wait_for_entry(EntryId(first + 1), timeout_s=LIMIT_S))
+        async with asyncio.timeout(LIMIT_S):
+            while not bookie.ledgers[writer.ledger_id].polls:
+                await asyncio.sleep(0.01)
+        client._pool.connection(bookie.bookie_id)._abort()
+        while writer.last_add_confirmed < first + 1:
+            await writer.add(b"more")
+        assert await waiting

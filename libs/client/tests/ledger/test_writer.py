@@ -26,7 +26,7 @@ async def test_concurrent_adds_leave_as_one_batch_per_bookie() -> None:
             assert bookie.add_batches == [1, 200]
 
 
-async def test_entries_in_flight_are_bounded_and_waiting_calls_keep_their_order() -> None:
+async def test_entries_in_flight_are_limited_and_waiting_calls_keep_their_order() -> None:
     async with FakeCluster(bookies=3) as cluster:
         writer = await (await cluster.client(in_flight_entries_max=10, add_timeout_s=2.0)).create()
         for bookie in cluster.bookies.values():
@@ -41,7 +41,7 @@ async def test_entries_in_flight_are_bounded_and_waiting_calls_keep_their_order(
         assert [e.payload for e in entries] == [b"%d.%d" % (i, j) for i in range(20) for j in range(4)]
 
 
-async def test_bytes_in_flight_are_bounded_over_all_ledgers_of_a_client() -> None:
+async def test_bytes_in_flight_are_limited_over_all_ledgers_of_a_client() -> None:
     async with FakeCluster(bookies=3) as cluster:
         client = await cluster.client(in_flight_bytes_max=3000, client_bytes_max=5000, add_timeout_s=2.0)
         one, two = await client.create(), await client.create()
@@ -57,14 +57,14 @@ async def test_bytes_in_flight_are_bounded_over_all_ledgers_of_a_client() -> Non
         assert client._budget.used == 0
 
 
-async def test_a_call_larger_than_the_window_goes_alone() -> None:
+async def test_a_call_larger_than_the_window_is_sent_alone() -> None:
     async with FakeCluster(bookies=3) as cluster:
         writer = await (await cluster.client(in_flight_entries_max=5)).create()
         results = await asyncio.gather(*(writer.add_many([b"x"] * 20) for _ in range(3)))
         assert results == [0, 20, 40]
 
 
-async def test_a_call_cancelled_before_it_was_admitted_never_happened() -> None:
+async def test_a_call_cancelled_before_it_was_admitted_has_no_effect() -> None:
     async with FakeCluster(bookies=3) as cluster:
         writer = await (await cluster.client(in_flight_entries_max=1, add_timeout_s=2.0)).create()
         for bookie in cluster.bookies.values():
@@ -79,7 +79,7 @@ async def test_a_call_cancelled_before_it_was_admitted_never_happened() -> None:
         assert [e.payload for e in await writer.read(EntryId(0), EntryId(1))] == [b"0", b"2"]
 
 
-async def test_payloads_that_no_frame_can_hold_are_refused_and_the_handle_lives_on() -> None:
+async def test_payloads_that_no_frame_can_hold_are_refused_and_the_handle_stays_usable() -> None:
     async with FakeCluster(bookies=3) as cluster:
         writer = await (await cluster.client()).create()
         with pytest.raises(TooLarge):
@@ -106,7 +106,7 @@ async def test_an_add_without_its_quorum_in_time_has_an_unknown_outcome() -> Non
         assert client._budget.used == 0
 
 
-async def test_an_idle_writer_learns_of_its_fence_at_the_next_add_and_its_close_does_not_overwrite() -> None:
+async def test_a_fenced_idle_writer_fails_at_the_next_add_and_its_close_does_not_overwrite() -> None:
     async with FakeCluster(bookies=3) as cluster:
         writer = await (await cluster.client()).create()
         await writer.add_many([b"a", b"b"])
@@ -119,7 +119,7 @@ async def test_an_idle_writer_learns_of_its_fence_at_the_next_add_and_its_close_
         assert (await (await cluster.client()).metadata(writer.ledger_id)).last_entry_id == 1
 
 
-async def test_close_seals_what_was_confirmed_when_its_last_adds_fail() -> None:
+async def test_close_seals_at_the_last_confirmed_entry_if_later_adds_fail() -> None:
     async with FakeCluster(bookies=3) as cluster:
         writer = await (await cluster.client(add_timeout_s=0.3, add_quorum_timeout_s=0.3)).create()
         await writer.add(b"0")
@@ -148,7 +148,7 @@ async def test_a_cancelled_close_still_closes() -> None:
         assert (await client.metadata(writer.ledger_id)).state is LedgerState.CLOSED
 
 
-async def test_abandoning_leaves_the_ledger_open_and_gives_its_bytes_back() -> None:
+async def test_abandoning_leaves_the_ledger_open_and_releases_its_bytes() -> None:
     async with FakeCluster(bookies=3) as cluster:
         client = await cluster.client()
         writer = await client.create()
@@ -165,8 +165,8 @@ async def test_abandoning_leaves_the_ledger_open_and_gives_its_bytes_back() -> N
         assert (await client.metadata(writer.ledger_id)).state is LedgerState.OPEN
 
 
-async def test_who_waits_for_a_close_hears_that_the_handle_was_abandoned() -> None:
-    """Not of a cancellation: nobody cancelled him."""
+async def test_a_waiting_close_fails_if_the_handle_is_abandoned() -> None:
+    """It raises an error of the ledger, not CancelledError: the caller was not cancelled."""
     async with FakeCluster(bookies=3) as cluster:
         client = await cluster.client()
         writer = await client.create()

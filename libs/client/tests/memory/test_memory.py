@@ -1,4 +1,4 @@
-"""The in-memory client: the contract, and the faults that tests can ask of it."""
+"""The in-memory client: the contract, and the faults that tests can inject."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -80,7 +80,7 @@ async def test_a_closed_client_leaves_its_ledgers_open_as_a_crash_would() -> Non
     assert (await (await other.open(writer.ledger_id)).read(EntryId(0), EntryId(0)))[0].payload == b"a"
 
 
-async def test_other_calls_fail_when_asked_to() -> None:
+async def test_injected_faults_make_other_calls_fail() -> None:
     client = MemoryLedgerClient()
     client.ledgers.fail_next("create", MetadataUnavailable("down"), count=2)
     for _ in range(2):
@@ -96,3 +96,14 @@ async def test_read_only_bookies_are_listed_and_not_chosen() -> None:
     writer = await client.create()
     assert read_only not in writer.metadata.last_segment.ensemble
     assert (await client.list_bookies())[read_only] is False
+
+
+async def test_an_injected_fault_makes_a_force_fail() -> None:
+    ledgers = MemoryLedgers()
+    writer = await MemoryLedgerClient(ledgers).create(deferred_sync=True)
+    await writer.add(b"0")
+    ledgers.fail_next("force", BookieUnavailable("no answer"))
+    with pytest.raises(BookieUnavailable):
+        await writer.force()
+    assert writer.last_add_confirmed == -1
+    assert await writer.force() == 0

@@ -1,12 +1,12 @@
-"""Tokens by which a client shows a bookie who it is: shared secrets, and signed tokens that name their bearer.
+"""Tokens that authenticate a client to a bookie: shared secrets, and signed tokens that name their bearer.
 
-A signed token is a JSON Web Token in its compact form, algorithm HS256, as every tool for such tokens writes it:
+A signed token is a JSON Web Token in its compact form, algorithm HS256:
 
     base64url({"alg":"HS256","typ":"JWT"}) . base64url({"sub":NAME[,"exp":SECONDS][,"nbf":SECONDS]}) . base64url(mac)
 
-mac is the HMAC-SHA256 of all before the second dot under the key; base64url has no padding; times are seconds of 1970.
-No other algorithm is taken, whatever the header asks for. Tokens travel as they are: without TLS anybody on the way
-can take one. Neither tokens nor keys ever appear in an error, a log line or a repr.
+mac is the HMAC-SHA256 of the bytes before the second dot under the key; base64url has no padding; times are seconds
+since 1970. No other algorithm is accepted, whatever the header names. Tokens are sent as they are: without TLS, they
+can be intercepted. Neither tokens nor keys appear in an error, a log line or a repr.
 Source: RFC 7515, 7519.
 """
 
@@ -22,27 +22,28 @@ from typing import Any, Final, Protocol
 from bindery_core.errors import BadRequest, Unauthorized
 
 TOKEN_SIZE_MAX: Final = 8192
-"""Bytes of a token that are looked at; a longer one is none."""
+"""Maximum bytes of a token; a longer one is rejected."""
 KEY_SIZE_MIN: Final = 32
-"""Bytes of a signing key: shorter than the digest would be the weakest part. Source: RFC 7518 section 3.2."""
+"""Minimum bytes of a signing key: a key shorter than the digest would weaken it. Source: RFC 7518 section 3.2."""
 SECRET_SIZE_MIN: Final = 16
-"""Bytes of a shared secret: below, it can be guessed."""
+"""Minimum bytes of a shared secret: a shorter one can be guessed."""
 CLOCK_SKEW_S: Final = 30.0
-"""How far the clocks of who signs and who verifies may be apart."""
+"""Maximum difference in seconds between the clocks of the signer and the verifier."""
 SHARED_SUBJECT: Final = "shared-secret"
-"""Who the bearer of a shared secret is: nobody in particular."""
+"""Subject of a shared secret, which names no bearer."""
 
 _HEADER: Final = b'{"alg":"HS256","typ":"JWT"}'
 
 
 class TokenVerifier(Protocol):
     def verify(self, token: bytes, *, now_s: float) -> str:
-        """Whom the token names; `now_s`: seconds of 1970. Raises Unauthorized, which says why but not what."""
+        """Return the token's subject; `now_s`: seconds since 1970. Raises Unauthorized with the reason, not the
+        token."""
         ...
 
 
 class SharedSecrets:
-    """The token is one of a few secrets: several, so that one can be replaced while the other is still in use."""
+    """Accepts a token that is one of a few secrets: several, so that one can be replaced while another is in use."""
 
     def __init__(self, secrets: Sequence[bytes]) -> None:
         if not secrets:
@@ -52,7 +53,7 @@ class SharedSecrets:
         self._digests = [_sha256(secret) for secret in secrets]
 
     def verify(self, token: bytes, *, now_s: float) -> str:
-        # Digests have one length, and all are compared: time tells neither which secret nor how much of it was right.
+        # Digests have one length, and all are compared: timing reveals neither which secret nor how much of it matched.
         digest = _sha256(token[:TOKEN_SIZE_MAX])
         if not sum(hmac.compare_digest(digest, known) for known in self._digests):
             raise Unauthorized("the token is not a shared secret of this bookie")
@@ -60,7 +61,7 @@ class SharedSecrets:
 
 
 class SignedTokens:
-    """The token names its bearer and was signed with one of a few keys."""
+    """Accepts a token that names its bearer and was signed with one of a few keys."""
 
     def __init__(self, keys: Sequence[bytes]) -> None:
         if not keys:
@@ -91,7 +92,7 @@ class SignedTokens:
 
 
 def sign(key: bytes, *, subject: str, expires_at_s: int | None = None) -> bytes:
-    """A token for `subject`, valid until `expires_at_s` (seconds of 1970; None: for ever)."""
+    """Return a token for `subject`, valid until `expires_at_s` (seconds since 1970; None: without limit)."""
     assert subject
     assert len(key) >= KEY_SIZE_MIN
     claims: dict[str, Any] = {"sub": subject}

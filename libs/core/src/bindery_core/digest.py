@@ -37,12 +37,12 @@ assert _U64.size == SIZE_OF[DigestType.CRC32]
 
 
 def master_key(password: bytes) -> bytes:
-    """What adds, fences and explicit LACs show to a bookie: 20 bytes."""
+    """Return the key that adds, fences and explicit LACs present to a bookie: 20 bytes."""
     return sha1(b"ledger" + password, usedforsecurity=False).digest()
 
 
 def mac_key(password: bytes) -> bytes:
-    """The key of the MAC digest: 20 bytes."""
+    """Return the key of the MAC digest: 20 bytes."""
     return sha1(b"mac" + password, usedforsecurity=False).digest()
 
 

@@ -11,7 +11,7 @@ Integers are big-endian. Offsets and sizes are in bytes; D is the digest's size 
 |     32 |    D | raw  | digest    | over [0, 32), then the payload                                             |
 |   32+D |    n | raw  | payload   | n >= 0; bounded by the wire's frame limit only                             |
 
-LAC packet, the body of WRITE_LAC and of the answer to READ_LAC:
+LAC packet, the body of WRITE_LAC and of the response to READ_LAC:
 
 | offset | size | type | field     | meaning                                                                    |
 |-------:|-----:|------|-----------|----------------------------------------------------------------------------|
@@ -19,7 +19,7 @@ LAC packet, the body of WRITE_LAC and of the answer to READ_LAC:
 |      8 |    8 | i64  | lac       |                                                                            |
 |     16 |    D | raw  | digest    | over [0, 16)                                                               |
 
-Clients verify on every read. A bookie only peeks at the ids and the LAC, so that it need not know any password.
+Clients verify every entry that they read. A bookie reads only the ids and the LAC, so that it needs no password.
 Source: BookKeeper DigestManager.
 """
 
@@ -40,17 +40,17 @@ _LAC_OFFSET = 16
 HEADER_SIZE: Final = 32
 LAC_HEADER_SIZE: Final = 16
 IDS_SIZE: Final = 16
-"""The least that a bookie needs to store a body: the two ids."""
+"""Minimum size of a body that a bookie can store: the two ids."""
 
 PAYLOAD_SIZE_MAX: Final = 5 * 1024 * 1024 - 1024
-"""Largest payload our writers send: the wire's frame limit (5 MiB) less header, digest and request, with room."""
+"""Largest payload that our writers send: the wire's frame limit (5 MiB) less header, digest and request, with room."""
 
 assert _HEADER.size == HEADER_SIZE
 assert _IDS.size == IDS_SIZE == LAC_HEADER_SIZE == _LAC_OFFSET
 
 
 class Entry(msgspec.Struct, frozen=True, gc=False):
-    """A verified entry. `payload` is a copy of its own: it does not keep the frame alive."""
+    """A verified entry. `payload` is a separate copy, so it does not keep the frame in memory."""
 
     ledger_id: int
     entry_id: int
@@ -67,7 +67,7 @@ class EntryHeader(msgspec.Struct, frozen=True, gc=False):
 
 
 def pack(digester: Digester, *, ledger_id: int, entry_id: int, lac: int, length: int, payload: bytes) -> bytes:
-    """The frame of one entry. `length` includes this payload; `lac` < `entry_id`, -1 for none."""
+    """Return the frame of one entry. `length` includes this payload; `lac` < `entry_id`, -1 for none."""
     assert -1 <= lac < entry_id
     assert ledger_id >= 0
     assert length >= len(payload)
@@ -78,9 +78,9 @@ def pack(digester: Digester, *, ledger_id: int, entry_id: int, lac: int, length:
 def pack_many(
     digester: Digester, payloads: Sequence[bytes], *, ledger_id: int, first_entry_id: int, lac: int, length: int
 ) -> list[bytes]:
-    """Frames of consecutive entries from `first_entry_id`; `length` is the ledger's length before the first of them.
+    """Return the frames of consecutive entries from `first_entry_id` on; `length`: the ledger's length before them.
 
-    All carry the same `lac`, that of now. The ledger's length afterwards is `length` plus the payloads' sizes.
+    All carry the same `lac`, the current one. The ledger's length afterwards is `length` plus the payloads' sizes.
     """
     assert -1 <= lac < first_entry_id
     assert ledger_id >= 0
@@ -96,10 +96,10 @@ def pack_many(
 
 
 def unpack(digester: Digester, frame: Buffer, *, ledger_id: int, entry_id: int | None) -> Entry:
-    """Verify `frame` as the answer to a read of `entry_id` (None: of the last entry, whichever that is).
+    """Verify `frame` as the response to a read of `entry_id` (None: of the last entry, whatever its id).
 
-    Raises DigestMismatch when it is too short, its digest differs, or it is another ledger's or entry's frame: the
-    four are one error because each says that this bookie's answer must not be used.
+    Raises DigestMismatch if it is too short, its digest differs, or it is the frame of another ledger or entry: these
+    four are one error because each means that this bookie's response must not be used.
     """
     payload_offset = HEADER_SIZE + digester.size
     if len(frame) < payload_offset:
@@ -114,13 +114,16 @@ def unpack(digester: Digester, frame: Buffer, *, ledger_id: int, entry_id: int |
     if found_ledger_id != ledger_id or (entry_id is not None and found_entry_id != entry_id):
         raise DigestMismatch(
             "the response contains a different entry",
-            ledger_id=ledger_id, entry_id=entry_id, found_ledger_id=found_ledger_id, found_entry_id=found_entry_id,
-        )  # fmt: skip
+            ledger_id=ledger_id,
+            entry_id=entry_id,
+            found_ledger_id=found_ledger_id,
+            found_entry_id=found_entry_id,
+        )
     return Entry(found_ledger_id, found_entry_id, lac, length, payload)
 
 
 def pack_lac(digester: Digester, *, ledger_id: int, lac: int) -> bytes:
-    """The explicit LAC packet."""
+    """Return the explicit LAC packet."""
     assert ledger_id >= 0
     assert lac >= -1
     header = _IDS.pack(ledger_id, lac)
@@ -128,7 +131,7 @@ def pack_lac(digester: Digester, *, ledger_id: int, lac: int) -> bytes:
 
 
 def unpack_lac(digester: Digester, packet: Buffer, *, ledger_id: int) -> int:
-    """The LAC in a verified packet. Raises DigestMismatch: the caller then counts it as "no explicit LAC there"."""
+    """Return the LAC in a verified packet. Raises DigestMismatch, which callers treat as "no explicit LAC"."""
     if len(packet) != LAC_HEADER_SIZE + digester.size:
         raise DigestMismatch("LAC packet has a wrong size", ledger_id=ledger_id, size=len(packet))
     header = packet[:LAC_HEADER_SIZE]
@@ -141,21 +144,21 @@ def unpack_lac(digester: Digester, packet: Buffer, *, ledger_id: int) -> int:
 
 
 def peek_ids(body: Buffer) -> tuple[int, int]:
-    """(ledger_id, entry_id) inside an unverified body. Raises BadRequest when it is shorter than 16 bytes."""
+    """Return (ledger_id, entry_id) of an unverified body. Raises BadRequest if it is shorter than 16 bytes."""
     if len(body) < IDS_SIZE:
         raise BadRequest("entry is shorter than its ids", size=len(body))
     return _IDS.unpack_from(body)
 
 
 def peek_lac(body: Buffer) -> int:
-    """LAC inside an unverified body; -1 when the body is too short to hold one (bookies store such bodies too)."""
+    """Return the LAC of an unverified body; -1 if the body is too short for one (bookies store such bodies too)."""
     if len(body) < _LAC_OFFSET + _LAC.size:
         return -1
     return int(_LAC.unpack_from(body, _LAC_OFFSET)[0])
 
 
 def peek_header(body: Buffer) -> EntryHeader:
-    """All header fields of an unverified body. Raises BadRequest when it is shorter than a header."""
+    """Return all header fields of an unverified body. Raises BadRequest if it is shorter than a header."""
     if len(body) < HEADER_SIZE:
         raise BadRequest("entry is shorter than its header", size=len(body))
     return EntryHeader(*_HEADER.unpack_from(body))

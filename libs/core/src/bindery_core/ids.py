@@ -20,7 +20,7 @@ BookieId = NewType("BookieId", str)
 
 ID_MAX: Final = 2**63 - 1
 INVALID_ENTRY_ID: Final = EntryId(-1)
-"""At the wire only: "the last entry" in a request, "none" in an answer."""
+"""Only on the wire: "the last entry" in a request, "none" in a response."""
 
 BOOKIE_ID_SIZE_MAX: Final = 255
 _BOOKIE_ID = re.compile(r"[a-zA-Z0-9:-_.\-]+")

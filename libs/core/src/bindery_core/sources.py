@@ -4,7 +4,7 @@ No code outside the composition roots reads a clock or draws a random number by 
 can decide both. Every package that needs one of these types imports it from here.
 
 `random.SystemRandom()` is the random source of a process and `random.Random(seed)` that of a test or a simulation; both
-satisfy all three random protocols. A function asks for the narrowest protocol that it needs.
+satisfy all three random protocols. A function declares the narrowest protocol that it needs.
 """
 
 from typing import Protocol

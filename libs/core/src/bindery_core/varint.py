@@ -1,4 +1,4 @@
-"""Base-128 varints as protobuf writes them: seven bits a byte, low bits first, bit 7 set on all but the last byte.
+"""Base-128 varints as in protobuf: seven bits per byte, low bits first, bit 7 set on all but the last byte.
 
 A negative int64 is its 64-bit two's complement, so it takes ten bytes. Source: protobuf's wire format.
 """
@@ -15,11 +15,11 @@ _I64_MAX = (1 << 63) - 1
 
 
 class NotAVarint(ValueError):
-    """Over ten bytes or 64 bits, or cut off. For the codecs' own use: they turn it into an error of the caller's."""
+    """More than ten bytes or 64 bits, or truncated. Internal to the codecs, which convert it to their own error."""
 
 
 def encode(value: int) -> bytes:
-    """`value` in -2^63 .. 2^64 - 1."""
+    """Encode `value`, which is in -2^63 .. 2^64 - 1."""
     if 0 <= value < 0x80:
         return ONE_BYTE[value]
     if 0 <= value < 0x4000:
@@ -40,7 +40,7 @@ def encode(value: int) -> bytes:
 
 
 def decode(data: bytes, at: int) -> tuple[int, int]:
-    """The unsigned value that starts at offset `at`, and the offset behind it. Raises NotAVarint."""
+    """Return the unsigned value that starts at offset `at`, and the offset after it. Raises NotAVarint."""
     value = shift = 0
     try:
         while True:
@@ -60,5 +60,5 @@ def decode(data: bytes, at: int) -> tuple[int, int]:
 
 
 def to_signed(value: int) -> int:
-    """An unsigned 64-bit value read as int64."""
+    """Return an unsigned 64-bit value as int64."""
     return value if value <= _I64_MAX else value - _U64

@@ -1,4 +1,4 @@
-"""The list of entries that a bookie holds, byte for byte, and bounded against hostile peers."""
+"""The list of entries that a bookie holds: its bytes, and its limits against hostile peers."""
 
 import struct
 
@@ -14,7 +14,7 @@ def groups(*fields: tuple[int, int, int, int], version: int = 0, count: int | No
     return header + b"".join(struct.pack(">qqii", *group) for group in fields)
 
 
-def test_it_is_the_bytes_of_bookkeeper() -> None:
+def test_the_bytes_equal_bookkeepers() -> None:
     golden = bytes.fromhex("0000000000000001" + "00" * 56 + "00000000000000050000000000000005" + "0000000100000000")
     assert encode([(5, 1)]) == golden
     assert decode(golden) == [(5, 1)]
@@ -56,12 +56,12 @@ def test_a_run_over_the_fields_size_becomes_several() -> None:
         groups((0, 10, 2, 3)),
     ],
 )
-def test_impossible_bytes_are_corrupt(data: bytes) -> None:
+def test_invalid_bytes_are_corrupt(data: bytes) -> None:
     with pytest.raises(Corrupt):
         decode(data)
 
 
-def test_a_newer_version_and_a_bomb_are_refused() -> None:
+def test_a_newer_version_and_too_many_runs_are_refused() -> None:
     with pytest.raises(BadVersion, match="version=1"):
         decode(groups(version=1))
     with pytest.raises(TooLarge):

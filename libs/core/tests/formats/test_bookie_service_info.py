@@ -1,4 +1,4 @@
-"""What a bookie publishes of itself, against BookKeeper's bytes."""
+"""Service info of a bookie, against BookKeeper's bytes."""
 
 import pytest
 from bindery_core.errors import Corrupt
@@ -12,7 +12,7 @@ ID = BookieId("10.0.0.1:3181")
 GOLDEN = bytes.fromhex("32210a06626f6f6b696510ed181a0831302e302e302e31220a626f6f6b69652d727063")
 
 
-def test_it_is_the_bytes_of_bookkeeper() -> None:
+def test_the_bytes_equal_bookkeepers() -> None:
     info = of_bookie(host="10.0.0.1", port=3181)
     assert encode(info) == GOLDEN
     assert decode(GOLDEN, bookie_id=ID) == info
@@ -43,19 +43,25 @@ texts = st.text(max_size=10)
 @given(
     st.lists(
         st.builds(
-            Endpoint, texts, st.integers(0, 65535), texts, texts,
-            st.lists(texts, max_size=3).map(tuple), st.lists(texts, max_size=3).map(tuple),
-        ), max_size=3,
+            Endpoint,
+            texts,
+            st.integers(0, 65535),
+            texts,
+            texts,
+            st.lists(texts, max_size=3).map(tuple),
+            st.lists(texts, max_size=3).map(tuple),
+        ),
+        max_size=3,
     ),
     st.dictionaries(texts, texts, max_size=3),
-)  # fmt: skip
+)
 def test_it_round_trips(endpoints: list[Endpoint], properties: dict[str, str]) -> None:
     info = BookieServiceInfo(tuple(endpoints), properties)
     data = encode(info)
     if data:
         assert decode(data, bookie_id=ID) == info
         written = pb.BookieServiceInfoFormat.FromString(data).SerializeToString(deterministic=True)
-        assert sorted(written) == sorted(data)  # its order of properties is its own
+        assert sorted(written) == sorted(data)  # protobuf orders the properties differently
         assert written == data or len(properties) > 1
 
 

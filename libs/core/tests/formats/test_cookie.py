@@ -1,4 +1,4 @@
-"""Cookies: the text BookKeeper writes, older layouts, and what an operator reads when they differ."""
+"""Cookies: BookKeeper's text, older layouts, and the description of differences."""
 
 import pytest
 from bindery_core.errors import BadRequest, BadVersion, Corrupt
@@ -49,7 +49,7 @@ def test_other_layouts_are_named(layout: int, reason: str) -> None:
     "text",
     [b"", b"junk", b"\xff\xfe", b"5\n", b'5\nbookieHost: "b"\n', b"5\n{", b"3\nb\n/j\n", b"3\nb\n/j\n2\t/l\n"],
 )
-def test_what_is_no_cookie_is_corrupt(text: bytes) -> None:
+def test_an_invalid_cookie_is_corrupt(text: bytes) -> None:
     with pytest.raises(Corrupt, match="not a cookie"):
         parse(text)
 
@@ -59,20 +59,32 @@ dirs = st.lists(names, min_size=1, max_size=3).map(tuple)
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.builds(
-    Cookie, bookie_id=names, journal_dirs=dirs, ledger_dirs=dirs, index_dirs=st.none() | dirs,
-    instance_id=st.none() | names,
-))  # fmt: skip
+@given(
+    st.builds(
+        Cookie,
+        bookie_id=names,
+        journal_dirs=dirs,
+        ledger_dirs=dirs,
+        index_dirs=st.none() | dirs,
+        instance_id=st.none() | names,
+    )
+)
 def test_cookies_round_trip_and_equal_themselves(cookie: Cookie) -> None:
     assert parse(cookie.text()) == cookie
     assert differences(cookie, parse(cookie.text())) == []
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.builds(
-    Cookie, bookie_id=names, journal_dirs=dirs, ledger_dirs=dirs, index_dirs=st.none() | dirs,
-    instance_id=st.none() | st.text(st.characters(blacklist_categories=["Cs"]), max_size=10),
-))  # fmt: skip
+@given(
+    st.builds(
+        Cookie,
+        bookie_id=names,
+        journal_dirs=dirs,
+        ledger_dirs=dirs,
+        index_dirs=st.none() | dirs,
+        instance_id=st.none() | st.text(st.characters(blacklist_categories=["Cs"]), max_size=10),
+    )
+)
 def test_the_text_is_the_one_that_protobuf_writes(cookie: Cookie) -> None:
     message = pb.CookieFormat()
     text = cookie.text()

@@ -1,4 +1,4 @@
-"""Ledger metadata against BookKeeper's bytes; nothing half-understood is accepted."""
+"""Ledger metadata against BookKeeper's bytes; partly understood metadata is refused."""
 
 import contextlib
 
@@ -59,7 +59,7 @@ GOLDEN = {
 
 
 @pytest.mark.parametrize(("metadata", "golden"), GOLDEN.values(), ids=GOLDEN)
-def test_metadata_is_the_bytes_of_bookkeeper(metadata: LedgerMetadata, golden: str) -> None:
+def test_the_bytes_of_metadata_equal_bookkeepers(metadata: LedgerMetadata, golden: str) -> None:
     data = bytes.fromhex("426f6f6b69654d65746164617461466f726d617456657273696f6e09330a" + golden)
     assert encode(metadata) == data
     # An unset cToken is written as 0, and read back as that.
@@ -98,7 +98,7 @@ def test_metadata_round_trips(metadata: LedgerMetadata) -> None:
 
 
 def test_every_truncation_and_flip_is_refused_or_still_consistent() -> None:
-    """A znode has no checksum; what matters is that nothing but our own errors comes out."""
+    """A znode has no checksum; the test checks that only our own errors are raised."""
     data = encode(GOLDEN["closed"][0])
     for at in range(len(data)):
         with pytest.raises(Corrupt):
@@ -161,7 +161,7 @@ def test_metadata_of_old_clients_is_read() -> None:
     assert decode(data_of(message)) == SINGLE.with_changes(digest_type=None, password=None, c_token=None)
 
 
-def test_the_end_of_a_ledger_that_is_not_closed_means_nothing() -> None:
+def test_the_end_of_a_ledger_that_is_not_closed_is_ignored() -> None:
     message = message_of(SINGLE)
     message.lastEntryId, message.length = 5, 500
     assert decode(data_of(message)) == SINGLE
@@ -248,7 +248,7 @@ def test_version_2_is_read_and_written_as_it_was(metadata: LedgerMetadata, text:
     assert encode(metadata) == V2 + text.encode()
 
 
-def test_version_2_is_read_however_it_is_laid_out() -> None:
+def test_version_2_is_read_in_any_layout() -> None:
     text = (
         "quorumSize:1 ensembleSize:1, length:0; state:IN_RECOVERY # a comment\n"
         "segment < ensembleMember: 'h:1' firstEntryId: 0 > unknown { deeper: 1 } another: 'field'"
@@ -275,7 +275,7 @@ def test_an_update_keeps_the_version() -> None:
         ({"ctime_ms": 1}, "ctime_ms"),
     ],
 )
-def test_what_version_1_cannot_say_is_not_dropped(changes: dict[str, object], field: str) -> None:
+def test_fields_that_version_1_cannot_express_are_not_dropped(changes: dict[str, object], field: str) -> None:
     with pytest.raises(BadVersion, match=f"field={field}"):
         encode(OLDEST.with_changes(**changes))
 
@@ -316,6 +316,6 @@ def test_random_texts_are_metadata_or_corrupt(body: bytes) -> None:
         f"2\n3\n0\n{V1_SEGMENTS}9\n",
     ],
 )
-def test_lines_that_are_no_metadata_are_corrupt(text: str) -> None:
+def test_invalid_lines_are_corrupt(text: str) -> None:
     with pytest.raises(Corrupt):
         decode(V1 + text.encode())

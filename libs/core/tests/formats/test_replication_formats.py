@@ -1,4 +1,4 @@
-"""The texts of the under-replication tree: BookKeeper's to the byte, and any harmed one is Corrupt."""
+"""The texts of the under-replication tree: BookKeeper's bytes, and damaged ones are Corrupt."""
 
 import pytest
 from bindery_core.errors import BadRequest, BadVersion, Corrupt
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 MARK = b'replica: "10.0.0.1:3181"\nreplica: "bookie-2.bookies:3181"\nctime: 1700000000000\n'
 
 
-def test_the_texts_are_bookkeepers() -> None:
+def test_the_texts_equal_bookkeepers() -> None:
     assert formats.encode_mark(["10.0.0.1:3181", "bookie-2.bookies:3181"], 1_700_000_000_000) == MARK
     assert formats.encode_mark([], None) == b""
     assert formats.encode_lock("host-1") == b'bookieId: "host-1"\n'
@@ -61,7 +61,7 @@ def test_any_order_any_white_space_and_later_fields_are_read(text: bytes) -> Non
     ],
     ids=lambda text: repr(text[:16]),
 )
-def test_what_is_no_mark_is_corrupt(text: bytes) -> None:
+def test_an_invalid_mark_is_corrupt(text: bytes) -> None:
     with pytest.raises(Corrupt, match="not a readable UnderreplicatedLedgerFormat"):
         formats.decode_mark(text)
 
@@ -75,12 +75,12 @@ def test_another_layout_is_refused(text: bytes) -> None:
 
 
 @pytest.mark.parametrize("data", [b"\x08", b"\xff" * 12, b"x" * 1_000_000])
-def test_what_is_no_time_is_corrupt(data: bytes) -> None:
+def test_an_invalid_time_is_corrupt(data: bytes) -> None:
     with pytest.raises(Corrupt):
         formats.decode_check_time(data)
 
 
-def test_a_text_that_nobody_would_read_is_not_written() -> None:
+def test_a_text_over_the_size_limit_is_not_written() -> None:
     with pytest.raises(BadRequest):
         formats.encode_mark(["bookie-of-a-long-name:3181"] * 3_000, 1)
 

@@ -45,7 +45,7 @@ def test_acks_confirm_for_the_caller_and_force_for_readers() -> None:
     assert lacs(list(one.add_many([b"e"], now=0.0))) == [1]
 
 
-def test_forces_that_overlap_never_take_readers_back() -> None:
+def test_overlapping_forces_never_decrease_the_published_lac() -> None:
     one = writer()
     one.add_many([b"a"], now=0.0)
     ack(one, B0, 0)
@@ -60,7 +60,7 @@ def test_forces_that_overlap_never_take_readers_back() -> None:
     assert one.published_lac == 1
 
 
-def test_no_timer_tells_readers_of_what_was_not_forced() -> None:
+def test_no_timer_publishes_entries_that_were_not_forced() -> None:
     one = writer()
     one.add_many([b"a"], now=0.0)
     for bookie_id in ENSEMBLE:
@@ -84,7 +84,7 @@ def test_a_bookie_that_fails_breaks_the_handle_and_changes_no_ensemble() -> None
         assert refused.value is failed.error
 
 
-def test_a_fence_is_told_as_such() -> None:
+def test_a_fence_is_reported_as_a_fence() -> None:
     one = writer()
     one.add_many([b"a"], now=0.0)
     (failed,) = ack(one, B1, 0, status=Status.FENCED)
@@ -92,7 +92,7 @@ def test_a_fence_is_told_as_such() -> None:
     assert isinstance(failed.error, LedgerFenced)
 
 
-def test_closing_waits_for_what_is_in_flight() -> None:
+def test_closing_waits_for_adds_in_flight() -> None:
     one = writer()
     one.add_many([b"a", b"b"], now=0.0)
     assert one.close(now=0.0) == []

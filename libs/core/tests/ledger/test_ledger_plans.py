@@ -1,4 +1,4 @@
-"""Metadata plans: what each makes of each state, and that each accepts its own result."""
+"""Metadata plans: the result of each for each state, and that each accepts its own result."""
 
 from collections.abc import Mapping
 
@@ -54,13 +54,13 @@ def test_a_change_appends_a_segment() -> None:
 
 
 def test_a_change_where_the_last_segment_begins_replaces_it() -> None:
-    """Appending would make two segments with one key, the old one unreachable."""
+    """Appending would create two segments with one key, and the old one would be unreachable."""
     changed = change(ledger(segment(0, "a", "b", "c"), segment(5, "b0", "b1", "b2")), {0: "b0"}, 5, "b3")
     assert changed is not None
     assert changed.segments == (segment(0, "a", "b", "c"), segment(5, "b3", "b1", "b2"))
 
 
-def test_a_change_that_was_made_already_is_not_needed() -> None:
+def test_a_change_that_was_applied_already_is_not_needed() -> None:
     changed = change(ledger(), {1: "b1"}, 5, "b3")
     assert changed is not None
     assert change(changed, {1: "b1"}, 5, "b4") is None
@@ -74,8 +74,8 @@ def test_a_partial_change_counts_and_none_does_not() -> None:
         change(ledger(), {0: "b0"}, 0)
 
 
-def test_a_change_that_was_made_in_part_is_adopted_as_it_is() -> None:
-    """Goal: after an outcome that was unknown, the second look never says NotEnoughBookies of a change that stands."""
+def test_a_change_that_was_applied_in_part_is_adopted() -> None:
+    """Goal: after an unknown outcome, the second attempt never raises NotEnoughBookies for an applied change."""
     changed = change(ledger(), {0: "b0", 1: "b1"}, 5, "b3")
     assert changed is not None
     assert changed.last_segment == segment(5, "b3", "b1", "b2")
@@ -89,7 +89,7 @@ def test_a_change_of_a_ledger_that_is_not_open_is_refused(state: LedgerState, er
 
 
 @pytest.mark.parametrize("state", [OPEN, IN_RECOVERY])
-def test_the_writer_closes_whatever_is_not_closed(state: LedgerState) -> None:
+def test_the_writer_closes_a_ledger_in_any_other_state(state: LedgerState) -> None:
     closed = plan_close(ledger(state=state), last_entry_id=4, length=50)
     assert closed == ledger(state=CLOSED, last_entry_id=4, length=50)
     assert closed is not None
@@ -118,7 +118,7 @@ def test_recovery_publishes_its_ensembles_with_the_close() -> None:
     assert recovery_close(closed, recovered) is None
 
 
-def test_recovery_adopts_what_another_closed() -> None:
+def test_recovery_adopts_a_close_of_another_client() -> None:
     assert recovery_close(ledger(state=CLOSED, last_entry_id=9, length=9), ledger().segments) is None
 
 
@@ -131,7 +131,7 @@ def test_recovery_keeps_ensembles_that_re_replication_changed_meanwhile() -> Non
         recovery_close(moved, (segment(0, "b0", "b1", "b3"),))
 
 
-def test_deleting_fences_only_who_may_still_take_adds() -> None:
+def test_deleting_fences_only_bookies_that_may_accept_adds() -> None:
     metadata = ledger(segment(0, "b0", "b1", "b2"), segment(5, "b3", "b1", "b2"))
     assert fence_targets(metadata) == ("b3", "b1", "b2")
     assert fence_targets(ledger(state=CLOSED)) == ()

@@ -1,4 +1,4 @@
-"""Reads: error precedence, LAC coverage, who is asked. Sequences of events: transcripts/reads.txt."""
+"""Reads: error precedence, LAC coverage, choice of replicas. Sequences of events: transcripts/reads.txt."""
 
 from itertools import product
 
@@ -54,7 +54,7 @@ OUTCOMES = {
 
 @pytest.mark.parametrize("outcomes", list(product(OUTCOMES, repeat=3)), ids="/".join)
 def test_which_error_is_reported(outcomes: tuple[str, ...]) -> None:
-    """Goal: absence is reported only when every replica denies; a lost connection only when nobody knew better."""
+    """Goal: absence is reported only if every replica denies; a lost connection only without a more definite error."""
     read = read_of(0, 0)
     actions = read.start(now=0.0)
     for outcome in outcomes:
@@ -74,7 +74,7 @@ def test_which_error_is_reported(outcomes: tuple[str, ...]) -> None:
     assert read.is_finished
 
 
-def test_entries_come_in_order_whatever_the_answers_order() -> None:
+def test_entries_are_in_order_for_any_order_of_responses() -> None:
     read = read_of(0, 5)
     sent = read.start(now=0.0)
     done: list[object] = []
@@ -94,19 +94,17 @@ def test_one_request_per_bookie_and_round() -> None:
     assert sum(len(action.entry_ids) for action in sent if isinstance(action, SendReads)) == 100
 
 
-def test_where_every_bookie_holds_everything_runs_of_entries_may_be_asked_of_one() -> None:
+def test_if_every_bookie_has_every_entry_runs_may_be_read_from_one() -> None:
     actions = read_of(0, 9, run_size=4).start(now=0.0)
     runs = sorted((action.entry_ids for action in actions if isinstance(action, SendReads)), key=min)
     assert runs == [(0, 1, 2, 3), (4, 5, 6, 7), (8, 9)]
     assert len({action.bookie_id for action in actions if isinstance(action, SendReads)}) == 3
-    striped = LedgerRead(
-        LEDGER_ID, metadata(write_quorum=2), first=0, last=5, digester=DIGESTER, run_size=4
-    )  # fmt: skip
+    striped = LedgerRead(LEDGER_ID, metadata(write_quorum=2), first=0, last=5, digester=DIGESTER, run_size=4)
     asked = [action.entry_ids for action in striped.start(now=0.0) if isinstance(action, SendReads)]
     assert sorted(asked) == [(0, 3), (1, 4), (2, 5)], "elsewhere the write sets say whom to ask"
 
 
-def test_bookies_to_avoid_are_asked_last() -> None:
+def test_bookies_to_avoid_are_read_last() -> None:
     read = read_of(0, 0, avoid=[B0, B1])
     (first,) = read.start(now=0.0)
     assert first == SendReads(B2, (0,))
@@ -115,7 +113,7 @@ def test_bookies_to_avoid_are_asked_last() -> None:
 
 
 def test_a_read_times_out_at_each_replica_and_ends() -> None:
-    """Goal: nobody ever answers, and the read still ends, within the time limits' sum."""
+    """Goal: without any response, the read ends within the sum of the timeouts."""
     read = read_of(0, 3, settings=ReaderSettings(speculative_s=None, read_timeout_s=2.0))
     read.start(now=0.0)
     now, actions = 0.0, []
@@ -130,7 +128,7 @@ def test_a_read_times_out_at_each_replica_and_ends() -> None:
     assert isinstance(actions[-1].error, BookieUnavailable)
 
 
-def test_a_late_answer_still_counts() -> None:
+def test_a_late_response_still_counts() -> None:
     read = read_of(0, 0, settings=ReaderSettings(speculative_s=None, read_timeout_s=2.0))
     read.start(now=0.0)
     assert read.tick(now=2.0) == [SendReads(B1, (0,))]
@@ -139,13 +137,15 @@ def test_a_late_answer_still_counts() -> None:
 
 def lac_answer(status: int, *, explicit: int | None = None, entry_lac: int | None = None) -> ReadLacResponse:
     return ReadLacResponse(
-        0, status, LEDGER_ID,
+        0,
+        status,
+        LEDGER_ID,
         None if explicit is None else pack_lac(DIGESTER, ledger_id=LEDGER_ID, lac=explicit),
         None if entry_lac is None else frame(entry_lac + 1, lac=entry_lac),
-    )  # fmt: skip
+    )
 
 
-def test_the_lac_is_the_greatest_once_the_answers_cover_the_ensemble() -> None:
+def test_the_lac_is_the_greatest_once_the_responses_cover_the_ensemble() -> None:
     read = LacRead(LEDGER_ID, metadata(), digester=DIGESTER)
     assert read.targets == (B0, B1, B2)
     read.receive(B0, lac_answer(Status.OK, explicit=4, entry_lac=2))
@@ -161,10 +161,10 @@ def test_denials_count_towards_the_lac_and_errors_do_not() -> None:
     assert read.result is None
     assert read.error is None
     read.receive(B2, lac_answer(Status.NO_LEDGER))
-    assert read.result == 8  # a new ensemble begins only after what is before it was confirmed
+    assert read.result == 8  # a new ensemble begins only after all earlier entries were confirmed
 
 
-def test_a_lac_nobody_can_vouch_for_is_an_error() -> None:
+def test_a_lac_without_enough_responses_is_an_error() -> None:
     read = LacRead(LEDGER_ID, metadata(), digester=DIGESTER)
     read.bookie_failed(B0, "refused")
     assert read.error is None
@@ -172,7 +172,7 @@ def test_a_lac_nobody_can_vouch_for_is_an_error() -> None:
     assert "b0: refused; b2: no answer" in str(read.error)
 
 
-def test_a_damaged_last_entry_is_no_answer_but_a_damaged_explicit_lac_is_ignored() -> None:
+def test_a_damaged_last_entry_is_a_failure_but_a_damaged_explicit_lac_is_ignored() -> None:
     read = LacRead(LEDGER_ID, metadata(), digester=DIGESTER)
     read.receive(B0, ReadLacResponse(0, Status.OK, LEDGER_ID, b"junk", frame(3, lac=2)))
     assert read.best == 2
@@ -182,7 +182,7 @@ def test_a_damaged_last_entry_is_no_answer_but_a_damaged_explicit_lac_is_ignored
     assert read.result == 2
 
 
-def test_long_polls_go_to_those_who_will_hold_the_entry() -> None:
+def test_long_polls_go_to_the_write_set_of_the_entry() -> None:
     striped = metadata(ensemble_size=4, write_quorum=2)
     assert long_poll_targets(striped, entry_id=3) == [B3, B0]
     assert long_poll_targets(striped, entry_id=3, avoid=[B3]) == [B0, B3]

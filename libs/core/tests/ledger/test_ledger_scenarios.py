@@ -1,4 +1,4 @@
-"""Races of the ledger protocol, each played by hand in the order that hurts.
+"""Races of the ledger protocol, each played step by step in its critical order.
 
 Random ones, the mutants, and BookKeeper's known defects: `bindery_simulation.protocol` and its tests.
 """
@@ -8,7 +8,7 @@ from bindery_core.errors import AddTimeout, LedgerFenced
 from bindery_core.formats.ledger_metadata import LedgerState
 from bindery_core.ids import BookieId
 from bindery_simulation.protocol.invariants import Violation
-from bindery_simulation.protocol.mutants import MUTANTS, applied
+from bindery_simulation.protocol.mutants import MUTANTS
 from bindery_simulation.protocol.scenarios import Stage
 
 
@@ -17,13 +17,13 @@ def stage_of(*, bookies: int = 3) -> Stage:
 
 
 def kill_writer(stage: Stage) -> None:
-    """With all that is under way from it."""
+    """Crash the writer, and drop its messages in transit."""
     stage.writer.is_gone = True
-    stage.world.flying.clear()
+    stage.world.in_flight.clear()
 
 
 def test_two_recoveries_at_once_agree() -> None:
-    """They see different copies, both write back, and the first close stands for both."""
+    """They read different copies, both write back, and the first close counts for both."""
     stage = stage_of()
     stage.add(b"a", b"b")
     stage.deliver("writer -> b0 add")
@@ -31,7 +31,7 @@ def test_two_recoveries_at_once_agree() -> None:
     one, two = stage.recover("one"), stage.recover("two")
     stage.metadata("one")
     stage.metadata("two")
-    # `one` hears of b1 and b2, which know nothing; `two` hears b0 first
+    # `one` gets responses of b1 and b2, which have no entries; `two` of b0 first
     stage.deliver("one -> b[12] read last")
     stage.deliver("-> one")
     stage.deliver("two -> b0 read last")
@@ -44,7 +44,7 @@ def test_two_recoveries_at_once_agree() -> None:
 
 @pytest.mark.parametrize("writer_first", [True, False])
 def test_writer_close_and_recovery_race_through_metadata_alone(writer_first: bool) -> None:
-    """Goal: whoever loses the compare-and-set adopts or reports what stands; nothing confirmed is cut off."""
+    """Goal: the loser of the compare-and-set adopts or reports the result; no confirmed entry is lost."""
     stage = stage_of()
     stage.add(b"a", b"bb")
     stage.deliver("writer -> b[01] add")
@@ -65,13 +65,13 @@ def test_writer_close_and_recovery_race_through_metadata_alone(writer_first: boo
     assert (metadata.last_entry_id, metadata.length) == (1, 3)
 
 
-def test_a_writer_whose_close_comes_too_late_for_its_values_is_told_so() -> None:
-    """An entry that nobody confirmed was kept by the recovery: the writer's own values are not those of the ledger."""
+def test_a_late_close_with_different_values_is_an_error() -> None:
+    """Recovery kept an unconfirmed entry, so the writer's values differ from those of the ledger."""
     stage = stage_of()
     stage.add(b"kept by the recovery")
     stage.deliver("writer -> b0 add")
     kill_writer(stage)  # for a while
-    stage.world.crash(BookieId("b2"))  # so that b0 is heard
+    stage.world.crash(BookieId("b2"))  # so that b0 responds
     recovery = stage.recover()
     stage.rest()
     assert recovery.result is not None
@@ -86,7 +86,7 @@ def test_a_writer_whose_close_comes_too_late_for_its_values_is_told_so() -> None
 
 
 def test_an_ensemble_change_cannot_be_committed_once_recovery_has_begun() -> None:
-    """The writer's compare-and-set meets IN_RECOVERY: it never confirms what was waiting for the change."""
+    """The writer's compare-and-set finds IN_RECOVERY: it never confirms the entries that wait for the change."""
     stage = stage_of(bookies=4)
     stage.add(b"waits")
     stage.world.bookies[BookieId("b0")].is_up = False
@@ -107,7 +107,7 @@ def test_an_ensemble_change_cannot_be_committed_once_recovery_has_begun() -> Non
 
 
 def test_recovery_does_not_count_a_crashed_bookie_as_a_denial() -> None:
-    """With one bookie down and one that denies there is no answer, so metadata stays IN_RECOVERY, for a later try."""
+    """With one bookie down and one denial the entry is undecided, so metadata stays IN_RECOVERY for a later attempt."""
     stage = stage_of()
     stage.add(b"a")
     stage.deliver("writer -> b[12] add")
@@ -150,8 +150,8 @@ def play_a_recovery_that_dies_after_replacing_bookies(stage: Stage) -> None:
     stage.deliver("b0 -> first found 1")
     assert stage.deliver("first -> b0 recovery add 1") == 1
     first.is_gone = True
-    stage.world.flying.clear()
-    for name in ("b2", "b3", "b4"):  # the latter stand in no ensemble that anybody published
+    stage.world.in_flight.clear()
+    for name in ("b2", "b3", "b4"):  # b3 and b4 are in no published ensemble
         stage.world.crash(BookieId(name))
     second = stage.recover("second")
     stage.rest()
@@ -159,19 +159,19 @@ def play_a_recovery_that_dies_after_replacing_bookies(stage: Stage) -> None:
     assert second.result.last_entry_id == 1
 
 
-def test_a_recovery_that_died_leaves_no_lac_that_rests_on_its_own_ensembles() -> None:
-    """Entry 0 has its ack quorum only where no metadata points to, so the next recovery has to write it back again."""
+def test_a_failed_recovery_leaves_no_lac_that_depends_on_its_own_ensembles() -> None:
+    """Entry 0 has its ack quorum only on unpublished bookies, so the next recovery must write it back again."""
     play_a_recovery_that_dies_after_replacing_bookies(stage_of(bookies=5))
 
 
-def test_and_with_a_fresh_lac_in_recovered_entries_one_would_have_too_few_copies() -> None:
+def test_with_a_newer_lac_in_recovered_entries_one_would_have_too_few_copies() -> None:
     """Goal: the scenario above can fail."""
     defect = MUTANTS["recovered entries carry a lac that rests on unpublished ensembles"]
-    with applied(defect), pytest.raises(Violation, match=r"places entry 0 .closed over. where 1 of 2 copies are"):
+    with defect.applied(), pytest.raises(Violation, match=r"places entry 0 .closed over. where 1 of 2 copies are"):
         play_a_recovery_that_dies_after_replacing_bookies(stage_of(bookies=5))
 
 
-def test_a_partial_change_of_unknown_outcome_is_adopted_not_denied() -> None:
+def test_a_partial_change_of_unknown_outcome_is_adopted() -> None:
     """Two failed, one spare, and the compare-and-set's answer is lost: the change stands, so the writer follows it.
 
     Found by random schedules: the second look tried to replace the other one too, said NotEnoughBookies, and the writer

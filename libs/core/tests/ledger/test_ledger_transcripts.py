@@ -90,7 +90,7 @@ def play(block: str, session: "Session") -> str:
 
 
 class Session:
-    """One state machine and the little that stands around it."""
+    """One state machine with its inputs and outputs."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -236,7 +236,7 @@ class Session:
         receive = self.machine.receive_many if isinstance(self.machine, LedgerRead) else self.machine.receive_reads
         return [action for name in names for action in receive(BookieId(name), answers, now=self.now)]
 
-    # -- what came out ---------------------------------------------------------------------------------------------
+    # -- output ----------------------------------------------------------------------------------------------------
 
     def tell(self, actions: Sequence[Any]) -> list[str]:
         lines: list[str] = []
@@ -255,7 +255,7 @@ class Session:
         writer: LedgerWriter = self.machine
         quorum = writer.metadata.ack_quorum
         first = writer.lac + 1
-        acks = writer._acks[first - writer._base :]
+        acks = writer._acks.acks[first - writer._acks.base :]
         complete = [first + i for i, members in enumerate(acks) if members.bit_count() >= quorum]
         if not complete:
             return []

@@ -1,4 +1,4 @@
-"""The ledger writer against a naive model, and the facts it keeps. Sequences of events: transcripts/."""
+"""The ledger writer against a naive model, and its state. Sequences of events: transcripts/."""
 
 from random import Random
 
@@ -61,7 +61,7 @@ def replace_all(writer: LedgerWriter, change: WriterAction, *names: str, now: fl
 
 
 class NaiveWriter:
-    """Who has what, entry by entry; what may be confirmed is looked up anew each time."""
+    """Records which bookie has which entry; confirmations are computed from scratch each time."""
 
     def __init__(self, metadata: LedgerMetadata) -> None:
         self.metadata = metadata
@@ -86,7 +86,7 @@ class NaiveWriter:
 @settings(max_examples=300, deadline=None)
 @given(seed=st.integers(0, 2**32), ensemble_size=st.integers(1, 5), data=st.data())
 def test_it_confirms_exactly_when_the_naive_writer_does(seed: int, ensemble_size: int, data: st.DataObject) -> None:
-    """Adds, acks in any order, failures with spares at hand: after each event both agree on the last add confirmed."""
+    """Adds, acks in any order, failures with spares: after each event both agree on the last add confirmed."""
     write_quorum = data.draw(st.integers(1, ensemble_size))
     ack_quorum = data.draw(st.integers(1, write_quorum))
     metadata = ledger(ensemble_size=ensemble_size, write_quorum=write_quorum, ack_quorum=ack_quorum)
@@ -151,13 +151,16 @@ def test_frames_carry_ids_lac_and_cumulative_length() -> None:
     frames = [*zip(first.entry_ids, first.frames, strict=True), *zip(second.entry_ids, second.frames, strict=True)]
     entries = [unpack(DIGESTER, frame, ledger_id=LEDGER_ID, entry_id=entry_id) for entry_id, frame in frames]
     assert [(e.lac, e.length, e.payload) for e in entries] == [
-        (-1, 2, b"ab"), (-1, 2, b""), (-1, 5, b"cde"), (1, 6, b"f"),
-    ]  # fmt: skip
+        (-1, 2, b"ab"),
+        (-1, 2, b""),
+        (-1, 5, b"cde"),
+        (1, 6, b"f"),
+    ]
     assert (writer.length, writer.confirmed_length, writer.pending_count) == (6, 2, 2)
 
 
-def test_what_all_members_stored_is_forgotten() -> None:
-    """Goal: memory follows what is in flight, not what was written."""
+def test_entries_that_all_members_stored_are_dropped() -> None:
+    """Goal: memory depends on the entries in flight, not on those written."""
     writer = writer_of()
     for round_ in range(50):
         writer.add_many([b"x"] * 10, now=0.0)
@@ -168,13 +171,13 @@ def test_what_all_members_stored_is_forgotten() -> None:
         ack(writer, "b2", *ids)
         assert writer.unsettled_count == 0
     assert writer.lac == 499
-    assert not writer._acks
+    assert not writer._acks.acks
     assert not writer._frames
     assert not writer._add_deadlines
     assert not writer._quorum_deadlines
 
 
-def test_what_a_lost_member_owed_is_forgotten_too() -> None:
+def test_entries_that_a_failed_member_lacks_are_dropped_too() -> None:
     writer = writer_of()
     writer.add_many([b"x"] * 10, now=0.0)
     ack(writer, "b0", *range(10))
@@ -183,12 +186,12 @@ def test_what_a_lost_member_owed_is_forgotten_too() -> None:
     assert degraded == Degraded(BookieId("b2"), 0, "lost")
     replace_all(writer, change, "b3")
     assert writer.unsettled_count == 0
-    assert not writer._lost
+    assert not writer._acks.lost
     assert writer.degraded == {"b2"}
 
 
-def test_who_still_owes_copies_of_a_sealed_ledger_can_be_told() -> None:
-    """An ack quorum seals; answers that come later still count, and those that never come are known."""
+def test_bookies_that_lack_copies_of_a_sealed_ledger_are_known() -> None:
+    """An ack quorum seals; later responses still count, and missing ones are known."""
     writer = writer_of()
     writer.add_many([b"x"] * 10, now=0.0)
     ack(writer, "b0", *range(10))
@@ -202,8 +205,8 @@ def test_who_still_owes_copies_of_a_sealed_ledger_can_be_told() -> None:
     assert writer.unanswered() == {}
 
 
-def test_what_an_error_leaves_unanswered_is_still_told_after_it() -> None:
-    """The ledger can be sealed where it stands, and then somebody has to look for those copies."""
+def test_copies_that_were_unanswered_at_an_error_are_known_after_it() -> None:
+    """The ledger can be sealed at its last confirmed entry, and then these copies must be checked."""
     writer = writer_of(quorum_timeout_s=10.0, add_timeout_s=60.0)
     writer.add_many([b"x"] * 3, now=0.0)
     ack(writer, "b0", 0, 1)
@@ -213,10 +216,10 @@ def test_what_an_error_leaves_unanswered_is_still_told_after_it() -> None:
     assert writer.close(now=11.0) == [SealLedger(1, 2)]
     assert writer.unanswered() == {"b2": 1}
     ack(writer, "b2", 1)
-    assert writer.unanswered() == {"b2": 1}, "who failed listens to nobody"
+    assert writer.unanswered() == {"b2": 1}, "responses after the error are ignored"
 
 
-def test_a_bookie_that_owes_nothing_may_restart() -> None:
+def test_a_bookie_without_outstanding_adds_may_restart() -> None:
     """An idle ledger keeps its ensemble."""
     writer = writer_of()
     writer.add_many([b"x"], now=0.0)
@@ -226,7 +229,7 @@ def test_a_bookie_that_owes_nothing_may_restart() -> None:
     assert writer.bookie_failed(BookieId("nobody"), "restarted", now=0.0) == []
 
 
-def test_deadlines_come_and_go_with_what_is_in_flight() -> None:
+def test_deadlines_exist_while_entries_are_in_flight() -> None:
     writer = writer_of(add_timeout_s=10.0, quorum_timeout_s=30.0, explicit_lac_idle_s=None)
     assert writer.next_deadline() is None
     writer.add_many([b"x"], now=5.0)
@@ -237,8 +240,8 @@ def test_deadlines_come_and_go_with_what_is_in_flight() -> None:
     assert writer.next_deadline() is None
 
 
-def test_a_newcomer_has_its_own_time_to_answer() -> None:
-    """The deadline of the bookie it replaced is not its own."""
+def test_a_new_member_has_its_own_timeout() -> None:
+    """The deadline of the bookie that it replaced does not apply to it."""
     writer = writer_of(add_timeout_s=10.0)
     writer.add_many([b"x"], now=0.0)
     (change,) = writer.bookie_failed(BookieId("b2"), "lost", now=9.0)
@@ -250,7 +253,7 @@ def test_a_newcomer_has_its_own_time_to_answer() -> None:
     assert ChangeEnsemble({2: BookieId("b3")}, 1) in late
 
 
-def test_the_newest_lac_is_told_once_after_a_pause() -> None:
+def test_the_newest_lac_is_sent_once_after_a_delay() -> None:
     writer = writer_of(explicit_lac_idle_s=0.1)
     writer.add_many([b"x"], now=0.0)
     ack(writer, "b0", 0, now=1.0)
@@ -261,7 +264,7 @@ def test_the_newest_lac_is_told_once_after_a_pause() -> None:
     assert writer.next_deadline() is None
 
 
-def test_an_add_that_carries_the_lac_makes_telling_it_needless() -> None:
+def test_a_lac_that_an_add_carried_is_not_sent_again() -> None:
     writer = writer_of(explicit_lac_idle_s=0.1)
     writer.add_many([b"x"], now=0.0)
     for name in ("b0", "b1", "b2"):
@@ -270,7 +273,7 @@ def test_an_add_that_carries_the_lac_makes_telling_it_needless() -> None:
     assert not any(isinstance(action, SendLac) for action in writer.tick(now=0.2))
 
 
-def test_metadata_that_cannot_be_changed_breaks_the_handle() -> None:
+def test_a_failed_metadata_change_breaks_the_handle() -> None:
     writer = writer_of()
     writer.add_many([b"x"], now=0.0)
     writer.bookie_failed(BookieId("b0"), "lost", now=0.0)
@@ -295,7 +298,7 @@ def test_closing_waits_for_an_ensemble_change() -> None:
         writer.add_many([b"y"], now=0.0)
 
 
-def test_a_sealed_writer_asks_for_nothing_more() -> None:
+def test_a_sealed_writer_requests_no_more_actions() -> None:
     writer = writer_of()
     writer.add_many([b"x"], now=0.0)
     ack(writer, "b0", 0)
@@ -308,7 +311,7 @@ def test_a_sealed_writer_asks_for_nothing_more() -> None:
 
 
 def test_an_add_that_cannot_reach_its_ack_quorum_fails_at_once() -> None:
-    """Striped, one member down without a spare, Qa = Qw: only entries that avoid it can be written."""
+    """Striped, one member down without a spare, Qa = Qw: only entries without it in their write set can be written."""
     metadata = ledger(ensemble_size=4, write_quorum=2, ack_quorum=2)
     writer = LedgerWriter(LEDGER_ID, metadata, digester=DIGESTER)
     writer.add_many([b"x"], now=0.0)  # on b0 b1
@@ -316,14 +319,14 @@ def test_an_add_that_cannot_reach_its_ack_quorum_fails_at_once() -> None:
     ack(writer, "b1", 0)
     writer.add_many([b"x"], now=0.0)  # on b1 b2
     ack(writer, "b1", 1)
-    assert writer.bookie_failed(BookieId("b3"), "lost", now=0.0) == []  # owes nothing yet
+    assert writer.bookie_failed(BookieId("b3"), "lost", now=0.0) == []  # no add is outstanding there
     writer.add_many([b"x"], now=0.0)  # on b2 b3
     writer.bookie_failed(BookieId("b3"), "lost", now=0.0)
     error = NotEnoughBookies("no spare")
     assert writer.ensemble_change_failed(error, now=0.0)[-1] == Fail(error)
 
 
-def test_recovered_entries_keep_their_ids_and_lengths_and_get_a_fresh_lac() -> None:
+def test_recovered_entries_keep_their_ids_and_lengths_and_carry_the_lac_of_recovery() -> None:
     metadata = ledger().with_changes(state=LedgerState.IN_RECOVERY)
     writer = LedgerWriter(LEDGER_ID, metadata, digester=DIGESTER, recovery=True, lac=4)
     entries = [Entry(7, 5, 3, 66, b"x"), Entry(7, 6, 3, 99, b"y")]

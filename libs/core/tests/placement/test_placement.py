@@ -1,4 +1,4 @@
-"""Placement: racks, weights, refusals, and that the choice follows from the inputs alone."""
+"""Placement: racks, weights, refusals, and that the choice depends only on the inputs."""
 
 from collections import Counter
 from random import Random
@@ -20,7 +20,7 @@ def test_an_ensemble_has_distinct_members() -> None:
     assert sorted(ensemble) == ["b0", "b1", "b2", "b3", "b4"]
 
 
-def test_equal_inputs_choose_alike_in_whatever_order_they_come() -> None:
+def test_equal_inputs_give_equal_choices_in_any_order() -> None:
     sizes = {"ensemble_size": 3, "write_quorum": 2, "ack_quorum": 2}
     one = choose_ensemble(bookies(9), **sizes, rng=Random(5))
     two = choose_ensemble(list(reversed(bookies(9))), **sizes, rng=Random(5))
@@ -28,7 +28,7 @@ def test_equal_inputs_choose_alike_in_whatever_order_they_come() -> None:
     assert len({choose_ensemble(bookies(9), **sizes, rng=Random(seed)) for seed in range(20)}) > 10
 
 
-def test_too_few_says_what_was_asked_what_was_there_and_why_each_was_refused() -> None:
+def test_the_error_reports_the_request_the_bookies_and_each_refusal() -> None:
     candidates = [
         Candidate(BookieId("b0")),
         Candidate(BookieId("b1"), refusal="read-only: disk full"),
@@ -36,9 +36,13 @@ def test_too_few_says_what_was_asked_what_was_there_and_why_each_was_refused() -
     ]
     with pytest.raises(NotEnoughBookies) as raised:
         choose_ensemble(
-            candidates, ensemble_size=3, write_quorum=3, ack_quorum=2, rng=Random(1),
+            candidates,
+            ensemble_size=3,
+            write_quorum=3,
+            ack_quorum=2,
+            rng=Random(1),
             exclude={BookieId("b2"): "connection refused"},
-        )  # fmt: skip
+        )
     assert raised.value.facts["refused"] == {"b1": "read-only: disk full", "b2": "connection refused"}
     assert raised.value.facts["known"] == 3
     assert str(raised.value) == (
@@ -47,7 +51,7 @@ def test_too_few_says_what_was_asked_what_was_there_and_why_each_was_refused() -
     )
 
 
-def test_no_bookies_at_all_is_said_plainly() -> None:
+def test_the_error_without_any_bookie_is_clear() -> None:
     with pytest.raises(NotEnoughBookies, match=r"usable=0 known=0 refused=none"):
         choose_ensemble([], ensemble_size=1, write_quorum=1, ack_quorum=1, rng=Random(1))
 
@@ -74,7 +78,7 @@ def test_racks_are_a_preference_only() -> None:
     assert len(choose_ensemble(candidates, ensemble_size=3, write_quorum=3, ack_quorum=2, rng=Random(1))) == 3
 
 
-def test_free_space_weighs() -> None:
+def test_free_space_is_a_weight() -> None:
     candidates = [Candidate(BookieId("big"), free_bytes=900), Candidate(BookieId("small"), free_bytes=100)]
     rng = Random(7)
     counts = Counter(
@@ -83,7 +87,7 @@ def test_free_space_weighs() -> None:
     assert 0.87 < counts[BookieId("big")] / 2_000 < 0.93
 
 
-def test_unknown_free_space_makes_all_alike() -> None:
+def test_with_unknown_free_space_all_are_equally_likely() -> None:
     candidates = [Candidate(BookieId("big"), free_bytes=900), Candidate(BookieId("unknown"))]
     rng = Random(7)
     counts = Counter(
@@ -95,9 +99,13 @@ def test_unknown_free_space_makes_all_alike() -> None:
 def test_replacements_avoid_the_ensemble_the_failed_and_the_excluded() -> None:
     ensemble = [BookieId("b0"), BookieId("b1"), BookieId("b2")]
     chosen = choose_replacements(
-        bookies(5), ensemble=ensemble, failed={1: BookieId("b1")}, write_quorum=3, rng=Random(1),
+        bookies(5),
+        ensemble=ensemble,
+        failed={1: BookieId("b1")},
+        write_quorum=3,
+        rng=Random(1),
         exclude={BookieId("b3"): "quarantined"},
-    )  # fmt: skip
+    )
     assert chosen == {1: "b4"}
 
 
@@ -108,16 +116,21 @@ def test_a_partial_replacement_is_better_than_none() -> None:
     assert chosen == {0: "b3"}
 
 
-def test_no_replacement_at_all_says_why() -> None:
+def test_the_error_without_a_replacement_has_the_reasons() -> None:
     ensemble = [BookieId("b0"), BookieId("b1")]
     with pytest.raises(NotEnoughBookies) as raised:
         choose_replacements(
             [*bookies(2), Candidate(BookieId("b9"), refusal="read-only")],
-            ensemble=ensemble, failed={1: BookieId("b1")}, write_quorum=2, rng=Random(1),
-        )  # fmt: skip
+            ensemble=ensemble,
+            failed={1: BookieId("b1")},
+            write_quorum=2,
+            rng=Random(1),
+        )
     assert raised.value.facts["refused"] == {
-        "b0": "in the ensemble already", "b1": "failed in this ledger", "b9": "read-only",
-    }  # fmt: skip
+        "b0": "in the ensemble already",
+        "b1": "failed in this ledger",
+        "b9": "read-only",
+    }
 
 
 def test_a_replacement_keeps_the_racks_apart() -> None:
@@ -129,7 +142,10 @@ def test_a_replacement_keeps_the_racks_apart() -> None:
     ]
     for seed in range(10):
         chosen = choose_replacements(
-            candidates, ensemble=[BookieId("b0"), BookieId("b1")], failed={1: BookieId("b1")}, write_quorum=2,
+            candidates,
+            ensemble=[BookieId("b0"), BookieId("b1")],
+            failed={1: BookieId("b1")},
+            write_quorum=2,
             rng=Random(seed),
-        )  # fmt: skip
+        )
         assert chosen == {1: "b3"}

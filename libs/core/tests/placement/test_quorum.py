@@ -1,4 +1,4 @@
-"""Quorum arithmetic against a naive second implementation that thinks in entries, in all small cases."""
+"""Quorum arithmetic against a naive second implementation by entries, in all small cases."""
 
 from itertools import combinations
 
@@ -12,7 +12,7 @@ SIZES = [(e, w, a) for e in range(1, 7) for w in range(1, e + 1) for a in range(
 
 
 def hides_an_entry(silent: set[int], ensemble_size: int, write_quorum: int, ack_quorum: int) -> bool:
-    """Whether some entry may have its ack quorum among the silent bookies alone."""
+    """Return whether an entry may have its ack quorum among the silent bookies alone."""
     for entry_id in range(ensemble_size):
         holders = set(write_set(entry_id=entry_id, ensemble_size=ensemble_size, write_quorum=write_quorum))
         if any(set(ackers) <= silent for ackers in combinations(sorted(holders), ack_quorum)):
@@ -21,7 +21,7 @@ def hides_an_entry(silent: set[int], ensemble_size: int, write_quorum: int, ack_
 
 
 @pytest.mark.parametrize(("ensemble_size", "write_quorum", "ack_quorum"), SIZES)
-def test_coverage_means_that_silence_hides_no_entry(ensemble_size: int, write_quorum: int, ack_quorum: int) -> None:
+def test_with_coverage_silent_bookies_hide_no_entry(ensemble_size: int, write_quorum: int, ack_quorum: int) -> None:
     sizes = {"ensemble_size": ensemble_size, "write_quorum": write_quorum, "ack_quorum": ack_quorum}
     everyone = set(range(ensemble_size))
     for count in range(ensemble_size + 1):
@@ -49,7 +49,7 @@ def test_enough_denials_leave_no_room_for_an_ack_quorum(_: int, write_quorum: in
 @settings(max_examples=200, deadline=None)
 @given(data=st.data(), ensemble_size=st.integers(1, 12))
 def test_an_acknowledged_entry_is_always_met_by_a_covering_set(data: st.DataObject, ensemble_size: int) -> None:
-    """What recovery stands on: its answers and any ack quorum intersect."""
+    """Recovery depends on it: its responses and any ack quorum intersect."""
     write_quorum = data.draw(st.integers(1, ensemble_size))
     ack_quorum = data.draw(st.integers(1, write_quorum))
     answered = data.draw(st.sets(st.integers(0, ensemble_size - 1)))

@@ -1,4 +1,4 @@
-"""What may be copied, and when the copies may count."""
+"""Which fragments may be copied, and when the copies count."""
 
 from bindery_core.formats.ledger_metadata import LedgerMetadata, LedgerState, Segment
 from bindery_core.ids import BookieId, EntryId
@@ -31,7 +31,7 @@ def test_each_index_of_each_segment_is_a_fragment_with_the_entries_of_its_stripe
     }
 
 
-def test_the_last_segment_of_an_open_ledger_is_nobodys_to_copy() -> None:
+def test_the_last_segment_of_an_open_ledger_is_not_copied() -> None:
     for state in (LedgerState.OPEN, LedgerState.IN_RECOVERY):
         assert {f.segment_first for f in closed_fragments(metadata_of(FIRST, SECOND, state=state))} == {0}
         assert closed_fragments(metadata_of(FIRST, state=state)) == []
@@ -42,7 +42,7 @@ def test_an_empty_ledger_and_an_empty_last_segment_have_fragments_without_entrie
     assert [list(f.entry_ids) for f in closed_fragments(metadata_of(FIRST, SECOND, last=3))][3:] == [[], [], []]
 
 
-def test_a_replacement_goes_where_the_old_one_stands() -> None:
+def test_a_replacement_takes_the_index_of_the_old_bookie() -> None:
     planned = plan_replacement(metadata_of(FIRST, SECOND), segment_first=0, replacements={1: (B[1], B[4])})
     assert planned is not None
     assert planned.segments == (Segment(EntryId(0), (B[0], B[4], B[2])), SECOND)
@@ -50,14 +50,14 @@ def test_a_replacement_goes_where_the_old_one_stands() -> None:
     assert plan_replacement(planned, segment_first=0, replacements={1: (B[1], B[4])}) is None, "its own result"
 
 
-def test_what_stands_there_no_more_is_left_alone() -> None:
+def test_a_bookie_that_was_replaced_already_is_left_unchanged() -> None:
     metadata = metadata_of(FIRST, SECOND)
     assert plan_replacement(metadata, segment_first=0, replacements={1: (B[5], B[4])}) is None
     assert plan_replacement(metadata, segment_first=2, replacements={1: (B[1], B[4])}) is None
     assert plan_replacement(metadata, segment_first=0, replacements={1: (B[1], B[2])}) is None, "twice in an ensemble"
 
 
-def test_a_segment_that_is_open_again_is_left_alone() -> None:
+def test_a_segment_that_is_open_again_is_left_unchanged() -> None:
     metadata = metadata_of(FIRST, SECOND, state=LedgerState.OPEN)
     assert plan_replacement(metadata, segment_first=4, replacements={1: (B[3], B[4])}) is None
     assert plan_replacement(metadata, segment_first=0, replacements={1: (B[1], B[4])}) is not None

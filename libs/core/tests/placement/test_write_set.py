@@ -1,4 +1,4 @@
-"""Write sets against the definition, written the long way."""
+"""Compare the functions for write sets with a slow implementation of their definition."""
 
 import pytest
 from bindery_core.placement.write_set import entries_of, entry_count_of, write_set, write_set_contains, write_set_masks
@@ -7,7 +7,7 @@ SIZES = [(e, w) for e in range(1, 7) for w in range(1, e + 1)]
 
 
 def naive(entry_id: int, ensemble_size: int, write_quorum: int) -> list[int]:
-    """Walk the ring."""
+    """Return the write set by rotating the list of indexes `entry_id` times."""
     ring = list(range(ensemble_size))
     for _ in range(entry_id):
         ring = [*ring[1:], ring[0]]
@@ -15,15 +15,19 @@ def naive(entry_id: int, ensemble_size: int, write_quorum: int) -> list[int]:
 
 
 def test_four_bookies_write_quorum_three() -> None:
-    """The example that must hold: 1-2-3, 2-3-4, 3-4-1, ..."""
+    """The example of docs/protocol.md, with bookies counted from 1: 1-2-3, 2-3-4, 3-4-1, 4-1-2, 1-2-3."""
     sets = [write_set(entry_id=entry_id, ensemble_size=4, write_quorum=3) for entry_id in range(5)]
     assert [tuple(index + 1 for index in indexes) for indexes in sets] == [
-        (1, 2, 3), (2, 3, 4), (3, 4, 1), (4, 1, 2), (1, 2, 3),
-    ]  # fmt: skip
+        (1, 2, 3),
+        (2, 3, 4),
+        (3, 4, 1),
+        (4, 1, 2),
+        (1, 2, 3),
+    ]
 
 
 @pytest.mark.parametrize(("ensemble_size", "write_quorum"), SIZES)
-def test_every_form_says_what_the_definition_says(ensemble_size: int, write_quorum: int) -> None:
+def test_all_functions_match_the_definition(ensemble_size: int, write_quorum: int) -> None:
     sizes = {"ensemble_size": ensemble_size, "write_quorum": write_quorum}
     masks = write_set_masks(**sizes)
     for entry_id in range(3 * ensemble_size):
@@ -35,7 +39,7 @@ def test_every_form_says_what_the_definition_says(ensemble_size: int, write_quor
 
 
 @pytest.mark.parametrize(("ensemble_size", "write_quorum"), SIZES)
-def test_entries_of_an_index_are_those_whose_write_set_names_it(ensemble_size: int, write_quorum: int) -> None:
+def test_entries_of_an_index_have_the_index_in_their_write_set(ensemble_size: int, write_quorum: int) -> None:
     sizes = {"ensemble_size": ensemble_size, "write_quorum": write_quorum}
     for first in range(5):
         for last in range(first - 1, first + 14):
@@ -45,7 +49,7 @@ def test_entries_of_an_index_are_those_whose_write_set_names_it(ensemble_size: i
                 assert entry_count_of(index, first=first, last=last, **sizes) == len(expected)
 
 
-def test_sizes_that_cannot_be_are_a_bug_of_the_caller() -> None:
+def test_invalid_arguments_fail_an_assertion() -> None:
     with pytest.raises(AssertionError):
         write_set(entry_id=0, ensemble_size=2, write_quorum=3)
     with pytest.raises(AssertionError):

@@ -1,4 +1,4 @@
-"""Which protocol a connection speaks: frame by frame, and never back."""
+"""Detection of the protocol version of a connection, frame by frame."""
 
 import pytest
 from bindery_core.digest import master_key
@@ -25,14 +25,14 @@ def test_a_connection_begins_in_v3_and_may_stay_there() -> None:
     assert not decoder.is_v2
 
 
-def test_the_first_frame_that_is_no_v3_request_is_v2_and_so_are_all_behind_it() -> None:
+def test_the_first_frame_that_is_not_v3_and_all_later_ones_are_v2() -> None:
     decoder = RequestDecoder()
     assert decoder.decode([*V3_MESSAGES, *V2_MESSAGES]) == (V3, V2)
     assert decoder.is_v2
     assert decoder.decode(V2_MESSAGES) == ([], V2)
 
 
-def test_v3_behind_v2_ends_the_connection() -> None:
+def test_v3_after_v2_ends_the_connection() -> None:
     decoder = RequestDecoder()
     decoder.decode(V2_MESSAGES[:1])
     with pytest.raises(BadRequest):
@@ -42,7 +42,7 @@ def test_v3_behind_v2_ends_the_connection() -> None:
 
 
 @pytest.mark.parametrize("txn_id", [1, 200, 2**40])
-def test_start_tls_behind_v2_is_understood_and_the_mode_stays(txn_id: int) -> None:
+def test_start_tls_after_v2_is_decoded_and_the_mode_stays(txn_id: int) -> None:
     start = m.StartTlsRequest(txn_id)
     message = v3.encode_request(start)[4:]
     decoder = RequestDecoder()
@@ -57,7 +57,7 @@ def test_start_tls_behind_v2_is_understood_and_the_mode_stays(txn_id: int) -> No
         decoder.decode([message[:-1]])
 
 
-def test_a_v3_request_without_a_required_field_is_taken_for_v2_and_is_none() -> None:
+def test_a_v3_request_without_a_required_field_is_an_invalid_v2_packet() -> None:
     frame = pb.Request()
     frame.header.version = pb.VERSION_THREE
     frame.header.operation = pb.READ_ENTRY
@@ -67,13 +67,13 @@ def test_a_v3_request_without_a_required_field_is_taken_for_v2_and_is_none() -> 
     assert decoder.is_v2
 
 
-def test_an_unknown_operation_or_version_is_taken_for_v2_and_is_none() -> None:
+def test_an_unknown_operation_or_version_is_an_invalid_v2_packet() -> None:
     for message in (b"\x0a\x06\x08\x03\x10\x63\x18\x01", b"\x0a\x06\x08\x09\x10\x01\x18\x01"):
         with pytest.raises(BadRequest):
             RequestDecoder().decode([message])
 
 
-def test_v3_requests_that_nobody_serves_do_not_end_v3() -> None:
+def test_v3_requests_that_are_not_served_do_not_end_v3() -> None:
     decoder = RequestDecoder()
     (found,), rest = decoder.decode([b"\x0a\x06\x08\x03\x10\x0c\x18\x01"])
     assert found == m.OtherRequest(1, m.Operation.BATCH_READ_ENTRY, 3)

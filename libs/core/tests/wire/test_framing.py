@@ -1,4 +1,4 @@
-"""Frames survive every way in which a stream can be cut; lengths that cannot be end it."""
+"""Frames are decoded for every split of the stream; invalid lengths end it."""
 
 import time
 
@@ -35,7 +35,7 @@ def test_every_truncation_holds_back_the_last_message() -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.binary(min_size=1, max_size=50), max_size=20), st.lists(st.integers(1, 40), min_size=1))
-def test_any_cutting_gives_the_same_messages(messages: list[bytes], sizes: list[int]) -> None:
+def test_any_split_gives_the_same_messages(messages: list[bytes], sizes: list[int]) -> None:
     stream = framed(*messages)
     decoder = FrameDecoder()
     found = []

@@ -7,19 +7,28 @@ from bindery_core.wire.status import V2_OF, of_error, of_v2, v2_answer
 
 # From BookieProtocol and BookkeeperProtocol: v2 number, v3 number.
 NUMBERS = [
-    (0, 0), (1, 402), (2, 403), (100, 404), (101, 501), (102, 502), (103, 503), (104, 504), (105, 505), (106, 506),
+    (0, 0),
+    (1, 402),
+    (2, 403),
+    (100, 404),
+    (101, 501),
+    (102, 502),
+    (103, 503),
+    (104, 504),
+    (105, 505),
+    (106, 506),
     (107, 507),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("v2_number", "v3_number"), NUMBERS)
-def test_each_number_has_its_twin(v2_number: int, v3_number: int) -> None:
+def test_each_number_has_an_equivalent(v2_number: int, v3_number: int) -> None:
     assert V2_OF[Status(v3_number)] == v2_number
     assert of_v2(v2_number) == v3_number
 
 
-def test_an_unknown_ledger_state_is_answered_as_an_io_error_in_v2_and_everything_else_as_it_is() -> None:
-    """BookKeeper's v2 client breaks its connection over 107."""
+def test_an_unknown_ledger_state_is_an_io_error_in_v2_and_other_statuses_are_unchanged() -> None:
+    """BookKeeper's v2 client closes its connection at 107."""
     assert {status: v2_answer(status) for status in Status} == {**V2_OF, Status.UNKNOWN_LEDGER_STATE: 101}
     assert v2_answer(999) == 101
 
@@ -47,7 +56,7 @@ def test_numbers_that_v2_does_not_have_are_refused() -> None:
         (errors.MetadataUnavailable(), Status.IO_ERROR),
     ],
 )
-def test_damage_and_everything_unforeseen_is_an_io_error_never_an_absence(
+def test_damage_and_unexpected_errors_are_an_io_error_and_never_a_denial(
     error: errors.BinderyError, status: Status
 ) -> None:
     assert of_error(error) == status

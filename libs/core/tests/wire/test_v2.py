@@ -132,7 +132,7 @@ def test_before_version_2_a_fence_comes_without_its_key() -> None:
 
 
 @pytest.mark.parametrize("version", [3, 0x0A, 0x7F, 0x80, 0xFF])
-def test_other_versions_are_told_apart_and_their_byte_is_repeated(version: int) -> None:
+def test_other_versions_are_distinguished_and_their_byte_is_repeated(version: int) -> None:
     add = v2.decode_request(bytes((version, 1, 0, 0)) + KEY + ENTRY)
     assert add == m.OtherRequest(version, m.Operation.ADD_ENTRY, version, 8, 0)
     read = v2.decode_request(bytes((version, 2, 0, 0)) + bytes.fromhex(L8 + LAST))
@@ -206,7 +206,7 @@ def test_every_split_of_a_stream_gives_the_same_requests() -> None:
         assert v2.decode_requests(decoder.feed(stream[:at]) + decoder.feed(stream[at:])) == requests
 
 
-def test_bytes_behind_a_packet_and_unknown_flags_do_not_matter() -> None:
+def test_bytes_after_a_packet_and_unknown_flags_are_ignored() -> None:
     assert v2.decode_request(bytes.fromhex("0202fff8" + L8 + ZERO) + b"more") == m.ReadRequest(2, 8, 0)
 
 
@@ -215,7 +215,7 @@ def test_a_response_in_an_unknown_status_is_refused() -> None:
         v2.decode_response(bytes.fromhex("02010000 0000006c" + L8 + ZERO))
 
 
-def test_answers_find_their_requests_by_opcode_and_ids() -> None:
+def test_responses_are_matched_by_opcode_and_ids() -> None:
     pairs = [
         (m.AddRequest(2, 8, 0, KEY, ENTRY), m.AddResponse(2, 104, 8, 0)),
         (m.ReadRequest(2, 8, -1), m.ReadResponse(2, 0, 8, -1, ENTRY)),
@@ -270,13 +270,13 @@ RESPONSES = st.one_of(
 
 @settings(max_examples=300, deadline=None)
 @given(REQUESTS)
-def test_any_request_survives_the_way_there(request_: m.Request) -> None:
+def test_any_request_round_trips(request_: m.Request) -> None:
     assert v2.decode_request(v2.encode_request(request_)[4:]) == request_
 
 
 @settings(max_examples=300, deadline=None)
 @given(RESPONSES)
-def test_any_response_survives_the_way_back(response: m.Response) -> None:
+def test_any_response_round_trips(response: m.Response) -> None:
     assert v2.decode_response(v2.encode_response(response)[4:]) == response
 
 

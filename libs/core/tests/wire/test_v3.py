@@ -154,7 +154,7 @@ def outcome(function, data: bytes):  # type: ignore[no-untyped-def]
 
 
 @pytest.mark.parametrize("name", GOLDEN_REQUESTS)
-def test_no_flip_or_cut_makes_the_fast_request_decoder_say_something_else(name: str) -> None:
+def test_no_flip_or_truncation_changes_the_result_of_the_fast_request_decoder(name: str) -> None:
     """Every flipped bit of the first bytes, every flipped byte and every truncation: both decoders agree."""
     message = framed(GOLDEN_REQUESTS[name][1])[4:]
     damaged = [message[:cut] for cut in range(len(message))]
@@ -172,7 +172,7 @@ def test_no_flip_or_cut_makes_the_fast_request_decoder_say_something_else(name: 
 
 
 @pytest.mark.parametrize("name", GOLDEN_RESPONSES)
-def test_no_flip_or_cut_makes_the_fast_response_decoder_say_something_else(name: str) -> None:
+def test_no_flip_or_truncation_changes_the_result_of_the_fast_response_decoder(name: str) -> None:
     message = framed(GOLDEN_RESPONSES[name][1])[4:]
     damaged = [message[:cut] for cut in range(len(message))]
     for at in range(len(message)):
@@ -191,8 +191,8 @@ def test_random_bytes_are_a_request_or_a_bad_request(data: bytes) -> None:
         assert outcome(decode, data) is not None
 
 
-def test_the_fast_path_takes_adds_and_plain_reads() -> None:
-    """The fast path must not fall asleep: what clients send most is decoded by it."""
+def test_the_fast_path_decodes_adds_and_plain_reads() -> None:
+    """The most frequent requests must be decoded by the fast path."""
     for request_ in (
         m.AddRequest(2**40, 2**50, 2**30, KEY, b"x" * 5000),
         m.AddRequest(1, 0, 0, KEY, ENTRY_L0, recovery=True, priority=100),
@@ -230,10 +230,10 @@ rows = st.builds(
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(rows, min_size=1, max_size=3), st.randoms(use_true_random=False))
-def test_rows_of_adds_and_reads_are_read_as_the_generated_code_reads_each(
+def test_series_of_adds_and_reads_are_decoded_like_the_generated_code(
     some: list[list[m.AddRequest | m.ReadRequest]], lots: random.Random
 ) -> None:
-    """Rows that run on, rows mixed with one another, other requests between, damaged frames: always the same."""
+    """Long series, mixed series, other requests between them, damaged frames: the results are equal."""
     sent = [request for row in some for request in row]
     if lots.random() < 0.3:
         lots.shuffle(sent)
@@ -264,8 +264,8 @@ def test_rows_of_adds_and_reads_are_read_as_the_generated_code_reads_each(
     assert is_readable == (error is None)
 
 
-def test_a_row_of_adds_shows_a_pattern() -> None:
-    """It must not fall asleep either: nearly all of a batch is read by its pattern."""
+def test_a_series_of_adds_has_a_pattern() -> None:
+    """Nearly all of a batch must be decoded by its pattern."""
     adds = [m.AddRequest(300 + n, 7, 500 + n, KEY, b"x" * 100) for n in range(84)]
     first, *others = [v3.encode_request(add)[4:] for add in adds]
     pattern = v3_fast.pattern_of(first, adds[0])
@@ -274,7 +274,7 @@ def test_a_row_of_adds_shows_a_pattern() -> None:
     assert pattern.decode(v3.encode_request(m.AddRequest(384, 7, 512, KEY, b"x" * 100))[4:]) is None
 
 
-def test_a_row_of_reads_shows_a_pattern() -> None:
+def test_a_series_of_reads_has_a_pattern() -> None:
     reads = [m.ReadRequest(300 + n, 7, 500 + n) for n in range(84)]
     first, *others = [v3.encode_request(read)[4:] for read in reads]
     pattern = v3_fast.pattern_of(first, reads[0])
@@ -294,14 +294,14 @@ def test_a_row_of_reads_shows_a_pattern() -> None:
         m.ReadRequest(300, 7, -1),
     ],
 )
-def test_an_unusual_read_shows_no_pattern(unusual: m.ReadRequest) -> None:
+def test_an_unusual_read_has_no_pattern(unusual: m.ReadRequest) -> None:
     assert v3_fast.pattern_of(v3.encode_request(unusual)[4:], unusual) is None
 
 
 @pytest.mark.parametrize(
     "request_", [m.AddRequest(2**20, 2**30, 2**15, KEY, b"x" * 100), m.ReadRequest(2**40, 2**40, 2**40)]
 )
-def test_no_flip_or_cut_makes_a_pattern_say_something_else(request_: m.AddRequest | m.ReadRequest) -> None:
+def test_no_flip_or_truncation_changes_the_result_of_a_pattern(request_: m.AddRequest | m.ReadRequest) -> None:
     message = v3.encode_request(request_)[4:]
     pattern = v3_fast.pattern_of(message, request_)
     assert pattern is not None
@@ -320,7 +320,7 @@ def test_no_flip_or_cut_makes_a_pattern_say_something_else(request_: m.AddReques
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(rows, min_size=1, max_size=2), st.randoms(use_true_random=False))
-def test_answers_to_a_group_of_reads_are_the_answers_to_each(
+def test_responses_to_a_group_of_reads_equal_the_single_responses(
     some: list[list[m.AddRequest | m.ReadRequest]], lots: random.Random
 ) -> None:
     """Bodies of one size and of many, absent ones, with LACs and without."""
@@ -340,7 +340,7 @@ def test_answers_to_a_group_of_reads_are_the_answers_to_each(
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(rows, min_size=1, max_size=2), st.randoms(use_true_random=False))
-def test_answers_to_a_group_are_the_answers_to_each(
+def test_responses_to_a_group_equal_the_single_responses(
     some: list[list[m.AddRequest | m.ReadRequest]], lots: random.Random
 ) -> None:
     adds = [one for row in some for one in row if type(one) is m.AddRequest]
@@ -363,7 +363,7 @@ def test_other_versions_are_named_with_their_ids(version: int) -> None:
 
 
 @pytest.mark.parametrize("operation", [3, 4, 12])
-def test_operations_nobody_serves_are_named(operation: int) -> None:
+def test_operations_that_are_not_served_are_named(operation: int) -> None:
     assert v3.decode_request(request_bytes(operation=operation)) == m.OtherRequest(9, operation, 3)
 
 
@@ -390,7 +390,7 @@ def test_what_cannot_be_read_raises(message: bytes) -> None:
         v3.decode_request(message)
 
 
-def test_unknown_flags_and_fields_do_not_matter() -> None:
+def test_unknown_flags_and_fields_are_ignored() -> None:
     plain = m.ReadRequest(9, 1, 2)
     unknown_flag = v3.encode_request(m.ReadRequest(9, 1, 2, flag=1))[4:].replace(b"\xa0\x06\x01", b"\xa0\x06\x7f")
     assert v3.decode_request(unknown_flag) == plain

@@ -1,13 +1,13 @@
-"""structlog, msgspec and crc32c without what they look for at import and we have no use for.
+"""Import structlog, msgspec and crc32c without the optional modules for which they search during their import.
 
-| library   | looks for                                                 | of its import |
-|-----------|-----------------------------------------------------------|---------------|
-| structlog | rich, for a renderer that we do not use                   | half          |
-| msgspec   | typing_extensions, for names that Python has too          | nine tenths   |
-| crc32c    | its own version, in the metadata of all that is installed | nine tenths   |
+| library   | searches for                                       | share of its import time |
+|-----------|----------------------------------------------------|--------------------------|
+| structlog | rich, for a renderer that is not used here         | half                     |
+| msgspec   | typing_extensions, for names that Python also has  | nine tenths              |
+| crc32c    | its own version, in the metadata of all packages   | nine tenths              |
 
-While they are imported they find none of it; whoever asks afterwards does. A process imports this before anything else
-of ours, or it is in vain.
+During their import these modules are missing; later imports of other modules find them. A process must import this
+module before any other module of the project, or it has no effect.
 """
 
 import sys
@@ -28,14 +28,14 @@ INSTEAD: Final[Mapping[str, ModuleType | None]] = {
     "typing_extensions": None,
     "importlib.metadata": _metadata_without_versions(),
 }
-"""Module -> what is found in its place; None: nothing."""
+"""Module -> its replacement during the imports; None: it is missing."""
 
 
 @contextmanager
 def replaced(modules: Mapping[str, ModuleType | None]) -> Iterator[None]:
-    """Meanwhile these modules are others, or missing; but for those that were imported before."""
+    """Replace these modules, or make them missing, unless they were already imported."""
     fresh = {name: module for name, module in modules.items() if name not in sys.modules}
-    sys.modules.update(fresh)  # type: ignore[arg-type]  # None is how Python notes a module that is missing
+    sys.modules.update(fresh)  # type: ignore[arg-type]  # None marks a missing module
     try:
         yield
     finally:

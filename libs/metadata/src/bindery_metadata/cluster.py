@@ -1,16 +1,16 @@
-"""Initialising a cluster, and telling whether that was done.
+"""Initialize a cluster, and report whether it is initialized.
 
-| made                                    | data                                           |
+| created                                 | data                                           |
 |-----------------------------------------|------------------------------------------------|
-| root, `available`, `available/readonly` | empty; with INSTANCEID at once when all is new |
+| root, `available`, `available/readonly` | empty; with INSTANCEID at once if all is new   |
 | `INSTANCEID`                            | a random UUID                                  |
 | `LAYOUT`                                | LAYOUT_TEXT                                    |
 | `/managed-ledgers`, `/namespace`        | empty                                          |
 | `/admin/policies/public`                | TenantInfo JSON                                |
 | `/admin/policies/public/default`        | Policies JSON with four bundles                |
 
-Under the root only what BookKeeper's `initnewcluster` makes: `cookies`, `idgen` and `underreplication` appear with
-their first use. What stands already is left as it is, but a LAYOUT of another kind is refused.
+Under the root it creates only what BookKeeper's `initnewcluster` creates: `cookies`, `idgen` and `underreplication`
+appear with their first use. Existing nodes are kept, but a LAYOUT of another kind is refused.
 """
 
 import json
@@ -33,15 +33,16 @@ TENANT: Final = "public"
 NAMESPACE: Final = "default"
 BUNDLE_BOUNDARIES: Final = ("0x00000000", "0x40000000", "0x80000000", "0xc0000000", "0xffffffff")
 ATTEMPTS_MAX: Final = 5
+"""Maximum number of attempts to create one node if responses are lost."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterInit:
     instance_id: str
     created: tuple[str, ...]
-    """Paths made by this call."""
+    """Paths created by this call."""
     found: tuple[str, ...]
-    """Paths that stood already."""
+    """Paths that existed already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +62,9 @@ async def initialize_cluster(
     randomness: RandomBits,
     cluster_name: str = CLUSTER_NAME_DEFAULT,
 ) -> ClusterInit:
-    """Make what is missing of a new cluster; doing it again, or at the same time twice, is harmless.
+    """Create the missing nodes of a cluster. Repeated or concurrent calls are harmless.
 
-    Raises BadVersion when the LAYOUT that stands there is not the one we speak; MetadataUnavailable.
+    Raises BadVersion if the existing LAYOUT is not supported; MetadataUnavailable.
     """
     instance_id = str(uuid.UUID(int=randomness.getrandbits(128), version=4))
     ledger_nodes = (
@@ -80,7 +81,7 @@ async def initialize_cluster(
 
 
 async def cluster_status(store: MetadataStore, layout: LedgersLayout) -> ClusterStatus:
-    """What there is now. Raises MetadataUnavailable; a cluster that was never initialised is an answer, no error."""
+    """Return the current state. Raises MetadataUnavailable; a cluster that is not initialized is not an error."""
     cookies = CookieStore(store, layout)
     try:
         instance_id = await cookies.instance_id()
@@ -95,7 +96,8 @@ async def cluster_status(store: MetadataStore, layout: LedgersLayout) -> Cluster
 async def _create_ledger_tree(
     store: MetadataStore, layout: LedgersLayout, nodes: tuple[Create, ...]
 ) -> tuple[list[str], list[str]]:
-    """All at once where nothing stands, so that nobody ever sees half a cluster; else what is missing."""
+    """Create all nodes at once if none exists, so that no client sees a partial cluster; else create the missing
+    ones."""
     parent = parent_of(layout.root)
     if parent != "/":
         await make_path(store, parent)
@@ -104,7 +106,7 @@ async def _create_ledger_tree(
             await store.multi(nodes)
             return [node.path for node in nodes], []
         except (AlreadyExists, MetadataOutcomeUnknown):
-            await store.sync(layout.root)  # somebody was faster, or it was us: see what stands now
+            await store.sync(layout.root)  # another client was faster, or the lost response was ours: read again
     created: list[str] = []
     found: list[str] = []
     for node in nodes:
@@ -113,7 +115,7 @@ async def _create_ledger_tree(
 
 
 async def _create_missing(store: MetadataStore, node: Create) -> bool:
-    """Whether this call made it."""
+    """Return whether this call created the node."""
     for _ in range(ATTEMPTS_MAX):
         try:
             await store.create(node.path, node.data, make_parents=True)

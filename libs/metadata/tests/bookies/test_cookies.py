@@ -9,7 +9,7 @@ from bindery_metadata.bookies.cookies import CookieStore
 from bindery_metadata.cluster import initialize_cluster
 from bindery_metadata.layout.layout import LedgersLayout
 from bindery_metadata.stores.store import MetadataStore
-from worlds import World
+from store_environments import StoreEnvironment
 
 LAYOUT = LedgersLayout()
 BOOKIE = BookieId("bookie-0:3181")
@@ -54,13 +54,13 @@ async def test_the_known_bookies_are_those_with_a_cookie(cookies: CookieStore, s
 
 
 @pytest.mark.parametrize("version", [None, 0], ids=["create", "set"])
-async def test_a_cookie_whose_answer_is_lost_is_settled(
-    world: World, store: MetadataStore, cookies: CookieStore, version: int | None
+async def test_a_cookie_whose_response_is_lost_is_resolved(
+    environment: StoreEnvironment, store: MetadataStore, cookies: CookieStore, version: int | None
 ) -> None:
     await cookies.write(BookieId("another"), b"5\n", version=None)
     if version is not None:
         await cookies.write(BOOKIE, b"5\nold", version=None)
-    world.lose_next_write(store, applied=True)
+    environment.lose_next_write(store, applied=True)
     assert (await cookies.write(BOOKIE, b"5\nnew", version=version)).value == b"5\nnew"
     found = await cookies.read(BOOKIE)
     assert found is not None
@@ -68,10 +68,10 @@ async def test_a_cookie_whose_answer_is_lost_is_settled(
 
 
 async def test_a_cookie_that_was_not_written_is_not_taken_for_written(
-    world: World, store: MetadataStore, cookies: CookieStore
+    environment: StoreEnvironment, store: MetadataStore, cookies: CookieStore
 ) -> None:
     await cookies.write(BookieId("another"), b"5\n", version=None)
-    world.lose_next_write(store, applied=False)
+    environment.lose_next_write(store, applied=False)
     with pytest.raises(MetadataOutcomeUnknown):
         await cookies.write(BOOKIE, b"5\nnew", version=None)
     assert await cookies.read(BOOKIE) is None

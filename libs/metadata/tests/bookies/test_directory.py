@@ -1,4 +1,4 @@
-"""The view of all registered bookies: complete, followed, and never guessed."""
+"""The directory of registered bookies: complete, kept up to date, without guesses."""
 
 import asyncio
 
@@ -10,7 +10,7 @@ from bindery_metadata.bookies.directory import BookieDirectory, BookieRecord
 from bindery_metadata.layout.layout import LedgersLayout
 from bindery_metadata.stores.memory import MemoryTree
 from bindery_metadata.stores.store import MetadataStore
-from worlds import World, until
+from store_environments import StoreEnvironment, until
 
 LAYOUT = LedgersLayout()
 
@@ -53,7 +53,7 @@ async def test_an_unregistered_bookie_has_no_address_even_if_its_id_looks_like_o
     assert directory.address(BookieId("127.0.0.1:3181")) is None
 
 
-async def test_a_bookie_without_service_info_is_where_its_id_says(
+async def test_the_address_of_a_bookie_without_service_info_is_its_id(
     directory: BookieDirectory, other: MetadataStore
 ) -> None:
     await other.create(LAYOUT.bookie(BookieId("127.0.0.1:3181"), read_only=False), ephemeral=True)
@@ -111,8 +111,8 @@ async def test_listeners_get_each_new_snapshot_and_old_ones_stay(
     assert [list(snapshot) for snapshot in snapshots] == [["b0"]]
 
 
-async def test_a_burst_of_changes_costs_few_readings(other: MetadataStore) -> None:
-    """All bookies come at once: the directory reads the lists a few times, not once per bookie."""
+async def test_a_burst_of_changes_costs_few_reads(other: MetadataStore) -> None:
+    """All bookies register at once: the directory reads the lists a few times, not once per bookie."""
     tree = MemoryTree()
     store, bookies = tree.connect(), tree.connect()
     await bookies.create(LAYOUT.available_readonly, make_parents=True)
@@ -127,24 +127,24 @@ async def test_a_burst_of_changes_costs_few_readings(other: MetadataStore) -> No
     await directory.close()
 
 
-@pytest.mark.parametrize("accident", ["suspend", "expire"])
-async def test_the_view_stands_during_an_outage_and_catches_up_after_it(
-    world: World, store: MetadataStore, directory: BookieDirectory, other: MetadataStore, accident: str
+@pytest.mark.parametrize("fault", ["suspend", "expire"])
+async def test_the_snapshot_remains_during_an_outage_and_is_updated_after_it(
+    environment: StoreEnvironment, store: MetadataStore, directory: BookieDirectory, other: MetadataStore, fault: str
 ) -> None:
     await register(other, "b0")
     await directory.start()
-    if accident == "suspend":
-        await world.suspend(store)
+    if fault == "suspend":
+        await environment.suspend(store)
         await register(other, "b1")
         assert directory.writable() == {"b0"}
-        await world.resume(store)
+        await environment.resume(store)
     else:
-        await world.expire(store)
+        await environment.expire(store)
         await register(other, "b1")
     await until(lambda: directory.writable() == {"b0", "b1"})
 
 
-async def test_a_failing_reading_is_repeated() -> None:
+async def test_a_failed_read_is_repeated() -> None:
     tree = MemoryTree()
     store, other = tree.connect(), tree.connect()
     await other.create(LAYOUT.available_readonly, make_parents=True)
@@ -166,7 +166,7 @@ async def test_the_read_only_list_is_made_when_an_old_cluster_lacks_it(
     await until(lambda: "b0" in directory.bookies)
 
 
-async def test_a_cluster_that_was_never_initialised_is_an_error(
+async def test_a_cluster_that_was_never_initialized_is_an_error(
     directory: BookieDirectory, other: MetadataStore
 ) -> None:
     await other.delete(LAYOUT.available_readonly, version=None)
@@ -187,7 +187,9 @@ async def test_waiting_for_bookies_ends_when_there_are_enough(directory: BookieD
     await waiting
 
 
-async def test_waiting_for_bookies_says_what_was_there(directory: BookieDirectory, other: MetadataStore) -> None:
+async def test_the_error_of_a_wait_for_bookies_lists_the_writable_ones(
+    directory: BookieDirectory, other: MetadataStore
+) -> None:
     await register(other, "b0")
     await directory.start()
     with pytest.raises(NotEnoughBookies) as raised:

@@ -1,4 +1,4 @@
-"""What is said about a bookie's membership: compare-and-set, ends by itself, heard by who follows it."""
+"""Memberships of bookies: compare-and-set, the end of a maintenance, watches."""
 
 import asyncio
 import json
@@ -10,7 +10,7 @@ from bindery_metadata.bookies.membership import ABSENT, Intent, Membership, Memb
 from bindery_metadata.stores import followers
 from bindery_metadata.stores.memory import MemoryTree
 from bindery_metadata.stores.store import MetadataStore
-from worlds import World, until
+from store_environments import StoreEnvironment, until
 
 ONE, TWO = BookieId("bookie-1.bookies:3181"), BookieId("10.0.0.2:3181")
 PATH = f"/bindery/membership/{ONE}"
@@ -40,13 +40,13 @@ def others(other: MetadataStore, clock: Clock) -> MembershipStore:
     return MembershipStore(other, clock_ms=clock)
 
 
-async def test_nothing_said_is_active(memberships: MembershipStore) -> None:
+async def test_a_bookie_without_a_node_is_active(memberships: MembershipStore) -> None:
     assert await memberships.get(ONE) == Membership(ONE, Intent.ACTIVE, version=ABSENT)
     assert await memberships.all() == {}
     await memberships.clear(ONE)
 
 
-async def test_what_is_said_stands_as_json(memberships: MembershipStore, store: MetadataStore) -> None:
+async def test_a_membership_is_stored_as_json(memberships: MembershipStore, store: MetadataStore) -> None:
     said = await memberships.set(
         ONE, Intent.DRAINING, reason="disk", by="ann", drain={"ledgers_total": 7, "bytes_total": 99}
     )
@@ -87,7 +87,7 @@ async def test_the_same_intent_again_keeps_its_beginning_and_its_sizes(
     assert (removed.since_ms, removed.drain, removed.reason) == (2_000, {}, "")
 
 
-async def test_under_a_version_only_what_was_read_is_changed(
+async def test_a_set_with_a_version_changes_only_the_membership_that_was_read(
     memberships: MembershipStore, others: MembershipStore
 ) -> None:
     first = await memberships.set(ONE, Intent.DRAINING, version=ABSENT)
@@ -111,16 +111,16 @@ async def test_writers_at_once_all_succeed_one_after_another(
 
 @pytest.mark.parametrize("applied", [True, False], ids=["done", "not done"])
 @pytest.mark.parametrize("existing", [True, False], ids=["changed", "new"])
-async def test_a_lost_answer_is_settled(
-    world: World, memberships: MembershipStore, store: MetadataStore, applied: bool, existing: bool
+async def test_a_lost_response_is_resolved(
+    environment: StoreEnvironment, memberships: MembershipStore, store: MetadataStore, applied: bool, existing: bool
 ) -> None:
-    await memberships.set(TWO, Intent.DRAINING)  # makes the parents
+    await memberships.set(TWO, Intent.DRAINING)  # creates the parents
     version = (await memberships.set(ONE, Intent.DRAINING)).version if existing else ABSENT
-    world.lose_next_write(store, applied=applied)
+    environment.lose_next_write(store, applied=applied)
     said = await memberships.set(ONE, Intent.MAINTENANCE, until_ms=9, version=version)
     assert said.version == version + 1
     assert await memberships.get(ONE) == said
-    world.lose_next_write(store, applied=applied)
+    environment.lose_next_write(store, applied=applied)
     await memberships.clear(ONE)
     assert (await memberships.get(ONE)).version == ABSENT
 
@@ -141,7 +141,7 @@ async def test_a_lost_answer_is_settled(
     ],
     ids=lambda data: repr(data[:20]),
 )
-async def test_what_cannot_be_read_is_told_passed_over_in_the_list_and_overwritten(
+async def test_an_unreadable_node_raises_is_skipped_in_the_list_and_is_overwritten(
     memberships: MembershipStore, store: MetadataStore, data: bytes
 ) -> None:
     await memberships.set(TWO, Intent.DRAINING)
@@ -155,7 +155,7 @@ async def test_what_cannot_be_read_is_told_passed_over_in_the_list_and_overwritt
     assert (await memberships.get(ONE)).intent is Intent.REMOVED
 
 
-async def test_members_of_a_later_release_are_passed_over(memberships: MembershipStore, store: MetadataStore) -> None:
+async def test_members_of_a_later_release_are_ignored(memberships: MembershipStore, store: MetadataStore) -> None:
     await store.create(
         PATH,
         json.dumps({"intent": "draining", "later": 1, "version": 77, "bookie_id": "x"}).encode(),
@@ -164,7 +164,7 @@ async def test_members_of_a_later_release_are_passed_over(memberships: Membershi
     assert await memberships.get(ONE) == Membership(ONE, Intent.DRAINING, version=0)
 
 
-async def test_a_name_that_is_no_bookie_id_is_refused(memberships: MembershipStore, store: MetadataStore) -> None:
+async def test_an_invalid_bookie_id_is_refused(memberships: MembershipStore, store: MetadataStore) -> None:
     with pytest.raises(BadRequest):
         await memberships.set(BookieId("a/b"), Intent.DRAINING)
     await store.create("/bindery/membership/readonly", make_parents=True)
@@ -174,58 +174,64 @@ async def test_a_name_that_is_no_bookie_id_is_refused(memberships: MembershipSto
 # --- following --------------------------------------------------------------------------------------------------------
 
 
-async def test_the_list_tells_of_any_change(memberships: MembershipStore, others: MembershipStore) -> None:
+async def test_the_watch_of_the_list_fires_for_any_change(
+    memberships: MembershipStore, others: MembershipStore
+) -> None:
     async def after(change) -> None:
-        heard: list[str] = []  # the node and the list may both tell, the second late
-        await memberships.all(watch=lambda: heard.append("changed"))
-        assert heard == []
+        calls: list[str] = []  # the watches of node and list may both fire, the second one late
+        await memberships.all(watch=lambda: calls.append("changed"))
+        assert calls == []
         await change
-        await until(lambda: "changed" in heard)
+        await until(lambda: "changed" in calls)
 
-    await after(others.set(ONE, Intent.DRAINING))  # before there was even a list
+    await after(others.set(ONE, Intent.DRAINING))  # before the list existed
     await after(others.set(TWO, Intent.DRAINING))
     await after(others.set(ONE, Intent.ACTIVE))
     await after(others.clear(TWO))
 
 
-async def test_a_follower_hears_every_standing_change(
-    world: World, memberships: MembershipStore, others: MembershipStore, store: MetadataStore, other: MetadataStore
+async def test_a_follower_receives_every_lasting_change(
+    environment: StoreEnvironment,
+    memberships: MembershipStore,
+    others: MembershipStore,
+    store: MetadataStore,
+    other: MetadataStore,
 ) -> None:
-    heard: list[Intent] = []
-    stop = memberships.watch(ONE, lambda one: heard.append(one.intent))
-    await until(lambda: heard == [Intent.ACTIVE])
+    calls: list[Intent] = []
+    stop = memberships.watch(ONE, lambda one: calls.append(one.intent))
+    await until(lambda: calls == [Intent.ACTIVE])
     await others.set(ONE, Intent.DRAINING)
-    await until(lambda: heard[1:] == [Intent.DRAINING])
+    await until(lambda: calls[1:] == [Intent.DRAINING])
     await other.set(PATH, b"nonsense", version=None)
-    await world.suspend(store)
+    await environment.suspend(store)
     await others.set(ONE, Intent.MAINTENANCE)
-    await world.resume(store)
-    await until(lambda: heard[2:] == [Intent.MAINTENANCE])
-    await world.expire(store)
+    await environment.resume(store)
+    await until(lambda: calls[2:] == [Intent.MAINTENANCE])
+    await environment.expire(store)
     await others.clear(ONE)
-    await until(lambda: heard[3:] == [Intent.ACTIVE])
+    await until(lambda: calls[3:] == [Intent.ACTIVE])
     stop()
     await others.set(ONE, Intent.REMOVED)
     await asyncio.sleep(0.05)
-    assert len(heard) == 4
+    assert len(calls) == 4
 
 
 async def test_a_follower_survives_errors_of_the_store_and_of_its_listener(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(followers, "WATCH_RETRY_S", 0.01)
     store = MemoryTree().connect()
     memberships = MembershipStore(store, clock_ms=lambda: 1)
-    heard: list[Intent] = []
+    calls: list[Intent] = []
 
     def listener(membership: Membership) -> None:
-        heard.append(membership.intent)
+        calls.append(membership.intent)
         raise ZeroDivisionError("a defect")
 
     store.fail_next(MetadataUnavailable())
     memberships.watch(ONE, listener)
-    await until(lambda: heard == [Intent.ACTIVE])
+    await until(lambda: calls == [Intent.ACTIVE])
     await memberships.set(ONE, Intent.DRAINING)
-    await until(lambda: heard == [Intent.ACTIVE, Intent.DRAINING])
+    await until(lambda: calls == [Intent.ACTIVE, Intent.DRAINING])
     await memberships.close()
     await memberships.set(ONE, Intent.ACTIVE)
     await asyncio.sleep(0.02)
-    assert len(heard) == 2
+    assert len(calls) == 2

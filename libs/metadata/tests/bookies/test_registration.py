@@ -1,4 +1,4 @@
-"""A bookie's node: put in place, kept there through session losses, moved without a gap, taken away."""
+"""A bookie's node: created, kept through session losses, moved without a gap, deleted."""
 
 import asyncio
 
@@ -10,7 +10,7 @@ from bindery_metadata.bookies.registration import BookieRegistration
 from bindery_metadata.layout.layout import LedgersLayout
 from bindery_metadata.stores.memory import MemoryTree
 from bindery_metadata.stores.store import MetadataStore
-from worlds import World, until
+from store_environments import StoreEnvironment, until
 
 LAYOUT = LedgersLayout()
 BOOKIE = BookieId("bookie-0:3181")
@@ -42,8 +42,8 @@ async def test_a_registered_bookie_is_seen_with_its_service_info(store: Metadata
     await registration.close()
 
 
-async def test_a_wish_that_comes_after_the_end_does_nothing(store: MetadataStore, other: MetadataStore) -> None:
-    """A disk may fill while the bookie stops."""
+async def test_set_read_only_after_close_has_no_effect(store: MetadataStore, other: MetadataStore) -> None:
+    """A disk may become full while the bookie stops."""
     registration = registration_of(store)
     await registration.register()
     closing = asyncio.create_task(registration.close())
@@ -68,7 +68,7 @@ async def test_a_bookie_can_start_read_only(store: MetadataStore, other: Metadat
 async def test_a_bookie_that_changes_lists_is_in_one_of_them_at_every_moment(
     store: MetadataStore, other: MetadataStore
 ) -> None:
-    """A watcher that saw it in neither would take it for lost."""
+    """A watcher that finds it in neither list would count it as lost."""
     registration = registration_of(store)
     await registration.register()
     events: list[str] = []
@@ -77,11 +77,11 @@ async def test_a_bookie_that_changes_lists_is_in_one_of_them_at_every_moment(
         await other.exists(READ_ONLY, watch=lambda: events.append("read-only"))
         await registration.set_read_only(read_only)
         await other.sync("/")
-    assert events == ["read-only", "writable", "writable", "read-only"]  # made, gone, made, gone
+    assert events == ["read-only", "writable", "writable", "read-only"]  # created, deleted, created, deleted
     await registration.close()
 
 
-async def test_setting_the_present_mode_again_changes_nothing(store: MetadataStore, other: MetadataStore) -> None:
+async def test_setting_the_current_mode_again_changes_nothing(store: MetadataStore, other: MetadataStore) -> None:
     registration = registration_of(store)
     await registration.register()
     before = await other.exists(WRITABLE)
@@ -91,16 +91,16 @@ async def test_setting_the_present_mode_again_changes_nothing(store: MetadataSto
 
 
 async def test_a_restarted_bookie_waits_for_its_former_session_to_end(
-    world: World, store: MetadataStore, other: MetadataStore
+    environment: StoreEnvironment, store: MetadataStore, other: MetadataStore
 ) -> None:
-    """As after kill -9: the old node stands until the old session times out."""
+    """As after kill -9, the old node exists until the old session times out."""
     await other.create(WRITABLE, b"of the killed process", ephemeral=True)
     registration = registration_of(store)
     registering = asyncio.create_task(registration.register())
     await asyncio.sleep(0.05)
     assert not registering.done()
     assert not registration.is_registered
-    await world.expire(other)
+    await environment.expire(other)
     await registering
     assert (await store.get(WRITABLE)).data == INFO
     await registration.close()
@@ -120,51 +120,55 @@ async def test_a_second_process_under_the_same_id_is_refused(store: MetadataStor
 
 @pytest.mark.parametrize("read_only", [False, True])
 async def test_a_bookie_registers_again_after_its_session_expired(
-    world: World, store: MetadataStore, other: MetadataStore, read_only: bool
+    environment: StoreEnvironment, store: MetadataStore, other: MetadataStore, read_only: bool
 ) -> None:
     registration = registration_of(store)
-    heard: list[bool] = []
-    registration.on_change(heard.append)
+    calls: list[bool] = []
+    registration.on_change(calls.append)
     await registration.register(read_only=read_only)
-    await world.expire(store)
-    await until(lambda: heard == [True, False, True])
+    await environment.expire(store)
+    await until(lambda: calls == [True, False, True])
     assert registration.is_registered
     stat = await other.exists(READ_ONLY if read_only else WRITABLE)
     assert stat is not None
     assert stat.ephemeral_owner == store.session_id
     await registration.close()
-    assert heard == [True, False, True, False]
+    assert calls == [True, False, True, False]
 
 
-async def test_a_broken_connection_leaves_the_bookie_registered(world: World, store: MetadataStore) -> None:
+async def test_a_broken_connection_leaves_the_bookie_registered(
+    environment: StoreEnvironment, store: MetadataStore
+) -> None:
     registration = registration_of(store)
     await registration.register()
-    heard: list[bool] = []
-    registration.on_change(heard.append)
-    await world.suspend(store)
+    calls: list[bool] = []
+    registration.on_change(calls.append)
+    await environment.suspend(store)
     assert registration.is_registered
-    await world.resume(store)
+    await environment.resume(store)
     await store.sync("/")
     assert registration.is_registered
-    assert heard == []
+    assert calls == []
     await registration.close()
 
 
-async def test_a_mode_changed_during_an_outage_is_carried_out_after_it(world: World, other: MetadataStore) -> None:
-    store = await world.connect(operation_timeout_s=0.1)
+async def test_a_mode_changed_during_an_outage_is_applied_after_it(
+    environment: StoreEnvironment, other: MetadataStore
+) -> None:
+    store = await environment.connect(operation_timeout_s=0.1)
     registration = registration_of(store)
     await registration.register()
-    await world.suspend(store)
+    await environment.suspend(store)
     with pytest.raises(MetadataUnavailable):
         await registration.set_read_only(True)
-    await world.resume(store)
+    await environment.resume(store)
     async with asyncio.timeout(30):
         while await other.exists(READ_ONLY) is None or await other.exists(WRITABLE) is not None:
             await asyncio.sleep(0.01)
     await registration.close()
 
 
-async def test_a_node_that_somebody_removed_comes_back(store: MetadataStore, other: MetadataStore) -> None:
+async def test_a_node_that_was_deleted_is_created_again(store: MetadataStore, other: MetadataStore) -> None:
     registration = registration_of(store)
     await registration.register()
     await other.delete(WRITABLE, version=None)
@@ -175,11 +179,11 @@ async def test_a_node_that_somebody_removed_comes_back(store: MetadataStore, oth
 
 
 @pytest.mark.parametrize("applied", [True, False], ids=["done", "not done"])
-async def test_a_registration_whose_answer_is_lost_is_settled(
-    world: World, store: MetadataStore, other: MetadataStore, applied: bool
+async def test_a_registration_whose_response_is_lost_is_resolved(
+    environment: StoreEnvironment, store: MetadataStore, other: MetadataStore, applied: bool
 ) -> None:
     registration = registration_of(store)
-    world.lose_next_write(store, applied=applied)
+    environment.lose_next_write(store, applied=applied)
     await registration.register()
     assert registration.is_registered
     assert (await other.get(WRITABLE)).data == INFO
@@ -194,8 +198,8 @@ async def test_a_node_of_ours_with_older_data_is_corrected(store: MetadataStore,
     await registration.close()
 
 
-async def test_registering_again_goes_on_until_it_works() -> None:
-    """The store comes back and fails once more before it works."""
+async def test_registering_again_is_repeated_until_it_succeeds() -> None:
+    """The store is available again, but fails once more."""
     tree = MemoryTree()
     store = tree.connect()
     await store.create(LAYOUT.available_readonly, make_parents=True)

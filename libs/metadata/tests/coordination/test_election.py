@@ -1,4 +1,4 @@
-"""The auditor's election: one leader, whose writes stop with his leadership."""
+"""The auditor's election: one leader, whose writes stop at the end of its leadership."""
 
 import asyncio
 import contextlib
@@ -19,7 +19,7 @@ from bindery_metadata.coordination.election import AuditorElection, Leadership, 
 from bindery_metadata.layout.layout import LedgersLayout
 from bindery_metadata.stores.memory import MemoryTree
 from bindery_metadata.stores.store import Check, Create, MetadataStore, SessionState, Set
-from worlds import World, until
+from store_environments import StoreEnvironment, until
 
 LAYOUT = LedgersLayout()
 ELECTION = LAYOUT.auditor_election
@@ -55,7 +55,7 @@ class Candidate:
 
 
 @pytest.fixture
-async def candidates(world: World) -> AsyncIterator[list[Candidate]]:
+async def candidates(environment: StoreEnvironment) -> AsyncIterator[list[Candidate]]:
     """Those made in a test are stopped after it."""
     made: list[Candidate] = []
     yield made
@@ -86,7 +86,7 @@ async def votes(store: MetadataStore) -> list[str]:
 # --- one leads --------------------------------------------------------------------------------------------------------
 
 
-async def test_a_lone_candidate_leads_and_says_so_in_bookkeepers_nodes(store: MetadataStore, stand) -> None:
+async def test_a_single_candidate_leads_and_is_named_in_bookkeepers_nodes(store: MetadataStore, stand) -> None:
     assert await current_auditor(store, LAYOUT) is None
     one = stand(store, "b-1:3181")
     await until(lambda: one.leading)
@@ -103,7 +103,7 @@ async def test_a_lone_candidate_leads_and_says_so_in_bookkeepers_nodes(store: Me
 
 
 async def test_of_many_on_one_store_and_on_others_exactly_one_leads_at_any_time(
-    world: World, store: MetadataStore, other: MetadataStore, stand
+    environment: StoreEnvironment, store: MetadataStore, other: MetadataStore, stand
 ) -> None:
     all_of_them = [stand(store, f"one-{n}") for n in range(4)] + [stand(other, f"other-{n}") for n in range(4)]
     led: list[str] = []
@@ -122,7 +122,7 @@ async def test_of_many_on_one_store_and_on_others_exactly_one_leads_at_any_time(
     assert await votes(store) == []
 
 
-async def test_who_waits_watches_only_the_one_before_him() -> None:
+async def test_a_waiting_candidate_watches_only_its_predecessor() -> None:
     tree = MemoryTree()
     stores = [tree.connect() for _ in range(4)]
     made = []
@@ -143,7 +143,7 @@ async def test_who_waits_watches_only_the_one_before_him() -> None:
     await made[2].stop()
     await until(lambda: reads[3])
     await asyncio.sleep(0.02)
-    assert (reads[1], reads[3]) == (0, 1)  # the one after him looked again; nobody else was woken
+    assert (reads[1], reads[3]) == (0, 1)  # only its successor read again
     assert not made[3].leading
     for candidate in made:
         await candidate.stop()
@@ -161,7 +161,7 @@ async def test_an_election_by_bookkeeper_is_respected(store: MetadataStore, othe
     await until(lambda: one.leading)
 
 
-async def test_votes_are_ordered_by_number_and_strange_ones_passed_over(store: MetadataStore) -> None:
+async def test_votes_are_ordered_by_number_and_unknown_nodes_skipped(store: MetadataStore) -> None:
     for name, text in (
         ("V_10000000001", b'bookieId: "late"'),
         ("V_9000000000", b'bookieId:"early"'),
@@ -178,7 +178,7 @@ async def test_votes_are_ordered_by_number_and_strange_ones_passed_over(store: M
 
 
 async def test_the_end_of_the_leaders_session_hands_over(
-    world: World, store: MetadataStore, other: MetadataStore, stand
+    environment: StoreEnvironment, store: MetadataStore, other: MetadataStore, stand
 ) -> None:
     one = stand(store, "one")
     await until(lambda: one.leading)
@@ -188,47 +188,47 @@ async def test_the_end_of_the_leaders_session_hands_over(
     [term] = one.terms
     known_at: list[tuple[SessionState, bool]] = []
     store.on_session_change(lambda state: known_at.append((state, term.is_over)))
-    await world.expire(store)
+    await environment.expire(store)
     assert (SessionState.LOST, True) in known_at
     await until(lambda: two.leading and not one.leading)
     assert term.is_over
     assert not term.is_certain
     assert not await term.verify()
-    while len(await votes(other)) < 2:  # the first stands again, behind
+    while len(await votes(other)) < 2:  # the first candidate stands again, after the second
         await asyncio.sleep(0.002)
     await two.election.resign()
     await until(lambda: one.leading)
     assert len(one.terms) == 2
 
 
-async def test_a_leader_that_is_only_cut_off_goes_on(
-    world: World, store: MetadataStore, other: MetadataStore, stand
+async def test_a_disconnected_leader_continues(
+    environment: StoreEnvironment, store: MetadataStore, other: MetadataStore, stand
 ) -> None:
     one = stand(store, "one")
     await until(lambda: one.leading)
     two = stand(other, "two")
     while len(await votes(other)) < 2:
         await asyncio.sleep(0.002)
-    await world.suspend(store)
+    await environment.suspend(store)
     await asyncio.sleep(0.1)
     assert one.leading
     assert not one.terms[0].is_certain
     assert not two.leading
-    await world.resume(store)
+    await environment.resume(store)
     assert one.terms[0].is_certain
     assert await one.terms[0].verify()
     await asyncio.sleep(0.1)
     assert (len(one.terms), len(two.terms)) == (1, 0)
 
 
-async def test_a_stale_leaders_write_fails_though_he_believes_to_lead(
-    world: World, store: MetadataStore, other: MetadataStore, stand
+async def test_a_write_of_a_former_leader_fails_before_it_is_notified(
+    environment: StoreEnvironment, store: MetadataStore, other: MetadataStore, stand
 ) -> None:
-    """Deaf to his session's end, as a process that was stopped for long and goes on where it was."""
+    """The leader is not notified of the end of its session, like a process that continues after a long stop."""
     vote = await store.create(f"{ELECTION}/V_", ephemeral=True, sequential=True, make_parents=True)
     stale = Leadership(store, name="stale", vote_path=vote, version=0, session_id=store.session_id)
     await stale.multi([Create("/before")])
-    await world.expire(store)
+    await environment.expire(store)
     two = stand(other, "two")
     await until(lambda: two.leading)
     assert not stale.is_over
@@ -240,21 +240,21 @@ async def test_a_stale_leaders_write_fails_though_he_believes_to_lead(
     await two.terms[0].multi([Create("/after")])
 
 
-async def test_a_leader_cut_off_beyond_his_session_does_not_write_when_he_is_back(
-    world: World, store: MetadataStore, other: MetadataStore, stand
+async def test_a_leader_disconnected_for_longer_than_its_session_does_not_write_afterwards(
+    environment: StoreEnvironment, store: MetadataStore, other: MetadataStore, stand
 ) -> None:
     one = stand(store, "one")
     await until(lambda: one.leading)
     two = stand(other, "two")
     [term] = one.terms
-    await world.suspend(store)
-    await world.end_session(store)
+    await environment.suspend(store)
+    await environment.end_session(store)
     await until(lambda: two.leading)
-    assert one.leading  # he cannot know
+    assert one.leading  # it has not been notified
     assert not term.is_over
     write = asyncio.create_task(term.multi([Create("/stale")]))
     await asyncio.sleep(0.05)
-    await world.resume(store)
+    await environment.resume(store)
     with pytest.raises(NotLeader):
         await write
     assert await other.exists("/stale") is None
@@ -262,7 +262,7 @@ async def test_a_leader_cut_off_beyond_his_session_does_not_write_when_he_is_bac
     assert two.leading
 
 
-async def test_a_vote_removed_by_hand_ends_the_term_and_a_new_one_follows(
+async def test_the_deletion_of_a_vote_by_an_operator_ends_the_term_and_a_new_one_follows(
     store: MetadataStore, other: MetadataStore, stand
 ) -> None:
     one = stand(store, "one")
@@ -295,7 +295,7 @@ async def test_resigning_releases_at_once(store: MetadataStore, other: MetadataS
     assert one.task.done()
     assert len(await votes(store)) == 1
     await until(lambda: two.leading)
-    await one.election.resign()  # nothing to give up: nothing happens
+    await one.election.resign()  # no leadership: no effect
 
 
 async def test_a_candidate_that_waits_can_resign(store: MetadataStore, other: MetadataStore, stand) -> None:
@@ -317,7 +317,7 @@ async def test_cancelling_the_candidacy_removes_the_vote(store: MetadataStore, s
     assert await votes(store) == []
 
 
-async def test_who_gives_up_leading_lets_the_next_have_it(store: MetadataStore, other: MetadataStore, stand) -> None:
+async def test_if_lead_ends_the_next_candidate_leads(store: MetadataStore, other: MetadataStore, stand) -> None:
     one = stand(store, "one")
     await until(lambda: one.leading)
     two = stand(other, "two")
@@ -327,7 +327,7 @@ async def test_who_gives_up_leading_lets_the_next_have_it(store: MetadataStore, 
     one.ends.set()
     await until(lambda: two.leading)
     await two.election.resign()
-    await until(lambda: len(one.terms) >= 3)  # who fails is asked again, after a pause each time
+    await until(lambda: len(one.terms) >= 3)  # a candidate that failed leads again, after a delay each time
     one.fails = None
 
 
@@ -337,19 +337,19 @@ async def test_a_defect_in_leading_is_not_hidden(store: MetadataStore, stand) ->
     with pytest.raises(ZeroDivisionError):
         await one.task
     assert await votes(store) == []
-    await one.election.resign()  # does not wait for ever
+    await one.election.resign()  # must return
     one.task = asyncio.create_task(asyncio.sleep(0))
 
 
-# --- accidents --------------------------------------------------------------------------------------------------------
+# --- faults -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("applied", [True, False], ids=["done", "not done"])
-async def test_a_vote_whose_answer_was_lost_is_found_again(
-    world: World, store: MetadataStore, other: MetadataStore, stand, applied: bool
+async def test_a_vote_whose_response_was_lost_is_found_again(
+    environment: StoreEnvironment, store: MetadataStore, other: MetadataStore, stand, applied: bool
 ) -> None:
     await other.create(ELECTION, make_parents=True)
-    world.lose_next_write(store, applied=applied)
+    environment.lose_next_write(store, applied=applied)
     one = stand(store, "one")
     await until(lambda: one.leading)
     assert len(await votes(other)) == 1
@@ -358,11 +358,11 @@ async def test_a_vote_whose_answer_was_lost_is_found_again(
 
 
 async def test_a_lost_vote_of_a_neighbour_in_the_same_session_is_not_taken_for_ones_own(
-    world: World, store: MetadataStore, other: MetadataStore, stand
+    environment: StoreEnvironment, store: MetadataStore, other: MetadataStore, stand
 ) -> None:
     one = stand(store, "one")
     await until(lambda: one.leading)
-    world.lose_next_write(store, applied=True)
+    environment.lose_next_write(store, applied=True)
     two = stand(store, "two")
     while len(await votes(other)) < 2:
         await asyncio.sleep(0.002)
@@ -392,14 +392,14 @@ async def test_a_lost_vote_is_not_taken_for_an_earlier_or_anothers_of_the_same_n
         await asyncio.sleep(0.002)
     await one.election.resign()
     await asyncio.sleep(0.1)
-    assert not two.leading  # the second vote is the other's
+    assert not two.leading  # the second vote belongs to the other candidate
     await other.delete(f"{ELECTION}/V_0000000001", version=None)
     await until(lambda: two.leading)
     await two.stop()
 
 
 async def test_an_outage_costs_a_waiting_candidate_neither_place_nor_vote(
-    world: World, store: MetadataStore, other: MetadataStore, stand
+    environment: StoreEnvironment, store: MetadataStore, other: MetadataStore, stand
 ) -> None:
     one = stand(store, "one")
     await until(lambda: one.leading)
@@ -407,9 +407,9 @@ async def test_an_outage_costs_a_waiting_candidate_neither_place_nor_vote(
     while len(await votes(store)) < 2:
         await asyncio.sleep(0.002)
     before = await votes(store)
-    await world.suspend(other)
+    await environment.suspend(other)
     await asyncio.sleep(0.1)
-    await world.resume(other)
+    await environment.resume(other)
     await asyncio.sleep(0.2)
     assert await votes(store) == before
     await one.election.resign()
@@ -417,35 +417,35 @@ async def test_an_outage_costs_a_waiting_candidate_neither_place_nor_vote(
     assert await votes(store) == before[1:]
 
 
-async def test_no_busy_loop_while_the_store_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_busy_loop_while_the_store_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
     tree = MemoryTree()
     store = tree.connect(operation_timeout_s=0.01)
-    asked = 0
+    requested = 0
     send = store._send
 
     async def counted(*args, **kwargs):
-        nonlocal asked
-        asked += 1
+        nonlocal requested
+        requested += 1
         return await send(*args, **kwargs)
 
     monkeypatch.setattr(store, "_send", counted)
     tree.suspend(store)
     one = Candidate(store, "one")
     await asyncio.sleep(0.5)
-    assert 2 <= asked <= 12  # every RETRY_S + the store's patience
+    assert 2 <= requested <= 12  # every RETRY_S + the timeout of the store
     tree.resume(store)
     await until(lambda: one.leading)
-    asked = 0
+    requested = 0
     await asyncio.sleep(0.2)
-    assert asked == 0  # a leader that is left in peace asks nothing
+    assert requested == 0  # an undisturbed leader sends no request
     tree.suspend(store)
     await asyncio.sleep(0.5)
-    assert asked <= 12
+    assert requested <= 12
     assert one.leading
     await one.stop()
 
 
-async def test_a_vote_that_could_not_be_removed_goes_before_a_new_one_is_cast() -> None:
+async def test_a_vote_that_could_not_be_deleted_is_deleted_before_a_new_one_is_created() -> None:
     tree = MemoryTree()
     store, other = tree.connect(), tree.connect()
     one = Candidate(store, "one")
@@ -461,7 +461,7 @@ async def test_a_vote_that_could_not_be_removed_goes_before_a_new_one_is_cast() 
 # --- guarded writes ---------------------------------------------------------------------------------------------------
 
 
-async def test_errors_of_the_operations_are_not_taken_for_the_loss_of_office(store: MetadataStore, stand) -> None:
+async def test_errors_of_the_operations_are_not_taken_for_a_loss_of_leadership(store: MetadataStore, stand) -> None:
     one = stand(store, "one")
     await until(lambda: one.leading)
     [term] = one.terms
@@ -483,18 +483,20 @@ async def test_errors_of_the_operations_are_not_taken_for_the_loss_of_office(sto
     assert stat is not None
 
 
-async def test_a_lost_answer_of_a_guarded_write_is_unknown(world: World, store: MetadataStore, stand) -> None:
+async def test_a_lost_response_of_a_guarded_write_is_an_unknown_outcome(
+    environment: StoreEnvironment, store: MetadataStore, stand
+) -> None:
     one = stand(store, "one")
     await until(lambda: one.leading)
     await asyncio.sleep(0.05)
-    world.lose_next_write(store, applied=True)
+    environment.lose_next_write(store, applied=True)
     with pytest.raises(MetadataOutcomeUnknown):
         await one.terms[0].multi([Create("/done")])
     assert await store.exists("/done") is not None
     assert not one.terms[0].is_over
 
 
-async def test_an_error_without_a_path_is_settled_by_asking() -> None:
+async def test_an_error_without_a_path_is_resolved_by_a_read() -> None:
     tree = MemoryTree()
     store = tree.connect()
     vote = await store.create(f"{ELECTION}/V_", ephemeral=True, sequential=True, make_parents=True)

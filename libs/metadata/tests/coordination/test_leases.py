@@ -1,4 +1,4 @@
-"""Leases: one holder at a time, who learns of his loss."""
+"""Leases: one holder at a time, which is notified of a loss."""
 
 import asyncio
 
@@ -7,7 +7,7 @@ from bindery_core.errors import MetadataUnavailable
 from bindery_metadata.coordination.leases import LeaseOwner, Leases
 from bindery_metadata.stores.memory import MemoryTree
 from bindery_metadata.stores.store import MetadataStore
-from worlds import World, until
+from store_environments import StoreEnvironment, until
 
 PATH = "/namespace/public/default/0x00000000_0x40000000"
 
@@ -26,7 +26,7 @@ async def others(other: MetadataStore):
     await leases.close()
 
 
-async def test_the_first_gets_it_and_the_second_learns_who_has_it(
+async def test_the_first_session_gets_the_lease_and_the_second_can_read_its_owner(
     leases: Leases, others: Leases, store: MetadataStore
 ) -> None:
     lease = await leases.acquire(PATH, b"one")
@@ -38,12 +38,12 @@ async def test_the_first_gets_it_and_the_second_learns_who_has_it(
     assert await others.owner(PATH) == LeaseOwner(b"one", store.session_id, mine=False)
 
 
-async def test_of_many_who_ask_at_once_one_gets_it(leases: Leases, others: Leases) -> None:
+async def test_one_of_many_concurrent_requests_gets_the_lease(leases: Leases, others: Leases) -> None:
     got = await asyncio.gather(leases.acquire(PATH, b"one"), others.acquire(PATH, b"two"))
     assert sum(lease is not None for lease in got) == 1
 
 
-async def test_acquiring_again_is_the_same_lease(leases: Leases) -> None:
+async def test_acquiring_again_returns_the_same_lease(leases: Leases) -> None:
     assert await leases.acquire(PATH, b"one") is await leases.acquire(PATH, b"one")
 
 
@@ -59,10 +59,12 @@ async def test_a_released_lease_is_free_and_its_release_is_no_loss(leases: Lease
     assert lost == []
 
 
-async def test_release_leaves_another_holders_node_alone(world: World, leases: Leases, others: Leases) -> None:
+async def test_release_keeps_the_node_of_another_holder(
+    environment: StoreEnvironment, leases: Leases, others: Leases
+) -> None:
     lease = await leases.acquire(PATH, b"one")
     assert lease is not None
-    await world.expire(leases._store)
+    await environment.expire(leases._store)
     assert await others.acquire(PATH, b"two") is not None
     await lease.release()
     owner = await leases.owner(PATH)
@@ -70,44 +72,46 @@ async def test_release_leaves_another_holders_node_alone(world: World, leases: L
     assert owner.value == b"two"
 
 
-async def test_who_waits_is_told_of_acquisition_and_release(leases: Leases, others: Leases) -> None:
-    heard: list[str] = []
-    assert await others.owner(PATH, on_change=lambda: heard.append("taken")) is None
+async def test_on_change_is_called_for_acquisition_and_release(leases: Leases, others: Leases) -> None:
+    calls: list[str] = []
+    assert await others.owner(PATH, on_change=lambda: calls.append("taken")) is None
     lease = await leases.acquire(PATH, b"one")
     assert lease is not None
-    await until(lambda: heard == ["taken"])
-    assert await others.owner(PATH, on_change=lambda: heard.append("free")) is not None
+    await until(lambda: calls == ["taken"])
+    assert await others.owner(PATH, on_change=lambda: calls.append("free")) is not None
     await lease.release()
-    await until(lambda: heard == ["taken", "free"])
+    await until(lambda: calls == ["taken", "free"])
 
 
-async def test_an_expired_session_loses_its_leases(world: World, leases: Leases, others: Leases) -> None:
+async def test_an_expired_session_loses_its_leases(
+    environment: StoreEnvironment, leases: Leases, others: Leases
+) -> None:
     lease = await leases.acquire(PATH, b"one")
     assert lease is not None
     lost: list[str] = []
     lease.on_lost(lambda: lost.append("lost"))
-    await world.expire(leases._store)
+    await environment.expire(leases._store)
     assert lost == ["lost"]
     assert not lease.is_held
     assert not lease.is_certain
     assert await others.acquire(PATH, b"two") is not None
 
 
-async def test_a_holder_that_is_cut_off_is_uncertain_until_he_is_back(
-    world: World, leases: Leases, others: Leases
+async def test_a_disconnected_holder_is_uncertain_until_it_reconnects(
+    environment: StoreEnvironment, leases: Leases, others: Leases
 ) -> None:
     lease = await leases.acquire(PATH, b"one")
     assert lease is not None
-    await world.suspend(leases._store)
+    await environment.suspend(leases._store)
     assert lease.is_held
     assert not lease.is_certain
     assert await others.acquire(PATH, b"two") is None
-    await world.resume(leases._store)
+    await environment.resume(leases._store)
     assert lease.is_certain
     assert await lease.verify()
 
 
-async def test_a_holder_whose_node_was_removed_learns_it(leases: Leases, other: MetadataStore) -> None:
+async def test_a_holder_is_notified_if_its_node_was_deleted(leases: Leases, other: MetadataStore) -> None:
     lease = await leases.acquire(PATH, b"one")
     assert lease is not None
     lost: list[str] = []
@@ -127,12 +131,12 @@ async def test_a_changed_value_is_no_loss(leases: Leases, other: MetadataStore) 
 
 
 @pytest.mark.parametrize("applied", [True, False], ids=["done", "not done"])
-async def test_an_acquisition_whose_answer_is_lost_is_settled(
-    world: World, leases: Leases, others: Leases, applied: bool
+async def test_an_acquisition_whose_response_is_lost_is_resolved(
+    environment: StoreEnvironment, leases: Leases, others: Leases, applied: bool
 ) -> None:
-    warm_up = await leases.acquire(f"{PATH}-other", b"")  # makes the parents
+    warm_up = await leases.acquire(f"{PATH}-other", b"")  # creates the parents
     assert warm_up is not None
-    world.lose_next_write(leases._store, applied=applied)
+    environment.lose_next_write(leases._store, applied=applied)
     lease = await leases.acquire(PATH, b"one")
     assert lease is not None
     assert await lease.verify()
@@ -141,7 +145,7 @@ async def test_an_acquisition_whose_answer_is_lost_is_settled(
     assert owner.value == b"one"
 
 
-async def test_not_knowing_the_owner_is_an_error_not_nobody() -> None:
+async def test_an_unknown_owner_is_an_error_and_not_none() -> None:
     store = MemoryTree().connect()
     store.fail_next(MetadataUnavailable())
     with pytest.raises(MetadataUnavailable):

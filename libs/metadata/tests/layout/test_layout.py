@@ -151,7 +151,7 @@ def test_fixed_paths_are_bookkeepers() -> None:
     ]
 
 
-def test_what_is_ours_alone_stands_below_one_node() -> None:
+def test_nodes_of_our_own_are_below_one_node() -> None:
     ours = BinderyLayout()
     assert [
         ours.membership(BookieId("10.0.0.1:3181")),
@@ -222,7 +222,7 @@ def test_names_are_encoded_like_form_values(name: str, part: str) -> None:
 
 @given(name=st.text(min_size=1, max_size=40).filter(lambda name: name not in (".", "..")))
 @settings(deadline=None)
-def test_any_name_makes_one_legal_path_part_and_comes_back(name: str) -> None:
+def test_any_name_is_encoded_as_one_legal_path_part_and_decoded(name: str) -> None:
     try:
         name.encode()
     except UnicodeEncodeError:

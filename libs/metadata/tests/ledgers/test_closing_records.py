@@ -1,4 +1,4 @@
-"""Notes of ledgers that may have been closed without all copies: made once, listed, removed by the leader alone."""
+"""Closing records: created once, listed, removed only by the leader."""
 
 import asyncio
 
@@ -10,7 +10,7 @@ from bindery_metadata.layout.layout import BinderyLayout, LedgersLayout
 from bindery_metadata.ledgers.closing_records import ClosingCause, ClosingRecord, ClosingRecords
 from bindery_metadata.stores.memory import MemoryTree
 from bindery_metadata.stores.store import MetadataStore
-from worlds import World
+from store_environments import StoreEnvironment
 
 SEVEN, FAR = LedgerId(7), LedgerId(4294967301)
 ROOT = "/bindery/recovery/closings"
@@ -32,7 +32,7 @@ async def leader(store: MetadataStore) -> Leadership:
     return Leadership(store, name="n", vote_path=vote, version=0, session_id=store.session_id)
 
 
-async def test_a_note_stands_as_json_with_the_time_of_its_node(notes: ClosingRecords, store: MetadataStore) -> None:
+async def test_a_record_is_json_with_the_creation_time_of_its_node(notes: ClosingRecords, store: MetadataStore) -> None:
     assert await notes.get(SEVEN) is None
     await notes.add(SEVEN, ClosingCause.RECOVERED)
     node = await store.get(f"{ROOT}/0/0000000000000000007")
@@ -40,17 +40,19 @@ async def test_a_note_stands_as_json_with_the_time_of_its_node(notes: ClosingRec
     assert await notes.get(SEVEN) == ClosingRecord(SEVEN, ClosingCause.RECOVERED, node.stat.ctime_ms)
 
 
-async def test_who_comes_second_leaves_the_first_note_as_it_is(notes: ClosingRecords, others: ClosingRecords) -> None:
+async def test_a_second_add_keeps_the_first_record(notes: ClosingRecords, others: ClosingRecords) -> None:
     await asyncio.gather(notes.add(SEVEN, ClosingCause.DEGRADED), others.add(FAR, ClosingCause.IN_FLIGHT))
     await others.add(SEVEN, ClosingCause.RECOVERED)
     await asyncio.gather(*((notes, others)[n % 2].add(LedgerId(8 + n % 3), ClosingCause.RECOVERED) for n in range(12)))
     found = await notes.get_all(await others.ledger_ids())
     assert [(note.ledger_id, note.cause) for note in found] == [
-        (7, ClosingCause.DEGRADED), *((n, ClosingCause.RECOVERED) for n in (8, 9, 10)), (FAR, ClosingCause.IN_FLIGHT)
-    ]  # fmt: skip
+        (7, ClosingCause.DEGRADED),
+        *((n, ClosingCause.RECOVERED) for n in (8, 9, 10)),
+        (FAR, ClosingCause.IN_FLIGHT),
+    ]
 
 
-async def test_notes_are_listed_by_ledger_and_removed_with_their_directory(
+async def test_records_are_listed_by_ledger_and_removed_with_their_directory(
     notes: ClosingRecords, store: MetadataStore
 ) -> None:
     ids = [7, 9_999, 10_000, 99_999, 4294967301, ID_MAX]
@@ -71,7 +73,7 @@ async def test_notes_are_listed_by_ledger_and_removed_with_their_directory(
     assert FAR in await notes.ledger_ids()
 
 
-async def test_one_that_cannot_be_read_is_a_note_all_the_same(notes: ClosingRecords, store: MetadataStore) -> None:
+async def test_an_unreadable_record_counts_as_a_record(notes: ClosingRecords, store: MetadataStore) -> None:
     for ledger_id, data in ((7, b""), (8, b'{"cause":"of a later version"}'), (9, b'{"cause":"recovered","more":1}')):
         await store.create(f"{ROOT}/0/{ledger_id:019d}", data, make_parents=True)
     found = await notes.get_all(await notes.ledger_ids())
@@ -81,16 +83,16 @@ async def test_one_that_cannot_be_read_is_a_note_all_the_same(notes: ClosingReco
 
 
 @pytest.mark.parametrize("applied", [True, False], ids=["done", "not done"])
-async def test_a_lost_answer_is_asked_again(
-    world: World, notes: ClosingRecords, store: MetadataStore, applied: bool
+async def test_an_add_whose_response_is_lost_is_repeated(
+    environment: StoreEnvironment, notes: ClosingRecords, store: MetadataStore, applied: bool
 ) -> None:
-    await notes.add(LedgerId(1), ClosingCause.RECOVERED)  # its directory is there
-    world.lose_next_write(store, applied=applied)
+    await notes.add(LedgerId(1), ClosingCause.RECOVERED)  # creates its directory
+    environment.lose_next_write(store, applied=applied)
     await notes.add(SEVEN, ClosingCause.RECOVERED)
     assert await notes.ledger_ids() == [1, 7]
 
 
-async def test_without_any_answer_it_says_so() -> None:
+async def test_an_add_without_any_response_has_an_unknown_outcome() -> None:
     store = MemoryTree().connect()
     for _ in range(5):
         store.lose_next_write(applied=False)
@@ -99,17 +101,17 @@ async def test_without_any_answer_it_says_so() -> None:
 
 
 async def test_a_former_leader_removes_none(
-    world: World, notes: ClosingRecords, others: ClosingRecords, store: MetadataStore
+    environment: StoreEnvironment, notes: ClosingRecords, others: ClosingRecords, store: MetadataStore
 ) -> None:
     leadership = await leader(store)
     await notes.add(SEVEN, ClosingCause.RECOVERED)
-    await world.expire(store)
+    await environment.expire(store)
     with pytest.raises(NotLeader):
         await notes.remove(SEVEN, guard=leadership)
     assert await others.ledger_ids() == [SEVEN]
 
 
 @pytest.mark.parametrize("ledger_id", [-1, ID_MAX + 1])
-def test_ids_out_of_range_have_no_note(ledger_id: int) -> None:
+def test_ids_out_of_range_have_no_closing_record(ledger_id: int) -> None:
     with pytest.raises(BadRequest):
         BinderyLayout().recovery_closing(LedgerId(ledger_id))

@@ -1,4 +1,4 @@
-"""Ledger ids: given once each, short until the counter ends, long from then on."""
+"""Ledger ids: each is used once; short until the counter ends, then long."""
 
 import asyncio
 
@@ -8,41 +8,41 @@ from bindery_metadata.layout.layout import LedgersLayout
 from bindery_metadata.ledgers.id_generator import ATTEMPTS_MAX, LedgerIdGenerator
 from bindery_metadata.stores.memory import MemoryTree
 from bindery_metadata.stores.store import MetadataStore
-from worlds import World, until
+from store_environments import StoreEnvironment, until
 
 LAYOUT = LedgersLayout()
 
 
 def exhaust(tree: MemoryTree, path: str, *, creates: int) -> None:
-    """Make a counter look as if that many children had been made."""
+    """Set a counter as if that many children had been created."""
     tree.znodes._nodes[path].creates = creates
 
 
-async def test_ids_ascend_from_0_and_leave_nothing_behind(store: MetadataStore) -> None:
+async def test_ids_ascend_from_0_and_leave_no_node(store: MetadataStore) -> None:
     ids = LedgerIdGenerator(store, LAYOUT)
     assert [await ids.next_id() for _ in range(3)] == [0, 1, 2]
     await ids.close()
     assert await store.children(LAYOUT.idgen) == []
 
 
-async def test_two_generators_never_give_one_id_twice(store: MetadataStore, other: MetadataStore) -> None:
+async def test_two_generators_never_return_the_same_id(store: MetadataStore, other: MetadataStore) -> None:
     generators = [LedgerIdGenerator(session, LAYOUT) for session in (store, other)]
     given = await asyncio.gather(*(ids.next_id() for _ in range(25) for ids in generators))
     assert sorted(given) == list(range(50))
 
 
 @pytest.mark.parametrize("applied", [True, False], ids=["done", "not done"])
-async def test_an_id_whose_answer_was_lost_is_burnt_not_shared(
-    world: World, store: MetadataStore, applied: bool
+async def test_an_id_whose_response_was_lost_is_never_used(
+    environment: StoreEnvironment, store: MetadataStore, applied: bool
 ) -> None:
     ids = LedgerIdGenerator(store, LAYOUT)
     await ids.next_id()
     await ids.close()
-    world.lose_next_write(store, applied=applied)
+    environment.lose_next_write(store, applied=applied)
     assert await ids.next_id() == (2 if applied else 1)
 
 
-async def test_too_many_lost_answers_are_reported() -> None:
+async def test_too_many_lost_responses_raise_an_error() -> None:
     store = MemoryTree().connect()
     ids = LedgerIdGenerator(store, LAYOUT)
     await store.create(LAYOUT.idgen, make_parents=True)
@@ -83,7 +83,7 @@ async def test_the_fifth_long_id_is_the_specifications(store: MetadataStore) -> 
     assert [await ids.next_id() for _ in range(6)][-1] == 4_294_967_301
 
 
-async def test_high_bits_move_on_and_three_directories_stay() -> None:
+async def test_high_bits_advance_and_three_directories_are_kept() -> None:
     tree = MemoryTree()
     store = tree.connect()
     ids = LedgerIdGenerator(store, LAYOUT)
@@ -97,7 +97,7 @@ async def test_high_bits_move_on_and_three_directories_stay() -> None:
     assert await store.children(LAYOUT.idgen_long) == [f"HOB-{high:010d}" for high in (4, 5, 6)]
 
 
-async def test_a_generator_that_saw_short_ids_turns_to_long_ones_as_soon_as_others_did(
+async def test_a_generator_uses_long_ids_as_soon_as_another_one_does(
     store: MetadataStore, other: MetadataStore
 ) -> None:
     ids = LedgerIdGenerator(store, LAYOUT)
@@ -106,7 +106,7 @@ async def test_a_generator_that_saw_short_ids_turns_to_long_ones_as_soon_as_othe
     assert await ids.next_id() == 1 << 32
 
 
-async def test_cleaning_up_is_never_waited_for(store: MetadataStore) -> None:
+async def test_no_call_waits_for_the_clean_up(store: MetadataStore) -> None:
     ids = LedgerIdGenerator(store, LAYOUT)
     await ids.next_id()
     assert ids._cleaning

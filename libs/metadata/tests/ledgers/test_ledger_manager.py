@@ -1,4 +1,4 @@
-"""Ledger metadata: created once, changed only under its version, settled after lost answers, listed completely."""
+"""Ledger metadata: creation, compare-and-set, lost responses, complete lists."""
 
 import asyncio
 import random
@@ -24,7 +24,7 @@ from bindery_metadata.ledgers.ledger_manager import UNKNOWN_MAX, LedgerManager
 from bindery_metadata.stores.memory import MemoryStore, MemoryTree
 from bindery_metadata.stores.store import MetadataStore
 from bindery_metadata.stores.versioned import Versioned
-from worlds import World, until
+from store_environments import StoreEnvironment, until
 
 LAYOUT = LedgersLayout()
 BOOKIES = tuple(BookieId(f"b{number}:3181") for number in range(3))
@@ -90,17 +90,17 @@ async def test_a_chosen_id_is_used_or_refused(ledgers: LedgerManager, others: Le
 
 
 @pytest.mark.parametrize("applied", [True, False], ids=["done", "not done"])
-async def test_a_creation_whose_answer_is_lost_is_settled(
-    world: World, store: MetadataStore, ledgers: LedgerManager, applied: bool
+async def test_a_creation_whose_response_is_lost_is_resolved(
+    environment: StoreEnvironment, store: MetadataStore, ledgers: LedgerManager, applied: bool
 ) -> None:
-    await ledgers.create_with_id(LedgerId(4), OPEN)  # makes the parents, so that the lost write is the ledger's
-    world.lose_next_write(store, applied=applied)
+    await ledgers.create_with_id(LedgerId(4), OPEN)  # creates the parents, so that the lost write is the ledger's
+    environment.lose_next_write(store, applied=applied)
     created = await ledgers.create_with_id(FIVE, OPEN)
     assert created.version == 0
     assert (await ledgers.read(FIVE)).value == created.value
 
 
-async def test_a_lost_answer_is_not_taken_for_success_when_somebody_else_has_the_id() -> None:
+async def test_a_lost_response_is_not_a_success_if_another_client_has_the_id() -> None:
     tree = MemoryTree()
     store = tree.connect()
     ledgers, others = manager_of(store), manager_of(tree.connect(), seed=2)
@@ -110,7 +110,7 @@ async def test_a_lost_answer_is_not_taken_for_success_when_somebody_else_has_the
         await ledgers.create_with_id(FIVE, OPEN)
 
 
-async def test_a_creation_that_cannot_be_settled_stays_unknown() -> None:
+async def test_a_creation_that_cannot_be_resolved_stays_unknown() -> None:
     store = MemoryTree().connect()
     ledgers = manager_of(store)
     await ledgers.create_with_id(LedgerId(4), OPEN)
@@ -120,7 +120,7 @@ async def test_a_creation_that_cannot_be_settled_stays_unknown() -> None:
         await ledgers.create_with_id(FIVE, OPEN)
 
 
-async def test_answers_lost_again_and_again_are_reported() -> None:
+async def test_repeatedly_lost_responses_raise_an_error() -> None:
     store = MemoryTree().connect()
     ledgers = manager_of(store)
     await ledgers.create_with_id(LedgerId(4), OPEN)
@@ -130,7 +130,7 @@ async def test_answers_lost_again_and_again_are_reported() -> None:
         await ledgers.create_with_id(FIVE, OPEN)
 
 
-async def test_many_creators_get_ids_of_their_own(ledgers: LedgerManager, others: LedgerManager) -> None:
+async def test_concurrent_creations_get_different_ids(ledgers: LedgerManager, others: LedgerManager) -> None:
     created = await asyncio.gather(*(manager.create(OPEN) for _ in range(15) for manager in (ledgers, others)))
     assert sorted(ledger_id for ledger_id, _ in created) == list(range(30))
 
@@ -149,7 +149,7 @@ async def test_a_missing_ledger_is_no_such_ledger(ledgers: LedgerManager) -> Non
         assert raised.value.facts["ledger_id"] == FIVE
 
 
-async def test_data_that_is_no_metadata_is_corrupt(ledgers: LedgerManager, store: MetadataStore) -> None:
+async def test_invalid_metadata_is_corrupt(ledgers: LedgerManager, store: MetadataStore) -> None:
     await store.create(LAYOUT.ledger(FIVE), b"rubbish", make_parents=True)
     with pytest.raises(Corrupt) as raised:
         await ledgers.read(FIVE)
@@ -164,7 +164,7 @@ async def test_metadata_of_an_unknown_version_is_not_called_corrupt(
         await ledgers.read(FIVE)
 
 
-async def test_a_write_needs_the_present_version_and_drops_the_token(
+async def test_a_write_needs_the_current_version_and_drops_the_token(
     ledgers: LedgerManager, others: LedgerManager
 ) -> None:
     created = await ledgers.create_with_id(FIVE, OPEN)
@@ -178,11 +178,11 @@ async def test_a_write_needs_the_present_version_and_drops_the_token(
 
 
 @pytest.mark.parametrize("applied", [True, False], ids=["done", "not done"])
-async def test_a_write_whose_answer_is_lost_is_settled(
-    world: World, store: MetadataStore, ledgers: LedgerManager, applied: bool
+async def test_a_write_whose_response_is_lost_is_resolved(
+    environment: StoreEnvironment, store: MetadataStore, ledgers: LedgerManager, applied: bool
 ) -> None:
     await ledgers.create_with_id(FIVE, OPEN)
-    world.lose_next_write(store, applied=applied)
+    environment.lose_next_write(store, applied=applied)
     if applied:
         assert (await ledgers.write(FIVE, with_custom(OPEN, a=b"1"), version=0)).version == 1
     else:
@@ -191,8 +191,8 @@ async def test_a_write_whose_answer_is_lost_is_settled(
     assert (await ledgers.read(FIVE)).version == (1 if applied else 0)
 
 
-async def test_a_lost_write_that_somebody_overwrote_is_a_conflict() -> None:
-    """It cannot be told whether it was done before the other's; the caller looks at what stands now."""
+async def test_a_lost_write_that_another_client_overwrote_is_a_conflict() -> None:
+    """It is unknown whether it was applied before the other one; the caller must read again."""
     tree = MemoryTree()
     store, other = tree.connect(), tree.connect()
     ledgers, others = manager_of(store), manager_of(other, seed=2)
@@ -204,7 +204,7 @@ async def test_a_lost_write_that_somebody_overwrote_is_a_conflict() -> None:
         await writing
 
 
-async def test_a_write_that_cannot_be_settled_stays_unknown() -> None:
+async def test_a_write_that_cannot_be_resolved_stays_unknown() -> None:
     store = MemoryTree().connect()
     ledgers = manager_of(store)
     await ledgers.create_with_id(FIVE, OPEN)
@@ -246,7 +246,7 @@ async def test_an_update_may_give_up(ledgers: LedgerManager) -> None:
         await ledgers.update(FIVE, refuse)
 
 
-async def test_what_is_known_saves_the_read_and_may_be_stale(ledgers: LedgerManager) -> None:
+async def test_known_metadata_saves_the_read_and_may_be_stale(ledgers: LedgerManager) -> None:
     stale = await ledgers.create_with_id(FIVE, OPEN)
     await ledgers.write(FIVE, with_custom(OPEN, a=b"1"), version=0)
     seen: list[LedgerMetadata] = []
@@ -261,12 +261,12 @@ async def test_what_is_known_saves_the_read_and_may_be_stale(ledgers: LedgerMana
 
 
 @pytest.mark.parametrize("applied", [True, False], ids=["done", "not done"])
-async def test_an_update_survives_a_lost_answer(
-    world: World, store: MetadataStore, ledgers: LedgerManager, applied: bool
+async def test_an_update_is_applied_despite_a_lost_response(
+    environment: StoreEnvironment, store: MetadataStore, ledgers: LedgerManager, applied: bool
 ) -> None:
-    """Once and only once, whether the first attempt was carried out or not."""
+    """It is applied exactly once, whether the first attempt was applied or not."""
     await ledgers.create_with_id(FIVE, OPEN)
-    world.lose_next_write(store, applied=applied)
+    environment.lose_next_write(store, applied=applied)
 
     def close(metadata: LedgerMetadata) -> LedgerMetadata | None:
         if metadata.state is LedgerState.CLOSED:
@@ -290,7 +290,7 @@ async def test_an_update_of_a_ledger_that_is_deleted_meanwhile_is_no_such_ledger
 # --- delete -----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_deleted_ledger_takes_its_empty_parents_along(ledgers: LedgerManager, store: MetadataStore) -> None:
+async def test_a_deletion_removes_empty_parents(ledgers: LedgerManager, store: MetadataStore) -> None:
     for ledger_id in (LedgerId(1), LedgerId(2), LedgerId(10_001), LedgerId(2**40)):
         await ledgers.create_with_id(ledger_id, OPEN)
     await ledgers.delete(LedgerId(1))
@@ -315,7 +315,7 @@ async def test_deleting_a_missing_ledger_succeeds_and_leaves_other_ledgers(
         assert await store.children("/ledgers/00/0000") == ["L0006"]
 
 
-async def test_a_deletion_under_a_version_spares_what_was_changed_since(ledgers: LedgerManager) -> None:
+async def test_a_deletion_with_a_version_keeps_a_ledger_that_changed_since(ledgers: LedgerManager) -> None:
     created = await ledgers.create_with_id(FIVE, OPEN)
     changed = await ledgers.update(FIVE, lambda metadata: metadata.with_changes(state=LedgerState.IN_RECOVERY))
     with pytest.raises(VersionConflict):
@@ -324,7 +324,7 @@ async def test_a_deletion_under_a_version_spares_what_was_changed_since(ledgers:
     await ledgers.delete(FIVE, version=changed.version)
 
 
-async def test_a_deleted_ledger_takes_the_note_of_its_closing_along(
+async def test_a_deletion_removes_the_closing_record(
     ledgers: LedgerManager, others: LedgerManager, store: MetadataStore
 ) -> None:
     notes, six = ClosingRecords(store), LedgerId(6)
@@ -342,7 +342,7 @@ async def test_a_deleted_ledger_takes_the_note_of_its_closing_along(
 
 
 @pytest.mark.parametrize("what", ["note", "directory"])
-async def test_a_note_that_cannot_be_removed_is_left_to_the_auditor(what: str) -> None:
+async def test_a_closing_record_that_cannot_be_removed_is_left_to_the_auditor(what: str) -> None:
     store = MemoryTree().connect()
     ledgers, notes = manager_of(store), ClosingRecords(store)
     await ledgers.create_with_id(FIVE, OPEN)
@@ -357,18 +357,18 @@ async def test_a_note_that_cannot_be_removed_is_left_to_the_auditor(what: str) -
 
 
 @pytest.mark.parametrize("applied", [True, False], ids=["done", "not done"])
-async def test_a_deletion_whose_answer_is_lost_is_done_again(
-    world: World, store: MetadataStore, ledgers: LedgerManager, applied: bool
+async def test_a_deletion_whose_response_is_lost_is_repeated(
+    environment: StoreEnvironment, store: MetadataStore, ledgers: LedgerManager, applied: bool
 ) -> None:
     await ledgers.create_with_id(FIVE, OPEN)
-    world.lose_next_write(store, applied=applied)
+    environment.lose_next_write(store, applied=applied)
     await ledgers.delete(FIVE)
     with pytest.raises(NoSuchLedger):
         await ledgers.read(FIVE)
     assert await store.children("/ledgers") == []
 
 
-async def test_creators_and_deleters_under_one_parent_do_not_hurt_one_another(
+async def test_concurrent_creations_and_deletions_under_one_parent_succeed(
     ledgers: LedgerManager, others: LedgerManager
 ) -> None:
     async def come_and_go(manager: LedgerManager, ledger_id: LedgerId) -> None:
@@ -399,14 +399,14 @@ async def test_a_cluster_without_ledgers_lists_nothing(ledgers: LedgerManager, s
     assert [ledger_id async for ledger_id in ledgers.list()] == []
 
 
-async def test_a_tree_that_is_not_there_is_an_error_not_an_empty_list(ledgers: LedgerManager) -> None:
+async def test_a_missing_tree_is_an_error_and_not_an_empty_list(ledgers: LedgerManager) -> None:
     with pytest.raises(NoSuchNode):
         [ledger_id async for ledger_id in ledgers.list()]
 
 
 @pytest.mark.parametrize("depth", range(7))
 async def test_an_outage_at_any_point_of_the_list_is_an_error(depth: int) -> None:
-    """Who deletes what is not listed must never get a short list."""
+    """Garbage collection deletes ledgers that are not listed, so a list must never be incomplete."""
     store = MemoryTree().connect()
     ledgers = manager_of(store)
     for ledger_id in (LedgerId(1), LedgerId(20_000), LedgerId(2**40)):
@@ -435,7 +435,7 @@ class Follower:
         self.seen.append(metadata.version if metadata else None)
 
 
-async def test_a_watcher_sees_the_present_each_change_and_the_end(
+async def test_a_watcher_receives_the_current_metadata_each_change_and_the_deletion(
     ledgers: LedgerManager, others: LedgerManager
 ) -> None:
     await ledgers.create_with_id(FIVE, OPEN)
@@ -449,30 +449,30 @@ async def test_a_watcher_sees_the_present_each_change_and_the_end(
     await ledgers.close()
 
 
-@pytest.mark.parametrize("accident", ["suspend", "expire"])
-async def test_a_watcher_outlives_an_outage_and_misses_no_change(
-    world: World, store: MetadataStore, ledgers: LedgerManager, others: LedgerManager, accident: str
+@pytest.mark.parametrize("fault", ["suspend", "expire"])
+async def test_a_watcher_continues_through_an_outage_and_misses_no_change(
+    environment: StoreEnvironment, store: MetadataStore, ledgers: LedgerManager, others: LedgerManager, fault: str
 ) -> None:
     await ledgers.create_with_id(FIVE, OPEN)
     follower = Follower(ledgers, FIVE)
     await until(lambda: follower.seen == [0])
-    if accident == "suspend":
-        await world.suspend(store)
+    if fault == "suspend":
+        await environment.suspend(store)
         await others.write(FIVE, OPEN, version=0)
-        await world.resume(store)
+        await environment.resume(store)
     else:
-        await world.expire(store)
+        await environment.expire(store)
         await others.write(FIVE, OPEN, version=0)
     await until(lambda: follower.seen == [0, 1])
     await ledgers.close()
 
 
-async def test_a_watcher_of_nothing_hears_that_there_is_nothing(ledgers: LedgerManager) -> None:
+async def test_a_watcher_of_a_missing_ledger_receives_none(ledgers: LedgerManager) -> None:
     follower = Follower(ledgers, FIVE)
     await until(lambda: follower.seen == [None])
 
 
-async def test_a_stopped_watcher_hears_nothing_more(ledgers: LedgerManager) -> None:
+async def test_a_stopped_watcher_is_not_called(ledgers: LedgerManager) -> None:
     await ledgers.create_with_id(FIVE, OPEN)
     follower, control = Follower(ledgers, FIVE), Follower(ledgers, FIVE)
     await until(lambda: follower.seen == control.seen == [0])
@@ -484,7 +484,7 @@ async def test_a_stopped_watcher_hears_nothing_more(ledgers: LedgerManager) -> N
     assert not ledgers._followers
 
 
-async def test_a_watcher_waits_out_unreadable_metadata(ledgers: LedgerManager, store: MetadataStore) -> None:
+async def test_a_watcher_waits_while_the_metadata_is_unreadable(ledgers: LedgerManager, store: MetadataStore) -> None:
     await store.create(LAYOUT.ledger(FIVE), b"rubbish", make_parents=True)
     follower = Follower(ledgers, FIVE)
     await store.sync("/")
@@ -493,7 +493,7 @@ async def test_a_watcher_waits_out_unreadable_metadata(ledgers: LedgerManager, s
     await ledgers.close()
 
 
-async def test_a_watcher_asks_again_while_the_store_cannot_answer() -> None:
+async def test_a_watcher_reads_again_while_the_store_is_unavailable() -> None:
     store = MemoryTree().connect()
     assert isinstance(store, MemoryStore)
     ledgers = manager_of(store)

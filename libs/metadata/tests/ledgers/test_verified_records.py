@@ -1,4 +1,4 @@
-"""Records of ledgers that an audit found whole: kept many to a node, the newer over the older, forgotten with them."""
+"""Records of verified ledgers: many per node, newer ones replace older ones, removed with their ledgers."""
 
 import asyncio
 
@@ -21,7 +21,7 @@ async def all_of(records: VerifiedRecords) -> list[Verified]:
     return [each async for each in records.list()]
 
 
-async def test_what_is_written_is_read_one_by_one_and_all_in_order(records: VerifiedRecords) -> None:
+async def test_records_are_read_one_by_one_and_all_in_order(records: VerifiedRecords) -> None:
     assert await all_of(records) == []
     assert await records.get(LedgerId(7)) is None
     far = 5 * LEDGERS_PER_NODE
@@ -30,7 +30,7 @@ async def test_what_is_written_is_read_one_by_one_and_all_in_order(records: Veri
     assert await records.get(LedgerId(far)) == record(far)
 
 
-async def test_a_ledger_that_is_gone_is_forgotten_and_its_node_with_the_last(
+async def test_the_record_of_a_deleted_ledger_is_removed_and_an_empty_node_with_it(
     store: MetadataStore, records: VerifiedRecords
 ) -> None:
     await records.put_all([record(1), record(2)])
@@ -51,13 +51,15 @@ async def test_a_ledger_that_is_gone_is_forgotten_and_its_node_with_the_last(
     ],
     ids=["later", "earlier", "less deep", "deeper", "of other metadata"],
 )
-async def test_what_says_more_stands(records: VerifiedRecords, standing: Verified, news: Verified, kept: str) -> None:
+async def test_the_record_that_proves_more_is_kept(
+    records: VerifiedRecords, standing: Verified, news: Verified, kept: str
+) -> None:
     await records.put_all([standing])
     await records.put_all([news])
     assert await all_of(records) == [news if kept == "news" else standing]
 
 
-async def test_two_that_write_at_once_lose_nothing(records: VerifiedRecords, other: MetadataStore) -> None:
+async def test_concurrent_writes_lose_no_record(records: VerifiedRecords, other: MetadataStore) -> None:
     await asyncio.gather(
         *(records.put_all([record(i)]) for i in range(5)),
         VerifiedRecords(other).put_all([record(i) for i in range(5, 9)]),
@@ -66,7 +68,7 @@ async def test_two_that_write_at_once_lose_nothing(records: VerifiedRecords, oth
 
 
 @pytest.mark.parametrize("data", [b"{", b'{"x": ["deep", 1, "r", 2]}', b'{"1": ["deep", "late", "r", 2]}', b"[]"])
-async def test_what_cannot_be_read_says_nothing_and_is_written_over(
+async def test_an_unreadable_node_counts_as_empty_and_is_overwritten(
     store: MetadataStore, records: VerifiedRecords, data: bytes
 ) -> None:
     await store.create("/bindery/audit/verified/0", data, make_parents=True)

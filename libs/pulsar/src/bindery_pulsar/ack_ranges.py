@@ -1,4 +1,4 @@
-"""AckRanges: sets of entries as ranges, per ledger. Size follows the holes, not the entries. Pure.
+"""AckRanges: sets of entries as ranges, per ledger. Their size depends on the number of gaps, not of entries. Pure.
 
 Invariants: the ranges of a ledger ascend, neither overlap nor touch; no ledger is kept without a range; `entries_count`
 is the number of entries in all ranges.
@@ -10,7 +10,7 @@ from typing import Self
 
 
 class _Ranges:
-    """Of one ledger: range i is starts[i] .. ends[i], both included."""
+    """Ranges of one ledger: range i is starts[i] .. ends[i], both included."""
 
     __slots__ = ("ends", "starts")
 
@@ -29,7 +29,7 @@ class AckRanges:
         self.entries_count = 0
 
     def add_range(self, ledger_id: int, first: int, last: int) -> int:
-        """Add first..last (inclusive); answers how many were not in it before. O(log n) plus the ranges it joins."""
+        """Add first..last (inclusive); return how many were new. O(log n) plus the number of ranges it joins."""
         assert 0 <= first <= last
         ranges = self._ledgers.get(ledger_id)
         if ranges is None:
@@ -48,7 +48,7 @@ class AckRanges:
         return added
 
     def add(self, ledger_id: int, entry_id: int) -> bool:
-        """Whether it was not in it before."""
+        """Add an entry; return whether it was new."""
         return self.add_range(ledger_id, entry_id, entry_id) == 1
 
     def add_bits(self, ledger_id: int, bits: int) -> None:
@@ -74,7 +74,7 @@ class AckRanges:
         return ranges.ends[index] if index >= 0 and entry_id <= ranges.ends[index] else None
 
     def remove_upto(self, ledger_id: int, entry_id: int) -> None:
-        """Forget everything <= (ledger_id, entry_id)."""
+        """Remove all entries <= (ledger_id, entry_id)."""
         for old in [other for other in self._ledgers if other < ledger_id]:
             self.entries_count -= self._size(self._ledgers.pop(old))
         ranges = self._ledgers.get(ledger_id)
@@ -117,7 +117,7 @@ class AckRanges:
         return (ranges.ends[-1] for ranges in self._ledgers.values())
 
     def bits(self, ledger_id: int) -> int:
-        """The entries of a ledger as a bit set."""
+        """Return the entries of a ledger as a bit set."""
         ranges = self._ledgers[ledger_id]
         octets = bytearray(ranges.ends[-1] // 8 + 1)
         for first, last in zip(ranges.starts, ranges.ends, strict=True):
@@ -146,5 +146,5 @@ class AckRanges:
     __hash__ = None  # type: ignore[assignment]
 
     def __str__(self) -> str:
-        """As Pulsar prints it: lower end open, upper end closed."""
+        """The form that Pulsar prints: lower end open, upper end closed."""
         return "[" + ",".join(f"({ledger}:{first - 1}..{ledger}:{last}]" for ledger, first, last in self) + "]"

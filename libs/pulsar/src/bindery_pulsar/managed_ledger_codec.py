@@ -1,6 +1,6 @@
-"""Znode values and cursor records of topics, to and from bytes.
+"""Encode and decode znode values and cursor records of topics.
 
-A znode value is a protobuf message of managed_ledger.proto, or that compressed:
+A znode value is a protobuf message of managed_ledger.proto, or a compressed one:
 
 | offset | size | type | field             | meaning                                       |
 |-------:|-----:|------|-------------------|-----------------------------------------------|
@@ -9,7 +9,8 @@ A znode value is a protobuf message of managed_ledger.proto, or that compressed:
 |      6 |    n | raw  | head              | compression type and uncompressed size        |
 |  6 + n |    m | raw  | body              | the message, compressed                       |
 
-Written plain always, as Pulsar does by default; ZLIB and NONE are read. A protobuf message never begins with 0x47.
+Values are written uncompressed, as Pulsar does by default; ZLIB and NONE are read. A protobuf message never begins
+with 0x47.
 Source: Pulsar MetaStoreImpl, MLDataFormats.proto.
 """
 
@@ -36,15 +37,15 @@ from bindery_pulsar.managed_ledger_pb2 import (
 from bindery_pulsar.managed_ledger_records import LedgerRecord, Position
 
 NO_LEDGER: Final = -1
-"""`cursorsLedgerId` of a cursor whose znode says all."""
+"""`cursorsLedgerId` of a cursor whose znode holds its whole state."""
 UNCOMPRESSED_SIZE_MAX: Final = 64 * 2**20
 _COMPRESSED: Final = struct.Struct(">HI")
 _MAGIC: Final = 0x4778
 _COMPRESSION_NONE, _COMPRESSION_ZLIB = 0, 2
 _RANGE_SIZE: Final = 28
-"""Bytes of one stored range, about: two positions of some 11 bytes with their tags."""
+"""Approximate bytes of one stored range: two positions of some 11 bytes with their tags."""
 _WORD_SIZE: Final = 10
-"""Bytes of one stored bit set word, at most."""
+"""Maximum bytes of one stored bit set word."""
 _WORD_BITS: Final = 64
 
 
@@ -54,19 +55,19 @@ class TopicInfo:
 
     ledgers: tuple[LedgerRecord, ...] = ()
     terminated: Position | None = None
-    """The last entry of a topic that takes no more."""
+    """The last entry of a topic that accepts no more."""
     properties: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CursorState:
-    """All that a cursor remembers of consumption."""
+    """The consumption state of a cursor."""
 
     mark_delete: Position
     acked: AckRanges = field(default_factory=AckRanges)
-    """Beyond `mark_delete`."""
+    """Acknowledged entries after `mark_delete`."""
     batches: Mapping[Position, int] = field(default_factory=dict)
-    """Partly acknowledged batches: bit i set, message i is still to be acknowledged."""
+    """Partly acknowledged batches: bit i set: message i is not acknowledged yet."""
     properties: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -75,9 +76,9 @@ class CursorInfo:
     """A cursor's znode."""
 
     ledger_id: int
-    """Of the cursor ledger, whose last entry is newer than `state`; NO_LEDGER: `state` is all."""
+    """Id of the cursor ledger, whose last entry is newer than `state`; NO_LEDGER: `state` is complete."""
     state: CursorState | None
-    """None: only in znodes of Pulsar's, which says nothing there while a cursor ledger is in use."""
+    """None: only in znodes of Pulsar, which stores no state there while a cursor ledger is in use."""
     cursor_properties: Mapping[str, str] = field(default_factory=dict)
     last_active_ms: int = 0
 
@@ -102,7 +103,7 @@ def encode_topic(info: TopicInfo) -> bytes:
 
 
 def decode_topic(data: bytes) -> TopicInfo:
-    """Raises Corrupt. Ledgers are put in ascending order, as Pulsar does when it reads them."""
+    """Raises Corrupt. Sorts the ledgers in ascending order, as Pulsar does."""
     try:
         message = ManagedLedgerInfo.FromString(_plain(data))
     except DecodeError as error:
@@ -167,7 +168,7 @@ def decode_cursor(data: bytes) -> CursorInfo:
 
 
 def encode_position(state: CursorState) -> bytes:
-    """A record for the cursor ledger. Acknowledged ranges are stored as ranges or as bits, whichever is shorter."""
+    """Return a record for the cursor ledger. Acknowledged ranges are stored as ranges or bits, whichever is shorter."""
     message = PositionInfo(ledgerId=state.mark_delete.ledger_id, entryId=state.mark_delete.entry_id)
     bits_size = sum((end // _WORD_BITS + 1) * _WORD_SIZE for end in state.acked.last_entries())
     if state.acked.ranges_count * _RANGE_SIZE <= bits_size:
@@ -217,7 +218,7 @@ def _plain(data: bytes) -> bytes:
 
 
 def _extension(ledger: ManagedLedgerInfo.LedgerInfo) -> bytes:
-    """All fields but ours, those of later versions included."""
+    """Return the fields that are not interpreted here, those of later versions included."""
     rest = ManagedLedgerInfo.LedgerInfo()
     rest.CopyFrom(ledger)
     for name in ("ledgerId", "entries", "size", "timestamp"):
@@ -234,8 +235,8 @@ def _ranges(acked: AckRanges) -> Iterable[MessageRange]:
 
 
 def _read_acked(ranges: Iterable[MessageRange], maps: Iterable[LongListMap]) -> AckRanges:
-    """Pulsar's ranges may begin in one ledger and end in another; only the part in the last one can be known here, and
-    what it leaves out is delivered again."""
+    """Pulsar's ranges may begin in one ledger and end in another. Only the part in the last one can be known here; the
+    rest is delivered again."""
     acked = AckRanges()
     for item in ranges:
         first = item.lowerEndpoint.entryId + 1 if item.lowerEndpoint.ledgerId == item.upperEndpoint.ledgerId else 0
@@ -258,7 +259,7 @@ def _read_batches(items: Iterable[BatchedEntryDeletionIndexInfo]) -> dict[Positi
 
 
 def _words(bits: int) -> Sequence[int]:
-    """64-bit words, signed, least significant first, of a set as an integer."""
+    """Return a set given as an integer as 64-bit words, signed, least significant first."""
     count = (bits.bit_length() + _WORD_BITS - 1) // _WORD_BITS
     return struct.unpack(f"<{count}q", bits.to_bytes(8 * count, "little"))
 

@@ -1,4 +1,4 @@
-"""What topic metadata speak of: positions, and the ledgers that a topic consists of."""
+"""Records in topic metadata: positions, and the ledgers of a topic."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -24,6 +24,6 @@ class LedgerRecord:
     size: int = 0
     """Payload bytes."""
     closed_ms: int = 0
-    """When it was closed, ms since 1970; 0: not known to be."""
+    """Time of its closing, ms since 1970; 0: not known to be closed."""
     extension: bytes = b""
-    """Fields of its metadata that are not interpreted here (offload, properties), as protobuf; kept as they are."""
+    """Fields of its metadata that are not interpreted here (offload, properties), as protobuf; kept unchanged."""

@@ -4,10 +4,10 @@ Integers are big-endian. Sizes are in bytes.
 
 | part                  | size | present                                 | meaning                                    |
 |-----------------------|-----:|-----------------------------------------|--------------------------------------------|
-| magic 0x0e02          |    2 | if a broker noted something; never ours |                                            |
+| magic 0x0e02          |    2 | if a broker added metadata; never ours  |                                            |
 | broker metadata size  |    4 | with it                                 | u32                                        |
 | BrokerEntryMetadata   |    n | with it                                 | protobuf                                   |
-| magic 0x0e01          |    2 | always in ours; Pulsar allows its absence |                                          |
+| magic 0x0e01          |    2 | always in ours; optional in Pulsar's    |                                            |
 | checksum              |    4 | with it                                 | CRC32C over all that follows, u32          |
 | metadata size         |    4 | always                                  | u32                                        |
 | MessageMetadata       |    n | always                                  | protobuf                                   |
@@ -15,11 +15,11 @@ Integers are big-endian. Sizes are in bytes.
 
 The payload of a batch (`num_messages_in_batch` present) is, after decompression, for each message: u32 size,
 SingleMessageMetadata, `payload_size` bytes. Without either magic the first bytes are the metadata's size, which is
-below 0x0e010000 as entries are.
+below 0x0e010000, as are the sizes of entries.
 
-A batch's own metadata repeats its first message's key and, with us, the tags of its messages as properties, so that
-dispatch need not look inside; Pulsar's clients ignore the latter.
-Source: Pulsar Commands, PulsarApi.proto; tags as TDMQ has them: a property with the value `TAGS`.
+The metadata of a batch repeats its first message's key and, in our batches, the tags of its messages as properties, so
+that dispatch need not decode the batch; Pulsar's clients ignore the latter.
+Source: Pulsar Commands, PulsarApi.proto; tags as in TDMQ: a property with the value `TAGS`.
 """
 
 import binascii
@@ -47,15 +47,15 @@ from bindery_pulsar.pulsar_messages_pb2 import (
 )
 
 METADATA_SIZE_MAX: Final = 256 * 2**10
-"""Bytes of one message's key and properties together."""
+"""Maximum bytes of one message's key and properties together."""
 PAYLOAD_SIZE_MAX: Final = ENTRY_SIZE_MAX - 64 * 2**10
-"""Bytes of one message's payload; the rest of its entry is left for key and properties."""
+"""Maximum bytes of one message's payload; the rest of its entry is for key and properties."""
 ENTRY_OVERHEAD: Final = 2 * 2**10
-"""Bytes of an entry left for frame, numbers and the producer's name."""
+"""Bytes of an entry reserved for frame, numbers and the producer's name."""
 UNCOMPRESSED_SIZE_MAX: Final = 128 * 2**20
-"""Bytes that a compressed payload may become: a bound on memory, not a rule of Pulsar's."""
+"""Maximum bytes of a decompressed payload: a limit on memory, not a rule of Pulsar."""
 BATCH_COUNT_MAX: Final = 1_000_000
-"""Messages of a batch that is read. Six bytes are the least that one takes."""
+"""Maximum number of messages in a batch that is read. Each takes at least six bytes."""
 TAG_VALUE: Final = "TAGS"
 
 _MAGIC_BROKER_METADATA: Final = 0x0E02
@@ -69,13 +69,13 @@ assert _MAGIC_AND_U32.size == 6
 
 
 class CorruptMessage(Corrupt):
-    """An entry whose bytes contradict their checksum or format. Its ledger digest was fine: it was stored like this."""
+    """An entry whose bytes contradict their checksum or format. Its ledger digest matched: it was stored like this."""
 
     code = "corrupt_message"
 
 
 class UnreadableMessage(BinderyError):
-    """An entry that is sound but cannot be taken apart here: encrypted, chunked, or of a codec that is not at hand."""
+    """A valid entry that cannot be decoded here: encrypted, chunked, or compressed with an unsupported codec."""
 
     status = 422
     code = "unreadable_message"
@@ -90,9 +90,9 @@ class OutgoingMessage:
     ordering_key: bytes | None = None
     properties: Mapping[str, str] = field(default_factory=dict)
     event_time_ms: int = 0
-    """0: none was given."""
+    """0: not set."""
     sequence_id: int | None = None
-    """None: the caller of the encoder numbers it."""
+    """None: the encoder's caller assigns it."""
     deliver_at_ms: int | None = None
     null_value: bool = False
     """A tombstone: `payload` is empty."""
@@ -104,18 +104,18 @@ class OutgoingMessage:
 
 @dataclass(slots=True, kw_only=True)
 class Message:
-    """A message as it was stored."""
+    """A message as stored."""
 
     payload: bytes
     batch_index: int
-    """-1: the entry's only message, no batch."""
+    """-1: the only message of its entry, not a batch."""
     batch_size: int
-    """Messages in the entry, those compacted away included; 1 when it is no batch."""
+    """Messages in the entry, including those removed by compaction; 1 if it is not a batch."""
     producer_name: str
     sequence_id: int
     publish_time_ms: int
     key: str | bytes | None = None
-    """Bytes: the producer had a binary key."""
+    """Bytes if the producer used a binary key."""
     ordering_key: bytes | None = None
     properties: dict[str, str] = field(default_factory=dict)
     event_time_ms: int = 0
@@ -129,7 +129,7 @@ class Message:
 
 @dataclass(slots=True, kw_only=True)
 class EntryHead:
-    """What dispatch needs of an entry, without its payload."""
+    """The data of an entry that dispatch needs, without its payload."""
 
     messages_count: int
     is_batch: bool
@@ -145,19 +145,19 @@ class EntryHead:
     ordering_key: bytes | None
     deliver_at_ms: int | None
     tags: frozenset[str]
-    """Of all its messages, in batches made here; another producer's batch may have tags inside that show only when
-    it is decoded."""
+    """Tags of all its messages, in our batches; tags inside another producer's batch are found only when it is
+    decoded."""
 
 
 def tags_of(properties: Mapping[str, str]) -> frozenset[str]:
-    """The tags among properties: the keys whose value is TAG_VALUE."""
+    """Return the tags among properties: the keys whose value is TAG_VALUE."""
     if TAG_VALUE not in properties.values():
         return frozenset()
     return frozenset(name for name, value in properties.items() if value == TAG_VALUE)
 
 
 def encode_message(message: OutgoingMessage, *, producer_name: str, publish_time_ms: int, sequence_id: int) -> bytes:
-    """One entry with one message. Raises TooLarge over PAYLOAD_SIZE_MAX, METADATA_SIZE_MAX or ENTRY_SIZE_MAX."""
+    """Encode one entry with one message. Raises TooLarge over PAYLOAD_SIZE_MAX, METADATA_SIZE_MAX or ENTRY_SIZE_MAX."""
     check_size(message)
     metadata = MessageMetadata(
         producer_name=producer_name,
@@ -182,9 +182,9 @@ def encode_batch(
     publish_time_ms: int,
     sequence_ids: Sequence[int],
 ) -> bytes:
-    """One batch entry, at least one message; they should agree in key, delivery time and tags (`batching`).
+    """Encode one batch entry of at least one message; they should have equal key, delivery time and tags (`batching`).
 
-    `sequence_ids`: one per message. Raises TooLarge as `encode_message`.
+    `sequence_ids`: one per message. Raises TooLarge like `encode_message`.
     """
     assert len(messages) == len(sequence_ids) >= 1
     parts: list[bytes] = []
@@ -224,7 +224,7 @@ def encode_batch(
 
 
 def check_size(message: OutgoingMessage) -> None:
-    """Raises TooLarge when no entry could hold the message."""
+    """Raises TooLarge if no entry can hold the message."""
     if len(message.payload) > PAYLOAD_SIZE_MAX:
         raise TooLarge("message is too large", size=len(message.payload), size_max=PAYLOAD_SIZE_MAX)
     if not (message.properties or message.key or message.ordering_key):
@@ -235,7 +235,7 @@ def check_size(message: OutgoingMessage) -> None:
 
 
 def metadata_size(message: OutgoingMessage) -> int:
-    """About the bytes that key and properties take; never less than they do."""
+    """Return the approximate bytes of key and properties; never less than the exact size."""
     size = 16 + 4 * len(message.key or b"") + 2 * len(message.ordering_key or b"")
     for name, value in message.properties.items():
         size += 16 + 4 * (len(name) + len(value))
@@ -249,9 +249,9 @@ def _metadata_size_exact(message: OutgoingMessage) -> int:
 
 
 def decode_entry(entry: bytes) -> list[Message]:
-    """All messages of an entry, in order, those compacted away left out; none for a broker's marker.
+    """Decode all messages of an entry, in order, without those removed by compaction; none for a broker's marker.
 
-    Raises CorruptMessage, or UnreadableMessage (encrypted, a chunk, a codec that is not at hand).
+    Raises CorruptMessage, or UnreadableMessage (encrypted, a chunk, an unsupported codec).
     """
     metadata, payload, _ = _split(entry, verify=True)
     if metadata.HasField("marker_type"):
@@ -283,7 +283,7 @@ def decode_entry(entry: bytes) -> list[Message]:
 
 
 def read_head(entry: bytes) -> EntryHead:
-    """Without verifying the checksum or touching the payload. Raises CorruptMessage."""
+    """Read the head without verifying the checksum or reading the payload. Raises CorruptMessage."""
     metadata, _, broker_time_ms = _split(entry, verify=False)
     is_batch = metadata.HasField("num_messages_in_batch")
     return EntryHead(
@@ -301,7 +301,7 @@ def read_head(entry: bytes) -> EntryHead:
 
 
 def publish_time_ms(entry: bytes) -> int:
-    """When a broker stored it, if one noted that, else when it was published. Raises CorruptMessage."""
+    """Return when a broker stored it, if recorded, else when it was published. Raises CorruptMessage."""
     metadata, _, broker_time_ms = _split(entry, verify=False)
     return broker_time_ms or int(metadata.publish_time)
 
@@ -349,7 +349,7 @@ def _frame(metadata: MessageMetadata, payload: list[bytes]) -> bytes:
 
 
 def _split(entry: bytes, *, verify: bool) -> tuple[MessageMetadata, memoryview, int]:
-    """Metadata, payload (a view of `entry`) and the broker's time stamp (0: none)."""
+    """Return the metadata, the payload (a view of `entry`) and the broker's time stamp (0: none)."""
     view = memoryview(entry)
     offset = 0
     broker_time_ms = 0

@@ -5,9 +5,9 @@
 | `Position`   | `ledgerId:entryId`                          | `5:0`         |
 | `MessageId`  | `ledgerId:entryId:partition:batchIndex`     | `5:0:-1:2`    |
 
-A position names an entry of a topic; a message id a message, which in a batch is one of several of its entry. -1 stands
-for "not partitioned" and "not in a batch". Order: ledger, entry, batch index, partition. An id is unique within its
-partition. Entry -1 of a ledger is the position before its first entry; it names no message.
+A position identifies an entry of a topic, a message id a message, which in a batch is one of several of its entry. -1
+means "not partitioned" and "not in a batch". Order: ledger, entry, batch index, partition. An id is unique within its
+partition. Entry -1 of a ledger is the position before its first entry; it is not the id of a message.
 Source: Pulsar MessageIdData; the text form with all four parts is the admin API's.
 """
 
@@ -33,7 +33,7 @@ _MESSAGE_ID = re.compile(rf"{_NUMBER}:{_NUMBER}(?::{_NUMBER})?(?::{_NUMBER})?", 
 EARLIEST: Final = Position(-1, -1)
 """Before every entry."""
 LATEST: Final = Position(ID_MAX, ID_MAX)
-"""After every entry, those to come included."""
+"""After every entry, including future ones."""
 
 
 class MessageId(NamedTuple):
@@ -42,14 +42,14 @@ class MessageId(NamedTuple):
     ledger_id: int
     entry_id: int
     batch_index: int = -1
-    """Place in the entry's batch, from 0; -1: the entry is no batch, or the whole entry is meant."""
+    """Index in the entry's batch, from 0; -1: the entry is not a batch, or the whole entry is meant."""
     partition: int = -1
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """The id that `text` spells: `ledger:entry`, optionally `:partition`, optionally `:batchIndex`.
+        """Parse `ledger:entry`, optionally `:partition`, optionally `:batchIndex`.
 
-        Raises BadRequest, naming the text (cut to a bounded length), for anything else or a number out of range.
+        Raises BadRequest with the text (truncated) for anything else or a number out of range.
         """
         found = _MESSAGE_ID.fullmatch(text) if len(text) <= MESSAGE_ID_TEXT_SIZE_MAX else None
         if found is None:

@@ -5,10 +5,10 @@
 | `x`                         | `persistent://public/default/x`          |
 | `t/n/x`                     | `persistent://t/n/x`                     |
 | `persistent://t/n/x`        | itself                                   |
-| `non-persistent://...`      | refused: nothing here forgets on purpose |
+| `non-persistent://...`      | refused: all topics are persistent       |
 
 Tenant and namespace: 1 to 128 of `-=:.` and ASCII letters, digits, `_`. Local name: any characters but `/` and control
-characters, 1 to 255 bytes once encoded for ZooKeeper. Partition N is decimal without leading zeros.
+characters, 1 to 255 bytes when encoded for ZooKeeper. Partition N is decimal without leading zeros.
 Source: Pulsar TopicName, NamedEntity, NamespaceBundles.
 """
 
@@ -24,11 +24,11 @@ from bindery_pulsar import znode_layout
 TENANT_DEFAULT: Final = "public"
 NAMESPACE_DEFAULT: Final = "default"
 NAME_SIZE_MAX: Final = 128
-"""Of a tenant and of a namespace, in characters."""
+"""Maximum characters of a tenant and of a namespace."""
 LOCAL_NAME_SIZE_MAX: Final = 255
-"""Of the encoded local name, in bytes: longer path parts trouble ZooKeeper's tools and every log line."""
+"""Maximum bytes of the encoded local name: longer path parts cause problems in ZooKeeper's tools and in logs."""
 SUBSCRIPTION_SIZE_MAX: Final = 255
-"""Of the encoded subscription name, in bytes."""
+"""Maximum bytes of the encoded subscription name."""
 TOPIC_TEXT_SIZE_MAX: Final = 2_048
 
 _NAME = re.compile(r"[-=:.\w]+", re.ASCII)
@@ -40,7 +40,7 @@ _NON_PERSISTENT = "non-persistent://"
 
 @dataclass(frozen=True, slots=True)
 class TopicName:
-    """A persistent topic's name, checked. Make it with `parse` or `of`."""
+    """The valid name of a persistent topic. Create it with `parse` or `of`."""
 
     tenant: str
     namespace: str
@@ -49,7 +49,7 @@ class TopicName:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """The topic that `text` names, in full or short form. Raises BadRequest (TooLarge for lengths)."""
+        """Parse a topic name in full or short form. Raises BadRequest (TooLarge for lengths)."""
         if len(text) > TOPIC_TEXT_SIZE_MAX:
             raise TooLarge("topic name is too long", size=len(text), size_max=TOPIC_TEXT_SIZE_MAX)
         if text.startswith(_NON_PERSISTENT):
@@ -66,7 +66,7 @@ class TopicName:
 
     @classmethod
     def of(cls, *, tenant: str, namespace: str, local: str) -> Self:
-        """Raises BadRequest or TooLarge as `parse` does. `local` is plain text, not encoded."""
+        """Raises BadRequest or TooLarge like `parse`. `local` is plain text, not encoded."""
         for kind, name in (("tenant", tenant), ("namespace", namespace)):
             if not _NAME.fullmatch(name) or name in (".", ".."):
                 raise BadRequest(f"not a {kind} name: letters, digits and -=:._ only", name=name[:NAME_SIZE_MAX])
@@ -103,7 +103,7 @@ class TopicName:
 
     @property
     def partitioned_topic(self) -> "TopicName":
-        """The topic without its partition suffix; itself when it has none."""
+        """The topic without its partition suffix; itself if it has none."""
         if self.partition < 0:
             return self
         return TopicName(self.tenant, self.namespace, self.local.rpartition("-partition-")[0])
@@ -124,7 +124,7 @@ class TopicName:
 
     @property
     def bundle_position(self) -> int:
-        """Place on the namespace's ring of 2^32: CRC32 of the full name."""
+        """Position on the namespace's ring of 2^32: CRC32 of the full name."""
         return zlib.crc32(self.full.encode())
 
     def __str__(self) -> str:

@@ -1,7 +1,7 @@
-"""Znode paths of Pulsar's trees that a broker touches.
+"""Znode paths of Pulsar's trees that a broker uses.
 
 T, N: tenant and namespace; <enc>: URL form encoding of a topic's local name, or of a subscription's name; owner: the
-broker that owns the topic's bundle; set(v), delete(v): under the version that was read.
+broker that owns the topic's bundle; set(v), delete(v): with the version that was read.
 
 | key                                   | value             | written by, how          | removed by, how            |
 |---------------------------------------|-------------------|--------------------------|----------------------------|
@@ -17,8 +17,8 @@ broker that owns the topic's bundle; set(v), delete(v): under the version that w
 | /admin/partitioned-topics/.../<enc>   | {"partitions":n}  | operator: create, set(v) | operator: delete(v)        |
 | /counters/producer-name               | (its version)     | broker: set(any)         | never                      |
 
-The managed ledger's node is the topic: it exists exactly when the topic does.
-The encoding is that of HTML forms: UTF-8; letters, digits, `.`, `-`, `*` and `_` stand for themselves, space is `+`.
+The managed ledger's node exists exactly while the topic does.
+The encoding is that of HTML forms: UTF-8; letters, digits, `.`, `-`, `*` and `_` are unchanged, space is `+`.
 Source: Pulsar 4.x, broker resources and ZooKeeper layout.
 """
 
@@ -42,7 +42,7 @@ _NAME = re.compile(r"[-=:.\w]+", re.ASCII)
 
 
 def encode_name(name: str) -> str:
-    """A topic's local name or a subscription as one path part. Raises BadRequest when empty or not encodable."""
+    """Encode a topic's local name or a subscription as one path part. Raises BadRequest if empty or not encodable."""
     if not name or name in (".", ".."):
         raise BadRequest("not a name that a path can hold", name=name)
     try:
@@ -97,7 +97,7 @@ def partitioned_topic(*, tenant: str, namespace: str, topic: str) -> str:
 
 
 def bundle_name(*, lower: int, upper: int) -> str:
-    """Name of the ring range lower..upper (32 bits each)."""
+    """Return the name of the ring range lower..upper (32 bits each)."""
     assert 0 <= lower < upper <= 0xFFFFFFFF
     return f"0x{lower:08x}_0x{upper:08x}"
 

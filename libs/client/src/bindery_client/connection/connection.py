@@ -1,16 +1,17 @@
-"""BookieConnection: pipelined requests to one bookie over one TCP connection that comes and goes.
+"""BookieConnection: pipelined requests to one bookie over one TCP connection, which is opened again when needed.
 
-Flow: `send` takes a batch of encoded frames and remembers which sink gets their answers; what was sent in one turn of
-the loop leaves in one write. A socket read is cut into messages, all are decoded, and each sink is called once with its
-answers. Connecting is lazy; after a failed attempt requests fail at once until a pause has passed.
+Flow: `send` takes a batch of encoded frames and records the sink of their responses; everything sent in one turn of
+the event loop is one write. A socket read is split into messages, all are decoded, and each sink is called once with
+its responses. The connection is opened by the first request; after a failed attempt, requests fail at once until a
+delay has passed.
 
-A connection speaks one wire version for good. Answers are matched by key: in v3 the transaction id, in v2, which has
-none, operation and ids. Two equal requests in v2 may be under way, and then either answer serves either; so only adds
-and plain reads may be sent in v2, where that makes no difference. START_TLS and authentication come before all else.
+A connection always uses the same wire version. Responses are matched by key: in v3 the transaction id; in v2, which has
+none, operation and ids. If two equal v2 requests are in flight, either response matches either, so only adds and plain
+reads may use v2, where this makes no difference. START_TLS and authentication precede all requests.
 
-Invariants: each request sent ends exactly once, as answered, failed or expired, and never from within `send`; bytes in
-flight never exceed `connection_bytes_max` (but for a single larger request); one timer serves all deadlines, which are
-late by at most two ticks.
+Invariants: each request sent ends exactly once, as answered, failed or expired, and never within `send`; bytes in
+flight never exceed `connection_bytes_max` (except for a single larger request); one timer serves all deadlines, at most
+two ticks late.
 """
 
 import asyncio
@@ -41,32 +42,32 @@ from bindery_client.settings import ClientSettings
 log = structlog.get_logger()
 
 CLOSED_BY_PEER: Final = "closed by peer"
-"""The cause in an error about a connection that the other side ended in order."""
-GREETING_TXN_ID: Final = 0
-"""Of START_TLS and AUTH, which go out before any request: no request has it."""
+"""Cause in the error for a connection that the bookie closed in an orderly way."""
+HANDSHAKE_TXN_ID: Final = 0
+"""Transaction id of START_TLS and AUTH, which precede all requests: no request uses it."""
 
 Resolve = Callable[[BookieId], Awaitable[tuple[str, int]]]
-"""Host and port of a bookie. Raises BookieUnavailable when it is not registered."""
+"""Returns host and port of a bookie. Raises BookieUnavailable if it is not registered."""
 
 
 class ResponseSink(Protocol):
-    """Whoever sent requests. Called in the loop, never from within `send`. Answers tell by their ids whose they are."""
+    """Receives responses, in the event loop, never within `send`. Their ids identify the requests."""
 
     def answered(self, bookie_id: BookieId, responses: list[Any]) -> None:
-        """`Response`s that came in one socket read."""
+        """Process the `Response`s of one socket read."""
         ...
 
     def failed(self, bookie_id: BookieId, error: BinderyError) -> None:
-        """The connection was refused or lost: everything outstanding there failed."""
+        """Process a refused or lost connection: all outstanding requests failed."""
         ...
 
     def expired(self, bookie_id: BookieId, error: BinderyError) -> None:
-        """Some requests were not answered in time. Sinks with deadlines of their own need not care."""
+        """Process requests that were not answered in time. Sinks with their own deadlines may ignore this."""
         ...
 
 
 class _Batch:
-    """Requests sent by one call of `send`. Its bytes count as in flight until its last answer."""
+    """Requests sent by one call of `send`. Its bytes count as in flight until its last response."""
 
     __slots__ = ("keys", "left", "sent_at", "sink", "size")
 
@@ -82,17 +83,22 @@ class BookieConnection(asyncio.Protocol):
     """See the module. Owned by the pool; used from one event loop."""
 
     def __init__(
-        self, bookie_id: BookieId, *, resolve: Resolve, settings: ClientSettings, wire_version: int = 3,
+        self,
+        bookie_id: BookieId,
+        *,
+        resolve: Resolve,
+        settings: ClientSettings,
+        wire_version: int = 3,
         security: ClientSecurity = NO_SECURITY,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.bookie_id: Final = bookie_id
         self.wire_version: Final = wire_version
         self._security = security
-        self._greeted: asyncio.Transport | None = None
-        """While START_TLS and authentication go on."""
+        self._handshaking: asyncio.Transport | None = None
+        """Set during START_TLS and authentication."""
         self._tls_granted = False
-        self._greeting: asyncio.Future[bytes] | None = None
-        """The next message of these."""
+        self._handshake_message: asyncio.Future[bytes] | None = None
+        """Completed by the next message of these."""
         self._resolve = resolve
         self._settings = settings
         self._loop = asyncio.get_running_loop()
@@ -100,17 +106,17 @@ class BookieConnection(asyncio.Protocol):
         self._connecting: asyncio.Task[None] | None = None
         self._decoder = FrameDecoder(frame_size_max=settings.frame_size_max)
         self._pending: dict[Hashable, _Batch] = {}
-        """Key -> where its answer belongs."""
-        self._twins: dict[Hashable, deque[_Batch]] = {}
-        """v2: key -> further batches that wait for such an answer."""
+        """Key -> batch that the response belongs to."""
+        self._duplicates: dict[Hashable, deque[_Batch]] = {}
+        """v2: key -> further batches that wait for an equal response."""
         self._outgoing: list[bytes] = []
         self._flush_scheduled = False
         self._paused = False
         self._bytes_in_flight = 0
         self._slots: dict[int, list[_Batch]] = {}
-        """Batches by the tick in which their deadline lies."""
+        """Batches by the tick of their deadline."""
         self._fresh: set[int] = set()
-        """Slots that got batches since the last tick, and those that did in the tick before it."""
+        """Slots that received batches since the last tick; `_settling`: those of the tick before."""
         self._settling: set[int] = set()
         self._tick_done = 0
         self._tick_timer: asyncio.TimerHandle | None = None
@@ -125,7 +131,7 @@ class BookieConnection(asyncio.Protocol):
 
     @property
     def is_unreachable(self) -> bool:
-        """Not connected, and the last that happened was a failure."""
+        """Whether there is no connection and the last attempt failed."""
         return self._transport is None and self._backoff.failures > 0
 
     @property
@@ -134,12 +140,12 @@ class BookieConnection(asyncio.Protocol):
 
     @property
     def requests_in_flight(self) -> int:
-        return len(self._pending) + sum(map(len, self._twins.values()))
+        return len(self._pending) + sum(map(len, self._duplicates.values()))
 
     # -- sending ------------------------------------------------------------------------------------------------------
 
     def send(self, frames: bytes, keys: Sequence[Hashable], sink: ResponseSink, *, timeout_s: float) -> None:
-        """Send `frames`, whole requests one behind the other, whose keys are `keys` (v3: transaction ids).
+        """Send `frames`, joined whole requests, whose keys are `keys` (v3: transaction ids).
 
         A transaction id must not be in flight on this connection. `keys` must not be changed afterwards.
         """
@@ -153,8 +159,8 @@ class BookieConnection(asyncio.Protocol):
             self._pending.update(dict.fromkeys(keys, batch))
         else:
             for key in keys:
-                if self._pending.setdefault(key, batch) is not batch or key in self._twins:
-                    self._twins.setdefault(key, deque()).append(batch)
+                if self._pending.setdefault(key, batch) is not batch or key in self._duplicates:
+                    self._duplicates.setdefault(key, deque()).append(batch)
         self._bytes_in_flight += len(frames)
         self._outgoing.append(frames)
         self._watch(batch, now + timeout_s)
@@ -175,9 +181,10 @@ class BookieConnection(asyncio.Protocol):
         if self._bytes_in_flight and self._bytes_in_flight + size > self._settings.connection_bytes_max:
             return BookieUnavailable(
                 "bookie is too slow: too many bytes in flight",
-                bookie_id=self.bookie_id, bytes_in_flight=self._bytes_in_flight,
+                bookie_id=self.bookie_id,
+                bytes_in_flight=self._bytes_in_flight,
                 bytes_in_flight_max=self._settings.connection_bytes_max,
-            )  # fmt: skip
+            )
         return None
 
     def _flush(self) -> None:
@@ -187,15 +194,15 @@ class BookieConnection(asyncio.Protocol):
         frames, self._outgoing = self._outgoing, []
         self._transport.write(frames[0] if len(frames) == 1 else b"".join(frames))
 
-    # -- the connection's life ----------------------------------------------------------------------------------------
+    # -- connecting ---------------------------------------------------------------------------------------------------
 
     async def _connect(self) -> None:
         try:
             async with asyncio.timeout(self._settings.connect_timeout_s):
                 host, port = await self._resolve(self.bookie_id)
                 await self._loop.create_connection(lambda: self, host, port)
-                if self._greeted is not None:
-                    await self._greet(self._greeted, host)
+                if self._handshaking is not None:
+                    await self._handshake(self._handshaking, host)
         except (OSError, TimeoutError, BinderyError) as error:
             delay_s = self._backoff.next_delay_s()
             self._retry_at = self._loop.time() + delay_s
@@ -203,15 +210,15 @@ class BookieConnection(asyncio.Protocol):
             self._fail_all(_unavailable("bookie cannot be reached", self.bookie_id, error))
         finally:
             self._connecting = None
-            if self._greeted is not None:
-                self._greeted.abort()
-                self._greeted = None
+            if self._handshaking is not None:
+                self._handshaking.abort()
+                self._handshaking = None
 
-    async def _greet(self, transport: asyncio.Transport, host: str) -> None:
+    async def _handshake(self, transport: asyncio.Transport, host: str) -> None:
         """Secure the connection and authenticate. Raises OSError, BinderyError."""
         security = self._security
         if security.tls is not None:
-            answer = await self._ask(transport, v3.encode_request(StartTlsRequest(GREETING_TXN_ID)))
+            answer = await self._ask(transport, v3.encode_request(StartTlsRequest(HANDSHAKE_TXN_ID)))
             status = getattr(v3.decode_response(answer), "status", None)
             if status != Status.OK:
                 raise BookieUnavailable("bookie refuses TLS", bookie_id=self.bookie_id, status=status)
@@ -219,39 +226,39 @@ class BookieConnection(asyncio.Protocol):
             secured = await self._loop.start_tls(transport, self, security.tls, server_hostname=host)
             if secured is None or secured.is_closing():
                 raise BookieUnavailable("connection ended during the TLS handshake", bookie_id=self.bookie_id)
-            self._greeted = transport = secured
+            self._handshaking = transport = secured
         if security.token is not None:
             codec = v3 if self.wire_version == v3.VERSION else v2
-            request = AuthRequest(GREETING_TXN_ID, security.plugin, security.token)
+            request = AuthRequest(HANDSHAKE_TXN_ID, security.plugin, security.token)
             response = codec.decode_response(await self._ask(transport, codec.encode_request(request)))
-            # A bookie that asks nobody says OK under another plugin's name.
+            # A bookie without authentication answers OK under another plugin name.
             if not isinstance(response, AuthResponse) or response.status != Status.OK:
                 raise BookieUnavailable("bookie rejects the credentials", bookie_id=self.bookie_id)
-        self._greeted = None
+        self._handshaking = None
         self._begin(transport)
 
     async def _ask(self, transport: asyncio.Transport, frame: bytes) -> bytes:
-        self._greeting = self._loop.create_future()
+        self._handshake_message = self._loop.create_future()
         try:
             transport.write(frame)
-            return await self._greeting
+            return await self._handshake_message
         finally:
-            self._greeting = None
+            self._handshake_message = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        transport = cast(asyncio.Transport, transport)  # uvloop's do not inherit from it
+        transport = cast(asyncio.Transport, transport)  # uvloop's transports do not inherit from it
         if self._closed:
             transport.abort()
             return
         self._decoder = FrameDecoder(frame_size_max=self._settings.frame_size_max)
         self._tls_granted = False
         if self._security.is_needed:
-            self._greeted = transport
+            self._handshaking = transport
         else:
             self._begin(transport)
 
     def _begin(self, transport: asyncio.Transport) -> None:
-        """From here on requests are sent."""
+        """Start sending requests."""
         self._transport = transport
         self._paused = False
         self._received_at = 0.0
@@ -259,13 +266,13 @@ class BookieConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._transport is None:
-            if self._greeting is not None and not self._greeting.done():
-                self._greeting.set_exception(
+            if self._handshake_message is not None and not self._handshake_message.done():
+                self._handshake_message.set_exception(
                     _unavailable("connection to bookie was lost before it was ready", self.bookie_id, exc)
                 )
             return
         self._transport = None
-        # Only a failed attempt to connect delays the next; after a lost connection the next request connects at once.
+        # Only a failed attempt to connect delays the next; after a lost connection, the next request connects at once.
         self._backoff.failures += 1
         self._fail_all(_unavailable("connection to bookie was lost", self.bookie_id, exc))
 
@@ -277,11 +284,11 @@ class BookieConnection(asyncio.Protocol):
         self._flush()
 
     def retry_now(self) -> None:
-        """Forget the pause: there is news of this bookie."""
+        """End the delay before the next attempt, because the bookie registered again."""
         self._retry_at = 0.0
 
     async def probe(self) -> bool:
-        """Try to connect now, whatever the pause; whether the connection stands. Takes `connect_timeout_s` at most."""
+        """Try to connect now, without the delay; return whether connected. Takes `connect_timeout_s` at most."""
         if self._transport is None and not self._closed:
             if self._connecting is None:
                 self._connecting = self._loop.create_task(self._connect())
@@ -289,22 +296,22 @@ class BookieConnection(asyncio.Protocol):
         return self._transport is not None
 
     def shut(self) -> None:
-        """Fail everything in flight and whatever is sent from now on. Idempotent."""
+        """Fail all requests in flight and all later ones. Idempotent."""
         self._closed = True
         if self._connecting is not None:
             self._connecting.cancel()
         if self._transport is not None:
             self._transport.abort()
             self._transport = None
-        if self._greeted is not None:
-            self._greeted.abort()
+        if self._handshaking is not None:
+            self._handshaking.abort()
         if self._tick_timer is not None:
             self._tick_timer.cancel()
             self._tick_timer = None
         self._fail_all(BookieUnavailable("connection was closed", bookie_id=self.bookie_id))
 
     async def close(self) -> None:
-        """As `shut`; returns when nothing of this connection runs any more."""
+        """Like `shut`; returns when all tasks of this connection have ended."""
         connecting = self._connecting
         self.shut()
         if connecting is not None:
@@ -314,7 +321,7 @@ class BookieConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._transport is None:
-            self._greeting_received(data)
+            self._handshake_received(data)
             return
         in_v3 = self.wire_version == v3.VERSION
         try:
@@ -333,7 +340,7 @@ class BookieConnection(asyncio.Protocol):
         for response in responses:
             batch = pending_pop(response.txn_id, None) if in_v3 else self._take(v2.key_of(response))
             if batch is None:
-                continue  # it came after its deadline
+                continue  # it arrived after its deadline
             if batch.sink is not last_sink:
                 last_sink = batch.sink
                 answers = by_sink.setdefault(last_sink, [])
@@ -352,40 +359,43 @@ class BookieConnection(asyncio.Protocol):
             sink.failed(
                 self.bookie_id,
                 BookieUnavailable(
-                    "bookie refuses the operation", bookie_id=self.bookie_id,
-                    operation=refusal.operation, status=refusal.status,
+                    "bookie refuses the operation",
+                    bookie_id=self.bookie_id,
+                    operation=refusal.operation,
+                    status=refusal.status,
                 ),
-            )  # fmt: skip
+            )
 
-    def _greeting_received(self, data: bytes) -> None:
-        """One message answers each that we send; anything else is nonsense, and what is left unread as well.
+    def _handshake_received(self, data: bytes) -> None:
+        """Process the response to START_TLS or AUTH. Each request has one response; anything else ends the connection.
 
-        But for a second answer to START_TLS: an Apache bookie with an auth provider sends it when the client did not
-        authenticate during the handshake, which would mean to send its token in clear, and then goes on to take AUTH.
+        There may be a second response to START_TLS: an Apache bookie with an auth provider sends it if the client did
+        not
+        authenticate during the handshake, which would send its token in clear text, and then accepts AUTH.
         Source: BookKeeper, BookieRequestProcessor.processStartTLSRequestV3.
         """
         try:
             messages = self._decoder.feed(data)
         except BinderyError as error:
             messages = []
-            if self._greeting is not None and not self._greeting.done():
-                self._greeting.set_exception(error)
+            if self._handshake_message is not None and not self._handshake_message.done():
+                self._handshake_message.set_exception(error)
         for message in messages:
             if self._tls_granted and _is_about_tls(message):
                 continue
-            if self._greeting is not None and not self._greeting.done():
-                self._greeting.set_result(message)
-            elif self._greeted is not None:
-                self._greeted.abort()
+            if self._handshake_message is not None and not self._handshake_message.done():
+                self._handshake_message.set_result(message)
+            elif self._handshaking is not None:
+                self._handshaking.abort()
 
     def _take(self, key: Hashable) -> _Batch | None:
-        """Whoever waited longest for an answer with this key."""
+        """Remove and return the batch that has waited longest for a response with this key."""
         batch = self._pending.pop(key, None)
-        twins = self._twins.get(key)
-        if twins:
-            self._pending[key] = twins.popleft()
-            if not twins:
-                del self._twins[key]
+        duplicates = self._duplicates.get(key)
+        if duplicates:
+            self._pending[key] = duplicates.popleft()
+            if not duplicates:
+                del self._duplicates[key]
         return batch
 
     def _abort(self) -> None:
@@ -398,8 +408,8 @@ class BookieConnection(asyncio.Protocol):
         self._slots.clear()
         self._bytes_in_flight = 0
         sinks: dict[ResponseSink, None] = {}  # ordered, each once
-        twins, self._twins = self._twins, {}
-        for batch in [*pending.values(), *(batch for queue in twins.values() for batch in queue)]:
+        duplicates, self._duplicates = self._duplicates, {}
+        for batch in [*pending.values(), *(batch for queue in duplicates.values() for batch in queue)]:
             batch.left = 0
             batch.keys = ()
             sinks[batch.sink] = None
@@ -430,7 +440,7 @@ class BookieConnection(asyncio.Protocol):
             self._tick_timer = self._loop.call_later(self._settings.timer_tick_s, self._tick)
 
     def _forget_answered(self) -> None:
-        """Batches live about as long as their answers take, not until their deadline."""
+        """Drop answered batches, so that they do not stay in memory until their deadline."""
         for slot in self._settling:
             batches = self._slots.get(slot)
             if batches is not None:
@@ -445,16 +455,16 @@ class BookieConnection(asyncio.Protocol):
         for key in batch.keys:
             if self._pending.get(key) is batch:
                 self._take(key)
-            elif key in self._twins:
-                kept = deque(twin for twin in self._twins.pop(key) if twin is not batch)
+            elif key in self._duplicates:
+                kept = deque(duplicate for duplicate in self._duplicates.pop(key) if duplicate is not batch)
                 if kept:
-                    self._twins[key] = kept
+                    self._duplicates[key] = kept
         self._bytes_in_flight -= batch.size
         batch.left = 0
         batch.keys = ()
         batch.sink.expired(self.bookie_id, BookieUnavailable("no answer in time", bookie_id=self.bookie_id))
         if self._received_at <= batch.sent_at:
-            # Nothing at all came since: the peer may have vanished without a word, so the next request connects anew.
+            # No byte arrived since: the peer may be gone without closing, so the next request opens a new connection.
             self._abort()
 
 
@@ -465,7 +475,7 @@ def _unavailable(message: str, bookie_id: BookieId, cause: BaseException | None)
 
 
 def _is_about_tls(message: bytes) -> bool:
-    """Whether this answers START_TLS: always in v3, also where the connection speaks v2."""
+    """Return whether this is a response to START_TLS: always v3, also if the connection uses v2."""
     try:
         response = v3.decode_response(message)
     except BinderyError:

@@ -1,9 +1,9 @@
-"""BookiePool: one connection per bookie and wire version, found through the directory, and who is best avoided.
+"""BookiePool: the connections to bookies, one per bookie and wire version, and the bookies to avoid.
 
-A bookie that failed somebody is quarantined for `quarantine_s`: new ensembles avoid it while others will do. It is let
-out early when it registers anew. A bookie that vanished from the directory keeps its connection for ABSENT_TIME_S, and
-then while requests are under way: it may only have lost its session, as all bookies do at once when ZooKeeper was away
-for longer, and they serve all along. New ledgers do not choose it meanwhile.
+A bookie whose request failed is quarantined for `quarantine_s`: new ensembles avoid it while there are others. The
+quarantine ends early when the bookie registers again. A bookie that disappears from the directory keeps its connection
+for ABSENT_TIME_S, and longer while requests are in flight: it may only have lost its session, which happens to all
+bookies at once after a longer outage of ZooKeeper, and it serves requests meanwhile. New ledgers do not choose it.
 """
 
 import asyncio
@@ -24,14 +24,18 @@ from bindery_client.settings import ClientSettings
 Chosen = TypeVar("Chosen")
 
 ABSENT_TIME_S: Final = 60.0
-"""Of a bookie that registers anew, many times over; BookKeeper's clients keep such connections for good."""
+"""Seconds; many times what a bookie needs to register again. BookKeeper's clients keep such connections for ever."""
 
 
 class BookiePool:
     def __init__(
-        self, directory: BookieDirectory, *, settings: ClientSettings, randomness: RandomFloats,
+        self,
+        directory: BookieDirectory,
+        *,
+        settings: ClientSettings,
+        randomness: RandomFloats,
         security: ClientSecurity = NO_SECURITY,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.directory: Final = directory
         self.settings: Final = settings
         self._randomness = randomness
@@ -39,9 +43,9 @@ class BookiePool:
         self._security = security
         self._connections: dict[tuple[BookieId, int], BookieConnection] = {}
         self.without_batch_reads: set[BookieId] = set()
-        """Bookies that end the connection over a batch read: they are asked for one entry at a time."""
+        """Bookies that end the connection at a batch read: entries are read from them one at a time."""
         self.free_bytes: dict[BookieId, int] = {}
-        """What bookies told of their free space."""
+        """Free space that bookies reported, in bytes."""
         self._quarantined: dict[BookieId, tuple[float, str]] = {}
         """Bookie -> (until, reason)."""
         self._present: Collection[BookieId] = frozenset(directory.bookies)
@@ -53,13 +57,16 @@ class BookiePool:
     # -- connections --------------------------------------------------------------------------------------------------
 
     def connection(self, bookie_id: BookieId, wire_version: int = 3) -> BookieConnection:
-        """The one to this bookie. After `close` it is one that fails every request."""
+        """Return the connection to this bookie. After `close`, it fails every request."""
         connection = self._connections.get((bookie_id, wire_version))
         if connection is None:
             connection = BookieConnection(
-                bookie_id, resolve=self._resolve, settings=self.settings, wire_version=wire_version,
+                bookie_id,
+                resolve=self._resolve,
+                settings=self.settings,
+                wire_version=wire_version,
                 security=self._security,
-            )  # fmt: skip
+            )
             if self._closed:
                 connection.shut()
             else:
@@ -70,7 +77,7 @@ class BookiePool:
         return [c for version in (2, 3) if (c := self._connections.get((bookie_id, version))) is not None]
 
     def txn_id(self) -> int:
-        """A transaction id that no connection has seen: the same request may thus go to several bookies as it is."""
+        """Return an id that is unique in all connections, so that the same request can be sent to several bookies."""
         return next(self._txn_ids)
 
     def txn_ids(self, number: int) -> list[int]:
@@ -80,7 +87,7 @@ class BookiePool:
     async def _resolve(self, bookie_id: BookieId) -> tuple[str, int]:
         address = self.directory.address(bookie_id)
         if address is None:
-            await self.directory.refresh()  # it may have come back this moment
+            await self.directory.refresh()  # it may have registered again just now
             address = self.directory.address(bookie_id)
         if address is None:
             raise BookieUnavailable("bookie is not registered", bookie_id=bookie_id)
@@ -111,7 +118,7 @@ class BookiePool:
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
 
-    # -- who is best avoided ------------------------------------------------------------------------------------------
+    # -- bookies to avoid ---------------------------------------------------------------------------------------------
 
     def quarantine(self, bookie_id: BookieId, reason: str) -> None:
         self._quarantined[bookie_id] = (self._loop.time() + self.settings.quarantine_s, reason)
@@ -122,11 +129,11 @@ class BookiePool:
         return {b: f"failed recently: {reason}" for b, (_until, reason) in self._quarantined.items()}
 
     def is_unreachable(self, bookie_id: BookieId) -> bool:
-        """Whether the last we know of this bookie is that it did not let us connect."""
+        """Return whether the last attempt to connect to this bookie failed."""
         return any(connection.is_unreachable for connection in self._connections_to(bookie_id))
 
     def to_avoid(self) -> frozenset[BookieId]:
-        """Bookies to read from last."""
+        """Return the bookies to read from last."""
         return frozenset(b for (b, _), c in self._connections.items() if c.is_unreachable) | self.quarantined().keys()
 
     def candidates(self) -> list[Candidate]:
@@ -140,29 +147,41 @@ class BookiePool:
         ]
 
     def choose_ensemble(self, *, ensemble_size: int, write_quorum: int, ack_quorum: int) -> tuple[BookieId, ...]:
-        """Bookies for a new ledger. Raises NotEnoughBookies with a reason for each bookie that was refused.
+        """Choose bookies for a new ledger. Raises NotEnoughBookies with a reason for each bookie that was refused.
 
-        The quarantined are taken when it cannot be done without them, but for those that cannot be reached.
+        If there are too few others, quarantined bookies are chosen too, except for unreachable ones.
         """
         return self._without_quarantined(
             lambda exclude: choose_ensemble(
-                self.candidates(), ensemble_size=ensemble_size, write_quorum=write_quorum, ack_quorum=ack_quorum,
-                rng=self._randomness, exclude=exclude,
+                self.candidates(),
+                ensemble_size=ensemble_size,
+                write_quorum=write_quorum,
+                ack_quorum=ack_quorum,
+                rng=self._randomness,
+                exclude=exclude,
             )
-        )  # fmt: skip
+        )
 
     def choose_replacements(
-        self, ensemble: tuple[BookieId, ...], failed: Mapping[int, BookieId], *, write_quorum: int,
+        self,
+        ensemble: tuple[BookieId, ...],
+        failed: Mapping[int, BookieId],
+        *,
+        write_quorum: int,
         exclude: Mapping[BookieId, str] | None = None,
-    ) -> dict[int, BookieId]:  # fmt: skip
-        """As `choose_ensemble`, for the members of `ensemble` that failed; never one in `exclude`."""
+    ) -> dict[int, BookieId]:
+        """Like `choose_ensemble`, for the members of `ensemble` that failed; never one in `exclude`."""
         never = exclude or {}
         return self._without_quarantined(
             lambda avoided: choose_replacements(
-                self.candidates(), ensemble=ensemble, failed=failed, write_quorum=write_quorum,
-                rng=self._randomness, exclude={**avoided, **never},
+                self.candidates(),
+                ensemble=ensemble,
+                failed=failed,
+                write_quorum=write_quorum,
+                rng=self._randomness,
+                exclude={**avoided, **never},
             )
-        )  # fmt: skip
+        )
 
     def _without_quarantined(self, choose: Callable[[Mapping[BookieId, str]], Chosen]) -> Chosen:
         exclude = self.quarantined()
@@ -175,9 +194,9 @@ class BookiePool:
             return choose(unreachable)
 
     async def revisit(self) -> bool:
-        """Knock at quarantined bookies that could not be reached; whether any of them opens. For when spares ran out.
+        """Connect to quarantined bookies that were unreachable, when there are no spares; return whether any succeeded.
 
-        A bookie that was restarted within its session's time shows no other sign of life.
+        A bookie that restarts within its session timeout gives no other sign that it is available again.
         """
         unreachable = [b for b in self._unreachable(self.quarantined()) if b in self.directory.bookies]
         probes = [
@@ -196,7 +215,7 @@ class BookiePool:
         return {b: reason for b, reason in reasons.items() if self.is_unreachable(b)}
 
     async def close(self) -> None:
-        """Close all connections; what is in flight fails with BookieUnavailable."""
+        """Close all connections; requests in flight fail with BookieUnavailable."""
         self._closed = True
         self._unwatch()
         connections, self._connections = self._connections, {}

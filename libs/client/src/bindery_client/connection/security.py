@@ -1,13 +1,13 @@
-"""ClientSecurity: how a client encrypts its connections to bookies and shows them who it is.
+"""ClientSecurity: TLS and credentials of the connections from a client to bookies.
 
-`load_security` is the one place here that reads certificates and tokens, from files, once. What travels in settings,
-options and tasks are the files' names, as SecurityFiles:
+Only `load_security` reads certificates and tokens, once, from files. Settings, options and tasks hold the names of the
+files, as SecurityFiles:
 
 | option           | environment variable            | is                                                            |
 |------------------|---------------------------------|---------------------------------------------------------------|
-| token_file       | BINDERY_CLIENT_TOKEN_FILE       | the token to show to each bookie                              |
-| ca_file          | BINDERY_CLIENT_CA_FILE          | who signed the bookies' certificates; empty: no TLS           |
-| certificate_file | BINDERY_CLIENT_CERTIFICATE_FILE | the certificate to show                                       |
+| token_file       | BINDERY_CLIENT_TOKEN_FILE       | the token to present to each bookie                           |
+| ca_file          | BINDERY_CLIENT_CA_FILE          | certificate authority of the bookies; empty: no TLS           |
+| certificate_file | BINDERY_CLIENT_CERTIFICATE_FILE | the certificate to present                                    |
 | key_file         | BINDERY_CLIENT_KEY_FILE         | its key, not encrypted                                        |
 | auth_plugin      | BINDERY_CLIENT_PLUGIN           | name of the bookies' authentication (`bindery`)               |
 | check_hostname   | BINDERY_CLIENT_CHECK_HOSTNAME   | false: the certificate may name another host than was reached |
@@ -22,7 +22,7 @@ from typing import Any, Final
 from bindery_core.errors import BadRequest
 
 PLUGIN: Final = "bindery"
-"""What our bookies call their authentication unless they were told otherwise."""
+"""Default name of the authentication of our bookies."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,15 +30,15 @@ class ClientSecurity:
     """Shared by all connections of a client."""
 
     tls: ssl.SSLContext | None = None
-    """Every connection is secured by START_TLS before anything else is sent; None: nothing is encrypted."""
+    """If set, every connection is secured by START_TLS before anything else is sent; None: no encryption."""
     plugin: str = PLUGIN
     """Name of the bookies' auth provider."""
     token: bytes | None = field(default=None, repr=False)
-    """Sent to each bookie before any request. None: nothing is sent; a certificate may do, or nobody asks."""
+    """Sent to each bookie before any request. None: not sent; a certificate may suffice, or no token is required."""
 
     @property
     def is_needed(self) -> bool:
-        """Whether a new connection has anything to say before requests."""
+        """Whether a new connection needs START_TLS or authentication before requests."""
         return self.tls is not None or self.token is not None
 
 
@@ -54,10 +54,10 @@ def load_security(
     token_file: str | Path | None = None,
     plugin: str = PLUGIN,
 ) -> ClientSecurity:
-    """From PEM files and a file that holds the token. TLS is used when `ca_file` is given.
+    """Load PEM files and a file that holds the token. TLS is used if `ca_file` is given.
 
-    `certificate_file`, `key_file`: what this client shows where bookies ask for certificates. `check_hostname`: the
-    bookie's certificate must name the host that it was reached by. Raises BadRequest for files that are no use.
+    `certificate_file`, `key_file`: presented to bookies that require client certificates. `check_hostname`: the
+    bookie's certificate must name the host that the client connects to. Raises BadRequest for unusable files.
     """
     if ca_file is None and certificate_file is not None:
         raise BadRequest("a client certificate requires ca_file too: it is used with TLS only")
@@ -74,8 +74,11 @@ def load_security(
     except (OSError, ssl.SSLError) as error:
         raise BadRequest(
             f"cannot use the files of the client's security: {error.strerror or error}",
-            ca_file=ca_file, certificate_file=certificate_file, key_file=key_file, token_file=token_file,
-        ) from error  # fmt: skip
+            ca_file=ca_file,
+            certificate_file=certificate_file,
+            key_file=key_file,
+            token_file=token_file,
+        ) from error
     if token == b"":
         raise BadRequest("the token file is empty", token_file=token_file)
     return ClientSecurity(tls=context, plugin=plugin, token=token)
@@ -89,12 +92,12 @@ VARIABLES: Final = {
     "auth_plugin": "BINDERY_CLIENT_PLUGIN",
     "check_hostname": "BINDERY_CLIENT_CHECK_HOSTNAME",
 }
-"""By option."""
+"""Environment variable by option."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SecurityFiles:
-    """Names of files; empty: none. It pickles, and holds no secret."""
+    """Names of files; empty: none. It can be pickled and holds no secret."""
 
     token_file: str = ""
     ca_file: str = ""
@@ -105,19 +108,19 @@ class SecurityFiles:
 
     @classmethod
     def of(cls, options: Mapping[str, str], environment: Mapping[str, str]) -> "SecurityFiles":
-        """`options` by name, empty ones count as not given; each wins over its variable. Raises BadRequest."""
-        told = {name: options.get(name) or environment.get(variable, "") for name, variable in VARIABLES.items()}
-        checked = told.pop("check_hostname").lower() or "true"
+        """Read `options` by name, which take precedence over their variables unless empty. Raises BadRequest."""
+        given = {name: options.get(name) or environment.get(variable, "") for name, variable in VARIABLES.items()}
+        checked = given.pop("check_hostname").lower() or "true"
         if checked not in ("true", "false"):
             raise BadRequest("option check_hostname must be one of true, false", value=checked)
-        plugin = told.pop("auth_plugin") or PLUGIN
-        return cls(**told, auth_plugin=plugin, check_hostname=checked == "true")
+        plugin = given.pop("auth_plugin") or PLUGIN
+        return cls(**given, auth_plugin=plugin, check_hostname=checked == "true")
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
     def load(self) -> ClientSecurity:
-        """Read the files. Raises BadRequest for those that are no use."""
+        """Read the files. Raises BadRequest if they are unusable."""
         return load_security(
             ca_file=self.ca_file or None,
             certificate_file=self.certificate_file or None,

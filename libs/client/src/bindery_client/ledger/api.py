@@ -1,40 +1,41 @@
-"""What a ledger client offers, as interfaces.
+"""Interfaces of the ledger client.
 
-`client.LedgerClient` implements them over bookies and ZooKeeper; `memory.MemoryLedgerClient` is the in-memory form,
-under the same contract suite. Payloads are bytes; entry ids are dense from 0.
+`client.LedgerClient` implements them over bookies and ZooKeeper, `memory.MemoryLedgerClient` in memory; both pass the
+same contract suite. Payloads are bytes; entry ids are dense from 0.
 
 | call                    | errors                                                                            |
 |-------------------------|-----------------------------------------------------------------------------------|
 | create                  | BadRequest, NotEnoughBookies, MetadataUnavailable, MetadataOutcomeUnknown          |
-| open                    | NoSuchLedger, Unauthorized, TryAgain (recovery impossible now; nothing changed)    |
-| force                   | BookieUnavailable (a bookie did not; may be called again), as add_many             |
+| open                    | NoSuchLedger, Unauthorized, TryAgain (recovery is impossible now)                  |
+| force                   | BookieUnavailable (a bookie failed; may be repeated), and those of add_many        |
 | entries_on              | NoSuchLedger, BookieUnavailable, Corrupt                                           |
 | add_many                | LedgerFenced, LedgerClosed (a later add too), NotEnoughBookies, AddTimeout,        |
 |                         | MetadataUnavailable (a failed bookie could not be replaced); all break the handle  |
-|                         | BadRequest (no payloads), TooLarge: nothing happened, the handle lives on          |
-| read                    | NoSuchEntry (only when every replica denies it), DigestMismatch, BookieUnavailable |
+|                         | BadRequest (no payloads), TooLarge: nothing was added, the handle stays usable     |
+| read                    | NoSuchEntry (each bookie answered so), DigestMismatch, BookieUnavailable |
 | store_replicas          | BookieUnavailable (some may be stored; may be repeated)                            |
 | choose_replacements     | NotEnoughBookies, MetadataUnavailable                                              |
 | update_metadata         | NoSuchLedger, MetadataUnavailable, MetadataOutcomeUnknown, what `transform` raises |
 | close, delete           | MetadataUnavailable, MetadataOutcomeUnknown, LedgerFenced                          |
 
-After an add failed, whatever the error says of itself, its entries may or may not exist until the ledger is closed: by
-`close` of the same handle (then they do not, beyond last_entry_id) or by a recovery (which may keep them).
+After an add failed with any error, its entries may or may not exist until the ledger is closed, either by `close` of
+the same handle (entries beyond last_entry_id then do not exist) or by a recovery (which may keep them).
 """
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar, Unpack
 
-from bindery_core.formats.ledger_metadata import DigestType, LedgerMetadata
+from bindery_core.formats.ledger_metadata import LedgerMetadata
 from bindery_core.ids import BookieId, EntryId, LedgerId
 
+from bindery_client.ledger.new_ledger import LedgerOptions
 from bindery_client.ledger.replica import ReplicaRead
 
 T = TypeVar("T")
 
 
 class Entry(NamedTuple):
-    """One entry as read and verified."""
+    """One verified entry."""
 
     entry_id: EntryId
     payload: bytes
@@ -50,30 +51,30 @@ class ReadHandle(Protocol):
 
     @property
     def last_add_confirmed(self) -> int:
-        """Highest entry id known to be readable; -1: none. Final once the ledger is closed."""
+        """Highest readable entry id known; -1: none. Final once the ledger is closed."""
         ...
 
     @property
     def is_closed(self) -> bool: ...
 
     async def read(self, first: EntryId, last: EntryId) -> list[Entry]:
-        """Entries first..last (inclusive), in order, 0 <= first <= last <= last_add_confirmed, else BadRequest."""
+        """Return entries first..last (inclusive). 0 <= first <= last <= last_add_confirmed, else BadRequest."""
         ...
 
     async def read_last_confirmed(self) -> int:
-        """Ask the bookies for the newest last_add_confirmed, remember and return it."""
+        """Read the newest last_add_confirmed from the bookies, keep and return it."""
         ...
 
     async def wait_for_entry(self, entry_id: EntryId, *, timeout_s: float) -> bool:
-        """Long poll: True once last_add_confirmed >= entry_id, False at the timeout or when the ledger ended before."""
+        """Long poll: True once last_add_confirmed >= entry_id, False at the timeout or if the ledger ends before."""
         ...
 
     def tail(self, first: EntryId) -> AsyncIterator[list[Entry]]:
-        """Batches of entries from `first` on, following the writer; ends when the ledger is closed and all given."""
+        """Yield batches of entries from `first` on as they are written, up to the last entry of the closed ledger."""
         ...
 
     async def release(self) -> None:
-        """Stop watching. The ledger is not touched."""
+        """Stop watching the ledger, which is not changed."""
         ...
 
 
@@ -102,60 +103,51 @@ class WriteHandle(Protocol):
     async def add(self, payload: bytes) -> EntryId: ...
 
     async def add_many(self, payloads: Sequence[bytes]) -> EntryId:
-        """Append all, in order, and return the first one's id once *all* are confirmed (Qa fsyncs each, and everything
-        before them confirmed). Calls may overlap: they are pipelined, and complete in the order they were made.
+        """Append all, in order, and return the first one's id once *all* are confirmed (Qa fsyncs each, and all earlier
+        entries confirmed). Calls may overlap: they are pipelined, and complete in the order they were made.
 
-        Cancelling the caller does not take the entries back. After any error the handle is broken: every later add
-        fails with the same error; which of the entries in flight exist is decided when the ledger is recovered.
+        Cancelling the caller does not remove the entries. After any error the handle is broken and every later add
+        fails with the same error; recovery of the ledger decides which of the entries in flight exist.
         """
         ...
 
     async def force(self) -> int:
-        """Have every bookie of the ensemble force what it took to disk; return the last_add_confirmed after it.
+        """Make every bookie of the ensemble force its entries to disk; return the last_add_confirmed after it.
 
-        Of a ledger with deferred sync, entries acknowledged before the call are readable and durable from here on.
+        In a ledger with deferred sync, entries acknowledged before the call are readable and durable from now on.
         """
         ...
 
     async def read(self, first: EntryId, last: EntryId) -> list[Entry]: ...
 
     async def close(self) -> LedgerMetadata:
-        """Confirm or fail what is in flight, then seal the ledger at last_add_confirmed. Idempotent.
+        """Confirm or fail adds in flight, then seal the ledger at last_add_confirmed. Idempotent.
 
-        With deferred sync it forces first; what cannot be forced because the handle broke is lost.
-        Raises LedgerClosed when the handle is abandoned meanwhile.
+        With deferred sync it forces first; entries that cannot be forced because the handle is broken are lost.
+        Raises LedgerClosed if the handle is abandoned meanwhile.
         """
         ...
 
     async def abandon(self) -> None:
-        """Drop the handle without touching metadata, as a crash would. Adds in flight fail."""
+        """Drop the handle without changing the metadata, as a crash would. Adds in flight fail."""
         ...
 
 
 class LedgerClient(Protocol):
-    async def create(
-        self,
-        *,
-        ensemble_size: int = 3,
-        write_quorum: int = 3,
-        ack_quorum: int = 2,
-        digest_type: DigestType = DigestType.CRC32C,
-        password: bytes = b"",
-        custom: Mapping[str, bytes] | None = None,
-        deferred_sync: bool = False,
-    ) -> WriteHandle:
-        """`deferred_sync`: adds are acknowledged once bookies wrote them, and confirmed, durable, by `force` only.
+    async def create(self, **options: Unpack[LedgerOptions]) -> WriteHandle:
+        """Create a ledger; `NewLedger` has the options and their defaults.
 
-        Such a ledger keeps its ensemble: a bookie that fails breaks the handle with BookieUnavailable.
+        `deferred_sync`: adds are acknowledged once bookies wrote them; only `force` makes them durable and readable.
+        The ensemble of such a ledger cannot change: a bookie that fails breaks the handle with BookieUnavailable.
         """
         ...
 
     async def open(self, ledger_id: LedgerId, *, password: bytes = b"", recover: bool = True) -> ReadHandle:
-        """Open for reading. `recover=True` fences the writer and closes the ledger first; False only looks on."""
+        """Open for reading. `recover=True` fences the writer and closes the ledger first; False leaves it as it is."""
         ...
 
     async def delete(self, ledger_id: LedgerId) -> None:
-        """Fence (best effort: a dead bookie must not block it), then remove the metadata. Missing ledger: success."""
+        """Fence (best effort: a dead bookie must not block it), then remove the metadata. Succeeds without a ledger."""
         ...
 
     async def metadata(self, ledger_id: LedgerId) -> LedgerMetadata: ...
@@ -171,13 +163,13 @@ class LedgerClient(Protocol):
     async def entries_on(
         self, ledger_id: LedgerId, bookie_id: BookieId, *, durable: bool = False
     ) -> Sequence[tuple[int, int]]:
-        """Runs (first, count) of the entries of a ledger that one bookie says it holds, ascending.
+        """Return runs (first, count) of the entries of a ledger that one bookie reports, ascending.
 
-        It lists what it has in memory alone, too; with `durable` this returns once all of that is on its disk.
+        The bookie also lists entries that are only in its memory; with `durable`, this returns once they are on disk.
         """
         ...
 
-    # -- replicas, for whoever looks after them -----------------------------------------------------------------------
+    # -- replicas, for checks and re-replication ----------------------------------------------------------------------
 
     async def read_replicas(
         self,
@@ -187,10 +179,10 @@ class LedgerClient(Protocol):
         entry_ids: Sequence[EntryId],
         take: Callable[[ReplicaRead], T],
     ) -> list[T]:
-        """What one bookie answers for many entries, each once and judged; what `take` makes of each, in their order.
+        """Read many entries from one bookie and verify each; return what `take` makes of each, in their order.
 
-        `metadata`: the ledger's, for its digest. A bookie that cannot be asked is the verdict ERROR of all its entries;
-        nothing is raised for it.
+        `metadata`: of the ledger, for its digest. If the bookie cannot be reached, all its entries have the verdict
+        ERROR; nothing is raised.
         """
         ...
 
@@ -203,10 +195,10 @@ class LedgerClient(Protocol):
         *,
         timeout_s: float | None = None,
     ) -> list[int]:
-        """Store entry frames at one bookie as they are, whether or not it is one of the ledger's; fenced or not.
+        """Store entry frames at one bookie unchanged, whether or not it is in an ensemble of the ledger; fenced or not.
 
         The caller has verified them, and they are of different entries. Returns a `Status` for each, in their order;
-        OK: it is on that bookie's disk. A bookie that is busy is asked again until `timeout_s` (None: the client's
+        OK: it is on the bookie's disk. A busy bookie is asked again until `timeout_s` (None: the client's
         `add_quorum_timeout_s`), and then counts as TOO_MANY_REQUESTS.
         """
         ...
@@ -219,18 +211,18 @@ class LedgerClient(Protocol):
         write_quorum: int,
         exclude: Mapping[BookieId, str] | None = None,
     ) -> dict[int, BookieId]:
-        """Writable bookies by ensemble index for the members `failed`, by the placement policy; perhaps fewer.
+        """Choose writable bookies by ensemble index for the members `failed`, by the placement policy; possibly fewer.
 
-        Members of `ensemble` are never chosen, nor those in `exclude` (bookie -> why not, for the error's text).
+        Members of `ensemble` and of `exclude` (bookie -> reason, for the error's text) are never chosen.
         """
         ...
 
     async def update_metadata(
         self, ledger_id: LedgerId, transform: Callable[[LedgerMetadata], LedgerMetadata | None]
     ) -> LedgerMetadata:
-        """Read, `transform`, compare-and-set, from the start on conflict; returns what stands at the end.
+        """Read, `transform`, compare-and-set, again on conflict; return the stored metadata.
 
-        `transform` answers None when nothing needs to change, and may be called many times.
+        `transform` returns None if nothing needs to change, and may be called many times.
         """
         ...
 

@@ -1,7 +1,7 @@
-"""BatchRead: a run of entries from one bookie in few requests of wire version 2, told as if each had been asked alone.
+"""BatchRead: read a run of entries from one bookie in few requests of wire version 2; the sink sees single responses.
 
-A bookie returns as many entries as fit, at least one; the rest is asked for again. One that ends the connection over
-its first batch read is an old one that does not know them: it is asked for one entry at a time from then on.
+A bookie returns as many entries as fit, at least one; the rest is requested again. If a bookie ends the connection at
+its first batch read, it does not support them: from then on entries are read from it one at a time.
 Source: BookKeeper's BatchedReadOp, and its fallback in LedgerHandle.
 """
 
@@ -24,17 +24,18 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 BATCH_COUNT_MIN: Final = 2
-"""Fewer entries are read as they are."""
+"""Minimum number of entries for a batch read."""
 
 
 def is_run(entry_ids: Sequence[int]) -> bool:
-    """Whether these are consecutive: always so where every bookie holds every entry (E == Qw)."""
+    """Return whether these are consecutive: always so if every bookie holds every entry (E == Qw)."""
     return entry_ids[0] >= 0 and all(b - a == 1 for a, b in pairwise(entry_ids))
 
 
 class BatchRead:
-    """Stands between a connection and the sink that asked. Invariant: each entry is answered once, or all that are
-    left fail together."""
+    """The sink of the connection for one batch read, which passes responses on to the sink of the caller.
+
+    Invariant: each entry is answered once, or all remaining ones fail together."""
 
     def __init__(
         self, pool: "BookiePool", ledger_id: LedgerId, action: SendReads, sink: ResponseSink, *, timeout_s: float
@@ -49,11 +50,15 @@ class BatchRead:
         self._answers = 0
 
     def send(self) -> None:
-        """Ask for what is left."""
+        """Request the remaining entries."""
         request = BatchReadRequest(
-            v2.VERSION, self._ledger_id, self._next, self._pool.txn_id(), self._end - self._next,
+            v2.VERSION,
+            self._ledger_id,
+            self._next,
+            self._pool.txn_id(),
+            self._end - self._next,
             self._pool.settings.frame_size_max,
-        )  # fmt: skip
+        )
         connection = self._pool.connection(self._bookie_id, v2.VERSION)
         connection.send(v2.encode_request(request), [v2.key_of(request)], self, timeout_s=self._timeout_s)
 
@@ -70,7 +75,7 @@ class BatchRead:
         ]
         self._next += len(bodies)
         if not bodies:
-            # The first one is missing or unreadable, or, against the protocol, the answer holds nothing.
+            # The first entry is missing or unreadable, or the response is empty, which the protocol forbids.
             status = response.status or int(Status.IO_ERROR)
             answers.append(ReadResponse(v2.VERSION, status, self._ledger_id, self._next))
             self._next += 1

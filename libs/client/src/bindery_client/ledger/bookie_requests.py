@@ -1,4 +1,4 @@
-"""Questions to whole bookies rather than about entries: force a ledger, list its entries, tell free space."""
+"""Requests about a whole ledger or a whole bookie: force a ledger, list its entries, read disk spaces."""
 
 import asyncio
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ FREE_SPACE = 2
 
 
 class ForceAll:
-    """Has every bookie of an ensemble force what it took of a ledger to disk."""
+    """Requests every bookie of an ensemble to force its entries of a ledger to disk."""
 
     def __init__(self, requests: LedgerRequests, ensemble: Sequence[BookieId]) -> None:
         self._requests = requests
@@ -27,7 +27,7 @@ class ForceAll:
         self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def run(self, *, timeout_s: float) -> None:
-        """Return when all have. Raises BookieUnavailable, naming the first that did not."""
+        """Return when all have. Raises BookieUnavailable with the first bookie that did not."""
         for bookie_id in list(self._waiting):
             self._requests.send_force(bookie_id, self, timeout_s=timeout_s)
         await self._done
@@ -54,7 +54,7 @@ class ForceAll:
 
 
 class EntryList:
-    """Which entries of a ledger one bookie holds."""
+    """Lists the entries of a ledger that one bookie holds."""
 
     def __init__(self, requests: LedgerRequests, bookie_id: BookieId) -> None:
         self._requests = requests
@@ -62,7 +62,7 @@ class EntryList:
         self._done: asyncio.Future[list[tuple[int, int]]] = asyncio.get_running_loop().create_future()
 
     async def run(self, *, timeout_s: float) -> list[tuple[int, int]]:
-        """Runs (first, count), ascending. Raises NoSuchLedger, BookieUnavailable, Corrupt."""
+        """Return runs (first, count), ascending. Raises NoSuchLedger, BookieUnavailable, Corrupt."""
         self._requests.send_list_entries(self._bookie_id, self, timeout_s=timeout_s)
         return await self._done
 
@@ -91,7 +91,7 @@ class EntryList:
 
 
 class DiskSpaces:
-    """What bookies themselves say of their disks."""
+    """Reads the disk spaces that bookies report."""
 
     def __init__(self, pool: BookiePool) -> None:
         self._pool = pool
@@ -100,7 +100,7 @@ class DiskSpaces:
         self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def run(self, bookies: Sequence[BookieId], *, timeout_s: float) -> dict[BookieId, tuple[int, int]]:
-        """(total, free) bytes by bookie; who does not answer is left out."""
+        """Return (total, free) bytes by bookie; bookies that do not respond are left out."""
         self._waiting = set(bookies)
         if not self._waiting:
             return {}
@@ -117,21 +117,22 @@ class DiskSpaces:
         total, free = response.total_disk_capacity, response.free_disk_space
         if response.status == Status.OK and total is not None and free is not None:
             self._found[bookie_id] = total, free
-        self._told(bookie_id)
+        self._finish_one(bookie_id)
 
     def failed(self, bookie_id: BookieId, error: BinderyError) -> None:
-        self._told(bookie_id)
+        self._finish_one(bookie_id)
 
     expired = failed
 
-    def _told(self, bookie_id: BookieId) -> None:
+    def _finish_one(self, bookie_id: BookieId) -> None:
         self._waiting.discard(bookie_id)
         if not self._waiting and not self._done.done():
             self._done.set_result(None)
 
 
 class FreeSpace:
-    """Keeps `pool.free_bytes` about as new as `bookie_info_interval_s`; a sink, so nothing of it runs by itself."""
+    """Refreshes `pool.free_bytes` every `bookie_info_interval_s`. It has no task: `refresh_if_due` sends the
+    requests."""
 
     def __init__(self, pool: BookiePool) -> None:
         self._pool = pool
@@ -139,7 +140,7 @@ class FreeSpace:
         self._due_at = 0.0
 
     def refresh_if_due(self) -> None:
-        """Ask all registered bookies; whoever does not answer is not known."""
+        """If the interval is over, ask all writable bookies; the free space of those that fail becomes unknown."""
         settings = self._pool.settings
         now = self._loop.time()
         if not settings.bookie_info_interval_s or now < self._due_at:

@@ -1,6 +1,6 @@
-"""Reading a range of entries: `LedgerRead` machines driven over the pool, in steps of bounded size.
+"""Read a range of entries: run `LedgerRead` machines over the pool, in steps of bounded size.
 
-Invariants: one step is in memory at a time beside the entries already given; every entry was verified by its digest.
+Invariants: besides entries already returned, one step is in memory at a time; the digest of every entry is verified.
 """
 
 import asyncio
@@ -19,11 +19,11 @@ from bindery_client.ledger.requests import DEADLINE_SLACK_S, LedgerRequests, rea
 from bindery_client.settings import ClientSettings
 
 BATCH_RUN_SIZE: Final = 100
-"""Consecutive entries asked of one bookie where batch reads carry them: a step is thus spread over the ensemble."""
+"""Consecutive entries read from one bookie with batch reads, which spreads a step over the ensemble."""
 
 
 class ReadOperation:
-    """One `LedgerRead`, from start to end."""
+    """Runs one `LedgerRead`."""
 
     def __init__(
         self, requests: LedgerRequests, metadata: LedgerMetadata, *, first: int, last: int, settings: ClientSettings
@@ -32,13 +32,17 @@ class ReadOperation:
         self._settings = settings
         self._loop = asyncio.get_running_loop()
         self._machine = LedgerRead(
-            requests.ledger_id, metadata, first=first, last=last, digester=requests.digester,
+            requests.ledger_id,
+            metadata,
+            first=first,
+            last=last,
+            digester=requests.digester,
             avoid=requests.pool.to_avoid(),
             run_size=BATCH_RUN_SIZE if settings.wire_version == 2 and settings.batch_reads else 1,
             settings=ReaderSettings(
                 speculative_s=settings.speculative_read_s or None, read_timeout_s=settings.read_timeout_s
             ),
-        )  # fmt: skip
+        )
         self._done: asyncio.Future[None] = self._loop.create_future()
         self._timer = DeadlineTimer(self._tick)
 
@@ -63,7 +67,7 @@ class ReadOperation:
             self._run(self._machine.bookie_failed(bookie_id, reason_of(error), now=self._loop.time()))
 
     def expired(self, bookie_id: BookieId, error: BinderyError) -> None:
-        """The state machine has deadlines of its own, and they passed earlier."""
+        """Ignored: the deadlines of the state machine are earlier."""
 
     def _tick(self) -> None:
         if not self._done.done():
@@ -84,10 +88,16 @@ class ReadOperation:
 
 
 async def read_range(
-    requests: LedgerRequests, metadata: Callable[[], LedgerMetadata], *, first: int, last: int, average_size: int,
-    settings: ClientSettings, on_lac: Callable[[int], None] | None = None,
-) -> list[Entry]:  # fmt: skip
-    """Entries first..last. `metadata` is asked for each step, `average_size` (bytes) gives the first step's length."""
+    requests: LedgerRequests,
+    metadata: Callable[[], LedgerMetadata],
+    *,
+    first: int,
+    last: int,
+    average_size: int,
+    settings: ClientSettings,
+    on_lac: Callable[[int], None] | None = None,
+) -> list[Entry]:
+    """Return entries first..last. `metadata` is called for each step; `average_size` (bytes) sizes the first step."""
     entries: list[Entry] = []
     next_entry_id = first
     while next_entry_id <= last:

@@ -1,10 +1,11 @@
 """ReadHandle: reads one ledger, and follows its writer while it is open.
 
-Flow: the metadata is watched, so that ensemble changes and the closing are seen. While somebody waits for an entry,
-each bookie of the last ensemble holds one long poll; whichever tells of a higher last add confirmed wakes the waiters.
+Flow: the handle watches the metadata for ensemble changes and for the closing of the ledger. While a caller waits for
+an entry, each bookie of the last ensemble holds one long poll; the first response with a higher last add confirmed
+wakes the callers.
 
 Invariants: last_add_confirmed never decreases, and is final once the ledger is closed; at most one long poll per
-bookie; no long poll is sent when nobody waits.
+bookie; no long poll is sent while no caller waits.
 """
 
 import asyncio
@@ -38,19 +39,23 @@ from bindery_client.settings import ClientSettings
 log = structlog.get_logger()
 
 FIRST_READ_SIZE_GUESS: Final = 64 * 1024
-"""Bytes an entry is taken to have before any was seen: the first step of a read is then moderate."""
+"""Assumed bytes of an entry before any was read, which keeps the first step of a read small."""
 
 PIGGYBACKED_ENTRIES_MAX: Final = 8
-"""Entries that came with long polls, kept until they are read."""
+"""Maximum number of entries from long-poll responses that are kept until they are read."""
 
 
 class ReadHandle:
     """`api.ReadHandle`. Made by `LedgerClient.open`."""
 
     def __init__(
-        self, found: Versioned[LedgerMetadata], *, requests: LedgerRequests, manager: LedgerManager,
+        self,
+        found: Versioned[LedgerMetadata],
+        *,
+        requests: LedgerRequests,
+        manager: LedgerManager,
         settings: ClientSettings,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.ledger_id: LedgerId = requests.ledger_id
         self._found = found
         self._requests = requests
@@ -89,14 +94,17 @@ class ReadHandle:
         if not 0 <= first <= last <= self._last_add_confirmed:
             raise BadRequest(
                 "no such range",
-                ledger_id=self.ledger_id, first=first, last=last, last_add_confirmed=self._last_add_confirmed,
-            )  # fmt: skip
+                ledger_id=self.ledger_id,
+                first=first,
+                last=last,
+                last_add_confirmed=self._last_add_confirmed,
+            )
         if first == last and first in self._piggybacked:
             return [self._piggybacked.pop(first)]
         try:
             entries = await self._read(first, last)
         except (NoSuchEntry, BookieUnavailable, Corrupt):
-            # The copies may have moved since the metadata was read: look once more before giving up.
+            # Re-replication may have moved copies since the metadata was read: read it again before giving up.
             segments = self.metadata.segments
             await self._refresh()
             if self.metadata.segments == segments:
@@ -107,9 +115,14 @@ class ReadHandle:
 
     async def _read(self, first: EntryId, last: EntryId) -> list[Entry]:
         return await read_range(
-            self._requests, lambda: self.metadata, first=first, last=last, average_size=self._average_size,
-            settings=self._settings, on_lac=self._raise_lac,
-        )  # fmt: skip
+            self._requests,
+            lambda: self.metadata,
+            first=first,
+            last=last,
+            average_size=self._average_size,
+            settings=self._settings,
+            on_lac=self._raise_lac,
+        )
 
     # -- last add confirmed -------------------------------------------------------------------------------------------
 
@@ -185,14 +198,14 @@ class ReadHandle:
             poll.send()
 
     def polled(self, response: ReadResponse) -> None:
-        """A long poll's answer: the news of one bookie."""
+        """Process the response to a long poll."""
         if response.body is not None:
             try:
                 entry = unpack(
                     self._requests.digester, response.body, ledger_id=self.ledger_id, entry_id=response.entry_id
                 )
             except Corrupt:
-                pass  # a later read finds a good replica
+                pass  # a later read uses a good replica
             else:
                 self._piggybacked[entry.entry_id] = Entry(EntryId(entry.entry_id), entry.payload, entry.length)
                 while len(self._piggybacked) > PIGGYBACKED_ENTRIES_MAX:
@@ -228,7 +241,7 @@ class ReadHandle:
 
 
 class _LongPoll:
-    """The one long poll of a reader at one bookie: sent again while somebody waits, with a pause after failures."""
+    """The one long poll of a reader at one bookie. It is repeated while a caller waits, with a delay after failures."""
 
     def __init__(self, reader: ReadHandle, bookie_id: BookieId) -> None:
         self._reader = reader
@@ -244,9 +257,12 @@ class _LongPoll:
         self._sent = True
         wait_s = reader._settings.long_poll_s
         reader._requests.send_long_poll(
-            self._bookie_id, self, previous_lac=reader.last_add_confirmed,
-            wait_s=wait_s, timeout_s=wait_s + reader._settings.read_timeout_s,
-        )  # fmt: skip
+            self._bookie_id,
+            self,
+            previous_lac=reader.last_add_confirmed,
+            wait_s=wait_s,
+            timeout_s=wait_s + reader._settings.read_timeout_s,
+        )
 
     def stop(self) -> None:
         self._stopped = True
@@ -263,7 +279,7 @@ class _LongPoll:
             self._reader.polled(response)
             self._again()
         else:
-            self._later()  # NO_LEDGER until the first entry came there
+            self._later()  # NO_LEDGER until the bookie has the first entry
 
     def failed(self, bookie_id: BookieId, error: BinderyError) -> None:
         self._sent = False
@@ -287,7 +303,7 @@ class _LongPoll:
 
 
 class _LacQuery:
-    """One `LacRead`, from start to end."""
+    """Runs one `LacRead`."""
 
     def __init__(self, requests: LedgerRequests, metadata: LedgerMetadata, settings: ClientSettings) -> None:
         self._requests = requests
@@ -306,15 +322,15 @@ class _LacQuery:
                 self._machine.receive(bookie_id, response)
             else:
                 self._machine.bookie_failed(bookie_id, "not an answer to READ_LAC")
-        self._look()
+        self._complete_if_over()
 
     def failed(self, bookie_id: BookieId, error: BinderyError) -> None:
         self._machine.bookie_failed(bookie_id, reason_of(error))
-        self._look()
+        self._complete_if_over()
 
     expired = failed
 
-    def _look(self) -> None:
+    def _complete_if_over(self) -> None:
         if self._done.done():
             return
         if self._machine.result is not None:

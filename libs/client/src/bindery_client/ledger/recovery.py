@@ -1,10 +1,11 @@
-"""Recovery of a ledger: `LedgerRecovery` driven over the pool and the ledger manager.
+"""Recover a ledger: run `LedgerRecovery` over the pool and the ledger manager.
 
-It fences the writer, finds the last entry, writes back what may lack copies and closes the ledger by compare-and-set.
-What it writes back lies behind the last confirmed entry; of those before it, which the writer may have gone on without,
-it knows nothing. So it notes the ledger for the auditor before it closes it.
-Invariants: the ledger is either closed when `recover` returns, or it raises and anybody may start again; one that was
-closed here and has entries was noted before.
+It fences the writer, finds the last entry, writes back entries that may be under-replicated, and closes the ledger by
+compare-and-set. It writes back only entries after the last confirmed one. Earlier entries may be under-replicated
+because the writer continued without a bookie, so recovery adds a closing record for the auditor before it closes the
+ledger.
+Invariants: either the ledger is closed when `recover` returns, or it raises and any client may start again; a ledger
+that recovery closed and that has entries has a closing record.
 """
 
 import asyncio
@@ -46,17 +47,22 @@ async def recover(
     *,
     requests: LedgerRequests,
     manager: LedgerManager,
-    notes: ClosingRecords,
+    closing_records: ClosingRecords,
     settings: ClientSettings,
     on_degraded: OnDegraded | None = None,
 ) -> Versioned[LedgerMetadata]:
     """Close the ledger and return its final metadata.
 
-    Raises Unauthorized for a wrong password, TryAgain when too few bookies answer (in `recovery_timeout_s`), and what
-    the ledger manager raises.
+    Raises Unauthorized for a wrong password, TryAgain if too few bookies respond within `recovery_timeout_s`, and the
+    errors of the ledger manager.
     """
     run = _RecoveryRun(
-        found, requests=requests, manager=manager, notes=notes, settings=settings, on_degraded=on_degraded
+        found,
+        requests=requests,
+        manager=manager,
+        closing_records=closing_records,
+        settings=settings,
+        on_degraded=on_degraded,
     )
     try:
         async with asyncio.timeout(settings.recovery_timeout_s):
@@ -71,24 +77,32 @@ async def recover(
 
 class _RecoveryRun:
     def __init__(
-        self, found: Versioned[LedgerMetadata], *, requests: LedgerRequests, manager: LedgerManager,
-        notes: ClosingRecords, settings: ClientSettings, on_degraded: OnDegraded | None,
-    ) -> None:  # fmt: skip
+        self,
+        found: Versioned[LedgerMetadata],
+        *,
+        requests: LedgerRequests,
+        manager: LedgerManager,
+        closing_records: ClosingRecords,
+        settings: ClientSettings,
+        on_degraded: OnDegraded | None,
+    ) -> None:
         self._found = found
         self._requests = requests
         self._manager = manager
-        self._notes = notes
+        self._closing_records = closing_records
         self._settings = settings
         self._on_degraded = on_degraded
         self._loop = asyncio.get_running_loop()
         self._machine = LedgerRecovery(
-            requests.ledger_id, digester=requests.digester,
+            requests.ledger_id,
+            digester=requests.digester,
             settings=RecoverySettings(
-                read_timeout_s=settings.read_timeout_s, add_timeout_s=settings.add_timeout_s,
+                read_timeout_s=settings.read_timeout_s,
+                add_timeout_s=settings.add_timeout_s,
                 entries_in_flight_max=settings.recovery_batch_entries,
                 bytes_in_flight_max=settings.read_batch_bytes_max,
             ),
-        )  # fmt: skip
+        )
         self._replacement_backoff = ReplacementBackoff(first_s=settings.replacement_retry_s)
         self._done: asyncio.Future[None] = self._loop.create_future()
         self._timer = DeadlineTimer(self._tick)
@@ -99,20 +113,22 @@ class _RecoveryRun:
         self._run(self._machine.start(now=started_at))
         await self._done
         log.info(
-            "ledger_recovered", ledger_id=self._requests.ledger_id, last_entry_id=self._found.value.last_entry_id,
-            length=self._found.value.length, seconds=round(self._loop.time() - started_at, 3),
-        )  # fmt: skip
+            "ledger_recovered",
+            ledger_id=self._requests.ledger_id,
+            last_entry_id=self._found.value.last_entry_id,
+            length=self._found.value.length,
+            seconds=round(self._loop.time() - started_at, 3),
+        )
         return self._found
 
     async def stop(self) -> None:
+        """Stop the timer and the running metadata change. `run` has ended, so responses that arrive now are ignored."""
         self._timer.cancel()
-        if not self._done.done():
-            self._done.cancel()
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    # -- what the machine hears ---------------------------------------------------------------------------------------
+    # -- input of the state machine -----------------------------------------------------------------------------------
 
     def answered(self, bookie_id: BookieId, responses: list[Any]) -> None:
         if self._done.done():
@@ -130,18 +146,18 @@ class _RecoveryRun:
             self._run(self._machine.bookie_failed(bookie_id, reason_of(error), now=self._loop.time()))
 
     def expired(self, bookie_id: BookieId, error: BinderyError) -> None:
-        """The state machine has deadlines of its own, and they passed earlier."""
+        """Ignored: the deadlines of the state machine are earlier."""
 
     def _tick(self) -> None:
         if not self._done.done():
             self._run(self._machine.tick(now=self._loop.time()))
 
-    # -- what it asks for ---------------------------------------------------------------------------------------------
+    # -- actions of the state machine ---------------------------------------------------------------------------------
 
     def _run(self, actions: Sequence[RecoveryAction]) -> None:
         todo = list(actions)
         sends: list[SendAdds] = []
-        for action in todo:  # grows while it runs
+        for action in todo:  # `todo` grows in the loop
             match action:
                 case SendReads():
                     timeout_s = self._settings.read_timeout_s + DEADLINE_SLACK_S
@@ -152,9 +168,12 @@ class _RecoveryRun:
                     todo += self._change_ensemble(action)
                 case Degraded():
                     log.warning(
-                        "ledger_degraded", ledger_id=self._requests.ledger_id, bookie_id=action.bookie_id,
-                        first_entry_id=action.first_entry_id, reason=action.reason,
-                    )  # fmt: skip
+                        "ledger_degraded",
+                        ledger_id=self._requests.ledger_id,
+                        bookie_id=action.bookie_id,
+                        first_entry_id=action.first_entry_id,
+                        reason=action.reason,
+                    )
                     if self._on_degraded is not None:
                         self._on_degraded(self._requests.ledger_id, action.bookie_id, action.reason)
                 case BeginRecovery():
@@ -171,12 +190,12 @@ class _RecoveryRun:
             self._timer.arm(self._machine.next_deadline())
 
     def _change_ensemble(self, action: ChangeEnsemble) -> list[RecoveryAction]:
-        """In memory only: published when the ledger is closed."""
+        """Change the ensemble in memory; it is published when the ledger is closed."""
         assert not action.publish
         pool = self._requests.pool
         metadata = self._machine.metadata
         for bookie_id in action.failed.values():
-            pool.quarantine(bookie_id, "a recovery add failed there")
+            pool.quarantine(bookie_id, "a recovery add failed")
         now = self._loop.time()
         self._replacement_backoff.add_failures(action.failed.values(), now=now)
         excluded = self._replacement_backoff.excluded(now=now)
@@ -192,8 +211,8 @@ class _RecoveryRun:
         except BinderyError as error:
             return self._machine.ensemble_change_failed(error, now=now)
         if changed is not None:
-            newcomers = set(changed.last_segment.ensemble) - set(metadata.last_segment.ensemble)
-            self._replacement_backoff.add_choices(newcomers, now=now)
+            added = set(changed.last_segment.ensemble) - set(metadata.last_segment.ensemble)
+            self._replacement_backoff.add_choices(added, now=now)
         return self._machine.ensemble_changed(changed or metadata, now=now)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
@@ -221,7 +240,7 @@ class _RecoveryRun:
         ledger_id = self._requests.ledger_id
         try:
             if action.last_entry_id >= 0:
-                await self._notes.add(ledger_id, ClosingCause.RECOVERED)
+                await self._closing_records.add(ledger_id, ClosingCause.RECOVERED)
             self._found = await self._manager.update(ledger_id, plan, known=self._found)
         except BinderyError as error:
             self._run(self._machine.metadata_failed(error, now=self._loop.time()))

@@ -1,4 +1,4 @@
-"""Asking bookies outright: replicas of entries, one by one or many of one bookie, and fences that need not succeed."""
+"""Read replicas of entries from given bookies, one at a time or many from one bookie, and fence ledgers at bookies."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -18,32 +18,32 @@ from bindery_client.ledger.requests import LedgerRequests, reason_of
 T = TypeVar("T")
 
 BUSY_ATTEMPTS_MAX: Final = 25
-"""How often in a row a bookie may answer a whole batch with "too many requests"."""
+"""Maximum number of consecutive "too many requests" responses to a whole batch."""
 BUSY_PAUSE_S: Final = 0.2
-"""Before such a bookie is asked again."""
+"""Delay in seconds before such a bookie is read again."""
 
 
 class Verdict(Enum):
-    """What a replica is worth."""
+    """State of a replica."""
 
     GOOD = "good"
     ABSENT = "absent"
-    """The bookie denies to have it."""
+    """The bookie answered "no such entry" or "no such ledger"."""
     CORRUPT = "corrupt"
-    """What it sent contradicts its digest, or is another entry."""
+    """The response contradicts its digest, or contains a different entry."""
     ERROR = "error"
-    """The bookie could not say: see `status`."""
+    """The bookie returned neither an entry nor a denial: see `status`."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaRead:
-    """One bookie's answer for one entry."""
+    """One bookie's response for one entry."""
 
     ledger_id: LedgerId
     entry_id: EntryId
     bookie_id: BookieId
     status: int
-    """A `Status`, or a number that is none."""
+    """A `Status`, or an unknown number."""
     frame: bytes | None
     """The entry frame as the bookie sent it, unverified."""
     verdict: Verdict
@@ -52,13 +52,13 @@ class ReplicaRead:
     lac: int | None = None
     length: int | None = None
     reason: str = ""
-    """Why it is CORRUPT or an ERROR, in a few words."""
+    """Short reason for CORRUPT or ERROR."""
 
 
 def judge(
     digester: Digester, response: ReadResponse, *, bookie_id: BookieId, ledger_id: LedgerId, entry_id: EntryId
 ) -> ReplicaRead:
-    """What `response` to a plain read of `entry_id` is worth."""
+    """Return the state of the replica in `response`, the response to a plain read of `entry_id`."""
     status, frame = response.status, response.body
     if status in (Status.NO_ENTRY, Status.NO_LEDGER):
         return ReplicaRead(ledger_id, entry_id, bookie_id, status, None, Verdict.ABSENT)
@@ -75,7 +75,7 @@ def judge(
 
 
 def status_name(status: int) -> str:
-    """`IO_ERROR`; the number itself when it has no name."""
+    """Return the name, such as `IO_ERROR`; the number itself if it has no name."""
     try:
         return Status(status).name
     except ValueError:
@@ -97,9 +97,12 @@ class ReplicaRequest:
         (response,) = responses
         if not self._done.done():
             replica = judge(
-                self._requests.digester, response,
-                bookie_id=bookie_id, ledger_id=self._requests.ledger_id, entry_id=self._entry_id,
-            )  # fmt: skip
+                self._requests.digester,
+                response,
+                bookie_id=bookie_id,
+                ledger_id=self._requests.ledger_id,
+                entry_id=self._entry_id,
+            )
             self._done.set_result(replica)
 
     def failed(self, bookie_id: BookieId, error: BinderyError) -> None:
@@ -110,28 +113,32 @@ class ReplicaRequest:
 
 
 class ReplicaBatch(Generic[T]):
-    """Many entries of one bookie, asked for at once.
+    """Reads many entries from one bookie in one request.
 
-    What was not answered is asked for again as long as something else was, so that one slow batch is no verdict; a
-    bookie that says that it is busy is asked again after a pause. Then the rest are ERRORs: nothing is raised.
+    Entries without a response are requested again as long as other entries arrive, so that one slow batch is no error.
+    If the bookie is busy, the request is repeated after a delay. After that, the remaining entries are ERRORs; nothing
+    is raised.
     """
 
     def __init__(
-        self, requests: LedgerRequests, bookie_id: BookieId, entry_ids: Sequence[EntryId],
+        self,
+        requests: LedgerRequests,
+        bookie_id: BookieId,
+        entry_ids: Sequence[EntryId],
         take: Callable[[ReplicaRead], T],
-    ) -> None:  # fmt: skip
-        """`take` makes of each replica what the caller keeps, as it arrives: whole frames need not pile up."""
+    ) -> None:
+        """`take` converts each replica on arrival to what the caller keeps, so that whole frames do not accumulate."""
         self._requests = requests
         self._bookie_id = bookie_id
         self._entry_ids = tuple(entry_ids)
         self._take = take
         self._missing = dict.fromkeys(self._entry_ids)
         self._found: dict[int, T] = {}
-        assert len(self._missing) == len(self._entry_ids), "an answer tells by its entry id whose it is"
+        assert len(self._missing) == len(self._entry_ids), "responses are matched by entry id: ids must be unique"
 
     async def run(self, *, timeout_s: float) -> list[T]:
         busy_attempts = 0
-        is_patient = False
+        may_retry = False
         while self._missing:
             before = len(self._missing)
             attempt = _Attempt(self)
@@ -140,9 +147,10 @@ class ReplicaBatch(Generic[T]):
             reason = await attempt.done
             if len(self._missing) < before:
                 busy_attempts = 0
-                is_patient = True
-            elif reason is not None and is_patient:
-                is_patient = False  # after a deadline the connection may be made anew, and our request fell in between
+                may_retry = True
+            elif reason is not None and may_retry:
+                # The connection may have been replaced after a timeout, which failed this request.
+                may_retry = False
             elif not attempt.is_busy or busy_attempts == BUSY_ATTEMPTS_MAX:
                 self._give_up(reason or ("bookie is too busy" if attempt.is_busy else "bookie answers something else"))
             if self._missing and attempt.is_busy:
@@ -156,9 +164,12 @@ class ReplicaBatch(Generic[T]):
             return
         del self._missing[entry_id]
         replica = judge(
-            self._requests.digester, response,
-            bookie_id=self._bookie_id, ledger_id=self._requests.ledger_id, entry_id=entry_id,
-        )  # fmt: skip
+            self._requests.digester,
+            response,
+            bookie_id=self._bookie_id,
+            ledger_id=self._requests.ledger_id,
+            entry_id=entry_id,
+        )
         self._found[entry_id] = self._take(replica)
 
     def _give_up(self, reason: str) -> None:
@@ -177,7 +188,7 @@ class ReplicaBatch(Generic[T]):
 
 
 class _Attempt:
-    """One request of a batch for what is missing; `done` gives why it ended early, None when all was answered."""
+    """One request of a batch. `done` returns the reason for an early end; None if all entries were answered."""
 
     def __init__(self, batch: ReplicaBatch[Any]) -> None:
         self._batch = batch
@@ -207,16 +218,16 @@ class _Attempt:
 
 
 class FenceAll:
-    """Fences a ledger at each of `targets`, and does not insist."""
+    """Sends a fence request for a ledger to each of `targets`; failures are accepted."""
 
     def __init__(self, requests: LedgerRequests, targets: tuple[BookieId, ...]) -> None:
         self._requests = requests
-        self._waiting = dict.fromkeys(targets)  # not a set: they are asked in the ensemble's order
+        self._waiting = dict.fromkeys(targets)  # not a set: requests are sent in the ensemble's order
         self._fenced: set[BookieId] = set()
         self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def run(self, *, timeout_s: float) -> frozenset[BookieId]:
-        """Returns the bookies that answered, after all did or failed, or at the time limit."""
+        """Return the bookies that responded, once all have responded or failed, or at the timeout."""
         for bookie_id in list(self._waiting):
             self._requests.send_reads(SendReads(bookie_id, (-1,), fence=True), self, timeout_s=timeout_s)
         await asyncio.wait([self._done], timeout=timeout_s)
@@ -224,14 +235,14 @@ class FenceAll:
 
     def answered(self, bookie_id: BookieId, responses: list[Any]) -> None:
         self._fenced.add(bookie_id)
-        self._over(bookie_id)
+        self._finish_one(bookie_id)
 
     def failed(self, bookie_id: BookieId, error: BinderyError) -> None:
-        self._over(bookie_id)
+        self._finish_one(bookie_id)
 
     expired = failed
 
-    def _over(self, bookie_id: BookieId) -> None:
+    def _finish_one(self, bookie_id: BookieId) -> None:
         self._waiting.pop(bookie_id, None)
         if not self._waiting and not self._done.done():
             self._done.set_result(None)

@@ -1,6 +1,6 @@
-"""ReplicaStore: entry frames stored at one bookie as they are, as recovery adds.
+"""ReplicaStore: store entry frames at one bookie unchanged, as recovery adds.
 
-Storing an entry again is harmless, so whatever breaks in between may simply be repeated.
+Storing an entry again is harmless, so an interrupted call may be repeated.
 """
 
 import asyncio
@@ -16,11 +16,11 @@ from bindery_core.wire.messages import AddResponse, Status
 from bindery_client.ledger.requests import LedgerRequests
 
 BUSY_PAUSE_S: Final = 0.2
-"""Before a bookie that has too much to do is asked again."""
+"""Delay in seconds before a request to a busy bookie is repeated."""
 
 
 class ReplicaStore:
-    """Invariant: what is sent again is what the bookie was too busy for, and nothing else."""
+    """Invariant: only entries that the bookie rejected as busy are sent again."""
 
     def __init__(self, requests: LedgerRequests, bookie_id: BookieId, frames: Sequence[bytes]) -> None:
         """`frames`: of different entries of the ledger of `requests`."""
@@ -30,15 +30,15 @@ class ReplicaStore:
         for frame in frames:
             ledger_id, entry_id = peek_ids(frame)
             assert ledger_id == requests.ledger_id, "a frame of another ledger"
-            assert entry_id not in self._frames, "an answer tells by its entry id whose it is"
+            assert entry_id not in self._frames, "responses are matched by entry id: ids must be unique"
             self._frames[entry_id] = frame
         self._statuses: dict[int, int] = {}
 
     async def run(self, *, attempt_timeout_s: float, timeout_s: float) -> list[int]:
-        """A `Status`, or a number that is none, for each frame, in their order; OK: it is on the bookie's disk.
+        """Return a `Status`, or an unknown number, for each frame, in their order; OK: it is on the bookie's disk.
 
-        A bookie that says that it is busy is asked again until `timeout_s`, and then counts as TOO_MANY_REQUESTS.
-        Raises BookieUnavailable when it cannot be reached or leaves a request without an answer.
+        A request to a busy bookie is repeated until `timeout_s`, and then counts as TOO_MANY_REQUESTS.
+        Raises BookieUnavailable if the bookie cannot be reached or does not answer a request.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
@@ -64,7 +64,7 @@ class ReplicaStore:
 
 
 class _Attempt:
-    """One request; `done` gives the status of each entry."""
+    """One request; `done` returns the status of each entry."""
 
     def __init__(self, answers_left: int) -> None:
         self._answers_left = answers_left

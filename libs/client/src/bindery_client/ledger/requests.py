@@ -1,10 +1,10 @@
-"""LedgerRequests: what the state machines ask for, as frames on the connections to the bookies.
+"""LedgerRequests: send the requests of the state machines as frames on the connections to the bookies.
 
-A batch is encoded once, also when it goes to several bookies: transaction ids are the client's, not the connection's.
+A batch is encoded once, also if it goes to several bookies: transaction ids belong to the client, not the connection.
 
-With `wire_version` 2, ordinary adds and plain reads go in that version, and runs of entries as batch reads. What an
-answer must not be mistaken for another's goes in 3 all the same: recovery adds, whose bookies take what they refuse the
-writer, and reads that fence. So does what version 2 does not have.
+With `wire_version` 2, ordinary adds and plain reads use that version, and runs of entries are batch reads. Requests
+whose responses must not be confused with others use version 3: recovery adds, which a bookie accepts where it rejects
+the writer's, and reads that fence. So do requests that version 2 does not have.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -34,14 +34,15 @@ from bindery_client.connection.pool import BookiePool
 from bindery_client.ledger.batch_read import BATCH_COUNT_MIN, BatchRead, is_run
 
 DEADLINE_SLACK_S: Final = 1.0
-"""Added to the state machines' own deadlines, so that theirs pass first and the connection only tidies up."""
+"""Seconds added to the deadlines of the state machines: theirs pass first, and the connection's only release memory."""
 
 OnDegraded = Callable[[LedgerId, BookieId, str], None]
-"""(ledger, bookie that lacks entries which no spare took over, reason): told once per bookie and handle."""
+"""(ledger, bookie on which entries are missing and that no spare replaced, reason): called once per bookie and
+handle."""
 
 
-class Unheard:
-    """A sink for requests whose answers do not matter."""
+class IgnoreResponses:
+    """A sink for requests whose responses do not matter."""
 
     def answered(self, bookie_id: BookieId, responses: Sequence[object]) -> None:
         pass
@@ -53,7 +54,7 @@ class Unheard:
         pass
 
 
-UNHEARD: Final = Unheard()
+IGNORE_RESPONSES: Final = IgnoreResponses()
 
 
 class LedgerRequests:
@@ -67,9 +68,9 @@ class LedgerRequests:
     def send_adds(
         self, actions: Sequence[SendAdds], sink: ResponseSink, *, timeout_s: float, deferred_sync: bool = False
     ) -> None:
-        """Actions of one call of a state machine: where they share entries, the bytes are shared too.
+        """Send the actions of one call of a state machine: if they share entries, the bytes are shared too.
 
-        `deferred_sync`: bookies answer once they wrote an entry, before they force it.
+        `deferred_sync`: bookies respond after they wrote an entry, before they force it.
         """
         pool = self.pool
         in_v2 = pool.settings.wire_version == v2.VERSION and not deferred_sync
@@ -96,7 +97,7 @@ class LedgerRequests:
     def _encode_add(
         self, entry_id: int, body: bytes, *, recovery: bool, write_flags: int, wire_version: int
     ) -> tuple[bytes, Hashable]:
-        """The frame and its key."""
+        """Return the frame and its key."""
         key = self.digester.master_key
         if wire_version == v2.VERSION:
             request = AddRequest(v2.VERSION, self.ledger_id, entry_id, key, body)
@@ -127,11 +128,15 @@ class LedgerRequests:
         if action.fence:
             requests = [
                 ReadRequest(
-                    txn_id, self.ledger_id, entry_id, ReadFlag.FENCE_LEDGER, self.digester.master_key,
+                    txn_id,
+                    self.ledger_id,
+                    entry_id,
+                    ReadFlag.FENCE_LEDGER,
+                    self.digester.master_key,
                     priority=HIGH_PRIORITY,
                 )
                 for txn_id, entry_id in zip(txn_ids, action.entry_ids, strict=True)
-            ]  # fmt: skip
+            ]
         else:
             requests = [
                 ReadRequest(txn_id, self.ledger_id, entry_id)
@@ -144,7 +149,7 @@ class LedgerRequests:
         txn_id = self.pool.txn_id()
         request = WriteLacRequest(txn_id, self.ledger_id, action.lac, self.digester.master_key, packet)
         for bookie_id in action.bookie_ids:
-            self._send_one(bookie_id, request, UNHEARD, timeout_s)
+            self._send_one(bookie_id, request, IGNORE_RESPONSES, timeout_s)
 
     def send_lac_read(self, bookie_id: BookieId, sink: ResponseSink, *, timeout_s: float) -> None:
         self._send_one(bookie_id, ReadLacRequest(self.pool.txn_id(), self.ledger_id), sink, timeout_s)
@@ -153,9 +158,13 @@ class LedgerRequests:
         self, bookie_id: BookieId, sink: ResponseSink, *, previous_lac: int, wait_s: float, timeout_s: float
     ) -> None:
         request = ReadRequest(
-            self.pool.txn_id(), self.ledger_id, -1, ReadFlag.ENTRY_PIGGYBACK,
-            previous_lac=previous_lac, timeout_ms=int(wait_s * 1000),
-        )  # fmt: skip
+            self.pool.txn_id(),
+            self.ledger_id,
+            -1,
+            ReadFlag.ENTRY_PIGGYBACK,
+            previous_lac=previous_lac,
+            timeout_ms=int(wait_s * 1000),
+        )
         self._send_one(bookie_id, request, sink, timeout_s)
 
     def send_force(self, bookie_id: BookieId, sink: ResponseSink, *, timeout_s: float) -> None:
@@ -169,5 +178,5 @@ class LedgerRequests:
 
 
 def reason_of(error: BinderyError) -> str:
-    """Why a bookie failed, in a few words."""
+    """Return a short reason for the failure of a bookie."""
     return error.message if isinstance(error, BookieUnavailable) else str(error)

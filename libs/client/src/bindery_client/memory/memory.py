@@ -1,19 +1,19 @@
-"""MemoryLedgerClient: ledgers in this process's memory, for tests of everything that stands on `api.LedgerClient`.
+"""MemoryLedgerClient: ledgers in the memory of this process, for tests of code that uses `api.LedgerClient`.
 
-Several clients share one `MemoryLedgers`, as several brokers share one cluster. The same contract suite holds for this
-and for the real client; what it leaves out is the network: an add is at all its bookies at once, and confirmed in a
-later turn of the loop. Which bookie holds what is in `memory_replicas`; readers take no notice of lost copies.
+Several clients share one `MemoryLedgers`, as several brokers share one cluster. The same contract suite tests this and
+the real client. The network is left out: an add reaches all its bookies at once, and is confirmed in a later turn of
+the event loop. `memory_replicas` records which bookie holds which entry; readers ignore lost copies.
 
 Invariants: entries of a ledger are dense from 0; confirmed <= stored; a fenced writer confirms nothing more; a CLOSED
 ledger never changes.
-Faults are asked for by the test: `fail_next` makes calls fail, `hold_adds` keeps adds in flight, `bookies` decides what
-`create` finds, `MemoryWriteHandle.abandon` and `MemoryLedgerClient.close` are a writer's crash.
+Tests inject faults: `fail_next` makes calls fail, `hold_adds` keeps adds in flight, `bookies` sets the bookies that
+`create` can use, `MemoryWriteHandle.abandon` and `MemoryLedgerClient.close` simulate a crash of a writer.
 """
 
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import Final, Literal, TypeVar
+from typing import Final, Literal, TypeVar, Unpack
 
 from bindery_core.errors import (
     BadRequest,
@@ -25,12 +25,13 @@ from bindery_core.errors import (
     NotEnoughBookies,
     Unauthorized,
 )
-from bindery_core.formats.ledger_metadata import DigestType, LedgerMetadata, LedgerState, Segment
+from bindery_core.formats.ledger_metadata import LedgerMetadata, LedgerState
 from bindery_core.ids import BookieId, EntryId, LedgerId
 from bindery_core.placement.placement import Candidate, choose_replacements
 from bindery_core.wire.messages import Status
 
 from bindery_client.ledger.api import Entry
+from bindery_client.ledger.new_ledger import LedgerOptions, NewLedger
 from bindery_client.ledger.replica import ReplicaRead
 from bindery_client.memory.memory_replicas import MemoryReplicas
 
@@ -42,17 +43,17 @@ _TAIL_WAIT_S: Final = 3600.0
 Operation = Literal["create", "open", "add", "force", "read", "close", "delete", "metadata"]
 
 
-class _NoChance:
+class _AlwaysZero:
     def random(self) -> float:
         return 0.0
 
 
-_NO_CHANCE: Final = _NoChance()
-"""Placement that always chooses the first that will do."""
+_ALWAYS_ZERO: Final = _AlwaysZero()
+"""Random source with which placement always chooses the first suitable bookie."""
 
 
 class _Fault:
-    """`count` calls of one operation that shall fail."""
+    """`count` calls of one operation that will fail."""
 
     __slots__ = ("count", "error", "stored")
 
@@ -63,7 +64,7 @@ class _Fault:
 
 
 class _Ledger:
-    """One ledger as all clients see it."""
+    """One ledger, shared by all clients."""
 
     def __init__(self, ledger_id: LedgerId, metadata: LedgerMetadata) -> None:
         self.ledger_id = ledger_id
@@ -130,7 +131,7 @@ class _Ledger:
 
 
 class MemoryLedgers:
-    """What the clients share: the ledgers, the bookies that `create` finds, and the faults a test asked for."""
+    """State that the clients share: ledgers, bookies, and the faults that a test injected."""
 
     def __init__(
         self,
@@ -138,13 +139,13 @@ class MemoryLedgers:
         bookies: Sequence[str] = ("bookie-0:3181", "bookie-1:3182", "bookie-2:3183", "bookie-3:3184"),
         add_delay_s: float = 0.0,
     ) -> None:
-        """`add_delay_s`: how long an add is in flight; 0: until the loop's next turn."""
+        """`add_delay_s`: time that an add is in flight; 0: until the next turn of the event loop."""
         self.bookies: dict[BookieId, bool] = {BookieId(bookie): True for bookie in bookies}
-        """Bookie id -> writable. A test may change it at any time; no open writer takes notice."""
+        """Bookie id -> writable. A test may change it at any time; open writers ignore it."""
         self.read_answers: dict[BookieId, Status] = {}
-        """What a bookie answers to every read of a replica, instead of the entry."""
+        """Status with which a bookie answers every read of a replica, instead of the entry."""
         self.store_answers: dict[BookieId, Status] = {}
-        """What a bookie answers to every replica that it is to store, instead of storing it."""
+        """Status with which a bookie answers every replica to store, instead of storing it."""
         self.add_delay_s = add_delay_s
         self.ledgers: dict[LedgerId, _Ledger] = {}
         self._next_ledger_id = 0
@@ -152,9 +153,9 @@ class MemoryLedgers:
         self._held: list[Callable[[], None]] | None = None
 
     def fail_next(self, operation: Operation, error: BinderyError, *, count: int = 1, stored: bool = False) -> None:
-        """Let the next `count` calls of `operation` fail with `error` (an add counts per `add_many`).
+        """Make the next `count` calls of `operation` fail with `error` (an add counts per `add_many`).
 
-        `stored`: an add that fails is nevertheless kept, unconfirmed: a recovery will find it (an unknown outcome).
+        `stored`: the failed add is stored, unconfirmed, and a recovery finds it (an unknown outcome).
         """
         self._faults.setdefault(operation, deque()).append(_Fault(error, count, stored))
 
@@ -164,14 +165,14 @@ class MemoryLedgers:
             self._held = []
 
     def release_adds(self) -> None:
-        """Let held adds complete, in order, in the loop's next turn."""
+        """Complete held adds, in order, in the next turn of the event loop."""
         held, self._held = self._held, None
         loop = asyncio.get_running_loop()
         for complete in held or ():
             loop.call_soon(complete)
 
     def deliver(self, complete: Callable[[], None]) -> None:
-        """Carry out an add later, as its bookies' answers would."""
+        """Complete an add later, as the responses of its bookies would."""
         if self._held is not None:
             self._held.append(complete)
         elif self.add_delay_s:
@@ -217,7 +218,7 @@ class MemoryLedgers:
 
 
 class MemoryReadHandle:
-    """`api.ReadHandle`. Its last_add_confirmed moves when it asks, as a real reader's does, not by itself."""
+    """`api.ReadHandle`. Its last_add_confirmed moves when it is read, as a real reader's, and not by itself."""
 
     def __init__(self, ledgers: MemoryLedgers, ledger: _Ledger) -> None:
         self.ledger_id: LedgerId = ledger.ledger_id
@@ -327,7 +328,7 @@ class MemoryWriteHandle:
 
     def _complete_first(self) -> None:
         if not self._in_flight:
-            return  # the handle broke in the meantime and every add was answered
+            return  # the handle broke meanwhile and every add was answered
         payloads, first, future = self._in_flight[0]
         fault = self._ledgers.take_fault("add")
         if fault is not None:
@@ -350,7 +351,7 @@ class MemoryWriteHandle:
         for _payloads, _first, future in in_flight:
             if not future.done():
                 future.set_exception(error)
-                future.exception()  # a cancelled or absent caller is no reason for a warning
+                future.exception()  # no warning if the caller was cancelled or is absent
         self._ledger.wake()
 
     async def force(self) -> int:
@@ -399,33 +400,12 @@ class MemoryLedgerClient:
         self.ledgers = ledgers if ledgers is not None else MemoryLedgers()
         self._writers: list[MemoryWriteHandle] = []
 
-    async def create(
-        self,
-        *,
-        ensemble_size: int = 3,
-        write_quorum: int = 3,
-        ack_quorum: int = 2,
-        digest_type: DigestType = DigestType.CRC32C,
-        password: bytes = b"",
-        custom: Mapping[str, bytes] | None = None,
-        deferred_sync: bool = False,
-    ) -> MemoryWriteHandle:
-        if not 1 <= ack_quorum <= write_quorum <= ensemble_size:
-            raise BadRequest(
-                "quorums must satisfy 1 <= ack_quorum <= write_quorum <= ensemble_size",
-                ensemble_size=ensemble_size, write_quorum=write_quorum, ack_quorum=ack_quorum,
-            )  # fmt: skip
+    async def create(self, **options: Unpack[LedgerOptions]) -> MemoryWriteHandle:
+        new = NewLedger(**options)
         await asyncio.sleep(0)
         self.ledgers.raise_fault("create")
-        ensemble = self.ledgers.choose_ensemble(ensemble_size)
-        ledger = self.ledgers.create(
-            LedgerMetadata(
-                ensemble_size=ensemble_size, write_quorum=write_quorum, ack_quorum=ack_quorum,
-                segments=(Segment(EntryId(0), ensemble),), digest_type=digest_type, password=password,
-                custom=dict(custom or {}),
-            )
-        )  # fmt: skip
-        ledger.writer = MemoryWriteHandle(self.ledgers, ledger, deferred_sync=deferred_sync)
+        ledger = self.ledgers.create(new.metadata(self.ledgers.choose_ensemble(new.ensemble_size)))
+        ledger.writer = MemoryWriteHandle(self.ledgers, ledger, deferred_sync=new.deferred_sync)
         self._writers.append(ledger.writer)
         return ledger.writer
 
@@ -480,9 +460,13 @@ class MemoryLedgerClient:
         return runs
 
     async def read_replicas(
-        self, ledger_id: LedgerId, metadata: LedgerMetadata, bookie_id: BookieId, entry_ids: Sequence[EntryId],
+        self,
+        ledger_id: LedgerId,
+        metadata: LedgerMetadata,
+        bookie_id: BookieId,
+        entry_ids: Sequence[EntryId],
         take: Callable[[ReplicaRead], T],
-    ) -> list[T]:  # fmt: skip
+    ) -> list[T]:
         await asyncio.sleep(0)
         ledger = self.ledgers.ledgers.get(ledger_id)
         copies, entries = (ledger.copies, ledger.entries) if ledger is not None else (MemoryReplicas(ledger_id), [])
@@ -493,9 +477,14 @@ class MemoryLedgerClient:
         ]
 
     async def store_replicas(
-        self, ledger_id: LedgerId, metadata: LedgerMetadata, bookie_id: BookieId, frames: Sequence[bytes], *,
+        self,
+        ledger_id: LedgerId,
+        metadata: LedgerMetadata,
+        bookie_id: BookieId,
+        frames: Sequence[bytes],
+        *,
         timeout_s: float | None = None,
-    ) -> list[int]:  # fmt: skip
+    ) -> list[int]:
         await asyncio.sleep(0)
         ledger = self.ledgers.find(ledger_id)
         self._check_registered(bookie_id)
@@ -507,16 +496,20 @@ class MemoryLedgerClient:
         return [int(answer)] * len(frames)
 
     async def choose_replacements(
-        self, ensemble: tuple[BookieId, ...], failed: Mapping[int, BookieId], *, write_quorum: int,
+        self,
+        ensemble: tuple[BookieId, ...],
+        failed: Mapping[int, BookieId],
+        *,
+        write_quorum: int,
         exclude: Mapping[BookieId, str] | None = None,
-    ) -> dict[int, BookieId]:  # fmt: skip
+    ) -> dict[int, BookieId]:
         await asyncio.sleep(0)
         candidates = [
             Candidate(bookie_id, refusal=None if is_writable else "read-only")
             for bookie_id, is_writable in self.ledgers.bookies.items()
         ]
         return choose_replacements(
-            candidates, ensemble=ensemble, failed=failed, write_quorum=write_quorum, rng=_NO_CHANCE, exclude=exclude
+            candidates, ensemble=ensemble, failed=failed, write_quorum=write_quorum, rng=_ALWAYS_ZERO, exclude=exclude
         )
 
     async def update_metadata(
@@ -536,7 +529,7 @@ class MemoryLedgerClient:
             raise BookieUnavailable("bookie is not registered", bookie_id=bookie_id)
 
     async def close(self) -> None:
-        """Abandon every ledger this client is writing, as the end of its process would."""
+        """Abandon every ledger that this client writes, as the end of its process would."""
         for writer in self._writers:
             if writer.is_closed:
                 continue

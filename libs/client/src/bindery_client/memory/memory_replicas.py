@@ -1,7 +1,7 @@
-"""MemoryReplicas: which bookie holds which entries, for ledgers in memory.
+"""MemoryReplicas: record which bookie holds which entries, for ledgers in memory.
 
-A copy is made from its entry when somebody asks, unless it was stored as it is or a test damaged it. Tests ask for
-faults: `lose`, `damage`, and an answer that a bookie gives to every read or add.
+A copy is made from its entry when it is read, unless it was stored as a frame or a test damaged it. Tests inject
+faults with `lose`, `damage`, and a status that a bookie returns for every read or add.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,15 +22,15 @@ def digester_of(metadata: LedgerMetadata) -> Digester:
 
 
 class MemoryReplicas:
-    """The copies of one ledger. Invariant: they stay where they are, whatever becomes of the metadata."""
+    """The copies of one ledger. Invariant: changes of the metadata do not move them."""
 
     def __init__(self, ledger_id: LedgerId) -> None:
         self._ledger_id = ledger_id
         self._held: dict[BookieId, dict[int, bytes | None]] = {}
-        """Bookie -> entry id -> frame; None: as its entry gives it."""
+        """Bookie -> entry id -> frame; None: the frame of the entry."""
 
     def add(self, metadata: LedgerMetadata, entry_id: int) -> None:
-        """As the writer's bookies do."""
+        """Store an entry at the bookies of its write set, as the writer does."""
         ensemble = metadata.last_segment.ensemble
         for index in write_set(
             entry_id=entry_id, ensemble_size=metadata.ensemble_size, write_quorum=metadata.write_quorum
@@ -38,7 +38,7 @@ class MemoryReplicas:
             self._held.setdefault(ensemble[index], {})[entry_id] = None
 
     def cut(self, count: int) -> None:
-        """Forget entries from `count` on: the ledger was closed without them."""
+        """Drop entries from `count` on, because the ledger was closed without them."""
         for held in self._held.values():
             for entry_id in [entry_id for entry_id in held if entry_id >= count]:
                 del held[entry_id]
@@ -49,20 +49,20 @@ class MemoryReplicas:
             held[peek_ids(frame)[1]] = bytes(frame)
 
     def lose(self, bookie_id: BookieId, *entry_ids: int) -> None:
-        """The bookie has these no more; without any: nothing of this ledger."""
+        """Remove these entries from the bookie; without any: the whole ledger."""
         if not entry_ids:
             self._held.pop(bookie_id, None)
         for entry_id in entry_ids:
             del self._held[bookie_id][entry_id]
 
     def damage(self, metadata: LedgerMetadata, entries: Sequence[Entry], bookie_id: BookieId, entry_id: int) -> None:
-        """Flip a bit of what the bookie holds."""
+        """Flip a bit of the bookie's copy."""
         frame = self._frame(metadata, entries, bookie_id, entry_id)
         assert frame is not None
         self._held[bookie_id][entry_id] = frame[:-1] + bytes([frame[-1] ^ 1])
 
     def runs(self, bookie_id: BookieId) -> list[tuple[int, int]]:
-        """Runs (first, count) of the entries that the bookie holds, ascending."""
+        """Return runs (first, count) of the entries that the bookie holds, ascending."""
         runs: list[tuple[int, int]] = []
         for entry_id in sorted(self._held.get(bookie_id, ())):
             if runs and sum(runs[-1]) == entry_id:
@@ -81,20 +81,23 @@ class MemoryReplicas:
         bookies: Mapping[BookieId, bool],
         status: int | None,
     ) -> ReplicaRead:
-        """What the bookie answers for one entry; `status`: instead of an entry."""
+        """Return the bookie's response for one entry; `status`: returned instead of the entry."""
         if bookie_id not in bookies:
             return ReplicaRead(
-                self._ledger_id, entry_id, bookie_id, int(Status.IO_ERROR), None, Verdict.ERROR,
+                self._ledger_id,
+                entry_id,
+                bookie_id,
+                int(Status.IO_ERROR),
+                None,
+                Verdict.ERROR,
                 reason="bookie is not registered",
-            )  # fmt: skip
+            )
         frame = None if status is not None else self._frame(metadata, entries, bookie_id, entry_id)
         if status is None:
             missing = Status.NO_ENTRY if bookie_id in self._held else Status.NO_LEDGER
             status = int(missing if frame is None else Status.OK)
         response = ReadResponse(0, status, self._ledger_id, entry_id, frame)
-        return judge(
-            digester_of(metadata), response, bookie_id=bookie_id, ledger_id=self._ledger_id, entry_id=entry_id
-        )  # fmt: skip
+        return judge(digester_of(metadata), response, bookie_id=bookie_id, ledger_id=self._ledger_id, entry_id=entry_id)
 
     def _frame(
         self, metadata: LedgerMetadata, entries: Sequence[Entry], bookie_id: BookieId, entry_id: int
@@ -107,6 +110,10 @@ class MemoryReplicas:
             return stored
         entry = entries[entry_id]
         return pack(
-            digester_of(metadata), ledger_id=self._ledger_id, entry_id=entry_id, lac=entry_id - 1,
-            length=entry.length, payload=entry.payload,
-        )  # fmt: skip
+            digester_of(metadata),
+            ledger_id=self._ledger_id,
+            entry_id=entry_id,
+            lac=entry_id - 1,
+            length=entry.length,
+            payload=entry.payload,
+        )

@@ -1,4 +1,4 @@
-"""Availability: which entries of a ledger a bookie holds, the answer to GET_LIST_OF_ENTRIES_OF_LEDGER.
+"""Availability: the entries of a ledger that a bookie holds, in the response to GET_LIST_OF_ENTRIES_OF_LEDGER.
 
 Integers are big-endian.
 
@@ -12,7 +12,7 @@ Integers are big-endian.
 |        + 16  |    4 | i32  | run_size    | entries in each run                                          |
 |        + 20  |    4 | i32  | period      | distance from one run's start to the next; 0: just one run   |
 
-BookKeeper's encoder writes every run as a group of its own, and so do we; readers take groups of many runs as well.
+BookKeeper's encoder and ours write every run as a separate group; readers accept groups of many runs as well.
 Source: BookKeeper AvailabilityOfEntriesOfLedger.
 """
 
@@ -29,14 +29,14 @@ GROUP_SIZE: Final = 24
 VERSION: Final = 0
 RUN_SIZE_MAX: Final = 2**31 - 1
 RUN_COUNT_MAX: Final = 10_000_000
-"""Runs that a reader unfolds at most: 24 bytes from a peer must not become all of our memory."""
+"""Maximum number of runs that a reader expands: 24 bytes from a peer must not fill the memory."""
 
 assert _HEADER.size == HEADER_SIZE
 assert _GROUP.size == GROUP_SIZE
 
 
 def encode(runs: Sequence[tuple[int, int]]) -> bytes:
-    """`runs`: (first entry id, count), ascending, not touching. A run over 2^31 - 1 entries becomes several."""
+    """Encode `runs`: (first entry id, count), ascending, not adjacent. A run over 2^31 - 1 entries becomes several."""
     groups = []
     end = -1
     for first, count in runs:
@@ -52,7 +52,7 @@ def encode(runs: Sequence[tuple[int, int]]) -> bytes:
 
 
 def decode(data: bytes) -> list[tuple[int, int]]:
-    """Runs (first entry id, count), as written. Raises BadVersion, Corrupt, or TooLarge over RUN_COUNT_MAX runs."""
+    """Return the runs (first entry id, count). Raises BadVersion, Corrupt, or TooLarge over RUN_COUNT_MAX runs."""
     if len(data) < HEADER_SIZE:
         raise Corrupt("availability is cut off", size=len(data))
     version, group_count = _HEADER.unpack_from(data)
@@ -71,8 +71,11 @@ def decode(data: bytes) -> list[tuple[int, int]]:
         ):
             raise Corrupt(
                 "availability contains an invalid group",
-                first_start=first_start, last_start=last_start, run_size=run_size, period=period,
-            )  # fmt: skip
+                first_start=first_start,
+                last_start=last_start,
+                run_size=run_size,
+                period=period,
+            )
         run_count = 1 if single else (last_start - first_start) // period + 1
         if len(runs) + run_count > RUN_COUNT_MAX:
             raise TooLarge("availability contains too many runs", run_count_max=RUN_COUNT_MAX)

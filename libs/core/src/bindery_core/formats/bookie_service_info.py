@@ -1,10 +1,11 @@
-"""What a registered bookie says of itself: the data of `available/<bookie id>` and `available/readonly/<bookie id>`.
+"""Service info of a registered bookie: the data of `available/<bookie id>` and `available/readonly/<bookie id>`.
 
 The bytes are BookieServiceInfoFormat (bookie_service_info.proto). Empty data is legal: a bookie from before 4.11, whose
 id is its `host:port`. Clients take host and port from the endpoint whose protocol is `bookie-rpc`, whatever its id.
 Source: BookKeeper BookieServiceInfoSerde.
 
-Written by hand, because a bookie does so before it serves and protobuf takes a sixth of its start; read by protobuf.
+Encoding is hand-written, because a bookie encodes it at its start, of which protobuf takes a sixth. Decoding uses
+protobuf.
 """
 
 from collections.abc import Mapping
@@ -35,7 +36,7 @@ class Endpoint:
     """`bookie-rpc` or `http`."""
     auth: tuple[str, ...] = ()
     extensions: tuple[str, ...] = ()
-    """`tls` when the endpoint can be upgraded."""
+    """`tls` if the endpoint can be upgraded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class BookieServiceInfo:
     properties: Mapping[str, str] = field(default_factory=dict)
 
     def rpc_address(self) -> tuple[str, int] | None:
-        """(host, port) of the ledger protocol; None when the bookie publishes none and cannot be contacted."""
+        """(host, port) of the ledger protocol; None if the bookie publishes none and cannot be contacted."""
         for endpoint in self.endpoints:
             if endpoint.protocol == BOOKIE_RPC:
                 return endpoint.host, endpoint.port
@@ -52,7 +53,7 @@ class BookieServiceInfo:
 
 
 def of_bookie(*, host: str, port: int, http_port: int | None = None) -> BookieServiceInfo:
-    """What our bookie publishes, as BookKeeper's does: its ledger port and, if it runs, its admin HTTP port."""
+    """Return what our bookie publishes, as BookKeeper's does: its ledger port and, if it runs, its admin HTTP port."""
     endpoints = [Endpoint("bookie", port, host, BOOKIE_RPC)]
     if http_port is not None:
         endpoints.append(Endpoint("httpserver", http_port, host, HTTP))
@@ -60,7 +61,7 @@ def of_bookie(*, host: str, port: int, http_port: int | None = None) -> BookieSe
 
 
 def encode(info: BookieServiceInfo) -> bytes:
-    """Fields in the order of their numbers, properties in that of their names: equal infos give equal bytes."""
+    """Encode fields by number and properties by name, so that equal infos give equal bytes."""
     endpoints = (_text(6, _endpoint(endpoint)) for endpoint in info.endpoints)
     properties = (
         _text(7, _text(1, name.encode()) + _text(2, value.encode())) for name, value in sorted(info.properties.items())
@@ -87,7 +88,7 @@ def _text(field_number: int, data: bytes) -> bytes:
 
 
 def decode(data: bytes, *, bookie_id: BookieId) -> BookieServiceInfo:
-    """Raises Corrupt for bytes that are no service info, and for empty data of a bookie whose id is not `host:port`."""
+    """Raises Corrupt for invalid bytes, and for empty data of a bookie whose id is not `host:port`."""
     if not data:
         host, _, port = bookie_id.rpartition(":")
         if not host or not port.isdigit() or int(port) > PORT_MAX:

@@ -1,17 +1,17 @@
-"""Cookies: which bookie, which disks, which cluster. The same text stands in `cookies/<bookie id>` and on each disk.
+"""Cookies identify a bookie, its disks and its cluster. `cookies/<bookie id>` and each disk hold the same text.
 
 | layout | text                                                                                                       |
 |-------:|------------------------------------------------------------------------------------------------------------|
-|      5 | "5", LF, CookieFormat (cookie.proto) in protobuf's text form; what we write                                |
+|      5 | "5", LF, CookieFormat (cookie.proto) in protobuf's text form; the layout that we write                     |
 |      4 | "4", LF, the same without indexDirs                                                                        |
 |      3 | four lines: "3", bookie id, journal directories, ledger directories                                        |
 
 Journal directories are joined by ','; ledger and index directories are their count, TAB, and the directories joined by
-TAB. Directories are those configured, without the `current` below them. Layouts below 3 are too old to be compared.
+TAB. Directories are the configured ones, without the `current` below them. Layouts below 3 are too old to compare.
 Source: BookKeeper Cookie.
 
-The plain form of that text, a field a line as we and BookKeeper write it, is written and read by hand: a bookie does
-both before it serves, and protobuf takes a sixth of its start. Any other form is left to protobuf's parser.
+The plain form of the text, one field per line as BookKeeper and we write it, is coded by hand: a bookie reads and
+writes it at its start, of which protobuf takes a sixth. Any other form is decoded by protobuf's parser.
 """
 
 import re
@@ -41,12 +41,12 @@ class Cookie:
     journal_dirs: tuple[str, ...]
     ledger_dirs: tuple[str, ...]
     index_dirs: tuple[str, ...] | None = None
-    """None: the index stands in the ledger directories."""
+    """None: the index is in the ledger directories."""
     instance_id: str | None = None
     """The cluster's INSTANCEID."""
 
     def text(self) -> bytes:
-        """The cookie in layout 5. Raises BadRequest for a directory whose name the text could not give back."""
+        """Return the cookie in layout 5. Raises BadRequest for a directory whose name the text cannot represent."""
         for directory in (*self.journal_dirs, *self.ledger_dirs, *(self.index_dirs or ())):
             if not directory or "\t" in directory or "\n" in directory:
                 raise BadRequest("a cookie cannot hold this directory's name", directory=directory)
@@ -65,7 +65,7 @@ class Cookie:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One field in which a cookie is not what it should be."""
+    """One field in which a cookie differs from the expected one."""
 
     field: str
     expected: str
@@ -73,7 +73,7 @@ class Difference:
 
 
 def parse(text: bytes) -> Cookie:
-    """A cookie of layout 3, 4 or 5. Raises BadVersion for another layout, Corrupt for a text that is no cookie."""
+    """Parse a cookie of layout 3, 4 or 5. Raises BadVersion for another layout, Corrupt for an invalid text."""
     try:
         first, _, rest = text[:TEXT_SIZE_MAX].decode("utf-8").partition("\n")
         layout = int(first.strip())
@@ -98,7 +98,7 @@ def parse(text: bytes) -> Cookie:
 
 
 def _plain_fields(text: str) -> dict[str, str] | None:
-    """The fields of a text in the plain form; None for any other text, and for one that lacks a field."""
+    """Return the fields of a text in the plain form; None for any other text, and if a field is missing."""
     fields: dict[str, str] = {}
     for line in text.removesuffix("\n").split("\n"):
         match = _PLAIN_LINE.fullmatch(line)
@@ -112,7 +112,7 @@ def _plain_fields(text: str) -> dict[str, str] | None:
 
 
 def _any_fields(text: str, *, layout: int) -> dict[str, str]:
-    """The same of any text, by protobuf. Raises Corrupt."""
+    """Return the fields of any text, parsed by protobuf. Raises Corrupt."""
     from google.protobuf import text_format
 
     from bindery_core.formats import cookie_pb2 as pb
@@ -128,9 +128,9 @@ def _any_fields(text: str, *, layout: int) -> dict[str, str]:
 
 
 def differences(expected: Cookie, found: Cookie) -> list[Difference]:
-    """Field by field what is wrong with `found`; empty: it is the same bookie with the same disks in the same cluster.
+    """Return the fields of `found` that differ; empty: it is the same bookie with the same disks in the same cluster.
 
-    Index directories that are not named are the ledger directories.
+    If index directories are not named, they are the ledger directories.
     """
     none = "(none)"
     pairs = [
@@ -148,7 +148,7 @@ def differences(expected: Cookie, found: Cookie) -> list[Difference]:
 
 
 def describe(problems: list[Difference]) -> str:
-    """The differences side by side, one line a field, for an operator's eyes."""
+    """Return the differences side by side, one line per field, for an operator."""
     rows = [("field", "expected", "found"), *((d.field, d.expected, d.found) for d in problems)]
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     return "\n".join(
@@ -168,7 +168,7 @@ def _unpack_dirs(text: str) -> tuple[str, ...]:
 
 
 def _quoted(text: str) -> str:
-    """As protobuf's text form has it: UTF-8, and in it whatever is not printable ASCII as three octal digits."""
+    """Quote as protobuf's text form does: UTF-8, with bytes other than printable ASCII as three octal digits."""
     parts = []
     for code in text.encode():
         letter = _ESCAPED.get(bytes((code,)))
@@ -180,5 +180,5 @@ def _quoted(text: str) -> str:
 
 
 def _unquoted(text: str) -> str:
-    """The reverse, of what `_PLAIN_LINE` lets through. Raises UnicodeDecodeError."""
+    """Undo `_quoted` for text that `_PLAIN_LINE` matches. Raises UnicodeDecodeError."""
     return _ESCAPE.sub(lambda m: bytes((int(m[1], 8),)) if m[1] else _ESCAPES[m[2]], text.encode()).decode()

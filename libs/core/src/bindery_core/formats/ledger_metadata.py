@@ -1,7 +1,7 @@
-"""Ledger metadata: what one znode says of one ledger. The codecs are in `ledger_metadata_codec`.
+"""Ledger metadata: the content of a ledger's znode. The codecs are in `ledger_metadata_codec`.
 
 Invariants: ack_quorum <= write_quorum <= ensemble_size; segments ascend by first entry id, the first starts at 0, each
-lists exactly ensemble_size bookies; last_entry_id and length mean something only when CLOSED.
+lists exactly ensemble_size bookies; last_entry_id and length are valid only when CLOSED.
 Source: BookKeeper's LedgerMetadataFormat.
 """
 
@@ -13,7 +13,7 @@ from bindery_core.ids import INVALID_ENTRY_ID, BookieId, EntryId
 
 
 class DigestType(IntEnum):
-    """How entries are guarded. Numbers: LedgerMetadataFormat.DigestType."""
+    """How entries are protected. Numbers: LedgerMetadataFormat.DigestType."""
 
     CRC32 = 1
     MAC = 2
@@ -48,12 +48,12 @@ class LedgerMetadata:
     """Payload bytes; 0 unless CLOSED."""
     digest_type: DigestType | None = DigestType.CRC32C
     password: bytes | None = b""
-    """In clear, as BookKeeper keeps it. None only in metadata written by very old clients."""
+    """In clear text, as in BookKeeper. None only in metadata written by very old clients."""
     ctime_ms: int | None = None
     custom: dict[str, bytes] = field(default_factory=dict)
     c_token: int | None = None
     format_version: int = 3
-    """Serialisation that the znode uses; an update keeps it."""
+    """Serialization that the znode uses; an update keeps it."""
 
     def __post_init__(self) -> None:
         assert 1 <= self.ack_quorum <= self.write_quorum <= self.ensemble_size
@@ -63,7 +63,7 @@ class LedgerMetadata:
         assert all(a.first_entry_id < b.first_entry_id for a, b in zip(self.segments, self.segments[1:], strict=False))
 
     def with_changes(self, **changes: object) -> Self:
-        """A copy with `changes`; fields as in the constructor."""
+        """Return a copy with `changes`; fields as in the constructor."""
         return replace(self, **changes)  # type: ignore[arg-type]
 
     @property
@@ -71,7 +71,7 @@ class LedgerMetadata:
         return self.segments[-1]
 
     def segment_of(self, entry_id: EntryId) -> Segment:
-        """The segment that holds `entry_id` (>= 0): the one with the greatest first entry id <= entry_id."""
+        """Return the segment that holds `entry_id` (>= 0): the one with the greatest first entry id <= entry_id."""
         for segment in reversed(self.segments):
             if segment.first_entry_id <= entry_id:
                 return segment

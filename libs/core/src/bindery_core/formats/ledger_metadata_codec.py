@@ -1,4 +1,4 @@
-"""Ledger metadata as bytes: what `/ledgers/.../L<id>` holds.
+"""Ledger metadata as bytes: the content of `/ledgers/.../L<id>`.
 
 | part   | bytes                                                                                                     |
 |--------|-----------------------------------------------------------------------------------------------------------|
@@ -7,13 +7,13 @@
 |        | version 2: LedgerMetadataFormat in protobuf's text format                                                  |
 |        | version 1: lines (ledger_metadata_v1.py)                                                                   |
 
-Version 3 is what BookKeeper has written since 4.9, and what we write for new ledgers. An update keeps the version that
-a ledger has, so that the clients that wrote it go on understanding it.
-Bytes behind the message of version 3 are ignored. Which fields are written, all in the order of their numbers:
+BookKeeper has written version 3 since 4.9, and we write it for new ledgers. An update keeps the version that a ledger
+has, so that the clients that wrote it can still read it.
+Bytes after the message of version 3 are ignored. These fields are written, in the order of their numbers:
 - quorumSize, ensembleSize, length, lastEntryId, state, segments and ackQuorumSize always; unless CLOSED, length is 0
-  and lastEntryId -1, and readers ignore both;
-- digestType and password together, or neither (metadata of very old clients); a password alone means CRC32;
-- ctime only when it was stored: a time taken from the znode is not written back;
+    and lastEntryId is -1, and readers ignore both;
+  - digestType and password together, or neither (metadata of very old clients); a password alone means CRC32;
+  - ctime only if it was stored: a time taken from the znode is not written back;
 - cToken always, 0 when unset; never in version 2.
 Source: BookKeeper LedgerMetadataSerDe.
 """
@@ -32,9 +32,9 @@ from bindery_core.ids import BookieId, EntryId
 
 _MAGIC: Final = b"BookieMetadataFormatVersion\t"
 _VERSION_SIZE_MAX = 10
-"""Digits of the version that are looked at; more is no version."""
+"""Maximum digits of the version."""
 FORMAT_VERSION: Final = 3
-"""Of new ledgers."""
+"""Format version of new ledgers."""
 FORMAT_VERSION_MIN: Final = 1
 HEADER: Final = b"%b%d\n" % (_MAGIC, FORMAT_VERSION)
 
@@ -42,10 +42,10 @@ assert len(HEADER) == 30
 
 
 def encode(metadata: LedgerMetadata) -> bytes:
-    """`metadata` in its own format version.
+    """Encode `metadata` in its own format version.
 
-    Raises BadVersion for a version that does not exist, and for metadata that its version cannot express: version 1
-    has neither password nor digest type, ack quorum, creation time or custom metadata.
+    Raises BadVersion for an unknown version, and for metadata that its version cannot express: version 1 has neither
+    password nor digest type, ack quorum, creation time or custom metadata.
     """
     closed = metadata.state is LedgerState.CLOSED
     assert closed or (metadata.last_entry_id == -1 and metadata.length == 0)
@@ -65,10 +65,11 @@ def encode(metadata: LedgerMetadata) -> bytes:
 
 
 def decode(data: bytes) -> LedgerMetadata:
-    """What `encode`, or BookKeeper, wrote, in whichever version.
+    """Decode metadata that `encode` or BookKeeper wrote, in any version.
 
-    Raises BadVersion for other versions than 1 to 3, and Corrupt, naming what is wrong, for bytes that are no metadata
-    or contradict themselves: nobody may act on half-understood metadata.
+    Raises BadVersion for other versions than 1 to 3. Raises Corrupt, with the reason, for bytes that are not metadata
+    or
+    contradict themselves, because partly understood metadata must not be used.
     """
     version, at = _decode_header(data)
     match version:
@@ -98,7 +99,7 @@ def _parse_binary(data: bytes, at: int) -> pb.LedgerMetadataFormat:
 
 
 def _parse_text(data: bytes, at: int) -> pb.LedgerMetadataFormat:
-    """Fields that we do not know are passed over, as in the binary form."""
+    """Unknown fields are ignored, as in the binary form."""
     message = pb.LedgerMetadataFormat()
     try:
         text_format.Parse(data[at:].decode(), message, allow_unknown_field=True)
@@ -110,7 +111,7 @@ def _parse_text(data: bytes, at: int) -> pb.LedgerMetadataFormat:
 
 
 def _to_message(metadata: LedgerMetadata) -> pb.LedgerMetadataFormat:
-    """All but the cToken."""
+    """Return the message without the cToken."""
     message = pb.LedgerMetadataFormat()
     message.quorumSize = metadata.write_quorum
     message.ensembleSize = metadata.ensemble_size
@@ -199,8 +200,10 @@ def _check_quorums(ensemble_size: int, write_quorum: int, ack_quorum: int) -> No
     if not 1 <= ack_quorum <= write_quorum <= ensemble_size:
         raise Corrupt(
             "ledger metadata contains invalid quorums",
-            ensemble_size=ensemble_size, write_quorum=write_quorum, ack_quorum=ack_quorum,
-        )  # fmt: skip
+            ensemble_size=ensemble_size,
+            write_quorum=write_quorum,
+            ack_quorum=ack_quorum,
+        )
 
 
 def _check_segments(segments: tuple[Segment, ...], ensemble_size: int) -> None:
@@ -211,14 +214,16 @@ def _check_segments(segments: tuple[Segment, ...], ensemble_size: int) -> None:
         if len(segment.ensemble) != ensemble_size:
             raise Corrupt(
                 "the size of a segment differs from the ensemble size",
-                first_entry_id=segment.first_entry_id, bookies=len(segment.ensemble), ensemble_size=ensemble_size,
-            )  # fmt: skip
+                first_entry_id=segment.first_entry_id,
+                bookies=len(segment.ensemble),
+                ensemble_size=ensemble_size,
+            )
         if segment.first_entry_id <= expected_above or (index == 0 and segment.first_entry_id != 0):
             raise Corrupt("segments do not ascend from entry 0", first_entry_id=segment.first_entry_id, index=index)
         expected_above = segment.first_entry_id
 
 
-# Enum fields take plain ints when the program runs; only the generated stubs insist on their own classes.
+# Enum fields accept plain ints at run time; only the generated stubs require their own classes.
 
 
 def _state(state: LedgerState) -> pb.LedgerMetadataFormat.State:

@@ -1,10 +1,10 @@
-"""Version 1 of ledger metadata, behind the header: lines of text, each ended by LF.
+"""Version 1 of ledger metadata, after the header: lines of text, each ended by LF.
 
 | line      | content                                                                                               |
 |-----------|-------------------------------------------------------------------------------------------------------|
 | 1, 2, 3   | write quorum, ensemble size, length in bytes, each in decimal                                         |
-| segment   | first entry id, then each bookie of the ensemble, with a TAB in front; one line per segment           |
-| state     | last entry id (CLOSED) or -102 (IN_RECOVERY), TAB, "CLOSED"; no line, and no LF behind it: OPEN       |
+| segment   | first entry id, then each bookie of the ensemble, preceded by a TAB; one line per segment             |
+| state     | last entry id (CLOSED) or -102 (IN_RECOVERY), TAB, "CLOSED"; no line, and no final LF: OPEN           |
 
 There is no ack quorum (it equals the write quorum), no password, no digest type. Clients before 4.2 wrote it.
 Source: BookKeeper LedgerMetadataSerDe, serializeVersion1.
@@ -21,7 +21,7 @@ _IN_RECOVERY_ENTRY_ID: Final = -102
 
 
 class Fields(NamedTuple):
-    """What the lines say; quorums and segments are unchecked."""
+    """Content of the lines; quorums and segments are unchecked."""
 
     write_quorum: int
     ensemble_size: int
@@ -32,7 +32,7 @@ class Fields(NamedTuple):
 
 
 def encode(metadata: LedgerMetadata) -> bytes:
-    """The lines. Raises BadVersion, with the field, for metadata that they cannot express."""
+    """Return the lines. Raises BadVersion, with the field, for metadata that they cannot express."""
     for field, lost in (
         ("password", metadata.password is not None or metadata.digest_type is not None),
         ("ack_quorum", metadata.ack_quorum != metadata.write_quorum),
@@ -54,7 +54,7 @@ def encode(metadata: LedgerMetadata) -> bytes:
 
 
 def decode(body: bytes) -> Fields:
-    """What the lines say. Raises Corrupt. Lines behind the state do not matter."""
+    """Parse the lines. Raises Corrupt. Lines after the state are ignored."""
     try:
         lines = body.decode().split("\n")
     except UnicodeDecodeError as error:
@@ -66,7 +66,7 @@ def decode(body: bytes) -> Fields:
     for line in lines[3:]:
         first, *bookies = line.removesuffix("\r").split("\t")
         if not first and not bookies:
-            continue  # behind the last LF
+            continue  # after the last LF
         number = _number(first)
         if bookies == [_CLOSED]:
             if number == _IN_RECOVERY_ENTRY_ID:

@@ -1,4 +1,4 @@
-"""What stands in the nodes of the under-replication tree: marks, locks, votes, the layout, times of checks.
+"""Content of the nodes of the under-replication tree: marks, locks, votes, the layout, times of checks.
 
 | node              | form                | message (replication.proto)     | example                            |
 |-------------------|---------------------|---------------------------------|------------------------------------|
@@ -8,7 +8,7 @@
 | vote, `V_<n>`     | protobuf text       | AuditorVoteFormat               | `bookieId: "host:3181"` LF         |
 | `*ctime`          | protobuf bytes      | CheckTimeFormat                 | 08, varint of ms since 1970        |
 
-Anybody with access to the tree may have written these; what cannot be read is Corrupt, never another exception.
+Any client with access to the tree may have written these; unreadable content raises Corrupt and no other exception.
 Source: BookKeeper DataFormats.proto, ZkLedgerUnderreplicationManager, AuditorElector.
 """
 
@@ -25,7 +25,7 @@ from bindery_core.formats import replication_pb2 as pb
 LAYOUT_TYPE: Final = "BASIC"
 LAYOUT_VERSION: Final = 1
 TEXT_SIZE_MAX: Final = 64 * 1024
-"""Bytes of a text that is still parsed: some thousand replicas. Parsing is slow, so more must not hold up the loop."""
+"""Maximum bytes of a text that is parsed: some thousand replicas. Parsing is slow and must not block the event loop."""
 _NUMBER_SIZE_MAX: Final = 64
 
 M = TypeVar("M", bound=Message)
@@ -36,13 +36,13 @@ class MarkText:
     """The content of a mark."""
 
     replicas: tuple[str, ...] = ()
-    """Bookie ids exactly as in ledger metadata; may be empty: look at the whole ledger."""
+    """Bookie ids exactly as in ledger metadata; empty: check the whole ledger."""
     ctime_ms: int | None = None
-    """When it was marked (last), ms since 1970; None: its writer does not say."""
+    """Time of the last mark, ms since 1970; None: not recorded."""
 
 
 def encode_mark(replicas: Iterable[str], ctime_ms: int | None) -> bytes:
-    """Raises BadRequest when it would be longer than TEXT_SIZE_MAX."""
+    """Raises BadRequest if the mark would be longer than TEXT_SIZE_MAX."""
     message = pb.UnderreplicatedLedgerFormat(replica=replicas)
     if ctime_ms is not None:
         message.ctime = ctime_ms
@@ -60,7 +60,7 @@ def encode_lock(worker: str) -> bytes:
 
 
 def decode_lock(data: bytes) -> str:
-    """Who holds the lock; empty: it does not say. Raises Corrupt."""
+    """Return the holder of the lock; empty: not recorded. Raises Corrupt."""
     return _parse(data, pb.LockDataFormat()).bookieId
 
 
@@ -69,7 +69,7 @@ def encode_vote(candidate: str) -> bytes:
 
 
 def decode_vote(data: bytes) -> str:
-    """Whose vote it is; empty: it does not say. Raises Corrupt."""
+    """Return the candidate of the vote; empty: not recorded. Raises Corrupt."""
     return _parse(data, pb.AuditorVoteFormat()).bookieId
 
 
@@ -78,7 +78,7 @@ def encode_layout() -> bytes:
 
 
 def check_layout(data: bytes) -> None:
-    """Raises BadVersion when the tree is of another layout, or its LAYOUT cannot be read."""
+    """Raises BadVersion if the tree has another layout, or its LAYOUT cannot be read."""
     try:
         message = _parse(data, pb.LedgerRereplicationLayoutFormat())
     except Corrupt as error:
@@ -96,7 +96,7 @@ def encode_check_time(at_ms: int) -> bytes:
 
 
 def decode_check_time(data: bytes) -> int | None:
-    """ms since 1970; None: it does not say. Raises Corrupt."""
+    """Return ms since 1970; None: not recorded. Raises Corrupt."""
     if len(data) > _NUMBER_SIZE_MAX:
         raise Corrupt("not the time of a check", size=len(data))
     message = pb.CheckTimeFormat()

@@ -1,12 +1,12 @@
 """DeferredLedgerWriter: a writer whose bookies acknowledge before they force an entry to disk.
 
-An entry is acknowledged once an ack quorum wrote it, which a crash of their processes survives and a power loss does
-not. `force` makes it durable: all bookies of the ensemble force what they have, and only when every one of them said so
-do entries that were acknowledged before become readable (`published_lac`). Entries beyond are lost when the ledger is
-recovered.
+An entry is acknowledged once an ack quorum has written it. Such an entry survives a crash of the bookie processes, but
+not a power loss. `force` makes it durable: all bookies of the ensemble force what they have, and only after all of them
+have confirmed it do entries that were acknowledged before become readable (`published_lac`). Later entries are lost
+when the ledger is recovered.
 
-The ensemble cannot change: a newcomer could not force what its predecessor took. So a bookie that fails breaks the
-handle. Source: BookKeeper's WriteFlag.DEFERRED_SYNC and ForceLedgerOp.
+The ensemble cannot change, because a new member cannot force the entries of its predecessor. A bookie that fails
+therefore breaks the handle. Source: BookKeeper's WriteFlag.DEFERRED_SYNC and ForceLedgerOp.
 """
 
 from dataclasses import replace
@@ -21,15 +21,15 @@ from bindery_core.ledger.ledger_writer import LedgerWriter, WriterSettings
 
 
 class ForceMark(NamedTuple):
-    """How far a force that begins now will reach."""
+    """Last entry that a force that begins now covers."""
 
     entry_id: int
     length: int
-    """Payload bytes up to there."""
+    """Payload bytes of the entries up to it."""
 
 
 class DeferredLedgerWriter(LedgerWriter):
-    """Invariants: published_lac <= lac (here: the highest entry acknowledged in order); it moves in `forced` only."""
+    """Invariants: published_lac <= lac (the highest entry acknowledged in order); only `forced` moves published_lac."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class DeferredLedgerWriter(LedgerWriter):
         digester: Digester,
         settings: WriterSettings | None = None,
     ) -> None:
-        settings = replace(settings or WriterSettings(), explicit_lac_idle_s=None)  # `lac` must not be told
+        settings = replace(settings or WriterSettings(), explicit_lac_idle_s=None)  # `lac` must not be published
         super().__init__(ledger_id, metadata, digester=digester, settings=settings)
         self._published = ForceMark(-1, 0)
 
@@ -53,11 +53,11 @@ class DeferredLedgerWriter(LedgerWriter):
         return self._published.length
 
     def mark(self) -> ForceMark:
-        """Take this before the bookies are asked to force, and hand it to `forced` when all of them did."""
+        """Take this before bookies are sent the force request, and pass it to `forced` after all of them succeeded."""
         return ForceMark(self.lac, self.confirmed_length)
 
     def forced(self, mark: ForceMark) -> list[WriterAction]:
-        """Every bookie of the ensemble forced what it had when `mark` was taken. Tells readers of the news."""
+        """Every bookie of the ensemble forced what it had when `mark` was taken. Sends the new LAC to readers."""
         if mark.entry_id <= self._published.entry_id:
             return []
         self._published = mark

@@ -1,18 +1,18 @@
-"""What the ledger state machines ask of their transport. Frozen, so that they compare and print.
+"""Actions that the ledger state machines request from their transport. Frozen, so that they compare and print.
 
-| action         | from              | the transport answers with                                                   |
+| action         | from              | the transport responds with                                                  |
 |----------------|-------------------|------------------------------------------------------------------------------|
 | SendAdds       | writer, recovery  | `receive_many` / `receive_adds`, or `bookie_failed`                          |
 | SendReads      | reader, recovery  | `receive_many` / `receive_reads`, or `bookie_failed`                         |
 | SendLac        | writer            | nothing: best effort                                                         |
 | ChangeEnsemble | writer, recovery  | `ensemble_changed`, `ensemble_change_failed`                                 |
-| Confirm        | writer            | nothing: wake whoever waits for these entries                                |
+| Confirm        | writer            | nothing: complete the callers that wait for these entries                    |
 | Degraded       | writer, recovery  | nothing: mark the ledger under-replicated, once per handle is enough         |
-| SealLedger     | writer            | nothing more: run `plan_close`, the writer's part is over                    |
+| SealLedger     | writer            | nothing more: run `plan_close`; the writer is finished                       |
 | BeginRecovery  | recovery          | `recovery_begun`, `metadata_failed`                                          |
 | CloseRecovered | recovery          | `recovery_closed`, `metadata_failed`                                         |
-| Recovered      | recovery          | nothing: the ledger is closed, `metadata` says how                           |
-| Done           | reader            | nothing: the result is there                                                 |
+| Recovered      | recovery          | nothing: the ledger is closed as in `metadata`                               |
+| Done           | reader            | nothing: the result is available                                             |
 | Fail           | all               | nothing: the machine has ended                                               |
 
 One action per bookie and batch; within `entry_ids` and `frames` positions correspond.
@@ -39,12 +39,12 @@ class SendAdds:
 
 @dataclass(frozen=True, slots=True)
 class SendReads:
-    """Read these entries from one bookie; -1 asks for the last entry it has (the answer echoes -1)."""
+    """Read these entries from one bookie; -1 requests the last entry it has (the response repeats -1)."""
 
     bookie_id: BookieId
     entry_ids: Sequence[int]
     fence: bool = False
-    """Set FENCE_LEDGER (with master key, high priority): from then on the bookie refuses the writer's adds."""
+    """Set FENCE_LEDGER (with master key, high priority): from then on the bookie rejects the writer's adds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,20 +59,20 @@ class SendLac:
 class ChangeEnsemble:
     """Replace failed members of the last ensemble: run `plan_ensemble_change` with these arguments.
 
-    `publish` True: inside the metadata update loop, and answer after the compare-and-set. False (recovery): plan on
-    the machine's own `metadata` and answer at once; the result is published when recovery closes the ledger.
+    `publish` True: run it in the metadata update loop, and respond after the compare-and-set. False (recovery): plan on
+    the machine's own `metadata` and respond at once; the result is published when recovery closes the ledger.
     """
 
     failed: Mapping[int, BookieId]
-    """Ensemble index -> the bookie that failed there."""
+    """Ensemble index -> the bookie that failed at this index."""
     first_entry_id: int
-    """Where the new ensemble begins: last add confirmed + 1."""
+    """First entry of the new ensemble: last add confirmed + 1."""
     publish: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Confirm:
-    """Entries first..last are acknowledged: durable on an ack quorum, and so is everything before them."""
+    """Entries first..last are acknowledged: they and all entries before them are durable on an ack quorum."""
 
     first_entry_id: int
     last_entry_id: int
@@ -80,7 +80,7 @@ class Confirm:
 
 @dataclass(frozen=True, slots=True)
 class Degraded:
-    """Entries from `first_entry_id` on lack their copy on this bookie, and no spare took its place."""
+    """Entries from `first_entry_id` on are missing on this bookie, and no spare replaced it."""
 
     bookie_id: BookieId
     first_entry_id: int
@@ -89,7 +89,7 @@ class Degraded:
 
 @dataclass(frozen=True, slots=True)
 class SealLedger:
-    """Nothing is in flight any more: close the ledger at these values (`plan_close`)."""
+    """No entry is in flight any more: close the ledger at these values (`plan_close`)."""
 
     last_entry_id: int
     length: int
@@ -107,7 +107,7 @@ class CloseRecovered:
     began: tuple[Segment, ...]
     """As recovery read them."""
     recovered: tuple[Segment, ...]
-    """With the ensembles that it changed in memory."""
+    """With the ensembles that recovery changed in memory."""
     last_entry_id: int
     length: int
 
@@ -119,7 +119,7 @@ class Recovered:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A read has all that it was asked for."""
+    """A read is complete."""
 
 
 @dataclass(frozen=True, slots=True)

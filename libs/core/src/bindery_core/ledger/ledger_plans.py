@@ -1,15 +1,15 @@
 """Metadata changes of a ledger, as pure decisions for the metadata update loop.
 
-The loop, run by the transport: read metadata and version; `plan(metadata)`; None -> done, what was read stands; else
-compare-and-set the planned metadata at that version; on VersionConflict, or when the outcome is unknown, start again.
-Every plan answers None for its own result read back, so an unknown outcome is settled by the same loop.
+The loop, run by the transport: read metadata and version; `plan(metadata)`; None: done, the metadata as read is final;
+else compare-and-set the planned metadata at that version; on VersionConflict, or an unknown outcome, start again.
+Every plan returns None for its own result read back, so the same loop resolves an unknown outcome.
 
 | plan                 | OPEN              | IN_RECOVERY  | CLOSED                                         |
 |----------------------|-------------------|--------------|------------------------------------------------|
 | plan_ensemble_change | new last ensemble | LedgerFenced | LedgerClosed                                   |
 | plan_close           | CLOSED            | CLOSED       | same values: None; other values: LedgerFenced  |
 | plan_begin_recovery  | IN_RECOVERY       | None         | None                                           |
-| plan_recovery_close  | None              | CLOSED       | None: somebody else closed it, and that stands |
+| plan_recovery_close  | None              | CLOSED       | None: another client closed it                 |
 
 Source: BookKeeper MetadataUpdateLoop, EnsembleUtils, LedgerHandle.
 """
@@ -31,9 +31,10 @@ def plan_ensemble_change(
     """Put replacements for `failed` into the last ensemble, from `first_entry_id` (last add confirmed + 1) on.
 
     The last segment is replaced when it begins there too, else a segment is appended. A partial replacement counts.
-    None as soon as one of the failed stands at its index no more: an earlier attempt of unknown outcome succeeded, if
-    only in part, and must be adopted. (Going on to replace the rest could end in NotEnoughBookies, and its writer would
-    then confirm entries on an ensemble that is not the published one.)
+    None if one of the failed bookies is no longer at its index: an earlier attempt of unknown outcome succeeded,
+    possibly
+    in part, and must be adopted. (Replacing the rest could end in NotEnoughBookies, and the writer would then confirm
+    entries on an ensemble that is not the published one.)
     Raises LedgerClosed, LedgerFenced, and NotEnoughBookies from `choose`: then nothing was changed.
     """
     if metadata.state is LedgerState.CLOSED:
@@ -46,7 +47,7 @@ def plan_ensemble_change(
 def replace_failed(
     metadata: LedgerMetadata, *, failed: Mapping[int, BookieId], first_entry_id: int, choose: Choose
 ) -> LedgerMetadata | None:
-    """`plan_ensemble_change` without regard to the state: recovery's change in memory."""
+    """`plan_ensemble_change` for any state: used by recovery, which changes ensembles in memory."""
     last = metadata.last_segment
     assert last.first_entry_id <= first_entry_id
     if any(last.ensemble[index] != bookie_id for index, bookie_id in failed.items()):
@@ -67,14 +68,16 @@ def plan_close(metadata: LedgerMetadata, *, last_entry_id: int, length: int) -> 
             return None
         raise LedgerFenced(
             "another client closed the ledger",
-            last_entry_id=metadata.last_entry_id, own_last_entry_id=last_entry_id,
-            length=metadata.length, own_length=length,
-        )  # fmt: skip
+            last_entry_id=metadata.last_entry_id,
+            own_last_entry_id=last_entry_id,
+            length=metadata.length,
+            own_length=length,
+        )
     return metadata.with_changes(state=LedgerState.CLOSED, last_entry_id=EntryId(last_entry_id), length=length)
 
 
 def plan_begin_recovery(metadata: LedgerMetadata) -> LedgerMetadata | None:
-    """OPEN becomes IN_RECOVERY. Another recovery may be running: both go on."""
+    """OPEN becomes IN_RECOVERY. If another recovery is running, both continue."""
     if metadata.state is not LedgerState.OPEN:
         return None
     return metadata.with_changes(state=LedgerState.IN_RECOVERY)
@@ -90,8 +93,8 @@ def plan_recovery_close(
 ) -> LedgerMetadata | None:
     """Close as a recovery, which read the segments `began` and wrote back to the segments `recovered`.
 
-    Somebody else may have changed ensembles since (re-replication does): that stands when recovery changed none itself.
-    Raises TryAgain when both did: a new recovery sorts it out.
+    Another process may have changed ensembles since (re-replication does). Its change is kept if recovery changed none.
+    Raises TryAgain if both changed them; a new recovery resolves this.
     """
     if metadata.state is not LedgerState.IN_RECOVERY:
         return None
@@ -106,8 +109,8 @@ def plan_recovery_close(
 
 
 def fence_targets(metadata: LedgerMetadata) -> tuple[BookieId, ...]:
-    """Bookies to fence before the ledger is deleted: those that could still take adds from its writer.
+    """Bookies to fence before the ledger is deleted: those that could still accept adds from its writer.
 
-    Best effort: send each SendReads((-1,), fence=True) with a short time limit, then delete whatever they answered.
+    Best effort: send each SendReads((-1,), fence=True) with a short time limit, then delete whatever the responses are.
     """
     return () if metadata.state is LedgerState.CLOSED else metadata.last_segment.ensemble

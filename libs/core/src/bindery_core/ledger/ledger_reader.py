@@ -1,12 +1,12 @@
-"""Reading a ledger: which bookie to ask for which entry, whom next, and when to give up; without I/O.
+"""Reading a ledger: which bookie each entry is read from, which one next, and when to give up; without I/O.
 
-Each entry is asked of the members of its write set in their order (those to avoid last), one at a time:
-- an error moves on to the next one at once;
-- silence for `speculative_s` asks the next one too, and the first good answer counts;
-- silence for `read_timeout_s` is an error of that bookie.
-When all have failed, the error reported is the first one, except that NoSuchEntry yields to any other, and
-BookieUnavailable to any but NoSuchEntry: an entry counts as absent only when every replica denies it.
-Source: BookKeeper PendingReadOp, ReadLastConfirmedOp.
+Each entry is read from the members of its write set in their order (bookies to avoid last), one at a time:
+- after an error, the next member is read at once;
+- after `speculative_s` without a response, the next member is read as well, and the first good response counts;
+- `read_timeout_s` without a response is an error of that bookie.
+When all have failed, the first error is reported, with two exceptions: any other error takes precedence over
+NoSuchEntry, and any but NoSuchEntry over BookieUnavailable. An entry is therefore absent only if every replica denies
+it. Source: BookKeeper PendingReadOp, ReadLastConfirmedOp.
 """
 
 from collections import deque
@@ -50,16 +50,16 @@ _ERROR_OF: dict[int, tuple[type[BinderyError], str]] = {
 
 @dataclass(frozen=True, slots=True)
 class ReaderSettings:
-    """How patient a reader is."""
+    """Timeouts of a reader, in seconds."""
 
     speculative_s: float | None = 0.5
-    """Ask the next replica too when those asked are silent for so long. Seconds; None: never. BookKeeper: 2."""
+    """Time without a response after which the next replica is read as well; None: never. BookKeeper: 2."""
     read_timeout_s: float = 5.0
-    """A bookie that leaves a read unanswered for so long has failed that read. Seconds."""
+    """Time after which a bookie that has not answered a read counts as failed for it."""
 
 
 class _Wanted:
-    """One entry on its way."""
+    """One entry that has not been read yet."""
 
     __slots__ = ("error", "next", "replicas", "waiting")
 
@@ -73,7 +73,7 @@ class _Wanted:
 class LedgerRead:
     """Reads entries first..last of a ledger once. Ends with Done (then `entries`) or Fail.
 
-    Calls return actions, to be carried out in their order. `now` is monotonic, in seconds.
+    Calls return actions, which the transport executes in order. `now` is monotonic, in seconds.
     """
 
     def __init__(
@@ -88,16 +88,17 @@ class LedgerRead:
         run_size: int = 1,
         settings: ReaderSettings | None = None,
     ) -> None:
-        """`avoid`: bookies to ask last (not connected, slow).
+        """`avoid`: bookies to read from last (not connected, slow).
 
-        `run_size`: where every bookie holds every entry, ask one bookie for so many consecutive entries, and the next
-        one for those behind, so that a transport can ask for each run at once.
+        `run_size`: number of consecutive entries to read from one bookie if every bookie holds every entry; the next
+        run
+        is read from the next bookie. A transport can read each run in one request.
         """
         assert 0 <= first <= last
         assert run_size >= 1
         self.ledger_id = ledger_id
         self.max_lac = -1
-        """Highest LAC that an answer carried (`ReadResponse.max_lac`); -1: none. The handle may raise its own."""
+        """Highest LAC in a response (`ReadResponse.max_lac`); -1: none. The handle may raise its own."""
         self.is_finished = False
 
         self._first = first
@@ -107,22 +108,22 @@ class LedgerRead:
         self._wanted: dict[int, _Wanted] = {
             entry_id: _Wanted(_replicas(metadata, entry_id, avoid, run_size)) for entry_id in range(first, last + 1)
         }
-        # both in the order of time, as each kind of limit is constant
-        self._speculations: deque[tuple[float, list[tuple[int, int]]]] = deque()  # when, (entry, how many were asked)
+        # Both are in the order of time, because each timeout is constant.
+        self._speculations: deque[tuple[float, list[tuple[int, int]]]] = deque()  # when, (entry, replicas read)
         self._timeouts: deque[tuple[float, list[tuple[int, BookieId]]]] = deque()
 
     @property
     def entries(self) -> list[Entry]:
-        """All, in order, after Done."""
+        """All entries, in order, after Done."""
         assert not self._wanted
         return [entry for entry in self._found if entry is not None]
 
     def start(self, *, now: float) -> list[ReaderAction]:
-        """Ask the first replica of each."""
+        """Read each entry from its first replica."""
         return self._ask(list(self._wanted), now)
 
     def receive_many(self, bookie_id: BookieId, responses: Sequence[ReadResponse], *, now: float) -> list[ReaderAction]:
-        """Answers of one bookie; `entry_id`, `status`, `body` and `max_lac` count."""
+        """Process responses of one bookie: their `entry_id`, `status`, `body` and `max_lac`."""
         if self.is_finished:
             return []
         unlucky: list[int] = []
@@ -153,11 +154,11 @@ class LedgerRead:
         return self._go_on(unlucky, now)
 
     def bookie_failed(self, bookie_id: BookieId, reason: str, *, now: float) -> list[ReaderAction]:
-        """The connection was refused or lost: every read outstanding there failed."""
+        """Process a refused or lost connection: all outstanding reads of the bookie failed."""
         return [] if self.is_finished else self._lost(bookie_id, list(self._wanted), reason, now)
 
     def tick(self, *, now: float) -> list[ReaderAction]:
-        """Act on deadlines that have passed."""
+        """Process the deadlines that have passed."""
         actions: list[ReaderAction] = []
         late: dict[BookieId, list[int]] = {}
         while self._timeouts and self._timeouts[0][0] <= now:
@@ -177,13 +178,13 @@ class LedgerRead:
         return actions
 
     def next_deadline(self) -> float | None:
-        """When to call `tick`; None: nothing pending. May be early, never late."""
+        """Return when to call `tick`; None: nothing is pending. May be early, never late."""
         if self.is_finished:
             return None
         return min((queue[0][0] for queue in (self._speculations, self._timeouts) if queue), default=None)
 
     def _ask(self, entry_ids: Sequence[int], now: float) -> list[ReaderAction]:
-        """Ask the next replica of each of these, which all have one."""
+        """Read each entry from its next replica, which must exist."""
         ids_of: dict[BookieId, list[int]] = {}
         for entry_id in entry_ids:
             wanted = self._wanted[entry_id]
@@ -214,7 +215,7 @@ class LedgerRead:
         return self._go_on(unlucky, now)
 
     def _go_on(self, unlucky: list[int], now: float) -> list[ReaderAction]:
-        """Done, Fail, or the next replica for entries that just lost one."""
+        """Return Done, Fail, or reads of the next replica for the entries in `unlucky`, whose read just failed."""
         if not self._wanted:
             self.is_finished = True
             return [Done()]
@@ -237,16 +238,17 @@ class LedgerRead:
 
 
 class LacRead:
-    """Asks the last ensemble for the LAC: send READ_LAC to all `targets`, feed the answers, until `result` is set.
+    """Reads the LAC from the last ensemble: send READ_LAC to all `targets` and pass in responses until `result` is set.
 
-    The transport feeds each target's answer or failure (a time limit is its own); `error` says it cannot succeed.
+    The transport passes in each target's response or failure, and applies its own time limit. `error` is set when the
+    LAC cannot be determined.
     """
 
     def __init__(self, ledger_id: LedgerId, metadata: LedgerMetadata, *, digester: Digester) -> None:
         self.ledger_id = ledger_id
         self.targets: tuple[BookieId, ...] = metadata.last_segment.ensemble
         self.best = metadata.last_segment.first_entry_id - 1
-        """Highest LAC known so far: safe to use even without `result`, only perhaps not the newest. -1: none."""
+        """Highest LAC known so far: safe to use without `result`, but possibly not the newest. -1: none."""
         self.result: int | None = None
         """The LAC, once enough bookies answered; -1: none."""
         self.error: BinderyError | None = None
@@ -256,7 +258,7 @@ class LacRead:
         self._failed: dict[int, str] = {}
 
     def receive(self, bookie_id: BookieId, response: ReadLacResponse) -> None:
-        """One bookie's answer: the greater of its explicit LAC and its last entry's LAC counts."""
+        """Process one bookie's response: the greater of its explicit LAC and its last entry's LAC counts."""
         if bookie_id not in self.targets:
             return
         if response.status not in (Status.OK, Status.NO_ENTRY, Status.NO_LEDGER):
@@ -287,14 +289,14 @@ class LacRead:
             try:
                 lac = unpack_lac(self._digester, response.lac_body, ledger_id=self.ledger_id)
             except DigestMismatch:
-                lac = -1  # BookKeeper: counts as "no explicit LAC there"
+                lac = -1  # as in BookKeeper, counts as "no explicit LAC"
         if response.last_entry_body is not None:
             last = unpack(self._digester, response.last_entry_body, ledger_id=self.ledger_id, entry_id=None)
             lac = max(lac, last.lac)
         return lac
 
     def bookie_failed(self, bookie_id: BookieId, reason: str) -> None:
-        """No connection, no answer in time, or an answer without use."""
+        """Process a missing connection, a timeout, or an invalid response."""
         if bookie_id not in self.targets or self.targets.index(bookie_id) in self._answered:
             return
         self._failed[self.targets.index(bookie_id)] = reason
@@ -312,9 +314,9 @@ class LacRead:
 
 
 def long_poll_targets(metadata: LedgerMetadata, *, entry_id: int, avoid: Collection[BookieId] = ()) -> list[BookieId]:
-    """Bookies to long-poll for `entry_id` (previous LAC entry_id - 1), best first: its write set, `avoid` last.
+    """Return the bookies to long-poll for `entry_id` (previous LAC entry_id - 1): its write set, `avoid` last.
 
-    An answer without an entry means that time ran out there, or that this one bookie misses it: ask the next.
+    A response without an entry means that the poll timed out, or that this one bookie lacks the entry: poll the next.
     """
     return _replicas(metadata, entry_id, avoid)
 
@@ -325,7 +327,7 @@ def _replicas(
     ensemble = metadata.segment_of(EntryId(entry_id)).ensemble
     everywhere = metadata.write_quorum == metadata.ensemble_size
     members = write_set(
-        entry_id=entry_id // run_size if everywhere else entry_id,  # any order will do there
+        entry_id=entry_id // run_size if everywhere else entry_id,  # any order is valid if every bookie has all
         ensemble_size=metadata.ensemble_size,
         write_quorum=metadata.write_quorum,
     )
@@ -336,7 +338,7 @@ def _replicas(
 
 
 def _worse(first: BinderyError | None, later: BinderyError) -> BinderyError:
-    """Which of two errors to report: see the head of this module."""
+    """Return which of two errors to report, by the rule in the module docstring."""
     if first is None or _weight(later) > _weight(first):
         return later
     return first

@@ -1,27 +1,27 @@
 """LedgerRecovery: fence a ledger's writer, find its last entry, and close it; a state machine without I/O.
 
-| step    | what is asked                                            | goes on when                                |
+| step    | request                                                  | completed when                              |
 |---------|----------------------------------------------------------|---------------------------------------------|
-| begin   | metadata: OPEN -> IN_RECOVERY, by compare-and-set        | it stands (CLOSED: nothing is left to do)   |
-| fence   | last entry, fencing, of all bookies of the last ensemble | the definite answers cover the ensemble     |
+| begin   | metadata: OPEN -> IN_RECOVERY, by compare-and-set        | it is stored (CLOSED: nothing is left to do) |
+| fence   | last entry, fencing, of all bookies of the last ensemble | the definite responses cover the ensemble   |
 | read    | from lac + 1 on, each entry of its whole write set;      | Qw - Qa + 1 definite denials of one entry:  |
 |         | these reads fence too                                    | it and all after it were never acknowledged |
 | write   | each entry read: recovery adds to its whole write set    | an ack quorum stored each                   |
-| measure | entry lac, when its length is not known by now           | one valid copy was read                     |
-| close   | metadata: IN_RECOVERY -> CLOSED, by compare-and-set      | it is CLOSED, whoever did it                |
+| measure | entry lac, if its length is not known yet                | one valid copy was read                     |
+| close   | metadata: IN_RECOVERY -> CLOSED, by compare-and-set      | it is CLOSED, by any client                 |
 
-- A definite answer is the entry itself, NO_ENTRY or NO_LEDGER. Timeouts, I/O errors, bad digests and
-  UNKNOWN_LEDGER_STATE are none: such a bookie may hold the entry.
-- lac is at least the last ensemble's first entry - 1: its bookies may not know any lac yet, and an ensemble change
+- A definite response is the entry itself, NO_ENTRY or NO_LEDGER. Timeouts, I/O errors, bad digests and
+  UNKNOWN_LEDGER_STATE are not: such a bookie may hold the entry.
+- lac is at least the last ensemble's first entry - 1: its bookies may not have a lac yet, and an ensemble change
   below that entry would make segments out of order (BookKeeper issue 2615).
-- Reads fence, because a bookie that did not answer the fencing step may still take adds while we read: it could deny an
+- Reads fence, because a bookie that did not answer the fencing step may still accept adds meanwhile: it could deny an
   entry and then acknowledge it (BookKeeper issue 2614).
-- Entries are read from the ensembles as metadata had them when recovery began. Bookies that fail during the write-back
-  are replaced in memory only; closing publishes them.
-- What is written back carries the lac that recovery began with, never a newer one: see LedgerWriter.add_recovered.
-- All replicas are asked at once, so a dead one costs no time and all are fenced.
+- Entries are read from the ensembles in the metadata as of the start of recovery. Bookies that fail during the
+  write-back are replaced in memory only; closing publishes the new ensembles.
+- Entries written back carry the lac that recovery began with, never a newer one: see LedgerWriter.add_recovered.
+- All replicas are read at once, so that a dead one costs no time and all are fenced.
 
-Anybody may recover at the same time, or again after a failure (TryAgain: metadata stays IN_RECOVERY).
+Several clients may recover at the same time, or again after a failure (TryAgain: metadata stays IN_RECOVERY).
 Source: BookKeeper LedgerRecoveryOp, ReadLastConfirmedOp, LedgerOpenOp.
 """
 
@@ -58,16 +58,16 @@ _DENIALS = (Status.NO_ENTRY, Status.NO_LEDGER)
 
 @dataclass(frozen=True, slots=True)
 class RecoverySettings:
-    """How patient and how greedy a recovery is."""
+    """Timeouts and limits of a recovery."""
 
     read_timeout_s: float = 5.0
-    """A bookie that leaves a recovery read unanswered for so long gave no answer. Seconds."""
+    """Time in seconds after which a bookie that has not answered a recovery read counts as silent."""
     add_timeout_s: float = 10.0
-    """A bookie that leaves a write-back unanswered for so long is replaced. Seconds."""
+    """Time in seconds after which a bookie that has not answered a write-back is replaced."""
     entries_in_flight_max: int = 16
-    """Entries read ahead of the last one that was written back."""
+    """Maximum number of entries read ahead of the last one that was written back."""
     bytes_in_flight_max: int = 16 * 1024 * 1024
-    """Their payload bytes, guessed by the largest entry seen so far; one entry is always allowed."""
+    """Maximum payload bytes of these entries, estimated by the largest so far; one entry is always allowed."""
 
 
 class _Step(Enum):
@@ -81,7 +81,7 @@ class _Step(Enum):
 
 
 class _EntryRead:
-    """What the replicas of one entry have said."""
+    """Responses of the replicas of one entry."""
 
     __slots__ = ("denied", "entry", "members", "silent")
 
@@ -90,7 +90,7 @@ class _EntryRead:
         self.entry: Entry | None = None
         self.denied: set[BookieId] = set()
         self.silent: set[BookieId] = set()
-        """Gave up on, or answered with nothing definite."""
+        """Bookies that timed out, failed, or sent no definite response."""
 
     @property
     def is_exhausted(self) -> bool:
@@ -98,10 +98,10 @@ class _EntryRead:
 
 
 class LedgerRecovery:
-    """Recovers one ledger. Ends with Recovered or Fail; a failed recovery may be started again by anybody.
+    """Recovers one ledger. Ends with Recovered or Fail; any client may start a failed recovery again.
 
-    Calls return actions, to be carried out in their order. `now` is monotonic, in seconds.
-    Invariant: entries before `_front` were read (and are written back), nothing after it is relied upon.
+    Calls return actions, which the transport executes in order. `now` is monotonic, in seconds.
+    Invariant: entries before `_front` were read (and are written back); no decision depends on later ones.
     """
 
     def __init__(self, ledger_id: LedgerId, *, digester: Digester, settings: RecoverySettings | None = None) -> None:
@@ -112,10 +112,10 @@ class LedgerRecovery:
         self._began: LedgerMetadata | None = None
         self._writer: LedgerWriter | None = None
 
-        self._answered: set[int] = set()  # members of the last ensemble that answered the fence definitely
-        self._unheard: dict[int, str] = {}  # and those that failed to, with the reason
+        self._answered: set[int] = set()  # members of the last ensemble with a definite response to the fence
+        self._unheard: dict[int, str] = {}  # members without one, with the reason
         self._lac = -1
-        self._lengths: dict[int, int] = {}  # ledger lengths by entry, as far as entries seen told them
+        self._lengths: dict[int, int] = {}  # ledger length up to an entry, for the entries seen
 
         self._reads: dict[int, _EntryRead] = {}
         self._front = 0  # next entry to be decided
@@ -130,25 +130,25 @@ class LedgerRecovery:
 
     @property
     def step(self) -> str:
-        """For people: what it is doing."""
+        """Name of the current step, for operators."""
         return self._step.value
 
     @property
     def metadata(self) -> LedgerMetadata:
-        """As recovery began with, and the ensembles as changed in memory. ChangeEnsemble is planned on this."""
+        """Metadata as recovery read it, with the ensembles changed in memory. ChangeEnsemble is planned on this."""
         assert self._began is not None
         return self._writer.metadata if self._writer is not None else self._began
 
     # -- begin and fence -------------------------------------------------------------------------------------------
 
     def start(self, *, now: float) -> list[RecoveryAction]:
-        """Ask for BeginRecovery."""
+        """Request BeginRecovery."""
         assert self._step is _Step.NEW
         self._step = _Step.BEGIN
         return [BeginRecovery()]
 
     def recovery_begun(self, metadata: LedgerMetadata, *, now: float) -> list[RecoveryAction]:
-        """BeginRecovery is done; `metadata` as it stands now."""
+        """Process the finished BeginRecovery; `metadata`: as stored now."""
         assert self._step is _Step.BEGIN
         if metadata.state is LedgerState.CLOSED:
             return self._finish(Recovered(metadata))
@@ -230,13 +230,11 @@ class LedgerRecovery:
         return self._read_on(now)
 
     def _read_on(self, now: float) -> list[RecoveryAction]:
-        """Ask for as many entries as may be in flight."""
+        """Read as many further entries as the limits allow."""
         assert self._writer is not None
         if self._end is not None:
             return []
-        room = min(
-            self._settings.entries_in_flight_max, self._settings.bytes_in_flight_max // max(1, self._largest)
-        )  # fmt: skip
+        room = min(self._settings.entries_in_flight_max, self._settings.bytes_in_flight_max // max(1, self._largest))
         first, end = self._next_read, max(self._next_read, self._writer.lac + 1 + max(1, room))
         self._next_read = end
         return self._send_reads(first, end - 1, now, fence=True)
@@ -262,7 +260,7 @@ class LedgerRecovery:
     def receive_reads(
         self, bookie_id: BookieId, responses: Sequence[ReadResponse], *, now: float
     ) -> list[RecoveryAction]:
-        """Answers of one bookie to SendReads; `entry_id`, `status` and `body` count."""
+        """Process responses of one bookie to SendReads: their `entry_id`, `status` and `body`."""
         actions: list[RecoveryAction] = []
         for response in responses:
             if self._step in (_Step.FENCE, _Step.READ, _Step.MEASURE) and response.status == Status.UNAUTHORIZED:
@@ -350,21 +348,21 @@ class LedgerRecovery:
     def receive_adds(
         self, bookie_id: BookieId, responses: Sequence[AddResponse], *, now: float
     ) -> list[RecoveryAction]:
-        """Answers of one bookie to SendAdds."""
+        """Process responses of one bookie to SendAdds."""
         if self._step is not _Step.READ or self._writer is None:
             return []
         actions = self._from_writer(self._writer.receive_many(bookie_id, responses, now=now))
         return actions + self._go_on_unless_finished(now)
 
     def ensemble_changed(self, metadata: LedgerMetadata, *, now: float) -> list[RecoveryAction]:
-        """The ChangeEnsemble asked for gave `metadata`, in memory."""
+        """Process the finished ChangeEnsemble; `metadata`: the result, in memory."""
         if self._step is not _Step.READ or self._writer is None:
             return []
         actions = self._from_writer(self._writer.ensemble_changed(metadata, now=now))
         return actions + self._go_on_unless_finished(now)
 
     def ensemble_change_failed(self, error: BinderyError, *, now: float) -> list[RecoveryAction]:
-        """NotEnoughBookies: go on without while an ack quorum is left."""
+        """Process a failed ChangeEnsemble. NotEnoughBookies: continue while an ack quorum is left."""
         if self._step is not _Step.READ or self._writer is None:
             return []
         actions = self._from_writer(self._writer.ensemble_change_failed(error, now=now))
@@ -390,11 +388,11 @@ class LedgerRecovery:
     # -- measure and close -----------------------------------------------------------------------------------------
 
     def _measure(self, now: float) -> list[RecoveryAction]:
-        """The ledger's last entry is known; find its length too."""
+        """The ledger's last entry is known; determine its length."""
         assert self._end is not None
         if self._end == -1 or self._end in self._lengths:
             return self._close()
-        self._step = _Step.MEASURE  # the fencing answers were of older entries, and nothing lies beyond lac
+        self._step = _Step.MEASURE  # the fence responses were older entries, and no entry follows lac
         return self._send_reads(self._end, self._end, now, fence=False)
 
     def _measured(self) -> list[RecoveryAction]:
@@ -414,20 +412,20 @@ class LedgerRecovery:
         return [CloseRecovered(self._began.segments, self.metadata.segments, self._end, length)]
 
     def recovery_closed(self, metadata: LedgerMetadata, *, now: float) -> list[RecoveryAction]:
-        """CloseRecovered is done; `metadata` as it stands now, whoever closed it."""
+        """Process the finished CloseRecovered; `metadata`: as stored now, by this or another client."""
         assert self._step is _Step.CLOSE
         if metadata.state is not LedgerState.CLOSED:
             return self._fail(TryAgain("the ledger was opened again while it was recovered", ledger_id=self.ledger_id))
         return self._finish(Recovered(metadata))
 
     def metadata_failed(self, error: BinderyError, *, now: float) -> list[RecoveryAction]:
-        """BeginRecovery or CloseRecovered failed for good."""
+        """Process a BeginRecovery or CloseRecovered that failed and is not retried."""
         return [] if self.is_finished else self._fail(error, as_it_is=True)
 
     # -- failures and time -----------------------------------------------------------------------------------------
 
     def bookie_failed(self, bookie_id: BookieId, reason: str, *, now: float) -> list[RecoveryAction]:
-        """The connection was refused or lost: everything outstanding there failed."""
+        """Process a refused or lost connection: all outstanding requests to the bookie failed."""
         if self._step is _Step.FENCE:
             assert self._began is not None
             ensemble = self._began.last_segment.ensemble
@@ -442,7 +440,7 @@ class LedgerRecovery:
         return actions if self.is_finished else actions + self._go_on(now)
 
     def tick(self, *, now: float) -> list[RecoveryAction]:
-        """Act on deadlines that have passed."""
+        """Process the deadlines that have passed."""
         actions: list[RecoveryAction] = []
         reason = f"no answer within {self._settings.read_timeout_s} s"
         while self._read_deadlines and self._read_deadlines[0][0] <= now:
@@ -464,7 +462,7 @@ class LedgerRecovery:
         return actions
 
     def next_deadline(self) -> float | None:
-        """When to call `tick`; None: nothing pending. May be early, never late."""
+        """Return when to call `tick`; None: nothing is pending. May be early, never late."""
         if self.is_finished:
             return None
         deadlines = [self._read_deadlines[0][0]] if self._read_deadlines else []

@@ -1,28 +1,28 @@
 """LedgerWriter: the single writer of an open ledger, as a state machine without I/O.
 
 Life of an entry: pushed (numbered, packed, sent to its write set) -> complete (an ack quorum stored it) -> confirmed
-(complete, and so is everything before it: `lac` moves, Confirm) -> settled (every member of its write set stored it or
-was given up; nothing is remembered of it any more).
+(complete, and so is every entry before it: `lac` moves, Confirm) -> settled (every member of its write set stored it or
+was given up; the writer forgets it). `ack_table` tracks which members stored which entry.
 
 When a member of the ensemble fails
-1. Nothing is confirmed from here until the change is over, because the new ensemble begins at lac + 1.
-2. ChangeEnsemble asks for replacements; failures that arrive meanwhile start one more round.
-3. Committed: acks of a replaced member no longer count, also of entries that were complete, and each pending entry goes
-   to the newcomer. Only then may entries be confirmed again: an ack never rests on an ensemble that is not in metadata.
-4. No spare (NotEnoughBookies): the member is left out while each entry can still reach its ack quorum, with Degraded;
-   an entry that cannot breaks the handle. After `replacement_retry_s` it asks again; still none, and the member is
-   given another chance, for it may have been restarted.
-A member that fails after an entry was confirmed leaves a hole that no ensemble change repairs: Degraded tells of it.
+1. Nothing is confirmed until the ensemble change is over, because the new ensemble begins at lac + 1.
+2. ChangeEnsemble requests replacements. Failures that arrive meanwhile start one more round.
+3. When the change is committed, acks of a replaced member no longer count, also for entries that were complete, and
+   each pending entry is sent to the new member. Only then are entries confirmed again: an ack never depends on an
+   ensemble that is not in the metadata.
+4. Without a spare bookie (NotEnoughBookies), the member is left out, with Degraded, while each entry can still reach
+   its ack quorum; an entry that cannot breaks the handle. After `replacement_retry_s` the writer requests a replacement
+   again. If there is still none, entries are sent to the member again, because it may have been restarted.
+If a member fails after an entry was confirmed, its missing copy is repaired by no ensemble change: Degraded reports it.
 
 A broken handle (`error`) never confirms again.
 Memory: the frames of pending entries, one int per unsettled entry, two tuples per batch.
-Source: BookKeeper LedgerHandle and PendingAddOp; design.md section 4 for 4., which BookKeeper answers with an error.
+Source: BookKeeper LedgerHandle and PendingAddOp; design.md section 4 for step 4, where BookKeeper returns an error.
 """
 
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import repeat
 
 from bindery_core import entry as entry_frame
 from bindery_core.digest import Digester
@@ -37,6 +37,7 @@ from bindery_core.errors import (
 )
 from bindery_core.formats.ledger_metadata import LedgerMetadata, LedgerState
 from bindery_core.ids import BookieId, EntryId, LedgerId
+from bindery_core.ledger.ack_table import AckTable, indexes_of
 from bindery_core.ledger.ledger_actions import (
     ChangeEnsemble,
     Confirm,
@@ -48,32 +49,32 @@ from bindery_core.ledger.ledger_actions import (
     WriterAction,
 )
 from bindery_core.placement.quorum import failures_bearable
-from bindery_core.placement.write_set import write_set, write_set_masks
+from bindery_core.placement.write_set import write_set
 from bindery_core.wire.messages import AddResponse, Status
-
-_OK = int(Status.OK)
 
 
 @dataclass(frozen=True, slots=True)
 class WriterSettings:
-    """When a writer loses patience."""
+    """Timeouts of a writer, in seconds."""
 
     add_timeout_s: float = 10.0
-    """A bookie that leaves an add unanswered for so long has failed. Seconds. BookKeeper: addEntryTimeoutSec, 5."""
+    """Time after which a bookie that has not answered an add counts as failed. BookKeeper: addEntryTimeoutSec, 5."""
     quorum_timeout_s: float | None = 60.0
-    """An add that is not confirmed after so long breaks the handle (AddTimeout). Seconds; None: never (BookKeeper)."""
+    """Time after which an unconfirmed add breaks the handle (AddTimeout); None: never, as in BookKeeper."""
     replacement_retry_s: float = 5.0
-    """Without a spare bookie: look again for one after so long. Seconds."""
+    """Interval at which a replacement is searched for while there is no spare bookie."""
     explicit_lac_idle_s: float | None = 0.1
-    """When no add carried the newest LAC for so long, send it alone, for those who tail. Seconds; None: never."""
+    """Time after which a LAC that no add carried is sent alone, for tailing readers; None: never."""
 
 
 class LedgerWriter:
-    """Writes one ledger. Invariants: lac < next_entry_id; lac never decreases; entries confirm in order, without holes.
+    """Writes one ledger.
 
-    Calls return actions, to be carried out in their order. `now` is monotonic, in seconds.
-    `recovery=True` makes the writer that recovery writes back with: it goes on after `lac` and `length`, flags its
-    adds so that a fenced ledger takes them, and asks for ensemble changes in memory only.
+    Invariants: lac < next_entry_id; lac never decreases; entries confirm in order, without holes.
+
+    Calls return actions, which the transport executes in order. `now` is monotonic, in seconds.
+    `recovery=True` makes the writer that recovery uses to write entries back: it continues after `lac` and `length`,
+    sets the recovery flag of its adds, which a fenced ledger accepts, and requests ensemble changes in memory only.
     """
 
     def __init__(
@@ -91,7 +92,7 @@ class LedgerWriter:
         assert recovery or lac == -1
         self.ledger_id = ledger_id
         self.metadata = metadata
-        """As last committed."""
+        """As last committed to the metadata store."""
         self.lac = lac
         """Last add confirmed; -1: none."""
         self.next_entry_id = lac + 1
@@ -100,38 +101,33 @@ class LedgerWriter:
         self.confirmed_length = length
         """Payload bytes of entries 0..lac."""
         self.error: BinderyError | None = None
-        """Why the handle is broken; every later add fails with it."""
+        """Error that broke the handle; every later add fails with it."""
 
         self._digester = digester
         self._settings = settings or WriterSettings()
         self._recovery = recovery
         self._recovery_lac = lac
         self._ensemble_size = metadata.ensemble_size
-        self._ack_quorum = metadata.ack_quorum
-        self._masks = write_set_masks(ensemble_size=metadata.ensemble_size, write_quorum=metadata.write_quorum)
-        self._everywhere = metadata.write_quorum == metadata.ensemble_size
         self._bearable = failures_bearable(write_quorum=metadata.write_quorum, ack_quorum=metadata.ack_quorum)
         self._frame_overhead = entry_frame.HEADER_SIZE + digester.size
         self._set_ensemble(metadata)
 
-        self._base = self.next_entry_id  # oldest unsettled entry; _acks[i] belongs to entry _base + i
-        self._acks: list[int] = []  # members (as bits) that stored the entry; only bits of its write set
+        self._acks = AckTable(metadata, first_entry_id=self.next_entry_id)
         self._frames: list[bytes] = []  # of entries lac + 1 .. next_entry_id - 1
-        self._lost: dict[int, int] = {}  # entry -> members (as bits) given up on; absent: none. Empty on a good day
-        self._silent = 0  # members that failed: nothing is sent to them
-        self._down = 0  # those of them that were left out for want of a spare
+        self._silent = 0  # failed members (as bits): nothing is sent to them
+        self._down = 0  # the failed members that were left out because there was no spare
         self._failed: dict[int, BookieId] = {}  # members to be replaced
-        self._asked: dict[int, BookieId] = {}  # those that the running change was asked to replace
+        self._requested: dict[int, BookieId] = {}  # members that the running change is to replace
         self._resend = 0  # members that the running change has replaced so far
         self._changing = False
-        self._retrying = False  # the running change began because `_retry_at` had come
+        self._retrying = False  # the running change was started by `_retry_at`
         self._degraded: set[BookieId] = set()
-        self._unanswered: dict[BookieId, EntryId] = {}  # when `error` came
-        self._no_spare: NotEnoughBookies | None = None  # the last attempt's, for whom it breaks later
+        self._unanswered: dict[BookieId, EntryId] = {}  # as it was when `error` was set
+        self._no_spare: NotEnoughBookies | None = None  # error of the last change: breaks the handle later
         self._closing = False
         self._sealed = False
 
-        self._add_deadlines: deque[tuple[float, int, int, int]] = deque()  # when, first, last, members: unanswered yet?
+        self._add_deadlines: deque[tuple[float, int, int, int]] = deque()  # when, first, last, members
         self._quorum_deadlines: deque[tuple[float, int]] = deque()  # when, last
         self._retry_at: float | None = None
         self._explicit_lac_at: float | None = None
@@ -139,33 +135,33 @@ class LedgerWriter:
 
     @property
     def pending_count(self) -> int:
-        """Entries pushed and not confirmed."""
+        """Number of entries pushed and not confirmed."""
         return self.next_entry_id - 1 - self.lac
 
     @property
     def published_lac(self) -> int:
-        """What readers may be told: entries up to here are durable on an ack quorum, and so is all before them."""
+        """LAC for readers: entries up to here are durable on an ack quorum."""
         return self.lac
 
     @property
     def unsettled_count(self) -> int:
-        """Entries of which some member of the write set has neither answered nor been given up."""
-        return self.next_entry_id - self._base
+        """Number of entries that a member of the write set has neither stored nor been given up for."""
+        return self.next_entry_id - self._acks.base
 
     @property
     def degraded(self) -> frozenset[BookieId]:
-        """Bookies of this ledger that lack entries they should hold."""
+        """Bookies of this ledger on which entries are missing."""
         return frozenset(self._degraded)
 
     @property
     def is_changing(self) -> bool:
-        """Whether a ChangeEnsemble waits for its answer."""
+        """Whether a ChangeEnsemble is pending."""
         return self._changing
 
     # -- adding ----------------------------------------------------------------------------------------------------
 
     def add_many(self, payloads: Sequence[bytes], *, now: float) -> list[WriterAction]:
-        """Append; ids are next_entry_id, ... Raises `error` when broken, LedgerClosed after `close`."""
+        """Append entries; their ids start at `next_entry_id`. Raises `error` if broken, LedgerClosed after `close`."""
         if self.error is not None:
             raise self.error
         if self._closing:
@@ -181,11 +177,11 @@ class LedgerWriter:
         return self._push(frames, self.length + sum(map(len, payloads)), now)
 
     def add_recovered(self, entries: Sequence[entry_frame.Entry], *, now: float) -> list[WriterAction]:
-        """Write entries back as recovery read them: their ids and lengths kept. Raises `error`.
+        """Write entries back as recovery read them, with their ids and lengths. Raises `error`.
 
-        Their frames carry the LAC that recovery began with, although more is confirmed by now: that may rest on
-        ensembles changed in memory, and if this recovery dies they are never published. The next one would start above
-        such a LAC and close the ledger over entries without an ack quorum.
+        Their frames carry the LAC that recovery began with, although more is confirmed by now: the confirmation may
+        depend on ensembles that were changed in memory only, and these are never published if this recovery fails. The
+        next recovery would start above such a LAC and close the ledger over entries without an ack quorum.
         """
         assert self._recovery
         if self.error is not None:
@@ -211,12 +207,12 @@ class LedgerWriter:
         first = self.next_entry_id
         self.next_entry_id = end = first + len(frames)
         self.length = length
-        self._acks.extend(repeat(0, len(frames)))
+        self._acks.extend(len(frames))
         self._frames.extend(frames)
         self._announced_lac = self.lac
         self._explicit_lac_at = None
         if self._down:
-            self._lose(self._down, first, end)
+            self._acks.give_up(self._down, first, end)
             actions = self._check_reachable(first)
             if self.error is not None:
                 return actions
@@ -229,49 +225,32 @@ class LedgerWriter:
     def _sends(self, first: int, frames: list[bytes], members: int) -> list[WriterAction]:
         """Send consecutive entries from `first` to each of `members` (bits) that holds them."""
         actions: list[WriterAction] = []
-        size, masks = self._ensemble_size, self._masks
+        end = first + len(frames)
+        all_ids = range(first, end)
         for index, bookie_id in enumerate(self._ensemble):
             bit = 1 << index
             if not members & bit:
                 continue
-            if self._everywhere:
-                ids: Sequence[int] = range(first, first + len(frames))
-                own_frames = frames
-            else:
-                ids = [entry_id for entry_id in range(first, first + len(frames)) if masks[entry_id % size] & bit]
-                own_frames = [frames[entry_id - first] for entry_id in ids]
+            if self._acks.is_everywhere:
+                actions.append(SendAdds(bookie_id, all_ids, frames, self._recovery))
+                continue
+            ids = self._acks.entries_of(bit, first, end)
             if ids:
+                own_frames = [frames[entry_id - first] for entry_id in ids]
                 actions.append(SendAdds(bookie_id, ids, own_frames, self._recovery))
         return actions
 
-    # -- answers ---------------------------------------------------------------------------------------------------
+    # -- responses -------------------------------------------------------------------------------------------------
 
     def receive_many(self, bookie_id: BookieId, responses: Sequence[AddResponse], *, now: float) -> list[WriterAction]:
-        """Answers of one bookie; `entry_id` and `status` count. Those of a bookie that was replaced are ignored."""
+        """Process responses of one bookie: their `entry_id` and `status`. A replaced bookie is ignored."""
         index = self._index_of.get(bookie_id)
         if index is None or self.error is not None:
             return []
-        if self._sealed:
-            self._note_late(1 << index, responses)
-            return []
         bit = 1 << index
-        acks, base, count = self._acks, self._base, len(self._acks)
-        refused: list[AddResponse] = []
-        if self._everywhere:
-            for response in responses:
-                position = response.entry_id - base
-                if response.status != _OK:
-                    refused.append(response)
-                elif 0 <= position < count:
-                    acks[position] |= bit
-        else:
-            size, masks = self._ensemble_size, self._masks
-            for response in responses:
-                entry_id = response.entry_id
-                if response.status != _OK:
-                    refused.append(response)
-                elif 0 <= entry_id - base < count and masks[entry_id % size] & bit:
-                    acks[entry_id - base] |= bit
+        refused = self._acks.record(bit, responses)
+        if self._sealed:
+            return []
         actions: list[WriterAction] = []
         if refused:
             error = self._ownership_error(bookie_id, refused)
@@ -284,22 +263,15 @@ class LedgerWriter:
         return actions
 
     def bookie_failed(self, bookie_id: BookieId, reason: str, *, now: float) -> list[WriterAction]:
-        """The connection was refused or lost: everything outstanding there failed.
+        """Process a refused or lost connection: all requests to the bookie failed.
 
-        Ignored when nothing is: an idle ledger keeps its ensemble while a bookie restarts, the next add will tell.
+        Ignored if none is outstanding: an idle ledger keeps its ensemble while a bookie restarts, and the next add
+        detects a bookie that is still down.
         """
         index = self._index_of.get(bookie_id)
-        if index is None or self.error is not None or self._sealed or not self._is_awaited(1 << index):
+        if index is None or self.error is not None or self._sealed or not self._acks.is_awaited(1 << index):
             return []
         return self._members_failed(1 << index, reason, now)
-
-    def _is_awaited(self, bit: int) -> bool:
-        """Whether the member has not stored an entry that it should, and was not given up for it."""
-        size, masks = self._ensemble_size, self._masks
-        return any(
-            masks[entry_id % size] & bit and not (acks | self._lost.get(entry_id, 0)) & bit
-            for entry_id, acks in enumerate(self._acks, self._base)
-        )
 
     def _ownership_error(self, bookie_id: BookieId, refused: list[AddResponse]) -> BinderyError | None:
         for response in refused:
@@ -314,16 +286,11 @@ class LedgerWriter:
         return None
 
     def _drain(self, now: float) -> list[WriterAction]:
-        """Confirm what is complete from the front, forget what is settled, seal when closing and done."""
+        """Confirm complete entries in order, drop settled ones, and seal a closing ledger without pending entries."""
         if self._changing:
             return []
-        acks, base, ack_quorum = self._acks, self._base, self._ack_quorum
-        position = confirmed = self.lac + 1 - base
-        count = len(acks)
-        while position < count and acks[position].bit_count() >= ack_quorum:
-            position += 1
         actions: list[WriterAction] = []
-        newly = position - confirmed
+        newly = self._acks.complete_count(self.lac + 1) if self._frames else 0
         if newly:
             first, self.lac = self.lac + 1, self.lac + newly
             self.confirmed_length += sum(map(len, self._frames[:newly])) - newly * self._frame_overhead
@@ -333,63 +300,40 @@ class LedgerWriter:
                 self._quorum_deadlines.popleft()
             if self._settings.explicit_lac_idle_s is not None and self.lac > self._announced_lac:
                 self._explicit_lac_at = now + self._settings.explicit_lac_idle_s
-        self._settle(position)
+        if self._acks.base <= self.lac and self._acks.settle(self.lac + 1):
+            while self._add_deadlines and self._add_deadlines[0][2] < self._acks.base:
+                self._add_deadlines.popleft()
         if self._closing and not self._sealed and self.lac == self.next_entry_id - 1:
             self._sealed = True
             actions.append(SealLedger(self.lac, self.confirmed_length))
         return actions
 
-    def _settle(self, confirmed: int) -> None:
-        """Forget the leading entries, of the first `confirmed` tracked, whose members all answered or were given up."""
-        acks, base, lost = self._acks, self._base, self._lost
-        size, masks = self._ensemble_size, self._masks
-        settled = 0
-        if lost:
-            while settled < confirmed:
-                entry_id = base + settled
-                if acks[settled] | lost.get(entry_id, 0) != masks[entry_id % size]:
-                    break
-                lost.pop(entry_id, None)
-                settled += 1
-        elif self._everywhere:
-            everyone = masks[0]
-            while settled < confirmed and acks[settled] == everyone:
-                settled += 1
-        else:
-            while settled < confirmed and acks[settled] == masks[(base + settled) % size]:
-                settled += 1
-        if settled:
-            del acks[:settled]
-            self._base = base + settled
-            while self._add_deadlines and self._add_deadlines[0][2] < self._base:
-                self._add_deadlines.popleft()
-
     # -- failed members --------------------------------------------------------------------------------------------
 
     def _members_failed(self, members: int, reason: str, now: float) -> list[WriterAction]:
-        """Stop sending to `members` (bits) and have them replaced. What is known already is not said again."""
+        """Stop sending to `members` (bits) and request replacements. Members that failed before are ignored."""
         actions: list[WriterAction] = []
-        for index in _indexes(members & ~self._silent):
+        for index in indexes_of(members & ~self._silent):
             self._silent |= 1 << index
             self._failed[index] = self._ensemble[index]
-            hole = self._lose(1 << index, self._base, self.lac + 1)
+            hole = self._acks.give_up(1 << index, self._acks.base, self.lac + 1)
             if hole is not None:
                 self._degraded.add(self._ensemble[index])
                 actions.append(Degraded(self._ensemble[index], hole, reason))
-        return actions + self._ask_for_change()
+        return actions + self._request_change()
 
-    def _ask_for_change(self) -> list[WriterAction]:
-        if self._changing or self._failed.keys() <= set(_indexes(self._down)):
+    def _request_change(self) -> list[WriterAction]:
+        if self._changing or self._failed.keys() <= set(indexes_of(self._down)):
             return []
         return self._start_change()
 
     def _start_change(self) -> list[WriterAction]:
         self._changing = True
-        self._asked = dict(self._failed)
+        self._requested = dict(self._failed)
         return [ChangeEnsemble(dict(self._failed), self.lac + 1, publish=not self._recovery)]
 
     def ensemble_changed(self, metadata: LedgerMetadata, *, now: float) -> list[WriterAction]:
-        """The ChangeEnsemble asked for is committed as `metadata` (also when none was needed)."""
+        """Process the committed ChangeEnsemble; `metadata` may be unchanged if no change was needed."""
         if self.error is not None:
             return []
         assert self._changing
@@ -399,68 +343,65 @@ class LedgerWriter:
             if old != new:
                 self._replaced(1 << index)
                 self._failed.pop(index, None)
-        if (
-            self._failed.keys() - self._asked.keys()
-        ):  # more failed meanwhile: lac did not move, so one segment holds both
+        if self._failed.keys() - self._requested.keys():
+            # More members failed meanwhile. `lac` did not move, so that one segment holds both replacements.
             return self._start_change()
         actions: list[WriterAction] = []
-        if self._failed:  # a partial replacement: there was no spare for these
-            actions += self._go_on_without(NotEnoughBookies("not enough bookies to replace all that failed"), now)
+        if self._failed:  # a partial replacement: there were too few spares
+            actions += self._continue_without(NotEnoughBookies("not enough bookies to replace all that failed"), now)
         else:
             self._no_spare = None
             self._retry_at = None
             self._retrying = False
-        return actions if self.error is not None else actions + self._leave_change(now)
+        return actions if self.error is not None else actions + self._end_change(now)
 
     def ensemble_change_failed(self, error: BinderyError, *, now: float) -> list[WriterAction]:
-        """NotEnoughBookies: go on without while an ack quorum is left. Any other error breaks the handle.
+        """Process a failed ChangeEnsemble. NotEnoughBookies: continue while every entry can reach its ack quorum.
 
-        NotEnoughBookies must mean that metadata still is `self.metadata`: `plan_ensemble_change` sees to it.
+        Any other error breaks the handle. After NotEnoughBookies the metadata must still equal `self.metadata`;
+        `plan_ensemble_change` guarantees it.
         """
         if self.error is not None:
             return []
         assert self._changing
         if not isinstance(error, NotEnoughBookies):
             return self._fail(error)
-        actions = self._go_on_without(error, now)
-        return actions if self.error is not None else actions + self._leave_change(now)
+        actions = self._continue_without(error, now)
+        return actions if self.error is not None else actions + self._end_change(now)
 
     def _replaced(self, bit: int) -> None:
-        """The member `bit` is another bookie now: what the old one said of pending entries no longer counts."""
+        """Process the replacement of a member: acks of the old bookie for pending entries no longer count."""
         self._silent &= ~bit
         self._down &= ~bit
         self._resend |= bit
-        self._add_deadlines = deque(  # they were for the old one
+        self._add_deadlines = deque(  # the deadlines were those of the old bookie
             (at, first, last, members & ~bit) for at, first, last, members in self._add_deadlines
         )
-        for entry_id in range(self.lac + 1, self.next_entry_id):
-            self._acks[entry_id - self._base] &= ~bit
-            if entry_id in self._lost:
-                self._lost[entry_id] &= ~bit
+        self._acks.discard(bit, self.lac + 1, self.next_entry_id)
 
-    def _go_on_without(self, error: NotEnoughBookies, now: float) -> list[WriterAction]:
-        """There is no spare for those in `_failed`: leave them out; after a retry try those again that were."""
+    def _continue_without(self, error: NotEnoughBookies, now: float) -> list[WriterAction]:
+        """Leave the members in `_failed` out. After a retry, send again to the members that were left out before."""
         self._no_spare = error
         self._retry_at = now + self._settings.replacement_retry_s
         again = self._down if self._retrying else 0
         self._retrying = False
         self._down &= ~again
         self._silent &= ~again
-        for index in _indexes(again):
+        for index in indexes_of(again):
             del self._failed[index]
         newly = sum(1 << index for index in self._failed) & ~self._down
         self._down |= newly
         actions: list[WriterAction] = []
-        for index in _indexes(newly):
-            hole = self._lose(1 << index, self.lac + 1, self.next_entry_id)
+        for index in indexes_of(newly):
+            hole = self._acks.give_up(1 << index, self.lac + 1, self.next_entry_id)
             self._degraded.add(self._ensemble[index])
             actions.append(Degraded(self._ensemble[index], self.next_entry_id if hole is None else hole, str(error)))
         return actions + self._check_reachable(self.lac + 1)
 
-    def _leave_change(self, now: float) -> list[WriterAction]:
-        """Confirming may go on; newcomers get what is pending."""
+    def _end_change(self, now: float) -> list[WriterAction]:
+        """Send pending entries to new members and confirm entries again."""
         self._changing = False
-        self._asked = {}
+        self._requested = {}
         members, self._resend = self._resend & ~self._silent, 0
         actions: list[WriterAction] = []
         if members and self._frames:
@@ -470,29 +411,17 @@ class LedgerWriter:
         actions += self._drain(now)
         return actions
 
-    def _lose(self, members: int, first: int, end: int) -> int | None:
-        """Expect no ack of `members` (bits) for first..end-1 any more. The first entry that this concerns, if any."""
-        hole = None
-        for entry_id in range(first, end):
-            missing = self._masks[entry_id % self._ensemble_size] & members & ~self._acks[entry_id - self._base]
-            if missing:
-                self._lost[entry_id] = self._lost.get(entry_id, 0) | missing
-                hole = entry_id if hole is None else hole
-        return hole
-
     def _check_reachable(self, first: int) -> list[WriterAction]:
-        """Fail when an entry from `first` on lost more members than its ack quorum can bear."""
-        for entry_id in range(first, self.next_entry_id):
-            lost = self._lost.get(entry_id, 0) & ~self._acks[entry_id - self._base]
-            if lost.bit_count() > self._bearable:
-                assert self._no_spare is not None
-                return self._fail(self._no_spare)
-        return []
+        """Fail if too many members were given up for an entry from `first` on, so that it cannot reach its quorum."""
+        if self._acks.lost_count_max(first, self.next_entry_id) <= self._bearable:
+            return []
+        assert self._no_spare is not None
+        return self._fail(self._no_spare)
 
     # -- time ------------------------------------------------------------------------------------------------------
 
     def tick(self, *, now: float) -> list[WriterAction]:
-        """Act on deadlines that have passed."""
+        """Process the deadlines that have passed."""
         if self.error is not None or self._sealed:
             return []
         if self._quorum_deadlines and self._quorum_deadlines[0][0] <= now:
@@ -509,9 +438,8 @@ class LedgerWriter:
         late = 0
         while self._add_deadlines and self._add_deadlines[0][0] <= now:
             _, first, last, members = self._add_deadlines.popleft()
-            for entry_id in range(max(first, self._base), last + 1):
-                unanswered = ~(self._acks[entry_id - self._base] | self._lost.get(entry_id, 0))
-                late |= self._masks[entry_id % self._ensemble_size] & members & unanswered
+            for entry_id in range(max(first, self._acks.base), last + 1):
+                late |= self._acks.awaited(entry_id) & members
         if late & ~self._silent:
             actions += self._members_failed(late, f"no answer to an add within {self._settings.add_timeout_s} s", now)
         if self._retry_at is not None and self._retry_at <= now and not self._changing:
@@ -526,7 +454,7 @@ class LedgerWriter:
         return actions + self._drain(now)
 
     def next_deadline(self) -> float | None:
-        """When to call `tick`; None: nothing pending. May be early, never late."""
+        """Return when to call `tick`; None: nothing is pending. May be early, never late."""
         if self.error is not None or self._sealed:
             return None
         deadlines = [at for at in (self._explicit_lac_at, None if self._changing else self._retry_at) if at is not None]
@@ -545,10 +473,10 @@ class LedgerWriter:
     # -- the end ---------------------------------------------------------------------------------------------------
 
     def close(self, *, now: float) -> list[WriterAction]:
-        """Take no more adds; SealLedger comes once all in flight are confirmed. Fail may come instead: call again.
+        """Accept no more adds. SealLedger follows when all entries in flight are confirmed; after Fail, call it again.
 
-        After an error that does not mean lost ownership the ledger is sealed at `lac`: this drops whatever of the
-        failed adds reached a bookie. Raises `error` when it is LostOwnership or Unauthorized. Twice does nothing.
+        After an error other than lost ownership the ledger is sealed at `lac`: entries of failed adds that reached a
+        bookie are dropped. Raises `error` if it is LostOwnership or Unauthorized. A repeated call does nothing.
         """
         self._closing = True
         if self._sealed:
@@ -566,40 +494,28 @@ class LedgerWriter:
         self._changing = False
         self._frames.clear()
         self._acks.clear()
-        self._lost.clear()
         self._add_deadlines.clear()
         self._quorum_deadlines.clear()
         return [Fail(error)]
 
     def unanswered(self) -> dict[BookieId, EntryId]:
-        """Of a sealed ledger: who has not said yet that it stored all that it should, and the first entry of that.
+        """Return the bookies that have not confirmed all their entries of a sealed ledger, each with the first of them.
 
-        An ack quorum is enough to seal, so copies may still be on their way, or lost. Without those of Degraded.
-        After an error: as it was then, for nobody is listened to any more.
+        An ack quorum is enough to seal, so copies may still be in flight, or lost. Bookies reported by Degraded are
+        left out. After an error: as it was then, because later responses are ignored.
         """
         if self.error is not None:
             return self._unanswered
         missing: dict[BookieId, EntryId] = {}
-        size, masks = self._ensemble_size, self._masks
-        for entry_id, acks in enumerate(self._acks[: self.lac + 1 - self._base], self._base):
-            for index in _indexes(masks[entry_id % size] & ~(acks | self._lost.get(entry_id, 0))):
+        for entry_id in range(self._acks.base, self.lac + 1):
+            for index in indexes_of(self._acks.awaited(entry_id)):
                 missing.setdefault(self._ensemble[index], EntryId(entry_id))
         return {bookie_id: entry_id for bookie_id, entry_id in missing.items() if bookie_id not in self._degraded}
-
-    def _note_late(self, bit: int, responses: Sequence[AddResponse]) -> None:
-        for response in responses:
-            position = response.entry_id - self._base
-            if response.status == _OK and 0 <= position < len(self._acks):
-                self._acks[position] |= bit
 
     def _set_ensemble(self, metadata: LedgerMetadata) -> None:
         self.metadata = metadata
         self._ensemble = metadata.last_segment.ensemble
         self._index_of = {bookie_id: index for index, bookie_id in enumerate(self._ensemble)}
-
-
-def _indexes(members: int) -> list[int]:
-    return [index for index in range(members.bit_length()) if members >> index & 1]
 
 
 def _status_name(status: int) -> str:

@@ -1,13 +1,14 @@
-"""Placement: which bookies a new ledger, or a hole in an ensemble, gets.
+"""Placement: choose bookies for a new ledger, or replacements for members of an ensemble.
 
-Pure: the candidates are given as they stand now, and chance comes from `rng`, so equal inputs choose alike, in whatever
-order the candidates come.
+The functions are pure: they take the current candidates, and randomness comes from `rng`, so equal inputs give equal
+results, in whatever order the candidates are.
 
-- Racks: each place takes a bookie whose rack its neighbours (the members that share a write quorum with it) use least.
-  It is a preference, never a reason to refuse: with every bookie in `DEFAULT_RACK` it decides nothing.
-- Free space: when every usable candidate tells its free bytes, the chance of being chosen is proportional to them;
+- Racks: each position takes a bookie from the rack that its neighbours (the members that share a write quorum with it)
+  use least. This is a preference and never a reason to refuse: with every bookie in `DEFAULT_RACK` it has no effect.
+- Free space: if every usable candidate reports its free bytes, the probability of a choice is proportional to them;
+  otherwise all are equally likely.
   else all are alike.
-- Refusals are kept: NotEnoughBookies says what was asked, what was there, and why each bookie was not taken.
+- Refusals are kept: NotEnoughBookies contains the request, the usable bookies, and why each other one was refused.
 
 Source: the intent of BookKeeper's RackawareEnsemblePlacementPolicy.
 """
@@ -25,14 +26,14 @@ DEFAULT_RACK: Final = "/default-rack"
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A bookie as the cluster knows it now."""
+    """A bookie as the cluster reports it."""
 
     bookie_id: BookieId
     rack: str = DEFAULT_RACK
     free_bytes: int | None = None
-    """None: not known."""
+    """None: unknown."""
     refusal: str | None = None
-    """Why it takes no new ledgers ("read-only", "draining", ...); None: it does."""
+    """Why it accepts no new ledgers ("read-only", "draining", ...); None: it accepts them."""
 
 
 def choose_ensemble(
@@ -44,7 +45,7 @@ def choose_ensemble(
     rng: RandomFloats,
     exclude: Mapping[BookieId, str] | None = None,
 ) -> tuple[BookieId, ...]:
-    """Bookies for a new ledger, in ensemble order. `exclude`: bookie -> why not (a reason for the error's text).
+    """Choose bookies for a new ledger, in ensemble order. `exclude`: bookie -> reason, for the error's text.
 
     Raises NotEnoughBookies with the facts asked, usable, known and refused (bookie -> reason).
     """
@@ -68,9 +69,9 @@ def choose_replacements(
     rng: RandomFloats,
     exclude: Mapping[BookieId, str] | None = None,
 ) -> dict[int, BookieId]:
-    """Replacements by ensemble index for the members in `failed`; fewer than asked when spares run out.
+    """Choose replacements by ensemble index for the members in `failed`; fewer if there are too few spares.
 
-    Members of the ensemble and the failed bookies are never chosen. Raises NotEnoughBookies when there is none at all.
+    Members of the ensemble and the failed bookies are never chosen. Raises NotEnoughBookies if there is no spare.
     """
     assert failed
     why_not = dict(exclude or {})
@@ -96,7 +97,7 @@ def choose_replacements(
 def _sort_out(
     candidates: Collection[Candidate], exclude: Mapping[BookieId, str]
 ) -> tuple[list[Candidate], dict[BookieId, str]]:
-    """Usable candidates and reasons for the others, both ordered by id."""
+    """Return the usable candidates, and the reasons for the others, both ordered by id."""
     usable: list[Candidate] = []
     refused: dict[BookieId, str] = {}
     for candidate in sorted(candidates, key=lambda candidate: candidate.bookie_id):
@@ -109,7 +110,7 @@ def _sort_out(
 
 
 def _rack_uses(places: Sequence[Candidate | None], index: int, write_quorum: int) -> dict[str, int]:
-    """How many members that share a write quorum with `index` each rack holds."""
+    """Count, by rack, the members that share a write quorum with `index`."""
     uses: dict[str, int] = {}
     size = len(places)
     for other, place in enumerate(places):
@@ -120,7 +121,7 @@ def _rack_uses(places: Sequence[Candidate | None], index: int, write_quorum: int
 
 
 def _take(usable: list[Candidate], rack_uses: Mapping[str, int], rng: RandomFloats) -> Candidate:
-    """Draw one from the racks used least, and remove it from `usable`."""
+    """Draw one of the candidates in the least used racks, and remove it from `usable`."""
     fewest = min(rack_uses.get(candidate.rack, 0) for candidate in usable)
     drawn_from = [candidate for candidate in usable if rack_uses.get(candidate.rack, 0) == fewest]
     weights = [candidate.free_bytes for candidate in drawn_from]
@@ -152,7 +153,7 @@ def _not_enough(
 
 
 class _Reasons(dict[BookieId, str]):
-    """Prints as one readable clause inside an error's message."""
+    """A dict that prints as one readable clause inside an error's message."""
 
     def __str__(self) -> str:
         return "; ".join(f"{bookie_id}: {reason}" for bookie_id, reason in self.items()) or "none"

@@ -1,13 +1,13 @@
-"""Quorum arithmetic: when an add is safe, when it can no longer become so, and when silence cannot hide an entry.
+"""Quorum arithmetic: when an add is safe, when it can no longer be, and when missing responses cannot hide an entry.
 
 With ensemble size E, write quorum Qw and ack quorum Qa an entry goes to Qw bookies and is acknowledged by Qa of them.
 
 | question                                   | answer                                                               |
 |--------------------------------------------|----------------------------------------------------------------------|
 | is an entry acknowledged?                  | Qa members of its write set stored it                                |
-| can it still be?                           | at most Qw - Qa members failed                                       |
-| does an entry certainly not exist?         | Qw - Qa + 1 members of its write set deny it: Qa cannot have it      |
-| do the answers cover the ensemble?         | each window of Qw consecutive indexes has fewer than Qa silent ones  |
+| can it still be acknowledged?              | at most Qw - Qa members failed                                       |
+| is an entry certainly missing?             | Qw - Qa + 1 bookies of its write set do not have it: Qa cannot       |
+| do the responses cover the ensemble?       | each window of Qw consecutive indexes has fewer than Qa silent ones  |
 
 Source: BookKeeper protocol, "Closing a ledger as a reader"; RoundRobinDistributionSchedule.
 """
@@ -18,10 +18,10 @@ from bindery_core.placement.write_set import write_set_masks
 
 
 def is_covered(answered: Collection[int], *, ensemble_size: int, write_quorum: int, ack_quorum: int) -> bool:
-    """Whether no entry can still gather an ack quorum among the bookies we have not heard from.
+    """Return True if no entry can still reach its ack quorum with the bookies that have not replied.
 
-    `answered`: ensemble indexes that replied definitely ("have it" or "never had it"); a timeout is no answer.
-    True once each write quorum has at least (write_quorum - ack_quorum) + 1 answers: the silent rest is then too few.
+    `answered`: ensemble indexes that replied definitely ("have it" or "never had it"); a timeout does not count.
+    True once each write quorum has at least (write_quorum - ack_quorum) + 1 replies: the remaining ones are too few.
     Source: BookKeeper protocol, "Closing a ledger as a reader".
     """
     silent = (1 << ensemble_size) - 1
@@ -33,7 +33,7 @@ def is_covered(answered: Collection[int], *, ensemble_size: int, write_quorum: i
 
 
 def can_be_covered(failed: Collection[int], *, ensemble_size: int, write_quorum: int, ack_quorum: int) -> bool:
-    """Whether coverage is still possible when the indexes in `failed` never answer and all others do."""
+    """Return whether coverage is still possible if the indexes in `failed` never reply and all others do."""
     return is_covered(
         [index for index in range(ensemble_size) if index not in failed],
         ensemble_size=ensemble_size,
@@ -43,10 +43,10 @@ def can_be_covered(failed: Collection[int], *, ensemble_size: int, write_quorum:
 
 
 def denials_needed(*, write_quorum: int, ack_quorum: int) -> int:
-    """Definite "no such entry" answers of a write set that prove that the entry was never acknowledged."""
+    """Return the number of "no such entry" replies of a write set that prove an entry was never acknowledged."""
     return write_quorum - ack_quorum + 1
 
 
 def failures_bearable(*, write_quorum: int, ack_quorum: int) -> int:
-    """Members of a write set that may fail while its entry can still be acknowledged."""
+    """Return the number of members of a write set that may fail while its entry can still be acknowledged."""
     return write_quorum - ack_quorum

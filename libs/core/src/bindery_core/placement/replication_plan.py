@@ -1,12 +1,11 @@
-"""Re-replication planning: what to copy where, and the metadata change that makes the copies count. Pure.
+"""Plan re-replication: which entries to copy to which bookie, and the metadata change that makes the copies count.
 
-A *fragment* is one segment as far as one ensemble index holds it. It may be copied once it is closed: every fragment of
-a CLOSED ledger, else those below the last segment (an open last segment must be recovered first: its writer would not
-learn of a replacement).
+A *fragment* is the part of one segment that one ensemble index holds. It may be copied once it is closed: this holds
+for every fragment of a CLOSED ledger, and otherwise for those below the last segment. (An open last segment must be
+recovered first, because its writer would not learn of a replacement.)
 
-Order, which everything rests on: copy all entries of the fragment to the replacement -> compare-and-set the ensemble ->
-look again at the whole ledger -> remove the mark. Whatever breaks in between leaves the mark, and copies that nobody
-points to.
+The order is essential: copy all entries of the fragment to the replacement -> compare-and-set the ensemble -> check the
+whole ledger again -> remove the mark. A failure in between leaves the mark, and copies that no ensemble names.
 Source: BookKeeper LedgerChecker, LedgerFragmentReplicator; spec section 6.
 """
 
@@ -20,12 +19,12 @@ from bindery_core.placement.write_set import entries_of
 
 @dataclass(frozen=True, slots=True)
 class Fragment:
-    """What the ensemble index `index` holds of one segment."""
+    """The part of one segment that ensemble index `index` holds."""
 
     segment_first: int
-    """First entry id of the segment, which names it in metadata."""
+    """First entry id of the segment, which identifies it in the metadata."""
     last: int
-    """Last entry id of the segment, inclusive; below `segment_first` in an empty one."""
+    """Last entry id of the segment, inclusive; below `segment_first` if it is empty."""
     index: int
     bookie_id: BookieId
     entry_ids: Sequence[int]
@@ -33,13 +32,13 @@ class Fragment:
 
 
 def closed_fragments(metadata: LedgerMetadata) -> list[Fragment]:
-    """All fragments that may be checked and copied now, by segment, then index."""
+    """Return all fragments that may be checked and copied now, by segment, then index."""
     segments = metadata.segments
     ends = [int(segment.first_entry_id) - 1 for segment in segments[1:]]
     if metadata.state is LedgerState.CLOSED:
         ends.append(metadata.last_entry_id)
     fragments = []
-    for segment, end in zip(segments, ends, strict=False):  # without an end: the open last segment
+    for segment, end in zip(segments, ends, strict=False):  # the open last segment has no end
         for index, bookie_id in enumerate(segment.ensemble):
             ids = entries_of(
                 index,
@@ -55,10 +54,11 @@ def closed_fragments(metadata: LedgerMetadata) -> list[Fragment]:
 def plan_replacement(
     metadata: LedgerMetadata, *, segment_first: int, replacements: Mapping[int, tuple[BookieId, BookieId]]
 ) -> LedgerMetadata | None:
-    """Put replacements, index -> (old, new), into the segment that begins at `segment_first`, where the old ones stand.
+    """Put replacements, index -> (old, new), into the segment that begins at `segment_first`, where the old ones still
+    are.
 
-    For the metadata update loop. None when nothing is left to do: the old ones stand there no more, or the segment is
-    gone or open again. Run it only after all entries of the fragments were stored by the new bookies.
+    For the metadata update loop. None if nothing is left to do: the old bookies are no longer there, or the segment is
+    gone or open again. Run it only after the new bookies stored all entries of the fragments.
     """
     segments = list(metadata.segments)
     for place, segment in enumerate(segments):

@@ -1,9 +1,9 @@
 """Write sets: which bookies of an ensemble hold an entry.
 
-Entry e of an ensemble of E bookies with write quorum Qw lies on the ensemble indexes (e + i) mod E, i = 0 .. Qw - 1, in
+Entry e of an ensemble of E bookies with write quorum Qw is stored at the indexes (e + i) mod E, i = 0 .. Qw - 1, in
 that order. E=4 Qw=3: entry 0 on 0 1 2, entry 1 on 1 2 3, entry 2 on 2 3 0, entry 3 on 3 0 1, entry 4 as entry 0.
 
-Where many sets are compared they are ints: bit i stands for ensemble index i.
+Where many sets are compared they are ints: bit i represents ensemble index i.
 Source: BookKeeper RoundRobinDistributionSchedule.
 """
 
@@ -12,23 +12,24 @@ from functools import lru_cache
 
 
 def write_set(*, entry_id: int, ensemble_size: int, write_quorum: int) -> tuple[int, ...]:
-    """Ensemble indexes that hold `entry_id` (>= 0), in the order in which they are asked."""
+    """Return the ensemble indexes that hold `entry_id` (>= 0), in the order in which they are read."""
     assert entry_id >= 0
     return _rotations(ensemble_size, write_quorum)[entry_id % ensemble_size]
 
 
 def write_set_masks(*, ensemble_size: int, write_quorum: int) -> tuple[int, ...]:
-    """For each entry id modulo the ensemble size, its write set as bits."""
+    """Return the write set as bits for each entry id modulo the ensemble size."""
     return _masks(ensemble_size, write_quorum)
 
 
 def write_set_contains(index: int, *, entry_id: int, ensemble_size: int, write_quorum: int) -> bool:
-    """Whether ensemble index `index` holds `entry_id`."""
+    """Return whether ensemble index `index` holds `entry_id`."""
     return (index - entry_id) % ensemble_size < write_quorum
 
 
 def entries_of(index: int, *, first: int, last: int, ensemble_size: int, write_quorum: int) -> Sequence[int]:
-    """Entry ids within first..last (inclusive; may be empty) that ensemble index `index` holds, ascending."""
+    """Return the entry ids within first..last (inclusive; may be empty) that ensemble index `index` holds,
+    ascending."""
     assert 0 <= index < ensemble_size
     assert first >= 0
     if write_quorum == ensemble_size:
@@ -37,7 +38,7 @@ def entries_of(index: int, *, first: int, last: int, ensemble_size: int, write_q
 
 
 def entry_count_of(index: int, *, first: int, last: int, ensemble_size: int, write_quorum: int) -> int:
-    """How many ids `entries_of` lists, without listing them."""
+    """Return the number of ids in `entries_of`, without listing them."""
     rounds, rest = divmod(max(0, last - first + 1), ensemble_size)
     return rounds * write_quorum + sum(
         (index - entry_id) % ensemble_size < write_quorum for entry_id in range(last - rest + 1, last + 1)
@@ -47,9 +48,7 @@ def entry_count_of(index: int, *, first: int, last: int, ensemble_size: int, wri
 @lru_cache(maxsize=256)
 def _rotations(ensemble_size: int, write_quorum: int) -> tuple[tuple[int, ...], ...]:
     assert 1 <= write_quorum <= ensemble_size
-    return tuple(
-        tuple((start + i) % ensemble_size for i in range(write_quorum)) for start in range(ensemble_size)
-    )  # fmt: skip
+    return tuple(tuple((start + i) % ensemble_size for i in range(write_quorum)) for start in range(ensemble_size))
 
 
 @lru_cache(maxsize=256)

@@ -1,17 +1,17 @@
-"""RequestDecoder: which protocol a connection speaks, found out frame by frame as BookKeeper's bookies do.
+"""RequestDecoder: detect the protocol version of a connection frame by frame, as BookKeeper's bookies do.
 
 | mode | a frame                     | then                                                                         |
 |------|-----------------------------|------------------------------------------------------------------------------|
-| v3   | parses as a v3 request      | it is one                                                                    |
-| v3   | does not                    | the mode is v2 for good, and this frame is the first to be read so           |
+| v3   | parses as a v3 request      | it is a v3 request                                                           |
+| v3   | does not parse              | the mode becomes v2 for good, and this frame is the first v2 packet          |
 | v2   | a START_TLS, which is v3    | the mode stays v2                                                            |
-| v2   | any other                   | read as v2; what cannot be ends the connection                               |
+| v2   | any other                   | decoded as v2; an unreadable packet ends the connection                      |
 
-So v2 may follow v3 on a connection, never the other way round but for START_TLS. A v2 packet begins with 0, 1 or 2,
-which as a protobuf tag means field 0 and never parses; a v3 request begins with 0x0A. There is no greeting: a client
-just begins. Source: BookieProtoEncoding.RequestDecoder; START_TLS behind v2 is ours. Apache's v2 client sends its AUTH
-when the channel is active and START_TLS from a listener that it adds behind the connect: once in a while, on a busy
-machine, in this order (PerChannelBookieClient.connect, AuthHandler.ClientSideHandler). Apache's bookies close then.
+So v2 may follow v3 on a connection, but v3 never follows v2, except for START_TLS. A v2 packet begins with 0, 1 or 2,
+which as a protobuf tag means field 0 and never parses; a v3 request begins with 0x0A. There is no greeting. Source:
+BookieProtoEncoding.RequestDecoder; START_TLS after v2 is our addition. Apache's v2 client sends its AUTH when the
+channel is active and START_TLS from a listener that it adds after the connect: on a busy machine they occasionally
+arrive in this order (PerChannelBookieClient.connect, AuthHandler.ClientSideHandler). Apache's bookies then close.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ _V3_START: Final = 0x0A
 
 
 class Codec(Protocol):
-    """How a bookie writes its answers: the modules `v2` and `v3`."""
+    """How a bookie encodes its responses: the modules `v2` and `v3`."""
 
     @property
     def VERSION(self) -> int:

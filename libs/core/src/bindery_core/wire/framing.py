@@ -5,7 +5,7 @@
 |      0 |    4 | i32  | length  | bytes that follow, 1 .. FRAME_SIZE_MAX - 4; big-endian                      |
 |      4 |    n | raw  | message | v3: protobuf Request or Response                                            |
 
-A length outside its range ends the connection without an answer: nothing after it can be trusted to be a frame.
+A length outside its range ends the connection without a response, because no later byte is known to start a frame.
 Source: BookKeeper's use of Netty's LengthFieldBasedFrameDecoder (nettyMaxFrameSizeBytes counts the length field too).
 """
 
@@ -23,7 +23,7 @@ assert _LENGTH.size == LENGTH_SIZE
 
 
 class FrameDecoder:
-    """Cuts a byte stream into messages.
+    """Splits a byte stream into messages.
 
     Invariants: bytes held back are less than one frame, so memory is bounded by `frame_size_max` plus one feed; every
     byte is copied at most twice (once while it waits, once into its message); after an error no feed is accepted.
@@ -37,24 +37,24 @@ class FrameDecoder:
         self._pieces: list[bytes] = []
         self._size = 0
         self._needed = LENGTH_SIZE
-        """Total bytes that must be held before anything can be cut."""
+        """Total bytes required before a message can be split off."""
         self._failed = False
 
     def allow(self, frame_size_max: int) -> None:
-        """Frames of this size from the next feed on."""
+        """Set the maximum frame size from the next feed on."""
         assert frame_size_max > LENGTH_SIZE
         self._frame_size_max = frame_size_max
 
     @property
     def buffered_size(self) -> int:
-        """Bytes of an unfinished frame held back."""
+        """Bytes of an unfinished frame that are kept."""
         return self._size
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Take the next bytes of the stream, return the messages that are complete now, without their length field.
+        """Process the next bytes of the stream; return the complete messages, without their length field.
 
         Raises BadRequest (length < 1) or TooLarge (length + 4 > limit); messages before the bad one in the same feed
-        are lost with it, as the connection is to be closed anyhow.
+        are lost, because the connection must be closed.
         """
         assert not self._failed
         if self._size:
@@ -62,7 +62,7 @@ class FrameDecoder:
             self._size += len(data)
             if self._size < self._needed:
                 return []
-            # Joined only once a frame's length or end is known to be there: linear however small the feeds are.
+                # Joined only when a frame's length or end has arrived, so the cost is linear for feeds of any size.
             data = b"".join(self._pieces)
             self._pieces.clear()
         size = len(data)

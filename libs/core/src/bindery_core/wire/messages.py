@@ -1,13 +1,14 @@
 """Requests and responses of the BookKeeper protocol, free of any encoding.
 
-The v3 and v2 codecs produce and consume these. They are plain structs, cheap to make by the thousand; `gc=False`
-is safe because none can take part in a reference cycle. Ids are ints as they stand on the wire, so -1 may appear.
+The v3 and v2 codecs produce and consume these. They are plain structs, cheap to create in large numbers; `gc=False`
+is safe because none can take part in a reference cycle. Ids are ints as they are on the wire, so -1 may appear.
 
-`txn_id` is what an answer repeats of its request: in v3 the transaction id, in v2, which has none, the version byte.
+A response repeats the `txn_id` of its request: the transaction id in v3, and in v2, which has none, the version byte.
 Source: BookkeeperProtocol.proto; error numbers: BookieProtocol.
 """
 
 from enum import IntEnum, IntFlag
+from typing import Final
 
 import msgspec
 
@@ -55,7 +56,7 @@ class WriteFlag(IntFlag):
 
 
 HIGH_PRIORITY = 100
-"""What the Java client sends; a bookie takes any value above 0 as high."""
+"""Priority that the Java client sends; a bookie treats any value above 0 as high."""
 
 
 class AddRequest(msgspec.Struct, gc=False):
@@ -64,7 +65,7 @@ class AddRequest(msgspec.Struct, gc=False):
     entry_id: int
     master_key: bytes
     body: bytes
-    """The whole entry frame. The ids that count for storage are inside it."""
+    """The whole entry frame. Storage uses the ids inside it."""
     recovery: bool = False
     write_flags: int = 0
     priority: int = 0
@@ -75,7 +76,7 @@ class ReadRequest(msgspec.Struct, gc=False):
     ledger_id: int
     entry_id: int
     flag: int = 0
-    """A ReadFlag; one value, not a bit set. Numbers that are not known count as NONE."""
+    """A ReadFlag; one value, not a bit set. Unknown numbers count as NONE."""
     master_key: bytes | None = None
     previous_lac: int | None = None
     timeout_ms: int | None = None
@@ -83,7 +84,7 @@ class ReadRequest(msgspec.Struct, gc=False):
 
 
 class BatchReadRequest(msgspec.Struct, gc=False):
-    """Consecutive entries in one answer. v2 only."""
+    """Consecutive entries in one response. v2 only."""
 
     txn_id: int
     ledger_id: int
@@ -91,9 +92,9 @@ class BatchReadRequest(msgspec.Struct, gc=False):
     """The first one."""
     request_id: int
     count_max: int = 0
-    """0 and below: as many as fit."""
+    """Maximum number of entries; 0 and below: as many as fit."""
     size_max: int = 0
-    """Bytes of the answer aimed at, at most; the first entry comes whatever its size."""
+    """Maximum bytes of the response; the first entry is sent whatever its size."""
     flag: int = 0
     master_key: bytes | None = None
     priority: int = 0
@@ -142,7 +143,7 @@ class AuthRequest(msgspec.Struct, gc=False):
 
 
 class OtherRequest(msgspec.Struct, gc=False):
-    """A frame that parses but that nobody serves: an operation without meaning here, or a version that is not 3."""
+    """A frame that parses but that is not served: an unknown operation, or a version that is not 3."""
 
     txn_id: int
     operation: int
@@ -240,7 +241,7 @@ class AuthResponse(msgspec.Struct, gc=False):
 
 
 class ErrorResponse(msgspec.Struct, gc=False):
-    """Header and outer status only: the answer to an OtherRequest that has no inner message."""
+    """Header and outer status only: the response to an OtherRequest that has no inner message."""
 
     txn_id: int
     operation: int
@@ -260,3 +261,18 @@ Response = (
     | AuthResponse
     | ErrorResponse
 )
+
+OPERATION_OF: Final[dict[type, Operation]] = {
+    AddRequest: Operation.ADD_ENTRY, AddResponse: Operation.ADD_ENTRY,
+    ReadRequest: Operation.READ_ENTRY, ReadResponse: Operation.READ_ENTRY,
+    BatchReadRequest: Operation.BATCH_READ_ENTRY, BatchReadResponse: Operation.BATCH_READ_ENTRY,
+    WriteLacRequest: Operation.WRITE_LAC, WriteLacResponse: Operation.WRITE_LAC,
+    ReadLacRequest: Operation.READ_LAC, ReadLacResponse: Operation.READ_LAC,
+    BookieInfoRequest: Operation.GET_BOOKIE_INFO, BookieInfoResponse: Operation.GET_BOOKIE_INFO,
+    ForceLedgerRequest: Operation.FORCE_LEDGER, ForceLedgerResponse: Operation.FORCE_LEDGER,
+    ListEntriesRequest: Operation.GET_LIST_OF_ENTRIES_OF_LEDGER,
+    ListEntriesResponse: Operation.GET_LIST_OF_ENTRIES_OF_LEDGER,
+    StartTlsRequest: Operation.START_TLS, StartTlsResponse: Operation.START_TLS,
+    AuthRequest: Operation.AUTH, AuthResponse: Operation.AUTH,
+}  # fmt: skip
+"""Operation of each kind of message. OtherRequest and ErrorResponse are absent: they carry theirs as a field."""

@@ -1,21 +1,21 @@
-"""Statuses in both protocols, and what a bookie answers for each of our errors: one table.
+"""Statuses in both protocols, and the status that a bookie sends for each error: one table.
 
 | meaning                                             | v2  | v3  | error                                              |
 |-----------------------------------------------------|----:|----:|----------------------------------------------------|
 | done                                                |   0 |   0 |                                                    |
-| this bookie never heard of the ledger               |   1 | 402 | NoSuchLedger                                       |
-| it has the ledger, not the entry                    |   2 | 403 | NoSuchEntry                                        |
-| no valid request                                    | 100 | 404 | BadRequest                                         |
+| the bookie has nothing of the ledger                |   1 | 402 | NoSuchLedger                                       |
+| it has the ledger, but not the entry                |   2 | 403 | NoSuchEntry                                        |
+| invalid request                                     | 100 | 404 | BadRequest                                         |
 | disk or damage                                      | 101 | 501 | any other                                          |
 | wrong master key, or not authenticated              | 102 | 502 | Unauthorized                                       |
-| a protocol version that is not spoken               | 103 | 503 | BadVersion                                         |
+| unsupported protocol version                        | 103 | 503 | BadVersion                                         |
 | the ledger is fenced                                | 104 | 504 | LedgerFenced                                       |
-| the bookie takes no writes now                      | 105 | 505 | ReadOnly                                           |
-| over a budget: later                                | 106 | 506 | TooManyRequests                                    |
+| the bookie accepts no writes now                    | 105 | 505 | ReadOnly                                           |
+| a limit is reached: try later                       | 106 | 506 | TooManyRequests                                    |
 | storage was lost, the ledger is not repaired yet    | 107 | 507 | LedgerStateUnknown                                 |
 
-107 exists, but BookKeeper's v2 client does not know it: it throws, closes the connection and fails everything that was
-under way there. So a v2 *answer* says 101 instead (`v2_answer`), which is as indefinite: nobody counts it as a denial.
+BookKeeper's v2 client does not support 107: it throws, closes the connection and fails all requests in flight on it. A
+v2 response therefore uses 101 instead (`v2_answer`), which is also indefinite: no client counts it as a denial.
 Source: BookieProtocol, BookkeeperProtocol.StatusCode, PerChannelBookieClient's mapping.
 """
 
@@ -70,12 +70,12 @@ assert len(V2_OF) == len(Status) == len(_OF_V2)
 
 
 def v2_answer(status: int) -> int:
-    """The v2 number that a bookie sends for a v3 `status`; 101 for numbers that are none."""
+    """Return the v2 number that a bookie sends for a v3 `status`; 101 for unknown numbers."""
     return _V2_ANSWERS.get(status, _IO_ERROR_V2)
 
 
 def of_v2(number: int) -> int:
-    """The v3 status of a v2 number. Raises BadRequest for a number that v2 does not have."""
+    """Return the v3 status of a v2 number. Raises BadRequest for an unknown number."""
     try:
         return _OF_V2[number]
     except KeyError:
@@ -83,7 +83,7 @@ def of_v2(number: int) -> int:
 
 
 def of_error(error: BinderyError) -> int:
-    """The status that says what `error` says; IO_ERROR for all that has none of its own."""
+    """Return the status of `error`; IO_ERROR if it has none of its own."""
     for kind, status in _OF_ERROR:
         if isinstance(error, kind):
             return int(status)

@@ -3,16 +3,16 @@
 Integers are big-endian; offsets follow the frame's length word.
 
 Header, u32: version << 24 | opcode << 16 | flags. With version 0 the lowest byte of the word is the opcode, and there
-are no flags (the oldest clients sent just a number). Answers repeat version and opcode, their flags are 0.
+are no flags (the oldest clients sent just a number). Responses repeat version and opcode, their flags are 0.
 
-| opcode | packet     | request, behind the header                                                            | size   |
+| opcode | packet     | request, after the header                                                             | size   |
 |-------:|------------|---------------------------------------------------------------------------------------|-------:|
 |      1 | ADD        | master key (20), entry frame: its own first 16 bytes are the ids                      | 40 + n |
 |      2 | READ       | ledger_id i64, entry_id i64 [, master key (20)]                                       | 20, 40 |
 |      3 | AUTH       | AuthMessage (bookkeeper.proto)                                                        |  4 + n |
 |      7 | BATCH_READ | ledger_id i64, entry_id i64, request_id i64, count_max i32, size_max i64 [, key (20)] | 40, 60 |
 
-| opcode | answer, behind the header                                                              | size         |
+| opcode | response, after the header                                                             | size         |
 |-------:|----------------------------------------------------------------------------------------|-------------:|
 |   1, 2 | rc i32, ledger_id i64, entry_id i64 [, entry frame]; entry_id is that of the request   | 24, 24 + n   |
 |      3 | AuthMessage; there is no rc                                                            | 4 + n        |
@@ -20,15 +20,15 @@ are no flags (the oldest clients sent just a number). Answers repeat version and
 
 | flag   | value | of         | effect                                                                               |
 |--------|------:|------------|--------------------------------------------------------------------------------------|
-| FENCE  |     1 | READ       | fence first; the master key is there from version 2 on                               |
-| RECOVERY |   2 | ADD        | taken by a fenced ledger                                                             |
-| HIGH_PRIORITY | 4 | all      | before others; an ADD may pass a read-only bookie                                    |
+| FENCE  |     1 | READ       | fence first; from version 2 on the master key follows                                |
+| RECOVERY |   2 | ADD        | accepted by a fenced ledger                                                          |
+| HIGH_PRIORITY | 4 | all      | served before others; a read-only bookie may accept such an ADD                      |
 
-What a bookie makes of requests that it cannot serve (source: BookKeeper's decoder, observed on 4.17):
+How a bookie decodes requests that it cannot serve (source: BookKeeper's decoder, observed on 4.17):
 - a version outside 0 .. 2: OtherRequest, to be answered BAD_VERSION with that version byte repeated;
-- another opcode, 4 .. 6 among them, or a packet is too short for its opcode: BadRequest, and the connection is closed;
-- bytes behind a packet and unknown flags do not matter.
-There are no transaction ids: an answer is known by opcode and ids (`key_of`), a batch read by its request_id.
+- another opcode, 4 .. 6 among them, or a packet too short for its opcode: BadRequest, and the connection is closed;
+- bytes after a packet and unknown flags are ignored.
+There are no transaction ids: a response is matched by opcode and ids (`key_of`), a batch read by its request_id.
 Source: BookieProtocol, BookieProtoEncoding.
 """
 
@@ -70,7 +70,7 @@ FLAG_RECOVERY: Final = 2
 FLAG_HIGH_PRIORITY: Final = 4
 
 HIGH_PRIORITY_ON: Final = 1
-"""Priority of a request that carries the flag: any number above 0 is high."""
+"""Priority of a request with the flag: any number above 0 is high."""
 
 _LENGTH = struct.Struct(">i")
 _HEADER = struct.Struct(">I")
@@ -83,11 +83,11 @@ _FRAMED_ANSWER = struct.Struct(">iIiqq")
 _FRAMED_BATCH_ANSWER = struct.Struct(">iIiqqq")
 
 BODY_OFFSET: Final = 24
-"""Of an ADD's entry frame, and of a READ answer's."""
+"""Offset of the entry frame in an ADD and in the response to a READ."""
 BATCH_OVERHEAD: Final = 24 + 8 + 4
 BATCH_ENTRY_OVERHEAD: Final = 4
-"""A batch's size, as its limit counts it, is BATCH_OVERHEAD plus each entry and its size word. (The 4 too many are
-BookKeeper's: frame length and request id are counted beside a 24 byte answer.)"""
+"""The size of a batch, as its limit counts it, is BATCH_OVERHEAD plus each entry and its size word. (BookKeeper
+counts 4 bytes too many: frame length and request id beside a 24-byte response.)"""
 
 assert _HEADER.size + MASTER_KEY_SIZE == BODY_OFFSET == _ANSWER.size
 assert _ADD.size == 40
@@ -99,7 +99,7 @@ _OPERATION_OF: Final = {ADD: Operation.ADD_ENTRY, READ: Operation.READ_ENTRY, BA
 
 
 def header(opcode: int, *, version: int = VERSION, flags: int = 0) -> int:
-    """The first word of a packet. `version` 0 .. 255, as the byte stands there."""
+    """Return the first word of a packet. `version`: 0 .. 255, the byte in the packet."""
     return version << 24 | opcode << 16 | flags if version else opcode
 
 
@@ -110,7 +110,7 @@ _ADD_WORDS: Final = tuple(header(ADD, version=version) for version in range(VERS
 
 
 def decode_request(message: bytes) -> Request:
-    """One request; its `txn_id` is the version byte. Raises BadRequest when the connection is to be closed."""
+    """Decode one request; its `txn_id` is the version byte. Raises BadRequest if the connection must be closed."""
     try:
         (word,) = _HEADER.unpack_from(message)
         version = word >> 24
@@ -151,12 +151,12 @@ def decode_request(message: bytes) -> Request:
 
 
 def decode_requests(messages: Sequence[bytes]) -> list[Request]:
-    """Many requests, in order. Raises BadRequest at the first unreadable one."""
+    """Decode many requests, in order. Raises BadRequest at the first unreadable one."""
     return [decode_request(message) for message in messages]
 
 
 def _read_flags(message: bytes, flags: int, version: int, key_offset: int) -> tuple[int, bytes | None, int]:
-    """(ReadFlag, master key, priority). Raises struct.error when the key is cut off."""
+    """Return (ReadFlag, master key, priority). Raises struct.error if the key is truncated."""
     flag, key = int(ReadFlag.NONE), None
     if flags & FLAG_FENCE:
         flag = int(ReadFlag.FENCE_LEDGER)
@@ -172,22 +172,25 @@ def _of_bad_version(version: int, opcode: int, ledger_id: int, entry_id: int, re
 
 
 def encode_response(response: Response) -> bytes:
-    """The frame of one answer, length included; `txn_id` is the version byte to repeat."""
+    """Return the frame of one response, length included; `txn_id` is the version byte to repeat."""
     match response:
         case ReadResponse() | BatchReadResponse():
             return b"".join(_parts(response))
         case AddResponse():
             return _FRAMED_ANSWER.pack(
-                _ANSWER.size, header(ADD, version=response.txn_id), v2_answer(response.status),
-                response.ledger_id, response.entry_id,
-            )  # fmt: skip
+                _ANSWER.size,
+                header(ADD, version=response.txn_id),
+                v2_answer(response.status),
+                response.ledger_id,
+                response.entry_id,
+            )
         case AuthResponse():
             return _auth_frame(response.txn_id, response.plugin, response.payload)
     raise AssertionError(f"version 2 has no such answer: {type(response).__name__}")
 
 
 def encode_responses(responses: Iterable[Response]) -> bytes:
-    """The frames of many answers, one behind the other, each body copied once."""
+    """Return the frames of many responses, joined, each body copied once."""
     parts: list[bytes] = []
     for response in responses:
         if type(response) is ReadResponse or type(response) is BatchReadResponse:
@@ -198,12 +201,12 @@ def encode_responses(responses: Iterable[Response]) -> bytes:
 
 
 def encode_read_responses(responses: Sequence[ReadResponse]) -> bytes:
-    """The answers to a group of reads, in one piece, each body copied once."""
+    """Return the responses to a group of reads, joined, each body copied once."""
     return encode_responses(responses)
 
 
 def encode_add_responses(requests: Sequence[AddRequest], statuses: Sequence[int]) -> bytes:
-    """The answers to a group of adds, in one piece. The ids are those of the requests."""
+    """Return the responses to a group of adds, joined. The ids are those of the requests."""
     pack = _FRAMED_ANSWER.pack
     size = _ANSWER.size
     words = _ADD_WORDS
@@ -216,20 +219,16 @@ def encode_add_responses(requests: Sequence[AddRequest], statuses: Sequence[int]
 
 
 def _parts(response: ReadResponse | BatchReadResponse) -> list[bytes]:
-    """Pieces of the frame; bodies are not copied."""
+    """Return the pieces of the frame; bodies are not copied."""
     version, rc = response.txn_id, v2_answer(response.status)
     if isinstance(response, ReadResponse):
         body = response.body if rc == 0 and response.body is not None else b""
         word = header(READ, version=version)
-        return [
-            _FRAMED_ANSWER.pack(_ANSWER.size + len(body), word, rc, response.ledger_id, response.entry_id), body
-        ]  # fmt: skip
+        return [_FRAMED_ANSWER.pack(_ANSWER.size + len(body), word, rc, response.ledger_id, response.entry_id), body]
     bodies = response.bodies if rc == 0 else ()
     size = _BATCH_ANSWER.size + sum(map(len, bodies)) + BATCH_ENTRY_OVERHEAD * len(bodies)
     word = header(BATCH_READ, version=version)
-    parts = [
-        _FRAMED_BATCH_ANSWER.pack(size, word, rc, response.ledger_id, response.entry_id, response.request_id)
-    ]  # fmt: skip
+    parts = [_FRAMED_BATCH_ANSWER.pack(size, word, rc, response.ledger_id, response.entry_id, response.request_id)]
     for body in bodies:
         parts += (_LENGTH.pack(len(body)), body)
     return parts
@@ -239,12 +238,12 @@ def _parts(response: ReadResponse | BatchReadResponse) -> list[bytes]:
 
 
 def encode_request(request: Request) -> bytes:
-    """The frame of one request, length included, in version 2. Master keys must have 20 bytes."""
+    """Return the frame of one request, length included, in version 2. Master keys must have 20 bytes."""
     return b"".join(_request_parts(request))
 
 
 def encode_requests(requests: Iterable[Request]) -> bytes:
-    """The frames of many requests, one behind the other, each body copied once."""
+    """Return the frames of many requests, joined, each body copied once."""
     parts: list[bytes] = []
     for request in requests:
         parts += _request_parts(request)
@@ -269,9 +268,13 @@ def _request_parts(request: Request) -> tuple[bytes, ...]:
         case BatchReadRequest():
             flags, key = _fence_flags(flags, request.flag, request.master_key)
             packet = _BATCH_READ.pack(
-                header(BATCH_READ, flags=flags), request.ledger_id, request.entry_id, request.request_id,
-                request.count_max, request.size_max,
-            )  # fmt: skip
+                header(BATCH_READ, flags=flags),
+                request.ledger_id,
+                request.entry_id,
+                request.request_id,
+                request.count_max,
+                request.size_max,
+            )
             return _LENGTH.pack(len(packet) + len(key)), packet, key
         case AuthRequest():
             return (_auth_frame(VERSION, request.plugin, request.payload),)
@@ -287,7 +290,7 @@ def _fence_flags(flags: int, flag: int, master_key: bytes | None) -> tuple[int, 
 
 
 def decode_response(message: bytes) -> Response:
-    """One answer; its `txn_id` is the version byte. Raises BadRequest when it is unreadable."""
+    """Decode one response; its `txn_id` is the version byte. Raises BadRequest if it is unreadable."""
     try:
         (word,) = _HEADER.unpack_from(message)
         version = word >> 24
@@ -313,7 +316,7 @@ def decode_response(message: bytes) -> Response:
 
 
 def decode_responses(messages: Sequence[bytes]) -> list[Response]:
-    """Many answers, in order. Raises BadRequest at the first unreadable one."""
+    """Decode many responses, in order. Raises BadRequest at the first unreadable one."""
     return [decode_response(message) for message in messages]
 
 
@@ -331,7 +334,7 @@ def _decode_bodies(message: bytes) -> tuple[bytes, ...]:
 
 
 def key_of(message: Request | Response) -> Hashable:
-    """What a request and its answer have in common. Two equal requests may be under way; each answer serves either."""
+    """Return the key that a request and its response share. If two equal requests are in flight, it matches either."""
     match message:
         case AddRequest() | AddResponse():
             return (ADD, message.ledger_id, message.entry_id)
@@ -345,7 +348,7 @@ def key_of(message: Request | Response) -> Hashable:
 
 
 # --- AUTH -------------------------------------------------------------------------------------------------------------
-# By protobuf, which takes a sixth of a bookie's start and is imported when it is needed.
+# AUTH uses protobuf, which takes a sixth of a bookie's start time and is imported when needed.
 
 
 def _auth_frame(version: int, plugin: str, payload: bytes) -> bytes:

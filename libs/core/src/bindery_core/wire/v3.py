@@ -1,15 +1,15 @@
 """Protocol version 3: protobuf messages (bookkeeper.proto), one per frame, as the structs of `messages`.
 
-Encoding gives whole frames, length included; decoding takes what `framing.FrameDecoder` cut out, without the length.
-Adds and reads go through `v3_fast`; all that is rare, and all that is odd, through `v3_generated`, which is imported
-when it is needed: protobuf takes a sixth of a bookie's start.
+Encoding returns whole frames, length included; decoding takes the messages of `framing.FrameDecoder`, without the
+length. `v3_fast` codes adds and reads, `v3_generated` all other and unusual messages. The latter is imported when
+needed, because protobuf takes a sixth of a bookie's start time.
 
-What a bookie makes of requests that it cannot serve (source: BookKeeper's decoder, observed on 4.17):
-- unreadable: no protobuf, a required field missing, an operation or version outside its enum: BadRequest is raised, and
-  the connection is to be closed. (A server that also speaks version 2 tries that first.)
-- version 1 or 2, an operation nobody serves, or one whose sub-message is missing: OtherRequest.
-- unknown fields, and unknown numbers in a flag, do not matter.
-A response has two statuses. The outer one counts unless it is OK, as for BookKeeper's client; we write both.
+How a bookie decodes requests that it cannot serve (source: BookKeeper's decoder, observed on 4.17):
+- unreadable (no protobuf, a missing required field, an operation or version outside its enum): raises BadRequest, and
+  the connection must be closed. (A server that also supports version 2 tries that first.)
+- version 1 or 2, an operation that is not served, or one whose sub-message is missing: OtherRequest.
+- unknown fields, and unknown numbers in a flag, are ignored.
+A response has two statuses. The outer one counts unless it is OK, as in BookKeeper's client; both are written.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -27,16 +27,16 @@ from bindery_core.wire.messages import (
 
 VERSION = 3
 PATTERN_COUNT_MIN = 4
-"""Adds or reads before looking for a pattern in them is worth it, and that one must serve to have been worth it."""
+"""Adds or reads before a pattern is searched for, and the minimum that a pattern must decode to be worth its cost."""
 PATTERN_PAUSE = 64
-"""As many to go by after a pattern that was not worth it: they are of many ledgers."""
+"""Requests to skip after a pattern that was not worth its cost, because they are of many ledgers."""
 
 AUTH_DISABLED_PLUGIN = "AuthDisabledPlugin"
-"""The plugin name by which a bookie says that it asks for no authentication."""
+"""Plugin name that a bookie sends if it requires no authentication."""
 
 
 def encode_request(request: Request) -> bytes:
-    """The frame of one request, length included."""
+    """Return the frame of one request, length included."""
     if type(request) is AddRequest:
         return b"".join(v3_fast.add_request_parts(request))
     if type(request) is ReadRequest:
@@ -47,7 +47,7 @@ def encode_request(request: Request) -> bytes:
 
 
 def encode_requests(requests: Iterable[Request]) -> bytes:
-    """The frames of many requests, one behind the other: one write for a whole batch, each body copied once."""
+    """Return the frames of many requests, joined: one write for a whole batch, each body copied once."""
     parts: list[bytes] = []
     for request in requests:
         if type(request) is AddRequest:
@@ -58,7 +58,7 @@ def encode_requests(requests: Iterable[Request]) -> bytes:
 
 
 def decode_request(message: bytes) -> Request:
-    """One request. Raises BadRequest when it is unreadable."""
+    """Decode one request. Raises BadRequest if it is unreadable."""
     request = v3_fast.decode_request(message)
     if request is not None:
         return request
@@ -68,7 +68,7 @@ def decode_request(message: bytes) -> Request:
 
 
 def decode_requests(messages: Sequence[bytes]) -> list[Request]:
-    """Many requests, in order. Raises BadRequest at the first unreadable one."""
+    """Decode many requests, in order. Raises BadRequest at the first unreadable one."""
     requests, error = decode_readable(messages)
     if error is not None:
         raise error
@@ -76,30 +76,31 @@ def decode_requests(messages: Sequence[bytes]) -> list[Request]:
 
 
 def decode_readable(messages: Sequence[bytes]) -> tuple[list[Request], BadRequest | None]:
-    """Requests in order, up to the first unreadable one; then what is wrong with it."""
+    """Return the requests before the first unreadable one, in order, and the error of that one."""
     return RequestReader().decode_readable(messages)
 
 
 class RequestReader:
-    """The requests of one connection, batch after batch: a row of adds or of reads is read by the pattern of its first
-    ones, even when each comes alone."""
+    """Decodes the requests of one connection, batch by batch.
+
+    A series of adds or of reads is decoded by the pattern of its first ones, even when each arrives alone."""
 
     __slots__ = ("_follow", "_followed", "_wait")
 
     def __init__(self) -> None:
         self._follow: Callable[[bytes], AddRequest | ReadRequest | None] | None = None
         self._followed = 0
-        """Requests that the pattern served so far, and the one that it was made of."""
+        """Number of requests that the pattern decoded so far, including the one that it was made from."""
         self._wait = PATTERN_COUNT_MIN - 1
-        """Adds and reads to go by before a pattern is looked for."""
+        """Number of adds and reads to skip before a pattern is searched for."""
 
     def decode_readable(self, messages: Sequence[bytes]) -> tuple[list[Request], BadRequest | None]:
-        """As the function of this name."""
+        """See the function of this name."""
         requests: list[Request] = []
         append = requests.append
         follow, wait = self._follow, self._wait
         looked_at = -self._followed
-        """Where the pattern was made, by its place in this batch."""
+        """Index in this batch of the request that the pattern was made from."""
         error: BadRequest | None = None
         try:
             for message in messages:
@@ -126,7 +127,7 @@ class RequestReader:
 
 
 def encode_response(response: Response) -> bytes:
-    """The frame of one response, length included."""
+    """Return the frame of one response, length included."""
     if type(response) is AddResponse:
         return v3_fast.encode_add_response(response)
     if type(response) is ReadResponse:
@@ -137,7 +138,7 @@ def encode_response(response: Response) -> bytes:
 
 
 def encode_responses(responses: Iterable[Response]) -> bytes:
-    """The frames of many responses, one behind the other, each body copied once."""
+    """Return the frames of many responses, joined, each body copied once."""
     parts: list[bytes] = []
     for response in responses:
         if type(response) is ReadResponse:
@@ -148,17 +149,17 @@ def encode_responses(responses: Iterable[Response]) -> bytes:
 
 
 def encode_add_responses(requests: Sequence[AddRequest], statuses: Sequence[int]) -> bytes:
-    """The answers to a group of adds, in one piece. The ids are those of the requests, not those of their bodies."""
+    """Return the responses to a group of adds, joined. The ids are those of the requests, not those in their bodies."""
     return v3_fast.encode_add_responses(requests, statuses)
 
 
 def encode_read_responses(responses: Sequence[ReadResponse]) -> bytes:
-    """The answers to a group of reads, in one piece, each body copied once."""
+    """Return the responses to a group of reads, joined, each body copied once."""
     return v3_fast.encode_read_responses(responses)
 
 
 def decode_response(message: bytes) -> Response:
-    """One response. Raises BadRequest when it is unreadable."""
+    """Decode one response. Raises BadRequest if it is unreadable."""
     response = v3_fast.decode_response(message)
     if response is not None:
         return response
@@ -168,6 +169,6 @@ def decode_response(message: bytes) -> Response:
 
 
 def decode_responses(messages: Sequence[bytes]) -> list[Response]:
-    """Many responses, in order. Raises BadRequest at the first unreadable one."""
+    """Decode many responses, in order. Raises BadRequest at the first unreadable one."""
     fast = v3_fast.decode_response
     return [fast(message) or decode_response(message) for message in messages]

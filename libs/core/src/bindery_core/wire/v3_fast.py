@@ -1,8 +1,8 @@
-"""Hand-written coding of the frames that make up nearly all traffic: adds and plain reads, and their answers.
+"""Hand-written coding of the frames that make up nearly all traffic: adds and plain reads, and their responses.
 
-An encoder writes the bytes that the generated code would write. A decoder takes exactly the shape that clients send
-(fields once each, ascending, nothing unknown) and returns None for anything else, valid or not, so that `v3` gives the
-frame to the generated code: what is rare is decoded in one place only. Tests compare both ways on random messages.
+An encoder writes the bytes that the generated code would write. A decoder accepts exactly the shape that clients send
+(each field once, ascending, no unknown field) and returns None for anything else, valid or not, so that `v3` passes the
+frame to the generated code: unusual frames are decoded in one place only. Tests compare both on random messages.
 
 Layout of every message: field 1 header {1: version = 3, 2: operation, 3: txn id[, 4: priority]}; in a response field
 2: status; then one sub-message, whose field number is 100 (read) or 101 (add). Tags are field << 3 | wire type.
@@ -17,7 +17,7 @@ from bindery_core.wire.messages import AddRequest, AddResponse, ReadRequest, Rea
 
 _LENGTH = struct.Struct(">i")
 
-# Header of an operation up to and with the tag of the transaction id; in front of it stand the header's tag and size.
+# Header of an operation up to and including the tag of the transaction id; the header's tag and size precede it.
 _HEADER_START = b"\x08\x03\x10"
 _READ = 1
 _ADD = 2
@@ -31,13 +31,13 @@ _RECOVERY = _FLAG_TAG + b"\x01"
 _STATUS_OK_THEN_ADD = b"\x10\x00" + _ADD_TAG
 _STATUS_OK_THEN_READ = b"\x10\x00" + _READ_TAG
 _MORE = tuple(bytes((value | 0x80,)) for value in range(128))
-"""Seven bits of a varint that goes on."""
+"""A varint byte with seven bits that another byte follows."""
 
 # --- requests -------------------------------------------------------------------------------------------------------
 
 
 def add_request_parts(request: AddRequest) -> tuple[bytes, ...]:
-    """Pieces of the frame, length included; the body among them is not copied, so that a batch is copied once."""
+    """Return the pieces of the frame, length included; the body is not copied, so that a batch is copied once."""
     txn = varint(request.txn_id)
     priority = b"\x20" + varint(request.priority) if request.priority else b""
     key = request.master_key
@@ -59,7 +59,7 @@ def add_request_parts(request: AddRequest) -> tuple[bytes, ...]:
 
 
 def encode_read_request(request: ReadRequest) -> bytes:
-    """The frame, length included."""
+    """Return the frame, length included."""
     txn = varint(request.txn_id)
     priority = b"\x20" + varint(request.priority) if request.priority else b""
     sub = b"\x08" + varint(request.ledger_id) + b"\x10" + varint(request.entry_id)
@@ -80,7 +80,7 @@ def encode_read_request(request: ReadRequest) -> bytes:
 
 
 def decode_request(message: bytes) -> AddRequest | ReadRequest | None:
-    """An add or a plain read of the usual shape; None for everything else."""
+    """Decode an add or a plain read of the usual shape; None for everything else."""
     try:
         if message[0] != 0x0A or message[2:5] != _HEADER_START or message[6] != 0x18:
             return None
@@ -160,18 +160,19 @@ def _decode_read(message: bytes, at: int, txn_id: int, priority: int) -> ReadReq
 
 
 class _Pattern:
-    """The usual request of its kind, as the bytes of one show it, with two bytes open: the lowest of its transaction
-    and entry ids.
+    """The bytes of one usual request as a template with two variable bytes: the lowest of its transaction and entry
+    ids.
 
-    A row of requests about one ledger from one client differs in these two and in an add's body alone, 128 long.
-    Whatever else has all the other bytes in their places is decoded alike by the generated code: they hold every tag
-    and every size.
+    Up to 128 consecutive requests about one ledger from one client differ only in these two bytes and in an add's body.
+    A message that has all other bytes in their places is decoded the same way by the generated code, because they
+    include every tag and every size.
     """
 
     __slots__ = ("entry_base", "ledger_id", "shown", "size", "txn_base", "unpack")
 
     def __init__(self, message: bytes, request: AddRequest | ReadRequest, *, entry_at: int, body_at: int) -> None:
-        """Of `message`, decoded to `request`: where its entry id begins, and its body, which ends it."""
+        """`message` was decoded to `request`; its entry id begins at `entry_at`, its body, which ends it, at
+        `body_at`."""
         assert request.txn_id >= 0x80
         assert request.entry_id >= 0x80
         unpack = struct.Struct(f"7sB{entry_at - 8}sB{body_at - entry_at - 1}s").unpack_from
@@ -185,7 +186,7 @@ class _Pattern:
 
 
 class AddPattern(_Pattern):
-    """Of adds."""
+    """A pattern of adds."""
 
     __slots__ = ("body_at", "key")
 
@@ -198,7 +199,7 @@ class AddPattern(_Pattern):
         super().__init__(message, request, entry_at=entry_at, body_at=self.body_at)
 
     def decode(self, message: bytes) -> AddRequest | None:
-        """None: another pattern."""
+        """Decode the message; None if it does not match."""
         if len(message) != self.size:
             return None
         head, txn, middle, entry, tail = self.unpack(message)
@@ -214,7 +215,7 @@ class AddPattern(_Pattern):
 
 
 class ReadPattern(_Pattern):
-    """Of plain reads, which end with the entry id."""
+    """A pattern of plain reads, which end with the entry id."""
 
     __slots__ = ()
 
@@ -224,7 +225,7 @@ class ReadPattern(_Pattern):
         super().__init__(message, request, entry_at=entry_at, body_at=len(message))
 
     def decode(self, message: bytes) -> ReadRequest | None:
-        """None: another pattern."""
+        """Decode the message; None if it does not match."""
         if len(message) != self.size:
             return None
         head, txn, middle, entry, tail = self.unpack(message)
@@ -234,7 +235,7 @@ class ReadPattern(_Pattern):
 
 
 def pattern_of(message: bytes, request: AddRequest | ReadRequest) -> AddPattern | ReadPattern | None:
-    """The pattern that `message` shows, which was decoded to `request`. None for one that is unusual, or too short."""
+    """Return the pattern of `message`, which was decoded to `request`; None if it is unusual or too short."""
     if request.txn_id < 0x80 or request.entry_id < 0x80 or request.priority:
         return None
     if type(request) is ReadRequest:
@@ -250,9 +251,9 @@ def pattern_of(message: bytes, request: AddRequest | ReadRequest) -> AddPattern 
 
 
 def encode_add_responses(requests: Sequence[AddRequest], statuses: Sequence[int]) -> bytes:
-    """The frames of the answers to a group of adds, whose ids count, lengths included.
+    """Return the frames of the responses to a group of adds, lengths included. The ids are those of the requests.
 
-    Ids in a row differ in their last seven bits: the rest of each frame is made once for many.
+    Consecutive ids differ in their last seven bits, so the rest of each frame is made once for many.
     """
     if len(requests) == 1 == len(statuses):
         request = requests[0]
@@ -295,7 +296,7 @@ def encode_add_responses(requests: Sequence[AddRequest], statuses: Sequence[int]
 
 
 def encode_add_response(response: AddResponse) -> bytes:
-    """The frame, length included."""
+    """Return the frame, length included."""
     txn = varint(response.txn_id)
     ledger_id = varint(response.ledger_id)
     entry_id = varint(response.entry_id)
@@ -312,7 +313,7 @@ def encode_add_response(response: AddResponse) -> bytes:
 
 
 def read_response_parts(response: ReadResponse) -> list[bytes]:
-    """Pieces of the frame, length included; the body among them is not copied, so that a batch is copied once."""
+    """Return the pieces of the frame, length included; the body is not copied, so that a batch is copied once."""
     status = varint(response.status)
     sub = [b"\x08", status, b"\x10", varint(response.ledger_id), b"\x18", varint(response.entry_id)]
     if response.body is not None:
@@ -325,9 +326,9 @@ def read_response_parts(response: ReadResponse) -> list[bytes]:
 
 
 def encode_read_responses(responses: Sequence[ReadResponse]) -> bytes:
-    """The frames of the answers to a group of reads, lengths included, each body copied once.
+    """Return the frames of the responses to a group of reads, lengths included, each body copied once.
 
-    As for adds: what ids in a row share is made once for many, and so is what bodies of one size share.
+    As for adds, the bytes that consecutive ids share are made once for many, and so are those of bodies of one size.
     """
     if len(responses) == 1:
         return b"".join(read_response_parts(responses[0]))
@@ -359,8 +360,8 @@ def encode_read_responses(responses: Sequence[ReadResponse]) -> bytes:
 
 
 def _around_body(shared: tuple[int, int, int, int | None], size: int, lac_tail: bytes) -> tuple[bytes, bytes, bytes]:
-    """The bytes of an answer in front of the lowest byte of its transaction id, between that and the lowest of its
-    entry id, and between that and its body of `size` bytes."""
+    """Return the bytes of a response in three parts: up to the lowest byte of its transaction id, from there to the
+    lowest byte of its entry id, and from there to its body of `size` bytes."""
     txn_rest, entry_rest = varint(shared[0]), varint(shared[1])
     ledger = b"".join((b"\x08\x00\x10", varint(shared[2]), b"\x18"))
     end = b"".join((entry_rest, b"\x22", varint(size)))
@@ -383,7 +384,7 @@ def _frame_response(header: bytes, txn: bytes, status: bytes, sub_tag: bytes, su
 
 
 def decode_response(message: bytes) -> AddResponse | ReadResponse | None:
-    """A successful add or read of the usual shape; None for everything else."""
+    """Decode a successful add or read of the usual shape; None for everything else."""
     try:
         if message[0] != 0x0A or message[2:5] != _HEADER_START or message[6] != 0x18:
             return None

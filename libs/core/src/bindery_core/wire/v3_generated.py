@@ -1,7 +1,7 @@
-"""Protocol version 3 by protobuf's generated code: every kind of message, and all that is odd about one.
+"""Protocol version 3 by protobuf's generated code: every kind of message, including unusual ones.
 
-`v3` comes here for what `v3_fast` leaves; the tests compare the two. Imported with the first such message: it brings
-protobuf, which takes longer to import than the rest of the codecs.
+`v3` uses this module for messages that `v3_fast` does not decode; the tests compare the two. It is imported with the
+first such message, because protobuf takes longer to import than the rest of the codecs.
 """
 
 import struct
@@ -12,6 +12,7 @@ from bindery_core.errors import BadRequest
 from bindery_core.wire import bookkeeper_pb2 as pb
 from bindery_core.wire.auth_name import plugin_name
 from bindery_core.wire.messages import (
+    OPERATION_OF,
     AddRequest,
     AddResponse,
     AuthRequest,
@@ -42,14 +43,15 @@ _LENGTH = struct.Struct(">i")
 
 
 def encode_request(request: Request) -> bytes:
-    """The frame of one request, length included."""
+    """Return the frame of one request, length included."""
     frame = pb.Request()
     header = frame.header
     header.version = pb.VERSION_THREE
     header.txn_id = request.txn_id
+    if not isinstance(request, OtherRequest):
+        header.operation = _operation(OPERATION_OF[type(request)])
     match request:
         case AddRequest():
-            header.operation = pb.ADD_ENTRY
             if request.priority:
                 header.priority = request.priority
             add = frame.add
@@ -62,7 +64,6 @@ def encode_request(request: Request) -> bytes:
             if request.recovery:
                 add.flag = pb.AddRequest.RECOVERY_ADD
         case ReadRequest():
-            header.operation = pb.READ_ENTRY
             if request.priority:
                 header.priority = request.priority
             read = frame.read
@@ -77,7 +78,6 @@ def encode_request(request: Request) -> bytes:
             if request.flag:
                 read.flag = _flag(request.flag)
         case WriteLacRequest():
-            header.operation = pb.WRITE_LAC
             if request.priority:
                 header.priority = request.priority
             frame.write_lac.ledger_id = request.ledger_id
@@ -85,26 +85,20 @@ def encode_request(request: Request) -> bytes:
             frame.write_lac.master_key = request.master_key
             frame.write_lac.body = request.body
         case ReadLacRequest():
-            header.operation = pb.READ_LAC
             if request.priority:
                 header.priority = request.priority
             frame.read_lac.ledger_id = request.ledger_id
         case BookieInfoRequest():
-            header.operation = pb.GET_BOOKIE_INFO
             frame.bookie_info.SetInParent()
             if request.requested:
                 frame.bookie_info.requested = request.requested
         case ForceLedgerRequest():
-            header.operation = pb.FORCE_LEDGER
             frame.force_ledger.ledger_id = request.ledger_id
         case ListEntriesRequest():
-            header.operation = pb.GET_LIST_OF_ENTRIES_OF_LEDGER
             frame.list_entries.ledger_id = request.ledger_id
         case StartTlsRequest():
-            header.operation = pb.START_TLS
             frame.start_tls.SetInParent()
         case AuthRequest():
-            header.operation = pb.AUTH
             frame.auth.plugin = request.plugin
             frame.auth.payload = request.payload
         case OtherRequest():
@@ -114,7 +108,7 @@ def encode_request(request: Request) -> bytes:
 
 
 def decode_request(message: bytes) -> Request:
-    """One request. Raises BadRequest when it is unreadable."""
+    """Decode one request. Raises BadRequest if it is unreadable."""
     try:
         frame = pb.Request.FromString(message)
     except DecodeError as error:
@@ -129,19 +123,27 @@ def decode_request(message: bytes) -> Request:
         case pb.ADD_ENTRY if frame.HasField("add"):
             add = frame.add
             return AddRequest(
-                txn_id, add.ledger_id, add.entry_id, add.master_key, add.body,
-                add.HasField("flag"), add.write_flags, header.priority,
-            )  # fmt: skip
+                txn_id,
+                add.ledger_id,
+                add.entry_id,
+                add.master_key,
+                add.body,
+                add.HasField("flag"),
+                add.write_flags,
+                header.priority,
+            )
         case pb.READ_ENTRY if frame.HasField("read"):
             read = frame.read
             return ReadRequest(
-                txn_id, read.ledger_id, read.entry_id,
+                txn_id,
+                read.ledger_id,
+                read.entry_id,
                 flag=read.flag if read.HasField("flag") else 0,
                 master_key=read.master_key if read.HasField("master_key") else None,
                 previous_lac=read.previous_lac if read.HasField("previous_lac") else None,
                 timeout_ms=read.timeout_ms if read.HasField("timeout_ms") else None,
                 priority=header.priority,
-            )  # fmt: skip
+            )
         case pb.WRITE_LAC if frame.HasField("write_lac"):
             write = frame.write_lac
             return WriteLacRequest(
@@ -150,7 +152,7 @@ def decode_request(message: bytes) -> Request:
         case pb.READ_LAC if frame.HasField("read_lac"):
             return ReadLacRequest(txn_id, frame.read_lac.ledger_id, priority=header.priority)
         case pb.GET_BOOKIE_INFO:
-            # Its only field is optional, so an absent sub-message says the same as an empty one.
+            # Its only field is optional, so an absent sub-message means the same as an empty one.
             return BookieInfoRequest(txn_id, frame.bookie_info.requested)
         case pb.FORCE_LEDGER if frame.HasField("force_ledger"):
             return ForceLedgerRequest(txn_id, frame.force_ledger.ledger_id)
@@ -183,21 +185,21 @@ def _other(frame: pb.Request) -> OtherRequest:
 
 
 def encode_response(response: Response) -> bytes:
-    """The frame of one response, length included."""
+    """Return the frame of one response, length included."""
     frame = pb.Response()
     header = frame.header
     header.version = pb.VERSION_THREE
     header.txn_id = response.txn_id
     status = _status(response.status)
     frame.status = status
+    if not isinstance(response, ErrorResponse):
+        header.operation = _operation(OPERATION_OF[type(response)])
     match response:
         case AddResponse():
-            header.operation = pb.ADD_ENTRY
             frame.add.status = status
             frame.add.ledger_id = response.ledger_id
             frame.add.entry_id = response.entry_id
         case ReadResponse():
-            header.operation = pb.READ_ENTRY
             read = frame.read
             read.status = status
             read.ledger_id = response.ledger_id
@@ -209,11 +211,9 @@ def encode_response(response: Response) -> bytes:
             if response.lac_update_timestamp_ms is not None:
                 read.lac_update_timestamp_ms = response.lac_update_timestamp_ms
         case WriteLacResponse():
-            header.operation = pb.WRITE_LAC
             frame.write_lac.status = status
             frame.write_lac.ledger_id = response.ledger_id
         case ReadLacResponse():
-            header.operation = pb.READ_LAC
             lac = frame.read_lac
             lac.status = status
             lac.ledger_id = response.ledger_id
@@ -222,7 +222,6 @@ def encode_response(response: Response) -> bytes:
             if response.last_entry_body is not None:
                 lac.last_entry_body = response.last_entry_body
         case BookieInfoResponse():
-            header.operation = pb.GET_BOOKIE_INFO
             info = frame.bookie_info
             info.status = status
             if response.total_disk_capacity is not None:
@@ -230,21 +229,17 @@ def encode_response(response: Response) -> bytes:
             if response.free_disk_space is not None:
                 info.free_disk_space = response.free_disk_space
         case ForceLedgerResponse():
-            header.operation = pb.FORCE_LEDGER
             frame.force_ledger.status = status
             frame.force_ledger.ledger_id = response.ledger_id
         case ListEntriesResponse():
-            header.operation = pb.GET_LIST_OF_ENTRIES_OF_LEDGER
             frame.list_entries.status = status
             frame.list_entries.ledger_id = response.ledger_id
             if response.availability is not None:
                 frame.list_entries.availability = response.availability
         case StartTlsResponse():
-            header.operation = pb.START_TLS
             if response.status == 0:
                 frame.start_tls.SetInParent()
         case AuthResponse():
-            header.operation = pb.AUTH
             if response.plugin:
                 frame.auth.plugin = response.plugin
                 frame.auth.payload = response.payload
@@ -254,7 +249,7 @@ def encode_response(response: Response) -> bytes:
 
 
 def decode_response(message: bytes) -> Response:
-    """One response. Raises BadRequest when it is unreadable."""
+    """Decode one response. Raises BadRequest if it is unreadable."""
     try:
         frame = pb.Response.FromString(message)
     except DecodeError as error:
@@ -271,35 +266,43 @@ def decode_response(message: bytes) -> Response:
         case pb.READ_ENTRY if frame.HasField("read"):
             read = frame.read
             return ReadResponse(
-                txn_id, outer or read.status, read.ledger_id, read.entry_id,
+                txn_id,
+                outer or read.status,
+                read.ledger_id,
+                read.entry_id,
                 read.body if read.HasField("body") else None,
                 read.max_lac if read.HasField("max_lac") else None,
                 read.lac_update_timestamp_ms if read.HasField("lac_update_timestamp_ms") else None,
-            )  # fmt: skip
+            )
         case pb.WRITE_LAC if frame.HasField("write_lac"):
             return WriteLacResponse(txn_id, outer or frame.write_lac.status, frame.write_lac.ledger_id)
         case pb.READ_LAC if frame.HasField("read_lac"):
             lac = frame.read_lac
             return ReadLacResponse(
-                txn_id, outer or lac.status, lac.ledger_id,
+                txn_id,
+                outer or lac.status,
+                lac.ledger_id,
                 lac.lac_body if lac.HasField("lac_body") else None,
                 lac.last_entry_body if lac.HasField("last_entry_body") else None,
-            )  # fmt: skip
+            )
         case pb.GET_BOOKIE_INFO if frame.HasField("bookie_info"):
             info = frame.bookie_info
             return BookieInfoResponse(
-                txn_id, outer or info.status,
+                txn_id,
+                outer or info.status,
                 info.total_disk_capacity if info.HasField("total_disk_capacity") else None,
                 info.free_disk_space if info.HasField("free_disk_space") else None,
-            )  # fmt: skip
+            )
         case pb.FORCE_LEDGER if frame.HasField("force_ledger"):
             return ForceLedgerResponse(txn_id, outer or frame.force_ledger.status, frame.force_ledger.ledger_id)
         case pb.GET_LIST_OF_ENTRIES_OF_LEDGER if frame.HasField("list_entries"):
             listed = frame.list_entries
             return ListEntriesResponse(
-                txn_id, outer or listed.status, listed.ledger_id,
+                txn_id,
+                outer or listed.status,
+                listed.ledger_id,
                 listed.availability if listed.HasField("availability") else None,
-            )  # fmt: skip
+            )
         case pb.START_TLS:
             return StartTlsResponse(txn_id, outer)
         case pb.AUTH:
@@ -313,7 +316,7 @@ def _framed(message: bytes) -> bytes:
     return _LENGTH.pack(len(message)) + message
 
 
-# Enum fields take plain ints when the program runs; only the generated stubs insist on their own classes.
+# Enum fields accept plain ints at run time; only the generated stubs require their own classes.
 
 
 def _flag(number: int) -> pb.ReadRequest.Flag:

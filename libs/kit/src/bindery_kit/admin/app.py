@@ -1,9 +1,8 @@
-"""AdminApp: finds the route of a request, asks for a token where one is needed, and turns errors into answers.
+"""AdminApp: the ASGI application of an admin API. It finds a request's route, checks its token, and answers errors.
 
-Invariants: no handler of a method other than GET runs without `Access` having agreed, whatever its route says; a
-handler that breaks or takes too long is answered, and takes nothing else with it.
-Probes and metrics (`/livez`, `/readyz`, `/startupz`, `/metrics`) are served in front of this by
-`bindery_kit.observability.health.OpsApp`.
+Invariants: no handler of a method other than GET runs unless `Access` has accepted the request; a handler that fails or
+takes too long gets an error response and does not affect other requests. `bindery_kit.observability.health.OpsApp`
+serves probes and metrics (`/livez`, `/readyz`, `/startupz`, `/metrics`) in front of it.
 Source: BookKeeper HttpRouter.
 """
 
@@ -32,18 +31,19 @@ from bindery_kit.observability.health import Receive, Scope, Send, answer_lifesp
 from bindery_kit.observability.logs import error_fields, get_logger
 
 REQUEST_TIMEOUT_S: Final = 60.0
+"""Time limit in seconds for one request; a request that exceeds it is answered with 504."""
 SEND_TIMEOUT_S: Final = 30.0
-"""How long a client may take none of what a request sends piece by piece; then it is cut off."""
+"""Maximum seconds that a client does not read a streamed response before it is disconnected."""
 HEAVY_MAX: Final = 4
-"""Requests at a time that read much or wait for other machines; beyond: 429. Where tokens are asked for, those without
-one have as many places of their own: they keep no operator from working."""
+"""Maximum number of concurrent requests that read much or wait for other machines; further ones get 429. Requests with
+and without a token are counted separately, so that requests without one cannot block operators."""
 
 log = get_logger(__name__)
 
 
 class AdminApp(Generic[ContextT]):
-    """An ASGI application. `access` None: nobody is asked for a token. `is_open`: whether the service can answer more
-    than its routes `during_start`. `service`: what it calls itself in errors."""
+    """`access`: None if no token is required. `is_open`: whether routes without `during_start` can be served.
+    `service`: name of the service in errors."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class AdminApp(Generic[ContextT]):
             methods[route.method] = route
         self._patterns = [path for path in self._routes if "{" in path]
         self._heavy = {True: 0, False: 0}
-        """Under way, of those who are trusted and of the others."""
+        """Number of heavy requests in progress, of trusted and of other clients."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -96,7 +96,7 @@ class AdminApp(Generic[ContextT]):
     async def _send_pieces(
         self, pieces: AsyncIterator[bytes], receive: Receive, send: Send, *, none_wanted: bool
     ) -> None:
-        """Send until all is sent, or the client is gone."""
+        """Send all pieces, or stop when the client disconnects."""
         gone = asyncio.create_task(_until_gone(receive))
         try:
             async with contextlib.aclosing(cast(AsyncGenerator[bytes, None], pieces)):
@@ -120,9 +120,11 @@ class AdminApp(Generic[ContextT]):
         if route is None:
             allowed = ", ".join(methods)
             return problem(
-                405, "method_not_allowed", f"{method} is not served at {path}; there is: {allowed}",
+                405,
+                "method_not_allowed",
+                f"{method} is not served at {path}; methods: {allowed}",
                 headers=((b"allow", allowed.encode()),),
-            )  # fmt: skip
+            )
         try:
             if len(scope["query_string"]) > QUERY_SIZE_MAX:
                 return problem(414, "query_too_long", f"the query string may have {QUERY_SIZE_MAX} bytes")
@@ -134,15 +136,15 @@ class AdminApp(Generic[ContextT]):
             return problem_of(error)
         except Exception as error:
             log.error("admin_request_broken", method=method, path=path, **error_fields(error))
-            return problem(500, "internal", f"the {self._service}'s log says more")
+            return problem(500, "internal", f"internal error: the log of the {self._service} has the cause")
 
     def _find(self, scope: Scope) -> tuple[Mapping[str, Route[ContextT]] | None, Mapping[str, str]]:
-        """The methods at a request's path, and what stood for the names in it."""
+        """Return the routes at a request's path by method, and the values of the path's names."""
         path = scope["path"]
         methods = self._routes.get(path)
         if methods is not None or not self._patterns:
             return methods, {}
-        # As it was sent, so that an encoded slash is no separator.
+        # The path as it was sent, so that an encoded slash is not a separator.
         raw = scope.get("raw_path") or path.encode()
         words = raw.partition(b"?")[0].decode("ascii", "replace").split("/")
         for pattern in self._patterns:
@@ -152,7 +154,7 @@ class AdminApp(Generic[ContextT]):
         return None, {}
 
     def _admit(self, route: Route[ContextT], scope: Scope) -> bool:
-        """Whether a good token came, or none is asked for. Raises Unauthorized where one is needed."""
+        """Return whether the token is good or none is required. Raises Unauthorized if the route needs one."""
         access = self._access
         if access is None:
             return True
@@ -171,7 +173,7 @@ class AdminApp(Generic[ContextT]):
             return problem(503, "starting", f"the {self._service} is starting: /startupz shows the progress")
         heavy, is_trusted = self._heavy, request.is_trusted
         if route.is_heavy and heavy[is_trusted] >= HEAVY_MAX:
-            raise TooManyRequests("too many requests of this kind are under way", requests_max=HEAVY_MAX)
+            raise TooManyRequests("too many requests of this kind are in progress", requests_max=HEAVY_MAX)
         heavy[is_trusted] += route.is_heavy
         is_over = True
         try:
@@ -180,7 +182,7 @@ class AdminApp(Generic[ContextT]):
                 if isinstance(answer.body, bytes):
                     return answer
                 pieces = self._all_pieces(answer.body, route, is_trusted=is_trusted)
-                await anext(pieces)  # an error before the first piece has a status of its own
+                await anext(pieces)  # an error before the first piece determines the status
                 is_over = False
                 return replace(answer, body=pieces)
         except TimeoutError:
@@ -192,7 +194,7 @@ class AdminApp(Generic[ContextT]):
     async def _all_pieces(
         self, pieces: AsyncIterator[bytes], route: Route[ContextT], *, is_trusted: bool
     ) -> AsyncGenerator[bytes, None]:
-        """Once a first piece is there: nothing, to say so; then all pieces. Its end is the request's."""
+        """Yield an empty piece when the first piece is available, then all pieces. The request ends with it."""
         is_started = False
         try:
             async with contextlib.aclosing(cast(AsyncGenerator[bytes, None], pieces)):
@@ -207,13 +209,13 @@ class AdminApp(Generic[ContextT]):
                 self._heavy[is_trusted] -= route.is_heavy
 
     def not_found(self, path: str) -> Answer:
-        """Nothing is served at `path`."""
+        """Return the response for an unknown path."""
         there = ", ".join(sorted(self._routes))
-        return problem(404, "not_found", f"nothing is served at {path[:200]}; there is: {there}")
+        return problem(404, "not_found", f"nothing is served at {path[:200]}; paths: {there}")
 
 
 def _match(pattern: Sequence[str], words: Sequence[str]) -> dict[str, str] | None:
-    """What stands for the names of `pattern` in `words`; None: it does not fit. Both are segments of a path."""
+    """Return the values of the names of `pattern` in `words`, or None if they do not match. Both are path segments."""
     if len(pattern) != len(words):
         return None
     found: dict[str, str] = {}

@@ -1,8 +1,8 @@
-"""Requests, answers and routes of an admin API, on bare ASGI: no web framework, which would cost a bookie more memory
-and start-up time than all that it serves.
+"""Requests, responses and routes of an admin API on bare ASGI. A web framework would cost a bookie more memory and
+start-up time than the API itself.
 
-Everything a client sends is bounded: query strings by QUERY_SIZE_MAX, bodies by BODY_SIZE_MAX, heads by the server.
-Errors are RFC 9457 problems with the error tree's status and code, as in every service here.
+All input of clients is limited: query strings by QUERY_SIZE_MAX, bodies by BODY_SIZE_MAX, heads by the server. Errors
+are RFC 9457 problems with status and code of the error tree, as in every service.
 """
 
 import json
@@ -23,7 +23,7 @@ PARAMETERS_MAX: Final = 32
 RETRY_AFTER_S: Final = 1
 
 ContextT = TypeVar("ContextT")
-"""What the handlers of one service see of it."""
+"""The context that a service passes to its handlers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +33,13 @@ class Request:
     query: Mapping[str, str] = field(default_factory=dict)
     body: bytes = b""
     is_trusted: bool = True
-    """A good token came with it, or nobody is asked for one here."""
+    """Whether it has a good token, or no token is required."""
     in_path: Mapping[str, str] = field(default_factory=dict)
-    """What stood for the names in braces of the route's path, decoded; not empty, and without a slash."""
+    """Values of the names in braces of the route's path, decoded; not empty, and without a slash."""
 
     def number(self, name: str, default: int | None = None, *, low: int = 0, high: int = ID_MAX) -> int:
-        """A parameter, of path or query, in decimal or, with `0x`, in hex. Raises BadRequest; so does its absence
-        without a default."""
+        """Return a parameter of path or query, in decimal or, with `0x`, in hex. Raises BadRequest, also if it is
+        missing and has no default."""
         text = self.in_path.get(name, self.query.get(name))
         if text is None:
             if default is None:
@@ -54,7 +54,7 @@ class Request:
         return value
 
     def flag(self, name: str, *, default: bool = False) -> bool:
-        """A parameter that is `true` or `false`. Raises BadRequest."""
+        """Return a parameter that is `true` or `false`. Raises BadRequest."""
         text = self.query.get(name)
         if text is None:
             return default
@@ -63,8 +63,8 @@ class Request:
         return text.lower() == "true"
 
     def json_object(self, *, may_be_empty: bool = False, only: Sequence[str] = ()) -> dict[str, Any]:
-        """The body. Raises BadRequest for what is no JSON object, and for members other than `only`, if that is given:
-        a wrong name would else be a default that nobody asked for."""
+        """Return the body. Raises BadRequest if it is not a JSON object, or has members other than `only`, if given:
+        the default of a misspelled member would be applied silently."""
         if not self.body.strip():
             if may_be_empty:
                 return {}
@@ -77,12 +77,12 @@ class Request:
             raise BadRequest("the body must be a JSON object")
         for name in value:
             if only and name not in only:
-                raise BadRequest(f"the body may have {', '.join(only)} and nothing else", member=name)
+                raise BadRequest(f"unknown member; the body may have only {', '.join(only)}", member=name)
         return value
 
 
 def boolean(body: Mapping[str, Any], name: str, default: bool | None = None) -> bool | None:
-    """A member of a body that is true, false or absent. Raises BadRequest."""
+    """Return a member of a body that is true, false or missing. Raises BadRequest."""
     value = body.get(name, default)
     if value is not None and not isinstance(value, bool):
         raise BadRequest(f"{name} must be true or false", member=name)
@@ -94,24 +94,24 @@ class Answer:
     status: int
     content_type: str
     body: bytes | AsyncIterator[bytes]
-    """An iterator is sent piece by piece; what it raises before its first piece is an answer of its own."""
+    """An iterator is streamed; an error before its first piece becomes an error response."""
     headers: tuple[tuple[bytes, bytes], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Route(Generic[ContextT]):
-    """One method of one path. Whatever may change anything asks for a token; a reading one only if `is_guarded`."""
+    """One method of one path. Methods other than GET need a token; GET needs one only if `is_guarded`."""
 
     method: str
     path: str
-    """`{name}` for a segment that may be anything."""
+    """`{name}` matches any segment."""
     handler: Callable[[ContextT, Request], Awaitable[Answer]]
     is_guarded: bool = False
-    """Though it only reads: what it shows is not for everybody, or it costs work."""
+    """A GET that needs a token, because its response is confidential or expensive."""
     is_heavy: bool = False
-    """It works for long: only a few of these at a time."""
+    """It takes long: HEAVY_MAX limits concurrent requests."""
     during_start: bool = False
-    """It can be answered while storage and metadata are not there yet."""
+    """It is served before storage and metadata are available."""
 
     @property
     def needs_token(self) -> bool:
@@ -148,7 +148,8 @@ def problem_of(error: BinderyError) -> Answer:
 
 
 def parse_query(text: bytes) -> dict[str, str]:
-    """The last of several values counts. Raises BadRequest for what is too long, too many, or no text."""
+    """Return the parameters; the last of several values counts. Raises BadRequest for a query string that is too long,
+    has too many parameters, or is not text."""
     if len(text) > QUERY_SIZE_MAX:
         raise BadRequest("the query string is too long", size=len(text), size_max=QUERY_SIZE_MAX)
     try:
@@ -160,7 +161,7 @@ def parse_query(text: bytes) -> dict[str, str]:
 
 
 async def read_body(receive: "Receive") -> bytes:
-    """Raises TooLarge over BODY_SIZE_MAX."""
+    """Return the body. Raises TooLarge above BODY_SIZE_MAX."""
     body: bytes = b""
     while True:
         message = await receive()
@@ -174,7 +175,7 @@ async def read_body(receive: "Receive") -> bytes:
 
 
 async def stream_object(pairs: AsyncIterator[tuple[str, Any]]) -> AsyncIterator[bytes]:
-    """A JSON object, member by member, so that a million ledgers take no more memory than one."""
+    """Yield a JSON object member by member, so that the memory does not depend on the number of members."""
     first = True
     async for name, value in pairs:
         yield (b"{\n  " if first else b",\n  ") + json.dumps(name).encode() + b" : " + json.dumps(value).encode()

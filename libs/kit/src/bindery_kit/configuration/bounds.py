@@ -1,4 +1,4 @@
-"""Bounds of settings: `Annotated[int, Ge(0), Le(9)]`. Each holds for the values on its side of `limit`."""
+"""Bounds of settings, for example `Annotated[int, Ge(0), Le(9)]`."""
 
 import operator
 from collections.abc import Callable
@@ -6,6 +6,8 @@ from typing import Any, ClassVar
 
 
 class Bound:
+    """A limit of the values of a setting."""
+
     words: ClassVar[str]
     _holds: ClassVar[Callable[[Any, Any], bool]]
 

@@ -1,20 +1,18 @@
-"""Values of settings: what a type and its bounds admit, read from text or taken as they are, and how that is told.
+"""ValueType: convert and check the values of settings, given as text or as Python values.
 
 | type        | as text                                                                        | as a value           |
 |-------------|--------------------------------------------------------------------------------|----------------------|
-| `bool`      | `true`, `yes`, `on`, `1`, `t`, `y` or their contraries, in any case            | `bool`               |
+| `bool`      | `true`, `yes`, `on`, `1`, `t`, `y` or their opposites, in any case             | `bool`               |
 | `int`       | as in Python; also `5.0` and `1.5e+6`, which is how templates write numbers    | `int`, whole `float` |
 | `float`     | as in Python, but not `nan`                                                    | `float`, `int`       |
-| `str`       | itself                                                                         | `str`                |
-| `Path`      | itself                                                                         | `Path`               |
-| `SecretStr` | itself                                                                         | `SecretStr`          |
+| `str`       | unchanged                                                                      | `str`                |
+| `Path`      | unchanged                                                                      | `Path`               |
+| `SecretStr` | unchanged                                                                      | `SecretStr`          |
 | an `Enum`   | the value of a member                                                          | a member             |
 | `X` or None | as X                                                                           | as X, `None`         |
 
-Numbers may have `bounds`.
-
-Services read their settings before anything else, so this is plain Python: a library for it would take longer to import
-than most services take to serve.
+Numbers may have `bounds`. Services read their settings before anything else, so this module uses no library: importing
+one would take longer than most services take to serve.
 """
 
 from dataclasses import dataclass
@@ -38,7 +36,7 @@ _NAMES: Final[dict[type, str]] = {
 
 
 class SecretStr:
-    """Text that shows itself only to who asks for it by name."""
+    """Text that is masked in output; `get_secret_value` returns it."""
 
     __slots__ = ("_secret",)
 
@@ -60,7 +58,7 @@ class SecretStr:
 
 @dataclass(frozen=True)
 class ValueType:
-    """A setting's type, taken apart. `base`: the type inside Optional and Annotated."""
+    """The parts of a setting's type. `base`: the type inside Optional and Annotated."""
 
     base: Any
     optional: bool = False
@@ -68,7 +66,7 @@ class ValueType:
 
     @classmethod
     def of(cls, annotation: Any) -> "ValueType":
-        """Raises TypeError for a type that no setting can have."""
+        """Return the parts of an annotation. Raises TypeError for an unsupported type."""
         optional, bounds = False, list[Bound]()
         if get_origin(annotation) is Annotated:
             annotation, *bounds = get_args(annotation)
@@ -76,16 +74,16 @@ class ValueType:
             inner = [argument for argument in get_args(annotation) if argument is not NoneType]
             optional, annotation = True, inner[0]
             if len(inner) != 1:
-                raise TypeError(f"no setting can be {annotation}")
+                raise TypeError(f"unsupported type of a setting: {annotation}")
             if get_origin(annotation) is Annotated:
                 annotation, *bounds = get_args(annotation)
         is_known = annotation in _NAMES or annotation is SecretStr
         if not is_known and not (isinstance(annotation, type) and issubclass(annotation, Enum)):
-            raise TypeError(f"no setting can be {annotation}")
+            raise TypeError(f"unsupported type of a setting: {annotation}")
         return cls(annotation, optional, tuple(bounds))
 
     def read(self, given: Any) -> Any:
-        """`given` as a value of this type. Raises ValueError, which says what is allowed."""
+        """Return `given` as a value of this type. Raises ValueError with the allowed values."""
         if given is None and self.optional:
             return None
         try:
@@ -100,7 +98,7 @@ class ValueType:
 
     @property
     def allowed(self) -> str:
-        """`a whole number, at least 0, at most 9`."""
+        """Return a text such as `a whole number, at least 0, at most 9`."""
         if isinstance(self.base, type) and issubclass(self.base, Enum):
             name = " or ".join(str(member.value) for member in self.base)
         else:

@@ -1,6 +1,6 @@
-"""Settings: numbers and addresses that a user turns, typed, frozen, each with its reason beside it.
+"""Settings: typed, frozen settings of a service, each with its documentation.
 
-A service declares a `Settings` subclass; its fields come from, first found wins:
+A service declares a `Settings` subclass. The value of a field is the first of:
 
 1. the command line (`load(BookieSettings, argv, prog="bindery-bookie")`: `--journal-size-max` for `journal_size_max`),
 2. the environment (the class's `env_prefix` + the field's name, in capitals),
@@ -17,11 +17,11 @@ A service declares a `Settings` subclass; its fields come from, first found wins
         @check
         def _consistent(self) -> None: ...
 
-A field whose type is itself a `Settings` subclass is a group: its flags carry the group's name
-(`--journal-group-wait-ms-max`), its environment names its own prefix. Secrets (`SecretStr`) are refused on the command
-line and masked wherever settings are shown; give the name of a file instead. Which types and bounds there are:
-`setting_values`. What is called `model_...` means what it does in pydantic, which would take as long to import as all
-the rest that a bookie needs to serve.
+A field whose type is itself a `Settings` subclass is a group: the group's name is part of its flags
+(`--journal-group-wait-ms-max`), and its class has its own environment prefix. Secrets (`SecretStr`) are rejected on the
+command line and masked in all output; use a setting that names a file instead. `setting_values` lists the types and
+bounds. Members called `model_...` have the meaning that they have in pydantic, which is not used because its import
+takes as long as all other imports of a bookie together.
 """
 
 import argparse
@@ -68,21 +68,21 @@ _SERVICE_LINK: Final = re.compile(
 )
 """Ends of the variables that Kubernetes sets for each Service of the namespace; they begin with its name."""
 _LINK_VALUE: Final = re.compile(r"(tcp|udp|sctp)://")
-"""Of the others of them."""
+"""Values of the other such variables."""
 _CHECK_MARK: Final = "_checks_settings"
 
 log = get_logger(__name__)
 
 
 class SettingsConfigDict(TypedDict, total=False):
-    """What a `Settings` subclass may say about itself."""
+    """Options of a `Settings` subclass."""
 
     env_prefix: str
-    """In front of each field's name in the environment. Neither case nor empty values there matter."""
+    """Prefix of each field's name in the environment. Case is ignored there, and so are empty values."""
 
 
 class _Missing(Enum):
-    """The default of a field that has none."""
+    """The default of a field without one."""
 
     MISSING = "required"
 
@@ -93,13 +93,13 @@ class _GroupDefault:
 
 
 def group(cls: type[SettingsT]) -> SettingsT:
-    """The default of a field that is a group: made anew, of the environment, for each settings object."""
+    """Return the default of a field that is a group. Each settings object gets its own, read from the environment."""
     return cast(SettingsT, _GroupDefault(cls))
 
 
 def check(method: CheckT) -> CheckT:
-    """Have this method of a `Settings` subclass called once all its fields are right; what it raises as ValueError is
-    told as any other wrong setting. The first that raises ends the row."""
+    """Call this method of a `Settings` subclass when all fields are valid. A ValueError that it raises is reported as a
+    wrong setting. The first error ends the checks."""
     setattr(method, _CHECK_MARK, True)
     return method
 
@@ -110,7 +110,7 @@ class SettingField:
 
     name: str
     default: Any
-    """As written; `is_required` when there is none."""
+    """The declared default; `is_required` if there is none."""
     value_type: ValueType | None
     """None for a group."""
     group: "type[Settings] | None" = None
@@ -126,7 +126,7 @@ class SettingField:
 
 @dataclass(frozen=True)
 class Problem:
-    """One wrong setting. `location`: the names of its groups, then its own; only groups for a check."""
+    """One wrong setting. `location`: the names of its groups, then its own name; for a check only the groups."""
 
     location: tuple[str, ...]
     message: str
@@ -137,7 +137,7 @@ class Problem:
 
 
 class WrongSettings(BadRequest, ValueError):
-    """All that is wrong with settings, at once."""
+    """All wrong settings together."""
 
     code = "wrong_settings"
 
@@ -148,8 +148,8 @@ class WrongSettings(BadRequest, ValueError):
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)
 class Settings:
-    """Base of all settings. Subclasses set `model_config = SettingsConfigDict(env_prefix="BOOKIE_")`; the rest is
-    inherited. Values of the environment are read whenever one is made, and are text: no fields of lists."""
+    """Base of all settings. Subclasses set `model_config = SettingsConfigDict(env_prefix="BOOKIE_")`. Each object reads
+    the environment when it is created. Values are text there, so fields cannot be lists."""
 
     model_config = SettingsConfigDict()
     model_fields: ClassVar[Mapping[str, SettingField]] = {}
@@ -195,17 +195,17 @@ class Settings:
 
     @property
     def model_fields_set(self) -> frozenset[str]:
-        """The fields that were given, by argument or environment; the others have their defaults."""
+        """Names of the fields that an argument or the environment set; the others have their defaults."""
         return self._fields_set
 
     def model_copy(self, *, update: Mapping[str, Any]) -> Self:
-        """A copy with other values, which nobody checks."""
+        """Return a copy with other values, which are not checked."""
         copy = object.__new__(type(self))
         vars(copy).update(vars(self), **update, _fields_set=self._fields_set.union(update))
         return copy
 
     def with_defaults(self, values: Mapping[str, Any]) -> Self:
-        """A copy with `values` where nothing was given; they are checked, and count as defaults. Raises
+        """Return a copy with `values` for fields that were not set. They are checked, and count as defaults. Raises
         WrongSettings."""
         copy = object.__new__(type(self))
         copy._fill(dict(self) | {name: value for name, value in values.items() if name not in self._fields_set})
@@ -213,8 +213,8 @@ class Settings:
         return copy
 
     def effective(self) -> "list[EffectiveSetting]":
-        """Every setting with its value and where that came from, groups flattened (`journal.size_max`), secrets
-        masked."""
+        """Return every setting with its value and the source of it, with groups flattened (`journal.size_max`) and
+        secrets masked."""
         return list(_effective(self, prefix=""))
 
     def __setattr__(self, name: str, value: Any) -> NoReturn:
@@ -224,7 +224,7 @@ class Settings:
         raise AttributeError(f"settings cannot be changed: {type(self).__name__}.{name}")
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:
-        """Names and values, as declared."""
+        """Yield names and values in the order of declaration."""
         return ((name, getattr(self, name)) for name in type(self).model_fields)
 
     def __eq__(self, other: object) -> bool:
@@ -250,9 +250,9 @@ class EffectiveSetting:
 
 
 def descriptions(cls: type[Settings]) -> dict[str, str]:
-    """The docstring below each field, by the field's name; fields without one are missing.
+    """Return the docstrings of fields by field name; fields without one are missing.
 
-    Read from the source, when somebody asks. Empty where there is no source.
+    They are read from the source code on each call. Empty if there is no source code.
     """
     found: dict[str, str] = {}
     for owner in reversed(cls.__mro__):
@@ -272,7 +272,7 @@ def descriptions(cls: type[Settings]) -> dict[str, str]:
 
 
 def _declared(cls: type[Settings], name: str, annotation: Any) -> SettingField:
-    """Raises TypeError for a type that no setting can have."""
+    """Return the declared field. Raises TypeError for an unsupported type."""
     default = vars(cls).get(name, _Missing.MISSING)
     if isinstance(annotation, type) and issubclass(annotation, Settings):
         if not isinstance(default, _GroupDefault) or default.cls is not annotation:
@@ -282,7 +282,7 @@ def _declared(cls: type[Settings], name: str, annotation: Any) -> SettingField:
 
 
 def _value(field: SettingField, given: Any) -> Any:
-    """Raises ValueError, which says what is allowed."""
+    """Return the value of a field. Raises ValueError with the allowed values."""
     if given is _Missing.MISSING:
         raise ValueError("must be given")
     if field.group is None:
@@ -300,7 +300,7 @@ def _value(field: SettingField, given: Any) -> Any:
 def _link_hint(given: Any) -> str:
     if not isinstance(given, str) or not _LINK_VALUE.match(given):
         return ""
-    return " (Kubernetes sets such a variable for a Service of that name; enableServiceLinks: false in the pod ends it)"
+    return " (Kubernetes sets such a variable for a Service of that name; set enableServiceLinks: false in the pod)"
 
 
 def _from_environment(cls: type[Settings]) -> dict[str, str]:
@@ -328,12 +328,13 @@ def _effective(settings: Settings, *, prefix: str) -> Iterator[EffectiveSetting]
             source = f"environment {variable}"
         else:
             source = "argument"
-        yield EffectiveSetting(f"{prefix}{name}", str(value) if isinstance(value, SecretStr) else value, source,
-                               texts.get(name, ""))  # fmt: skip
+        yield EffectiveSetting(
+            f"{prefix}{name}", str(value) if isinstance(value, SecretStr) else value, source, texts.get(name, "")
+        )
 
 
 def _matches_environment(field: SettingField, text: str | None, value: Any) -> bool:
-    """Whether `value` is what the environment says: an argument that overrides it differs, or says the same."""
+    """Return whether `value` equals the value in the environment. If not, an argument has overridden it."""
     if not text or field.value_type is None:
         return False
     try:
@@ -343,10 +344,10 @@ def _matches_environment(field: SettingField, text: str | None, value: Any) -> b
 
 
 def load(cls: type[SettingsT], argv: Sequence[str] | None = None, *, prog: str, description: str = "") -> SettingsT:
-    """Settings from the command line over the environment over defaults.
+    """Return the settings by command line, environment and defaults.
 
-    `--print-config` prints every setting with its source and exits 0. A wrong value exits 2 with one line per field
-    that names the flag, the environment variable and what is allowed.
+    `--print-config` prints every setting with its source and exits with 0. Wrong values exit with 2 and one line per
+    field with the flag, the environment variable and the allowed values.
     """
     parser = _Parser(prog=prog, description=description or cls.__doc__)
     parser.add_argument(
@@ -374,7 +375,7 @@ def load(cls: type[SettingsT], argv: Sequence[str] | None = None, *, prog: str, 
 
 
 class _Parser(argparse.ArgumentParser):
-    """Its last words are where those of services are."""
+    """A parser that reports errors as services report their ends (`last_words`)."""
 
     def error(self, message: str) -> NoReturn:
         self.print_usage(sys.stderr)
@@ -383,30 +384,30 @@ class _Parser(argparse.ArgumentParser):
 
 
 def warn_of_unknown_variables(prefix: str, *settings: type[Settings]) -> None:
-    """A line in the log for each name in the environment that begins with `prefix` and is no setting of these: one that
-    is misspelt would otherwise change nothing, and nobody would know."""
+    """Log a warning for each name in the environment that begins with `prefix` and is not a setting, because a
+    misspelled name would otherwise be ignored silently."""
     for name, nearest in unknown_variables(prefix, *settings).items():
-        meant = f"did you mean {nearest}?" if nearest else "no setting has a name like it"
-        log.warning("unknown_setting", variable=name, reason=f"{name} is no setting and changes nothing; {meant}")
+        hint = f"did you mean {nearest}?" if nearest else "no setting has a similar name"
+        log.warning("unknown_setting", variable=name, reason=f"{name} is not a setting and has no effect; {hint}")
 
 
 def unknown_variables(prefix: str, *settings: type[Settings]) -> dict[str, str | None]:
-    """Names in the environment that begin with `prefix` and that no setting of these has, with the nearest that one
-    has; None: nothing is near."""
+    """Return the names in the environment that begin with `prefix` and are not settings, with the nearest name of a
+    setting, or None."""
     known = {name for cls in settings for name in _environment_names(cls)}
     unknown = sorted(name for name, value in os.environ.items() if value and name.upper().startswith(prefix))
     unknown = [name for name in unknown if name.upper() not in known and not _is_service_link(name, prefix)]
     if not unknown:
         return {}
-    from difflib import get_close_matches  # few need it
+    from difflib import get_close_matches  # rarely needed
 
-    ends = {name.removeprefix(prefix): name for name in known}  # what they share would make all of them alike
+    ends = {name.removeprefix(prefix): name for name in known}  # the common prefix would make all names similar
     near = {name: get_close_matches(name.upper().removeprefix(prefix), ends, n=1) for name in unknown}
     return {name: ends[found[0]] if found else None for name, found in near.items()}
 
 
 def _is_service_link(name: str, prefix: str) -> bool:
-    """Whether Kubernetes put the variable there, of a Service whose name begins as the prefix does."""
+    """Return whether Kubernetes set the variable for a Service whose name begins like the prefix."""
     return bool(_SERVICE_LINK.fullmatch(name.removeprefix(prefix)) or _LINK_VALUE.match(os.environ[name]))
 
 
@@ -419,20 +420,20 @@ def _environment_names(cls: type[Settings]) -> Iterator[str]:
 
 
 def _explain(cls: type[Settings], problem: Problem) -> str:
-    """One line for one wrong setting: where it can be set, what is wrong."""
+    """Return one line for a wrong setting: its flag and environment variable, and what is wrong."""
     owner, field = cls, None
     for part in problem.location:
         owner = (field and field.group) or owner
         field = owner.model_fields.get(part)
     if field is None or field.group is not None:
-        return f"  {problem}"  # a check: it names the settings itself
+        return f"  {problem}"  # a check, whose message names the settings
     flag = "--" + "-".join(problem.location).replace("_", "-")
     given = "" if field.value_type and field.value_type.base is SecretStr else f", got {problem.given!r}"
     return f"  {flag} ({_environment_name(owner, field.name)}): {problem.message}{given}"
 
 
 def _add_flags(parser: argparse.ArgumentParser, cls: type[Settings], *, path: tuple[str, ...], describe: bool) -> None:
-    """`describe`: with help texts, which take long to find."""
+    """Add a flag per field. `describe`: with help texts, which are slow to find."""
     texts = descriptions(cls) if describe else {}
     for name, field in cls.model_fields.items():
         if field.group is not None:

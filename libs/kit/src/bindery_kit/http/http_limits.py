@@ -1,20 +1,19 @@
-"""Bounds on what a client may hold or send before its request is one.
+"""HttpLimits: limit what a client can send and hold before its request reaches the application.
 
-| what                                                       | bound                    | beyond it                    |
+| what                                                       | limit                    | above it                     |
 |------------------------------------------------------------|--------------------------|------------------------------|
 | bytes of request line and headers, or of trailers          | `HEAD_SIZE_MAX`          | 431, closed                  |
-| requests waiting for answers to those in front of them     | `PIPELINED_MAX`          | 400, closed                  |
-| seconds until a head is whole, from the connection or from | `HEAD_TIMEOUT_S`         | 408, closed; silently if     |
-| its first byte                                             |                          | nothing came                 |
-| connections                                                | `connections_max`        | the one that has waited      |
-|                                                            |                          | longest without a request is |
-|                                                            |                          | closed; without such: 503,   |
-|                                                            |                          | but for `ALWAYS_ANSWERED`    |
+| requests that wait for the responses to earlier ones       | `PIPELINED_MAX`          | 400, closed                  |
+| seconds until a head is complete, from the connection or   | `HEAD_TIMEOUT_S`         | 408, closed; without a       |
+| from its first byte                                        |                          | response if no byte arrived  |
+| connections                                                | `connections_max`        | the connection that has been |
+|                                                            |                          | idle longest is closed; if   |
+|                                                            |                          | none is idle: 503, except    |
+|                                                            |                          | for `ALWAYS_ANSWERED`        |
 
-uvicorn keeps headers and trailers for as long as they come, waits for the rest of a head for ever and counts no
-connections, so that a stranger could take the memory or the file descriptors of a process that holds other people's
-data. Requests that are sent before the ones in front of them were answered wait in uvicorn, which reads on after each
-answer; here nothing is read while some wait.
+uvicorn keeps headers and trailers of any size, waits forever for the rest of a head, and does not limit connections, so
+a client could exhaust memory or file descriptors of a process that stores data. uvicorn queues requests that are sent
+before earlier ones are answered, and reads on after each response; here nothing is read while requests wait.
 """
 
 import asyncio
@@ -26,16 +25,17 @@ from bindery_kit.http.problem import CONTENT_TYPE, RETRY_AFTER_S, problem_respon
 from bindery_kit.observability.logs import get_logger
 
 HEAD_SIZE_MAX: Final = 256 * 1024
-"""Bytes of request line and headers, or of trailers. One read of the socket more may be taken."""
+"""Maximum bytes of request line and headers, or of trailers, exceeded by at most one read of the socket."""
 PIPELINED_MAX: Final = 64
-"""Requests of one connection that wait for answers to those in front of them."""
+"""Maximum number of requests of one connection that wait for the responses to earlier ones."""
 HEAD_TIMEOUT_S: Final = 30.0
-"""Longer than any proxy takes; the pause between two requests has the longer keep-alive."""
+"""Maximum seconds until a head is complete, longer than any proxy takes. The longer keep-alive limits the pause between
+requests."""
 
 RESERVE: Final = 64
-"""Connections beyond the limit that may say what they want, since it may be one of ALWAYS_ANSWERED."""
+"""Number of connections above the limit whose head is read, because they may request one of ALWAYS_ANSWERED."""
 ALWAYS_ANSWERED: Final = (b"/livez", b"/readyz", b"/startupz", b"/metrics")
-"""A process that is fully used is not to be taken for dead."""
+"""Paths that are served above the limit: probes must not fail because a process is fully used."""
 
 _REASONS: Final = {
     400: "Bad Request",
@@ -48,11 +48,11 @@ log = get_logger(__name__)
 
 
 class HttpLimits(HttpToolsProtocol):
-    """Mixed into the protocol that a server uses. Counts, and refuses."""
+    """Mix-in for the protocol of a server: it counts, and refuses what exceeds a limit."""
 
     connections_max: ClassVar[int]
     idle: "ClassVar[dict[HttpLimits, None]]"
-    """Connections of this server between two requests, or before the first; the longest so first."""
+    """Connections of this server without a request in progress; the one idle longest comes first."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -60,10 +60,10 @@ class HttpLimits(HttpToolsProtocol):
         self._moved_on = False
         self._deadline: asyncio.TimerHandle | None = None
         self._is_extra = False
-        """Beyond the limit."""
+        """Whether the connection is above the limit."""
         self._is_refused = False
 
-    # What the transport calls.
+    # --- called by the transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)  # type: ignore[arg-type]
@@ -81,7 +81,7 @@ class HttpLimits(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self.transport.is_closing():  # refused: what was on its way is not answered
+        if self.transport.is_closing():  # refused: later bytes get no response
             return
         self._moved_on = False
         super().data_received(data)
@@ -95,7 +95,7 @@ class HttpLimits(HttpToolsProtocol):
         if self._unfinished_size > HEAD_SIZE_MAX and not self.transport.is_closing():
             self._refuse(431, "headers_too_large", "the request's headers are too large", {"size_max": HEAD_SIZE_MAX})
 
-    # What the parser and the answers call.
+    # --- called by the parser and by responses
 
     def on_headers_complete(self) -> None:
         self._moved_on = True
@@ -108,7 +108,7 @@ class HttpLimits(HttpToolsProtocol):
             return
         if len(self.pipeline) >= PIPELINED_MAX:
             self.pipeline.clear()
-            raise ValueError("too many requests are pipelined")  # the parser makes an invalid request of it: 400
+            raise ValueError("too many requests are pipelined")  # the parser reports an invalid request: 400
         super().on_headers_complete()
 
     def on_response_complete(self) -> None:
@@ -117,7 +117,7 @@ class HttpLimits(HttpToolsProtocol):
             return
         if self.pipeline:
             self.flow.pause_reading()
-        if self.cycle.response_complete:  # else the last that waited runs now
+        if self.cycle.response_complete:  # otherwise the last waiting request runs now
             self.idle[self] = None
 
     def on_body(self, body: bytes) -> None:
@@ -130,10 +130,10 @@ class HttpLimits(HttpToolsProtocol):
         if not self._is_refused:
             super().on_message_complete()
 
-    # Limits.
+    # --- limits
 
     def _make_room(self) -> bool:
-        """Close whoever has waited longest without a request. False: everybody is being answered."""
+        """Close the connection that has been idle longest. False: none is idle."""
         for other in self.idle:
             del self.idle[other]
             other.transport.abort()
@@ -143,16 +143,18 @@ class HttpLimits(HttpToolsProtocol):
     def _refuse_as_extra(self) -> None:
         self._is_refused = True
         log.warning("connection_refused", connections=len(self.connections) - 1)
-        self._refuse(503, "too_many_connections", "too many clients are connected",
-                     {"connections_max": self.connections_max})  # fmt: skip
+        self._refuse(
+            503, "too_many_connections", "too many clients are connected", {"connections_max": self.connections_max}
+        )
 
     def _head_is_late(self) -> None:
         self._deadline = None
         if self.transport.is_closing() or not (self.cycle is None or self.cycle.response_complete):
             return
         if self._unfinished_size:
-            self._refuse(408, "request_timeout", "the request's head did not arrive in time",
-                         {"timeout_s": HEAD_TIMEOUT_S})  # fmt: skip
+            self._refuse(
+                408, "request_timeout", "the request's head did not arrive in time", {"timeout_s": HEAD_TIMEOUT_S}
+            )
         else:
             self.transport.close()
 
@@ -169,7 +171,7 @@ class HttpLimits(HttpToolsProtocol):
 def hang_up(
     transport: asyncio.WriteTransport, status: int, code: str, detail: str, facts: dict[str, Any] | None = None
 ) -> None:
-    """Answer a problem where no request reached the app, and close. `status`: 400, 408, 431 or 503."""
+    """Send a problem for a request that does not reach the app, and close. `status`: 400, 408, 431 or 503."""
     body = bytes(problem_response(status=status, code=code, detail=detail, facts=facts).body)
     retry = f"Retry-After: {RETRY_AFTER_S}\r\n" if status == 503 else ""
     head = (
@@ -181,6 +183,6 @@ def hang_up(
 
 
 def with_limits(protocol: type[HttpToolsProtocol], *, connections_max: int) -> type[HttpToolsProtocol]:
-    """`protocol` for one server, refusing what has no end. `connections_max`: at least 1."""
+    """Return `protocol` with the limits, for one server. `connections_max`: at least 1."""
     members = {"connections_max": connections_max, "idle": {}}
     return type(f"Limited{protocol.__name__}", (HttpLimits, protocol), members)

@@ -1,86 +1,47 @@
-"""An HTTP server as one more task in a running loop.
+"""HttpServer: run an HTTP server as a task of an event loop that already runs.
 
-uvicorn's own entry point takes the process over (signals, loop); here it is started and stopped by its owner, who also
-holds the socket: the port is known, and known to be free, before the first request.
-
-Only loopback is bound without `insecure=True`: nothing here asks for a password yet.
+uvicorn's own entry point controls the process (signals, event loop). Here the owner of the server starts and stops it.
+The constructor binds the socket, so the port is reserved and known before `start`. Addresses other than loopback
+require `insecure=True`, because requests are not authenticated by default.
 """
 
 import asyncio
 import contextlib
-import ipaddress
 import resource
 import socket
 from collections.abc import Iterator
 from typing import Any, Final
 
 import uvicorn
-from bindery_core.errors import BinderyError
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from bindery_kit.http.http_limits import with_limits
+from bindery_kit.http.listening import BindRefused, bind_tcp, cannot_listen
 from bindery_kit.observability.health import AsgiApp
-from bindery_kit.observability.last_words import bind_fix
 from bindery_kit.observability.logs import get_logger
 
 BACKLOG: Final = 1024
+"""Maximum number of connections that the kernel queues before they are accepted."""
 CONNECTIONS_MAX: Final = 5000
-"""Some 30 KiB each while a request waits."""
+"""Default maximum number of open connections; each uses about 30 KiB while its request waits."""
 KEEP_ALIVE_S: Final = 75
+"""Time in seconds after which an idle connection is closed."""
 START_TIMEOUT_S: Final = 10.0
+"""Maximum time in seconds that the start may take."""
 STOP_TIMEOUT_S: Final = 5.0
+"""Default maximum time in seconds that a stop waits for requests in progress."""
 
 log = get_logger(__name__)
 
 
-class BindRefused(BinderyError):
-    """The address may not or cannot be bound."""
-
-    code = "bind_refused"
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach `host` (an address or `localhost`)."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def check_bind(host: str, *, insecure: bool) -> None:
-    """Raise BindRefused for an address that others can reach, unless `insecure`."""
-    if not insecure and not is_loopback(host):
-        raise BindRefused(
-            f"refusing to listen on {host}, where other machines can connect without authentication; "
-            "use 127.0.0.1, or say --insecure (..._INSECURE=true) if the network itself is trusted"
-        )
-
-
-def bind_tcp(host: str, port: int, *, insecure: bool = False) -> socket.socket:
-    """A bound, not yet listening socket; port 0 takes a free one. Raises BindRefused with the reason."""
-    check_bind(host, insecure=insecure)
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind((host, port))
-    except OSError as error:
-        sock.close()
-        raise BindRefused(f"cannot listen on {host}:{port}: {error.strerror or error}; {bind_fix(error)}") from error
-    sock.setblocking(False)
-    return sock
-
-
 def default_connections_max() -> int:
-    """CONNECTIONS_MAX, or half of the files that this process may have open if that is less."""
+    """Return CONNECTIONS_MAX, or half of this process's limit of open files if that is less."""
     open_files_max, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return CONNECTIONS_MAX if open_files_max < 0 else max(1, min(CONNECTIONS_MAX, open_files_max // 2))
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its hands on the signals: the process's owner decides when it stops."""
+    """uvicorn without signal handlers: the owner of the process stops it."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -90,8 +51,8 @@ class _Server(uvicorn.Server):
 class HttpServer:
     """Serves one ASGI app. `async with HttpServer(app, port=0) as server: server.port`.
 
-    Invariants: between `start` and `stop` exactly one task runs it; `stop` returns with the socket closed, whatever the
-    clients do.
+    Invariants: between `start` and `stop` exactly one task runs it; `stop` returns with the socket closed, even if
+    clients keep their connections.
     """
 
     def __init__(
@@ -99,17 +60,19 @@ class HttpServer:
         app: AsgiApp,
         *,
         host: str = "127.0.0.1",
-        port: int,
+        port: int = 0,
+        sock: socket.socket | None = None,
         insecure: bool = False,
         stop_timeout_s: float = STOP_TIMEOUT_S,
         http: type[HttpToolsProtocol] = HttpToolsProtocol,
         connections_max: int | None = None,
         **uvicorn_options: Any,
     ) -> None:
-        """`http`: the protocol of each connection; it gets the bounds of `http_limits`, whatever it is.
+        """`sock`: a bound socket, which the server closes; None binds `host` and `port`, where 0 is any free port.
+        `http`: the protocol of each connection, to which the limits of `http_limits` are added.
         `connections_max`: None for `default_connections_max`."""
         self.host = host
-        self._sock = bind_tcp(host, port, insecure=insecure)
+        self._sock = sock or bind_tcp(host, port, insecure=insecure)
         self.port: int = self._sock.getsockname()[1]
         self._stop_timeout_s = stop_timeout_s
         options: dict[str, Any] = {
@@ -133,23 +96,30 @@ class HttpServer:
         return f"http://{host}:{self.port}"
 
     async def start(self) -> None:
-        """Serve from now on. Returns once requests are accepted; raises what the app's start-up raised."""
+        """Start serving. Returns when requests are accepted. Raises the error of the app's start-up."""
         assert self._task is None, "started twice"
         self._task = asyncio.create_task(self._server.serve(sockets=[self._sock]), name=f"http:{self.port}")
         async with asyncio.timeout(START_TIMEOUT_S):
             while not self._server.started:
                 if self._task.done():
-                    self._task.result()
-                    raise BindRefused("the HTTP server ended at its start; see the log", host=self.host, port=self.port)
-                await asyncio.sleep(0.005)  # uvicorn has a flag where an event would be nicer
+                    try:
+                        self._task.result()
+                    except OSError as error:
+                        raise cannot_listen(self.host, self.port, error) from error
+                    raise BindRefused(
+                        "the HTTP server stopped during its start-up; see the previous log lines for the cause",
+                        host=self.host,
+                        port=self.port,
+                    )
+                await asyncio.sleep(0.005)  # uvicorn has a flag and no event
 
     async def wait(self) -> None:
-        """Until the server ends, which before `stop` is a fault of its own."""
+        """Return when the server ends; before `stop`, that is an error."""
         assert self._task is not None
         await asyncio.shield(self._task)
 
     async def stop(self) -> None:
-        """Accept no more, let requests in flight finish within the limit, close. Idempotent."""
+        """Stop accepting, wait for requests in progress up to the timeout, and close. Idempotent."""
         if self._task is None:
             self._sock.close()
             return

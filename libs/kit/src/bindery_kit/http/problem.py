@@ -1,17 +1,17 @@
-"""Errors as HTTP: the error tree as RFC 9457 `application/problem+json`, the same for every service.
+"""Errors of the error tree as RFC 9457 `application/problem+json`, the same for every service.
 
 | field       | meaning                                                                  |
 |-------------|--------------------------------------------------------------------------|
 | type        | `urn:bindery:problem:<code>`                                             |
-| title       | the kind of error in words, the same for each of its kind                |
+| title       | the kind of error in words                                               |
 | status      | as in the status line                                                    |
-| code        | stable, for programs (`no_such_topic`); see bindery_core.errors          |
-| detail      | what happened here, for people                                           |
-| facts       | the fields behind the detail: `{"ledger_id": 7}`                         |
-| errors      | only where fields are wrong: one object for each: `where`, `message`     |
+| code        | stable identifier for programs (`no_such_topic`); see bindery_core.errors |
+| detail      | what happened, for people                                                |
+| facts       | values in the detail: `{"ledger_id": 7}`                                 |
+| errors      | only for wrong fields: one object for each, with `where` and `message`   |
 
-429 and 503 carry `Retry-After` (seconds). An error that is none of ours is a 500 with code `internal`, and its text
-stays in the log: it may hold what a stranger should not read.
+429 and 503 have a `Retry-After` header (seconds). An error outside the error tree is a 500 with code `internal`; its
+text is only logged, because it may be confidential.
 """
 
 import json
@@ -35,7 +35,7 @@ def problem_response(
     headers: Mapping[str, str] | None = None,
     **members: Any,
 ) -> Response:
-    """An error answer. `members` are further top-level fields of the body; None ones are left out."""
+    """Return an error response. `members`: further top-level fields of the body; None values are left out."""
     body: dict[str, Any] = {
         "type": f"urn:bindery:problem:{code}",
         "title": title or code.replace("_", " "),
@@ -53,5 +53,5 @@ def problem_response(
 
 
 def problem_of(error: BinderyError) -> Response:
-    """`error` as an answer; status and code are its class's."""
+    """Return `error` as a response, with the status and code of its class."""
     return problem_response(status=error.status, code=error.code, detail=str(error), facts=error.facts)

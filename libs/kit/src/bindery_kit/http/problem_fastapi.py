@@ -1,4 +1,4 @@
-"""Problems (RFC 9457) for FastAPI: what the framework refuses, and the model of a problem for OpenAPI documents."""
+"""Problems (RFC 9457) in FastAPI: handlers for errors of the framework, and the model of a problem for OpenAPI."""
 
 from http import HTTPStatus
 from typing import Any, Final
@@ -37,9 +37,9 @@ class Problem(BaseModel):
 
 
 def install_refusals(app: FastAPI, *, validation_code: str = "validation_failed") -> None:
-    """Answer what FastAPI itself refuses with problems: unknown paths, methods that are not allowed, wrong parameters.
+    """Return errors of FastAPI itself as problems: unknown paths, methods that are not allowed, wrong parameters.
 
-    The app answers the errors of its own. `validation_code`: the `code` of wrong parameters.
+    The app handles its own errors. `validation_code`: the `code` of wrong parameters.
     """
 
     async def on_validation_error(_request: Request, error: Exception) -> Response:

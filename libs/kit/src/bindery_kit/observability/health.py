@@ -1,17 +1,17 @@
-"""Health: is the process alive, has it started, should it get traffic - and if not, why.
+"""Health: whether the process is alive, has started and is ready, and why not.
 
-| path      | 200 when                                    | body                                                       |
-|-----------|---------------------------------------------|------------------------------------------------------------|
-| /livez    | no part has died                            | `{"status": "ok"}` or `{"status": "failed", "reasons": {}}`|
-| /startupz | start-up is over                            | `{"status": "starting", "progress": {...}}` before         |
-| /readyz   | started, alive and nothing blocks           | `{"status": "not_ready", "reasons": {part: why}}`, and     |
-|           |                                             | `notes` where a part has something to say all the same     |
-| /metrics  | always                                      | the service's, then `bindery_ready` and `bindery_not_ready`|
+| path      | 200 if                                     | body                                                        |
+|-----------|--------------------------------------------|-------------------------------------------------------------|
+| /livez    | no part has failed                         | `{"status": "ok"}` or `{"status": "failed", "reasons": {}}` |
+| /startupz | the start is complete                      | before: `{"status": "starting", "progress": {...}}`         |
+| /readyz   | started, alive and not blocked             | `{"status": "not_ready", "reasons": {part: why}}`, and      |
+|           |                                            | `notes` of parts, which do not affect the status            |
+| /metrics  | always                                     | the service's, `bindery_ready` and `bindery_not_ready`      |
 
-Otherwise 503. A part owns its reason under its own name (`metadata`, `disk`, `cookie`), so that two parts never clear
-one another's. `OpsApp` serves the three and `/metrics` in front of any ASGI app and needs no web framework.
+Otherwise 503. Each part sets and clears its reason under its own name (`metadata`, `disk`, `cookie`), so parts do not
+clear the reasons of one another. `OpsApp` serves the four paths in front of any ASGI app, without a web framework.
 
-Invariants: a process that failed is never ready; start-up ends once and never begins again.
+Invariants: a process that failed is never ready; the start ends once and does not begin again.
 """
 
 import json
@@ -28,11 +28,11 @@ AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 PARTS_SHOWN: Final = ("startup", "metadata")
-"""Parts that every service has: metrics show them while nothing blocks too, so that an alert sees them change."""
+"""Parts of every service. Metrics include them even if they do not block, so that alerts can see the change."""
 
 
 class MetricsPage(Protocol):
-    """What /metrics answers: `bindery_kit.observability.metrics.Metrics`, or what a service writes itself."""
+    """The content of /metrics: `bindery_kit.observability.metrics.Metrics`, or a page of the service."""
 
     @property
     def content_type(self) -> str: ...
@@ -42,7 +42,7 @@ class MetricsPage(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StartupProgress:
-    """What a start is busy with: `done` of `total` `unit`s; total 0: not known yet."""
+    """The current step of the start: `done` of `total` `unit`s. `total`: 0 if unknown."""
 
     step: str
     done: int = 0
@@ -72,38 +72,38 @@ class Health:
 
     @property
     def reasons(self) -> dict[str, str]:
-        """Why it is not ready: part -> reason. Empty when ready."""
+        """Return part -> why it is not ready; empty if ready."""
         starting = {} if self._started else {"startup": self._progress.step}
         return {**starting, **self._blocked, **self._failed}
 
     def progress(self, step: str, *, done: int = 0, total: int = 0, unit: str = "") -> None:
-        """Say what the start is busy with (`replaying the journal`, bytes done of total)."""
+        """Set the current step of the start, for example `replaying the journal`."""
         self._progress = StartupProgress(step, done, total, unit)
 
     def started(self) -> None:
-        """Start-up is over."""
+        """The start is complete."""
         self._started = True
 
     def block(self, part: str, reason: str) -> None:
-        """Not ready while this stands: `block("metadata", "session lost")`."""
+        """Make the process not ready until `clear`, for example `block("metadata", "session lost")`."""
         self._blocked[part] = reason
 
     def clear(self, part: str) -> None:
         self._blocked.pop(part, None)
 
     def note(self, part: str, text: str | None) -> None:
-        """Something to know that keeps nobody from being ready; None: no longer."""
+        """Set a note, which does not affect readiness; None removes it."""
         if text is None:
             self._notes.pop(part, None)
         else:
             self._notes[part] = text
 
     def fail(self, part: str, reason: str) -> None:
-        """A part died for good: only a new process helps."""
+        """A part has failed permanently: the process must be restarted."""
         self._failed[part] = reason
 
     def live_answer(self) -> tuple[int, dict[str, Any]]:
-        """HTTP status and body for /livez."""
+        """Return HTTP status and body of /livez."""
         return (200, {"status": "ok"}) if self.is_live else (503, {"status": "failed", "reasons": dict(self._failed)})
 
     def ready_answer(self) -> tuple[int, dict[str, Any]]:
@@ -118,19 +118,21 @@ class Health:
         return 503, {"status": "starting", "progress": asdict(self._progress)}
 
     def metrics(self) -> bytes:
-        """Whether it gets traffic, and which parts stand in the way, as text for Prometheus."""
+        """Return readiness and the parts that block it, as text for Prometheus."""
         blocked = dict.fromkeys(PARTS_SHOWN, 0) | dict.fromkeys(self.reasons, 1)
         page = Page()
-        page.add("bindery_ready", "gauge", "1: takes traffic, as /readyz says.", [("", int(self.is_ready))])
+        page.add("bindery_ready", "gauge", "1: ready, as in /readyz.", [("", int(self.is_ready))])
         page.add(
-            "bindery_not_ready", "gauge", "1: this part keeps it from being ready.",
+            "bindery_not_ready",
+            "gauge",
+            "1: this part blocks readiness.",
             [(labels({"part": part}), value) for part, value in sorted(blocked.items())],
-        )  # fmt: skip
+        )
         return page.render()
 
 
 class OpsApp:
-    """ASGI: /livez, /readyz, /startupz and /metrics; everything else goes to `app`, or is 404 without one."""
+    """ASGI: /livez, /readyz, /startupz and /metrics. `app` serves all other paths; without it they are 404."""
 
     def __init__(self, health: Health, metrics: MetricsPage, *, app: AsgiApp | None = None) -> None:
         self._health = health
@@ -187,7 +189,7 @@ def _json(body: dict[str, Any]) -> bytes:
 
 
 async def answer_lifespan(receive: Receive, send: Send) -> None:
-    """For an app with nothing to do at its start and end."""
+    """Answer the lifespan messages of an app that has nothing to do at its start and end."""
     while True:
         message = await receive()
         await send({"type": f"{message['type']}.complete"})

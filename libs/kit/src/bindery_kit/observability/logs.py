@@ -1,11 +1,11 @@
-"""Logs: events with fields, one JSON object a line outside a terminal, readable lines inside one.
+"""Logs: events with fields, as one JSON object per line, or as readable lines on a terminal.
 
 `log = get_logger(__name__)`, then `log.warning("bookie_replaced", ledger_id=7, failed="b2")`: the event is a stable
-snake_case name, the facts are fields with the names that metrics and errors use. Everything goes to stderr, records of
-the standard `logging` (uvicorn, kazoo) too; their `extra` are fields.
+snake_case name, and its fields have the names that metrics and errors use. Everything goes to stderr, including records
+of the standard `logging` (uvicorn, kazoo), whose `extra` become fields.
 
-Fields whose name says secret (`password`, `token`, `authorization`, ...) are masked before anything is rendered; bytes
-are shown as their length and first bytes, never whole.
+Fields whose name indicates a secret (`password`, `token`, `authorization`, ...) are masked before they are rendered. Of
+bytes only the length and the first bytes are shown.
 
 Importing this module is cheap: no HTTP stack, no rich.
 """
@@ -34,17 +34,17 @@ _SECRET_PARTS: Final = (
 _BYTES_SHOWN: Final = 16
 _DEPTH_MAX: Final = 4
 _OWN_LOGGERS: Final = "bindery"
-"""Loggers of the standard library below this name say events, as structlog's do; others say sentences."""
+"""Standard loggers below this name log events, as structlog does; others log sentences."""
 LEVELS: Final = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
 
 
 def get_logger(name: str | None = None, /, **fields: Any) -> Any:
-    """A logger; `fields` are part of each of its events. Safe at module level: it takes its form at first use."""
+    """Return a logger with `fields` in each event. Safe at module level, because it is configured at first use."""
     return structlog.get_logger(**({"module": name} if name else {}), **fields)
 
 
 def configure(*, service: str, level: str = "info", as_json: bool | None = None, **fields: Any) -> None:
-    """Set up logging for this process, once, before the first event. `fields` go into every event (`bookie_id=...`).
+    """Configure logging for this process, before the first event. `fields` are part of every event (`bookie_id=...`).
 
     `as_json=None`: JSON unless stderr is a terminal. `level` is one of LEVELS; ValueError otherwise.
     """
@@ -87,8 +87,8 @@ def configure(*, service: str, level: str = "info", as_json: bool | None = None,
 
 
 class _Stderr:
-    """Standard error as it is at the moment. A line that cannot be written, because whoever read it is gone or the
-    stream was closed, is lost: it must not end what wanted to tell of something."""
+    """The current standard error. A line that cannot be written, because the reader or the stream is closed, is
+    dropped: an error of logging must not end the caller."""
 
     def write(self, text: str) -> int:
         try:
@@ -107,7 +107,7 @@ _STDERR: Final = _Stderr()
 
 
 def error_fields(error: BaseException) -> dict[str, Any]:
-    """The fields that describe `error` in an event: its kind, its message and, for ours, its code and facts."""
+    """Return the fields that describe `error` in an event: kind and message, or code and facts of a BinderyError."""
     if isinstance(error, BinderyError):
         facts = {f"error_{name}": value for name, value in error.facts.items()}
         return {"error": error.message, "error_code": error.code, **facts}
@@ -124,7 +124,7 @@ def _mask(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> Mappin
 
 
 def _plain(value: Any, *, depth: int) -> Any:
-    """`value` as something JSON can hold, with secrets inside mappings masked and bytes cut."""
+    """Return `value` in types of JSON, with masked secrets inside mappings, and shortened bytes."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, bytes | bytearray | memoryview):

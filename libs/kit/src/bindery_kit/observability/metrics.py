@@ -1,6 +1,6 @@
-"""Metrics: one registry a process, names that begin with `bindery_`, histogram buckets fixed in one place.
+"""Metrics: the Prometheus registry of a process. Names begin with `bindery_`; histogram buckets are defined here.
 
-Fixed buckets make the same latency comparable between bookie, client and broker, and let Prometheus add them up.
+The same buckets make latencies of bookie, client and broker comparable, and Prometheus can add them up.
 """
 
 from collections.abc import Sequence
@@ -15,19 +15,19 @@ from prometheus_client.process_collector import ProcessCollector
 LATENCY_BUCKETS_S: Final = (
     0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
 )  # fmt: skip
-"""Seconds: from an add answered out of memory to the longest time limit that we set."""
+"""Seconds: from an add that is answered from memory to the longest timeout."""
 
 SIZE_BUCKETS: Final = (128, 512, 1024, 4096, 16384, 65536, 262144, 1048576, 4194304)
-"""Bytes: from a small message to nearly the largest entry."""
+"""Bytes: from a small message to almost the largest entry."""
 
 COUNT_BUCKETS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
-"""Things in one batch."""
+"""Number of items in one batch."""
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
 
 
 class Metrics:
-    """The registry of a process. `subsystem` follows `bindery_` in each name: `bindery_bookie_adds_total`."""
+    """The registry of a process. `subsystem` follows `bindery_` in each name, as in `bindery_bookie_adds_total`."""
 
     def __init__(self, subsystem: str, *, with_process: bool = True) -> None:
         self.subsystem = subsystem
@@ -50,11 +50,11 @@ class Metrics:
     def histogram(
         self, name: str, help: str, labels: Sequence[str] = (), *, buckets: Sequence[float] = LATENCY_BUCKETS_S
     ) -> Histogram:
-        """`name` ends in its unit: `_seconds`, `_bytes`, `_count`."""
+        """Return a new histogram. `name` ends in its unit: `_seconds`, `_bytes`, `_count`."""
         return Histogram(
             name, help, labels, namespace="bindery", subsystem=self.subsystem, registry=self.registry, buckets=buckets
         )
 
     def render(self) -> bytes:
-        """The text that Prometheus reads; its content type is CONTENT_TYPE."""
+        """Return the text for Prometheus, of content type CONTENT_TYPE."""
         return generate_latest(self.registry)

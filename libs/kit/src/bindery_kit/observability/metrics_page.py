@@ -1,15 +1,14 @@
-"""Page: metrics as the text that Prometheus reads, written by hand.
+"""Page: metrics in the text format of Prometheus, without Prometheus' own library.
 
-Prometheus' own library appends `_total` to every counter. BookKeeper's names do not have it, and a dashboard asks for
-names to the letter.
+That library appends `_total` to every counter. BookKeeper's names do not have it, and dashboards use the exact names.
 
 | shape   | lines                                                                                 |
 |---------|---------------------------------------------------------------------------------------|
 | gauge   | `name{labels} value`                                                                  |
-| counter | the same; only grows, unless said otherwise                                           |
-| summary | `name{success,quantile} value` each quantile, `name_count{success}`, `name_sum{...}`  |
+| counter | the same; it only grows                                                               |
+| summary | `name{success,quantile} value` per quantile, `name_count{success}`, `name_sum{...}`   |
 
-Labels come as written between the braces. Source: Prometheus, text format 0.0.4.
+Labels are given in the form between the braces. Source: Prometheus, text format 0.0.4.
 """
 
 import re
@@ -23,12 +22,12 @@ _ESCAPES: Final = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 
 def metric_name(text: str) -> str:
-    """`text` as part of a metric's name: as BookKeeper does, each other sign becomes `_`."""
+    """Return `text` as part of a metric's name: other characters become `_`, as in BookKeeper."""
     return _NOT_A_NAME.sub("_", text)
 
 
 def labels(pairs: Mapping[str, str]) -> str:
-    """What stands between the braces."""
+    """Return labels in the form between the braces."""
     return ",".join(f'{name}="{value.translate(_ESCAPES)}"' for name, value in pairs.items())
 
 
@@ -67,7 +66,7 @@ class Page:
         return ("\n".join(self._lines) + "\n").encode()
 
     def _family(self, name: str, kind: str, help: str, lines: list[str]) -> None:
-        assert name not in self._names, f"{name} is there already"
+        assert name not in self._names, f"{name} was already added"
         self._names.add(name)
         self._lines += [f"# HELP {name} {help}", f"# TYPE {name} {kind}", *lines]
 

@@ -1,7 +1,7 @@
-"""OpStat: count, sum and quantiles of one number, as BookKeeper's metrics show its operations.
+"""OpStat: count, sum and quantiles of one number, as in BookKeeper's metrics of operations.
 
-Counting is plain arithmetic, once a group of requests. Quantiles are over the last one to two minutes, and up to 10 %
-too large, never too small.
+Observing is plain arithmetic, done once per group of requests. Quantiles cover the last one to two minutes, and are up
+to 10 % too large, never too small.
 """
 
 import math
@@ -10,6 +10,7 @@ from typing import Final
 
 QUANTILES: Final = (0.5, 0.75, 0.95, 0.99, 0.999, 0.9999, 1.0)
 WINDOW_S: Final = 60.0
+"""Time in seconds after which a new set of counts begins. Quantiles cover the current and the previous set."""
 _SUB_BUCKETS = 8
 """Buckets per doubling: each is 9 % wide."""
 _SMALLEST = 2.0**-10
@@ -31,7 +32,7 @@ class OpStat:
         self.sum = 0.0
 
     def observe(self, value: float, count: int = 1) -> None:
-        """`count` times `value`: one call for a whole group."""
+        """Observe `value` `count` times, in one call for a whole group."""
         if self._clock() >= self._turn_at:
             self._turn()
         self.count += count
@@ -43,11 +44,11 @@ class OpStat:
             self._counts[min(at, _BUCKETS - 1)] += count
 
     def quantile(self, part: float) -> float:
-        """Upper edge of the bucket in which `part` of the window's observations end; nan without any."""
+        """Return the upper edge of the bucket with the quantile `part` of the window; nan without observations."""
         return self.quantiles((part,))[0]
 
     def quantiles(self, parts: tuple[float, ...] = QUANTILES) -> list[float]:
-        """As `quantile`, for ascending `parts`, in one pass."""
+        """Return the quantiles `parts`, which ascend, in one pass."""
         self._turn()
         total = (sum(self._counts) + sum(self._older)) if self.count else 0
         if not total:
@@ -61,7 +62,7 @@ class OpStat:
                 found.append(float(2.0 ** (_LOG_SMALLEST + at / _SUB_BUCKETS)))
                 if len(found) == len(wanted):
                     return found
-        raise AssertionError("counts changed under our hands")
+        raise AssertionError("counts changed during the pass")
 
     def _turn(self) -> None:
         now = self._clock()

@@ -1,14 +1,15 @@
-"""ClusterWait: wait for ZooKeeper and for an initialised cluster at the start of a service, and report the wait.
+"""ClusterWait: wait for ZooKeeper and for an initialized cluster at the start of a service, and report the wait.
 
-    ZooKeeper answers --> its cluster is initialised (`bindery cluster init`) --> the start continues
+    ZooKeeper answers --> its cluster is initialized (`bindery cluster init`) --> the start continues
 
-During the wait, /startupz and /readyz show what it waits for, since when, the cause, and what ends it. The log repeats
-this every TELL_INTERVAL_S. Both waits together end after `timeout_s`, with an error that has the same cause and fix.
+During a wait, /startupz and /readyz show what the service waits for, since when, the cause, and the fix. A log line
+repeats this every REPORT_INTERVAL_S. If both waits together exceed `timeout_s`, the start fails with an error that
+names the same cause and fix.
 
-Later requests of a start go through `asked_again`, because a ZooKeeper that restarts must not end the start.
+Later requests of a start use `retry_while_unavailable`, because a restart of ZooKeeper must not make the start fail.
 
-kazoo reports no cause, so this module connects to the servers itself to find it. Importing this module is cheap,
-because the start of a bookie needs it.
+kazoo does not report why it cannot connect, so this module connects to the servers itself to find it. Importing this
+module is cheap, because the start of a bookie needs it.
 """
 
 import asyncio
@@ -26,31 +27,35 @@ from bindery_metadata.stores.store import MetadataStore
 from bindery_kit.observability.health import Health
 from bindery_kit.observability.logs import error_fields, get_logger
 
-FIRST_TOLD_S: Final = 1.0
-"""Seconds before the first report; shorter waits are not logged."""
-TELL_INTERVAL_S: Final = 10.0
+FIRST_REPORT_S: Final = 1.0
+"""Time in seconds from the beginning of the wait to the first report; shorter waits are not logged."""
+REPORT_INTERVAL_S: Final = 10.0
+"""Interval in seconds between two reports."""
 POLL_S: Final = 0.5
+"""Interval in seconds between two checks whether the cluster is initialized."""
 RETRY_S: Final = 1.0
+"""Delay in seconds before `retry_while_unavailable` repeats a failed call."""
 PROBE_TIMEOUT_S: Final = 3.0
 """Timeout in seconds of one connection attempt to one server."""
 CLOSE_TIMEOUT_S: Final = 2.0
-"""Maximum seconds that a failed client takes to close: a name server that does not answer would block it for a
-minute."""
+"""Time limit in seconds for the close of a failed client. Without a limit, a name server that does not answer would
+block the close for a minute."""
 FOREVER_S: Final = 10 * 365 * 86400.0
+"""Limit in seconds that is used for "no limit": ten years."""
 
 T = TypeVar("T")
 
 log = get_logger(__name__)
 
 
-class ClusterNotInitialised(NotThere):
+class ClusterNotInitialized(NotThere):
     """ZooKeeper answers, but contains no cluster."""
 
     code = "cluster_not_initialised"
 
 
 class ClusterWait:
-    """The wait of one start. Call `for_zookeeper` first, then `for_cluster`."""
+    """Waits during the start of one service. Call `for_zookeeper` first, then `for_cluster`."""
 
     def __init__(
         self,
@@ -62,8 +67,8 @@ class ClusterWait:
         timeout_s: float,
         wall_clock_ms: Callable[[], int],
     ) -> None:
-        """`setting`: environment variable of `zookeeper`, for messages. `timeout_s`: of both waits together; 0: no
-        limit."""
+        """`setting`: the environment variable that sets `zookeeper`, for messages. `timeout_s`: time limit in seconds
+        of both waits together; 0: no limit."""
         self._zookeeper = zookeeper
         self._layout = layout
         self._setting = setting
@@ -83,60 +88,60 @@ class ClusterWait:
         the errors of `connecting`."""
         self._begin()
         self._health.progress(f"connecting to ZooKeeper at {self._zookeeper}")
-        telling = asyncio.ensure_future(self._tell_of_zookeeper())
+        reporting = asyncio.ensure_future(self._report_zookeeper())
         try:
             async with asyncio.timeout(self.limit_s + CLOSE_TIMEOUT_S):
                 return await connecting
         except (MetadataUnavailable, TimeoutError) as error:
-            telling.cancel()
+            reporting.cancel()
             sentence = f"gave up waiting for ZooKeeper after {self._timeout_s:g} s: {await self._zookeeper_reason()}"
             raise MetadataUnavailable(sentence) from error
         finally:
-            telling.cancel()
+            reporting.cancel()
 
     async def for_cluster(self, store: MetadataStore) -> None:
-        """Raises ClusterNotInitialised, MetadataUnavailable."""
+        """Wait until the cluster is initialized. Raises ClusterNotInitialized, MetadataUnavailable."""
         self._begin()
-        told_s: float | None = None
+        reported_s: float | None = None
         while True:
             error: Exception | None = None
             try:
-                if await store.exists(self._layout.instance_id) is not None:  # what `cluster init` makes last
+                if await store.exists(self._layout.instance_id) is not None:  # `cluster init` creates it last
                     return
                 reason = self._cluster_reason()
             except TryAgain as unavailable:
-                error, reason = unavailable, f"{unavailable}; is ZooKeeper at {self._zookeeper} well?"
+                error, reason = unavailable, f"{unavailable}; is ZooKeeper at {self._zookeeper} healthy?"
             left_s = self._left_s()
             if left_s <= 0:
-                kind = MetadataUnavailable if error else ClusterNotInitialised
+                kind = MetadataUnavailable if error else ClusterNotInitialized
                 raise kind(f"gave up waiting for the cluster after {self._timeout_s:g} s: {reason}") from error
             self._health.progress(f"waiting for the cluster since {self._since}: {reason}")
             now_s = asyncio.get_running_loop().time()
-            if told_s is None or now_s - told_s >= TELL_INTERVAL_S:
-                told_s = now_s
+            if reported_s is None or now_s - reported_s >= REPORT_INTERVAL_S:
+                reported_s = now_s
                 log.warning("cluster_not_initialised", **self._facts(reason))
             await asyncio.sleep(min(POLL_S, left_s))
 
     # --- ZooKeeper ------------------------------------------------------------------------------------------------
 
-    async def _tell_of_zookeeper(self) -> None:
-        await asyncio.sleep(FIRST_TOLD_S)
+    async def _report_zookeeper(self) -> None:
+        await asyncio.sleep(FIRST_REPORT_S)
         while True:
             reason = await self._zookeeper_reason()
             self._health.progress(f"waiting for ZooKeeper since {self._since}: {reason}")
             log.warning("zookeeper_not_reached", **self._facts(reason))
-            await asyncio.sleep(TELL_INTERVAL_S)
+            await asyncio.sleep(REPORT_INTERVAL_S)
 
     async def _zookeeper_reason(self) -> str:
-        """`cause; fix`."""
+        """Return "cause; fix" of the wait for ZooKeeper."""
         servers = [server.strip() for server in self._zookeeper.split(",")]
         causes = await asyncio.gather(*(_probe(server) for server in servers))
-        return f"{', '.join(causes)}; start ZooKeeper, or name its servers in {self._setting}"
+        return f"{', '.join(causes)}; start ZooKeeper, or set {self._setting} to its servers"
 
     def _cluster_reason(self) -> str:
         return (
             f"ZooKeeper at {self._zookeeper} has no cluster at {self._layout.root}; "
-            f"`bindery cluster init --zookeeper {self._zookeeper}` makes one"
+            f"`bindery cluster init --zookeeper {self._zookeeper}` creates one"
         )
 
     # --- time -----------------------------------------------------------------------------------------------------
@@ -158,24 +163,24 @@ class ClusterWait:
         return {"reason": reason, "since": self._since, "waited_s": round(self._waited_s(), 1), **gives_up}
 
 
-async def asked_again(ask: Callable[[], Awaitable[T]], *, event: str) -> T:
-    """Return what `ask` returns; call it again while ZooKeeper does not answer. `ask` must be idempotent, because an
-    earlier call may have succeeded. `event`: the log event of each failed call."""
+async def retry_while_unavailable(call: Callable[[], Awaitable[T]], *, event: str) -> T:
+    """Return the result of `call`; repeat it while ZooKeeper does not answer. It must be idempotent, because an earlier
+    call may have succeeded. `event`: the log event of each failed call."""
     while True:
         try:
-            return await ask()
+            return await call()
         except (MetadataUnavailable, MetadataOutcomeUnknown) as error:
             log.warning(event, **error_fields(error))
         await asyncio.sleep(RETRY_S)
 
 
 def limit_s(timeout_s: float) -> float:
-    """The limit in seconds that a timeout setting means; 0 means no limit."""
+    """Return the time limit in seconds for the value of a timeout setting. 0: no limit, which is FOREVER_S."""
     return timeout_s or FOREVER_S
 
 
 async def _probe(server: str) -> str:
-    """The probable cause that there is no session with `host:port`."""
+    """Return the probable cause of the missing session with the server `host:port`."""
     host, _, port = server.rpartition(":")
     try:
         async with asyncio.timeout(PROBE_TIMEOUT_S):
@@ -189,4 +194,4 @@ async def _probe(server: str) -> str:
     writer.close()
     with contextlib.suppress(OSError):
         await writer.wait_closed()
-    return f"{server} takes connections but gives no session (has it a quorum?)"
+    return f"{server} accepts connections but opens no session (does it have a quorum?)"

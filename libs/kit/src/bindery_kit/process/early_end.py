@@ -1,8 +1,8 @@
 """End the process on SIGTERM while it still imports modules. Every main module imports this first.
 
-The kernel does not deliver a signal without a handler to the first process of a container (pid 1). Without this
-handler, a SIGTERM in the first second of a start is lost, and the pod is killed only after its whole grace period.
-Outside of containers, the default action ends the process. `runtime.run` replaces this handler.
+Linux ignores SIGTERM for pid 1 of a container unless the process has installed a handler. Without this handler, a
+SIGTERM in the first second of a start is ignored, and Kubernetes kills the pod only when its grace period ends. Outside
+of containers, the default action ends the process. `runtime.run` replaces this handler.
 """
 
 import os

@@ -1,8 +1,8 @@
 """Run a service process: event loop, signals, the link to its parent, and the final message.
 
 `run(main)` starts uvloop, passes a `Shutdown` to `main`, and returns the exit code. SIGTERM and SIGINT request the
-shutdown; a second signal after IMPATIENCE_S ends the process at once. `run_service` also reports the reason of an exit
-code other than 0 through `last_words`: the error that ended `main`, or the reason of the shutdown.
+shutdown; a second signal after SECOND_SIGNAL_DELAY_S ends the process at once. `run_service` also reports the reason of
+an exit code other than 0 through `last_words`: the error that ended `main`, or the reason of the shutdown.
 
 Importing this module is cheap: a bookie serves its ledger port before any HTTP code is loaded.
 """
@@ -29,7 +29,7 @@ SWITCH_INTERVAL_S: Final = 0.0005
 """Thread switch interval in seconds. Python's default of 5 ms would delay each fsync that ends while the loop is busy;
 half a millisecond has no measurable cost."""
 
-IMPATIENCE_S: Final = 1.0
+SECOND_SIGNAL_DELAY_S: Final = 1.0
 """Seconds in which a repeated signal is ignored: a process group, a parent that ends and its supervisor may each send
 one."""
 
@@ -163,7 +163,7 @@ async def _with_signals(main: Main) -> int:
             first_at = loop.time()
             log.info("shutdown_requested", signal=number.name)
             shutdown.request(number.name)
-        elif loop.time() - first_at >= IMPATIENCE_S:
+        elif loop.time() - first_at >= SECOND_SIGNAL_DELAY_S:
             log.warning("killed_while_stopping", signal=number.name)
             os._exit(128 + number)
 
@@ -179,10 +179,10 @@ async def _with_signals(main: Main) -> int:
 
 
 def die_with_parent(*, expected_parent: int | None = None, number: signal.Signals = signal.SIGTERM) -> bool:
-    """Have the kernel send this process `number` when its parent dies, even by kill -9 (Linux; elsewhere it does
+    """Have the kernel send this process `number` when its parent ends, even by kill -9 (Linux; elsewhere it does
     nothing).
 
-    False when the parent is gone already. Also usable as `preexec_fn` of a child that is not ours: it survives exec.
+    Returns False if the parent has already ended. Also usable as `preexec_fn` of a foreign program: it survives exec.
     """
     if sys.platform == "linux":
         libc: Any = ctypes.CDLL(None, use_errno=True)

@@ -146,7 +146,7 @@ async def run_life(
 
 
 async def join_cluster(life: ServiceLife, connect: Callable[[], Awaitable[S]], *, wait: ClusterWait) -> S:
-    """Wait for ZooKeeper and for an initialised cluster, and return the session, which the stop closes.
+    """Wait for ZooKeeper and for an initialized cluster, and return the session, which the stop closes.
 
     `connect`: see `zookeeper_connector`. Raises BadRequest for a server list that cannot be parsed, and the errors of
     `wait`.

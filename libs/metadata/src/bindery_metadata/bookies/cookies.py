@@ -19,15 +19,15 @@ class CookieStore:
         self._layout = layout
 
     async def instance_id(self) -> str:
-        """The cluster's id. Raises NoSuchNode when the cluster was never initialised."""
+        """Return the cluster's id. Raises NoSuchNode if the cluster was never initialized."""
         try:
             node = await self._store.get(self._layout.instance_id)
         except NoSuchNode:
-            raise NoSuchNode("the cluster is not initialised", path=self._layout.instance_id) from None
+            raise NoSuchNode("the cluster is not initialized", path=self._layout.instance_id) from None
         return node.data.decode("ascii", "replace")
 
     async def read(self, bookie_id: BookieId) -> Versioned[bytes] | None:
-        """None: the bookie has no cookie."""
+        """Return None if the bookie has no cookie."""
         try:
             node = await self._store.get(self._layout.cookie(bookie_id))
         except NoSuchNode:
@@ -37,7 +37,7 @@ class CookieStore:
     async def write(self, bookie_id: BookieId, text: bytes, *, version: int | None) -> Versioned[bytes]:
         """`version=None`: it must not exist yet (AlreadyExists); else compare-and-set (VersionConflict, NoSuchNode).
 
-        A lost answer is settled by reading again: the same text stands there, so this write or its like succeeded.
+        A lost response is resolved by reading again: if the same text is stored, this write or an equal one succeeded.
         """
         path = self._layout.cookie(bookie_id)
         written_version = 0 if version is None else version + 1
@@ -60,7 +60,7 @@ class CookieStore:
         await self._store.delete(self._layout.cookie(bookie_id), version=version)
 
     async def bookies(self) -> list[BookieId]:
-        """Every bookie with a cookie, sorted: the known bookies of the cluster. No cookies yet: none."""
+        """Return every bookie with a cookie, sorted: the known bookies of the cluster. Empty without cookies."""
         try:
             names = await self._store.children(self._layout.cookies)
         except NoSuchNode:
@@ -70,5 +70,5 @@ class CookieStore:
             try:
                 known.append(validate_bookie_id(name))
             except BadRequest:
-                continue  # not a cookie of any bookie
+                continue  # not a cookie of a bookie
         return known

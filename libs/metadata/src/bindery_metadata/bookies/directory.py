@@ -1,8 +1,8 @@
-"""BookieDirectory: which bookies are registered, and where; cached and followed.
+"""BookieDirectory: the registered bookies and their addresses, cached and kept up to date.
 
-The cache is read without waiting. A watch on each list and on each bookie's node says when to look again; changes
-within `debounce_s` are read together, so that a whole cluster's restart costs a few reads. While the store cannot be
-asked, the last snapshot stands.
+The cache is read without waiting. Watches on each list and on each bookie's node trigger the next read; changes within
+`debounce_s` are read together, so that a restart of a whole cluster costs a few reads. While the store is unavailable,
+the last snapshot remains.
 A bookie that is not registered has no address and must not be contacted, even if its id looks like one.
 Source: BookKeeper's ZKRegistrationClient and DefaultBookieAddressResolver.
 """
@@ -24,8 +24,11 @@ from bindery_metadata.layout.layout import READONLY, LedgersLayout
 from bindery_metadata.stores.store import MetadataStore
 
 DEBOUNCE_S: Final = 0.02
+"""Time in seconds in which changes are collected before listeners are called."""
 RETRY_S: Final = 0.5
+"""Delay in seconds before a failed read is repeated."""
 READS_IN_FLIGHT_MAX: Final = 64
+"""Maximum number of concurrent reads of bookie registrations."""
 
 _log = logging.getLogger(__name__)
 
@@ -45,7 +48,7 @@ Bookies = Mapping[BookieId, BookieRecord]
 
 
 class BookieDirectory:
-    """The registered bookies. Invariant: `bookies` is one complete reading, never changed in place."""
+    """The registered bookies. Invariant: `bookies` is the result of one complete read, never changed in place."""
 
     def __init__(self, store: MetadataStore, layout: LedgersLayout, *, debounce_s: float = DEBOUNCE_S) -> None:
         self._store = store
@@ -53,7 +56,7 @@ class BookieDirectory:
         self._debounce_s = debounce_s
         self._bookies: Bookies = MappingProxyType({})
         self._infos: dict[str, BookieServiceInfo] = {}
-        """By path; an entry goes when the node's watch fires."""
+        """By path; an entry is removed when the node's watch fires."""
         self._listeners: list[Callable[[Bookies], None]] = []
         self._changed = asyncio.Event()
         self._refreshing = asyncio.Lock()
@@ -61,7 +64,7 @@ class BookieDirectory:
         self._follower: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Read both lists and follow them. Raises NoSuchNode (cluster not initialised), MetadataUnavailable."""
+        """Read both lists and follow them. Raises NoSuchNode (cluster not initialized), MetadataUnavailable."""
         assert self._follower is None, "start once"
         await self.refresh()
         self._follower = asyncio.create_task(self._follow())
@@ -75,12 +78,12 @@ class BookieDirectory:
         return frozenset(bookie_id for bookie_id, record in self._bookies.items() if not record.read_only)
 
     def address(self, bookie_id: BookieId) -> tuple[str, int] | None:
-        """host, port of a registered bookie; None: not registered, so it must not be contacted."""
+        """Return host, port of a registered bookie; None: not registered, so it must not be contacted."""
         record = self._bookies.get(bookie_id)
         return (record.host, record.port) if record else None
 
     def on_change(self, listener: Callable[[Bookies], None]) -> Callable[[], None]:
-        """`listener(bookies)` after each change of the snapshot, in the loop. The result removes it."""
+        """Call `listener(bookies)` after each change of the snapshot, in the loop. The result removes it."""
         self._listeners.append(listener)
 
         def remove() -> None:
@@ -90,7 +93,7 @@ class BookieDirectory:
         return remove
 
     async def refresh(self) -> Bookies:
-        """Read both lists now. Raises NoSuchNode, MetadataUnavailable; the old snapshot then stands."""
+        """Read both lists now. Raises NoSuchNode, MetadataUnavailable; the old snapshot then remains."""
         async with self._refreshing:
             writable, read_only = await asyncio.gather(
                 self._read_list(self._layout.available, read_only=False),
@@ -164,7 +167,7 @@ class BookieDirectory:
             bookie_id = validate_bookie_id(name)
             info = self._infos.get(path) or await self._read_info(path, bookie_id)
         except NoSuchNode:
-            return None  # gone since the list was read; the list's watch has fired
+            return None  # deleted since the list was read; the list's watch has fired
         except (BadRequest, Corrupt) as error:
             _log.warning("bookie_ignored", extra={"path": path, "error": str(error)})
             return None

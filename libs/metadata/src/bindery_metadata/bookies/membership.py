@@ -1,10 +1,10 @@
-"""What is said about a bookie's membership: joining, in maintenance, draining, removed. No node: active.
+"""The intended state of a bookie: joining, in maintenance, draining, removed. No node: active.
 
     first start --> JOINING --registered, serving--> (active)
     (active) --drain--> DRAINING --finished--> REMOVED          --cancel--> (active)
     (active) --orderly stop--> MAINTENANCE --serving again, or until_ms has passed--> (active)
 
-JSON in `/bindery/membership/<bookie id>`. A maintenance ends by the clock without anybody writing: ask `effective`.
+JSON in `/bindery/membership/<bookie id>`. A maintenance ends by the clock, without a write: use `effective`.
 """
 
 import logging
@@ -31,10 +31,11 @@ from bindery_metadata.stores.followers import Followers
 from bindery_metadata.stores.store import MetadataStore, Watch
 
 ATTEMPTS_MAX: Final = 20
+"""Maximum number of compare-and-set attempts of one change."""
 TEXT_SIZE_MAX: Final = 1_000
-"""Characters of `reason` and `by` that are kept."""
+"""Maximum characters of `reason` and `by`."""
 ABSENT: Final = -1
-"""As a version: nothing is said about the bookie, so it is active."""
+"""As a version: there is no node, so the bookie is active."""
 
 _log = logging.getLogger(__name__)
 
@@ -44,11 +45,11 @@ class Intent(StrEnum):
     JOINING = "joining"
     """Its first start has begun, and it does not serve yet."""
     MAINTENANCE = "maintenance"
-    """Away for a while: not lost until `until_ms`."""
+    """Temporarily stopped: not lost until `until_ms`."""
     DRAINING = "draining"
-    """Its ledgers move away; it takes no new ones."""
+    """Its ledgers are moved to other bookies; it accepts no new ones."""
     REMOVED = "removed"
-    """For good: whatever it may still hold does not count."""
+    """Removed permanently: any data it still holds does not count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,28 +57,28 @@ class Membership:
     bookie_id: BookieId
     intent: Intent = Intent.ACTIVE
     since_ms: int = 0
-    """When this intent began, ms since 1970."""
+    """Start of this intent, ms since 1970."""
     until_ms: int | None = None
-    """End of a maintenance; None: no end."""
+    """End of a maintenance, ms since 1970; None: no end."""
     reason: str = ""
     by: str = ""
     drain: Mapping[str, int] = field(default_factory=dict)
-    """Sizes when draining began: ledgers_total, bytes_total."""
+    """Sizes at the start of draining: ledgers_total, bytes_total."""
     version: int = ABSENT
 
     def effective(self, now_ms: int) -> Intent:
-        """The intent that counts now: a maintenance that has run out is none."""
+        """Return the current intent: a maintenance that has ended does not count."""
         if self.intent is Intent.MAINTENANCE and self.until_ms is not None and now_ms >= self.until_ms:
             return Intent.ACTIVE
         return self.intent
 
 
 MembershipListener = Callable[[Membership], None]
-"""Gets the present membership, and again after each change. Called in the loop."""
+"""Called in the event loop with the current membership, and again after each change."""
 
 
 class MembershipStore:
-    """Memberships, each change a compare-and-set. Owns its watches, not the store."""
+    """Memberships; each change is a compare-and-set. Owns its watches, not the store."""
 
     def __init__(self, store: MetadataStore, *, clock_ms: WallClock, layout: BinderyLayout | None = None) -> None:
         self._store = store
@@ -86,7 +87,7 @@ class MembershipStore:
         self._followers = Followers()
 
     async def get(self, bookie_id: BookieId, *, watch: Watch | None = None) -> Membership:
-        """ACTIVE with version ABSENT when nothing is said. Raises Corrupt, MetadataUnavailable."""
+        """Return ACTIVE with version ABSENT if there is no node. Raises Corrupt, MetadataUnavailable."""
         path = self._layout.membership(bookie_id)
         while True:
             try:
@@ -98,16 +99,16 @@ class MembershipStore:
             return json_node.decode(node.data, Membership, path=path, bookie_id=bookie_id, version=node.stat.version)
 
     async def all(self, *, watch: Watch | None = None) -> dict[BookieId, Membership]:
-        """Every bookie about which something is said; one whose node cannot be read is logged and left out.
+        """Return the membership of every bookie that has a node; an unreadable node is logged and left out.
 
-        `watch` is called, once or a few times, when any of it or the list may have changed. Raises MetadataUnavailable.
+        `watch` is called, once or a few times, when a node or the list may have changed. Raises MetadataUnavailable.
         """
         found: dict[BookieId, Membership] = {}
         for name in await self._names(watch):
             try:
                 membership = await self.get(validate_bookie_id(name), watch=watch)
             except BadRequest:
-                continue  # no bookie's
+                continue  # not a bookie id
             except Corrupt as error:
                 _log.error("membership_unreadable", extra={"bookie_id": name, "error": str(error)})
                 continue
@@ -126,10 +127,11 @@ class MembershipStore:
         drain: Mapping[str, int] | None = None,
         version: int | None = None,
     ) -> Membership:
-        """Say it, and return what stands now. The same intent again keeps `since_ms`, and `drain` unless given.
+        """Store an intent, and return the stored membership. The same intent again keeps `since_ms`, and `drain` if
+        None.
 
-        `version`: as it was read (ABSENT: nothing was said), else VersionConflict; None: whatever stands there, even
-        what cannot be read. Raises MetadataUnavailable, MetadataOutcomeUnknown (and it could not be found out).
+        `version`: as read (ABSENT: no node), else VersionConflict; None: any version, also an unreadable node. Raises
+        MetadataUnavailable, MetadataOutcomeUnknown (the outcome could not be determined).
         """
         lost: MetadataOutcomeUnknown | None = None
         for _ in range(ATTEMPTS_MAX):
@@ -146,7 +148,7 @@ class MembershipStore:
                 version=current.version,
             )
             if lost and wanted == current:
-                return current  # what was lost had arrived
+                return current  # the write whose response was lost was applied
             if version is not None and version != current.version:
                 raise VersionConflict(
                     "the bookie's membership has changed", bookie_id=bookie_id, expected=version, found=current.version
@@ -161,7 +163,7 @@ class MembershipStore:
         raise MetadataUnavailable("the membership keeps changing", bookie_id=bookie_id, attempts=ATTEMPTS_MAX)
 
     async def clear(self, bookie_id: BookieId) -> None:
-        """Say nothing about the bookie any more: it is active. Harmless when nothing is said."""
+        """Delete the node, so that the bookie is active. Harmless without a node."""
         for _ in range(ATTEMPTS_MAX):
             try:
                 await self._store.delete(self._layout.membership(bookie_id), version=None)
@@ -173,18 +175,18 @@ class MembershipStore:
         raise MetadataUnavailable("the responses were lost", bookie_id=bookie_id, attempts=ATTEMPTS_MAX)
 
     def watch(self, bookie_id: BookieId, listener: MembershipListener) -> Callable[[], None]:
-        """Call `listener` with the present membership and after each change. The result stops it.
+        """Call `listener` with the current membership and after each change. The result stops it.
 
-        Changes in quick succession may be seen as one. Outages and session losses are ridden out; what cannot be read
-        is logged and not told.
+        Changes in quick succession may be seen as one. It continues through outages and session losses; an unreadable
+        node is logged and not reported.
         """
-        told: Membership | None = None
+        reported: Membership | None = None
 
         async def look(watch: Watch) -> None:
-            nonlocal told
+            nonlocal reported
             current = await self.get(bookie_id, watch=watch)
-            if current != told:
-                told = current
+            if current != reported:
+                reported = current
                 try:
                     listener(current)
                 except Exception:

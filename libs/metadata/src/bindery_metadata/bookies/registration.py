@@ -1,12 +1,12 @@
-"""How a bookie shows itself in `available`: an ephemeral node, kept in place through session losses.
+"""Register a bookie in `available` with an ephemeral node, and register it again after session losses.
 
 States of a registration:
     (new) --register--> registered --session LOST--> not registered --new session--> registered
-Only while registered may a bookie take writes: without its node the auditor will soon replace it.
+Only while registered may a bookie accept writes: without its node, the auditor will soon replace it.
 
-The node of a process that was killed stands until its session times out, so a restarted bookie first waits for that.
-Moving between writable and read-only makes the new node before it removes the old one: no watcher may see the bookie in
-neither list and take it for lost.
+The node of a killed process remains until its session times out, so a restarted bookie first waits for that. A move
+between writable and read-only creates the new node before it deletes the old one, so that no watcher finds the bookie
+in neither list and counts it as lost.
 Source: BookKeeper's ZKRegistrationManager.
 """
 
@@ -32,14 +32,15 @@ from bindery_metadata.stores.store import SESSION_TIMEOUT_S, MetadataStore, Sess
 __all__ = ["BookieDirectory", "BookieRecord", "BookieRegistration"]
 
 STALE_MARGIN_S: Final = 2.0
-"""Waited beyond the session timeout: servers expire sessions in steps of a tick."""
+"""Seconds to wait beyond the session timeout: servers expire sessions in steps of a tick."""
 RETRY_S: Final = 0.5
+"""Delay in seconds before a failed registration is repeated."""
 
 _log = logging.getLogger(__name__)
 
 
 class BookieRegistration:
-    """One bookie's node. Invariant: `is_registered` only while a node of our present session was seen to stand.
+    """One bookie's node. Invariant: `is_registered` only while a node of the current session is known to exist.
 
     `service_info`: encoded BookieServiceInfo (`bindery_core.formats.bookie_service_info.encode`).
     """
@@ -59,7 +60,7 @@ class BookieRegistration:
         self._service_info = service_info
         self._stale_wait_s = session_timeout_s + STALE_MARGIN_S
         self._wanted: bool | None = None
-        """True: read-only, False: writable, None: not at all."""
+        """True: read-only, False: writable, None: not registered."""
         self._registered_session = 0
         self._closed = False
         self._listeners: list[Callable[[bool], None]] = []
@@ -69,10 +70,11 @@ class BookieRegistration:
         self._forget_session: Callable[[], None] | None = None
 
     async def register(self, *, read_only: bool = False) -> None:
-        """Show the bookie, and keep showing it until `close`.
+        """Register the bookie, and keep it registered until `close`.
 
-        Waits up to the session timeout for the node of a former session. Raises AlreadyExists when it then still
-        stands: another process runs under this id. Raises MetadataUnavailable.
+        Waits up to the session timeout for the end of a former session. Raises AlreadyExists if its node then still
+        exists,
+        because another process uses this id. Raises MetadataUnavailable.
         """
         assert self._keeper is None, "register once"
         async with self._lock:
@@ -82,9 +84,9 @@ class BookieRegistration:
         self._keeper = asyncio.create_task(self._keep())
 
     async def set_read_only(self, read_only: bool) -> None:
-        """Move between the lists. On an error the wish stays, and is carried out as soon as the store answers.
+        """Move between the lists. After an error, the move is retried as soon as the store is available.
 
-        After `close`, which may come in between, it does nothing.
+        After `close`, which may be called meanwhile, it has no effect.
         """
         assert self._wanted is not None or self._closed, "register first"
         async with self._lock:
@@ -99,16 +101,16 @@ class BookieRegistration:
 
     @property
     def is_registered(self) -> bool:
-        """False before `register`, after a LOST session until the node stands again, after `close`."""
+        """False before `register`, from the loss of the session until the node exists again, and after `close`."""
         return self._registered_session != 0 and self._registered_session == self._store.session_id
 
     @property
     def is_read_only(self) -> bool:
-        """Which list it is, or will be, in."""
+        """Whether the bookie is, or will be, in the read-only list."""
         return self._wanted is True
 
     def on_change(self, listener: Callable[[bool], None]) -> Callable[[], None]:
-        """`listener(is_registered)` after each change, in the loop. The result removes it."""
+        """Call `listener(is_registered)` after each change, in the loop. The result removes it."""
         self._listeners.append(listener)
 
         def remove() -> None:
@@ -118,7 +120,7 @@ class BookieRegistration:
         return remove
 
     async def close(self) -> None:
-        """Take the node away, as far as the store can be reached, and stop. Idempotent."""
+        """Delete the node if the store is available, and stop. Idempotent."""
         self._closed = True
         if self._forget_session:
             self._forget_session()
@@ -135,7 +137,7 @@ class BookieRegistration:
                         await self._remove_own(read_only=read_only)
                 self._notify(False)
 
-    # --- keeping it in place --------------------------------------------------------------------------------------
+    # --- keeping the node in place --------------------------------------------------------------------------------
 
     def _on_session(self, state: SessionState) -> None:
         if state is SessionState.LOST:
@@ -146,7 +148,7 @@ class BookieRegistration:
             self._look_again.set()
 
     async def _keep(self) -> None:
-        """Whenever something may have happened to the node, see that it stands."""
+        """After any event that may concern the node, check that it exists."""
         while True:
             await self._look_again.wait()
             self._look_again.clear()
@@ -168,7 +170,7 @@ class BookieRegistration:
                 self._notify(True)
 
     async def _create_or_adopt(self, path: str) -> int:
-        """Have `path` stand with our data under our present session, watched. Returns the session."""
+        """Make `path` exist with our data under the current session, watched. Return the session."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._stale_wait_s
         while True:
@@ -196,14 +198,14 @@ class BookieRegistration:
                 ) from None
 
     async def _correct_data(self, path: str) -> None:
-        """A node adopted after a lost answer may carry older data."""
+        """Update a node adopted after a lost response, which may have older data."""
         with contextlib.suppress(NoSuchNode, VersionConflict):
             node = await self._store.get(path)
             if node.data != self._service_info:
                 await self._store.set(path, self._service_info, version=node.stat.version)
 
     async def _remove_own(self, *, read_only: bool) -> None:
-        """Remove our node from a list; one of another session is not ours to touch."""
+        """Delete our node from a list, but not a node of another session."""
         path = self._layout.bookie(self._bookie_id, read_only=read_only)
         stat = await self._store.exists(path)
         if stat is not None and stat.ephemeral_owner == self._store.session_id:

@@ -1,14 +1,15 @@
-"""Who is the auditor: BookKeeper's election, so that its auditors and ours stand in one queue.
+"""Elect the auditor by BookKeeper's election, so that its auditors and ours are candidates of one election.
 
-A candidate makes an ephemeral sequential vote; the lowest leads; each other one watches its predecessor alone, so that
-an end of leadership wakes one candidate. A vote's path is never given twice while the election's node stands, so a
-vote is safe to delete, and its path and version name one leadership.
+A candidate creates an ephemeral sequential vote; the lowest vote leads; each other candidate watches only its
+predecessor, so that the end of a leadership wakes one candidate. A vote's path is never reused while the election's
+node exists, so a vote is safe to delete, and its path and version identify one leadership.
 
     (no vote) --create--> waiting --lowest--> leading --session LOST, vote gone--> (no vote)
                              `--session LOST, vote gone--> (no vote)   `--`lead` ended, resign--> vote deleted
 
-A leader that is cut off may believe in a leadership that is over. So it writes through `Leadership.multi` alone, which
-puts a check of the vote into the same transaction: when another leads, the vote is gone, and nothing is written.
+A leader without a connection may not have noticed that its leadership is over. It therefore writes only through
+`Leadership.multi`, which puts a check of the vote into the same transaction: if another candidate leads, the vote is
+deleted, and nothing is written.
 Source: BookKeeper's AuditorElector and ZkLedgerAuditorManager.
 """
 
@@ -36,22 +37,22 @@ __all__ = ["AuditorElection", "Guard", "Leadership", "NotLeader", "current_audit
 
 RETRY_S: Final = 0.5
 RESIGN_TIMEOUT_S: Final = 2.0
-"""How long the deletion of a vote may take; else the session's end does it."""
+"""Maximum time in seconds for the deletion of a vote; otherwise the end of the session deletes it."""
 READS_MAX: Final = 10
 
 _log = logging.getLogger(__name__)
 
 
 class Guard(Protocol):
-    """What writes must pass."""
+    """Applies writes under a condition."""
 
     async def multi(self, ops: Sequence[Op]) -> list[str | Stat | None]:
-        """As MetadataStore.multi. Raises NotLeader, and nothing was written, when the leadership is over."""
+        """Like MetadataStore.multi. Raises NotLeader, and nothing was written, if the leadership is over."""
         ...
 
 
 class Leadership:
-    """One term. Ends for good; a later one is another object."""
+    """One term. Once it has ended it stays ended; the next term is another object."""
 
     def __init__(self, store: MetadataStore, *, name: str, vote_path: str, version: int, session_id: int) -> None:
         self.name = name
@@ -63,7 +64,7 @@ class Leadership:
 
     @property
     def is_over(self) -> bool:
-        """As far as is known here; once true, true for ever."""
+        """Whether the end of the term is known here; once true, always true."""
         return self._over
 
     @property
@@ -76,16 +77,16 @@ class Leadership:
         )
 
     async def verify(self) -> bool:
-        """Ask the store whether the vote stands as it was. Raises MetadataUnavailable."""
+        """Read whether the vote is unchanged in the store. Raises MetadataUnavailable."""
         if not self._over:
             await self._store.sync(self.vote_path)
             self.see(await self._store.exists(self.vote_path))
         return not self._over
 
     async def multi(self, ops: Sequence[Op]) -> list[str | Stat | None]:
-        """Do `ops`, or nothing and raise NotLeader. Other errors are those of the operations.
+        """Apply `ops`, or nothing and raise NotLeader. Other errors are those of the operations.
 
-        MetadataOutcomeUnknown: they may have been done, under this leadership.
+        MetadataOutcomeUnknown: they may have been applied, under this leadership.
         """
         if self._over:
             raise NotLeader("the leadership is over", name=self.name, vote=self.vote_path)
@@ -105,12 +106,12 @@ class Leadership:
             raise
 
     def see(self, stat: Stat | None) -> None:
-        """Take note of the vote as it stands now."""
+        """Process the current state of the vote."""
         if stat is None or stat.ephemeral_owner != self.session_id or stat.version != self.version:
             self.end()
 
     def end(self) -> None:
-        """From now on every guarded write is refused here already."""
+        """End the term: every later guarded write is refused without a request."""
         self._over = True
 
 
@@ -118,9 +119,9 @@ Lead = Callable[[Leadership], Awaitable[None]]
 
 
 class AuditorElection:
-    """One candidate. `name`: what the vote says, the bookie id or host; unlike that of any other candidate.
+    """One candidate. `name`: content of the vote, the bookie id or host; unique among candidates.
 
-    Invariant: before a vote is cast every earlier one of this candidate and session is known to be gone.
+    Invariant: before a vote is created, every earlier one of this candidate and session is known to be deleted.
     """
 
     def __init__(self, store: MetadataStore, layout: LedgersLayout, *, name: str) -> None:
@@ -133,20 +134,21 @@ class AuditorElection:
         self._ended = asyncio.Event()
         self._ended.set()
         self._unsettled: frozenset[str] | None = None
-        """Votes that stood before a creation whose answer was lost, until that has been looked up."""
+        """Votes that existed before a creation whose response was lost, until its outcome is known."""
         self._leftovers: set[str] = set()
-        """Votes of ours that are to go."""
+        """Our votes that must be deleted."""
 
     @property
     def leadership(self) -> Leadership | None:
-        """The present term; None: not leading."""
+        """The current term; None: not leading."""
         return self._leadership
 
     async def run(self, lead: Lead) -> None:
-        """Stand for election for ever; lead when elected; stand again when that ended. Returns after `resign`.
+        """Stand for election until `resign`; lead when elected, and stand again afterwards. Returns after `resign`.
 
-        `lead` is cancelled, and waited for, when the session is LOST or the vote is gone; not while merely SUSPENDED.
-        If it returns or raises a BinderyError the office goes to the next candidate; other errors end `run`.
+        `lead` is cancelled, and waited for, if the session is LOST or the vote is deleted, but not while SUSPENDED. If
+        it
+        returns or raises a BinderyError, the next candidate becomes the leader; other errors end `run`.
         """
         assert self._ended.is_set(), "run once at a time"
         self._ended.clear()
@@ -162,7 +164,7 @@ class AuditorElection:
                     elected, vote = vote, None
                     if is_lowest and await self._serve(elected, lead):
                         await self._remove_leftovers()
-                        await self._pause()  # let another have it
+                        await self._pause()  # let another candidate lead
                 except BinderyError as error:
                     _log.warning("auditor_election_waits", extra={"candidate": self._name, "error": str(error)})
                     await self._withdraw()
@@ -176,9 +178,9 @@ class AuditorElection:
                 self._ended.set()
 
     async def resign(self) -> None:
-        """End the candidacy, and the leadership if there is one: `lead` is cancelled, the vote removed, `run` returns.
+        """End the candidacy, and the leadership if there is one: cancel `lead`, delete the vote, end `run`.
 
-        Waits for that. Nothing happens when `run` does not run.
+        Waits for that. No effect unless `run` is running.
         """
         self._resigned.set()
         await self._ended.wait()
@@ -186,7 +188,7 @@ class AuditorElection:
     # --- the vote -------------------------------------------------------------------------------------------------
 
     async def _cast(self) -> str:
-        """Have a vote of ours stand; its path."""
+        """Make sure that a vote of ours exists; return its path."""
         election = self._layout.auditor_election
         if self._unsettled is not None:
             found = await self._find_own(self._unsettled)
@@ -203,7 +205,7 @@ class AuditorElection:
             raise
 
     async def _find_own(self, before: frozenset[str]) -> str | None:
-        """The vote that came to stand by a creation whose answer was lost: of our session, with our text, and new."""
+        """Return the vote of a creation whose response was lost: of our session, with our text, and new."""
         await self._store.sync(self._layout.auditor_election)
         for name in await self._votes():
             if name in before:
@@ -219,14 +221,14 @@ class AuditorElection:
         return await _votes(self._store, self._layout)
 
     async def _remove_leftovers(self) -> None:
-        """Before a new vote is cast: one of ours that stood lower would be elected, and nobody would lead."""
+        """Run before a new vote is created: a lower vote of ours would be elected, and no process would lead."""
         for vote in list(self._leftovers):
             with contextlib.suppress(NoSuchNode):
                 await self._store.delete(vote, version=None)
             self._leftovers.discard(vote)
 
     async def _withdraw(self) -> None:
-        """Remove our votes, as far as the store can be reached now."""
+        """Delete our votes if the store is available now."""
         try:
             async with asyncio.timeout(RESIGN_TIMEOUT_S):
                 await self._remove_leftovers()
@@ -236,7 +238,7 @@ class AuditorElection:
     # --- waiting --------------------------------------------------------------------------------------------------
 
     async def _await_turn(self, vote: str) -> bool:
-        """Wait until `vote` is the lowest. False: resigned, or the vote is gone. On an error it keeps its place."""
+        """Wait until `vote` is the lowest. False: resigned, or the vote is deleted. It keeps its place on an error."""
         name = vote.rsplit("/", 1)[1]
         while not self._resigned.is_set():
             names = await self._votes()
@@ -268,7 +270,7 @@ class AuditorElection:
     # --- leading --------------------------------------------------------------------------------------------------
 
     async def _serve(self, vote: str, lead: Lead) -> bool:
-        """Lead until that ends. True: because `lead` returned."""
+        """Lead until the term ends. True: because `lead` returned."""
         stat = await self._store.exists(vote)
         if stat is None or stat.ephemeral_owner != self._store.session_id:
             return False
@@ -301,21 +303,21 @@ class AuditorElection:
             await asyncio.wait([watcher, term])
             _log.info("auditor_leadership_ended", extra={"candidate": self._name, "vote": vote, "lost": was_over})
         if not term.cancelled():
-            term.result()  # its error, if it had one
+            term.result()  # raises its error, if any
         return gave_up
 
     async def _term(self, leadership: Leadership, lead: Lead) -> None:
-        with contextlib.suppress(NoSuchNode, MetadataOutcomeUnknown, MetadataUnavailable):  # for people's eyes alone
+        with contextlib.suppress(NoSuchNode, MetadataOutcomeUnknown, MetadataUnavailable):  # only informs operators
             await leadership.multi([Set(self._layout.auditor_election, self._text, None)])
         await lead(leadership)
 
     async def _watch(self, leadership: Leadership, over: asyncio.Event) -> None:
-        """Set `over` when the vote is gone or was changed."""
+        """Set `over` when the vote is deleted or changed."""
         while True:
             changed = asyncio.Event()
             try:
                 leadership.see(await self._store.exists(leadership.vote_path, watch=changed.set))
-            except BinderyError:  # away; the term goes on, its writes are guarded
+            except BinderyError:  # unavailable; the term continues, its writes are guarded
                 await asyncio.sleep(RETRY_S)
                 continue
             if leadership.is_over:
@@ -325,7 +327,7 @@ class AuditorElection:
 
 
 async def current_auditor(store: MetadataStore, layout: LedgersLayout) -> str | None:
-    """What the lowest vote says; None: nobody is elected, or its vote cannot be read. Raises MetadataUnavailable."""
+    """Return the name in the lowest vote; None: no leader, or an unreadable vote. Raises MetadataUnavailable."""
     for _ in range(READS_MAX):
         votes = await _votes(store, layout)
         if not votes:

@@ -1,7 +1,7 @@
-"""Leases: ephemeral nodes that say who owns something while its session lives.
+"""Leases: ephemeral nodes that name the owner of something while its session exists.
 
-A lease tells others where to go; it does not guard data. While its holder is cut off it may believe in a lease that has
-expired, so whoever writes under a lease must be stopped by something else: fencing, or a compare-and-set.
+A lease directs clients to its owner; it does not protect data. An owner without a connection may not have noticed that
+its lease has expired, so writes under a lease need another protection: fencing, or a compare-and-set.
 
     acquire --> held --connection lost--> held, not certain --back in time--> held
                  |                             `--session LOST--> lost
@@ -22,6 +22,7 @@ from bindery_metadata.stores.store import MetadataStore, SessionState
 
 ATTEMPTS_MAX: Final = 5
 RETRY_S: Final = 0.5
+"""Delay in seconds before a failed request is repeated."""
 
 _log = logging.getLogger(__name__)
 
@@ -31,11 +32,11 @@ class LeaseOwner:
     value: bytes
     session_id: int
     mine: bool
-    """Of this store's present session."""
+    """Owned by the current session of this store."""
 
 
 class Lease:
-    """A lease that was acquired. Made by `Leases.acquire`."""
+    """A lease that was acquired. Created by `Leases.acquire`."""
 
     def __init__(self, store: MetadataStore, path: str, session_id: int) -> None:
         self.path = path
@@ -46,7 +47,7 @@ class Lease:
 
     @property
     def is_held(self) -> bool:
-        """As far as is known here: true while the connection is merely broken."""
+        """Whether the lease is held as far as is known here: true while the connection is merely broken."""
         return self._held
 
     @property
@@ -69,7 +70,7 @@ class Lease:
         return remove
 
     async def verify(self) -> bool:
-        """Ask the store whether the node still carries our session. Raises MetadataUnavailable."""
+        """Read whether the node still belongs to our session. Raises MetadataUnavailable."""
         await self._store.sync(self.path)
         stat = await self._store.exists(self.path)
         if stat is None or stat.ephemeral_owner != self.session_id:
@@ -77,8 +78,8 @@ class Lease:
         return self._held
 
     async def release(self) -> None:
-        """Give it up: the node goes, unless it is no longer ours; a node that another session made meanwhile is never
-        touched (see `ephemerals`). Errors of the store pass; it is given up anyway."""
+        """Delete the node, unless another session created it meanwhile (see `ephemerals`). Errors of the store are
+        ignored: the lease is given up in any case."""
         self._held = False
         self._listeners.clear()
         await delete_own(self._store, self.path, self.session_id)
@@ -105,10 +106,10 @@ class Leases:
         self._forget_session = store.on_session_change(self._on_session)
 
     async def acquire(self, path: str, value: bytes) -> Lease | None:
-        """The lease, or None when another session holds it (see `owner`). Parents are made.
+        """Return the lease, or None if another session holds it (see `owner`). Creates parents.
 
-        A lease that this process holds already is returned as it is. Raises MetadataUnavailable,
-        MetadataOutcomeUnknown (then the node may stand until the session ends, and acquiring again adopts it).
+        A lease that this process already holds is returned as it is. Raises MetadataUnavailable, MetadataOutcomeUnknown
+        (the node may then exist until the session ends, and acquiring again adopts it).
         """
         held = self._leases.get(path)
         if held and held.is_held:
@@ -123,7 +124,7 @@ class Leases:
             try:
                 node = await self._store.get(path)
             except NoSuchNode:
-                continue  # its holder went away just now
+                continue  # its holder has just ended
             if node.stat.ephemeral_owner != self._store.session_id:
                 return None
             with contextlib.suppress(VersionConflict, NoSuchNode):
@@ -136,22 +137,22 @@ class Leases:
         return None
 
     async def owner(self, path: str, *, on_change: Callable[[], None] | None = None) -> LeaseOwner | None:
-        """Who holds it, None: nobody. `on_change` is called once when that may have changed.
+        """Return the holder; None: there is none. `on_change` is called once when the holder may have changed.
 
-        Raises MetadataUnavailable: not knowing is not the same as nobody.
+        Raises MetadataUnavailable: an unknown holder is not the same as none.
         """
         while True:
             try:
                 node = await self._store.get(path, watch=on_change)
             except NoSuchNode:
                 if on_change is not None and await self._store.exists(path, watch=on_change) is not None:
-                    continue  # it was taken between the two questions
+                    continue  # it was acquired between the two reads
                 return None
             owner = node.stat.ephemeral_owner
             return LeaseOwner(node.data, owner, owner != 0 and owner == self._store.session_id)
 
     async def close(self) -> None:
-        """Stop watching. Nodes stay until released, or until the session ends."""
+        """Stop watching. Nodes remain until released, or until the session ends."""
         self._forget_session()
         self._leases.clear()
         checks = list(self._checks)
@@ -169,7 +170,7 @@ class Leases:
         if self._leases.get(lease.path) is not lease:
             return
         if not lease.is_held:
-            del self._leases[lease.path]  # released; its node has gone now
+            del self._leases[lease.path]  # released; its node is deleted now
         else:
             task = asyncio.create_task(self._check(lease))
             self._checks.add(task)
@@ -185,7 +186,7 @@ class Leases:
                 await asyncio.sleep(RETRY_S)
 
     async def _check_once(self, lease: Lease) -> None:
-        """See whether the node is still ours, and be told when that may change."""
+        """Check that the node is still ours, and watch it."""
         stat = await self._store.exists(lease.path, watch=lambda: self._check_later(lease))
         if stat is None or stat.ephemeral_owner != lease.session_id:
             if self._leases.get(lease.path) is lease:

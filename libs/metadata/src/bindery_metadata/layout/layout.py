@@ -1,7 +1,7 @@
-"""Znode paths of the ledger tree: BookKeeper's own, so that its tools and ours read one another.
+"""Znode paths of the ledger tree: those of BookKeeper, so that its tools and ours can read the same tree.
 
 All paths are below `root` (default `/ledgers`). <b>: a bookie id; <id>: a ledger id, `%010d`; <hex>: its four 16-bit
-groups in hex, as directories; set(v), delete(v): under the version that was read; any: under no version check;
+groups in hex, as directories; set(v), delete(v): with the version that was read; any: without a version check;
 own only: `ephemerals.delete_own`.
 
 | key                                      | value             | written by, how          | removed by, how           |
@@ -13,12 +13,12 @@ own only: `ephemerals.delete_own`.
 | available/readonly/<b>                   | BookieServiceInfo | bookie b: ephemeral      | its session; b: delete(v) |
 | cookies/<b>                              | cookie text       | bookie b: create, set(v) | operator: delete(v)       |
 | idgen/ID-<10 digits>                     | empty             | generator: eph. seq.     | the same, at once: any    |
-| idgen-long                               | empty             | generator: create        | never: it means long ids  |
+| idgen-long                               | empty             | generator: create        | never: enables long ids   |
 | idgen-long/HOB-<10 digits>               | empty             | generator: create        | generator: delete(0)      |
 | idgen-long/HOB-<10>/ID-<10>              | empty             | generator: eph. seq.     | the same, at once: any    |
 | XX/XXXX/LXXXX                            | ledger metadata   | client: create, set(v)   | client: any               |
 | XXX/XXXX/XXXX/XXXX/LXXXX                 | ledger metadata   | client: create, set(v)   | client: any               |
-| parents of these two                     | empty             | client: on demand        | who empties them: any     |
+| parents of these two                     | empty             | client: on demand        | last client in it: any    |
 | underreplication/ledgers/<hex>/urL<id>   | text proto        | marker: create, set(v)   | worker: delete(v locked)  |
 | underreplication/locks/urL<id>           | text proto        | worker: ephemeral        | its session; it: own only |
 | underreplication/LAYOUT                  | text proto        | auditor, worker: create  | never                     |
@@ -37,17 +37,16 @@ Ids below 2^31 - 1 are `%010d` split 2/4/4, others `%019d` split 3/4/4/4/4; the 
 | 2147483647 | `000/0000/0021/4748/L3647`     |
 | 4294967301 | `000/0000/0042/9496/L7301`     |
 
-What is ours alone stands under BINDERY_ROOT, never in these nodes; all of it is JSON in UTF-8, keys sorted. <g>: the
-ledger id divided by 10000, decimal; <id19>: the id, `%019d`; guarded: with a check of the auditor's
-vote.
+Bindery's own nodes are under BINDERY_ROOT, never in these nodes; all are JSON in UTF-8, keys sorted. <g>: the ledger id
+divided by 10000, decimal; <id19>: the id, `%019d`; guarded: with a check of the auditor's vote.
 
 | key                             | value           | written by, how                   | removed by, how            |
 |---------------------------------|-----------------|-----------------------------------|----------------------------|
 | membership/<b>                  | Membership      | operator, bookie b: create, set(v)| operator, bookie b: any    |
-| recovery/ledgers/<g>/<id19>     | RecoveryRecord  | auditor (guarded), worker: set(v) | who removes the mark: any  |
-| recovery/closings/<g>/<id19>    | ClosingRecord     | who closes the ledger: create     | auditor (guarded), who     |
-|                                 |                 |                                   | deletes the ledger: any    |
-| recovery/history/E_<10 digits>  | HistoryEvent    | anybody: create sequential        | who appends: oldest, any   |
+| recovery/ledgers/<g>/<id19>     | RecoveryRecord  | auditor (guarded), worker: set(v) | remover of the mark: any   |
+| recovery/closings/<g>/<id19>    | ClosingRecord   | closing client: create            | auditor (guarded),         |
+|                                 |                 |                                   | deleting client: any       |
+| recovery/history/E_<10 digits>  | HistoryEvent    | any process: create sequential    | appender: oldest, any      |
 | recovery/cursors/<name>         | object          | auditor (guarded): any            | the same: any              |
 | recovery/workers/<name>         | WorkerReport    | worker: ephemeral, any            | its session                |
 | recovery/pause                  | Pause           | operator: any                     | operator: any              |
@@ -75,7 +74,7 @@ BINDERY_ROOT: Final = "/bindery"
 LAYOUT_TEXT: Final = b"2\norg.apache.bookkeeper.meta.HierarchicalLedgerManagerFactory:1"
 
 SHORT_ID_END: Final = 2**31 - 1
-"""First id that takes the long path."""
+"""First id that uses the long path."""
 
 READONLY: Final = "readonly"
 ID_PREFIX: Final = "ID-"
@@ -85,10 +84,10 @@ VOTE_PREFIX: Final = "V_"
 EVENT_PREFIX: Final = "E_"
 
 RECORDS_PER_DIRECTORY: Final = 10_000
-"""Recovery records of this many ids in a row share a directory."""
+"""Number of consecutive ids whose recovery records share a directory."""
 
 SHORT_DEPTH: Final = 2
-"""Directories above a short id's leaf; LONG_DEPTH: above a long id's."""
+"""Number of directories above the leaf of a short id; LONG_DEPTH: of a long id."""
 LONG_DEPTH: Final = 4
 
 _SHORT = re.compile(r"(\d{2})/(\d{4})/L(\d{4})")
@@ -132,7 +131,7 @@ class LedgersLayout:
 
     @property
     def available(self) -> str:
-        """Parent of writable bookies; its child `readonly` is no bookie."""
+        """Parent of writable bookies; its child `readonly` is not a bookie."""
         return f"{self.root}/available"
 
     @property
@@ -173,7 +172,7 @@ class LedgersLayout:
 
     @property
     def replication_disabled(self) -> str:
-        """Existence disables automatic recovery."""
+        """If this node exists, automatic recovery is disabled."""
         return f"{self.underreplication}/disable"
 
     @property
@@ -190,7 +189,7 @@ class LedgersLayout:
         return f"{self.cookies}/{validate_bookie_id(bookie_id)}"
 
     def hob(self, high_bits: int) -> str:
-        """Directory of the long ids whose upper 32 bits are `high_bits`."""
+        """Return the directory of the long ids whose upper 32 bits are `high_bits`."""
         return f"{self.idgen_long}/{HOB_PREFIX}{high_bits:010d}"
 
     def ledger(self, ledger_id: LedgerId) -> str:
@@ -204,7 +203,7 @@ class LedgersLayout:
         return f"{self.root}/{digits[:3]}/{digits[3:7]}/{digits[7:11]}/{digits[11:15]}/L{digits[15:]}"
 
     def ledger_id(self, path: str) -> LedgerId | None:
-        """The id whose metadata stands at `path`; None for any other path of the tree."""
+        """Return the id whose metadata is at `path`; None for any other path of the tree."""
         tail = path.removeprefix(self.root + "/")
         match = _SHORT.fullmatch(tail) or _LONG.fullmatch(tail)
         if match is None or tail == path:
@@ -213,7 +212,7 @@ class LedgersLayout:
         return LedgerId(value) if value <= ID_MAX and self.ledger(LedgerId(value)) == path else None
 
     def mark(self, ledger_id: LedgerId) -> str:
-        """Under-replication mark: four 16-bit groups in lower-case hex, then the decimal id."""
+        """Return the under-replication mark: four 16-bit groups in lower-case hex, then the decimal id."""
         groups = "/".join(f"{ledger_id >> shift & 0xFFFF:04x}" for shift in (48, 32, 16, 0))
         return f"{self.underreplication_ledgers}/{groups}/{MARK_PREFIX}{ledger_id:010d}"
 
@@ -221,7 +220,7 @@ class LedgersLayout:
         return f"{self.underreplication_locks}/{MARK_PREFIX}{ledger_id:010d}"
 
     def mark_ledger_id(self, path: str) -> LedgerId | None:
-        """The ledger that a mark or a lock at `path` (or with that name) concerns; None when it is neither."""
+        """Return the ledger of a mark or a lock at `path` (or with that name); None if it is neither."""
         match = _MARK.fullmatch(path.rsplit("/", 1)[-1])
         value = int(match.group(1)) if match else -1
         return LedgerId(value) if 0 <= value <= ID_MAX else None
@@ -229,7 +228,7 @@ class LedgersLayout:
 
 @dataclass(frozen=True, slots=True)
 class BinderyLayout:
-    """The paths of what is ours alone. `root`: absolute, not `/`."""
+    """The paths of Bindery's own nodes. `root`: absolute, not `/`."""
 
     root: str = BINDERY_ROOT
 
@@ -281,7 +280,7 @@ class BinderyLayout:
         return f"{self.root}/audit/readers"
 
     def audit_reader_slot(self, bookie_id: BookieId, slot: int) -> str:
-        """`slot`: from 0. Who has one may read that bookie."""
+        """`slot`: from 0. The holder of a slot may read that bookie."""
         return f"{self.audit_readers}/{validate_bookie_id(bookie_id)}/slot-{slot}"
 
     def recovery_cursor(self, name: str) -> str:
@@ -304,10 +303,10 @@ def _validate_part(name: str) -> str:
 
 
 def is_short_top(name: str) -> bool:
-    """Whether a child of the root is the top directory of short ids."""
+    """Return whether a child of the root is the top directory of short ids."""
     return _SHORT_TOP.fullmatch(name) is not None
 
 
 def is_long_top(name: str) -> bool:
-    """Whether a child of the root is the top directory of long ids."""
+    """Return whether a child of the root is the top directory of long ids."""
     return _LONG_TOP.fullmatch(name) is not None

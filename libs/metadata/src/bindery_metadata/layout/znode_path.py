@@ -1,6 +1,6 @@
-"""Rules for znode paths, checked before anything is sent.
+"""Rules for znode paths, checked before a request is sent.
 
-ZooKeeper answers a bad path by an error or by closing the connection, depending on what is bad; both are too late.
+ZooKeeper responds to an invalid path with an error or closes the connection, depending on the defect.
 Source: ZooKeeper's PathUtils and jute.maxbuffer.
 """
 
@@ -10,8 +10,8 @@ from typing import Final
 from bindery_core.errors import BadRequest, TooLarge
 
 DATA_SIZE_MAX: Final = 1_000_000
-"""Bytes in one request. jute.maxbuffer (1,048,575 by default) bounds the whole packet, and a server that gets a longer
-one closes the connection: without this check an oversized write would look like an outage."""
+"""Maximum bytes in one request. jute.maxbuffer (1,048,575 by default) limits the whole packet, and a server closes the
+connection at a longer one: without this check, an oversized write would look like an outage."""
 
 PATH_SIZE_MAX: Final = 4_096
 
@@ -46,7 +46,7 @@ def name_of(path: str) -> str:
 
 
 def ancestors(path: str) -> Iterator[str]:
-    """Every node above `path` from the top down, the root `/` left out."""
+    """Yield every node above `path` from the top down, without the root `/`."""
     parts = path[1:].split("/")[:-1]
     for count in range(1, len(parts) + 1):
         yield "/" + "/".join(parts[:count])

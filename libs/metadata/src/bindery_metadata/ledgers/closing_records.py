@@ -7,9 +7,10 @@
 |                              |             | does so                   | that deletes the ledger                    |
 
 A writer that continues without a replica keeps that fact in memory only. A client that recovers the ledger after the
-writer's death checks only the entries behind the last confirmed one. The record is therefore stored before the ledger
-is closed in the metadata: whichever process dies in between, no ledger is closed with missing entries that are never
-checked. If the ledger is not closed after all, the record waits until another client closes it. The time of a record is
+writer's death checks only the entries after the last confirmed one. The record is therefore stored before the ledger
+is closed in the metadata: whichever process fails in between, no ledger is closed with missing entries that are never
+checked. If the ledger is not closed after all, the record remains until another client closes it. The time of a record
+is
 the creation time of its znode.
 
 No decision depends on the content of a record: one that cannot be read counts like any other.
@@ -139,7 +140,7 @@ class ClosingRecords:
     async def forget(self, ledger_id: LedgerId) -> None:
         """Delete the record of a ledger that the caller has deleted. It needs no guard: nothing depends on it now.
 
-        Best effort: it keeps records from piling up where no auditor runs. Raises nothing; an auditor deletes the rest.
+        Best effort: it keeps records from accumulating without an auditor. Raises nothing; an auditor deletes the rest.
         """
         path = self._layout.recovery_closing(ledger_id)
         try:

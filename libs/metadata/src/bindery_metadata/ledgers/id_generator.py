@@ -1,8 +1,9 @@
-"""New ledger ids, never given twice: ZooKeeper's sequential nodes count for everybody.
+"""Generate new ledger ids, each used once: ZooKeeper's sequential nodes count for all clients.
 
-Short ids come from `idgen/ID-<10 digits>`. Once that counter leaves 0 .. 2^31 - 2 the node `idgen-long` is made, and
-from then on, for good, everybody takes long ids: `idgen-long/HOB-<high>/ID-<low>` gives high * 2^32 + low.
-A node whose creation had an unknown outcome burns its number; nobody else gets it.
+Short ids come from `idgen/ID-<10 digits>`. When that counter leaves 0 .. 2^31 - 2, the node `idgen-long` is created,
+and
+from then on all clients use long ids: `idgen-long/HOB-<high>/ID-<low>` gives high * 2^32 + low.
+If the outcome of a node's creation is unknown, its number is never used.
 Source: BookKeeper's ZkLedgerIdGenerator and LongZkLedgerIdGenerator.
 """
 
@@ -17,15 +18,15 @@ from bindery_metadata.layout.layout import HOB_PREFIX, ID_PREFIX, SHORT_ID_END, 
 from bindery_metadata.stores.store import MetadataStore
 
 ATTEMPTS_MAX: Final = 10
-"""Lost answers and races in a row before the caller hears of it."""
+"""Maximum consecutive lost responses and races before an error is raised."""
 HOB_FIRST: Final = 1
 HOB_MAX: Final = 2**31 - 1
 HOB_KEPT: Final = 3
-"""Directories of high bits that stay: a slow peer may still use the one before the last."""
+"""Number of directories of high bits that are kept: a slow client may still use the one before the last."""
 
 
 class LedgerIdGenerator:
-    """Gives ids. Invariant: once long, always long."""
+    """Generates ids. Invariant: once long, always long."""
 
     def __init__(self, store: MetadataStore, layout: LedgersLayout) -> None:
         self._store = store
@@ -34,18 +35,18 @@ class LedgerIdGenerator:
         self._cleaning: set[asyncio.Task[None]] = set()
 
     async def next_id(self) -> LedgerId:
-        """An id that this call alone got. Raises MetadataUnavailable."""
+        """Return an id that no other call gets. Raises MetadataUnavailable."""
         for _ in range(ATTEMPTS_MAX):
             try:
                 ledger_id = await (self._next_long() if await self._is_long() else self._next_short())
             except (MetadataOutcomeUnknown, NoSuchNode):
-                continue  # the number is burnt, or the directory was pruned: take another
+                continue  # the number is not usable, or the directory was pruned: take another
             if ledger_id is not None:
                 return ledger_id
         raise MetadataUnavailable("no ledger id could be reserved", attempts=ATTEMPTS_MAX)
 
     async def close(self) -> None:
-        """Wait until the counters' used nodes are removed (they would go with the session anyway)."""
+        """Wait until the counters' used nodes are deleted (the end of the session would delete them too)."""
         await asyncio.gather(*self._cleaning, return_exceptions=True)
 
     async def _is_long(self) -> bool:
@@ -86,7 +87,7 @@ class LedgerIdGenerator:
             await self._store.create(self._layout.hob(high))
 
     async def _take_number(self, directory: str, *, make_parents: bool = True) -> int | None:
-        """The next number of a directory's counter; None once it has left the range of ids."""
+        """Return the next number of a directory's counter; None once it has left the range of ids."""
         path = await self._store.create(
             f"{directory}/{ID_PREFIX}", ephemeral=True, sequential=True, make_parents=make_parents
         )
@@ -95,7 +96,7 @@ class LedgerIdGenerator:
         return number if 0 <= number < SHORT_ID_END else None
 
     def _clean(self, path: str, *, version: int | None) -> None:
-        """Remove a used node behind the caller's back: nothing waits for it, nothing depends on it."""
+        """Delete a used node in the background: nothing waits for it or depends on it."""
         task = asyncio.create_task(self._remove(path, version))
         self._cleaning.add(task)
         task.add_done_callback(self._cleaning.discard)

@@ -1,8 +1,8 @@
-"""LedgerManager: ledger metadata in the tree, each change a compare-and-set.
+"""LedgerManager: ledger metadata in the tree; each change is a compare-and-set.
 
-An answer that got lost (MetadataOutcomeUnknown) is settled here: sync, read again, compare. Only when that cannot be
-done either does the caller see it. A creation knows its own node by the random token in it (`c_token`); every later
-write drops the token, as BookKeeper's do.
+A lost response (MetadataOutcomeUnknown) is resolved here: sync, read again, compare. The caller sees it only if that
+fails too. A creation recognizes its own node by the random token in it (`c_token`); every later write drops the token,
+as BookKeeper's do.
 Source: BookKeeper's AbstractZkLedgerManager, HierarchicalLedgerManager and MetadataUpdateLoop.
 """
 
@@ -35,10 +35,10 @@ from bindery_metadata.stores.store import MetadataStore, Node, Watch
 from bindery_metadata.stores.versioned import Versioned
 
 ID_ATTEMPTS_MAX: Final = 1_000
-"""Ids in a row that may turn out to be taken, as after somebody reset the counter."""
+"""Maximum number of consecutive ids that are in use already, as after a reset of the counter."""
 CONFLICTS_MAX: Final = 100
 UNKNOWN_MAX: Final = 5
-"""Lost answers in a row that one call settles by itself."""
+"""Maximum consecutive lost responses that one call resolves itself."""
 C_TOKEN_BITS: Final = 63
 NO_TOKEN: Final = 0
 
@@ -47,11 +47,11 @@ _log = logging.getLogger(__name__)
 
 
 class _DidNotArrive(MetadataUnavailable):
-    """A write whose answer was lost, and which is known not to have been carried out."""
+    """A write whose response was lost, and that is known not to have been applied."""
 
 
 MetadataListener = Callable[[Versioned[LedgerMetadata] | None], None]
-"""Gets the newest metadata after a change; None once the ledger was deleted. Called in the loop."""
+"""Called in the event loop with the newest metadata after a change; None once the ledger was deleted."""
 
 
 class LedgerManager:
@@ -68,8 +68,8 @@ class LedgerManager:
     # --- one ledger -----------------------------------------------------------------------------------------------
 
     async def create(self, metadata: LedgerMetadata) -> tuple[LedgerId, Versioned[LedgerMetadata]]:
-        """Write `metadata` under a new id. Raises MetadataUnavailable, MetadataOutcomeUnknown (then perhaps a ledger
-        without entries is left behind, whose id nobody will use)."""
+        """Write `metadata` under a new id. Raises MetadataUnavailable, MetadataOutcomeUnknown (a ledger without entries
+        may then remain, whose id no client uses)."""
         for _ in range(ID_ATTEMPTS_MAX):
             ledger_id = await self._ids.next_id()
             try:
@@ -79,7 +79,7 @@ class LedgerManager:
         raise Conflict("every new ledger id is taken", last_id=ledger_id, attempts=ID_ATTEMPTS_MAX)
 
     async def create_with_id(self, ledger_id: LedgerId, metadata: LedgerMetadata) -> Versioned[LedgerMetadata]:
-        """As `create` with an id of the caller's. Raises AlreadyExists when somebody else's ledger has it."""
+        """Like `create`, with an id of the caller's. Raises AlreadyExists if another ledger has it."""
         path = self._layout.ledger(ledger_id)
         metadata = metadata.with_changes(c_token=self._randomness.getrandbits(C_TOKEN_BITS))
         data = codec.encode(metadata)
@@ -99,17 +99,17 @@ class LedgerManager:
         raise MetadataOutcomeUnknown("the responses to a creation were lost", ledger_id=ledger_id, attempts=UNKNOWN_MAX)
 
     async def read(self, ledger_id: LedgerId) -> Versioned[LedgerMetadata]:
-        """Raises NoSuchLedger, Corrupt, BadVersion (a format that is not spoken), MetadataUnavailable."""
+        """Raises NoSuchLedger, Corrupt, BadVersion (unsupported format), MetadataUnavailable."""
         return self._decode(ledger_id, await self._node(ledger_id))
 
     async def read_newest(self, ledger_id: LedgerId) -> Versioned[LedgerMetadata]:
-        """As `read`, but never older than a write that ended, or got lost, before: whichever server is asked now."""
+        """Like `read`, but never older than a write that ended, or was lost, before, on any server."""
         await self._store.sync(self._layout.ledger(ledger_id))
         return await self.read(ledger_id)
 
     async def write(self, ledger_id: LedgerId, metadata: LedgerMetadata, *, version: int) -> Versioned[LedgerMetadata]:
         """Compare-and-set. Raises VersionConflict, NoSuchLedger, MetadataUnavailable (nothing was written),
-        MetadataOutcomeUnknown (and it could not be found out)."""
+        MetadataOutcomeUnknown (the outcome could not be determined)."""
         metadata = metadata.with_changes(c_token=NO_TOKEN)
         data = codec.encode(metadata)
         try:
@@ -139,11 +139,12 @@ class LedgerManager:
         *,
         known: Versioned[LedgerMetadata] | None = None,
     ) -> Versioned[LedgerMetadata]:
-        """The one loop that changes a ledger: read, decide purely, compare-and-set, on conflict start again.
+        """Change a ledger in a loop: read, decide, compare-and-set, start again on conflict.
 
-        `transform` gets the current metadata and answers the new one, or None when nothing needs to change; it may
-        raise to give up, and may be called many times: also after a change of its own whose answer was lost and which
-        was overwritten since. `known` saves the first read. Returns what stands at the end.
+        `transform` takes the current metadata and returns the new one, or None if nothing needs to change. It may raise
+        to
+        give up, and may be called many times, also after its own change, if the response was lost and the change was
+        overwritten since. `known` saves the first read. Returns the stored metadata.
         Raises NoSuchLedger, MetadataUnavailable, MetadataOutcomeUnknown, and what `transform` raises.
         """
         current = known or await self.read(ledger_id)
@@ -163,9 +164,9 @@ class LedgerManager:
         raise VersionConflict("the ledger's metadata keeps changing", ledger_id=ledger_id, attempts=CONFLICTS_MAX)
 
     async def delete(self, ledger_id: LedgerId, *, version: int | None = None) -> None:
-        """Remove the metadata, parents that became empty, and a note of its closing. A missing ledger is success.
+        """Delete the metadata, empty parents, and the closing record. Succeeds if the ledger does not exist.
 
-        Raises VersionConflict when it no longer has the `version` given; None: whatever it holds.
+        Raises VersionConflict if it no longer has the given `version`; None: any version.
         """
         path = self._layout.ledger(ledger_id)
         for attempt in range(UNKNOWN_MAX):
@@ -176,21 +177,22 @@ class LedgerManager:
             except MetadataOutcomeUnknown:
                 if attempt == UNKNOWN_MAX - 1:
                     raise
-                continue  # deleting again is harmless: ids are never used again
+                continue  # deleting again is harmless: ids are never reused
             break
         try:
             await prune_empty_parents(self._store, path, up_to=self._layout.root)
-        except BinderyError as error:  # the ledger is gone; an empty directory hurts nobody
+        except BinderyError as error:  # the ledger is deleted; an empty directory is harmless
             _log.info("parents_left", extra={"ledger_id": ledger_id, "error": str(error)})
         await self._notes.forget(ledger_id)
 
     # --- all ledgers ----------------------------------------------------------------------------------------------
 
     async def list(self) -> AsyncIterator[LedgerId]:
-        """Every ledger id, ascending.
+        """Yield every ledger id, ascending.
 
-        An error of the store ends the iteration with that error, never quietly: who collects garbage by this list must
-        not take an outage for emptiness. Ledgers made or deleted meanwhile may or may not be in it.
+        An error of the store is raised and never ends the iteration silently, because garbage collection by this list
+        must
+        not mistake an outage for an empty list. Ledgers created or deleted meanwhile may or may not be included.
         """
         tops = await self._store.children(self._layout.root)
         for is_top, depth in ((is_short_top, SHORT_DEPTH), (is_long_top, LONG_DEPTH)):
@@ -202,7 +204,7 @@ class LedgerManager:
         try:
             names = await self._store.children(path)
         except NoSuchNode:
-            return  # pruned since its parent was listed: its last ledger is deleted
+            return  # pruned since its parent was listed: its last ledger was deleted
         for name in names:
             if directories:
                 async for ledger_id in self._below(f"{path}/{name}", directories=directories - 1):
@@ -215,9 +217,9 @@ class LedgerManager:
     # --- watches --------------------------------------------------------------------------------------------------
 
     def watch(self, ledger_id: LedgerId, listener: MetadataListener) -> Callable[[], None]:
-        """Call `listener` with the present metadata and after each change, until deletion. The result stops it.
+        """Call `listener` with the current metadata and after each change, until deletion. The result stops it.
 
-        Changes in quick succession may be seen as one. Outages and session losses are ridden out.
+        Changes in quick succession may be seen as one. It continues through outages and session losses.
         """
         seen: int | None = None
 
@@ -254,18 +256,18 @@ class LedgerManager:
             raise Corrupt("ledger metadata cannot be read", ledger_id=ledger_id, cause=str(error)) from error
 
     async def _created_by_us(self, ledger_id: LedgerId, data: bytes) -> Versioned[LedgerMetadata] | None:
-        """After a lost answer: what we created; None: nothing is there. AlreadyExists: somebody else's."""
+        """After a lost response: return what this call created; None: no node. AlreadyExists: another client's."""
         await self._store.sync(self._layout.ledger(ledger_id))
         try:
             node = await self._node(ledger_id)
         except NoSuchLedger:
             return None
-        if node.data != data:  # the token in it makes it unlike any other creation
+        if node.data != data:  # the token distinguishes it from any other creation
             raise AlreadyExists("the ledger id is taken", ledger_id=ledger_id)
         return self._decode(ledger_id, node)
 
     async def _settled(self, question: Awaitable[T], lost: MetadataOutcomeUnknown) -> T:
-        """Ask what became of a write; when that cannot be asked either, the outcome stays unknown."""
+        """Determine the outcome of a write; if that fails too, it stays unknown."""
         try:
             return await question
         except MetadataUnavailable as error:

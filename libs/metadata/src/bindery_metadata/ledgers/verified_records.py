@@ -1,13 +1,13 @@
-"""When an audit last found a ledger whole: what lets the next one leave it out, and an operator see how old that is.
+"""When an audit last verified a ledger: the next audit may skip it, and operators see how old the result is.
 
 | node below /bindery/audit | value                                          | kept                                    |
 |---------------------------|------------------------------------------------|-----------------------------------------|
-| verified/<g>              | JSON: {"<id>": [level, verified_at_ms, run_id, | each until an audit sees that its       |
-|                           | metadata_version], ...}, ids as decimal text   | ledger is gone, or not whole any more   |
+| verified/<g>              | JSON: {"<id>": [level, verified_at_ms, run_id, | until an audit finds that the ledger is |
+|                           | metadata_version], ...}, ids as decimal text   | deleted, or has defects                 |
 
-<g>: the ledger id divided by LEDGERS_PER_NODE, decimal. A record is of a closed ledger as its metadata were then: one
-whose metadata have changed since has copies that nobody looked at. Nothing about data is decided by it, so a node that
-cannot be read says nothing, with a line in the log.
+<g>: the ledger id divided by LEDGERS_PER_NODE, decimal. A record is of a closed ledger with its metadata of that time:
+if the metadata has changed since, some copies were not checked. No decision about data depends on a record, so an
+unreadable node counts as empty and is logged.
 """
 
 import logging
@@ -23,8 +23,9 @@ from bindery_metadata.stores import json_node
 from bindery_metadata.stores.store import MetadataStore
 
 LEDGERS_PER_NODE: Final = 1_000
-"""Some 60 bytes each: far from what a node may hold."""
+"""At about 60 bytes each, this is far below the size limit of a node."""
 ATTEMPTS_MAX: Final = 20
+"""Maximum number of compare-and-set attempts of one change."""
 LEVELS: Final = ("quick", "standard", "deep")
 """Ascending."""
 
@@ -34,7 +35,7 @@ _Texts = dict[str, tuple[str, int, str, int]]
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """One ledger, at `verified_at_ms` (ms since 1970) every copy was there and sound as far as `level` looks."""
+    """One ledger: at `verified_at_ms` (ms since 1970) every copy was present and intact at the depth of `level`."""
 
     ledger_id: LedgerId
     level: str
@@ -51,20 +52,21 @@ class VerifiedRecords:
         self._root = f"{root}/audit/verified"
 
     async def get(self, ledger_id: LedgerId) -> Verified | None:
-        """None: no audit found it whole, as far as is known."""
+        """Return None if no audit is known to have verified the ledger."""
         records, _ = await self._read(ledger_id // LEDGERS_PER_NODE)
         return records.get(ledger_id)
 
     async def list(self) -> AsyncIterator[Verified]:
-        """All, ascending by ledger id."""
+        """Yield all records, ascending by ledger id."""
         for group in await self._groups():
             records, _ = await self._read(group)
             for ledger_id in sorted(records):
                 yield records[ledger_id]
 
     async def put_all(self, records: Iterable[Verified], *, gone: Collection[int] = ()) -> None:
-        """Write these over what is older, and remove those of the ledgers `gone`: they are not there any more, or not
-        whole. Raises MetadataOutcomeUnknown when an answer got lost: writing again is harmless."""
+        """Write these over older ones, and delete those of the ledgers `gone`, which are deleted or have defects.
+
+        Raises MetadataOutcomeUnknown if a response was lost; writing again is harmless."""
         changes: dict[int, dict[int, Verified | None]] = {}
         for ledger_id in gone:
             changes.setdefault(ledger_id // LEDGERS_PER_NODE, {})[ledger_id] = None
@@ -105,7 +107,7 @@ class VerifiedRecords:
         return sorted(int(name) for name in names if name.isdecimal() and len(name) <= 19)
 
     async def _read(self, group: int) -> tuple[dict[LedgerId, Verified], int | None]:
-        """The records, and the version of their node; None: there is none."""
+        """Return the records and the version of their node; None: there is no node."""
         path = f"{self._root}/{group}"
         try:
             node = await self._store.get(path)
@@ -121,7 +123,7 @@ class VerifiedRecords:
 
 
 def _is_news(record: Verified, standing: Verified | None) -> bool:
-    """Whether it says more than what stands: later, and not less deeply unless the metadata are others."""
+    """Return whether the record adds to the stored one: later, and at least as deep unless the metadata changed."""
     if standing is None or record.metadata_version != standing.metadata_version:
         return True
     deeper = LEVELS.index(record.level) >= LEVELS.index(standing.level) if standing.level in LEVELS else True

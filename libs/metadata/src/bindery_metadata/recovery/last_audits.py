@@ -1,14 +1,13 @@
-"""What the last finished audit of the whole cluster came to, by level: tells what it found, and that one is overdue.
+"""The results of the last finished audit of the whole cluster, by level: its findings, and whether one is overdue.
 
 | node below /bindery/audit | value                                               | kept                          |
 |---------------------------|-----------------------------------------------------|-------------------------------|
 | last/<level>              | JSON: LastAudit without `level`, which the path has | until the next one is written |
 
-Only runs that looked at all ledgers stand here: one that was narrowed down says nothing of the rest. Each level has its
-own node, since a quick audit proves nothing of what a deep one found. What an older run saw never takes the place of
-what a later one saw: a run that was interrupted and goes on after days would clear the alert of the one in between.
-Nothing about data is decided by it, so a node
-that cannot be read says nothing, with a line in the log.
+Only runs over all ledgers are recorded; a run over some of them proves nothing about the others. Each level has its own
+node, because a quick audit does not prove what a deep one does. The record of an older run never replaces that of a
+later one: otherwise a run that was interrupted and continued days later would clear the alert of a run in between.
+No decision about data depends on a record, so an unreadable node counts as missing and is logged.
 """
 
 import logging
@@ -25,10 +24,11 @@ from bindery_metadata.stores.store import MetadataStore
 
 VERDICTS: Final = ("HEALTHY", "INCOMPLETE", "UNDER-REPLICATED", "CORRUPT")
 SEVERITIES: Final = ("info", "warning", "incomplete", "under_replicated", "corrupt", "unreadable")
-"""Both ascending."""
+"""Ascending, as are the verdicts."""
 ATTEMPTS_MAX: Final = 20
+"""Maximum number of compare-and-set attempts of one change."""
 AHEAD_MS_MAX: Final = 86_400_000
-"""A run that began longer than that after another one ended had a wrong clock: its record must not stand for ever."""
+"""A run that began this many milliseconds after another one ended had a wrong clock: its record may be replaced."""
 
 _log = logging.getLogger(__name__)
 
@@ -44,24 +44,24 @@ class LastAudit:
     began_ms: int
     ended_ms: int
     copies_expected: int
-    """That were to be looked at; what was verified lately and left out is not among them."""
+    """Number of copies to check, without those skipped because they were verified recently."""
     copies_verified: int
     bytes_read: int
     """Payload."""
     oldest_verified_ms: int
-    """The oldest look at any ledger that the verdict rests on; `began_ms` unless some were left out."""
+    """Time of the oldest check that the verdict depends on; `began_ms` unless ledgers were skipped."""
     kinds: Mapping[str, int] = field(default_factory=dict)
-    """Findings by kind; a kind without any may lack."""
+    """Findings by kind; kinds without findings may be missing."""
     severities: Mapping[str, int] = field(default_factory=dict)
     """The same findings by severity."""
 
     @property
     def coverage(self) -> float:
-        """Part of the copies that was looked at, 0..1; 1 when there is none."""
+        """Share of the copies that was checked, 0..1; 1 if there are none."""
         return self.copies_verified / self.copies_expected if self.copies_expected else 1.0
 
     def age_s(self, now_ms: int) -> float:
-        """Since it ended; 0 where its clock is ahead of ours."""
+        """Return the seconds since it ended; 0 if its clock is ahead of ours."""
         return max(0, now_ms - self.ended_ms) / 1000
 
     def to_json(self, now_ms: int) -> dict[str, Any]:
@@ -69,7 +69,7 @@ class LastAudit:
 
 
 def findings_text(severities: Mapping[str, int]) -> str:
-    """The worst first, for people: `2 unreadable, 1 under-replicated`, or `none`."""
+    """Return a text for operators, the worst first: `2 unreadable, 1 under-replicated`, or `none`."""
     found = [f"{severities[name]} {name.replace('_', '-')}" for name in reversed(SEVERITIES) if severities.get(name)]
     return ", ".join(found) or "none"
 
@@ -82,13 +82,14 @@ class LastAudits:
         self._root = f"{root}/audit/last"
 
     async def all(self) -> list[LastAudit]:
-        """The deepest level first; a level that was never audited is left out."""
+        """Return the records, the deepest level first; a level that was never audited is left out."""
         found = [(await self._read(level))[0] for level in reversed(LEVELS)]
         return [audit for audit in found if audit is not None]
 
     async def put(self, audit: LastAudit) -> None:
-        """Write it over the one of its level. Raises Conflict when that one began later, MetadataOutcomeUnknown when an
-        answer got lost: writing again is harmless."""
+        """Replace the record of its level. Raises Conflict if that one began later, MetadataOutcomeUnknown if a
+        response was
+        lost; writing again is harmless."""
         assert audit.level in LEVELS
         assert audit.verdict in VERDICTS
         path = self._path(audit.level)
@@ -111,7 +112,7 @@ class LastAudits:
         return f"{self._root}/{level}"
 
     async def _read(self, level: str) -> tuple[LastAudit | None, int | None]:
-        """The record, and the version of its node; None: there is none."""
+        """Return the record and the version of its node; None: there is none."""
         path = self._path(level)
         try:
             node = await self._store.get(path)

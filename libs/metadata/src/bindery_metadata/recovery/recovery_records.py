@@ -1,15 +1,15 @@
-"""What the recovery of ledgers says of itself: why a ledger is not healed, what happened, who works, how far a walk is.
+"""Records of ledger recovery: why a ledger is not repaired, the history, the workers, the positions of walks.
 
 | node below /bindery/recovery | record         | kept                                                          |
 |------------------------------|----------------|---------------------------------------------------------------|
-| ledgers/<g>/<id>             | RecoveryRecord | while the ledger is marked (longer when it is unrecoverable)  |
-| history/E_<n>                | HistoryEvent   | the newest HISTORY_MAX, more or less                          |
+| ledgers/<g>/<id>             | RecoveryRecord | while the ledger is marked (longer if it is unrecoverable)    |
+| history/E_<n>                | HistoryEvent   | the newest HISTORY_MAX, approximately                         |
 | cursors/<name>               | any object     | until it is removed                                           |
 | workers/<name>               | WorkerReport   | while the worker's session lives                              |
 | pause                        | Pause          | while recovery is paused                                      |
 
-None of it decides anything about data: marks, locks and ledger metadata do. So what cannot be read is passed over, with
-a line in the log, and a write whose answer was lost is written once more rather than looked up.
+No decision about data depends on these records: marks, locks and ledger metadata decide. An unreadable record is
+therefore skipped and logged, and a write whose response was lost is repeated once without a check.
 """
 
 import asyncio
@@ -41,14 +41,16 @@ from bindery_metadata.stores.parents import make_path
 from bindery_metadata.stores.store import Create, Delete, MetadataStore, Node, Op, Set, Stat
 
 ATTEMPTS_MAX: Final = 20
+"""Maximum number of compare-and-set attempts of one change."""
 READS_IN_FLIGHT: Final = 64
 HISTORY_MAX: Final = 1_000
+"""Approximate maximum number of events that are kept."""
 HISTORY_PRUNE_EVERY: Final = 32
-"""Every how many events the oldest are removed."""
+"""Number of events after which the oldest are deleted."""
 TEXT_SIZE_MAX: Final = 2_000
-"""Characters that are kept of a text."""
+"""Maximum characters of a text."""
 NOT_STORED: Final = -1
-"""As a version: written over whatever stands there."""
+"""As a version: replaces any stored record."""
 
 _RECORD = re.compile(r"[0-9]{19}")
 
@@ -77,7 +79,7 @@ class Reason(StrEnum):
 
 
 class Obstacle(StrEnum):
-    """Why it is not healed."""
+    """Why the ledger is not repaired."""
 
     NONE = "none"
     NO_SPARE = "no_spare"
@@ -94,27 +96,27 @@ class Obstacle(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RecoveryRecord:
-    """How the recovery of one ledger stands. Times in ms since 1970."""
+    """State of the recovery of one ledger. Times in ms since 1970."""
 
     ledger_id: LedgerId
     state: RecoveryState = RecoveryState.WAITING
     reason: Reason = Reason.OPERATOR
     obstacle: Obstacle = Obstacle.NONE
     detail: str = ""
-    """The obstacle as a sentence with its facts."""
+    """The obstacle as a sentence with its values."""
     attempts: int = 0
     last_error: str = ""
     first_marked_ms: int = 0
     next_retry_ms: int | None = None
     missing_entries: int | None = None
-    """Replicas of entries that are to be made; None: not known yet."""
+    """Number of replicas of entries to create; None: not known yet."""
     missing_bytes: int | None = None
     bookies: tuple[str, ...] = ()
-    """Whose replicas are missing."""
+    """Bookies with missing replicas."""
     worker: str = ""
     unsure: tuple[tuple[str, int], ...] = ()
-    """Bookies that could not say what they hold, each with the number of attempts in a row, up to the last, that saw
-    it so."""
+    """Bookies that did not report what they hold, each with the number of consecutive attempts, up to the last, in
+    which it did not."""
     version: int = NOT_STORED
 
     def with_changes(self, **changes: Any) -> "RecoveryRecord":
@@ -123,7 +125,7 @@ class RecoveryRecord:
 
 @dataclass(frozen=True, slots=True)
 class WorkerReport:
-    """What a replication worker does at `at_ms`."""
+    """Activity of a replication worker at `at_ms`."""
 
     name: str
     at_ms: int
@@ -149,7 +151,7 @@ class HistoryEvent:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Who paused recovery, and why. The switch itself is `UnderreplicationManager.disable`."""
+    """The reason for a pause of recovery, and its author. The switch itself is `UnderreplicationManager.disable`."""
 
     by: str
     reason: str
@@ -157,7 +159,7 @@ class Pause:
 
 
 class RecoveryRecords:
-    """Reads and writes the records. `guard`: the auditor's leadership, for what only the auditor may write."""
+    """Reads and writes the records. `guard`: the auditor's leadership, for records that only the auditor may write."""
 
     def __init__(self, store: MetadataStore, *, layout: BinderyLayout | None = None) -> None:
         self._store = store
@@ -166,15 +168,15 @@ class RecoveryRecords:
     # --- ledgers --------------------------------------------------------------------------------------------------
 
     async def get(self, ledger_id: LedgerId) -> RecoveryRecord | None:
-        """None: there is none, or it cannot be read."""
+        """Return None if there is no record, or it is unreadable."""
         path = self._layout.recovery_record(ledger_id)
         node = await self._node(path)
         return self._read(node, RecoveryRecord, path, ledger_id=ledger_id, version=node.stat.version) if node else None
 
     async def put(self, record: RecoveryRecord, *, guard: Guard | None = None) -> RecoveryRecord:
-        """Write it under its version: VersionConflict when another stands there; NOT_STORED: over whatever does.
+        """Write with a version check: VersionConflict if another one is stored; NOT_STORED: replace any.
 
-        Returns it with its new version. Raises NotLeader, MetadataUnavailable.
+        Return the record with its new version. Raises NotLeader, MetadataUnavailable.
         """
         path = self._layout.recovery_record(record.ledger_id)
         record = record.with_changes(detail=record.detail[:TEXT_SIZE_MAX], last_error=record.last_error[:TEXT_SIZE_MAX])
@@ -203,8 +205,9 @@ class RecoveryRecords:
         *,
         guard: Guard | None = None,
     ) -> RecoveryRecord | None:
-        """Read, change, compare-and-set, on conflict again. `change` may be called many times; it gets None when there
-        is no (readable) record, and answers None to leave it as it is. Returns what stands at the end."""
+        """Read, change, compare-and-set, again on conflict. `change` may be called many times; it takes None if there
+        is no
+        (readable) record, and returns None to leave it unchanged. Returns the stored record."""
         for _ in range(ATTEMPTS_MAX):
             current = await self.get(ledger_id)
             changed = change(current)
@@ -219,14 +222,14 @@ class RecoveryRecords:
         raise MetadataUnavailable("the recovery record keeps changing", ledger_id=ledger_id, attempts=ATTEMPTS_MAX)
 
     async def remove(self, ledger_id: LedgerId, *, guard: Guard | None = None) -> None:
-        """Harmless when there is none."""
+        """Harmless if there is none."""
         path = self._layout.recovery_record(ledger_id)
         await self._delete(path, guard)
         try:
             await self._store.delete(parent_of(path), version=None)
         except (NoSuchNode, NotEmpty):
             pass
-        except BinderyError as error:  # an empty directory hurts nobody
+        except BinderyError as error:  # an empty directory is harmless
             _log.info("recovery_directory_left", extra={"ledger_id": ledger_id, "error": str(error)})
 
     async def list(self) -> AsyncIterator[RecoveryRecord]:
@@ -244,7 +247,7 @@ class RecoveryRecords:
     # --- history --------------------------------------------------------------------------------------------------
 
     async def append_history(self, event: HistoryEvent, *, guard: Guard | None = None) -> None:
-        """Written once or, when the answer is lost, perhaps not. Raises NotLeader, MetadataUnavailable."""
+        """Append once; not at all, possibly, if the response is lost. Raises NotLeader, MetadataUnavailable."""
         event = dataclasses.replace(event, text=event.text[:TEXT_SIZE_MAX])
         prefix = f"{self._layout.recovery_history}/{EVENT_PREFIX}"
         for _ in range(ATTEMPTS_MAX):
@@ -262,7 +265,7 @@ class RecoveryRecords:
         raise MetadataUnavailable("the node of the history is deleted repeatedly", attempts=ATTEMPTS_MAX)
 
     async def history(self, limit: int = HISTORY_MAX) -> Sequence[HistoryEvent]:
-        """The newest first."""
+        """Return the events, the newest first."""
         events: list[HistoryEvent] = []
         for name in reversed(await self._events()):
             if len(events) >= limit:
@@ -284,13 +287,13 @@ class RecoveryRecords:
         try:
             for name in (await self._events())[:-HISTORY_MAX]:
                 await self._delete(f"{self._layout.recovery_history}/{name}", None)
-        except BinderyError as error:  # the next one will
+        except BinderyError as error:  # the next call deletes them
             _log.info("history_not_pruned", extra={"error": str(error)})
 
     # --- cursors --------------------------------------------------------------------------------------------------
 
     async def get_cursor(self, name: str) -> dict[str, Any] | None:
-        """None: there is none, or it cannot be read. Raises BadRequest for a name that a path cannot hold."""
+        """Return None if there is none, or it is unreadable. Raises BadRequest for a name that a path cannot hold."""
         path = self._layout.recovery_cursor(name)
         node = await self._node(path)
         return self._read(node, dict[str, Any], path) if node else None
@@ -299,19 +302,19 @@ class RecoveryRecords:
         await self._put(self._layout.recovery_cursor(name), json_node.encode(data), guard)
 
     async def remove_cursor(self, name: str, *, guard: Guard | None = None) -> None:
-        """Harmless when there is none."""
+        """Harmless if there is none."""
         await self._delete(self._layout.recovery_cursor(name), guard)
 
     # --- workers --------------------------------------------------------------------------------------------------
 
     async def report(self, report: WorkerReport) -> None:
-        """Show it while this session lives. A node of a former session is reused; once it went, the next report makes
-        its own."""
+        """Publish the report while this session exists. A node of a former session is reused; after it was deleted, the
+        next report creates a new one."""
         path = self._layout.recovery_worker(report.name)
         await self._put(path, json_node.encode(report, leave_out=("name",)), None, ephemeral=True)
 
     async def reports(self) -> Sequence[WorkerReport]:
-        """By name."""
+        """Return the reports, sorted by name."""
         found: list[WorkerReport] = []
         for name in await self._children(self._layout.recovery_workers):
             path = f"{self._layout.recovery_workers}/{name}"
@@ -332,7 +335,7 @@ class RecoveryRecords:
         await self._put(self._layout.recovery_pause, json_node.encode(pause), None)
 
     async def clear_pause_info(self) -> None:
-        """Harmless when there is none."""
+        """Harmless if there is none."""
         await self._delete(self._layout.recovery_pause, None)
 
     # --- helpers --------------------------------------------------------------------------------------------------
@@ -360,7 +363,7 @@ class RecoveryRecords:
         return await (guard.multi(ops) if guard else self._store.multi(ops))
 
     async def _put(self, path: str, data: bytes, guard: Guard | None, *, ephemeral: bool = False) -> int:
-        """Set or create, whatever stands there; the new version."""
+        """Set or create the node at any version; return the new version."""
         create = False
         for _ in range(ATTEMPTS_MAX):
             try:
@@ -396,7 +399,7 @@ class RecoveryRecords:
         raise MetadataUnavailable("the responses were lost", path=path, attempts=ATTEMPTS_MAX)
 
     async def _settle(self, path: str, lost: MetadataOutcomeUnknown) -> None:
-        """See to it that the next read shows what became of a write."""
+        """Make sure that the next read shows the outcome of a write."""
         try:
             await self._store.sync(path)
         except MetadataUnavailable as error:

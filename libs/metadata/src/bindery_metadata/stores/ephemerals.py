@@ -1,15 +1,16 @@
-"""Removing one's own ephemeral node, and never that of a session which took the same path in between.
+"""Delete an ephemeral node of the own session, but never one that another session created at the same path meanwhile.
 
-A version does not tell two nodes of one path apart: each begins at 0. Nor does writing before deleting: the write would
-already hit the other's node. But ZooKeeper counts the children ever made under a parent, and names sequential nodes by
-that count. So one transaction makes a sequential node, deletes it *by the name that it has if no child was made since
-the count was read*, and deletes ours:
+A version does not distinguish two nodes at one path, because each begins at 0. A write before the deletion does not
+help
+either, because it could already change the other session's node. But ZooKeeper counts the children ever created under a
+parent, and names sequential nodes by that count. So one transaction creates a sequential node, deletes it *by the name
+that it has if no child was created since the count was read*, and deletes the own node:
 
-    count := creates of the parent;  ours := the node's owner is our session
+    count := creates of the parent;  own := the node's owner is this session
     multi: create sequential P, delete P<count>, delete the node under its version
 
-If anybody made a node there since (ours taken by another among them), P has another name and nothing happens. Whoever
-makes nodes there takes part without knowing it, BookKeeper's workers too. Nothing of it is ever seen to stand.
+If any client created a node under the parent since, P has another name and nothing is applied. This holds for all
+clients, BookKeeper's workers included. No other client ever sees the sequential node.
 """
 
 from collections.abc import Sequence
@@ -21,16 +22,17 @@ from bindery_metadata.layout.znode_path import parent_of
 from bindery_metadata.stores.store import Create, Delete, MetadataStore, Op, Stat
 
 ATTEMPTS_MAX: Final = 50
-"""Nodes in a row that others may make under the same parent meanwhile."""
+"""Maximum consecutive attempts that fail because other clients created nodes under the same parent."""
 PROBE_PREFIX: Final = "release-"
 
 
 async def delete_own(store: MetadataStore, path: str, session_id: int, *, together_with: Sequence[Op] = ()) -> bool:
-    """Delete the ephemeral node `path` if it is of session `session_id`, atomically with the other operations.
+    """Delete the ephemeral node `path` if session `session_id` owns it, atomically with the other operations.
 
-    False: it is not (any more), and nothing was done. Raises the error of an operation of `together_with` (nothing was
-    done); MetadataUnavailable, also when others are faster ATTEMPTS_MAX times; MetadataOutcomeUnknown when an answer
-    was lost and the node is gone since, but operations went with it whose outcome the caller must look up.
+    False: the session does not own it (any more), and nothing was applied. Raises the error of an operation of
+    `together_with` (nothing was applied); MetadataUnavailable, also after ATTEMPTS_MAX conflicts;
+    MetadataOutcomeUnknown
+    if a response was lost, the node is gone, and the caller must look up the outcome of the other operations.
     """
     probe = f"{parent_of(path)}/{PROBE_PREFIX}"
     lost: MetadataOutcomeUnknown | None = None
@@ -57,5 +59,5 @@ async def delete_own(store: MetadataStore, path: str, session_id: int, *, togeth
 
 
 def _creates(parent: Stat) -> int:
-    """Children ever made: the children's version, of 32 bits, counts each creation and each deletion once."""
+    """Children ever created: the children's version, of 32 bits, counts each creation and each deletion once."""
     return (parent.children_version + parent.children_count) % 2**32 // 2

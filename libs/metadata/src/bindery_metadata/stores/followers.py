@@ -1,4 +1,4 @@
-"""Followers: following nodes with one-shot watches, through outages and session losses, each in a task of its own."""
+"""Followers: follow nodes with one-shot watches through outages and session losses, one task per node."""
 
 import asyncio
 import contextlib
@@ -11,12 +11,13 @@ from bindery_core.errors import BadVersion, BinderyError, Corrupt
 from bindery_metadata.stores.store import Watch
 
 WATCH_RETRY_S: Final = 0.5
+"""Delay in seconds before a failed read is repeated."""
 
 _log = logging.getLogger(__name__)
 
 
 class End(Exception):
-    """Raised by a look: there is nothing to follow any more."""
+    """Raised by `look`: there is nothing to follow any more."""
 
 
 class Followers:
@@ -26,10 +27,10 @@ class Followers:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def follow(self, what: str, look: Callable[[Watch], Awaitable[None]], **fields: object) -> Callable[[], None]:
-        """Call `look` now and after each change that its watch tells of, until it raises End. The result stops it.
+        """Call `look` now and after each change that its watch reports, until it raises End. The result stops it.
 
-        When `look` cannot read what is there (Corrupt, BadVersion), the next change is waited for; when the store is
-        away, it is called again soon. `what` and `fields` are for the log.
+        If `look` cannot decode the data (Corrupt, BadVersion), it is called again at the next change; if the store is
+        unavailable, after a short delay. `what` and `fields` are for the log.
         """
         task = asyncio.create_task(_follow(what, look, fields))
         self._tasks.add(task)

@@ -1,14 +1,13 @@
 """MemoryStore: the metadata store in memory, a real implementation for tests and simulations.
 
-`MemoryTree` is the server; each `connect()` gives a session over it. Requests of a session travel in order, half of its
-latency each way; its answers and watch events come back in one order. The loop alone gives time: no threads, no clock.
+`MemoryTree` is the server; each `connect()` returns a session over it. Requests of a session are applied in order, with
+half of its latency each way; its responses and watch events arrive in one order. Time comes only from the event loop.
 
-What a test can do to it
-- `tree.suspend(store)`: the connection breaks. Requests not yet carried out and answers on the way are lost (reads
-  raise MetadataUnavailable, writes MetadataOutcomeUnknown). Later ones wait `operation_timeout_s` for
-  `tree.resume(store)`.
-- `tree.expire(store)`: the server ends the session; its ephemeral nodes go. A connected store hears of it at once
-  (SUSPENDED, LOST, CONNECTED with a new id); a suspended one only when it is resumed, as in the world.
+Faults for tests
+- `tree.suspend(store)`: the connection breaks. Requests not yet applied and responses in transit are lost (reads raise
+  MetadataUnavailable, writes MetadataOutcomeUnknown). Later ones wait `operation_timeout_s` for `tree.resume(store)`.
+- `tree.expire(store)`: the server ends the session and deletes its ephemeral nodes. A connected store is notified at
+  once (SUSPENDED, LOST, CONNECTED with a new id), a suspended one when it is resumed, as with a real server.
 - `store.fail_next(error)`, `store.lose_next_write(applied=...)`: one fault for one operation.
 As with the real store, watches of a broken connection fire once it is CONNECTED again.
 """
@@ -30,14 +29,14 @@ T = TypeVar("T")
 
 FIRST_SESSION_ID: Final = 0x1000_0000_0000_0001
 Matching = Callable[[str, str], bool]
-"""(operation, path) -> whether the fault is meant for it. Operations are the methods' names."""
+"""(operation, path) -> whether the fault applies to it. Operations are the methods' names."""
 
 
 @dataclass(slots=True)
 class _Fault:
     matching: Matching
     error: BinderyError | None
-    """Raised instead of doing it; None: the answer is lost."""
+    """Raised instead of applying the operation; None: the response is lost."""
     applied: bool
     writes_only: bool
 
@@ -61,7 +60,7 @@ class MemoryTree:
         self._next_session_id = FIRST_SESSION_ID
 
     def connect(self, *, latency_s: float = 0.0, operation_timeout_s: float = 10.0) -> "MemoryStore":
-        """A new session, CONNECTED. `latency_s`: a request's way to the tree and back."""
+        """Return a new session, CONNECTED. `latency_s`: time of a request to the tree and back."""
         store = MemoryStore(self, latency_s=latency_s, operation_timeout_s=operation_timeout_s)
         self._sessions.append(store)
         return store
@@ -71,11 +70,11 @@ class MemoryTree:
         store._disconnected()
 
     def resume(self, store: "MemoryStore") -> None:
-        """Let `store` connect again: the same session, or a new one if it expired meanwhile."""
+        """Reconnect `store`: the same session, or a new one if it expired meanwhile."""
         store._connected_again()
 
     def expire(self, store: "MemoryStore") -> None:
-        """End the session of `store` as the server does when it heard nothing for the session timeout."""
+        """End the session of `store`, as a server does after the session timeout."""
         connected = store.session_state is SessionState.CONNECTED
         if connected:
             store._disconnected()
@@ -107,7 +106,7 @@ class MemoryTree:
 
 
 class MemoryStore:
-    """One session over a MemoryTree. A `MetadataStore`; see the module for what a test can do to it."""
+    """One session over a MemoryTree. A `MetadataStore`; the module docstring lists faults for tests."""
 
     def __init__(self, tree: MemoryTree, *, latency_s: float, operation_timeout_s: float) -> None:
         self._tree = tree
@@ -129,11 +128,11 @@ class MemoryStore:
     # --- faults ---------------------------------------------------------------------------------------------------
 
     def fail_next(self, error: BinderyError, *, matching: Matching | None = None) -> None:
-        """The next operation (that `matching` accepts) raises `error` and does nothing."""
+        """The next operation (that `matching` accepts) raises `error` and is not applied."""
         self._faults.append(_Fault(matching or _any, error, applied=False, writes_only=False))
 
     def lose_next_write(self, *, applied: bool, matching: Matching | None = None) -> None:
-        """The next write raises MetadataOutcomeUnknown, and was carried out or not, as `applied` says."""
+        """The next write raises MetadataOutcomeUnknown, and is applied or not, by `applied`."""
         self._faults.append(_Fault(matching or _any, None, applied=applied, writes_only=True))
 
     # --- MetadataStore --------------------------------------------------------------------------------------------
@@ -222,13 +221,13 @@ class MemoryStore:
             return
         self._closed = True
         self._lose_connection()
-        self._connected.set()  # those who wait for a connection learn that there will be none
+        self._connected.set()  # requests that wait for a connection must fail now
         self._watches.clear()
         self._dropped_watches.clear()
         self._tree._forget(self)
         self._state, self._session_id = SessionState.LOST, 0
 
-    # --- the way of a request -------------------------------------------------------------------------------------
+    # --- path of a request ----------------------------------------------------------------------------------------
 
     async def _read(self, operation: str, path: str, carry_out: Callable[[], T]) -> T:
         validate_path(path)
@@ -270,7 +269,7 @@ class MemoryStore:
             raise MetadataUnavailable("the metadata store was closed", path=path)
 
     def _arrive(self) -> None:
-        """At the server: carry out the oldest request, send its answer (behind the events of earlier writes)."""
+        """At the server: apply the oldest request, send its response (after the events of earlier writes)."""
         if not self._requests:
             return
         request = self._requests.popleft()
@@ -288,7 +287,7 @@ class MemoryStore:
         asyncio.get_running_loop().call_later(self._half_latency_s, self._receive)
 
     def _receive(self) -> None:
-        """At the client: take the oldest answer or watch event."""
+        """At the client: take the oldest response or watch event."""
         if not self._inbound:
             return
         item = self._inbound.popleft()

@@ -1,4 +1,4 @@
-"""The znodes of a MemoryTree and what may be done to them, without sessions or time.
+"""The znodes of a MemoryTree and the operations on them, without sessions or time.
 
 Invariants: each node but `/` has its parent in the map; `children` of a node are exactly the names below it;
 an ephemeral node has no children; `creates` only grows, so no sequential name is given twice under a parent that stays.
@@ -20,7 +20,7 @@ _SEQUENCE_DIGITS: Final = 10
 
 
 class Kind(Enum):
-    """Which watches of a path an event fires."""
+    """Kind of watches of a path that an event fires."""
 
     DATA = "data"
     CHILDREN = "children"
@@ -38,7 +38,7 @@ class _Znode:
     owner: int
     version: int = 0
     creates: int = 0
-    """Children ever created: names the next sequential one."""
+    """Children ever created: the number of the next sequential one."""
     children: set[str] = field(default_factory=set)
 
     def stat(self) -> Stat:
@@ -53,7 +53,7 @@ class _Znode:
 
 
 class Znodes:
-    """The nodes. All paths were validated before."""
+    """The nodes. All paths must be valid."""
 
     def __init__(self) -> None:
         self._nodes: dict[str, _Znode] = {"/": _Znode(b"", 0, 0, 0)}
@@ -74,7 +74,7 @@ class Znodes:
         return [path for path, node in self._nodes.items() if node.owner == owner and owner != 0]
 
     def apply(self, ops: Sequence[Op], *, owner: int, now_ms: int) -> tuple[list[OpResult], list[Event]]:
-        """Do all `ops` for session `owner`, or raise the first error and leave everything as it was."""
+        """Apply all `ops` for session `owner`, or raise the first error and change nothing."""
         results: list[OpResult] = []
         events: list[Event] = []
         undo: list[Callable[[], None]] = []

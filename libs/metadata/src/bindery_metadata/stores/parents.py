@@ -1,6 +1,6 @@
-"""Nodes that exist only to hold others: made on demand, removed when they became empty.
+"""Nodes that only hold other nodes: created on demand, removed when they are empty.
 
-Two clients do both at once, so each step expects that the other was faster.
+Two clients may do both at once, so each step expects that the other client was faster.
 """
 
 from typing import Final
@@ -11,24 +11,24 @@ from bindery_metadata.layout.znode_path import ancestors, parent_of
 from bindery_metadata.stores.store import MetadataStore
 
 ATTEMPTS_MAX: Final = 20
-"""How often somebody else may prune the parents between making them and using them before we give up."""
+"""Maximum attempts to create a node whose parents other clients delete meanwhile."""
 
 
 async def make_path(store: MetadataStore, path: str) -> None:
-    """Create `path` and everything above it, persistent and empty, where missing."""
+    """Create `path` and its ancestors, persistent and empty, where missing."""
     for node in (*ancestors(path), path):
         try:
             await store.create(node)
         except AlreadyExists:
             continue
         except NoSuchNode:
-            return  # pruned behind us; the caller's own create will tell and start again
+            return  # an ancestor was deleted again; the caller's own create fails then and is repeated
 
 
 async def create_with_parents(
     store: MetadataStore, path: str, data: bytes, *, ephemeral: bool = False, sequential: bool = False
 ) -> str:
-    """Create `path`, making missing parents. Raises MetadataUnavailable when they vanish again ATTEMPTS_MAX times."""
+    """Create `path` and missing parents. Raises MetadataUnavailable if they are deleted again ATTEMPTS_MAX times."""
     for _ in range(ATTEMPTS_MAX):
         try:
             return await store.create(path, data, ephemeral=ephemeral, sequential=sequential)
@@ -38,7 +38,7 @@ async def create_with_parents(
 
 
 async def prune_empty_parents(store: MetadataStore, path: str, *, up_to: str) -> None:
-    """Remove the parents of `path` that are empty, bottom up, `up_to` (an ancestor) left standing."""
+    """Remove the empty parents of `path`, bottom up, but not `up_to` (an ancestor)."""
     node = parent_of(path)
     while node != up_to and node.startswith(up_to.rstrip("/") + "/"):
         try:

@@ -1,23 +1,24 @@
-"""MetadataStore: the small part of ZooKeeper that the system stands on, as an asyncio interface.
+"""MetadataStore: the subset of ZooKeeper that the system uses, as an asyncio interface.
 
 Two implementations pass one contract suite: `zookeeper.ZooKeeperStore` (kazoo) and `memory.MemoryStore`.
 
 Contract
 - Paths are absolute ("/ledgers/available"). Data is bytes, never None. Versions are ZooKeeper data versions: 0 after
-  create, one more after each set. `version=None` in set and delete means "any": only for nodes that are never
-  contended. Sequential numbers count every child ever made under the parent.
-- Errors: NoSuchNode, AlreadyExists, VersionConflict, NotEmpty as named; BadRequest for an impossible path, a child of
-  an ephemeral node, the deletion of `/`; TooLarge over znode_path.DATA_SIZE_MAX; MetadataUnavailable when the request
-  was certainly not carried out; MetadataOutcomeUnknown when a write may have been (connection lost on the way): `sync`,
-  re-read and compare. Reads that meet a lost connection raise MetadataUnavailable.
-- Requests of one store are carried out in the order in which they were made.
-- A request made without a connection waits for one, for a bounded time, before it raises MetadataUnavailable.
-- Watches fire once, in the loop, in the order of the store's events, before the answer to any later request that shows
-  the change. One that is set twice on a path counts once. A read that raises sets none. After the connection was lost
-  or the session expired every watch fires, once the store is CONNECTED again, so that its owner looks again. None fires
-  after `close`.
-- Session: CONNECTED -> SUSPENDED (connection lost, ephemerals still stand) -> CONNECTED, or -> LOST (every ephemeral is
-  gone) -> CONNECTED with a new session id. Listeners are called in the loop, in order; not by `close`.
+  - Paths are absolute ("/ledgers/available"). Data is bytes, never None. Versions are ZooKeeper data versions: 0 after
+    create, one more after each set. `version=None` in set and delete means "any": only for nodes without contention.
+    Sequential numbers count every child ever created under the parent.
+  - Errors: NoSuchNode, AlreadyExists, VersionConflict, NotEmpty as named; BadRequest for an invalid path, a child of an
+    ephemeral node, the deletion of `/`; TooLarge over znode_path.DATA_SIZE_MAX; MetadataUnavailable if the request was
+    certainly not applied; MetadataOutcomeUnknown if a write may have been (the connection was lost): `sync`, read again
+    and compare. Reads during which the connection is lost raise MetadataUnavailable.
+  - Requests of one store are applied in the order in which they were made.
+  - A request made without a connection waits for one, for a bounded time, before it raises MetadataUnavailable.
+  - Watches fire once, in the event loop, in the order of the store's events, before the response to any later request
+    that reflects the change. The same watch set twice on a path counts once. A read that raises sets none. After the
+    connection was lost or the session expired, every watch fires once the store is CONNECTED again, so that its owner
+    reads again. No watch fires after `close`.
+  - Session: CONNECTED -> SUSPENDED (connection lost, ephemeral nodes remain) -> CONNECTED, or -> LOST (all ephemeral
+    nodes are deleted) -> CONNECTED with a new session id. Listeners are called in the loop, in order; not by `close`.
 """
 
 from collections.abc import Callable, Sequence
@@ -84,14 +85,14 @@ class Check:
 
 Op = Create | Set | Delete | Check
 Watch = Callable[[], None]
-"""Called once, in the event loop, when what was read may have changed."""
+"""Called once, in the event loop, when the data read may have changed."""
 
 
 class MetadataStore(Protocol):
     async def get(self, path: str, *, watch: Watch | None = None) -> Node: ...
 
     async def exists(self, path: str, *, watch: Watch | None = None) -> Stat | None:
-        """None when it is not there; the watch then waits for its creation."""
+        """Return None if there is no such node; the watch then fires at its creation."""
         ...
 
     async def children(self, path: str, *, watch: Watch | None = None) -> list[str]:
@@ -108,7 +109,7 @@ class MetadataStore(Protocol):
         make_parents: bool = False,
     ) -> str:
         """Create and return the path (with the 10-digit suffix of a sequential node). A missing parent is NoSuchNode,
-        unless `make_parents`, which makes them (persistent, empty) and tolerates that they vanish in between."""
+        unless `make_parents`, which creates parents (persistent, empty) and tolerates their concurrent deletion."""
         ...
 
     async def set(self, path: str, data: bytes, *, version: int | None) -> Stat: ...
@@ -116,11 +117,11 @@ class MetadataStore(Protocol):
     async def delete(self, path: str, *, version: int | None) -> None: ...
 
     async def multi(self, ops: Sequence[Op]) -> list[str | Stat | None]:
-        """All or nothing. Per op: the path created, the Stat set, None otherwise. Raises the first op's error."""
+        """Apply all or nothing. Per op: the path created, the Stat set, else None. Raises the error of the first op."""
         ...
 
     async def sync(self, path: str) -> None:
-        """Return after every write acknowledged to anybody before this call is visible to reads here."""
+        """Return when every write acknowledged to any client before this call is visible to reads of this store."""
         ...
 
     @property
@@ -128,7 +129,7 @@ class MetadataStore(Protocol):
 
     @property
     def session_id(self) -> int:
-        """0 while there is none."""
+        """0 without a session."""
         ...
 
     def on_session_change(self, listener: Callable[[SessionState], None]) -> Callable[[], None]:
@@ -136,5 +137,5 @@ class MetadataStore(Protocol):
         ...
 
     async def close(self) -> None:
-        """End the session: its ephemeral nodes vanish at once. Idempotent."""
+        """End the session: its ephemeral nodes are deleted at once. Idempotent."""
         ...

@@ -1,4 +1,4 @@
-"""A value as it was read, with what a compare-and-set of it needs."""
+"""A value with the version that its compare-and-set needs."""
 
 from dataclasses import dataclass
 from typing import Generic, TypeVar

@@ -1,22 +1,21 @@
 """ZooKeeperStore: the metadata store over kazoo. The only module that imports kazoo.
 
-kazoo owns one thread, which talks to the server. Everything it has to say (answers, watch events, connection states)
-enters the event loop through one queue, `_Crossing`, in the order in which it happened; nothing of ours runs on kazoo's
-thread and nothing of kazoo's blocks the loop.
+kazoo owns one thread, which talks to the server. Its responses, watch events and connection states enter the event loop
+through one queue, `_Crossing`, in the order in which they occurred; no code of ours runs on kazoo's thread, and kazoo
+never blocks the loop.
 
-kazoo's retries are used for connecting alone. A request is sent once: only its caller can tell whether to repeat it.
+kazoo's retries are used for connecting only. A request is sent once, because only its caller can decide to repeat it.
 
-| kazoo says                                     | a read raises       | a write raises         |
+| kazoo reports                                  | a read raises       | a write raises         |
 |------------------------------------------------|---------------------|------------------------|
-| ConnectionLoss, no answer in time              | MetadataUnavailable | MetadataOutcomeUnknown |
+| ConnectionLoss, no response in time            | MetadataUnavailable | MetadataOutcomeUnknown |
 | SessionExpired, SessionMoved, ConnectionClosed | MetadataUnavailable | MetadataUnavailable    |
 
-While SUSPENDED or LOST a request waits, unsent, for at most `operation_timeout_s`. A request that was handed to kazoo
-just as the connection broke may be sent after it is back, possibly after its caller was told "outcome unknown";
-requests of one store stay in order, so a read made afterwards through the same store (after a `sync`) sees the final
-outcome.
+While SUSPENDED or LOST, a request waits, unsent, for at most `operation_timeout_s`. A request that was passed to kazoo
+just as the connection broke may be sent after reconnection, possibly after its caller received "outcome unknown".
+Requests of one store stay in order, so a later read through the same store (after a `sync`) sees the final outcome.
 
-kazoo forgets watches when the connection breaks, so they all fire once the store is CONNECTED again: early rather than
+kazoo drops watches when the connection breaks, so they all fire once the store is CONNECTED again: early rather than
 never.
 """
 
@@ -79,10 +78,10 @@ from bindery_metadata.stores.store import (
 )
 
 OPERATION_TIMEOUT_S: Final = 10.0
-"""Longest that one operation takes, waiting for a connection included."""
+"""Maximum time in seconds of one operation, including the wait for a connection."""
 CONNECT_TIMEOUT_S: Final = 15.0
 IN_FLIGHT_MAX: Final = 1_024
-"""Requests handed to kazoo and not answered; more wait in the loop."""
+"""Maximum number of unanswered requests in kazoo; further ones wait in the loop."""
 
 _ANY_VERSION: Final = -1
 _RECONNECT_DELAY_S: Final = 0.1
@@ -91,7 +90,7 @@ _REVIVE_DELAY_S: Final = 0.5
 
 _log = logging.getLogger(__name__)
 _kazoo_log = logging.getLogger(f"{__name__}.kazoo")
-_kazoo_log.setLevel(logging.ERROR)  # below that it repeats what errors and session states say already
+_kazoo_log.setLevel(logging.ERROR)  # lower levels repeat what errors and session states report
 
 _STATES: Final = {
     KazooState.CONNECTED: SessionState.CONNECTED,
@@ -117,7 +116,7 @@ _NAMED_ERRORS: Final[dict[type[KazooException], tuple[type[BinderyError], str]]]
 
 
 class _Crossing:
-    """The one way from kazoo's thread into the loop, in order."""
+    """The only way from kazoo's thread into the event loop, in order."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -125,12 +124,12 @@ class _Crossing:
         self._events: list[Callable[[], None]] = []
 
     def put(self, event: Callable[[], None]) -> None:
-        """Have `event` called in the loop, after all that were put before. Any thread; never blocks for long."""
+        """Call `event` in the loop, after all earlier ones. May be called on any thread; never blocks for long."""
         with self._lock:
             self._events.append(event)
             if len(self._events) > 1:
-                return  # the drain that is on its way takes this one too
-        with contextlib.suppress(RuntimeError):  # the loop was closed: nobody is left to hear it
+                return  # the scheduled drain processes this event too
+        with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._drain)
 
     def _drain(self) -> None:
@@ -144,7 +143,7 @@ class _Crossing:
 
 
 class _LoopHandler(SequentialThreadingHandler):  # type: ignore[misc]
-    """kazoo's threading handler, with the loop in place of its two worker threads, which would lose the order."""
+    """kazoo's threading handler, with the event loop instead of its two worker threads, which do not keep the order."""
 
     def __init__(self, crossing: _Crossing, thread_ended: Callable[[], None]) -> None:
         super().__init__()
@@ -153,16 +152,16 @@ class _LoopHandler(SequentialThreadingHandler):  # type: ignore[misc]
 
     @property
     def running(self) -> bool:
-        return True  # else kazoo would call back on whatever thread it is in
+        return True  # otherwise kazoo would call back on its current thread
 
     def start(self) -> None:
-        """There are no workers to start."""
+        """No-op: there are no workers."""
 
     def stop(self) -> None:
-        """There are no workers to stop."""
+        """No-op: there are no workers."""
 
     def spawn(self, func: Callable[..., None], *args: Any, **kwargs: Any) -> threading.Thread:
-        """Start kazoo's connection thread, and tell the loop when it has ended, for whatever reason."""
+        """Start kazoo's connection thread, and notify the loop when it has ended for any reason."""
 
         def run() -> None:
             try:
@@ -181,7 +180,8 @@ class _LoopHandler(SequentialThreadingHandler):  # type: ignore[misc]
 
 
 class _KazooWatch:
-    """A watch as kazoo holds it. Equal for equal watches, so that setting one twice on a path counts once."""
+    """A watch in the form that kazoo holds. Equal for equal watches, so that setting one twice on a path counts
+    once."""
 
     __slots__ = ("_fire", "_watch")
 
@@ -200,7 +200,7 @@ class _KazooWatch:
 
 
 class ZooKeeperStore:
-    """A `MetadataStore` over one ZooKeeper session at a time. Made by `connect`; belongs to one event loop."""
+    """A `MetadataStore` over one ZooKeeper session at a time. Created by `connect`; belongs to one event loop."""
 
     def __init__(self, hosts: str, *, session_timeout_s: float, operation_timeout_s: float) -> None:
         self._operation_timeout_s = operation_timeout_s
@@ -239,8 +239,8 @@ class ZooKeeperStore:
     ) -> "ZooKeeperStore":
         """Connect to `hosts` ("a:2181,b:2181").
 
-        Raises MetadataUnreachable naming them when nobody answers within `connect_timeout_s`; BadRequest for a list
-        that cannot be read.
+        Raises MetadataUnreachable with the hosts if no server responds within `connect_timeout_s`; BadRequest for an
+        invalid list.
         """
         store = cls(validate_hosts(hosts), session_timeout_s=session_timeout_s, operation_timeout_s=operation_timeout_s)
         store._client.start_async()
@@ -340,7 +340,7 @@ class ZooKeeperStore:
         if self._closed:
             return
         self._closed = True
-        self._connected.set()  # those who wait for a connection learn that there will be none
+        self._connected.set()  # requests that wait for a connection must fail now
         self._state, self._session_id = SessionState.LOST, 0
         self._dropped_watches.clear()
         if self._reviving:
@@ -350,7 +350,7 @@ class ZooKeeperStore:
     # --- requests -------------------------------------------------------------------------------------------------
 
     async def _call(self, path: str, start: Callable[[], Any], *, write: bool) -> Any:
-        """Hand one request to kazoo and wait for its answer. `start` returns kazoo's async result."""
+        """Pass one request to kazoo and wait for its response. `start` returns kazoo's async result."""
         validate_path(path)
         sent = False
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -372,7 +372,7 @@ class ZooKeeperStore:
             if self._connected.is_set():
                 if self._client.connected:
                     return
-                # kazoo knows more than has crossed yet; its next CONNECTED is still to come, so this cannot undo it
+                # kazoo's state is newer than the last event here; its next CONNECTED is still to come
                 self._connected.clear()
             await self._connected.wait()
         raise MetadataUnavailable("the metadata store was closed", path=path)
@@ -394,7 +394,7 @@ class ZooKeeperStore:
     # --- session and watches --------------------------------------------------------------------------------------
 
     def _on_kazoo_state(self, state: KazooState) -> None:
-        """On kazoo's thread: note what is known there, and cross."""
+        """On kazoo's thread: read the state there, and pass it to the loop."""
         identity = self._client.client_id
         self._crossing.put(partial(self._change_state, _STATES[state], identity[0] if identity else None))
 
@@ -420,7 +420,7 @@ class ZooKeeperStore:
                 self._crossing.put(watch)
 
     def _on_thread_ended(self) -> None:
-        """A server that sent nonsense ends kazoo's thread. Without it we would be LOST for ever, so start another."""
+        """A malformed response ends kazoo's thread. The store would stay LOST without it, so start another."""
         if not self._closed:
             self._reviving = asyncio.get_running_loop().create_task(self._revive())
 
@@ -441,7 +441,7 @@ class ZooKeeperStore:
             watch()
 
     def _stop_client(self) -> None:
-        """On a helper thread: kazoo waits here for its own."""
+        """On a helper thread, because kazoo waits here for its own thread."""
         try:
             self._client.stop()
             self._client.close()
@@ -459,12 +459,12 @@ def validate_hosts(hosts: str) -> str:
 
 
 def _is_host(name: str) -> bool:
-    """Whether it can be asked for at all: no part of a name may be empty or longer than 63."""
+    """Return whether it can be resolved: no part of a name may be empty or longer than 63 characters."""
     return "/" not in name and all(0 < len(part) < 64 for part in name.removesuffix(".").split("."))
 
 
 def _land(answer: "asyncio.Future[Any]", result: Any) -> None:
-    """In the loop: kazoo's result becomes the caller's, unless the caller has gone."""
+    """In the loop: pass kazoo's result to the caller, unless it was cancelled."""
     if answer.done():
         return
     if result.exception is not None:
@@ -482,7 +482,7 @@ def _translate(error: KazooException, path: str, *, write: bool) -> BinderyError
 
 
 def _unanswered(path: str, *, write: bool, cause: str = "no answer in time") -> BinderyError:
-    """Also for errors we do not know: what is not known to have failed may have happened."""
+    """Also for unknown errors: a write that is not known to have failed may have been applied."""
     if write:
         return MetadataOutcomeUnknown("zookeeper may have applied the change", path=path, cause=cause)
     return MetadataUnavailable("zookeeper did not respond", path=path, cause=cause)

@@ -1,4 +1,4 @@
-"""A process ends when it is told to, at once when told twice, and with its parent."""
+"""The end of a process: after a signal, at once after a later second signal, and with its parent."""
 
 import asyncio
 import contextlib
@@ -57,7 +57,7 @@ def line(process: subprocess.Popen[str]) -> str:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_asks_for_an_orderly_end(number: signal.Signals) -> None:
+def test_a_signal_requests_the_shutdown(number: signal.Signals) -> None:
     with started(SERVICE) as process:
         assert line(process).startswith("up")
         process.send_signal(number)
@@ -65,7 +65,7 @@ def test_a_signal_asks_for_an_orderly_end(number: signal.Signals) -> None:
         assert process.wait(timeout=30) == 0
 
 
-def test_a_signal_repeated_by_somebody_impatient_ends_at_once() -> None:
+def test_a_later_second_signal_ends_the_process_at_once() -> None:
     with started(SERVICE, "slow") as process:
         assert line(process).startswith("up")
         process.send_signal(signal.SIGTERM)
@@ -78,7 +78,7 @@ def test_a_signal_repeated_by_somebody_impatient_ends_at_once() -> None:
         assert process.returncode == 128 + signal.SIGTERM
 
 
-def test_an_echo_of_a_signal_does_not_cut_the_orderly_end_short() -> None:
+def test_an_immediate_second_signal_is_ignored() -> None:
     with started(SERVICE.replace("sleep(60)", "sleep(0.3)"), "slow") as process:
         assert line(process).startswith("up")
         process.send_signal(signal.SIGTERM)
@@ -107,14 +107,14 @@ def test_a_child_ends_with_a_parent_that_was_killed() -> None:
             time.sleep(0.01)
 
 
-def test_a_child_whose_parent_is_gone_already_does_not_begin() -> None:
+def test_a_child_whose_parent_has_ended_does_not_start() -> None:
     environment = {**os.environ, "BINDERY_DIE_WITH_PARENT": "1" if os.getpid() != 1 else "2"}
     done = subprocess.run([sys.executable, "-c", SERVICE], env=environment, capture_output=True, text=True, timeout=30)
     assert (done.returncode, done.stdout) == (1, "")
 
 
-async def test_work_is_over_as_soon_as_the_shutdown_comes_even_if_it_clings() -> None:
-    """Work that a cancellation makes close something, which takes long, is told a second time."""
+async def test_a_shutdown_cancels_work_even_if_its_cleanup_blocks() -> None:
+    """Work whose clean-up takes long is cancelled a second time."""
     shutdown, cancelled = runtime.Shutdown(), []
 
     async def cling() -> None:
@@ -133,7 +133,7 @@ async def test_work_is_over_as_soon_as_the_shutdown_comes_even_if_it_clings() ->
     assert cancelled == [1]
 
 
-async def test_work_that_ends_first_gives_its_result_or_its_error() -> None:
+async def test_work_that_ends_before_the_shutdown_returns_its_result_or_error() -> None:
     async def fail() -> None:
         raise ValueError("no")
 
@@ -143,7 +143,7 @@ async def test_work_that_ends_first_gives_its_result_or_its_error() -> None:
         await runtime.unless_shutdown(shutdown, fail())
 
 
-def test_a_process_may_open_as_many_files_as_its_hard_limit_says() -> None:
+def test_the_limit_of_open_files_is_raised_to_the_hard_limit() -> None:
     script = """
 import resource
 from bindery_kit.process import runtime

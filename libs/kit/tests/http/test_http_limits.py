@@ -1,194 +1,16 @@
-"""What every service's HTTP looks like: problems, health, metrics, a server that its owner starts and stops."""
+"""Limits on request heads, pipelined requests and connections, against hostile clients."""
 
 import asyncio
 import contextlib
 import json
-import socket
-import subprocess
-import sys
-from collections.abc import AsyncIterator
 
 import httpx
 import pytest
-from bindery_core.errors import BinderyError, DamagedStorage, NoSuchTopic, TooManyRequests
 from bindery_kit.http import http_limits
 from bindery_kit.http.http_limits import PIPELINED_MAX
-from bindery_kit.http.http_server import BindRefused, HttpServer, bind_tcp
-from bindery_kit.http.problem import CONTENT_TYPE, problem_of
-from bindery_kit.http.problem_fastapi import install_refusals
-from bindery_kit.observability.health import Health, OpsApp
+from bindery_kit.http.http_server import HttpServer
+from bindery_kit.observability.health import OpsApp
 from bindery_kit.observability.metrics import Metrics
-from fastapi import FastAPI, Request, Response
-from pydantic import BaseModel
-
-
-class Body(BaseModel):
-    count: int
-
-
-def make_app() -> FastAPI:
-    app = FastAPI()
-    install_refusals(app)
-
-    @app.exception_handler(BinderyError)
-    async def on_error(_: Request, error: BinderyError) -> Response:
-        return problem_of(error)
-
-    @app.get("/fail/{kind}")
-    async def fail(kind: str) -> None:
-        raise {
-            "missing": NoSuchTopic("no such topic", topic="a/b/c"),
-            "busy": TooManyRequests("too many requests", bytes_in_flight=7),
-            "damaged": DamagedStorage("bad file", path="x"),
-        }[kind]
-
-    @app.post("/count")
-    async def count(body: Body) -> int:
-        return body.count
-
-    @app.get("/slow")
-    async def slow() -> str:
-        await asyncio.sleep(60)
-        return "late"
-
-    return app
-
-
-@pytest.fixture
-def health() -> Health:
-    return Health()
-
-
-@pytest.fixture
-async def client(health: Health) -> AsyncIterator[httpx.AsyncClient]:
-    metrics = Metrics("kittest")
-    metrics.counter("adds_total", "adds").inc(3)
-    metrics.histogram("add_seconds", "latency").observe(0.003)
-    app = OpsApp(health, metrics, app=make_app())
-    async with HttpServer(app, port=0) as server, httpx.AsyncClient(base_url=server.url, trust_env=False) as http:
-        yield http
-
-
-@pytest.mark.parametrize(
-    ("kind", "status", "code"),
-    [("missing", 404, "no_such_topic"), ("busy", 429, "too_many_requests"), ("damaged", 500, "damaged_storage")],
-)
-async def test_a_bindery_error_becomes_a_problem(client: httpx.AsyncClient, kind: str, status: int, code: str) -> None:
-    answer = await client.get(f"/fail/{kind}")
-    assert answer.status_code == status
-    assert answer.headers["content-type"] == CONTENT_TYPE
-    body = answer.json()
-    assert (body["code"], body["status"], body["type"]) == (code, status, f"urn:bindery:problem:{code}")
-    assert ("retry-after" in answer.headers) == (status == 429)
-
-
-async def test_the_facts_of_an_error_are_fields(client: httpx.AsyncClient) -> None:
-    body = (await client.get("/fail/missing")).json()
-    assert body["facts"] == {"topic": "a/b/c"}
-    assert body["detail"] == "no such topic: topic=a/b/c"
-
-
-@pytest.mark.parametrize(
-    ("method", "path", "status", "code"),
-    [
-        ("GET", "/nothing", 404, "not_found"),
-        ("DELETE", "/count", 405, "method_not_allowed"),
-        ("POST", "/count", 400, "validation_failed"),
-        ("POST", "/metrics", 405, None),
-    ],
-)
-async def test_what_the_framework_refuses_is_a_problem_too(
-    client: httpx.AsyncClient, method: str, path: str, status: int, code: str | None
-) -> None:
-    answer = await client.request(method, path, content=b'{"count": "many"}')
-    assert answer.status_code == status
-    if code:
-        assert answer.json()["code"] == code
-
-
-async def test_a_wrong_field_is_named(client: httpx.AsyncClient) -> None:
-    body = (await client.post("/count", json={"count": "many"})).json()
-    assert body["errors"][0]["where"] == "body.count"
-
-
-async def test_metrics_are_served_with_fixed_buckets(client: httpx.AsyncClient) -> None:
-    text = (await client.get("/metrics")).text
-    assert "bindery_kittest_adds_total 3.0" in text
-    assert 'bindery_kittest_add_seconds_bucket{le="0.0025"} 0.0' in text
-    assert 'bindery_kittest_add_seconds_bucket{le="0.005"} 1.0' in text
-
-
-async def test_readiness_lists_its_obstacles_until_there_are_none(client: httpx.AsyncClient, health: Health) -> None:
-    health.progress("replaying the journal", done=3, total=10, unit="MB")
-    answer = await client.get("/startupz")
-    assert answer.status_code == 503
-    assert answer.json()["progress"] == {"step": "replaying the journal", "done": 3, "total": 10, "unit": "MB"}
-    assert (await client.get("/livez")).status_code == 200
-
-    health.started()
-    health.block("metadata", "session lost")
-    health.block("disk", "full")
-    health.clear("disk")
-    answer = await client.get("/readyz")
-    assert (answer.status_code, answer.json()["reasons"]) == (503, {"metadata": "session lost"})
-    text = (await client.get("/metrics")).text
-    assert "\nbindery_ready 0\n" in text
-    assert '\nbindery_not_ready{part="metadata"} 1\nbindery_not_ready{part="startup"} 0\n' in text
-
-    health.clear("metadata")
-    text = (await client.get("/metrics")).text
-    assert "\nbindery_ready 1\n" in text
-    assert '\nbindery_not_ready{part="metadata"} 0\n' in text
-    assert (await client.get("/readyz")).json() == {"status": "ready"}
-
-    health.fail("journal", "its thread died")
-    assert (await client.get("/readyz")).status_code == 503
-    assert (await client.get("/livez")).json()["reasons"] == {"journal": "its thread died"}
-
-
-async def test_without_an_app_only_the_four_pages_are_there(health: Health) -> None:
-    async with (
-        HttpServer(OpsApp(health, Metrics("kittest")), port=0) as server,
-        httpx.AsyncClient(base_url=server.url, trust_env=False) as http,
-    ):
-        assert (await http.get("/livez")).status_code == 200
-        assert (await http.head("/livez")).content == b""
-        answer = await http.get("/other")
-        assert (answer.status_code, answer.headers["content-type"]) == (404, CONTENT_TYPE)
-
-
-async def test_a_server_stops_in_time_whatever_its_clients_do(health: Health) -> None:
-    server = HttpServer(OpsApp(health, Metrics("kittest"), app=make_app()), port=0, stop_timeout_s=0.3)
-    await server.start()
-    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-    writer.write(b"GET /slow HTTP/1.1\r\nHost: x\r\n\r\n")
-    await writer.drain()
-    async with asyncio.timeout(30):
-        await server.stop()
-        await reader.read()
-    with pytest.raises(OSError):
-        await asyncio.open_connection("127.0.0.1", server.port)
-    writer.close()
-
-
-def test_only_loopback_is_bound_unless_told_otherwise() -> None:
-    with pytest.raises(BindRefused, match="--insecure"):
-        bind_tcp("0.0.0.0", 0)
-    bind_tcp("0.0.0.0", 0, insecure=True).close()
-
-
-def test_a_service_without_fastapi_does_not_load_it() -> None:
-    script = "import sys, bindery_kit.http.problem, bindery_kit.http.http_server; print('fastapi' in sys.modules)"
-    out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60).stdout
-    assert out.strip() == "False"
-
-
-def test_a_port_in_use_is_named() -> None:
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
-        with pytest.raises(BindRefused, match=str(other.getsockname()[1])):
-            bind_tcp("127.0.0.1", other.getsockname()[1])
 
 
 @pytest.mark.parametrize(
@@ -203,8 +25,8 @@ def test_a_port_in_use_is_named() -> None:
     ],
     ids=["many headers", "one header", "trailers"],
 )
-async def test_headers_without_end_are_refused_before_they_fill_the_memory(health, begin, more):
-    async with HttpServer(OpsApp(health, Metrics("kittest"), app=make_app()), port=0) as server:
+async def test_endless_headers_are_refused_before_they_fill_the_memory(health, app, begin, more):
+    async with HttpServer(OpsApp(health, Metrics("kittest"), app=app), port=0) as server:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         sent = 0
         async with asyncio.timeout(30):
@@ -226,10 +48,10 @@ async def test_headers_without_end_are_refused_before_they_fill_the_memory(healt
             assert (await http.get("/livez")).status_code == 200
 
 
-async def test_pipelined_requests_are_answered_and_endless_ones_end_the_connection(health):
-    """uvicorn would keep as many as a client sends while it answers the first: gigabytes, from anybody."""
+async def test_pipelined_requests_are_answered_up_to_a_limit(health, app):
+    """uvicorn alone would queue all requests that a client sends while the first is answered, up to gigabytes."""
     request = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
-    async with HttpServer(OpsApp(health, Metrics("kittest"), app=make_app()), port=0) as server:
+    async with HttpServer(OpsApp(health, Metrics("kittest"), app=app), port=0) as server:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         async with asyncio.timeout(30):
             writer.write(request * PIPELINED_MAX)
@@ -253,9 +75,9 @@ async def test_pipelined_requests_are_answered_and_endless_ones_end_the_connecti
             assert (await http.get("/livez")).status_code == 200
 
 
-async def test_a_head_that_does_not_end_is_given_up(health, monkeypatch):
+async def test_an_incomplete_head_times_out(health, app, monkeypatch):
     monkeypatch.setattr(http_limits, "HEAD_TIMEOUT_S", 0.2)
-    async with HttpServer(OpsApp(health, Metrics("kittest"), app=make_app()), port=0) as server, asyncio.timeout(30):
+    async with HttpServer(OpsApp(health, Metrics("kittest"), app=app), port=0) as server, asyncio.timeout(30):
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         assert await reader.read() == b"", "nothing was sent, so nothing is answered"
         writer.close()
@@ -277,7 +99,7 @@ async def test_a_head_that_does_not_end_is_given_up(health, monkeypatch):
             writer.close()
 
 
-async def test_a_request_that_takes_longer_than_a_head_may_is_answered(health, monkeypatch):
+async def test_the_timeout_of_a_head_does_not_apply_to_the_body(health, app, monkeypatch):
     monkeypatch.setattr(http_limits, "HEAD_TIMEOUT_S", 0.05)
 
     async def pieces():
@@ -288,7 +110,7 @@ async def test_a_request_that_takes_longer_than_a_head_may_is_answered(health, m
         yield b"7}"
 
     async with (
-        HttpServer(OpsApp(health, Metrics("kittest"), app=make_app()), port=0) as server,
+        HttpServer(OpsApp(health, Metrics("kittest"), app=app), port=0) as server,
         httpx.AsyncClient(base_url=server.url, trust_env=False) as http,
     ):
         answer = await http.post("/count", content=pieces(), headers={"content-type": "application/json"})
@@ -297,8 +119,8 @@ async def test_a_request_that_takes_longer_than_a_head_may_is_answered(health, m
         assert (await http.get("/livez")).status_code == 200
 
 
-async def test_a_new_client_gets_the_place_of_the_idlest_and_none_of_a_busy_one(health):
-    app = OpsApp(health, Metrics("kittest"), app=make_app())
+async def test_a_new_client_replaces_the_longest_idle_connection_and_no_busy_one(health, app):
+    app = OpsApp(health, Metrics("kittest"), app=app)
     async with HttpServer(app, port=0, connections_max=2) as server, asyncio.timeout(30):
 
         async def connect(request: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -337,7 +159,7 @@ async def test_a_new_client_gets_the_place_of_the_idlest_and_none_of_a_busy_one(
         third_writer.transport.abort()
 
 
-async def test_a_connection_on_which_a_waiting_request_runs_makes_no_room(health):
+async def test_a_connection_with_a_pipelined_request_is_not_idle(health):
     release = asyncio.Event()
 
     async def app(scope, receive, send):
@@ -362,7 +184,7 @@ async def test_a_connection_on_which_a_waiting_request_runs_makes_no_room(health
         writer.close()
 
 
-async def test_a_long_body_in_small_pieces_is_no_header_without_end(health):
+async def test_a_long_body_in_small_pieces_does_not_count_as_headers(health):
     seen = 0
 
     async def app(scope, receive, send):

@@ -1,4 +1,4 @@
-"""The life cycle of a service: what ends it, in which order it stops, and its exit code."""
+"""The life cycle of a service: the causes of its end, the order of its stop steps, and its exit code."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -11,7 +11,7 @@ from bindery_kit.process.runtime import EXIT_ERROR, EXIT_OK, EXIT_USAGE, Shutdow
 from bindery_kit.process.service_life import ServiceLife, run_life
 
 
-class Recorded:
+class RecordingService:
     """A service whose start records two steps around its parts. `failure`: raised at the end of the start."""
 
     def __init__(self, *, failure: Exception | None = None, step_fails: bool = False) -> None:
@@ -49,20 +49,20 @@ class Recorded:
         await self.life.stop()
 
 
-async def run(service: Recorded, **options: object) -> int:
+async def run(service: RecordingService, **options: object) -> int:
     async with asyncio.timeout(30):
         return await run_life(lambda: service, service.shutdown, **options)  # type: ignore[arg-type]
 
 
-async def test_a_requested_stop_undoes_the_start_in_reverse_order() -> None:
-    service = Recorded()
+async def test_a_requested_stop_runs_the_stop_steps_in_reverse_order() -> None:
+    service = RecordingService()
     asyncio.get_running_loop().call_later(0.01, service.shutdown.request, "SIGTERM")
     assert await run(service) == EXIT_OK
     assert service.stopped == ["inner", "part", "outer"]
 
 
-async def test_a_start_that_fails_is_undone_and_ends_with_an_error() -> None:
-    service = Recorded(failure=MetadataUnavailable("no zookeeper"))
+async def test_a_failed_start_runs_the_stop_steps_and_exits_with_an_error() -> None:
+    service = RecordingService(failure=MetadataUnavailable("no zookeeper"))
     with structlog.testing.capture_logs() as logs:
         assert await run(service, failed_event="test_failed") == EXIT_ERROR
     assert [line["event"] for line in logs if line["log_level"] == "error"] == ["test_failed"]
@@ -70,15 +70,15 @@ async def test_a_start_that_fails_is_undone_and_ends_with_an_error() -> None:
     assert service.stopped == ["inner", "part", "outer"]
 
 
-async def test_a_part_that_ends_ends_the_process_and_fails_liveness() -> None:
-    service = Recorded()
+async def test_a_failed_part_stops_the_process_and_fails_liveness() -> None:
+    service = RecordingService()
 
-    async def dies() -> None:
+    async def fails() -> None:
         raise OSError(5, "Input/output error", "/data")
 
     async def start() -> None:
-        await Recorded.start(service)
-        service.life.start_part("scrub", dies())
+        await RecordingService.start(service)
+        service.life.start_part("scrub", fails())
 
     service.start = start  # type: ignore[method-assign]
     with structlog.testing.capture_logs() as logs:
@@ -89,11 +89,11 @@ async def test_a_part_that_ends_ends_the_process_and_fails_liveness() -> None:
     assert service.stopped == ["inner", "part", "outer"]
 
 
-async def test_a_shutdown_during_the_start_cancels_it_and_undoes_what_was_done() -> None:
-    service = Recorded()
+async def test_a_shutdown_during_the_start_cancels_it_and_runs_the_stop_steps() -> None:
+    service = RecordingService()
 
     async def start() -> None:
-        await Recorded.start(service)
+        await RecordingService.start(service)
         await asyncio.Event().wait()
 
     service.start = start  # type: ignore[method-assign]
@@ -105,7 +105,7 @@ async def test_a_shutdown_during_the_start_cancels_it_and_undoes_what_was_done()
 async def test_a_usage_error_ends_the_process_before_the_start() -> None:
     shutdown = Shutdown()
 
-    def make() -> Recorded:
+    def make() -> RecordingService:
         raise BadRequest("port in use")
 
     with structlog.testing.capture_logs() as logs:
@@ -115,14 +115,14 @@ async def test_a_usage_error_ends_the_process_before_the_start() -> None:
 
 
 async def test_an_error_of_a_step_without_an_event_is_raised_after_the_other_steps() -> None:
-    service = Recorded(step_fails=True)
+    service = RecordingService(step_fails=True)
     asyncio.get_running_loop().call_later(0.01, service.shutdown.request, "SIGTERM")
     with pytest.raises(RuntimeError, match="outer"):
         await run(service)
     assert service.stopped == ["inner", "part", "outer"]
 
 
-async def test_a_step_with_an_event_is_cut_off_at_its_timeout_and_logged() -> None:
+async def test_a_step_with_an_event_is_cancelled_at_its_timeout_and_logged() -> None:
     life = ServiceLife("test", Shutdown(), Health())
     stopped: list[str] = []
 

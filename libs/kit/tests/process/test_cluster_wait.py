@@ -1,4 +1,4 @@
-"""A start that waits says for what, since when, why and what ends it; and it goes on, or gives up, when it should."""
+"""ClusterWait: what a start reports while it waits, and when the wait ends or times out."""
 
 import asyncio
 import random
@@ -10,7 +10,7 @@ import structlog
 from bindery_core.errors import BadRequest, MetadataOutcomeUnknown, MetadataUnavailable
 from bindery_kit.observability.health import Health
 from bindery_kit.process import cluster_wait
-from bindery_kit.process.cluster_wait import ClusterNotInitialised, ClusterWait, asked_again
+from bindery_kit.process.cluster_wait import ClusterNotInitialized, ClusterWait, retry_while_unavailable
 from bindery_metadata.cluster import initialize_cluster
 from bindery_metadata.layout.layout import LedgersLayout
 from bindery_metadata.stores.memory import MemoryTree
@@ -29,7 +29,7 @@ def wait_for(zookeeper: str = SERVERS, *, timeout_s: float = 0.0) -> tuple[Clust
 
 @pytest.fixture
 async def silent() -> AsyncIterator[str]:
-    """A server that takes connections and says nothing."""
+    """A server that accepts connections and never answers."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield f"127.0.0.1:{server.getsockname()[1]}"
 
@@ -39,7 +39,7 @@ async def never() -> None:
 
 
 async def test_each_server_has_its_cause(monkeypatch: pytest.MonkeyPatch, silent: str) -> None:
-    monkeypatch.setattr(cluster_wait, "FIRST_TOLD_S", 0.0)
+    monkeypatch.setattr(cluster_wait, "FIRST_REPORT_S", 0.0)
     wait, health = wait_for(f"{SERVERS},{silent}")
     with structlog.testing.capture_logs() as logs:
         waiting = asyncio.create_task(wait.for_zookeeper(never()))
@@ -51,15 +51,15 @@ async def test_each_server_has_its_cause(monkeypatch: pytest.MonkeyPatch, silent
     reason = (
         "127.0.0.1:1: connection refused, the name no-such-host.invalid does not resolve, "
         "the name no-namespace..svc does not resolve, "
-        f"{silent} takes connections but gives no session (has it a quorum?); "
-        "start ZooKeeper, or name its servers in TEST_ZOOKEEPER"
+        f"{silent} accepts connections but opens no session (does it have a quorum?); "
+        "start ZooKeeper, or set TEST_ZOOKEEPER to its servers"
     )
     assert (logs[0]["event"], logs[0]["since"], logs[0]["reason"]) == ("zookeeper_not_reached", "00:01:01 UTC", reason)
     assert "gives_up_in_s" not in logs[0]
     assert health.reasons == {"startup": f"waiting for ZooKeeper since 00:01:01 UTC: {reason}"}
 
 
-async def test_a_session_that_never_comes_is_given_up_with_the_cause() -> None:
+async def test_a_missing_session_times_out_with_the_cause() -> None:
     async def give_up() -> None:
         raise MetadataUnavailable("no zookeeper server responds")
 
@@ -69,8 +69,8 @@ async def test_a_session_that_never_comes_is_given_up_with_the_cause() -> None:
         await wait.for_zookeeper(give_up())
 
 
-async def test_a_client_that_cannot_let_go_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its thread may ask a name server that is silent."""
+async def test_a_client_that_does_not_close_does_not_delay_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its thread may wait for a name server that does not answer."""
     monkeypatch.setattr(cluster_wait, "CLOSE_TIMEOUT_S", 0.01)
 
     async def give_up() -> None:
@@ -85,7 +85,7 @@ async def test_a_client_that_cannot_let_go_is_not_waited_for(monkeypatch: pytest
             await wait.for_zookeeper(give_up())
 
 
-async def test_other_errors_are_told_as_they_are() -> None:
+async def test_other_errors_are_raised_unchanged() -> None:
     async def refuse() -> None:
         raise BadRequest("not a list")
 
@@ -94,7 +94,7 @@ async def test_other_errors_are_told_as_they_are() -> None:
         await wait.for_zookeeper(refuse())
 
 
-async def test_a_short_wait_is_worth_no_line() -> None:
+async def test_a_short_wait_is_not_logged() -> None:
     async def connect() -> int:
         return 5
 
@@ -104,7 +104,7 @@ async def test_a_short_wait_is_worth_no_line() -> None:
     assert logs == []
 
 
-async def test_the_start_goes_on_once_the_cluster_is_initialised(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_start_continues_when_the_cluster_is_initialized(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster_wait, "POLL_S", 0.001)
     tree = MemoryTree()
     store = tree.connect()
@@ -116,21 +116,21 @@ async def test_the_start_goes_on_once_the_cluster_is_initialised(monkeypatch: py
         assert [event["event"] for event in logs] == ["cluster_not_initialised"], "once, then every ten seconds"
     assert health.startup_answer()[1]["progress"]["step"] == (
         "waiting for the cluster since 00:01:01 UTC: ZooKeeper at zk:2181 has no cluster at /ledgers; "
-        "`bindery cluster init --zookeeper zk:2181` makes one"
+        "`bindery cluster init --zookeeper zk:2181` creates one"
     )
     await initialize_cluster(store, LAYOUT, randomness=random.Random(1))
     async with asyncio.timeout(30):
         await waiting
 
 
-async def test_a_cluster_that_nobody_initialises_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_cluster_that_is_not_initialized_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster_wait, "POLL_S", 0.001)
     wait, _ = wait_for("zk:2181", timeout_s=0.02)
-    with pytest.raises(ClusterNotInitialised, match=r"gave up waiting for the cluster after 0.02 s: .*cluster init"):
+    with pytest.raises(ClusterNotInitialized, match=r"gave up waiting for the cluster after 0.02 s: .*cluster init"):
         await wait.for_cluster(MemoryTree().connect())
 
 
-async def test_what_zookeeper_does_not_answer_is_asked_again_and_what_it_refuses_is_not(
+async def test_a_call_is_repeated_while_zookeeper_does_not_answer_and_not_after_a_refusal(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(cluster_wait, "RETRY_S", 0.0)
@@ -148,8 +148,10 @@ async def test_what_zookeeper_does_not_answer_is_asked_again_and_what_it_refuses
 
     with structlog.testing.capture_logs() as logs:
         with pytest.raises(BadRequest):
-            await asked_again(ask, event="not_read")
-        assert await asked_again(ask, event="not_read") == "answer"
+            await retry_while_unavailable(ask, event="not_read")
+        assert await retry_while_unavailable(ask, event="not_read") == "answer"
     assert [(event["event"], event["error"]) for event in logs] == [
-        ("not_read", "away"), ("not_read", "lost"), ("not_read", "away"),
-    ]  # fmt: skip
+        ("not_read", "away"),
+        ("not_read", "lost"),
+        ("not_read", "away"),
+    ]

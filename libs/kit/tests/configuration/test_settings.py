@@ -1,4 +1,4 @@
-"""Settings come from the command line over the environment over defaults, and say so."""
+"""Settings: command line, environment and defaults, and the errors of wrong values."""
 
 import pickle
 from pathlib import Path
@@ -47,7 +47,7 @@ def load_service(*argv: str) -> ServiceSettings:
     return load(ServiceSettings, argv, prog="kittest")
 
 
-def test_an_argument_wins_over_the_environment_which_wins_over_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arguments_override_the_environment_which_overrides_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KITTEST_PORT", "4000")
     monkeypatch.setenv("KITTEST_LIMIT", "5")
     settings = load_service("--limit", "6", "--insecure")
@@ -66,7 +66,7 @@ def test_a_group_has_flags_and_environment_names_of_its_own(monkeypatch: pytest.
     assert effective["journal.group_wait_ms_max"].source == "environment KITTEST_JOURNAL_GROUP_WAIT_MS_MAX"
 
 
-def test_a_secret_is_neither_shown_nor_taken_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_secret_is_masked_and_rejected_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert "hidden" not in "".join(str(setting) for setting in load_service().effective())
     with pytest.raises(SystemExit) as ended:
         load_service("--password", "x")
@@ -86,7 +86,7 @@ def test_a_wrong_value_names_flag_environment_and_reason(capsys: pytest.CaptureF
     )
 
 
-def test_print_config_prints_all_settings_and_ends_well(capsys: pytest.CaptureFixture[str]) -> None:
+def test_print_config_prints_all_settings_and_exits_with_0(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         load_service("--print-config", "--port", "1")
     assert ended.value.code == 0
@@ -100,7 +100,7 @@ def test_help_explains_each_setting_with_default_and_environment_name(capsys: py
     assert "Where it listens. (default 3181; KITTEST_PORT)" in said
 
 
-def test_settings_cannot_be_changed_nor_misspelled() -> None:
+def test_settings_are_frozen_and_unknown_names_are_rejected() -> None:
     settings = load_service()
     with pytest.raises(AttributeError, match=r"ServiceSettings\.port"):
         settings.port = 1  # type: ignore[misc]
@@ -111,7 +111,7 @@ def test_settings_cannot_be_changed_nor_misspelled() -> None:
         ServiceSettings(prot=1)  # type: ignore[call-arg]
 
 
-def test_the_environment_is_read_whatever_its_case_and_what_is_empty_or_a_group_there_does_not_count(
+def test_the_environment_ignores_case_empty_values_and_groups(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("kittest_port", "4000")
@@ -125,7 +125,7 @@ def test_the_environment_is_read_whatever_its_case_and_what_is_empty_or_a_group_
     assert settings.model_fields_set == {"port", "password"}
 
 
-def test_a_wrong_value_in_the_environment_is_told_by_its_name(
+def test_an_error_names_the_environment_variable(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("KITTEST_JOURNAL_GROUP_WAIT_MS_MAX", "many")
@@ -139,7 +139,7 @@ def test_a_wrong_value_in_the_environment_is_told_by_its_name(
     )
 
 
-def test_all_that_is_wrong_is_told_at_once_with_its_place() -> None:
+def test_all_errors_are_reported_together_with_their_settings() -> None:
     with pytest.raises(WrongSettings) as wrong:
         ServiceSettings(port="x", journal={"group_wait_ms_max": -1, "other": 2}, limit=9.5)  # type: ignore[arg-type]
     assert [(problem.location, problem.given) for problem in wrong.value.problems] == [
@@ -151,7 +151,7 @@ def test_all_that_is_wrong_is_told_at_once_with_its_place() -> None:
     assert isinstance(wrong.value, BadRequest)
 
 
-def test_settings_that_contradict_each_other_are_told_as_others_are(capsys: pytest.CaptureFixture[str]) -> None:
+def test_contradicting_settings_are_reported_like_wrong_values(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(WrongSettings, match=r"^limit .3182. must not be above port .3181.$"):
         ServiceSettings(limit=3182)
     with pytest.raises(SystemExit) as ended:
@@ -160,7 +160,9 @@ def test_settings_that_contradict_each_other_are_told_as_others_are(capsys: pyte
     assert "  limit (3182) must not be above port (3181)\n" in capsys.readouterr().err
 
 
-def test_a_wrong_secret_is_not_repeated(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_does_not_contain_a_wrong_secret(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     class Secretive(Settings):
         password: SecretStr
 
@@ -187,7 +189,7 @@ def test_settings_are_equal_by_value_and_can_be_copied() -> None:
     assert "password=********" in repr(settings)
 
 
-def test_derived_defaults_leave_alone_what_was_given_and_are_checked() -> None:
+def test_derived_defaults_keep_given_values_and_are_checked() -> None:
     settings = ServiceSettings(port=4000).with_defaults({"port": 1, "limit": 7})
     assert (settings.port, settings.limit) == (4000, 7)
     assert settings.model_fields_set == {"port"}
@@ -213,8 +215,8 @@ def test_a_class_inherits_fields_and_checks() -> None:
         Larger(extra=9999)
 
 
-def test_a_declaration_that_could_not_work_is_refused() -> None:
-    with pytest.raises(TypeError, match="no setting can be"):
+def test_an_invalid_declaration_is_rejected() -> None:
+    with pytest.raises(TypeError, match="unsupported type of a setting"):
 
         class _Lists(Settings):
             names: list[str] = []
@@ -225,7 +227,7 @@ def test_a_declaration_that_could_not_work_is_refused() -> None:
             journal: JournalSettings = JournalSettings()
 
 
-def test_names_that_no_setting_has_are_found_with_the_nearest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_variables_are_found_with_the_nearest_name(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("KITTEST_PORT", "KITTEST_PROT", "kittest_journal_group_wait_ms_maxx", "KITTEST_QQQQQQ"):
         monkeypatch.setenv(name, "1")
     monkeypatch.setenv("KITTEST_EMPTY", "")
@@ -236,8 +238,8 @@ def test_names_that_no_setting_has_are_found_with_the_nearest(monkeypatch: pytes
     }
 
 
-def test_what_kubernetes_says_of_services_is_no_misspelt_setting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a Service `kittest` and another `kittest-headless` in the same namespace."""
+def test_service_links_of_kubernetes_are_not_unknown_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Variables of the Services `kittest` and `kittest-headless` in the same namespace."""
     links = {
         f"KITTEST{name}": value
         for service in ("", "_HEADLESS")
@@ -260,7 +262,7 @@ def test_what_kubernetes_says_of_services_is_no_misspelt_setting(monkeypatch: py
         ServiceSettings()
 
 
-def test_wrong_settings_and_wrong_options_are_last_words(
+def test_wrong_settings_and_options_are_the_final_message(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     message = tmp_path / "message"

@@ -1,4 +1,4 @@
-"""Logs are events with fields, one JSON object a line, without secrets, cheap to import."""
+"""Logs: events with fields, as one JSON object per line, without secrets, and cheap to import."""
 
 import json
 import logging
@@ -39,7 +39,7 @@ def test_an_event_below_the_level_is_not_written() -> None:
 
 
 @pytest.mark.parametrize("as_json", [True, False])
-def test_secrets_are_masked_wherever_they_stand(as_json: bool) -> None:
+def test_secrets_are_masked_at_every_depth(as_json: bool) -> None:
     said = run(
         "log.info('x', password='hunter2', headers={'Authorization': 'hunter2', 'n': [{'api_token': 'hunter2'}]})\n"
         "log.info('x', master_key=b'hunter2')",
@@ -49,17 +49,17 @@ def test_secrets_are_masked_wherever_they_stand(as_json: bool) -> None:
     assert "********" in said
 
 
-def test_bytes_are_shown_by_their_length_and_beginning_only() -> None:
+def test_bytes_are_logged_as_their_length_and_first_bytes() -> None:
     event = json.loads(run("log.info('x', body=b'\\0' * 5000)"))
     assert event["body"] == f"<5000 bytes {'00' * 16}>"
 
 
-def test_the_standard_library_s_records_become_events_too() -> None:
+def test_records_of_the_standard_library_become_events() -> None:
     event = json.loads(run("logging.getLogger('other').warning('it is %s', 'late')"))
     assert (event["event"], event["message"], event["module"]) == ("library_message", "it is late", "other")
 
 
-def test_an_event_of_ours_keeps_its_name_and_fields_also_through_the_standard_library() -> None:
+def test_an_event_keeps_its_name_and_fields_through_the_standard_library() -> None:
     said = run(
         "logging.getLogger('bindery_metadata.x').warning('vote_lost', extra={'vote': 7, 'zk_password': 'hunter2'})"
     )
@@ -68,7 +68,7 @@ def test_an_event_of_ours_keeps_its_name_and_fields_also_through_the_standard_li
     assert "hunter2" not in said
 
 
-def test_an_exception_travels_in_its_event() -> None:
+def test_an_exception_is_part_of_its_event() -> None:
     event = json.loads(run("try:\n    1 / 0\nexcept ZeroDivisionError:\n    log.exception('failed')"))
     assert "ZeroDivisionError" in event["exception"]
 
@@ -95,7 +95,7 @@ def test_an_unknown_level_is_refused() -> None:
         "observability.metrics",
     ],
 )
-def test_what_a_bookie_imports_before_it_serves_loads_no_http_stack(module: str) -> None:
+def test_the_imports_before_a_bookie_serves_load_no_http_stack(module: str) -> None:
     heavy = ("fastapi", "starlette", "uvicorn", "httpx", "rich")
     script = f"import sys, bindery_kit.{module}; print([name for name in {heavy} if name in sys.modules])"
     out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60).stdout
@@ -103,7 +103,7 @@ def test_what_a_bookie_imports_before_it_serves_loads_no_http_stack(module: str)
 
 
 class _Gone:
-    """A stream whose reader left, or that was closed."""
+    """A stream that was closed, or whose reader was closed."""
 
     def __init__(self, error: Exception) -> None:
         self._error = error
@@ -116,7 +116,7 @@ class _Gone:
 
 
 @pytest.mark.parametrize("error", [BrokenPipeError(), ValueError("I/O operation on closed file")])
-def test_a_line_that_cannot_be_written_ends_nothing(monkeypatch, capsys, error) -> None:
+def test_a_line_that_cannot_be_written_is_dropped(monkeypatch, capsys, error) -> None:
     logs.configure(service="x", level="info")
     logger = logs.get_logger("late")
     monkeypatch.setattr(sys, "stderr", _Gone(error))

@@ -1,4 +1,4 @@
-"""Why a process ended stands in one line, on stderr and in the file that Kubernetes shows."""
+"""The reason for the end of a process, as one line on stderr and in the file that Kubernetes shows."""
 
 import errno
 import json
@@ -38,13 +38,13 @@ def run(body: str, termination_log: Path) -> "subprocess.CompletedProcess[str]":
     [
         ('raise Conflict("two\\n  lines", bookie_id="b0")', 1, "two lines: bookie_id=b0"),
         ('open("/no/such/place")', 1, "cannot use /no/such/place: No such file or directory; is its volume mounted?"),
-        ("1 / 0", 1, "unexpected ZeroDivisionError: division by zero; this is a fault of the program"),
+        ("1 / 0", 1, "unexpected ZeroDivisionError: division by zero; this is a defect of the program"),
         ('shutdown.request("the journal died", exit_code=1)', 1, "the journal died"),
         ('return shutdown.give_up(Conflict("no"), exit_code=2)', 2, "no"),
         ('shutdown.request("SIGTERM"); raise Conflict("while stopping")', 1, "while stopping"),
     ],
 )
-def test_whatever_ends_a_process_is_told_last(tmp_path: Path, body: str, code: int, said: str) -> None:
+def test_the_reason_of_every_end_is_the_final_message(tmp_path: Path, body: str, code: int, said: str) -> None:
     message = tmp_path / "message"
     done = run(body, message)
     assert done.returncode == code
@@ -53,7 +53,7 @@ def test_whatever_ends_a_process_is_told_last(tmp_path: Path, body: str, code: i
     assert message.read_text() == last
 
 
-def test_an_orderly_end_says_nothing(tmp_path: Path) -> None:
+def test_a_requested_end_has_no_final_message(tmp_path: Path) -> None:
     done = run('shutdown.request("SIGTERM")', tmp_path / "message")
     assert done.returncode == 0
     (line,) = done.stderr.splitlines()  # the log of its start
@@ -61,18 +61,18 @@ def test_an_orderly_end_says_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "message").exists()
 
 
-def test_a_file_that_cannot_be_written_changes_nothing(tmp_path: Path) -> None:
+def test_a_termination_log_that_cannot_be_written_is_ignored(tmp_path: Path) -> None:
     done = run('raise Conflict("no")', tmp_path)
     assert (done.returncode, done.stderr.splitlines()[-1]) == (1, "bindery-test: no")
 
 
-def test_a_thread_that_never_comes_back_does_not_hold_the_end_up(tmp_path: Path) -> None:
+def test_a_blocked_thread_does_not_delay_the_end(tmp_path: Path) -> None:
     body = "import asyncio, time; asyncio.get_running_loop().run_in_executor(None, time.sleep, 600); return 3"
     assert run(body, tmp_path / "message").returncode == 3
 
 
 @pytest.mark.parametrize("character", ["x", "é", "語", "🙂"])
-def test_long_words_are_cut_between_characters(character: str) -> None:
+def test_a_long_message_is_cut_between_characters(character: str) -> None:
     for length in range(last_words.SIZE_MAX - 8, last_words.SIZE_MAX + 8):
         data = last_words.cut(character * length)
         assert len(data) <= last_words.SIZE_MAX
@@ -87,6 +87,6 @@ def test_each_common_fault_of_a_volume_has_its_fix() -> None:
 
     assert f"uid {os.geteuid()} (Kubernetes: securityContext.fsGroup" in sentence(errno.EACCES)
     assert "No space left on device; free space on that volume, or make it larger" in sentence(errno.ENOSPC)
-    assert "Read-only file system; mount a volume that is writable" in sentence(errno.EROFS)
+    assert "Read-only file system; mount a writable volume" in sentence(errno.EROFS)
     assert sentence(errno.EXDEV).endswith("; the log has more")
     assert last_words.sentence_of(NotThere("no such thing", id=7)) == "no such thing: id=7"

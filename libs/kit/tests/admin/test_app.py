@@ -1,4 +1,4 @@
-"""The application behind the admin ports: which route a path finds, and what it is told of it."""
+"""AdminApp: the choice of a route, the names in its path, and its errors."""
 
 import httpx
 import pytest
@@ -50,11 +50,11 @@ async def test_a_plain_path_comes_before_a_name(http: httpx.AsyncClient) -> None
     assert (await http.delete("/things/special")).status_code == 405
 
 
-async def test_what_is_wrong_is_said_in_the_service_s_name(http: httpx.AsyncClient) -> None:
+async def test_errors_contain_the_name_of_the_service(http: httpx.AsyncClient) -> None:
     answer = await http.get("/things/seven")
     assert answer.status_code == 400
     assert answer.json()["facts"]["parameter"] == "id"
     answer = await http.get("/broken")
-    assert (answer.status_code, answer.json()["detail"]) == (500, "the shop's log says more")
+    assert (answer.status_code, answer.json()["detail"]) == (500, "internal error: the log of the shop has the cause")
     answer = await http.post("/things/7")
     assert (answer.status_code, answer.headers["allow"]) == (405, "GET, DELETE")

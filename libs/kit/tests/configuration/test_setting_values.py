@@ -1,4 +1,4 @@
-"""What the types and bounds of settings admit, as text and as values."""
+"""The types and bounds of settings, for texts and for values."""
 
 import math
 from enum import Enum, IntEnum, StrEnum
@@ -58,7 +58,7 @@ class Plain(Enum):
         (Annotated[int, Ge(0), Le(9)], "9", 9),
     ],
 )
-def test_what_is_right_is_taken(annotation: Any, given: Any, value: Any) -> None:
+def test_valid_values_are_converted(annotation: Any, given: Any, value: Any) -> None:
     found = ValueType.of(annotation).read(given)
     assert found == value
     assert type(found) is type(value)
@@ -97,19 +97,19 @@ def test_what_is_right_is_taken(annotation: Any, given: Any, value: Any) -> None
         (Annotated[int, Ge(2)] | None, 1, "a whole number, at least 2"),
     ],
 )
-def test_what_is_wrong_is_told_with_what_is_allowed(annotation: Any, given: Any, allowed: str) -> None:
+def test_an_error_contains_the_allowed_values(annotation: Any, given: Any, allowed: str) -> None:
     with pytest.raises(ValueError) as wrong:
         ValueType.of(annotation).read(given)
     assert str(wrong.value) == f"must be {allowed}"
 
 
 @pytest.mark.parametrize("annotation", [list[int], bytes, int | str, int | str | None, Any, object])
-def test_other_types_are_refused_where_they_are_declared(annotation: Any) -> None:
-    with pytest.raises(TypeError, match="no setting can be"):
+def test_unsupported_types_are_rejected_at_their_declaration(annotation: Any) -> None:
+    with pytest.raises(TypeError, match="unsupported type of a setting"):
         ValueType.of(annotation)
 
 
-def test_a_secret_shows_itself_only_to_who_asks() -> None:
+def test_a_secret_is_masked_except_in_get_secret_value() -> None:
     secret = SecretStr("told")
     assert "told" not in f"{secret} {secret!r} {[secret]}"
     assert secret.get_secret_value() == "told"

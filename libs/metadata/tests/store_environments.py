@@ -1,4 +1,4 @@
-"""The two worlds in which every test of this package runs: in memory, and over a real ZooKeeper."""
+"""The two environments of every test of this package: in memory, and a real ZooKeeper."""
 
 import asyncio
 import contextlib
@@ -12,7 +12,7 @@ from bindery_metadata.stores.zookeeper import ZooKeeperStore
 from kazoo.client import KazooClient
 from proxy import READ_TYPES, WRITE_TYPES, Proxy
 
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 
 
 def free_port() -> int:
@@ -21,11 +21,11 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-class World(ABC):
-    """A store's surroundings, and the accidents that can happen in it."""
+class StoreEnvironment(ABC):
+    """The environment of a store, and the faults that it can inject."""
 
     @abstractmethod
-    async def connect(self, *, operation_timeout_s: float = PATIENCE_S) -> MetadataStore: ...
+    async def connect(self, *, operation_timeout_s: float = TIMEOUT_S) -> MetadataStore: ...
 
     @abstractmethod
     async def suspend(self, store: MetadataStore) -> None:
@@ -37,7 +37,7 @@ class World(ABC):
 
     @abstractmethod
     async def end_session(self, store: MetadataStore) -> None:
-        """The server ends the session of `store`, which may hear of it or not."""
+        """The server ends the session of `store`, which may or may not be notified."""
 
     @abstractmethod
     def lose_next_write(self, store: MetadataStore, *, applied: bool) -> None: ...
@@ -55,12 +55,12 @@ class World(ABC):
         await until(lambda: store.session_state is SessionState.CONNECTED and store.session_id not in (0, old))
 
 
-class MemoryWorld(World):
+class MemoryEnvironment(StoreEnvironment):
     def __init__(self) -> None:
         self.tree = MemoryTree()
         self._stores: list[MemoryStore] = []
 
-    async def connect(self, *, operation_timeout_s: float = PATIENCE_S) -> MetadataStore:
+    async def connect(self, *, operation_timeout_s: float = TIMEOUT_S) -> MetadataStore:
         self._stores.append(self.tree.connect(operation_timeout_s=operation_timeout_s))
         return self._stores[-1]
 
@@ -89,14 +89,14 @@ class MemoryWorld(World):
             await store.close()
 
 
-class ZooKeeperWorld(World):
-    """Each store reaches the server through a proxy of its own."""
+class ZooKeeperEnvironment(StoreEnvironment):
+    """Each store connects to the server through its own proxy."""
 
     def __init__(self, host: str, port: int) -> None:
         self._address = (host, port)
         self._proxies: dict[MetadataStore, Proxy] = {}
 
-    async def connect(self, *, operation_timeout_s: float = PATIENCE_S) -> MetadataStore:
+    async def connect(self, *, operation_timeout_s: float = TIMEOUT_S) -> MetadataStore:
         proxy = Proxy(*self._address)
         await proxy.start()
         store = await ZooKeeperStore.connect(proxy.host_port, operation_timeout_s=operation_timeout_s)
@@ -119,7 +119,7 @@ class ZooKeeperWorld(World):
         thief = KazooClient(f"{host}:{port}", client_id=(client._session_id, client._session_passwd))
 
         def steal() -> None:
-            thief.start(timeout=PATIENCE_S)
+            thief.start(timeout=TIMEOUT_S)
             thief.stop()
             thief.close()
 
@@ -138,7 +138,7 @@ class ZooKeeperWorld(World):
             await proxy.close()
 
     async def wipe(self) -> None:
-        """Remove what an earlier test left behind."""
+        """Delete the nodes of an earlier test."""
         store = await self.connect()
         for name in await store.children("/"):
             if name != "zookeeper":
@@ -152,7 +152,7 @@ async def remove_tree(store: MetadataStore, path: str) -> None:
         await store.delete(path, version=None)
 
 
-async def until(condition, *, timeout_s: float = PATIENCE_S) -> None:
+async def until(condition, *, timeout_s: float = TIMEOUT_S) -> None:
     """Let the loop run until `condition()`; fails at the timeout."""
     async with asyncio.timeout(timeout_s):
         while not condition():
