@@ -1,8 +1,8 @@
-"""A cluster as an auditor sees it: a metadata tree in memory, bookies that come and go, ledgers, auditors that die."""
+"""A cluster for auditors: a metadata tree in memory, bookies that come and go, ledgers, and auditors that fail."""
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from bindery_client.ledger.replica import ReplicaRead, Verdict
@@ -22,6 +22,8 @@ from bindery_metadata.stores.memory import MemoryStore, MemoryTree
 from bindery_metadata.stores.parents import make_path
 from bindery_recovery.auditor import Auditor, AuditorLimits
 from bindery_recovery.settings import RecoverySettings
+from scripted import ledger
+from simulated import simulate
 
 READ_TIMEOUT_S = 10.0
 EPOCH_MS = 1_700_000_000_000
@@ -32,8 +34,18 @@ def clock_ms() -> int:
     return EPOCH_MS + int(asyncio.get_running_loop().time() * 1000)
 
 
+LEDGERS = {
+    1: ledger(("b1", "b2", "b3")),
+    2: ledger(("b2", "b3", "b4")),
+    3: ledger(("b2", "b3", "b4"), ("b1", "b3", "b4"), firsts=(0, 5), last=None),
+    5_000_000_000: ledger(("b4", "b3", "b1")),
+}
+OF_B1 = {1: ("b1",), 3: ("b1",), 5_000_000_000: ("b1",)}
+"""The expected marks when all ledgers of b1 are marked."""
+
+
 class WorldClient:
-    """Metadata out of the tree; replicas as the test says, else all good."""
+    """Metadata from the tree; replicas as the test sets them, otherwise all good."""
 
     def __init__(self, world: "World", store: MemoryStore) -> None:
         self.world = world
@@ -58,9 +70,13 @@ class WorldClient:
         return held
 
     async def read_replicas(
-        self, ledger_id: LedgerId, metadata: LedgerMetadata, bookie_id: BookieId, entry_ids: Sequence[EntryId],
+        self,
+        ledger_id: LedgerId,
+        metadata: LedgerMetadata,
+        bookie_id: BookieId,
+        entry_ids: Sequence[EntryId],
         take: Callable[[ReplicaRead], Any],
-    ) -> list[Any]:  # fmt: skip
+    ) -> list[Any]:
         world = self.world
         world.checked.append((ledger_id, asyncio.get_running_loop().time()))
         await asyncio.sleep(0.01)
@@ -91,7 +107,7 @@ class RunningAuditor:
         self._world = world
 
     async def kill(self) -> None:
-        """Nothing of it runs any more; its session ends when the server notices."""
+        """Cancel it; its session ends when the server notices."""
         self.task.cancel()
         await asyncio.wait([self.task])
         self._world.tree.expire(self.store)
@@ -111,10 +127,12 @@ class World:
         self.bookies: dict[str, MemoryStore] = {}
         self.replicas: dict[tuple[int, str], Verdict | str | BinderyError | Exception] = {}
         self.stalled: set[str] = set()
-        """Bookies whose disks do not answer."""
+        """Bookies whose disks do not respond."""
         self.entries: dict[tuple[int, str], Sequence[tuple[int, int]] | Exception | None] = {}
-        """What a bookie lists of a ledger; None: no answer. What is not said, is all."""
+        """Entries that a bookie lists for a ledger; None: no response. Default: all."""
         self.checked: list[tuple[int, float]] = []
+        self.auditor: RunningAuditor
+        """Set by `with_auditor`."""
 
     @classmethod
     async def make(cls, bookies: int = 4, ledgers: Mapping[int, LedgerMetadata] | None = None) -> "World":
@@ -131,7 +149,7 @@ class World:
         await self.manager.create_with_id(LedgerId(ledger_id), metadata)
 
     def lacks(self, ledger_id: int, name: str, listed: Sequence[tuple[int, int]] | Exception) -> None:
-        """The bookie lists no more than these runs, and denies an entry that it is asked for."""
+        """Let the bookie list only these runs, and answer every read with "no such entry"."""
         self.entries[ledger_id, name] = listed
         self.replicas[ledger_id, name] = Verdict.ABSENT
 
@@ -146,25 +164,36 @@ class World:
         await self.bookies.pop(name).close()
 
     async def move_bookie(self, name: str, *, read_only: bool) -> None:
-        """As a bookie does: the new node first."""
+        """Move a registration as a bookie does: the new node first."""
         session = self.bookies[name]
         await session.create(LAYOUT.bookie(BookieId(name), read_only=read_only), ephemeral=True)
         await session.delete(LAYOUT.bookie(BookieId(name), read_only=not read_only), version=None)
 
     async def start_auditor(
-        self, name: str = "auditor-1", *, delay_s: int = 120, settle_s: float = 15.0,
+        self,
+        name: str = "auditor-1",
+        *,
+        delay_s: int = 120,
+        settle_s: float = 15.0,
         limits: Mapping[str, Any] | None = None,
-        racks: Callable[[], Mapping[BookieId, str]] | None = None, **settings: Any,
-    ) -> RunningAuditor:  # fmt: skip
+        racks: Callable[[], Mapping[BookieId, str]] | None = None,
+        **settings: Any,
+    ) -> RunningAuditor:
         store = self.tree.connect(latency_s=0.002)
         settings = {"ledger_check_interval_s": 0, "lost_bookie_delay_s": delay_s, **settings}
         auditor = Auditor(
-            WorldClient(self, store), store, LAYOUT,  # type: ignore[arg-type]
+            WorldClient(self, store),
+            store,
+            LAYOUT,  # type: ignore[arg-type]
             UnderreplicationManager(store, LAYOUT, randomness=random.Random(4), clock_ms=clock_ms),
-            RecoveryRecords(store), MembershipStore(store, clock_ms=clock_ms),
-            settings=RecoverySettings(**settings), clock_ms=clock_ms, randomness=random.Random(5),
-            limits=AuditorLimits(settle_s=settle_s, **(limits or {})), racks=racks,
-        )  # fmt: skip
+            RecoveryRecords(store),
+            MembershipStore(store, clock_ms=clock_ms),
+            settings=RecoverySettings(**settings),
+            clock_ms=clock_ms,
+            randomness=random.Random(5),
+            limits=AuditorLimits(settle_s=settle_s, **(limits or {})),
+            racks=racks,
+        )
         return RunningAuditor(self, name, store, auditor)
 
     async def marked(self) -> dict[int, tuple[str, ...]]:
@@ -174,7 +203,7 @@ class World:
         return [mark async for mark in self.marks.list()]
 
     async def wait_for_marks(self, count: int, *, timeout_s: float) -> float:
-        """Seconds until so many ledgers were marked."""
+        """Wait until `count` ledgers are marked. Return the seconds that this took."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         while len(await self.marked()) < count:
@@ -183,10 +212,31 @@ class World:
         return loop.time() - began
 
     async def kinds(self) -> list[str]:
-        """Of the history, the oldest first."""
+        """Return the kinds of events in the history, the oldest first."""
         return [event.kind for event in reversed(await self.records.history())]
 
     async def directory(self) -> BookieDirectory:
         directory = BookieDirectory(self.store, LAYOUT)
         await directory.start()
         return directory
+
+
+def with_auditor(**settings: Any) -> Callable[[Callable[[World], Coroutine[Any, Any, None]]], Callable[[], None]]:
+    """Make a test of a scenario: it runs in a world with LEDGERS and one auditor that leads and has settled."""
+
+    def decorate(scenario: Callable[[World], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+        def test() -> None:
+            async def run() -> None:
+                world = await World.make(ledgers=LEDGERS)
+                world.auditor = await world.start_auditor(**settings)
+                await asyncio.sleep(60)
+                assert await world.marked() == {}
+                await scenario(world)
+                assert not world.auditor.task.done()
+
+            simulate(run())
+
+        test.__name__ = scenario.__name__
+        return test
+
+    return decorate

@@ -1,4 +1,4 @@
-"""Whole bookies (real disks, real sockets) on metadata in memory, and workers beside them."""
+"""Complete bookies (real disks, real sockets) on metadata in memory, with workers."""
 
 import random
 import shutil
@@ -27,15 +27,20 @@ from bindery_metadata.recovery.underreplication import UnderreplicationManager
 from bindery_metadata.stores.memory import MemoryTree
 from bindery_metadata.stores.store import MetadataStore
 from bindery_recovery.budget import MIB, RepairBudget
-from bindery_recovery.cluster.cluster_view import ClusterLook
+from bindery_recovery.cluster.cluster_view import ClusterReader
 from bindery_recovery.repair.worker import ReplicationWorker
 from bindery_recovery.settings import RecoverySettings
 
 LAYOUT = LedgersLayout()
 QUICK = ClientSettings(
-    recovery_timeout_s=3.0, read_timeout_s=1.0, add_timeout_s=1.0, reconnect_pause_s=0.02, reconnect_pause_s_max=0.05,
-    quarantine_s=0.1, replacement_retry_s=0.1,
-)  # fmt: skip
+    recovery_timeout_s=3.0,
+    read_timeout_s=1.0,
+    add_timeout_s=1.0,
+    reconnect_pause_s=0.02,
+    reconnect_pause_s_max=0.05,
+    quarantine_s=0.1,
+    replacement_retry_s=0.1,
+)
 
 
 def clock_ms() -> int:
@@ -43,19 +48,23 @@ def clock_ms() -> int:
 
 
 def worker_on(store: MetadataStore, client: LedgerClient, name: str, **settings: Any) -> ReplicationWorker:
-    """A worker as a process makes it."""
+    """Return a worker as a process creates it."""
     chance = random.SystemRandom()
     chosen = RecoverySettings(**settings)
     return ReplicationWorker(
-        name=name, store=store, client=client,
+        name=name,
+        store=store,
+        client=client,
         marks=UnderreplicationManager(store, LAYOUT, randomness=chance, clock_ms=clock_ms, worker_name=name),
         records=RecoveryRecords(store),
-        look=ClusterLook(
+        read_cluster=ClusterReader(
             client, MembershipStore(store, clock_ms=clock_ms), CookieStore(store, LAYOUT), clock_ms=clock_ms
-        ).look,
+        ).read,
         budget=RepairBudget(bytes_per_s_max=chosen.bytes_per_s_max, bytes_per_s_min=chosen.bytes_per_s_min),
-        settings=chosen, clock_ms=clock_ms, randomness=chance,
-    )  # fmt: skip
+        settings=chosen,
+        clock_ms=clock_ms,
+        randomness=chance,
+    )
 
 
 class BookieCluster:
@@ -73,9 +82,12 @@ class BookieCluster:
         for name in names:
             home = self.directory / name
             settings = BookieSettings(
-                bookie_id=name, port=0, http_port=0,
-                journal_dir=str(home / "journal"), ledger_dir=str(home / "ledgers"),
-            )  # fmt: skip
+                bookie_id=name,
+                port=0,
+                http_port=0,
+                journal_dir=str(home / "journal"),
+                ledger_dir=str(home / "ledgers"),
+            )
 
             async def connect() -> Any:
                 return self.tree.connect()
@@ -138,7 +150,7 @@ async def add(writer: WriteHandle, first: int, end: int) -> None:
 
 
 async def assert_whole(client: LedgerClient, ledger_id: LedgerId, count: int) -> LedgerMetadata:
-    """Every replica of every entry, asked of its own bookie: payload, length and digest."""
+    """Read every replica of every entry from its own bookie and check payload, length and digest."""
     metadata = await client.metadata(ledger_id)
     assert metadata.last_entry_id == count - 1
     wanted: dict[BookieId, list[EntryId]] = {}

@@ -1,4 +1,4 @@
-"""Lets test modules of this folder import what stands beside them."""
+"""Make the helper modules of this folder importable for its tests."""
 
 import sys
 from pathlib import Path

@@ -1,6 +1,6 @@
-"""A cluster in memory, on whatever loop runs: ledgers, metadata, and workers that heal them.
+"""A cluster in memory, on any event loop: ledgers, metadata, and workers that repair them.
 
-Nothing here knows how healing works: copies are counted where they are stored, and judged where they lie.
+Nothing here depends on how a repair works: replicas are counted where they are stored, and judged where they are.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from bindery_metadata.recovery.recovery_records import Reason, RecoveryRecord, R
 from bindery_metadata.recovery.underreplication import UnderreplicationManager
 from bindery_metadata.stores.memory import MemoryStore, MemoryTree
 from bindery_recovery.budget import MIB, RepairBudget
-from bindery_recovery.cluster.cluster_view import ClusterLook
+from bindery_recovery.cluster.cluster_view import ClusterReader
 from bindery_recovery.records.reasons import stronger
 from bindery_recovery.repair.worker import ReplicationWorker
 from bindery_recovery.settings import RecoverySettings
@@ -34,12 +34,12 @@ START_MS = 1_700_000_000_000
 
 
 def clock_ms() -> int:
-    """The wall clock of this world: the loop's."""
+    """The wall clock of this world follows the clock of the loop."""
     return START_MS + int(asyncio.get_running_loop().time() * 1000)
 
 
 class CountingClient(MemoryLedgerClient):
-    """Also counts what is stored, and may hold it up."""
+    """Counts stored replicas, and may delay them."""
 
     def __init__(self, ledgers: MemoryLedgers) -> None:
         super().__init__(ledgers)
@@ -83,12 +83,12 @@ class Healer:
         self.marks = UnderreplicationManager(
             self.store, LAYOUT, randomness=random.Random(seed), clock_ms=clock_ms, worker_name=name
         )
-        self.look = ClusterLook(
+        self.read_cluster = ClusterReader(
             self.client,
             MembershipStore(self.store, clock_ms=clock_ms),
             CookieStore(self.store, LAYOUT),
             clock_ms=clock_ms,
-        ).look
+        ).read
         """How the worker reads the cluster. Tests may replace it."""
         self.worker = ReplicationWorker(
             name=name,
@@ -96,7 +96,7 @@ class Healer:
             client=self.client,
             marks=self.marks,
             records=RecoveryRecords(self.store),
-            look=lambda: self.look(),
+            read_cluster=lambda: self.read_cluster(),
             budget=budget,
             settings=settings,
             clock_ms=clock_ms,
@@ -109,7 +109,7 @@ class Healer:
         return self
 
     async def stop(self) -> None:
-        """As an orderly end of its process."""
+        """Stop it as an orderly end of its process does."""
         await self._end()
         await self.store.close()
 
@@ -138,12 +138,15 @@ class World:
         self.healers: list[Healer] = []
 
     def healer(self, name: str = "", *, budget: Mapping[str, Any] | None = None, **settings: Any) -> Healer:
-        """One more worker; `settings`: of RecoverySettings; `budget`: of RepairBudget."""
+        """Add a worker. `settings`: of RecoverySettings; `budget`: of RepairBudget."""
         name = name or f"worker-{len(self.healers)}"
         made = Healer(
-            self, name, len(self.healers), RecoverySettings(**settings),
+            self,
+            name,
+            len(self.healers),
+            RecoverySettings(**settings),
             RepairBudget(**{"bytes_per_s_max": 64 * MIB, "bytes_per_s_min": MIB, **(budget or {})}),
-        )  # fmt: skip
+        )
         self.healers.append(made)
         return made
 
@@ -156,7 +159,7 @@ class World:
         return writer
 
     async def mark(self, ledger_id: LedgerId, *bookies: str, reason: Reason = Reason.BOOKIE_LOST) -> None:
-        """As an auditor does."""
+        """Mark a ledger as an auditor does."""
 
         def change(found: RecoveryRecord | None) -> RecoveryRecord:
             if found is None:
@@ -167,7 +170,7 @@ class World:
         await self.marks.mark(ledger_id, bookies)
 
     def lose(self, bookie_id: BookieId) -> None:
-        """It is gone from the registrations; what it holds stays on its disks."""
+        """Remove its registration; its data stays on its disks."""
         del self.ledgers.bookies[bookie_id]
 
     async def add_cookies(self, *bookies: BookieId) -> None:
@@ -185,10 +188,10 @@ class World:
                 while await self.records.get(ledger_id) is not None:
                     await asyncio.sleep(0.05)
 
-    async def until_said(
+    async def until_record(
         self, ledger_id: LedgerId, is_it: Callable[[RecoveryRecord], bool], limit_s: float = 600.0
     ) -> RecoveryRecord:
-        """The record, once it says what is asked for."""
+        """Wait until the record fulfils the condition, and return it."""
         async with asyncio.timeout(limit_s):
             while True:
                 record = await self.records.get(ledger_id)
@@ -197,12 +200,12 @@ class World:
                 await asyncio.sleep(0.05)
 
     async def until_tried(self, ledger_id: LedgerId, limit_s: float = 600.0) -> RecoveryRecord:
-        return await self.until_said(
+        return await self.until_record(
             ledger_id, lambda r: bool(r.detail) and r.state is not RecoveryState.COPYING, limit_s
         )
 
     async def assert_whole(self, ledger_id: LedgerId, payloads: Sequence[bytes]) -> LedgerMetadata:
-        """Every replica that the metadata name is read from its bookie and is right."""
+        """Read every replica that the metadata names from its bookie and check it."""
         metadata = await self.client.metadata(ledger_id)
         assert metadata.last_entry_id == len(payloads) - 1
         length = 0

@@ -1,4 +1,4 @@
-"""A ledger client that answers from a table, for walks over all ledgers."""
+"""A ledger client that answers from a table, for checks of all ledgers."""
 
 import asyncio
 import random
@@ -25,41 +25,48 @@ def ledger(
     size = len(ensembles[0])
     write_quorum = write_quorum or size
     return LedgerMetadata(
-        ensemble_size=size, write_quorum=write_quorum, ack_quorum=min(ack_quorum, write_quorum),
+        ensemble_size=size,
+        write_quorum=write_quorum,
+        ack_quorum=min(ack_quorum, write_quorum),
         segments=tuple(
             Segment(EntryId(first), bookies(*names)) for first, names in zip(firsts, ensembles, strict=True)
         ),
         state=LedgerState.OPEN if last is None else LedgerState.CLOSED,
-        last_entry_id=EntryId(-1 if last is None else last), length=0 if last is None else length,
-    )  # fmt: skip
+        last_entry_id=EntryId(-1 if last is None else last),
+        length=0 if last is None else length,
+    )
 
 
-LOT_BOOKIES = bookies(*(f"b{n}" for n in range(7)))
+RANDOM_BOOKIES = bookies(*(f"b{n}" for n in range(7)))
 
 
-def ledger_by_lot(rng: random.Random) -> LedgerMetadata:
-    """A closed ledger on some of LOT_BOOKIES: up to 40 entries in up to three segments, any quorums."""
+def random_ledger(rng: random.Random) -> LedgerMetadata:
+    """A closed ledger on some of RANDOM_BOOKIES: up to 40 entries in up to three segments, any quorums."""
     size = rng.randrange(1, 6)
     write_quorum = rng.randrange(1, size + 1)
     last = rng.randrange(-1, 40)
     firsts = sorted({0, *(rng.randrange(0, last + 1) for _ in range(rng.randrange(3)) if last >= 0)})
     return ledger(
-        *(rng.sample(LOT_BOOKIES, size) for _ in firsts), firsts=firsts, last=last,
-        write_quorum=write_quorum, ack_quorum=rng.randrange(1, write_quorum + 1),
-    )  # fmt: skip
+        *(rng.sample(RANDOM_BOOKIES, size) for _ in firsts),
+        firsts=firsts,
+        last=last,
+        write_quorum=write_quorum,
+        ack_quorum=rng.randrange(1, write_quorum + 1),
+    )
 
 
 class ScriptedClient:
-    """`metadata` and `entries` may hold an error in place of an answer. Every answer takes `latency_s`."""
+    """`metadata` and `entries` may contain an error instead of a response. Every response takes `latency_s`."""
 
     def __init__(self, ledgers: Mapping[int, LedgerMetadata | BinderyError], *, latency_s: float = 0.001) -> None:
         self.ledgers = {LedgerId(ledger_id): found for ledger_id, found in ledgers.items()}
         self.latency_s = latency_s
         self.listing_fails_at: int | None = None
         self.entries: dict[tuple[int, str], Sequence[tuple[int, int]] | BinderyError | None] = {}
-        """What a bookie holds of a ledger; None: it never answers. What is not said, is all that it should hold."""
+        """Entries that a bookie lists for a ledger; None: it never answers. Default: all entries that it should
+        store."""
         self.deleted_since: set[int] = set()
-        """Listed, but gone."""
+        """Ledgers that are listed but have no metadata any more."""
         self.asked: list[int] = []
         self.in_flight = self.in_flight_max = 0
 

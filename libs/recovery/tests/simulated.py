@@ -1,4 +1,4 @@
-"""Runs a coroutine on simulated time: hours of waiting cost nothing, and every run is the same."""
+"""Run a coroutine on simulated time: hours pass in milliseconds, and every run is the same."""
 
 from collections.abc import Coroutine
 from typing import Any, TypeVar
@@ -9,7 +9,8 @@ T = TypeVar("T")
 
 
 def simulate(work: Coroutine[Any, Any, T], *, time_max: float = 30 * 86_400.0, callbacks_max: int = 5_000_000) -> T:
-    """The result of `work`. Raises Stuck when it waits for what will not come, and what any callback raised."""
+    """Return the result of `work`. Raises Stuck if it waits for an event that cannot happen, and any exception of a
+    callback."""
     loop = SimLoop()
     broken: list[dict[str, Any]] = []
     loop.on_exception = broken.append

@@ -1,4 +1,4 @@
-"""The budget of healing, on simulated time: its rate, how it gives way and comes back, and what it lets in."""
+"""The budget of healing, on simulated time: its rate, how it decreases and recovers, and what it admits."""
 
 import asyncio
 

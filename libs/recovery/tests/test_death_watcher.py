@@ -1,4 +1,4 @@
-"""Parts that die are started again; one that dies again and again ends the process. On a simulated clock."""
+"""Failed parts are restarted; a part that fails repeatedly ends the process. On a simulated clock."""
 
 import asyncio
 import itertools
@@ -9,7 +9,7 @@ from simulated import simulate
 
 
 class Part:
-    """Runs until told how to end."""
+    """Runs until the test ends it with a result or an error."""
 
     def __init__(self) -> None:
         self.starts: list[float] = []
@@ -105,7 +105,7 @@ def test_deaths_far_apart_are_borne_for_ever() -> None:
     simulate(scenario())
 
 
-def test_a_part_that_dies_of_a_cancellation_of_something_else_is_started_again() -> None:
+def test_a_part_that_fails_with_a_foreign_cancellation_is_restarted() -> None:
     async def scenario() -> None:
         exits: list[str] = []
         watcher = DeathWatcher(ask_exit=exits.append, deaths_max=3, window_s=100, pause_s=1.0)
@@ -128,7 +128,7 @@ def test_a_part_that_dies_of_a_cancellation_of_something_else_is_started_again()
     simulate(scenario())
 
 
-def test_when_a_keeper_itself_ends_the_process_is_asked_to_end() -> None:
+def test_if_a_watching_task_ends_the_process_is_requested_to_end() -> None:
     async def scenario() -> None:
         exits: list[str] = []
         watcher = DeathWatcher(ask_exit=exits.append)

@@ -41,11 +41,15 @@ class Ledgers:
         made_ms: int | None = 0,
         node_ms: int = 0,
         closed: bool = True,
-    ) -> None:  # fmt: skip
+    ) -> None:
         metadata = LedgerMetadata(
-            ensemble_size=3, write_quorum=2, ack_quorum=2, ctime_ms=made_ms, custom=custom,
+            ensemble_size=3,
+            write_quorum=2,
+            ack_quorum=2,
+            ctime_ms=made_ms,
+            custom=custom,
             segments=(Segment(EntryId(0), (BookieId("a"), BookieId("b"), BookieId("c"))),),
-        )  # fmt: skip
+        )
         if closed:
             metadata = metadata.with_changes(state=LedgerState.CLOSED, last_entry_id=EntryId(9), length=1000)
         self.found[ledger_id] = Versioned(metadata, 0, node_ms or (made_ms or 1))
@@ -63,8 +67,9 @@ class Ledgers:
 
 @pytest.fixture
 async def store() -> MemoryStore:
-    """One topic with ledgers 1 and 2 and a subscription with the cursor ledger 3; one schema."""
+    """One topic with ledgers 1 and 2 and a subscription with the cursor ledger 3; a topic `a/b`; one schema."""
     store = MemoryTree().connect()
+    await store.create("/managed-ledgers/public/default/persistent/a%2Fb", b"[]", make_parents=True)
     await store.create(f"/managed-ledgers/{TOPIC}", b"[1,2]", make_parents=True)
     await store.create(f"/managed-ledgers/{TOPIC}/s", b"[3]")
     await store.create(f"/managed-ledgers/{TOPIC}/idle", b"[]")
@@ -134,6 +139,14 @@ async def test_the_grace_goes_by_the_younger_of_both_clocks(
             },
             Fate.ORPHAN,
         ),
+        (
+            {
+                "application": b"pulsar",
+                "component": b"compacted-ledger",
+                "pulsar/compactedTopic": b"persistent://public/default/a/b",
+            },
+            Fate.UNCERTAIN,
+        ),
     ],
 )
 async def test_doubt_keeps_a_ledger(store: MemoryStore, custom: dict[str, bytes], fate: Fate) -> None:
@@ -175,7 +188,7 @@ async def test_references_made_after_the_ledgers_were_listed_count(store: Memory
     assert (await fates(store, ledgers))[4].fate is Fate.REFERENCED
 
 
-async def test_the_topic_is_asked_once_more_before_a_ledger_is_deleted(store: MemoryStore) -> None:
+async def test_the_topic_is_read_again_before_a_ledger_is_deleted(store: MemoryStore) -> None:
     ledgers = Ledgers()
     ledgers.put(4, MANAGED)
     finding = (await fates(store, ledgers))[4]

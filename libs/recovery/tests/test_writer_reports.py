@@ -101,10 +101,15 @@ def test_a_record_that_calls_for_less_is_raised_and_keeps_its_history() -> None:
         here = await Reporting.make()
         await here.records.put(
             RecoveryRecord(
-                LedgerId(7), RecoveryState.BACKING_OFF, Reason.BOOKIE_LOST, bookies=("b2",), attempts=3,
-                first_marked_ms=1, missing_entries=5,
+                LedgerId(7),
+                RecoveryState.BACKING_OFF,
+                Reason.BOOKIE_LOST,
+                bookies=("b2",),
+                attempts=3,
+                first_marked_ms=1,
+                missing_entries=5,
             )
-        )  # fmt: skip
+        )
         here.tell(7)
         await here.until_marked()
         record = await here.records.get(LedgerId(7))
@@ -134,7 +139,7 @@ def test_a_hole_that_comes_after_the_mark_was_healed_is_marked_again() -> None:
     simulate(scenario())
 
 
-def test_a_bookie_that_is_away_is_waited_for_and_no_copies_are_asked_for_meanwhile() -> None:
+def test_a_report_waits_while_the_bookie_is_down_and_requests_no_copies() -> None:
     async def scenario() -> None:
         here = await Reporting.make()
         for ledger_id in range(4):
@@ -219,7 +224,7 @@ def test_what_cannot_be_marked_keeps_no_other_from_it() -> None:
 
 def test_a_flood_is_paced_and_bounded() -> None:
     async def scenario() -> None:
-        here = await Reporting.make(pending_max=100, looks_per_s=10)
+        here = await Reporting.make(pending_max=100, checks_per_s=10)
         began = asyncio.get_running_loop().time()
         for ledger_id in range(150):
             here.tell(ledger_id)
@@ -254,8 +259,9 @@ def test_the_end_marks_what_waits_but_does_not_take_for_ever() -> None:
     simulate(scenario())
 
 
-async def test_what_a_dead_bookie_missed_between_the_ends_is_copied_when_it_is_back(tmp_path: Path) -> None:
-    """Three bookies, no spare. At the end the first and the last entry are there: only reading all shows the hole."""
+async def test_entries_missed_by_a_stopped_bookie_are_copied_after_its_return(tmp_path: Path) -> None:
+    """Three bookies, no spare. At the end the bookie has the first and the last entry: only reading all shows the
+    rest."""
     async with bookie_cluster(tmp_path, 3) as cluster:
         reports = WriterReports(
             cluster.tree.connect(), LAYOUT, randomness=random.Random(4), clock_ms=clock_ms, settle_s=0.5

@@ -1,5 +1,6 @@
 """A real ZooKeeper and real bookie processes, with sessions and clients that end with the test."""
 
+import dataclasses
 import random
 import socket
 import sys
@@ -15,9 +16,15 @@ from bookie_cluster import QUICK, write
 sys.path.insert(0, str(Path(__file__).parents[2] / "client" / "tests"))
 from real_cluster import RealCluster
 
+CLIENT_SETTINGS = dataclasses.replace(QUICK, add_timeout_s=20.0, read_timeout_s=20.0, recovery_timeout_s=40.0)
+"""A killed bookie refuses connections at once, so timeouts only matter for live bookies, which a busy machine delays. A
+timeout would count as a failed bookie and cause holes or errors that the tests do not expect."""
+BOOKIE_SESSION_TIMEOUT_S = 3.0
+"""Longer than a busy machine delays a heartbeat: the expired session of a live bookie would make it absent."""
+
 
 class ZooKeeperCluster(RealCluster):
-    """Use it by `zookeeper_cluster`."""
+    """Created by `zookeeper_cluster`."""
 
     def __init__(self, directory: Path, *, zookeeper_port: int, bookie_arguments: Sequence[str]) -> None:
         super().__init__(directory, zookeeper_port=zookeeper_port, bookie_arguments=bookie_arguments)
@@ -25,9 +32,9 @@ class ZooKeeperCluster(RealCluster):
         self.clients: list[LedgerClient] = []
 
     async def connect(self) -> tuple[ZooKeeperStore, LedgerClient]:
-        """One more session, and a client on it."""
+        """Open another session, and a client that uses it."""
         self.stores.append(await ZooKeeperStore.connect(self.spec.hosts))
-        client = await LedgerClient.connect(self.stores[-1], randomness=random.SystemRandom(), settings=QUICK)
+        client = await LedgerClient.connect(self.stores[-1], randomness=random.SystemRandom(), settings=CLIENT_SETTINGS)
         self.clients.append(client)
         return self.stores[-1], client
 
@@ -41,11 +48,12 @@ class ZooKeeperCluster(RealCluster):
 
 @asynccontextmanager
 async def zookeeper_cluster(directory: Path, *bookie_arguments: str) -> AsyncIterator[ZooKeeperCluster]:
-    """Four bookies. For the environment they are given, set it before."""
+    """Start four bookies. They inherit the environment of the test."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    cluster = ZooKeeperCluster(directory, zookeeper_port=port, bookie_arguments=bookie_arguments)
+    arguments = ("--zookeeper-session-timeout-s", str(BOOKIE_SESSION_TIMEOUT_S), *bookie_arguments)
+    cluster = ZooKeeperCluster(directory, zookeeper_port=port, bookie_arguments=arguments)
     try:
         await cluster.start()
         yield cluster
@@ -54,5 +62,5 @@ async def zookeeper_cluster(directory: Path, *bookie_arguments: str) -> AsyncIte
 
 
 async def write_all(client: LedgerClient, *counts: int) -> dict[LedgerId, int]:
-    """Closed ledgers of so many entries: ledger id -> count."""
+    """Write closed ledgers with these numbers of entries. Return ledger id -> number of entries."""
     return {(await write(client, count)).ledger_id: count for count in counts}

@@ -1,4 +1,4 @@
-"""A cluster in memory with auditors as their processes have them, behind their HTTP applications."""
+"""A cluster in memory with complete auditors behind their HTTP applications."""
 
 import asyncio
 import random
@@ -8,11 +8,12 @@ from typing import Any
 
 import httpx
 from bindery_auditor.app import AuditorApp, AuditorContext
-from bindery_auditor.metrics import AuditorPage
+from bindery_auditor.metrics import AuditorMetrics
 from bindery_client.memory.memory import MemoryLedgerClient, MemoryLedgers
 from bindery_core.ids import BookieId, LedgerId
 from bindery_kit.admin.access import Access
 from bindery_kit.observability.health import Health, OpsApp
+from bindery_kit.observability.process_page import ProcessPage
 from bindery_metadata.bookies.cookies import CookieStore
 from bindery_metadata.cluster import initialize_cluster
 from bindery_metadata.layout.layout import LedgersLayout
@@ -30,12 +31,12 @@ START_MS = 1_700_000_000_000
 
 
 def clock_ms() -> int:
-    """The wall clock of these tests: the loop's."""
+    """The wall clock of these tests follows the clock of the loop."""
     return START_MS + int(asyncio.get_running_loop().time() * 1000)
 
 
 class AuditorUnderTest:
-    """`http` asks it as a client would."""
+    """An auditor; `http` is a client of its API."""
 
     def __init__(self, cluster: "Cluster", name: str, *, access: Access | None, settings: Mapping[str, Any]) -> None:
         self.store: MemoryStore = cluster.tree.connect()
@@ -56,10 +57,14 @@ class AuditorUnderTest:
             self.store, LAYOUT, by=name, ledgers=self._ledgers, randomness=randomness, clock_ms=clock_ms
         )
         self.last_audits = LastAuditsWatch(LastAudits(self.store), clock_ms=clock_ms)
-        self.health, self.page, self.context = Health(), AuditorPage(), AuditorContext()
+        self.health, self.metrics, self.context = Health(), AuditorMetrics(), AuditorContext()
         self.http = httpx.AsyncClient(
             transport=httpx.ASGITransport(
-                app=OpsApp(self.health, self.page, app=AuditorApp(self.context, access=access))
+                app=OpsApp(
+                    self.health,
+                    ProcessPage("auditor", self.metrics.render),
+                    app=AuditorApp(self.context, access=access),
+                )
             ),
             base_url="http://auditor",
         )
@@ -71,24 +76,24 @@ class AuditorUnderTest:
     async def start(self) -> "AuditorUnderTest":
         await self.service.prepare()
         self.open()
-        self.page.recovery = RecoveryMetrics(self.service, clock=asyncio.get_running_loop().time)
-        self.page.last_audits = self.last_audits
+        self.metrics.recovery = RecoveryMetrics(self.service, clock=asyncio.get_running_loop().time)
+        self.metrics.last_audits = self.last_audits
         self._tasks = [asyncio.create_task(self.service.run()), asyncio.create_task(self.last_audits.run())]
         return self
 
     def open(self) -> None:
-        """It answers, and does nothing."""
+        """Answer requests without running recovery."""
         self.context.open(self.admin, self.service, self.last_audits, clock_ms=clock_ms)
 
     async def stop(self) -> None:
-        """In order."""
+        """Stop in order."""
         if self._tasks:
             await self.service.stop()
             await self._end()
         await self.store.close()
 
     async def kill(self) -> None:
-        """Its session ends with it."""
+        """End its session first, as a crash would."""
         await self.store.close()
         await self._end()
 
@@ -128,7 +133,7 @@ class Cluster:
         self.ledgers.bookies[bookie_id] = True
 
     async def lose(self, bookie_id: BookieId) -> None:
-        """It is gone from the registrations; what it holds stays on its disks."""
+        """Remove its registration; its data stays on its disks."""
         await self._sessions.pop(bookie_id).close()
         del self.ledgers.bookies[bookie_id]
 

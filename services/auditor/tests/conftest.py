@@ -1,4 +1,4 @@
-"""Time need not pass where nothing is outside the process."""
+"""Run tests without real processes on a loop whose time advances at once to the next timer."""
 
 import asyncio
 import sys

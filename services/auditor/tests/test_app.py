@@ -1,4 +1,4 @@
-"""The auditor over HTTP, whole, on a cluster in memory: what it heals and says, and who may tell it what."""
+"""A complete auditor over HTTP, on a cluster in memory: healing, its answers, and authorization."""
 
 import asyncio
 import json
@@ -31,9 +31,17 @@ async def cluster() -> AsyncIterator[Cluster]:
 
 def last_audit(**changes: Any) -> LastAudit:
     known = {
-        "level": "deep", "run_id": "r1", "verdict": "HEALTHY", "exit_code": 0, "began_ms": 0, "ended_ms": 0,
-        "copies_expected": 200, "copies_verified": 200, "bytes_read": 1, "oldest_verified_ms": 0,
-    }  # fmt: skip
+        "level": "deep",
+        "run_id": "r1",
+        "verdict": "HEALTHY",
+        "exit_code": 0,
+        "began_ms": 0,
+        "ended_ms": 0,
+        "copies_expected": 200,
+        "copies_verified": 200,
+        "bytes_read": 1,
+        "oldest_verified_ms": 0,
+    }
     return LastAudit(**{**known, **changes})
 
 
@@ -127,7 +135,7 @@ async def test_ledgers_come_in_pages(cluster: Cluster) -> None:
     assert (await auditor.http.get("/v1/recovery/ledgers?limit=0")).status_code == 400
 
 
-async def test_a_ledger_that_nobody_knows_is_404(cluster: Cluster) -> None:
+async def test_an_unknown_ledger_is_404(cluster: Cluster) -> None:
     auditor = await cluster.auditor().start()
     answer = await auditor.http.get("/v1/recovery/ledgers/77")
     assert (answer.status_code, answer.headers["content-type"]) == (404, "application/problem+json")
@@ -141,7 +149,7 @@ async def test_pause_keeps_everything_as_it_is_until_resume(cluster: Cluster) ->
     mistaken = await auditor.http.post("/v1/recovery/pause", json={"reasons": "new racks"})
     assert (mistaken.status_code, mistaken.json()["detail"]) == (
         400,
-        "the body may have reason and nothing else: member=reasons",
+        "unknown member; the body may have only reason: member=reasons",
     )
     assert (await auditor.get(f"{API}/status")) == {"enabled": True}
     answer = await auditor.http.post("/v1/recovery/pause", json={"reason": "new <racks>"})
@@ -162,12 +170,12 @@ async def test_pause_keeps_everything_as_it_is_until_resume(cluster: Cluster) ->
     await until(lambda: auditor.service.worker.stats.ledgers_healed)
     assert lost not in await cluster.members(ledger_id)
     assert (await auditor.http.post("/v1/recovery/resume")).json() == {"paused": None, "was_paused": False}
-    assert "healing was paused by auditor-0: new <racks>" in await history_of(auditor)
+    assert "recovery was paused by auditor-0: new <racks>" in await history_of(auditor)
     answer = await auditor.http.post("/v1/recovery/pause", json={"reason": 7})
     assert answer.status_code == 400
 
 
-async def test_bookies_are_told_with_what_is_said_of_them(cluster: Cluster) -> None:
+async def test_bookies_are_listed_with_their_membership(cluster: Cluster) -> None:
     ledger_id = await cluster.write([b"x" * 50] * 4)
     first, second, *_ = sorted(await cluster.members(ledger_id))
     memberships = MembershipStore(cluster.store, clock_ms=clock_ms)
@@ -375,7 +383,7 @@ async def test_where_others_can_connect_and_no_token_was_agreed_on_nobody_change
     assert (await auditor.http.get("/v1/recovery/status")).status_code == 200
 
 
-async def test_before_there_is_a_session_it_says_so() -> None:
+async def test_the_missing_session_is_reported() -> None:
     app = AuditorApp(AuditorContext(), access=None)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://auditor") as http:
         for route in ROUTES:
@@ -462,10 +470,16 @@ async def test_what_the_last_audits_came_to_is_shown_by_level_with_its_age(clust
     audits = LastAudits(cluster.store)
     await audits.put(last_audit(began_ms=clock_ms() - 9_000, ended_ms=clock_ms() - 2_000))
     quick = last_audit(
-        level="quick", verdict="CORRUPT", exit_code=2, copies_verified=150, began_ms=clock_ms() - 700_000,
-        ended_ms=clock_ms() - 600_000, oldest_verified_ms=clock_ms() - 800_000,
-        kinds={"ENTRY_LOST": 3, "ORPHAN_DATA": 1}, severities={"unreadable": 3, "warning": 1},
-    )  # fmt: skip
+        level="quick",
+        verdict="CORRUPT",
+        exit_code=2,
+        copies_verified=150,
+        began_ms=clock_ms() - 700_000,
+        ended_ms=clock_ms() - 600_000,
+        oldest_verified_ms=clock_ms() - 800_000,
+        kinds={"ENTRY_LOST": 3, "ORPHAN_DATA": 1},
+        severities={"unreadable": 3, "warning": 1},
+    )
     await audits.put(quick)
 
     async def is_shown() -> bool:
@@ -484,8 +498,13 @@ async def test_what_the_last_audits_came_to_is_shown_by_level_with_its_age(clust
         shown = {name: samples[f'{LAST}_verdict{{level="{level}",verdict="{name}"}}'] for name in VERDICTS}
         assert shown == {name: float(name == verdict) for name in VERDICTS}
     assert {name: samples[f'{LAST}_findings{{level="quick",severity="{name}"}}'] for name in SEVERITIES} == {
-        "info": 0, "warning": 1, "incomplete": 0, "under_replicated": 0, "corrupt": 0, "unreadable": 3,
-    }  # fmt: skip
+        "info": 0,
+        "warning": 1,
+        "incomplete": 0,
+        "under_replicated": 0,
+        "corrupt": 0,
+        "unreadable": 3,
+    }
 
     deepest, other = (await auditor.get("/v1/recovery/status"))["audits"]
     assert (deepest["level"], other["level"], other["verdict"], other["coverage"]) == ("deep", "quick", "CORRUPT", 0.75)
@@ -494,7 +513,7 @@ async def test_what_the_last_audits_came_to_is_shown_by_level_with_its_age(clust
     page = (await auditor.http.get("/")).text
     assert re.search(
         r"<td>quick</td><td><span class='bad'>CORRUPT</span></td><td>\d+ min ago</td><td>150 of 200</td>", page
-    )  # fmt: skip
+    )
     assert "<td>3 unreadable, 1 warning</td>" in page
     assert "<td>deep</td><td>HEALTHY</td>" in page
 

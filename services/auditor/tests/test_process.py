@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 from bindery.standalone.throwaway import ThrowawayCluster
-from bindery_auditor.main import admin_access
+from bindery_auditor.main import access_by_token_file
 from bindery_auditor.settings import AuditorSettings
 from bindery_core.errors import BadRequest, Unauthorized
 
@@ -46,7 +46,7 @@ def bindery(*arguments: str, stdin: str | None = None) -> str:
 
 
 def leader(cluster: ThrowawayCluster) -> tuple[str, str]:
-    """(name, url) of the auditor that leads; waits for an election that is still under way."""
+    """Wait until an auditor is elected. Return its name and URL."""
     seen: list[str | None] = []
 
     def is_elected() -> bool:
@@ -65,7 +65,7 @@ def until(condition: Any, *, limit_s: float, what: str) -> None:
         time.sleep(0.25)
 
 
-def test_what_a_stopped_bookie_held_is_made_anew_though_the_leader_is_killed(cluster: ThrowawayCluster) -> None:
+def test_the_data_of_a_stopped_bookie_is_copied_although_the_leader_is_killed(cluster: ThrowawayCluster) -> None:
     lines = "".join(f"{number} {'x' * 200}\n" for number in range(3000))
     for topic in ("one", "two", "three"):
         bindery("produce", topic, "--url", cluster.url, stdin=lines)
@@ -101,7 +101,7 @@ def test_what_a_stopped_bookie_held_is_made_anew_though_the_leader_is_killed(clu
         lambda: cluster.directory.pid_file(name).exists() and cluster.pid(name) != pid, limit_s=60, what="not restarted"
     )
 
-    # The leader that was killed need not have marked all; the next one marks the rest once it has looked itself.
+    # The killed leader may not have marked all ledgers; the next one marks the rest in its first audit.
     until(lambda: lost not in json.dumps(ledgers()), limit_s=HEALED_WITHIN_S, what="ledgers still name it")
     for one in ledgers():
         assert {len(set(segment["ensemble"])) for segment in one["segments"]} == {3}
@@ -109,7 +109,7 @@ def test_what_a_stopped_bookie_held_is_made_anew_though_the_leader_is_killed(clu
     assert any(text.startswith(f"{lost} is lost") for text in texts)
     assert sum(" is whole again: " in text for text in texts) >= 3
     for one in ledgers():
-        bindery("ledger", "compare", str(one["ledger_id"]), *zookeeper)  # fails unless every copy is there and the same
+        bindery("ledger", "compare", str(one["ledger_id"]), *zookeeper)  # fails unless all replicas are equal
     assert bindery("consume", "one", "--url", cluster.url) == lines
 
     page = urllib.request.urlopen(f"{other}/", timeout=30).read().decode()
@@ -126,12 +126,12 @@ def test_what_a_stopped_bookie_held_is_made_anew_though_the_leader_is_killed(clu
     until(is_back, limit_s=60, what="the bookie that came back still counts as lost")
 
 
-def test_an_auditor_that_stops_in_order_hands_over_within_seconds(cluster: ThrowawayCluster) -> None:
+def test_an_orderly_stop_hands_leadership_over_within_seconds(cluster: ThrowawayCluster) -> None:
     name, _ = leader(cluster)
     other = cluster.auditor_url(1 - int(name.rpartition("-")[2]))
     bindery("standalone", "stop", name, "--data", str(cluster.directory.root))
     began = time.monotonic()
-    until(lambda: get(f"{other}/v1/recovery/status")["this"]["is_leader"], limit_s=30, what="nobody took over")
+    until(lambda: get(f"{other}/v1/recovery/status")["this"]["is_leader"], limit_s=30, what="no auditor took over")
     assert time.monotonic() - began < 20
     assert httpx.get(f"{other}/readyz").status_code == 200
     log = cluster.directory.log_file(name).read_text()
@@ -146,14 +146,14 @@ def run_auditor(*arguments: str, timeout_s: float = 60.0) -> "subprocess.Complet
     )
 
 
-def test_a_taken_port_is_told_at_once(cluster: ThrowawayCluster) -> None:
+def test_a_port_in_use_is_reported_at_once(cluster: ThrowawayCluster) -> None:
     port = cluster.auditor_url().rpartition(":")[2]
     done = run_auditor("--port", port, "--zookeeper", cluster.zookeeper)
     assert done.returncode == 2
     assert "cannot listen" in done.stderr
 
 
-def test_without_zookeeper_it_waits_says_so_and_ends_when_told() -> None:
+def test_without_zookeeper_the_start_waits_and_sigterm_ends_it() -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "bindery_auditor", "--port", "0", "--zookeeper", "127.0.0.1:1", "--name", "a"],
         stderr=subprocess.PIPE,
@@ -171,7 +171,7 @@ def test_without_zookeeper_it_waits_says_so_and_ends_when_told() -> None:
         process.wait()
 
 
-def test_before_the_cluster_is_initialised_it_waits_and_names_the_command(cluster: ThrowawayCluster) -> None:
+def test_before_initialization_the_start_waits_and_names_the_command(cluster: ThrowawayCluster) -> None:
     process = subprocess.Popen(
         [
             *(sys.executable, "-m", "bindery_auditor", "--port", "0", "--name", "early"),
@@ -193,7 +193,7 @@ def test_before_the_cluster_is_initialised_it_waits_and_names_the_command(cluste
         process.wait()
 
 
-def test_a_wait_that_is_bounded_ends_with_cause_and_fix_on_the_last_line(
+def test_a_start_with_a_timeout_ends_with_cause_and_fix_on_the_last_line(
     cluster: ThrowawayCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     message = tmp_path / "termination-log"
@@ -206,7 +206,7 @@ def test_a_wait_that_is_bounded_ends_with_cause_and_fix_on_the_last_line(
         == message.read_text()
         == (
             "bindery-auditor: gave up waiting for ZooKeeper after 1 s: 127.0.0.1:1: connection refused; "
-            "start ZooKeeper, or name its servers in AUDITOR_ZOOKEEPER"
+            "start ZooKeeper, or set AUDITOR_ZOOKEEPER to its servers"
         )
     )
     done = run_auditor(*bounded, "--zookeeper", cluster.zookeeper, "--ledgers-root", "/nothing-yet")
@@ -214,24 +214,24 @@ def test_a_wait_that_is_bounded_ends_with_cause_and_fix_on_the_last_line(
     assert "`bindery cluster init --zookeeper" in done.stderr.splitlines()[-1]
 
 
-def test_other_machines_are_kept_out_unless_the_operator_says_otherwise() -> None:
+def test_an_address_beyond_loopback_requires_insecure() -> None:
     done = run_auditor("--host", "0.0.0.0", "--port", "0")
     assert done.returncode == 2
     assert "--insecure" in done.stderr
 
 
-def test_the_file_of_admin_tokens(tmp_path: Path) -> None:
-    assert admin_access(AuditorSettings()) is None
-    open_to_all = admin_access(AuditorSettings(host="0.0.0.0", insecure=True))
+def test_the_admin_token_file(tmp_path: Path) -> None:
+    assert access_by_token_file(AuditorSettings()) is None
+    open_to_all = access_by_token_file(AuditorSettings(host="0.0.0.0", insecure=True))
     assert open_to_all is not None
     with pytest.raises(Unauthorized, match="--admin-token-file"):
         open_to_all.check([(b"authorization", b"Bearer x")])
     tokens = tmp_path / "tokens"
-    with pytest.raises(BadRequest, match="cannot read the file of admin tokens"):
-        admin_access(AuditorSettings(admin_token_file=str(tokens)))
+    with pytest.raises(BadRequest, match="cannot read the file of secrets"):
+        access_by_token_file(AuditorSettings(admin_token_file=str(tokens)))
     tokens.write_text("\nfirst-secret-0123456789\nsecond-secret-0123456789\n")
     os.chmod(tokens, 0o600)
-    access = admin_access(AuditorSettings(admin_token_file=str(tokens)))
+    access = access_by_token_file(AuditorSettings(admin_token_file=str(tokens)))
     assert access is not None
     for token in (b"first-secret-0123456789", b"second-secret-0123456789"):
         access.check([(b"authorization", b"Bearer " + token)])

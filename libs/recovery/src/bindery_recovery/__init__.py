@@ -1,1 +1,1 @@
-"""Healing: finds what lacks copies, makes new ones, and moves what a bookie that leaves holds."""
+"""Recovery: detect lost bookies, restore under-replicated ledgers, drain bookies, back up metadata."""

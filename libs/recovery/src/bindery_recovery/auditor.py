@@ -1,24 +1,26 @@
-"""Auditor: finds what lacks copies, and marks it. What happens in one term of a leader.
+"""The auditor's work during one term as leader: detect lost bookies, mark ledgers, run the periodic checks.
 
-| part            | module          | does                                                                        |
-|-----------------|-----------------|-----------------------------------------------------------------------------|
-| bookies, delay, | bookie_watch,   | who is there, who is lost, whether anything may be marked                    |
-| switch          | lost_bookies    |                                                                             |
-| audit           | bookie_audit,   | marks the ledgers of bookies that are lost, removed or draining             |
-|                 | ledger_index    |                                                                             |
-| closed ledgers  | closing_check   | asks for all entries of ledgers that recovery closed, marks what lacks some |
-| ledgers         | full_check      | reads copies of every ledger, marks what lacks some                         |
-| placement       | placement_check | counts ensembles that are not placed as they should be                      |
-| replicas        | replica_check   | counts entries with too few copies                                          |
+| part            | module          | does                                                                         |
+|-----------------|-----------------|------------------------------------------------------------------------------|
+| bookies, delay, | bookie_watch,   | which bookies are registered, which are lost, whether ledgers may be marked  |
+| switch          | lost_bookies    |                                                                              |
+| audit           | bookie_audit,   | marks the ledgers of bookies that are lost, removed or draining              |
+|                 | ledger_index    |                                                                              |
+| closed ledgers  | closing_check   | checks ledgers that recovery closed for missing entries, marks those it finds |
+| ledgers         | full_check      | reads replicas of every ledger, marks ledgers that miss some                 |
+| placement       | placement_check | counts ensembles that violate the placement policy                           |
+| replicas        | replica_check   | counts entries with too few replicas                                         |
 
-Rules for all of them
-- Every write is a transaction with a check of the leader's vote. NotLeader ends the term at once, with all its parts.
-- While recovery is disabled nothing is marked, and the walks stand still. Once enabled, bookies are looked at anew.
-- A failure of the metadata postpones: the part tries again after a pause. Nothing is concluded from a part of the
-  metadata, or from an outage.
-- A walk waits while an audit is pending.
+Rules for all parts
+- Every write is a transaction that checks the leader's vote. NotLeader ends the term at once, with all its parts.
+- While recovery is disabled, nothing is marked and the checks pause. When it is enabled again, the bookies are audited
+  again.
+- If the metadata store fails, the part is postponed and tries again after a pause. An incomplete read of the metadata
+  or an outage never leads to a mark.
+- A check of all ledgers waits while an audit is pending.
 
-When the checks were last finished stands in BookKeeper's nodes; an operator who sets one back has that check made soon.
+The time at which each check last finished is stored in BookKeeper's znodes. If an operator sets such a time back, the
+check runs soon.
 """
 
 import asyncio
@@ -51,32 +53,32 @@ from bindery_recovery.settings import RecoverySettings
 
 __all__ = ["Auditor", "AuditorLimits", "AuditorState", "CheckState"]
 
-CLOCKS_APART_MAX_S: Final = 3600.0
-"""A check that was finished further in the future than this was not."""
+CLOCK_SKEW_MAX_S: Final = 3600.0
+"""Maximum clock skew in seconds. A check that finished further in the future than this counts as never run."""
 GATE_POLL_S: Final = 1.0
-"""How often a walk that has to wait looks whether it may go on."""
+"""Interval in seconds at which a waiting check tests whether it may continue."""
 
 log = get_logger(__name__)
 
 
 @dataclass(slots=True)
 class CheckState:
-    """One of the periodic checks. Times in ms since 1970, 0: never since this process began."""
+    """State of a periodic check. Times in ms since 1970; 0: not since the process started."""
 
     interval_s: float
-    """0: off."""
+    """0: the check is disabled."""
     is_running: bool = False
     started_ms: int = 0
     finished_ms: int = 0
     duration_s: float = 0.0
     last_error: str = ""
     result: Mapping[str, Any] = field(default_factory=dict)
-    """Figures of the last one that was finished here."""
+    """Results of the last check that finished in this process."""
 
 
 @dataclass(slots=True)
 class AuditorState:
-    """What this process does as an auditor: for health, metrics and the admin API."""
+    """State of this process as an auditor, for health, metrics and the admin API."""
 
     checks: dict[CheckKind, CheckState]
     is_leading: bool = False
@@ -87,20 +89,20 @@ class AuditorState:
 
 
 class _Bookies:
-    """What the checks see of the watch."""
+    """The part of the watch that the checks use."""
 
     def __init__(self, watch: BookieWatch) -> None:
         self._watch = watch
 
     def registered(self) -> Mapping[BookieId, bool]:
-        return self._watch.standing.registered
+        return self._watch.snapshot.registered
 
     def definitely_lost(self) -> frozenset[BookieId]:
         return self._watch.definitely_lost()
 
 
 class Auditor:
-    """One process's auditor. `lead` is for `AuditorElection.run`."""
+    """The auditor of one process. `AuditorElection.run` calls `lead`."""
 
     def __init__(
         self,
@@ -117,7 +119,7 @@ class Auditor:
         limits: AuditorLimits | None = None,
         racks: Callable[[], Mapping[BookieId, str]] | None = None,
     ) -> None:
-        """`racks`: of the known bookies; None: all are in one."""
+        """`racks`: the racks of the known bookies; None: all bookies are in one rack."""
         self._client = client
         self._store = store
         self._layout = layout
@@ -130,9 +132,9 @@ class Auditor:
         self._limits = limits or AuditorLimits()
         self._racks = racks
         self.watch: BookieWatch | None = None
-        """While leading."""
+        """None unless this process is the leader."""
         self.full_check: FullCheck | None = None
-        """While it runs."""
+        """None unless the check is running."""
         self.state = AuditorState(
             {
                 CheckKind.LEDGERS: CheckState(settings.ledger_check_interval_s),
@@ -142,25 +144,47 @@ class Auditor:
         )
 
     async def lead(self, leadership: Leadership) -> None:
-        """One term: until cancelled. Raises NotLeader when it is found to be over, and what is a fault of ours."""
+        """Run one term, until cancelled. Raises NotLeader when the term is over, and errors other than BinderyError
+        from any part."""
         watch = BookieWatch(
-            self._store, self._layout, self._marks, self._records, self._memberships,
-            leadership=leadership, delay_s=self._settings.lost_bookie_delay_s, limits=self._limits,
+            self._store,
+            self._layout,
+            self._marks,
+            self._records,
+            self._memberships,
+            leadership=leadership,
+            delay_s=self._settings.lost_bookie_delay_s,
+            limits=self._limits,
             clock_ms=self._clock_ms,
-        )  # fmt: skip
+        )
         end_watch = await self._until_done(watch.begin)
         marker = LedgerMarker(self._marks, self._records, leadership=leadership, clock_ms=self._clock_ms)
         audit = BookieAudit(
-            self._client, self._store, self._layout, self._records, watch, marker,
-            leadership=leadership, bookie_check_interval_s=self._settings.bookie_check_interval_s,
-            drain_interval_s=self._settings.drain_interval_s, limits=self._limits, clock_ms=self._clock_ms,
+            self._client,
+            self._store,
+            self._layout,
+            self._records,
+            watch,
+            marker,
+            leadership=leadership,
+            bookie_check_interval_s=self._settings.bookie_check_interval_s,
+            drain_interval_s=self._settings.drain_interval_s,
+            limits=self._limits,
+            clock_ms=self._clock_ms,
             state=self.state.audit,
-        )  # fmt: skip
+        )
         gate = self._gate(watch, audit)
         closings = ClosingCheck(
-            self._client, ClosingRecords(self._store), self._marks, marker, _Bookies(watch),
-            leadership=leadership, may_go_on=gate, retry_s=self._limits.retry_s, state=self.state.closings,
-        )  # fmt: skip
+            self._client,
+            ClosingRecords(self._store),
+            self._marks,
+            marker,
+            _Bookies(watch),
+            leadership=leadership,
+            may_go_on=gate,
+            retry_s=self._limits.retry_s,
+            state=self.state.closings,
+        )
         parts: list[Coroutine[Any, Any, None]] = [
             watch.follow_bookies(),
             watch.follow_delay(),
@@ -173,7 +197,7 @@ class Auditor:
             self._repeat(CheckKind.PLACEMENT, leadership, gate, lambda: self._check_placement(leadership, watch)),
             self._repeat(CheckKind.REPLICAS, leadership, gate, lambda: self._check_replicas(leadership)),
         ]
-        watch.tell(
+        watch.record(
             HistoryEvent(self._clock_ms(), "leader", f"{leadership.name} is the auditor", {"name": leadership.name})
         )
         self.watch = watch
@@ -190,14 +214,14 @@ class Auditor:
     # --- periodic checks ------------------------------------------------------------------------------------------
 
     def _gate(self, watch: BookieWatch, audit: BookieAudit) -> Callable[[], Awaitable[None]]:
-        """Returns when a walk may take its next ledger."""
+        """Return a function that waits until a check may continue with its next ledger."""
 
         def is_open() -> bool:
             is_audited = self.state.audit.audits > 0 and not audit.is_pending
             return watch.is_enabled and not watch.is_blind and is_audited
 
         async def wait() -> None:
-            while not is_open():  # noqa: ASYNC110 - many things open it, and none of them is urgent
+            while not is_open():  # noqa: ASYNC110 - several conditions open the gate, and none is urgent
                 await asyncio.sleep(GATE_POLL_S)
 
         return wait
@@ -209,7 +233,7 @@ class Auditor:
         gate: Callable[[], Awaitable[None]],
         check: Callable[[], Awaitable[Mapping[str, Any]]],
     ) -> None:
-        """Make `check` whenever it is due, for ever."""
+        """Run `check` whenever it is due. Never returns."""
         state = self.state.checks[kind]
         if state.interval_s <= 0:
             await asyncio.Event().wait()
@@ -241,7 +265,7 @@ class Auditor:
         state.finished_ms, state.duration_s = self._clock_ms(), loop.time() - began
 
     async def _due_in_s(self, kind: CheckKind, interval_s: float) -> float:
-        """Seconds until the next one; 0 or less: now."""
+        """Return the seconds until the next check; 0 or less: it is due."""
         if kind is CheckKind.LEDGERS and is_unfinished(await self._records.get_cursor(CURSOR) or {}):
             return 0.0
         try:
@@ -252,44 +276,60 @@ class Auditor:
         if last_ms is None:
             return 0.0
         ago_s = (self._clock_ms() - last_ms) / 1000
-        if ago_s < -CLOCKS_APART_MAX_S:
+        if ago_s < -CLOCK_SKEW_MAX_S:
             log.warning("check_time_in_the_future", check=kind.name.lower(), by_s=-ago_s)
-            return 0.0  # else there would be no check until then
+            return 0.0  # otherwise no check would run until that time
         return interval_s - ago_s
 
     async def _check_ledgers(
         self, leadership: Leadership, watch: BookieWatch, marker: LedgerMarker, gate: Callable[[], Awaitable[None]]
     ) -> Mapping[str, Any]:
         self.full_check = FullCheck(
-            self._client, self._records, marker, _Bookies(watch),
-            leadership=leadership, may_go_on=gate, rate=self._settings.ledger_check_rate,
-            in_flight=self._limits.checks_in_flight, ledger_timeout_s=self._limits.ledger_timeout_s,
-            depth=Depth(self._settings.ledger_check_percent), clock_ms=self._clock_ms, randomness=self._randomness,
-        )  # fmt: skip
+            self._client,
+            self._records,
+            marker,
+            _Bookies(watch),
+            leadership=leadership,
+            may_go_on=gate,
+            rate=self._settings.ledger_check_rate,
+            in_flight=self._limits.checks_in_flight,
+            ledger_timeout_s=self._limits.ledger_timeout_s,
+            depth=Depth(self._settings.ledger_check_percent),
+            clock_ms=self._clock_ms,
+            randomness=self._randomness,
+        )
         try:
             return (await self.full_check.run()).to_json()
         finally:
             self.full_check = None
 
     async def _check_placement(self, leadership: Leadership, watch: BookieWatch) -> Mapping[str, Any]:
-        standing = watch.standing
-        racks = self._racks() if self._racks else dict.fromkeys(standing.registered, DEFAULT_RACK)
+        snapshot = watch.snapshot
+        racks = self._racks() if self._racks else dict.fromkeys(snapshot.registered, DEFAULT_RACK)
         result = await check_placement(
-            self._client, racks=racks, unwanted=standing.draining | standing.removed,
+            self._client,
+            racks=racks,
+            unwanted=snapshot.draining | snapshot.removed,
             reads_in_flight=self._limits.reads_in_flight,
-        )  # fmt: skip
-        await self._keep_result(leadership, "placement", result.to_json(), (
+        )
+        await self._keep_result(
+            leadership,
+            "placement",
+            result.to_json(),
             f"{result.ledgers} closed ledgers: {result.strict} well placed, {result.soft} on fewer racks than they "
-            f"could be, {result.failed} misplaced"
-        ))  # fmt: skip
+            f"could be, {result.failed} misplaced",
+        )
         return result.to_json()
 
     async def _check_replicas(self, leadership: Leadership) -> Mapping[str, Any]:
         result = await check_replicas(self._client, ledger_timeout_s=self._limits.replica_timeout_s)
-        await self._keep_result(leadership, "replicas", result.to_json(), (
+        await self._keep_result(
+            leadership,
+            "replicas",
+            result.to_json(),
             f"{result.ledgers} closed ledgers: entries without a replica {result.entries_without_replica}, below ack "
-            f"quorum {result.entries_below_ack_quorum}, below write quorum {result.entries_below_write_quorum}"
-        ))  # fmt: skip
+            f"quorum {result.entries_below_ack_quorum}, below write quorum {result.entries_below_write_quorum}",
+        )
         return result.to_json()
 
     async def _keep_result(self, leadership: Leadership, check: str, result: Mapping[str, Any], text: str) -> None:
@@ -312,7 +352,7 @@ class Auditor:
 
 
 async def _run_all(parts: list[Coroutine[Any, Any, None]]) -> None:
-    """Run them until one ends, which only an error makes it; then end the others, and raise it."""
+    """Run all parts until one fails, then cancel the others and raise its error. No part returns without an error."""
     tasks = [asyncio.create_task(part) for part in parts]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -1,6 +1,6 @@
-"""BookieAccess: the settings by which a service's ledger client gets past the bookies, when they ask who is there.
+"""Settings of the credentials that a service's ledger client presents to bookies that require authentication.
 
-A service subclasses it for its own `env_prefix` and has it as the group `client`.
+A service subclasses it with its own `env_prefix` as its settings group `client`.
 """
 
 from bindery_client.connection.security import PLUGIN, ClientSecurity, SecurityFiles
@@ -8,28 +8,28 @@ from bindery_kit.configuration.settings import Settings
 
 
 class BookieAccess(Settings):
-    """How this process gets past the bookies, when they ask."""
+    """Credentials for bookies that require authentication."""
 
     token_file: str = ""
-    """File that holds the token to show."""
+    """File that holds the token to present."""
 
     plugin: str = PLUGIN
-    """Name of the bookies' authentication (their `auth.plugin`)."""
+    """Name of the bookies' authentication plugin (their `auth.plugin`)."""
 
     ca_file: str = ""
-    """Certificates of the authority that signed the bookies' (PEM). Empty: no TLS."""
+    """Certificates of the authority that signed the bookies' certificates (PEM). Empty: no TLS."""
 
     certificate_file: str = ""
-    """The certificate to show (PEM). Empty: none."""
+    """Client certificate to present (PEM). Empty: none."""
 
     key_file: str = ""
     """The key of that certificate (PEM, not encrypted)."""
 
     check_hostname: bool = True
-    """Whether a bookie's certificate must name the host that it is reached by."""
+    """Whether a bookie's certificate must contain the host name that the client connects to."""
 
     def load(self) -> ClientSecurity:
-        """Read the files. Raises BadRequest for those that are no use."""
+        """Read the files. Raises BadRequest for files that cannot be used."""
         return SecurityFiles(
             token_file=self.token_file,
             ca_file=self.ca_file,

@@ -1,16 +1,16 @@
-"""RepairBudget: how much healing may take from the bookies, so that nobody else feels it.
+"""Limit the load that recovery puts on bookies, so that clients are not slowed down.
 
-Two limits, shared by everything in the process that copies or checks: bytes a second (a token bucket that may go into
-debt, because the size of an entry is known only once it was read) and entries under way at a time.
+Everything in the process that copies or checks shares two limits: bytes per second (a token bucket that may go into
+debt, because the size of an entry is known only after it was read), and the number of entries in flight.
 
-The bytes follow what the others would feel: each answer's latency is noted, and once a period
+The byte rate follows the latency of bookies. Each response time is recorded, and once per period
     99th percentile above the target  -> the rate is halved
     at or below it                    -> the rate grows by a fixed step
-between a least rate, so that healing never stands still, and a largest one. That is how TCP shares a line: down fast,
-up slowly.
+The rate stays between a minimum, so that recovery never stops, and a maximum. TCP shares a link in the same way: fast
+down, slowly up.
 
-Invariants: bytes_per_s_min <= bytes_per_s <= bytes_per_s_max; over any span the bytes paid for are at most
-span * bytes_per_s_max + burst + one payment; entries in flight <= entries_in_flight_max, but for one batch let through
+Invariants: bytes_per_s_min <= bytes_per_s <= bytes_per_s_max; over any time span, the bytes paid for are at most span *
+bytes_per_s_max + burst + one payment; entries in flight <= entries_in_flight_max, except for a larger batch that runs
 alone.
 """
 
@@ -22,23 +22,23 @@ from typing import Final
 
 MIB: Final = 2**20
 PERIOD_S: Final = 1.0
-"""How often the rate is decided anew."""
+"""Interval in seconds at which the rate is adjusted."""
 SAMPLES_MIN: Final = 3
-"""Fewer answers in a period say nothing; they count in the next one. Of however few, the slowest is left out: one slow
-answer among ten is no 99th percentile."""
+"""Minimum number of responses for an adjustment; fewer are carried over to the next period. The slowest response is
+always left out: one slow response among ten is not a 99th percentile."""
 SAMPLES_MAX: Final = 1_000
 BURST_S: Final = 0.1
-"""What was not used is kept for this long at the present rate."""
+"""Unused budget that is kept, in seconds at the present rate."""
 START_PART: Final = 0.25
-"""Of the largest rate, to begin with."""
+"""Initial rate, as a share of the maximum rate."""
 STEP_PART: Final = 1 / 16
-"""Of the largest rate, added in a period without complaint."""
+"""Increase per period at or below the target latency, as a share of the maximum rate."""
 STALE_S: Final = 10.0
-"""Without an answer for so long, nothing is known about latency."""
+"""Seconds without a response after which the latency is unknown."""
 
 
 class RepairBudget:
-    """Used from one event loop, whose clock it goes by."""
+    """The budget of one process. Use it from one event loop."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class RepairBudget:
         entries_in_flight_max: int = 100,
         target_ms: float = 50.0,
     ) -> None:
-        """`target_ms`: the latency that others should not have to exceed (99th percentile)."""
+        """`target_ms`: target for the 99th percentile of response times of bookies, in ms."""
         assert 0 < bytes_per_s_min <= bytes_per_s_max
         assert entries_in_flight_max >= 1
         self.bytes_per_s_max: Final = bytes_per_s_max
@@ -57,11 +57,11 @@ class RepairBudget:
         self.target_ms: Final = target_ms
         self.entries_in_flight = 0
         self.bytes_paid = 0
-        """Since the start."""
+        """Bytes paid for since the process started."""
         self._rate = max(bytes_per_s_min, START_PART * bytes_per_s_max)
         self._loop = asyncio.get_running_loop()
         self._free_at = self._loop.time()
-        """When what was paid so far is worked off at the rates that held."""
+        """Loop time at which all payments so far are covered by the rates that applied."""
         self._samples: deque[float] = deque(maxlen=SAMPLES_MAX)
         self._period_ends_at = self._loop.time() + PERIOD_S
         self._p99_ms: float | None = None
@@ -70,18 +70,19 @@ class RepairBudget:
 
     @property
     def bytes_per_s(self) -> float:
-        """The rate that holds now."""
+        """The present rate in bytes per second."""
         return self._rate
 
     @property
     def foreground_p99_ms(self) -> float | None:
-        """Of the last period with enough answers; None: nobody answered lately."""
+        """99th percentile of response times in the last period with enough responses, in ms; None: no recent
+        response."""
         return None if self._loop.time() - self._heard_at > STALE_S else self._p99_ms
 
     # --- bytes ----------------------------------------------------------------------------------------------------
 
     async def pay(self, size: int) -> None:
-        """Return when `size` more bytes may be moved. Calls are served in the order in which they were made."""
+        """Wait until `size` more bytes may be transferred. Calls are served in order."""
         now = self._loop.time()
         self._free_at = max(self._free_at, now - BURST_S)
         wait_s = self._free_at - now
@@ -94,7 +95,7 @@ class RepairBudget:
 
     @asynccontextmanager
     async def entries(self, count: int) -> AsyncIterator[None]:
-        """Hold `count` entries in flight, as soon as there is room for them."""
+        """Wait until `count` more entries may be in flight, and count them until the context ends."""
         await self._enter(count)
         try:
             yield
@@ -128,10 +129,11 @@ class RepairBudget:
                 self.entries_in_flight += count
                 waiter.set_result(None)
 
-    # --- what others feel -----------------------------------------------------------------------------------------
+    # --- latency --------------------------------------------------------------------------------------------------
 
     def observe(self, latency_s: float) -> None:
-        """One answer of a bookie took this long: of our own requests, or told by whoever measures foreground ones."""
+        """Record the response time of a bookie: of a request of this process, or of a client's request that was
+        measured elsewhere."""
         now = self._loop.time()
         self._heard_at = now
         self._samples.append(latency_s * 1000)
@@ -148,5 +150,5 @@ class RepairBudget:
             self._rate = max(self.bytes_per_s_min, before / 2)
         else:
             self._rate = min(self.bytes_per_s_max, before + STEP_PART * self.bytes_per_s_max)
-        if self._free_at > now:  # a debt is worked off at the rate that holds now
+        if self._free_at > now:  # a debt is paid off at the new rate
             self._free_at = now + (self._free_at - now) * before / self._rate

@@ -1,16 +1,16 @@
-"""DeathWatcher: sees to it that the parts of a process that should run for ever do, or that the process ends.
+"""Run the parts of a process that must never end, restart those that fail, and end the process if one fails too often.
 
-A part is a coroutine function that is not meant to return. When it returns or raises it has died, also of a
-CancelledError although nobody cancelled it (something that it waited for was): it is started again after a pause that
-doubles with every death within `window_s`. Death number `deaths_max` within `window_s` is one too many: every part is
-cancelled, and the process is asked to end, with the reason. Whoever started it can start it afresh; half a process that
-looks alive cannot be seen from outside.
+A part is a coroutine function that must not return. If it returns or raises, it has failed; a CancelledError counts too
+if it was not this task that was cancelled but something that the part awaited. A failed part is started again after a
+pause that doubles with each failure within `window_s`. If it fails `deaths_max` times within `window_s`, all parts are
+cancelled and the process is requested to end, with the reason. A supervisor can then start the process again; a process
+with only some of its parts running could not be recognized as faulty from outside.
 
     watcher = DeathWatcher(ask_exit=...)
     watcher.add("auditor", election_loop)
     await watcher.run()
 
-BookKeeper's stops the whole of auto-recovery at the first death of a part.
+BookKeeper stops all of auto-recovery at the first failure of a part.
 """
 
 import asyncio
@@ -19,12 +19,17 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Final
 
+from bindery_core.backoff import Backoff
 from bindery_kit.observability.logs import get_logger
 
 DEATHS_MAX: Final = 5
+"""Number of failures of a part within WINDOW_S after which the process is requested to end."""
 WINDOW_S: Final = 300.0
+"""Time in seconds over which failures are counted."""
 PAUSE_S: Final = 1.0
+"""First delay in seconds before a failed part is restarted."""
 PAUSE_MAX_S: Final = 30.0
+"""Maximum delay in seconds before a failed part is restarted."""
 
 Part = Callable[[], Awaitable[None]]
 
@@ -33,19 +38,19 @@ log = get_logger(__name__)
 
 @dataclass(slots=True)
 class PartState:
-    """For health and metrics."""
+    """State of a part, for health and metrics."""
 
     name: str
     is_running: bool = False
     deaths: int = 0
-    """Since the start."""
+    """Failures since the process started."""
     last_error: str = ""
     died_at: deque[float] = field(default_factory=deque)
-    """Loop times within the window."""
+    """Loop times of the failures within the window."""
 
 
 class DeathWatcher:
-    """Runs parts. `ask_exit(reason)` is called once, in the loop, when one of them dies too often."""
+    """Runs the parts. `ask_exit(reason)` is called once, in the event loop, when a part fails too often."""
 
     def __init__(
         self,
@@ -57,31 +62,29 @@ class DeathWatcher:
         pause_max_s: float = PAUSE_MAX_S,
     ) -> None:
         assert deaths_max >= 1
-        assert 0 < pause_s <= pause_max_s
         assert window_s > 0
         self._ask_exit = ask_exit
         self._deaths_max = deaths_max
         self._window_s = window_s
-        self._pause_s = pause_s
-        self._pause_max_s = pause_max_s
+        self._backoff = Backoff(pause_s, pause_max_s)
         self._parts: dict[str, Part] = {}
         self._given_up = False
         self.states: dict[str, PartState] = {}
 
     def add(self, name: str, part: Part) -> None:
-        """Before `run`. A part is called again for each start."""
+        """Add a part; call this before `run`. `part` is called for each start."""
         assert name not in self._parts
         self._parts[name] = part
         self.states[name] = PartState(name)
 
     @property
     def dead(self) -> list[str]:
-        """Parts that do not run now, once `run` has begun: they wait for their next start, or were given up."""
+        """Parts that are not running although `run` has started: they wait for a restart, or failed too often."""
         return sorted(name for name, state in self.states.items() if not state.is_running)
 
     async def run(self) -> None:
-        """Until cancelled, or until a part has died too often. Parts end with it, and never without `ask_exit` being
-        called, unless `run` was cancelled."""
+        """Run all parts until cancelled, or until one has failed too often. Parts end with this call, and unless it was
+        cancelled, `ask_exit` has been called."""
         keepers = [
             asyncio.create_task(self._keep(name, part), name=f"keep-{name}") for name, part in self._parts.items()
         ]
@@ -95,7 +98,7 @@ class DeathWatcher:
             await asyncio.gather(*keepers, return_exceptions=True)
 
     async def _keep(self, name: str, part: Part) -> None:
-        """Returns when the part has died too often."""
+        """Run one part and restart it. Returns when it has failed too often."""
         loop = asyncio.get_running_loop()
         state = self.states[name]
         while True:
@@ -124,7 +127,7 @@ class DeathWatcher:
                 times = f"{len(state.died_at)} times within {self._window_s:g} s"
                 self._give_up(f"{name} died {times}, the last time because: {error}")
                 return
-            pause_s = min(self._pause_max_s, self._pause_s * 2.0 ** (len(state.died_at) - 1))
+            pause_s = self._backoff.delay_s(len(state.died_at))
             log.warning("part_will_be_restarted", part=name, error=error, deaths=state.deaths, pause_s=pause_s)
             await asyncio.sleep(pause_s)
 

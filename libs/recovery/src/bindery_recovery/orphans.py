@@ -1,20 +1,21 @@
-"""Ledgers that nothing refers to any more: found by comparing the ledgers with what topics, cursors and schemas name.
+"""Find orphaned ledgers: ledgers that no topic, cursor or schema references any more.
 
-Wrongly deleting a ledger loses acknowledged messages, wrongly keeping one costs disk space. So all doubt keeps:
+Deleting a referenced ledger loses acknowledged messages; keeping an orphan costs only disk space. A ledger is therefore
+kept if there is any doubt:
 
 | fate       | the ledger                                                               | deleted             |
 |------------|--------------------------------------------------------------------------|---------------------|
 | REFERENCED | is named by a topic or a cursor                                          | never               |
-| YOUNG      | is younger than the grace: who made it may still be about to name it     | never               |
-| UNCERTAIN  | belongs to a topic or schema that is there, and only data that are not   | never               |
-|            | read here tell whether it is in use (compaction, schemas, delay buckets) |                     |
+| YOUNG      | is younger than the grace period: its creator may still add a reference  | never               |
+| UNCERTAIN  | belongs to an existing topic or schema, and only data that is not read   | never               |
+|            | here shows whether it is in use (compaction, schemas, delay buckets)     |                     |
 | UNREADABLE | has metadata that cannot be read                                         | never               |
-| FOREIGN    | was made by another application, or does not tell by whom                | only when all are   |
-| ORPHAN     | was made by a broker for a topic or cursor, and none names it            | yes                 |
+| FOREIGN    | was created by another application, or does not name its creator         | only on request     |
+| ORPHAN     | was created by a broker for a topic or cursor, and none names it         | yes                 |
 
-Ledgers are listed before the references are read: a ledger that a topic begins to name meanwhile was listed first, and
-its name is then found. A reference that cannot be read ends the search: no ledger may be called an orphan by a list
-that is not whole. Before one is deleted the references of its topic are read once more (`still_orphan`).
+Ledgers are listed before the references are read, so a reference that is added to a listed ledger in the meantime is
+found. A reference that cannot be read ends the search: an incomplete list of references must not declare any ledger an
+orphan. Before a ledger is deleted, the references of its topic are read again (`still_orphan`).
 """
 
 import asyncio
@@ -36,10 +37,10 @@ SCHEMAS_ROOT: Final = "/schemas"
 READS_IN_FLIGHT: Final = 64
 
 _TOPIC_KEYS: Final = ("pulsar/managed-ledger", "pulsar/compactedTopic", "pulsar/delayedIndexTopic")
-"""Custom metadata that name a topic, as `T/N/persistent/<encoded>` or `persistent://T/N/<local>`."""
+"""Custom metadata keys whose value names a topic, as `T/N/persistent/<encoded>` or `persistent://T/N/<local>`."""
 _SCHEMA_KEY: Final = "pulsar/schemaId"
 _INDIRECT_COMPONENTS: Final = frozenset({"compacted-ledger", "delayed-index-bucket", "schema"})
-"""What makes use of these stands inside ledgers."""
+"""Components whose references are stored inside ledgers."""
 
 
 class Fate(StrEnum):
@@ -52,7 +53,7 @@ class Fate(StrEnum):
 
 
 class TopicCodec(Protocol):
-    """Reads what brokers wrote into znodes. Both raise Corrupt."""
+    """Decodes znodes that brokers wrote. Both methods raise Corrupt."""
 
     def topic_ledgers(self, data: bytes) -> Iterable[int]: ...
 
@@ -60,7 +61,7 @@ class TopicCodec(Protocol):
 
 
 class Ledgers(Protocol):
-    """The part of the ledger client that is needed here."""
+    """The part of the ledger client that the search uses."""
 
     def list_ledgers(self) -> AsyncIterator[LedgerId]: ...
 
@@ -69,10 +70,10 @@ class Ledgers(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class References:
-    """What the cluster names."""
+    """Everything that references ledgers in the cluster."""
 
     named: Mapping[int, str]
-    """Ledger id -> the topic, or topic and cursor, that names it."""
+    """Ledger id -> the topic, or topic and cursor, that references it."""
     topics: frozenset[str]
     """Managed ledger names, `T/N/persistent/<encoded>`."""
     schemas: frozenset[str]
@@ -81,23 +82,24 @@ class References:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One ledger and what is to become of it."""
+    """A ledger and its fate."""
 
     ledger_id: LedgerId
     fate: Fate
     why: str
     application: str = ""
     topic: str = ""
-    """Of whom its custom metadata say it is."""
+    """Topic to which the ledger belongs according to its custom metadata."""
     created_ms: int | None = None
     state: str = ""
     size: int | None = None
-    """Payload bytes of all copies; None: not closed, so not known."""
+    """Payload bytes of all replicas; None: unknown, because the ledger is not closed."""
     custom: Mapping[str, str] = field(default_factory=dict)
 
 
 async def read_references(store: MetadataStore, codec: TopicCodec) -> References:
-    """Read every topic, cursor and schema. Raises Corrupt naming the one that cannot be read, MetadataUnavailable."""
+    """Read every topic, cursor and schema. Raises MetadataUnavailable, and Corrupt with the path of a reference that
+    cannot be read."""
     named: dict[int, str] = {}
     topics: set[str] = set()
     root = znode_layout.MANAGED_LEDGERS_ROOT
@@ -121,7 +123,7 @@ async def read_references(store: MetadataStore, codec: TopicCodec) -> References
 async def survey(
     store: MetadataStore, ledgers: Ledgers, codec: TopicCodec, *, now_ms: int, older_than_ms: int
 ) -> AsyncIterator[Finding]:
-    """Every ledger, ascending, with its fate. Raises as `read_references`."""
+    """Yield every ledger with its fate, in ascending order. Raises as `read_references`."""
     ids = [ledger_id async for ledger_id in ledgers.list_ledgers()]
     references = await read_references(store, codec)
     for batch in _in_steps(ids):
@@ -133,14 +135,15 @@ async def survey(
 
 
 async def still_orphan(store: MetadataStore, codec: TopicCodec, finding: Finding) -> bool:
-    """Whether its topic still does not name it. Ask just before deleting. Raises as `read_references`."""
+    """Return True if its topic still does not reference it. Call this just before deleting. Raises as
+    `read_references`."""
     if not finding.topic:
         return True
     return int(finding.ledger_id) not in await _of_topic(store, codec, finding.topic)
 
 
 async def _of_topic(store: MetadataStore, codec: TopicCodec, name: str) -> dict[int, str]:
-    """Ledgers that a topic and its cursors name; a topic that is not there names none."""
+    """Return the ledgers that a topic and its cursors reference; none if the topic does not exist."""
     path = f"{znode_layout.MANAGED_LEDGERS_ROOT}/{name}"
     named: dict[int, str] = {}
     try:
@@ -188,21 +191,28 @@ async def _finding(
 def judge(
     ledger_id: LedgerId, found: Versioned[LedgerMetadata], references: References, *, now_ms: int, older_than_ms: int
 ) -> Finding:
-    """The fate of one ledger. Pure."""
+    """Decide the fate of one ledger. Pure."""
     metadata = found.value
     custom = {name: value.decode(errors="backslashreplace") for name, value in metadata.custom.items()}
     application = custom.get("application", "")
     component = custom.get("component", "")
     topic = next((_managed_ledger_name(custom[key]) for key in _TOPIC_KEYS if key in custom), "")
-    # A clock that was wrong once must not make a young ledger old.
+    # the later of both clocks counts, so that a wrong clock cannot make a young ledger look old
     created_ms = max((at for at in (metadata.ctime_ms, found.created_ms) if at), default=None)
 
     def fate(fate: Fate, why: str) -> Finding:
         is_closed = metadata.state is LedgerState.CLOSED
         return Finding(
-            ledger_id, fate, why, application, topic, created_ms, metadata.state.name.lower(),
-            metadata.length * metadata.write_quorum if is_closed else None, custom,
-        )  # fmt: skip
+            ledger_id,
+            fate,
+            why,
+            application,
+            topic,
+            created_ms,
+            metadata.state.name.lower(),
+            metadata.length * metadata.write_quorum if is_closed else None,
+            custom,
+        )
 
     name = references.named.get(ledger_id)
     if name is not None:
@@ -226,7 +236,7 @@ def judge(
 
 
 def _managed_ledger_name(text: str) -> str:
-    """`persistent://T/N/<local>` and `T/N/persistent/<encoded>` as the latter."""
+    """Return the managed ledger name `T/N/persistent/<encoded>` for either form of a topic name."""
     domain, separator, rest = text.partition("://")
     parts = rest.split("/", 2)
     if not separator or len(parts) != 3:

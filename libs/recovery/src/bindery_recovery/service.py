@@ -1,16 +1,17 @@
-"""RecoveryService: a cluster's healing as one object, for the process that has it: an auditor's, or a bookie's own.
+"""Recovery as one object, for the process that runs it: an auditor, or a bookie with embedded recovery.
 
 | part     | does                                                                                                   |
 |----------|--------------------------------------------------------------------------------------------------------|
-| election | stands for auditor; while elected, `auditor` finds what lacks copies, and marks it                     |
-| worker   | takes marks and makes the copies, `settings.workers` at a time, whether this process leads or not      |
-| progress | reads how healing stands in the whole cluster, for metrics                                            |
-| watcher  | starts a part that died again, and asks the process to end when one dies too often                     |
+| election | is a candidate for auditor; while elected, `auditor` marks under-replicated ledgers                    |
+| worker   | takes marks and copies entries, `settings.workers` ledgers at a time, whether this process leads or not |
+| progress | reads the state of recovery in the whole cluster, for metrics                                          |
+| watcher  | restarts a part that fails, and requests the end of the process if one fails too often                 |
 
-All of it stands on one session of the metadata store and one ledger client, which are the caller's. One a session: a
-second would take the first one's locks for its own.
+All parts share one session of the metadata store and one ledger client, which the caller provides. There must be one
+service per session: a second one would take the locks of the first for its own.
 
-End: the worker first, which releases its locks, then the office, so that the next auditor finds work that is free.
+`stop` ends the worker first, which releases its locks, and then resigns leadership, so that the next auditor finds
+unlocked marks.
 """
 
 import asyncio
@@ -31,7 +32,7 @@ from bindery_metadata.stores.store import MetadataStore
 
 from bindery_recovery.auditor import Auditor, AuditorLimits
 from bindery_recovery.budget import RepairBudget
-from bindery_recovery.cluster.cluster_view import ClusterLook
+from bindery_recovery.cluster.cluster_view import ClusterReader
 from bindery_recovery.death_watcher import DeathWatcher
 from bindery_recovery.repair.worker import ReplicationWorker
 from bindery_recovery.reporting.progress import ProgressCollector
@@ -46,7 +47,8 @@ log = get_logger(__name__)
 
 
 class RecoveryService:
-    """Use: `prepare`, `run` as a task, `stop`. `name`: unlike that of any other process. `clock_ms`: wall clock."""
+    """Call `prepare`, run `run` as a task, then call `stop`. `name`: unique among all processes. `clock_ms`: wall
+    clock."""
 
     def __init__(
         self,
@@ -61,7 +63,7 @@ class RecoveryService:
         ask_exit: Callable[[str], None],
         limits: AuditorLimits | None = None,
     ) -> None:
-        """`ask_exit(reason)`: healing cannot go on in this process; called once."""
+        """`ask_exit(reason)` is called once if recovery cannot continue in this process."""
         self.name = name
         self.settings = settings
         self.marks = UnderreplicationManager(store, layout, randomness=randomness, clock_ms=clock_ms, worker_name=name)
@@ -91,7 +93,7 @@ class RecoveryService:
             client=client,
             marks=self.marks,
             records=self.records,
-            look=ClusterLook(client, self.memberships, CookieStore(store, layout), clock_ms=clock_ms).look,
+            read_cluster=ClusterReader(client, self.memberships, CookieStore(store, layout), clock_ms=clock_ms).read,
             budget=self.budget,
             settings=settings,
             clock_ms=clock_ms,
@@ -111,20 +113,21 @@ class RecoveryService:
 
     @property
     def is_leader(self) -> bool:
-        """As far as is known here."""
+        """Whether this process leads, as far as it has been notified."""
         leadership = self.election.leadership
         return leadership is not None and not leadership.is_over
 
     async def prepare(self) -> None:
-        """Raises BadVersion when the cluster's marks are of another kind; MetadataUnavailable."""
+        """Create missing znodes. Raises BadVersion if the marks of the cluster have another format;
+        MetadataUnavailable."""
         await self.marks.prepare()
 
     async def run(self) -> None:
-        """Until cancelled, or until a part has died too often and `ask_exit` was called."""
+        """Run until cancelled, or until a part has failed too often and `ask_exit` was called."""
         await self.watcher.run()
 
     async def stop(self) -> None:
-        """End in order, as above. `run` is the caller's to cancel, afterwards. Idempotent."""
+        """Stop the parts in the order above. The caller then cancels `run`. Idempotent."""
         self._is_stopping = True
         worker = self._running.get(WORKER)
         if worker is not None:
@@ -142,7 +145,7 @@ class RecoveryService:
             await asyncio.sleep(PROGRESS_INTERVAL_S)
 
     def _add(self, name: str, part: Callable[[], Awaitable[None]]) -> None:
-        """Have `part` watched; once `stop` was called its end is no death."""
+        """Add a part to the watcher. After `stop` was called, its end does not count as a failure."""
 
         async def run() -> None:
             if not self._is_stopping:

@@ -1,20 +1,20 @@
-"""WriterReports: what writers went on without, marked for healing.
+"""Mark ledgers for entries that a writer reported as missing on a bookie.
 
-A writer confirms an entry when Qa bookies have it. When one of the others fails then, it is replaced behind the last
-confirmed entry, if there is a spare, and of those before it may lack some: a hole in the middle of a fragment, which no
-look at first and last entries finds. The writer knows, and says so (`on_degraded` of the ledger client).
+A writer confirms an entry when Qa bookies have it. If another bookie of the ensemble then fails, it is replaced after
+the last confirmed entry, if a spare exists, and may miss some of the entries before. This is a hole in the middle of a
+fragment, which a check of the first and last entries does not find. The ledger client reports it (`on_degraded`).
 
-    told --settle_s--> the ledger names the bookie no more, or is gone: nothing
-                       the bookie is registered:                        mark, with REPORTED_BY_WRITER: all is looked at
-                       it is away, or metadata are:                     look again after RELOOK_S
+    reported --settle_s--> the ledger no longer names the bookie, or was deleted: done
+                           the bookie is registered: mark with REPORTED_BY_WRITER, so that all entries are read
+                           the bookie is absent, or the metadata store is unavailable: try again after RETRY_S
 
-An absent bookie is waited for, since a mark would have it replaced at once: a restart must not cost copies. When it
-stays away the auditor marks all that it held. `settle_s` is longer than a dead bookie stays registered.
+An absent bookie is waited for, because a mark would have it replaced at once, and a restart must not trigger copying.
+If it stays absent, the auditor marks all its ledgers. `settle_s` is longer than a dead bookie stays registered.
 
-The writer never waits and never fails for it. What was marked is not remembered: the same bookie may miss more later,
-and to mark what is marked already costs a few reads. A report is kept in memory: when its process dies, who recovers
-the ledger leaves a note of it (`closing_records`), and so does a writer that closes a ledger with a hole.
-Source: docs/healing.md; BookKeeper's writers say nothing.
+The writer never waits for a report and never fails because of one. A report is forgotten once its ledger is marked: the
+same bookie may miss more entries later, and marking a marked ledger costs only a few reads. Reports are kept in memory.
+If the process fails, the client that recovers the ledger leaves a closing record (`closing_records`), and so does a
+writer that closes a ledger with a hole. Source: docs/healing.md; BookKeeper's writers report nothing.
 """
 
 import asyncio
@@ -37,14 +37,16 @@ from bindery_recovery.cluster.ledger_index import members_of
 from bindery_recovery.records.reasons import marked_for
 
 SETTLE_S: Final = 12.0
-"""A bookie's ZooKeeper session ends 10 s after the bookie, unless set otherwise."""
-RELOOK_S: Final = 10.0
+"""Seconds between a report and its mark. By default, the ZooKeeper session of a dead bookie ends after 10 s."""
+RETRY_S: Final = 10.0
+"""Delay in seconds before a report is processed again."""
 PENDING_MAX: Final = 100_000
-"""Ledgers that wait at a time; more are told to the log alone."""
-LOOKS_PER_S: Final = 50.0
-"""A bookie that dies concerns all open ledgers at once, in every process that writes."""
+"""Maximum number of ledgers with waiting reports; further reports are only logged."""
+CHECKS_PER_S: Final = 50.0
+"""Maximum number of reports processed per second: a dead bookie affects all open ledgers at once, in every writing
+process."""
 CLOSE_S: Final = 1.5
-"""Longest that the end takes."""
+"""Maximum duration of `close` in seconds."""
 
 log = get_logger(__name__)
 
@@ -52,12 +54,13 @@ log = get_logger(__name__)
 @dataclass(slots=True)
 class _Reported:
     bookies: dict[BookieId, int] = field(default_factory=dict)
-    """How often each was told of: what is told during a look waits for one more."""
+    """Number of reports per bookie. A report that arrives while the ledger is processed causes another pass."""
     due: float = 0.0
 
 
 class WriterReports:
-    """One process's. `degraded` is for `LedgerClient.connect(on_degraded=...)`; `run` for ever beside it."""
+    """The reports of one process. Pass `degraded` to `LedgerClient.connect(on_degraded=...)` and run `run` as a
+    task."""
 
     def __init__(
         self,
@@ -68,7 +71,7 @@ class WriterReports:
         clock_ms: Callable[[], int],
         settle_s: float = SETTLE_S,
         pending_max: int = PENDING_MAX,
-        looks_per_s: float = LOOKS_PER_S,
+        checks_per_s: float = CHECKS_PER_S,
     ) -> None:
         """`clock_ms`: the wall clock."""
         self._store = store
@@ -78,22 +81,22 @@ class WriterReports:
         self._clock_ms = clock_ms
         self._settle_s = settle_s
         self._pending_max = pending_max
-        self._interval_s = 1 / looks_per_s
+        self._interval_s = 1 / checks_per_s
         self._waiting: dict[LedgerId, _Reported] = {}
         self._is_prepared = False
-        self._told = asyncio.Event()
+        self._is_reported = asyncio.Event()
         self.marked = 0
-        """Ledgers marked so far."""
+        """Number of ledgers marked so far."""
         self.dropped = 0
-        """Reports for which there was no room."""
+        """Number of reports dropped because of PENDING_MAX."""
 
     @property
     def waiting(self) -> int:
-        """Ledgers that are not marked yet."""
+        """Number of ledgers with waiting reports."""
         return len(self._waiting)
 
     def degraded(self, ledger_id: LedgerId, bookie_id: BookieId, reason: str) -> None:
-        """`bookie_id` lacks entries of the ledger. Returns at once, raises nothing."""
+        """Report that `bookie_id` lacks entries of the ledger. Returns at once and never raises."""
         reported = self._waiting.get(ledger_id)
         if reported is None:
             if len(self._waiting) >= self._pending_max:
@@ -103,58 +106,59 @@ class WriterReports:
             reported = self._waiting[ledger_id] = _Reported()
         reported.bookies[bookie_id] = reported.bookies.get(bookie_id, 0) + 1
         reported.due = asyncio.get_running_loop().time() + self._settle_s
-        self._told.set()
+        self._is_reported.set()
 
     async def close(self) -> None:
-        """After `run`: mark what waits, as far as that can be done soon, for nobody will know of it later."""
+        """Mark the waiting ledgers within CLOSE_S, because the reports are lost afterwards. Call this after `run` has
+        ended."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_S):
                 for ledger_id in list(self._waiting):
-                    await self._look_at(ledger_id, is_last=True)
+                    await self._process(ledger_id, is_last=True)
         if self._waiting:
             log.warning("writer_reports_lost", ledgers=len(self._waiting), first=min(self._waiting))
 
     async def run(self) -> None:
-        """Mark what is told, as it can be. Ends when cancelled."""
+        """Process reports when they are due. Runs until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
-            self._told.clear()
+            self._is_reported.clear()
             if not self._waiting:
-                await self._told.wait()
+                await self._is_reported.wait()
             first = min(reported.due for reported in self._waiting.values())
             await asyncio.sleep(max(self._interval_s, first - loop.time()))
             for ledger_id in [i for i, reported in self._waiting.items() if reported.due <= loop.time()]:
-                await self._look_at(ledger_id)
+                await self._process(ledger_id)
                 await asyncio.sleep(self._interval_s)
 
-    async def _look_at(self, ledger_id: LedgerId, *, is_last: bool = False) -> None:
-        """Mark the ledger if that is to be done now. `is_last`: for absent bookies too. Raises nothing."""
+    async def _process(self, ledger_id: LedgerId, *, is_last: bool = False) -> None:
+        """Mark the ledger if it is time. `is_last`: also for absent bookies. Never raises."""
         reported = self._waiting[ledger_id]
-        looked_at, due = dict(reported.bookies), reported.due
+        bookies, due = dict(reported.bookies), reported.due
         waits: set[BookieId] = set()
         try:
-            members = looked_at.keys() & await self._members(ledger_id)
+            members = bookies.keys() & await self._members(ledger_id)
             here = members if is_last else members & await self._registered()
             if here:
                 await self._mark(ledger_id, sorted(here))
             waits = members - here
         except (TryAgain, OutcomeUnknown) as error:
             log.info("writer_report_waits", ledger_id=ledger_id, waiting=len(self._waiting), error=str(error))
-            waits = set(looked_at)
+            waits = set(bookies)
         except BinderyError as error:
-            log.error("writer_report_not_marked", ledger_id=ledger_id, bookies=sorted(looked_at), error=str(error))
-        except Exception as error:  # a fault of ours is not worth the reports of other ledgers
-            log.exception("writer_report_not_marked", ledger_id=ledger_id, bookies=sorted(looked_at), error=repr(error))
-        for bookie_id, count in looked_at.items():
+            log.error("writer_report_not_marked", ledger_id=ledger_id, bookies=sorted(bookies), error=str(error))
+        except Exception as error:  # a defect must not lose the reports of other ledgers
+            log.exception("writer_report_not_marked", ledger_id=ledger_id, bookies=sorted(bookies), error=repr(error))
+        for bookie_id, count in bookies.items():
             if bookie_id not in waits and reported.bookies.get(bookie_id) == count:
                 del reported.bookies[bookie_id]
         if not reported.bookies:
             self._waiting.pop(ledger_id, None)
         elif reported.due == due:
-            reported.due = asyncio.get_running_loop().time() + RELOOK_S
+            reported.due = asyncio.get_running_loop().time() + RETRY_S
 
     async def _members(self, ledger_id: LedgerId) -> set[BookieId]:
-        """The bookies that the ledger names; none: it was deleted."""
+        """Return the bookies that the ledger names; none if it was deleted."""
         try:
             node = await self._store.get(self._layout.ledger(ledger_id))
         except NoSuchNode:
@@ -175,11 +179,16 @@ class WriterReports:
 
         def change(current: RecoveryRecord | None) -> RecoveryRecord:
             return marked_for(
-                current, ledger_id, bookies, Reason.REPORTED_BY_WRITER, missing_entries=None, missing_bytes=None,
+                current,
+                ledger_id,
+                bookies,
+                Reason.REPORTED_BY_WRITER,
+                missing_entries=None,
+                missing_bytes=None,
                 now_ms=self._clock_ms(),
-            )  # fmt: skip
+            )
 
-        await self._records.update(ledger_id, change)  # first, as LedgerMarker does
+        await self._records.update(ledger_id, change)  # before the mark, as in LedgerMarker
         await self._marks.mark(ledger_id, bookies)
         self.marked += 1
         log.info("writer_report_marked", ledger_id=ledger_id, bookies=bookies)

@@ -1,1 +1,1 @@
-"""The auditor: a cluster's healing as a process of its own. `bindery_recovery` has the healing, this the process."""
+"""The auditor process. `bindery_recovery` implements recovery."""

@@ -30,7 +30,7 @@ from bindery_metadata.bookies.membership import Intent
 from bindery_metadata.recovery.recovery_records import HISTORY_MAX, HistoryEvent, RecoveryRecord
 from bindery_recovery.admin import autorecovery_http
 from bindery_recovery.admin.last_audits_watch import LastAuditsWatch
-from bindery_recovery.admin.recovery_admin import BookieStanding, MarkedLedger, RecoveryAdmin
+from bindery_recovery.admin.recovery_admin import BookieStatus, MarkedLedger, RecoveryAdmin
 from bindery_recovery.checks.bookie_audit import CURSOR_DRAINING
 from bindery_recovery.reporting.explain import Known, explain
 from bindery_recovery.service import RecoveryService
@@ -57,9 +57,13 @@ class AuditorContext:
         self.clock_ms: Callable[[], int] = lambda: 0
 
     def open(
-        self, admin: RecoveryAdmin, service: RecoveryService, last_audits: LastAuditsWatch, *,
+        self,
+        admin: RecoveryAdmin,
+        service: RecoveryService,
+        last_audits: LastAuditsWatch,
+        *,
         clock_ms: Callable[[], int],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._admin, self._service, self._last_audits, self.clock_ms = admin, service, last_audits, clock_ms
 
     @property
@@ -166,7 +170,7 @@ async def _bookies(context: AuditorContext, request: Request) -> Answer:
 
 
 async def bookie_views(admin: RecoveryAdmin) -> list[dict[str, Any]]:
-    """Every bookie as JSON, those that drain with how far the auditor last saw them."""
+    """Every bookie as JSON; draining ones with their progress at the auditor's last audit."""
     bookies = await admin.bookies()
     seen: dict[str, Any] = {}
     if any(bookie.intent == Intent.DRAINING for bookie in bookies):
@@ -206,7 +210,7 @@ def marked_view(marked: MarkedLedger) -> dict[str, Any]:
 
 
 def record_view(record: RecoveryRecord) -> dict[str, Any]:
-    """How the healing of one ledger stands, as JSON."""
+    """The recovery record of a ledger as JSON."""
     return {
         "state": record.state.value,
         "reason": record.reason.value,
@@ -265,8 +269,8 @@ def known_view(known: Known) -> dict[str, Any]:
     }
 
 
-def bookie_view(bookie: BookieStanding, seen: Mapping[str, Any]) -> dict[str, Any]:
-    """A bookie as JSON. `seen`: the auditor's last look at those that drain."""
+def bookie_view(bookie: BookieStatus, seen: Mapping[str, Any]) -> dict[str, Any]:
+    """A bookie as JSON. `seen`: the draining bookies at the auditor's last audit."""
     membership = bookie.membership
     view: dict[str, Any] = {
         "bookie_id": bookie.bookie_id,

@@ -14,16 +14,17 @@ import random
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from pathlib import Path
 
 from bindery_client.client import LedgerClient
 from bindery_core.auth_token import SharedSecrets
 from bindery_core.errors import BadRequest
-from bindery_kit.admin.access import Access
-from bindery_kit.http.http_server import BindRefused, HttpServer, is_loopback
+from bindery_kit.admin.access import Access, read_secrets
+from bindery_kit.http.http_server import HttpServer
+from bindery_kit.http.listening import BindRefused, is_loopback
 from bindery_kit.observability.health import Health, OpsApp
 from bindery_kit.observability.logs import get_logger
-from bindery_kit.process.cluster_wait import ClusterWait, asked_again
+from bindery_kit.observability.process_page import ProcessPage
+from bindery_kit.process.cluster_wait import ClusterWait, retry_while_unavailable
 from bindery_kit.process.program import run_program
 from bindery_kit.process.runtime import Shutdown
 from bindery_kit.process.service_life import ServiceLife, join_cluster, run_life, watch_session, zookeeper_connector
@@ -35,7 +36,7 @@ from bindery_recovery.admin.recovery_metrics import RecoveryMetrics
 from bindery_recovery.service import RecoveryService
 
 from bindery_auditor.app import AuditorApp, AuditorContext
-from bindery_auditor.metrics import AuditorPage
+from bindery_auditor.metrics import AuditorMetrics
 from bindery_auditor.settings import AuditorSettings
 
 PROGRAM = "bindery-auditor"
@@ -56,12 +57,16 @@ class AuditorProcess:
     def __init__(self, settings: AuditorSettings, shutdown: Shutdown) -> None:
         self._settings = settings
         self._health = Health()
-        self._page = AuditorPage()
+        self._metrics = AuditorMetrics()
         self._context = AuditorContext()
         self.life = ServiceLife("auditor", shutdown, self._health)
         self._security = settings.client.load()
         self._server = HttpServer(
-            OpsApp(self._health, self._page, app=AuditorApp(self._context, access=admin_access(settings))),
+            OpsApp(
+                self._health,
+                ProcessPage("auditor", self._metrics.render),
+                app=AuditorApp(self._context, access=access_by_token_file(settings)),
+            ),
             host=settings.host,
             port=settings.port,
             insecure=settings.insecure,
@@ -92,7 +97,7 @@ class AuditorProcess:
         watch_session(store, health)
         health.progress("reading the bookies")
         randomness = random.SystemRandom()
-        client = await asked_again(
+        client = await retry_while_unavailable(
             lambda: LedgerClient.connect(store, randomness=randomness, layout=layout, security=self._security),
             event="bookies_not_read",
         )
@@ -111,11 +116,11 @@ class AuditorProcess:
             store, layout, by=name, ledgers=_always(client), randomness=randomness, clock_ms=wall_clock_ms
         )
         life.on_stop(admin.close)
-        await asked_again(service.prepare, event="recovery_not_prepared")
+        await retry_while_unavailable(service.prepare, event="recovery_not_prepared")
         last_audits = LastAuditsWatch(LastAudits(store), clock_ms=wall_clock_ms)
         self._context.open(admin, service, last_audits, clock_ms=wall_clock_ms)
-        self._page.recovery = RecoveryMetrics(service, clock=time.monotonic)
-        self._page.last_audits = last_audits
+        self._metrics.recovery = RecoveryMetrics(service, clock=time.monotonic)
+        self._metrics.last_audits = last_audits
         health.started()
         log.info(
             "auditor_serves",
@@ -147,7 +152,7 @@ async def serve(settings: AuditorSettings, shutdown: Shutdown) -> int:
     )
 
 
-def admin_access(settings: AuditorSettings) -> Access | None:
+def access_by_token_file(settings: AuditorSettings) -> Access | None:
     """The check of requests that change something; None: no token is needed, because only this machine can connect.
 
     On an address that other machines can reach, requests without a token are refused, and all of them are if no token
@@ -158,13 +163,7 @@ def admin_access(settings: AuditorSettings) -> Access | None:
         return wall_clock_ms() / 1000
 
     if settings.admin_token_file:
-        try:
-            text = Path(settings.admin_token_file).read_bytes()
-        except OSError as error:
-            raise BadRequest(
-                f"cannot read the file of admin tokens: {error.strerror}", path=settings.admin_token_file
-            ) from error
-        return Access(SharedSecrets([line.strip() for line in text.splitlines() if line.strip()]), now_s=now_s)
+        return Access(SharedSecrets(read_secrets(settings.admin_token_file)), now_s=now_s)
     if is_loopback(settings.host):
         return None
     return Access(None, now_s=now_s, hint="start the auditor with --admin-token-file")

@@ -43,7 +43,7 @@ class AuditorSettings(RecoverySettings):
     """ZooKeeper session timeout in seconds: failover to another auditor and the release of locks take this long."""
 
     zookeeper_connect_timeout_s: Annotated[float, Ge(0), Le(86_400)] = 0.0
-    """Maximum seconds that the start waits for ZooKeeper and for an initialised cluster. After that the process ends
+    """Maximum seconds that the start waits for ZooKeeper and for an initialized cluster. After that the process ends
     with exit code 1. 0: no limit."""
 
     ledgers_root: str = "/ledgers"

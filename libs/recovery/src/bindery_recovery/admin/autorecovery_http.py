@@ -1,4 +1,4 @@
-"""BookKeeper's `/api/v1/autorecovery/...` as routes for any admin port: an auditor's, and a bookie's as in BookKeeper.
+"""BookKeeper's routes `/api/v1/autorecovery/...`, for the admin port of an auditor or, as in BookKeeper, of a bookie.
 
 | path                         | method | parameters, body         | answer                          |
 |------------------------------|--------|--------------------------|---------------------------------|
@@ -11,17 +11,17 @@
 | trigger_audit                | PUT    |                          | text                            |
 | lost_bookie_recovery_delay   | GET    |                          | text; 404: no auditor led yet   |
 |                              | PUT    | `{"delay_seconds": int}` | text                            |
-| bookie                       | PUT    | `{"bookie_src": [id],`   | text; goes on in the background |
+| bookie                       | PUT    | `{"bookie_src": [id],`   | text; continues in background   |
 |                              |        | `"delete_cookie": bool}` |                                 |
 | decommission                 | PUT    | `{"bookie_src": id,`     | the same                        |
 |                              |        | `"delete_cookie": bool}` |                                 |
 
-Where BookKeeper answers 404 with a text for what went wrong, this answers the error's own status with a problem.
-`bookie` and `decommission` do the same: they declare a bookie that is away gone for good (it is refused should it come
-back, until `bindery bookie drain ID --cancel`), and have its ledgers copied. Both are refused while the bookie is
-registered; BookKeeper's `bookie` empties a living one too, which here is a drain.
-Source: BookKeeper's HttpRouter, AutoRecoveryStatusService, ListUnderReplicatedLedgerService, WhoIsAuditorService,
-TriggerAuditService, LostBookieRecoveryDelayService, RecoveryBookieService, DecommissionService.
+Where BookKeeper answers 404 with a text for any error, these routes answer with the status of the error and a problem.
+`bookie` and `decommission` are equivalent: they declare an absent bookie permanently lost and have its ledgers copied.
+The bookie is then refused if it returns, until `bindery bookie drain ID --cancel`. Both are refused while the bookie is
+registered; BookKeeper's `bookie` also empties a running bookie, which is a drain here. Source: BookKeeper's HttpRouter,
+AutoRecoveryStatusService, ListUnderReplicatedLedgerService, WhoIsAuditorService, TriggerAuditService,
+LostBookieRecoveryDelayService, RecoveryBookieService, DecommissionService.
 """
 
 import json
@@ -39,10 +39,10 @@ ROOT: Final = "/api/v1/autorecovery"
 
 
 class HasRecoveryAdmin(Protocol):
-    """What a service's routes see of it, as far as these are concerned."""
+    """The part of a service's context that these routes use."""
 
     async def recovery_admin(self) -> "RecoveryAdmin":
-        """Raises MetadataUnavailable before there is a metadata store."""
+        """Raises MetadataUnavailable until the metadata store is connected."""
         ...
 
 
@@ -88,7 +88,7 @@ async def _trigger_audit(context: HasRecoveryAdmin, request: Request) -> Answer:
 async def _delay(context: HasRecoveryAdmin, request: Request) -> Answer:
     seconds = await (await context.recovery_admin()).marks.lost_bookie_delay_s()
     if seconds is None:
-        return problem(404, "no_auditor", "no delay is set: the first auditor that leads does it")
+        return problem(404, "no_auditor", "no delay is set: the first auditor that becomes leader sets it")
     return text_answer(f"lostBookieRecoveryDelay value: {seconds}")
 
 
@@ -142,4 +142,4 @@ ROUTES: Final[tuple[Route[Any], ...]] = tuple(
     Route(method, f"{ROOT}/{name}", handler, is_heavy=name == "list_under_replicated_ledger")
     for method, name, handler in _HANDLERS
 )
-"""For any application whose handlers see something that has a `recovery_admin`."""
+"""Routes for an application whose context has a `recovery_admin`."""

@@ -1,15 +1,15 @@
-"""What the last audits came to, as auditors show it: read now and then, since a page of metrics does not wait.
+"""Metrics of the last audits. The records are read periodically, because a metrics page must not wait.
 
-| `bindery_last_audit_...`     | labels          | is                                                                  |
+| `bindery_last_audit_...`     | labels          | meaning                                                             |
 |------------------------------|-----------------|---------------------------------------------------------------------|
-| recorded                     | level           | 1: one of that level has ended; 0: none has, and the others lack it |
-| age_seconds                  | level           | since it ended                                                      |
+| recorded                     | level           | 1: an audit of this level has ended; 0: none, no further samples    |
+| age_seconds                  | level           | seconds since it ended                                              |
 | verdict                      | level, verdict  | 1 for its verdict, 0 for the others                                 |
-| findings                     | level, severity | how many it has                                                     |
-| coverage_ratio               | level           | part of the copies that it looked at                                |
-| oldest_verification_seconds  | level           | since the oldest look at any ledger that it rests on                |
+| findings                     | level, severity | number of findings                                                  |
+| coverage_ratio               | level           | share of the replicas that it read                                  |
+| oldest_verification_seconds  | level           | age of the oldest verification of a ledger that the verdict uses    |
 
-All are gauges. Ages are told by this process's clock: they grow when the records can no longer be read.
+All are gauges. Ages are computed by this process's clock: they keep growing if the records can no longer be read.
 """
 
 import asyncio
@@ -29,16 +29,16 @@ log = get_logger(__name__)
 
 
 class LastAuditsWatch:
-    """Of one process. `clock_ms`: wall clock."""
+    """The watch of one process. `clock_ms`: wall clock."""
 
     def __init__(self, audits: LastAudits, *, clock_ms: Callable[[], int]) -> None:
         self._audits = audits
         self._clock_ms = clock_ms
         self._latest: Sequence[LastAudit] | None = None
-        """As last read; None: not yet."""
+        """The records as last read; None: not read yet."""
 
     async def run(self) -> None:
-        """Read them again and again, until cancelled."""
+        """Read the records periodically, until cancelled."""
         while True:
             try:
                 await self.get()
@@ -47,40 +47,51 @@ class LastAuditsWatch:
             await asyncio.sleep(READ_INTERVAL_S)
 
     async def get(self) -> Sequence[LastAudit]:
-        """Read now, the deepest level first. Raises MetadataUnavailable."""
+        """Read the records now, the deepest level first. Raises MetadataUnavailable."""
         self._latest = await self._audits.all()
         return self._latest
 
     def add_to(self, page: Page) -> None:
-        """Nothing before they were read once."""
+        """Add the metrics; none before the first read."""
         if self._latest is None:
             return
         known = {audit.level: audit for audit in self._latest}
         page.add(
-            f"{PREFIX}_recorded", "gauge", "1: an audit of the whole cluster has ended; 0: none of that level.",
+            f"{PREFIX}_recorded",
+            "gauge",
+            "1: an audit of the whole cluster with this level has ended; 0: none.",
             [(labels({"level": level}), int(level in known)) for level in LEVELS],
-        )  # fmt: skip
+        )
         now_ms = self._clock_ms()
         gauges: tuple[tuple[str, str, Callable[[LastAudit], float]], ...] = (
-            ("age_seconds", "Since the last audit of the whole cluster ended.", lambda one: one.age_s(now_ms)),
-            ("coverage_ratio", "Part of the copies that it looked at.", lambda one: one.coverage),
-            ("oldest_verification_seconds", "Since the oldest look at a ledger that its verdict rests on.",
-             lambda one: max(0, now_ms - one.oldest_verified_ms) / 1000),
-        )  # fmt: skip
+            ("age_seconds", "Seconds since the last audit of the whole cluster ended.", lambda one: one.age_s(now_ms)),
+            ("coverage_ratio", "Share of the replicas that it read.", lambda one: one.coverage),
+            (
+                "oldest_verification_seconds",
+                "Age of the oldest verification of a ledger that its verdict uses.",
+                lambda one: max(0, now_ms - one.oldest_verified_ms) / 1000,
+            ),
+        )
         for name, text, value in gauges:
             samples = [(labels({"level": level}), value(audit)) for level, audit in known.items()]
             page.add(f"{PREFIX}_{name}", "gauge", text, samples)
         page.add(
-            f"{PREFIX}_verdict", "gauge", "1: its verdict.",
+            f"{PREFIX}_verdict",
+            "gauge",
+            "1: the verdict of the audit.",
             [
                 (labels({"level": level, "verdict": verdict}), int(audit.verdict == verdict))
-                for level, audit in known.items() for verdict in VERDICTS
+                for level, audit in known.items()
+                for verdict in VERDICTS
             ],
-        )  # fmt: skip
+        )
         page.add(
-            f"{PREFIX}_findings", "gauge", "Findings by severity.",
+            f"{PREFIX}_findings",
+            "gauge",
+            "Findings by severity.",
             [
                 (labels({"level": level, "severity": severity}), audit.severities.get(severity, 0))
-                for level, audit in known.items() for severity in SEVERITIES
+                for level, audit in known.items()
+                for severity in SEVERITIES
             ],
-        )  # fmt: skip
+        )

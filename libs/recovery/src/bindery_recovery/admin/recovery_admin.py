@@ -1,14 +1,14 @@
-"""RecoveryAdmin: what an operator may ask and tell a cluster's healing. Works from metadata alone, anywhere: in an
-auditor that leads or not, and in a bookie.
+"""The operations of an operator on recovery. They use metadata only and work in any auditor, leader or standby, and in
+a bookie.
 
-| verb          | does                                                                                           |
+| operation     | effect                                                                                         |
 |---------------|------------------------------------------------------------------------------------------------|
-| pause, resume | BookKeeper's switch (`underreplication/disable`), and why it was paused, under /bindery         |
-| trigger_audit | has the auditor look at all bookies now; those that are away then count as lost without delay  |
-| replace       | declares a bookie that is away gone for good, and sees its ledgers moved (`drain`)             |
+| pause, resume | BookKeeper's switch (`underreplication/disable`), and the reason of the pause, under /bindery  |
+| trigger_audit | the auditor audits all bookies now; absent bookies then count as lost without a delay          |
+| replace       | declares an absent bookie permanently lost, and follows the repair of its ledgers (`drain`)    |
 
-The switch is what counts: one that Apache's tools threw has no reason, and a reason without it means nothing.
-Source: BookKeeper's BookKeeperAdmin and its HTTP services.
+Only the switch decides whether recovery is enabled: if Apache's tools set it, there is no reason, and a reason without
+the switch has no meaning. Source: BookKeeper's BookKeeperAdmin and its HTTP services.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ from bindery_recovery.reporting.explain import Known
 
 REPLACE_POLL_S: Final = 5.0
 REPLACING_MAX: Final = 16
-"""Bookies that are followed to their end at a time."""
+"""Maximum number of replacements that are followed at a time."""
 READS_IN_FLIGHT: Final = 64
 
 log = get_logger(__name__)
@@ -61,26 +61,27 @@ class NoAuditorYet(NotThere):
 class MarkedLedger:
     mark: Mark
     record: RecoveryRecord | None
-    """None: marked by a tool or a client that keeps none, and not looked at yet."""
+    """None: a tool or client that writes no records marked it, and no worker has checked it yet."""
     worker: str | None
-    """Who has it locked."""
+    """Worker that holds the lock; None: not locked."""
 
 
 @dataclass(frozen=True, slots=True)
-class BookieStanding:
+class BookieStatus:
     bookie_id: BookieId
     registration: str
     """`writable`, `read_only` or `absent`."""
     has_cookie: bool
     membership: Membership
     intent: str
-    """The one that counts now."""
+    """The intent that applies now."""
 
 
 class RecoveryAdmin:
-    """`by`: who acts, for histories. `ledgers`: a ledger client, made when first needed. `clock_ms`: wall clock.
+    """`by`: name of the caller, for the history. `ledgers`: returns a ledger client, created when first needed.
+    `clock_ms`: wall clock.
 
-    Close it: it may follow replacements. Every method may raise MetadataUnavailable.
+    Call `close` at the end, because replacements may still be followed. Every method may raise MetadataUnavailable.
     """
 
     def __init__(
@@ -116,29 +117,29 @@ class RecoveryAdmin:
         return await self.marks.is_enabled()
 
     async def pause(self, reason: str) -> Pause:
-        """No new copies from now on, anywhere. Paused already: the reason is replaced."""
+        """Stop copying in the whole cluster. If recovery is already paused, the reason is replaced."""
         pause = Pause(self._by, reason, self._clock_ms())
         await self.records.set_pause_info(pause)
         try:
             await self.marks.disable()
         except AlreadyExists:
             return pause
-        await self._tell("paused", f"healing was paused by {self._by}{reason and ': ' + reason}")
+        await self._record_event("paused", f"recovery was paused by {self._by}{reason and ': ' + reason}")
         return pause
 
     async def resume(self) -> bool:
-        """False: it was not paused."""
+        """Enable recovery. Return False if it was not paused."""
         try:
             await self.marks.enable()
         except NoSuchNode:
             return False
         finally:
             await self.records.clear_pause_info()
-        await self._tell("resumed", f"healing was resumed by {self._by}")
+        await self._record_event("resumed", f"recovery was resumed by {self._by}")
         return True
 
     async def pause_state(self) -> Pause | None:
-        """None: healing is on. One that another tool paused has no reason and time 0."""
+        """Return the pause; None: recovery is enabled. A pause by another tool has no reason and time 0."""
         if await self.marks.is_enabled():
             return None
         return await self.records.pause_info() or Pause("", "", 0)
@@ -149,16 +150,17 @@ class RecoveryAdmin:
         return await current_auditor(self.store, self.layout)
 
     async def trigger_audit(self) -> None:
-        """Raises NoAuditorYet: no auditor has led, so there is no delay to write again."""
+        """Request an audit by writing the delay again. Raises NoAuditorYet: no auditor has been leader, so no delay is
+        set."""
         seconds = await self.marks.lost_bookie_delay_s()
         if seconds is None:
-            raise NoAuditorYet("no auditor has led yet: start one, it audits at once")
+            raise NoAuditorYet("no auditor has been leader yet: start one, which then audits at once")
         await self.marks.set_lost_bookie_delay_s(seconds)
 
-    # --- what there is --------------------------------------------------------------------------------------------
+    # --- views ----------------------------------------------------------------------------------------------------
 
     async def marked(self, *, limit: int, first: int = 0) -> Sequence[MarkedLedger]:
-        """The first `limit` marked ledgers from id `first` on, with what is recorded of them."""
+        """Return the first `limit` marked ledgers from id `first` on, with their records."""
         found: list[Mark] = []
         async for mark in self.marks.list():
             if mark.ledger_id >= first:
@@ -172,7 +174,7 @@ class RecoveryAdmin:
         ]
 
     async def known(self, ledger_id: LedgerId) -> Known:
-        """All that explains how a ledger stands, for `explain`. Raises NoSuchLedger: neither it nor a mark is there."""
+        """Return the facts about a ledger for `explain`. Raises NoSuchLedger: there is neither a ledger nor a mark."""
         ledgers = await self._ledgers()
         mark = await self.marks.get(ledger_id)
         metadata: LedgerMetadata | None = None
@@ -206,32 +208,32 @@ class RecoveryAdmin:
             closing=await ClosingRecords(self.store).get(ledger_id),
         )
 
-    async def bookies(self) -> Sequence[BookieStanding]:
-        """Every bookie that has a cookie, is registered, or about which something is said; by id."""
+    async def bookies(self) -> Sequence[BookieStatus]:
+        """Return every bookie that has a cookie, is registered, or has a membership; sorted by id."""
         status = await cluster_status(self.store, self.layout)
-        said = await self.memberships.all()
+        memberships = await self.memberships.all()
         now_ms = self._clock_ms()
         found = []
-        for name in sorted({*status.known, *status.writable, *status.read_only, *said}):
+        for name in sorted({*status.known, *status.writable, *status.read_only, *memberships}):
             bookie_id = BookieId(name)
-            membership = said.get(bookie_id, Membership(bookie_id))
+            membership = memberships.get(bookie_id, Membership(bookie_id))
             registration = (
                 "writable" if name in status.writable else "read_only" if name in status.read_only else "absent"
             )
             found.append(
-                BookieStanding(
+                BookieStatus(
                     bookie_id, registration, name in status.known, membership, str(membership.effective(now_ms))
                 )
             )
         return found
 
-    # --- a bookie that is gone ------------------------------------------------------------------------------------
+    # --- replacing a lost bookie ----------------------------------------------------------------------------------
 
     async def replace(self, bookie_id: BookieId, *, delete_cookie: bool) -> Started:
-        """Declare `bookie_id` gone for good and mark its ledgers; then follow it in the background, and at the end
-        remove its cookie if `delete_cookie`.
+        """Declare `bookie_id` permanently lost and mark its ledgers. A background task follows the repair and finally
+        deletes the cookie if `delete_cookie` is set.
 
-        Raises NotThere for one that nobody knows, CannotRecover while it is registered; VersionConflict.
+        Raises NotThere (unknown), CannotRecover while it is registered, VersionConflict.
         """
         if bookie_id not in self._replacing and len(self._replacing) >= REPLACING_MAX:
             raise TooManyRequests("too many bookies are being replaced", bookies=len(self._replacing))
@@ -271,5 +273,5 @@ class RecoveryAdmin:
                 log.warning("replacement_not_followed", bookie_id=bookie_id, **error_fields(error))
                 await asyncio.sleep(REPLACE_POLL_S)
 
-    async def _tell(self, kind: str, text: str) -> None:
+    async def _record_event(self, kind: str, text: str) -> None:
         await self.records.append_history(HistoryEvent(self._clock_ms(), kind, text, {"by": self._by}))

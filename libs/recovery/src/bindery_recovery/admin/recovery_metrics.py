@@ -1,14 +1,15 @@
-"""RecoveryMetrics: what healing counts, as text for Prometheus.
+"""Prometheus metrics of recovery.
 
-| names                              | whose        | of                                                              |
+| names                              | defined by   | about                                                           |
 |------------------------------------|--------------|-----------------------------------------------------------------|
-| replication_auditor_...            | BookKeeper's | this process, as the auditor                                    |
-| replication_replication_worker_... | BookKeeper's | this process, as a worker                                       |
-| bindery_recovery_this_...          | ours         | this process                                                    |
-| bindery_recovery_...               | ours         | the cluster (`progress`), as last read here                     |
+| replication_auditor_...            | BookKeeper   | this process, as the auditor                                    |
+| replication_replication_worker_... | BookKeeper   | this process, as a worker                                       |
+| bindery_recovery_this_...          | Bindery      | this process                                                    |
+| bindery_recovery_...               | Bindery      | the cluster (`progress`), as last read by this process          |
 
-Operations have BookKeeper's shape, a summary in ms by success; one that ended between two readings of this page is
-counted with the last one's time, one that failed with none. Source: BookKeeper's AuditorStats and ReplicationStats.
+Operations have BookKeeper's form, a summary in ms by success. If several operations end between two reads of this page,
+only one is counted, with the duration of the last; a failed one counts without a duration. Source: BookKeeper's
+AuditorStats and ReplicationStats.
 """
 
 from collections.abc import Callable
@@ -34,18 +35,18 @@ _RESULTS: Final = (
     (CheckKind.PLACEMENT, "failed", "NUM_LEDGERS_NOT_ADHERING_TO_PLACEMENT_POLICY", "Ledgers that are misplaced."),
     (CheckKind.PLACEMENT, "soft", "NUM_LEDGERS_SOFTLY_ADHERING_TO_PLACEMENT_POLICY", "On fewer racks than could be."),
     (CheckKind.REPLICAS, "ledgers_without_replica", "NUM_LEDGERS_HAVING_NO_REPLICA_OF_AN_ENTRY", "Of the last check."),
-)  # fmt: skip
+)
 
 
 class RecoveryMetrics:
-    """Of one process. `clock`: monotonic seconds."""
+    """Metrics of one process. `clock`: monotonic seconds."""
 
     def __init__(self, service: RecoveryService, *, clock: Callable[[], float]) -> None:
         self._service = service
         self._clock = clock
         self._stats: dict[tuple[str, bool], OpStat] = {}
         self._seen: dict[str, int] = {}
-        """How often each operation had ended when this was last read."""
+        """Number of completions of each operation at the last read."""
 
     def add_to(self, page: Page) -> None:
         self._observe()
@@ -67,7 +68,7 @@ class RecoveryMetrics:
             self._ended(name, check.finished_ms, check.duration_s * 1000)
 
     def _ended(self, name: str, turn: int, value: float, *, ok: bool = True) -> None:
-        """`turn` is another than last time, and not 0: it ended, with `value`."""
+        """Record `value` if the operation has ended since the last call: `turn` has changed and is not 0."""
         key = f"{name}:{ok}"
         if turn not in (0, self._seen.get(key, 0)):
             self._seen[key] = turn
@@ -91,9 +92,11 @@ class RecoveryMetrics:
         watch = self._service.auditor.watch
         returns = 0 if watch is None else sum(watch.lost.flaps.values())
         page.add(
-            f"{AUDITOR}_NUM_DELAYED_BOOKIE_AUDITS_CANCELLED", "counter",
-            "Bookies that came back within their delay, in this term.", [("", returns)],
-        )  # fmt: skip
+            f"{AUDITOR}_NUM_DELAYED_BOOKIE_AUDITS_CANCELLED",
+            "counter",
+            "Bookies that returned within their delay, in this term.",
+            [("", returns)],
+        )
         for kind, member, name, text in _RESULTS:
             value = state.checks[kind].result.get(member)
             if isinstance(value, int):
@@ -105,9 +108,12 @@ class RecoveryMetrics:
         for name, text, value in (
             ("NUM_FULL_OR_PARTIAL_LEDGERS_REPLICATED", "Ledgers healed by this process.", copied),
             ("NUM_ENTRIES_WRITTEN", "Entries copied by this process.", stats.entries_copied),
-            ("NUM_DEFER_LEDGER_LOCK_RELEASE_OF_FAILED_LEDGER", "Attempts that did not heal their ledger.",
-             stats.attempts_failed),
-        ):  # fmt: skip
+            (
+                "NUM_DEFER_LEDGER_LOCK_RELEASE_OF_FAILED_LEDGER",
+                "Attempts that did not heal their ledger.",
+                stats.attempts_failed,
+            ),
+        ):
             page.add(f"{WORKER}_{name}", "counter", text, [("", value)])
 
     # --- ours -----------------------------------------------------------------------------------------------------
@@ -116,41 +122,51 @@ class RecoveryMetrics:
         service, stats = self._service, self._service.worker.stats
         gauges = (
             ("this_leads", "1: this process is the auditor.", int(service.is_leader)),
-            ("this_budget_bytes_per_second", "What copying may take here now.", service.budget.bytes_per_s),
+            ("this_budget_bytes_per_second", "Current rate limit of copying.", service.budget.bytes_per_s),
             ("this_entries_in_flight", "Entries being copied here.", service.budget.entries_in_flight),
-            ("this_foreground_p99_seconds", "Recent 99th percentile of response times of bookies; NaN: no requests.",
-             nan if service.budget.foreground_p99_ms is None else service.budget.foreground_p99_ms / 1000),
-            ("this_parked_ledgers", "Marked ledgers that this process retries later.",
-             service.worker.parked),
+            (
+                "this_foreground_p99_seconds",
+                "Recent 99th percentile of response times of bookies; NaN: no requests.",
+                nan if service.budget.foreground_p99_ms is None else service.budget.foreground_p99_ms / 1000,
+            ),
+            ("this_parked_ledgers", "Marked ledgers that this process retries later.", service.worker.parked),
             ("this_ledgers_in_work", "Marked ledgers that this process has under way.", len(service.worker.current)),
-        )  # fmt: skip
+        )
         for name, text, value in gauges:
             page.add(f"{OURS}_{name}", "gauge", text, [("", value)])
         counters = (
             ("this_bytes_copied_total", "Bytes of copies made here.", stats.bytes_copied),
             ("this_entries_copied_total", "Copies of entries made here.", stats.entries_copied),
             ("this_ledgers_healed_total", "Ledgers whose mark this process removed.", stats.ledgers_healed),
-            ("this_ledgers_fenced_total", "Open ledgers closed here, to be copied.", stats.ledgers_fenced),
-            ("this_attempts_failed_total", "Attempts that did not make a ledger whole.", stats.attempts_failed),
-            ("this_locks_lost_total", "Ledgers healed here whose mark had to stay.", stats.locks_lost),
+            (
+                "this_ledgers_fenced_total",
+                "Open ledgers closed here to be repaired.",
+                stats.ledgers_fenced,
+            ),
+            ("this_attempts_failed_total", "Attempts that did not repair their ledger.", stats.attempts_failed),
+            ("this_locks_lost_total", "Repaired ledgers whose mark was kept.", stats.locks_lost),
             ("this_busy_seconds_total", "Seconds spent on marked ledgers.", stats.seconds_busy),
-            ("this_audits_postponed_total", "Audits that did not go through.", service.auditor.state.audit.postponed),
-        )  # fmt: skip
+            ("this_audits_postponed_total", "Audits that were postponed.", service.auditor.state.audit.postponed),
+        )
         for name, text, value in counters:
             page.add(f"{OURS}_{name}", "counter", text, [("", value)])
         deaths = [(labels({"part": name}), state.deaths) for name, state in service.watcher.states.items()]
-        page.add(f"{OURS}_this_part_deaths_total", "counter", "Parts that died and were started again.", deaths)
+        page.add(f"{OURS}_this_part_deaths_total", "counter", "Failures of parts, which were then restarted.", deaths)
         marked = service.auditor.state.audit.marked_total
         page.add(
-            f"{OURS}_this_ledgers_marked_total", "counter", "Ledgers that audits of this process marked, by reason.",
+            f"{OURS}_this_ledgers_marked_total",
+            "counter",
+            "Ledgers that audits of this process marked, by reason.",
             [(labels({"reason": str(reason)}), count) for reason, count in sorted(marked.items())],
-        )  # fmt: skip
+        )
 
         findings = service.auditor.state.closings.findings
         page.add(
-            f"{OURS}_this_closing_looks_total", "counter", "Looks at such ledgers, by what came of them.",
+            f"{OURS}_this_closing_looks_total",
+            "counter",
+            "Checks of ledgers with a closing record, by finding.",
             [(labels({"finding": str(finding)}), count) for finding, count in sorted(findings.items())],
-        )  # fmt: skip
+        )
 
     def _add_cluster(self, page: Page) -> None:
         progress = self._service.progress.latest
@@ -159,36 +175,49 @@ class RecoveryMetrics:
         stuck = sum(progress.by_obstacle.values())
         obstacles = {"none": progress.marked - stuck, **progress.by_obstacle}
         page.add(
-            f"{OURS}_marked_ledgers", "gauge", "Under-replicated ledgers by obstacle.",
+            f"{OURS}_marked_ledgers",
+            "gauge",
+            "Under-replicated ledgers by obstacle.",
             [(labels({"obstacle": name}), count) for name, count in sorted(obstacles.items())],
-        )  # fmt: skip
+        )
         ages = [(labels({"le": limit}), count) for limit, count in progress.age_counts.items()]
         page.add(f"{OURS}_marked_ledgers_by_age", "gauge", "Ledgers under-replicated for at most `le` seconds.", ages)
         gauges = (
             ("unrecoverable_ledgers", "Ledgers with entries that have no intact replica.", progress.unrecoverable),
             ("copying_ledgers", "Ledgers that a worker has locked.", progress.copying),
-            ("oldest_mark_age_seconds", "Since the oldest mark was made; 0: none.", progress.oldest_mark_age_s or 0),
-            ("bytes_left", "Bytes that are to be copied, as far as known.", progress.bytes_left),
-            ("entries_left", "Copies of entries that are to be made, as far as known.", progress.entries_left),
+            ("oldest_mark_age_seconds", "Age of the oldest mark; 0: none.", progress.oldest_mark_age_s or 0),
+            ("bytes_left", "Bytes to copy, as far as known.", progress.bytes_left),
+            ("entries_left", "Replicas to create, as far as known.", progress.entries_left),
             ("bytes_per_second", "Current rate of copying.", progress.rate_bytes_per_s),
-            ("eta_seconds", "Estimated time until everything is copied; NaN: unknown.",
-             nan if progress.eta_s is None else progress.eta_s),
+            (
+                "eta_seconds",
+                "Estimated time until everything is copied; NaN: unknown.",
+                nan if progress.eta_s is None else progress.eta_s,
+            ),
             ("paused", "1: recovery is paused.", int(not progress.is_enabled)),
             ("auditor_elected", "1: there is an auditor.", int(progress.auditor is not None)),
             ("workers", "Processes that copy.", len(progress.workers)),
-            ("closing_notes", "Ledgers closed by who does not know of all copies, which were not seen to be whole yet.",
-             progress.closings.pending),
-            ("oldest_closing_note_age_seconds", "Since the oldest of these notes was made; 0: none.",
-             progress.closings.oldest_age_s or 0),
+            (
+                "closing_notes",
+                "Ledgers with a closing record that were not found whole yet.",
+                progress.closings.pending,
+            ),
+            (
+                "oldest_closing_note_age_seconds",
+                "Age of the oldest closing record; 0: none.",
+                progress.closings.oldest_age_s or 0,
+            ),
             ("draining_bookies", "Bookies that are being emptied.", len(progress.draining)),
-            ("maintained_bookies", "Bookies that may be away for a while.", len(progress.maintenance)),
-        )  # fmt: skip
+            ("maintained_bookies", "Bookies in maintenance.", len(progress.maintenance)),
+        )
         for name, text, value in gauges:
             page.add(f"{OURS}_{name}", "gauge", text, [("", value)])
         phases: dict[str, int] = {}
         for bookie in progress.lost:
             phases[bookie.phase] = phases.get(bookie.phase, 0) + 1
         page.add(
-            f"{OURS}_absent_bookies", "gauge", "Bookies that are away, by what the auditor makes of it.",
+            f"{OURS}_absent_bookies",
+            "gauge",
+            "Absent bookies by phase.",
             [(labels({"phase": phase}), phases.get(phase, 0)) for phase in ("waiting", "forced", "handled")],
-        )  # fmt: skip
+        )

@@ -1,25 +1,25 @@
-"""A cluster's metadata as a file: everything that bookies and brokers cannot make anew by themselves.
+"""Back up a cluster's metadata to a file: everything that bookies and brokers cannot create again on their own.
 
-JSON, one object a line, UTF-8, keys sorted, no spaces; `data` is base64, absent when empty.
+JSON, one object per line, UTF-8, keys sorted, no spaces; `data` is base64, absent when empty.
 
 | line    | fields                                                                                              |
 |---------|-----------------------------------------------------------------------------------------------------|
 | header  | format BACKUP_FORMAT, version 1, instance_id, at_ms, ledgers_root, roots                            |
-| node    | path, data, version, ctime_ms, mtime_ms; creates: of counters, how many children were ever made     |
-| gone    | path, gone true: it was removed meanwhile, what earlier lines say of it is void                      |
+| node    | path, data, version, ctime_ms, mtime_ms; for counters also creates: number of children ever created |
+| gone    | path, gone true: the node was removed during the backup; ignore all earlier lines of this path      |
 | trailer | end true, nodes, lines (all before it), ledgers, passes, changed_count, changed, settled, sha256    |
 
-A parent stands before its children. A later line of the same path replaces the earlier one. sha256: hex, over all bytes
-before the trailer. `nodes`: what remains of all this.
+Parents come before their children. A later line of a path replaces an earlier one. sha256: hex, over all bytes before
+the trailer. `nodes`: the number of nodes that remain.
 
-Nothing can be read out of ZooKeeper in one moment. So the tree is read again and again until a pass finds nothing
-changed, PASSES_MAX times at most; the first pass reads the topics before the ledgers, so that a topic that rolls over
-meanwhile refers to no ledger which the backup lacks, and each reads the notes of closed ledgers after them, so that no
-ledger is closed in it whose note it lacks. What the last pass still saw change is told (`settled` false):
-those nodes are as the last pass saw them, and whatever refers to one another among them may disagree.
+ZooKeeper offers no snapshot of all nodes. The tree is therefore read repeatedly until a pass finds no change, at most
+PASSES_MAX times. Each pass reads topics before ledgers, so that a topic that rolls over in the meantime refers to no
+ledger that the backup lacks. It reads closing records after the ledgers, so that no closed ledger lacks its record. If
+the last pass still found changes, the trailer reports them (`settled` false): these nodes are as the last pass read
+them, and references among them may be inconsistent.
 
-Ephemeral nodes are left out: registrations, locks, votes and owners come back with their processes. So are ACLs.
-Ledger passwords are in it, as they are in ZooKeeper.
+Ephemeral nodes are left out: processes create their registrations, locks, votes and ownership again. ACLs are left out
+too. The backup contains ledger passwords, as ZooKeeper does.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ BACKUP_FORMAT: Final = "bindery-metadata-backup"
 BACKUP_VERSION: Final = 1
 READS_IN_FLIGHT: Final = 64
 PASSES_MAX: Final = 4
-"""The first, and three looks for what changed meanwhile."""
+"""Maximum number of passes: the first one, and three that look for changes."""
 CHANGED_SHOWN_MAX: Final = 20
 HISTORY: Final = f"{BINDERY_ROOT}/recovery/history"
 
@@ -53,10 +53,10 @@ PULSAR_ROOTS: Final = (
     "/counters",
     "/bookies",
 )
-"""Topics, schemas, bundles, tenants and policies, Pulsar's counter of producers, its racks."""
+"""Topics, schemas, bundles, tenants and policies, Pulsar's producer name counter, its racks."""
 
 Progress = Callable[[int], None]
-"""Told how many nodes were read or written so far."""
+"""Called with the number of nodes read or written so far."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,19 +67,19 @@ class BackedUpNode:
     ctime_ms: int = 0
     mtime_ms: int = 0
     creates: int | None = None
-    """Of a counter: the number that its next sequential child gets."""
+    """For a counter: the number that its next sequential child gets."""
 
 
 @dataclass(frozen=True, slots=True)
 class BackupSummary:
-    """The trailer."""
+    """The content of the trailer."""
 
     nodes: int
     lines: int
     ledgers: int
     passes: int
     changed_count: int
-    """Nodes that changed, came or went between the last two passes."""
+    """Number of nodes that were changed, created or removed between the last two passes."""
     changed: tuple[str, ...]
     """The first CHANGED_SHOWN_MAX of them."""
     sha256: str
@@ -90,31 +90,44 @@ class BackupSummary:
 
 
 def roots_of(layout: LedgersLayout) -> tuple[str, ...]:
-    """The trees that a backup holds, in the order in which they are read: what refers to ledgers before them; what was
-    noted of a ledger before it was closed (`closing_records`) after them."""
+    """Return the roots of the trees in a backup, in reading order: references to ledgers come before the ledgers, and
+    records written before a ledger is closed (`closing_records`) after them."""
     return (*PULSAR_ROOTS, layout.root, BINDERY_ROOT)
 
 
 def is_counter(layout: LedgersLayout, path: str) -> bool:
-    """Whether the number of children ever made under `path` must survive: ids and numbers come from it."""
+    """Return True if the number of children ever created under `path` must be restored, because ids are derived from
+    it."""
     return path in (layout.idgen, HISTORY) or parent_of(path) == layout.idgen_long
 
 
 async def write_backup(
-    store: MetadataStore, layout: LedgersLayout, write: Callable[[bytes], object], *, now_ms: int,
-    progress: Progress = lambda _: None, passes_max: int = PASSES_MAX,
-) -> BackupSummary:  # fmt: skip
-    """Write the lines of a backup, each with its line end. Nothing in the store is changed.
+    store: MetadataStore,
+    layout: LedgersLayout,
+    write: Callable[[bytes], object],
+    *,
+    now_ms: int,
+    progress: Progress = lambda _: None,
+    passes_max: int = PASSES_MAX,
+) -> BackupSummary:
+    """Write the lines of a backup, each with its line end. The store is not changed.
 
-    Raises NoSuchNode (never initialised), MetadataUnavailable; what was written then has no trailer and is no backup.
+    Raises NoSuchNode (the cluster was never initialized), MetadataUnavailable; the lines written until then have no
+    trailer and are not a valid backup.
     """
     roots = roots_of(layout)
     out = _Lines(write)
     instance_id = await CookieStore(store, layout).instance_id()
     out.add(
-        {"format": BACKUP_FORMAT, "version": BACKUP_VERSION, "instance_id": instance_id, "at_ms": now_ms,
-         "ledgers_root": layout.root, "roots": list(roots)}
-    )  # fmt: skip
+        {
+            "format": BACKUP_FORMAT,
+            "version": BACKUP_VERSION,
+            "instance_id": instance_id,
+            "at_ms": now_ms,
+            "ledgers_root": layout.root,
+            "roots": list(roots),
+        }
+    )
     seen: dict[str, _Mark] = {}
     changed: list[str] = []
     passes = 0
@@ -126,14 +139,20 @@ async def write_backup(
 
 
 _Mark = tuple[int, int, int | None]
-"""Version, ctime and counter: two readings with the same are the same."""
+"""Version, ctime and counter. A node is unchanged if all three are equal."""
 
 
 async def _pass(
-    store: MetadataStore, layout: LedgersLayout, roots: tuple[str, ...], out: "_Lines", seen: dict[str, _Mark], *,
-    is_first: bool, progress: Progress,
-) -> list[str]:  # fmt: skip
-    """Read everything, write what is not yet written so. Returns the paths that differ from the pass before."""
+    store: MetadataStore,
+    layout: LedgersLayout,
+    roots: tuple[str, ...],
+    out: "_Lines",
+    seen: dict[str, _Mark],
+    *,
+    is_first: bool,
+    progress: Progress,
+) -> list[str]:
+    """Read all nodes and write those that changed. Return the paths that differ from the previous pass."""
     changed: list[str] = []
     found: set[str] = set()
     for root in roots:
@@ -155,9 +174,9 @@ async def _pass(
 
 
 async def walk(store: MetadataStore, root: str) -> AsyncIterator[tuple[str, Node]]:
-    """Every persistent node at and below `root`, parents first; nothing when `root` is not there.
+    """Yield every persistent node at and below `root`, parents first; none if `root` does not exist.
 
-    What vanishes on the way is left out, with what was below it.
+    A node that is removed in the meantime is left out, with everything below it.
     """
     waiting = [root]
     while waiting:
@@ -172,7 +191,7 @@ async def walk(store: MetadataStore, root: str) -> AsyncIterator[tuple[str, Node
 async def _read(store: MetadataStore, path: str) -> tuple[str, Node | None, list[str]]:
     try:
         node = await store.get(path)
-        # Children that came after the node was read count too: ask unless it can have none.
+        # Children created after the node was read count too, so list them unless the node can have none.
         names = [] if node.stat.ephemeral_owner else await store.children(path)
     except NoSuchNode:
         return path, None, []
@@ -180,9 +199,9 @@ async def _read(store: MetadataStore, path: str) -> tuple[str, Node | None, list
 
 
 def creates_of(stat: Stat) -> int:
-    """How many children were ever made: the number of the next sequential one.
+    """Return the number of children ever created, which is the number of the next sequential child.
 
-    ZooKeeper shows twice that number less the children that are left (DataNode.copyStat).
+    ZooKeeper reports twice that number minus the number of existing children (DataNode.copyStat).
     """
     return (stat.children_version + stat.children_count) // 2
 
@@ -191,14 +210,27 @@ def _finish(
     out: "_Lines", layout: LedgersLayout, seen: Mapping[str, _Mark], passes: int, changed: list[str]
 ) -> BackupSummary:
     summary = BackupSummary(
-        nodes=len(seen), lines=out.count, ledgers=sum(layout.ledger_id(path) is not None for path in seen),
-        passes=passes, changed_count=len(changed), changed=tuple(changed[:CHANGED_SHOWN_MAX]), sha256=out.sha256(),
-    )  # fmt: skip
+        nodes=len(seen),
+        lines=out.count,
+        ledgers=sum(layout.ledger_id(path) is not None for path in seen),
+        passes=passes,
+        changed_count=len(changed),
+        changed=tuple(changed[:CHANGED_SHOWN_MAX]),
+        sha256=out.sha256(),
+    )
     out.add(
-        {"end": True, "nodes": summary.nodes, "lines": summary.lines, "ledgers": summary.ledgers, "passes": passes,
-         "changed_count": summary.changed_count, "changed": list(summary.changed), "settled": summary.settled,
-         "sha256": summary.sha256}
-    )  # fmt: skip
+        {
+            "end": True,
+            "nodes": summary.nodes,
+            "lines": summary.lines,
+            "ledgers": summary.ledgers,
+            "passes": passes,
+            "changed_count": summary.changed_count,
+            "changed": list(summary.changed),
+            "settled": summary.settled,
+            "sha256": summary.sha256,
+        }
+    )
     return summary
 
 
@@ -220,8 +252,11 @@ class _Lines:
 
 def _line_of(node: BackedUpNode) -> dict[str, Any]:
     facts: dict[str, Any] = {
-        "path": node.path, "version": node.version, "ctime_ms": node.ctime_ms, "mtime_ms": node.mtime_ms
-    }  # fmt: skip
+        "path": node.path,
+        "version": node.version,
+        "ctime_ms": node.ctime_ms,
+        "mtime_ms": node.mtime_ms,
+    }
     if node.data:
         facts["data"] = base64.b64encode(node.data).decode("ascii")
     if node.creates is not None:
@@ -234,7 +269,7 @@ def _line_of(node: BackedUpNode) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Backup:
-    """A backup that was read to its end and found whole. Its nodes: `nodes`."""
+    """A backup that was read completely and is valid. `nodes` returns its nodes."""
 
     instance_id: str
     at_ms: int
@@ -242,10 +277,10 @@ class Backup:
     roots: tuple[str, ...]
     summary: BackupSummary
     last_line_of: Mapping[str, int] = field(default_factory=dict)
-    """Paths that later lines speak of again, and the number of the line that counts."""
+    """Paths that occur in several lines, with the number of the line that counts."""
 
     def nodes(self, lines: Iterable[bytes]) -> list[BackedUpNode]:
-        """What counts, parents before children. `lines`: the same ones that were verified."""
+        """Return the nodes, parents before children. `lines`: the same lines that were verified."""
         found: dict[str, BackedUpNode] = {}
         for number, line in enumerate(lines, 1):
             facts = json.loads(line)
@@ -253,12 +288,13 @@ class Backup:
             if path is None or "gone" in facts or self.last_line_of.get(path, number) != number:
                 continue
             found[path] = _node_of(facts)
-        # A node of a later pass may stand behind its children's lines; sorted, parents come first.
+        # A node of a later pass may come after its children; sorting puts parents first.
         return sorted(found.values(), key=lambda node: node.path)
 
 
 def verify_backup(lines: Iterable[bytes]) -> Backup:
-    """Read a backup once, and check all of it. Raises Corrupt (damaged, cut off), BadVersion, BadRequest (none)."""
+    """Read a backup once and verify all of it. Raises Corrupt (damaged, truncated), BadVersion, BadRequest (not a
+    backup)."""
     digest = hashlib.sha256()
     header: dict[str, Any] | None = None
     trailer: dict[str, Any] | None = None
@@ -310,8 +346,9 @@ def _checked_header(facts: dict[str, Any]) -> dict[str, Any]:
     if facts.get("version") != BACKUP_VERSION:
         raise BadVersion(
             "the backup has a format that is not known here; a newer version of this command reads it",
-            version=facts.get("version"), known=BACKUP_VERSION,
-        )  # fmt: skip
+            version=facts.get("version"),
+            known=BACKUP_VERSION,
+        )
     wanted = {"instance_id": str, "at_ms": int, "ledgers_root": str, "roots": list}
     if any(not isinstance(facts.get(name), kind) for name, kind in wanted.items()):
         raise Corrupt("the backup's header is not whole")
@@ -322,16 +359,28 @@ def _checked_trailer(facts: dict[str, Any], sha256: str, *, lines: int, nodes: i
     if facts.get("sha256") != sha256 or facts.get("lines") != lines or facts.get("nodes") != nodes:
         raise Corrupt(
             "the backup is damaged: its checksum or its number of lines does not agree",
-            lines=lines, lines_expected=facts.get("lines"), sha256=sha256, sha256_expected=facts.get("sha256"),
-        )  # fmt: skip
+            lines=lines,
+            lines_expected=facts.get("lines"),
+            sha256=sha256,
+            sha256_expected=facts.get("sha256"),
+        )
     return BackupSummary(
-        nodes=nodes, lines=lines, ledgers=facts["ledgers"], passes=facts["passes"],
-        changed_count=facts["changed_count"], changed=tuple(facts["changed"]), sha256=sha256,
-    )  # fmt: skip
+        nodes=nodes,
+        lines=lines,
+        ledgers=facts["ledgers"],
+        passes=facts["passes"],
+        changed_count=facts["changed_count"],
+        changed=tuple(facts["changed"]),
+        sha256=sha256,
+    )
 
 
 def _node_of(facts: Mapping[str, Any]) -> BackedUpNode:
     return BackedUpNode(
-        facts["path"], base64.b64decode(facts.get("data", "")), facts["version"], facts["ctime_ms"], facts["mtime_ms"],
+        facts["path"],
+        base64.b64decode(facts.get("data", "")),
+        facts["version"],
+        facts["ctime_ms"],
+        facts["mtime_ms"],
         facts.get("creates"),
-    )  # fmt: skip
+    )

@@ -1,18 +1,18 @@
-"""Metadata back into ZooKeeper, from a backup (`backup`).
+"""Restore metadata into ZooKeeper from a backup (`backup`).
 
-Order, so that a restore which was cut short is never taken for a cluster: all other nodes, the counters, then LAYOUT,
-then INSTANCEID. Without INSTANCEID bookies and brokers refuse to start; `merge` finishes what was begun.
+Nodes are written in this order: all other nodes, the counters, LAYOUT, INSTANCEID. Without INSTANCEID, bookies and
+brokers refuse to start, so an interrupted restore is never taken for a cluster; `merge` completes it.
 
-Ledger ids must never be given twice: bookies may still hold entries, keys and fences of ledgers that were made after
-the backup. So the generator starts `id_margin` above the highest id in sight: the counter's place in the backup, and
-every short ledger id. A counter is moved on by making and removing children, some thousands a second; more than
-BURN_MAX of that, and the cluster switches to long ids, as BookKeeper does when the short ones are used up
-(`idgen-long`), which lie above all of them.
+No ledger id may be assigned twice: bookies may still store entries, keys and fences of ledgers created after the
+backup. The id generator therefore starts `id_margin` above the highest known id, which is the highest of the counter in
+the backup and all short ledger ids. A counter is advanced by creating and deleting children, some thousands per second.
+If more than BURN_MAX are needed, the cluster switches to long ids, which are above all short ones, as BookKeeper does
+when the short ids are used up (`idgen-long`).
 
-Existing nodes are never changed, except that counters go up. Nor does `merge` bring back into a cluster that stands
-what was meant at the time of the backup: memberships, the switch of recovery, marks and what is recorded of them. That
-they are not there says that somebody took them back: a bookie that serves again would be removed once more, and healing
-paused. Ledgers that lack copies are marked again by the auditor.
+Existing nodes are never changed, except that counters are raised. In an existing cluster, `merge` does not restore
+operators' intentions from the time of the backup: memberships, the recovery switch, marks and their records. They are
+missing because they were withdrawn: restoring them would remove a bookie that serves again, or disable recovery. The
+auditor marks under-replicated ledgers again.
 """
 
 import asyncio
@@ -39,12 +39,13 @@ from bindery_recovery.backup.backup import BackedUpNode, Backup, Progress, creat
 
 ID_MARGIN_DEFAULT: Final = 10_000
 BURN_MAX: Final = 1_000_000
-"""Numbers that are burnt at most, which takes some minutes; beyond, long ids begin."""
+"""Maximum number of ids that are skipped by creating children, which takes some minutes; beyond it, long ids are
+used."""
 BURN_STEP: Final = 500
-"""Numbers burnt in one transaction."""
+"""Number of ids skipped per transaction."""
 BATCH_NODES_MAX: Final = 200
 BATCH_SIZE_MAX: Final = 500_000
-"""Bytes of paths and data in one transaction, well below what ZooKeeper takes in a packet."""
+"""Maximum bytes of paths and data in one transaction, well below ZooKeeper's limit for a packet."""
 WRITE_ATTEMPTS_MAX: Final = 5
 _BURN_NAME: Final = "restore-"
 
@@ -57,24 +58,32 @@ class CannotRestore(Conflict):
 class RestoreSummary:
     created: int
     kept: int
-    """Nodes that stood already, and were left as they are."""
+    """Nodes that existed already and were not changed."""
     differing: int
-    """Of those: how many hold something else than the backup."""
+    """Of those: number of nodes whose data differs from the backup."""
     next_ledger_id: int
-    """New ledgers get this id or a higher one."""
+    """Lowest id that a new ledger may get."""
     dry_run: bool
     left_out: int = 0
-    """Nodes that `merge` did not bring back: memberships, the switch, marks."""
+    """Nodes that `merge` did not restore: memberships, the switch, marks."""
 
 
 async def restore_backup(
-    store: MetadataStore, layout: LedgersLayout, backup: Backup, lines: Iterable[bytes], *, merge: bool = False,
-    dry_run: bool = False, id_margin: int = ID_MARGIN_DEFAULT, progress: Progress = lambda _: None,
-) -> RestoreSummary:  # fmt: skip
-    """Make the backup's nodes. `lines`: those that `backup` was verified from.
+    store: MetadataStore,
+    layout: LedgersLayout,
+    backup: Backup,
+    lines: Iterable[bytes],
+    *,
+    merge: bool = False,
+    dry_run: bool = False,
+    id_margin: int = ID_MARGIN_DEFAULT,
+    progress: Progress = lambda _: None,
+) -> RestoreSummary:
+    """Create the nodes of the backup. `lines`: the lines from which `backup` was verified.
 
-    Raises CannotRestore (nothing was written): there is something already and not `merge`, or it is another cluster's.
-    BadRequest: the backup is of another ledgers root. MetadataUnavailable: on the way; `merge` then goes on.
+    Raises CannotRestore, without writing anything: the target is not empty and `merge` is False, or it is another
+    cluster. BadRequest: the backup has another ledgers root. MetadataUnavailable: the restore was interrupted; `merge`
+    continues it.
     """
     if backup.ledgers_root != layout.root:
         raise BadRequest(
@@ -83,31 +92,31 @@ async def restore_backup(
     nodes = backup.nodes(lines)
     if len(nodes) != backup.summary.nodes:
         raise Corrupt("the backup changed while it was read", nodes=len(nodes), expected=backup.summary.nodes)
-    stands = await _refuse_other_cluster(store, layout, backup)
+    exists = await _refuse_other_cluster(store, layout, backup)
     if not merge:
         await _refuse_nonempty(store, layout)
     late = (layout.layout, layout.instance_id)
-    meant = [node for node in nodes if _says_what_was_meant(layout, node.path)] if stands else []
-    left_out = {node.path for node in meant}
+    intents = [node for node in nodes if _is_intent(layout, node.path)] if exists else []
+    left_out = {node.path for node in intents}
     early = [node for node in nodes if node.path not in late and node.path not in left_out]
     last = sorted((node for node in nodes if node.path in late), key=lambda node: late.index(node.path))
     restore = _Restore(store, dry_run=dry_run, progress=progress)
     await restore.make(early)
-    await restore.compare(meant)
+    await restore.compare(intents)
     next_id = await _raise_counters(store, layout, nodes, id_margin=id_margin, dry_run=dry_run)
     await restore.make(last)
     return RestoreSummary(restore.created, restore.kept, restore.differing, next_id, dry_run, restore.left_out)
 
 
-def _says_what_was_meant(layout: LedgersLayout, path: str) -> bool:
-    """Whether the node is an intent, or says of a moment what was to be done, rather than what there is."""
+def _is_intent(layout: LedgersLayout, path: str) -> bool:
+    """Return True if the node is an operator's intent or describes work that was pending, rather than data."""
     ours = BinderyLayout()
     below = (ours.memberships, ours.recovery_ledgers, layout.underreplication_ledgers)
     return path in (layout.replication_disabled, ours.recovery_pause) or any(path.startswith(f"{at}/") for at in below)
 
 
 async def _refuse_other_cluster(store: MetadataStore, layout: LedgersLayout, backup: Backup) -> bool:
-    """Whether the backup's own cluster stands here: a restore that was cut short is none yet."""
+    """Return True if the cluster of the backup exists here; an interrupted restore does not count."""
     try:
         found = (await store.get(layout.instance_id)).data.decode("ascii", "replace")
     except NoSuchNode:
@@ -131,13 +140,13 @@ async def _refuse_nonempty(store: MetadataStore, layout: LedgersLayout) -> None:
             there.append(root)
     if there:
         raise CannotRestore(
-            f"there is something already: {', '.join(there)}. --merge adds what is missing and leaves the rest as it "
+            f"the target is not empty: {', '.join(there)}. --merge adds what is missing and leaves the rest as it "
             "is (it also brings back ledgers and topics that were deleted since the backup)"
         )
 
 
 class _Restore:
-    """Makes nodes in order, many in a transaction, and counts."""
+    """Creates nodes in order, many per transaction, and counts them."""
 
     def __init__(self, store: MetadataStore, *, dry_run: bool, progress: Progress) -> None:
         self._store = store
@@ -149,7 +158,7 @@ class _Restore:
         self.left_out = 0
 
     async def compare(self, nodes: Sequence[BackedUpNode]) -> None:
-        """Count them, and make none."""
+        """Count the nodes without creating them."""
         for batch in _batches(nodes):
             for node, data in zip(batch, await asyncio.gather(*map(self._data, batch)), strict=True):
                 if data is None:
@@ -174,11 +183,12 @@ class _Restore:
             return
         if not missing:
             return
-        await make_path(self._store, parent_of(missing[0].path))  # above a root; below, parents come first
+        # create parents of a root; below it, parents come first
+        await make_path(self._store, parent_of(missing[0].path))
         try:
             await self._store.multi([Create(node.path, node.data) for node in missing])
         except (AlreadyExists, NoSuchNode, MetadataOutcomeUnknown):
-            for node in missing:  # somebody makes nodes too, or the answer was lost: one by one
+            for node in missing:  # another client creates nodes too, or the response was lost: create them one by one
                 await self._make_one(node)
         else:
             self.created += len(missing)
@@ -232,10 +242,10 @@ def _batches(nodes: Sequence[BackedUpNode]) -> Iterator[list[BackedUpNode]]:
 async def _raise_counters(
     store: MetadataStore, layout: LedgersLayout, nodes: Sequence[BackedUpNode], *, id_margin: int, dry_run: bool
 ) -> int:
-    """Move every counter behind its place in the backup. Returns the lowest ledger id that may come next."""
+    """Advance every counter to its position in the backup. Return the lowest id that the next ledger may get."""
     for node in nodes:
         if dry_run or node.path == layout.idgen or parent_of(node.path) == layout.idgen_long:
-            continue  # ledger ids: below
+            continue  # `_raise_ledger_ids` handles these
         if node.creates:
             await burn(store, node.path, up_to=node.creates)
         if node.path == znode_layout.PRODUCER_NAME_COUNTER:
@@ -258,8 +268,8 @@ async def _raise_ledger_ids(
             await make_path(store, layout.idgen)
             await burn(store, layout.idgen, up_to=short_next)
         return max(short_next, now)
-    # Long ids: the next upper half has given no id yet. Ids that their makers chose may lie anywhere; they collide
-    # with nothing, since the maker of a ledger tries the next id when one is taken.
+    # Long ids: the next upper half has not been used for any id. Ids that clients chose themselves may be
+    # there, but cause no conflict: the creator of a ledger tries the next id if one is taken.
     if not dry_run:
         highs += await _highs_now(store, layout)
     high = max(highs, default=HOB_FIRST - 1) + 1
@@ -288,7 +298,8 @@ async def _creates_now(store: MetadataStore, path: str) -> int:
 
 
 async def burn(store: MetadataStore, path: str, *, up_to: int) -> None:
-    """Make the next sequential child of `path` number `up_to` or higher. Safe beside others who count there."""
+    """Advance the counter of `path` so that its next sequential child is number `up_to` or higher. Safe while other
+    clients use the counter."""
     attempts = 0
     while True:
         left = up_to - await _creates_now(store, path)
@@ -309,7 +320,7 @@ async def burn(store: MetadataStore, path: str, *, up_to: int) -> None:
 
 
 async def _raise_version(store: MetadataStore, path: str, *, up_to: int) -> None:
-    """Set a node until it has version `up_to`: its version is the counter. As far as BURN_MAX goes."""
+    """Write a node until it has version `up_to`, because its version is the counter. Limited by BURN_MAX."""
     node = await store.get(path)
     left = min(up_to - node.stat.version, BURN_MAX)
     while left > 0:

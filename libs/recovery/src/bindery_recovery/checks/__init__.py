@@ -1,1 +1,3 @@
-"""Checks of the leading auditor: bookies, full, replica, placement, recently closed ledgers."""
+"""Checks that the leading auditor runs: lost bookies, all ledgers, replica counts, placement policy, recently closed
+ledgers.
+"""

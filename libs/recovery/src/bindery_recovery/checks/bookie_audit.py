@@ -1,18 +1,21 @@
-"""BookieAudit: marks the ledgers of bookies that are lost, removed or draining.
+"""Mark the ledgers of bookies that are lost, removed or draining.
 
 An audit
-1. sync, and look at the bookies; nothing is concluded while cut off, or just back.
-2. read the metadata of all ledgers. An outage ends the audit: nothing is marked from a part.
-3. look again: who came back meanwhile is no target any more. So it is before each single ledger.
-4. for each ledger that names a target, by its metadata as they are now: a record that says why, and the mark. What is
-   marked already for the same draining bookie is left alone: a worker may be at it.
-5. a bookie that was due all the time is handled.
+1. syncs with the metadata store and reads the list of bookies. It is postponed if the session is disconnected, or was
+   reconnected less than `settle_s` ago.
+2. reads the metadata of all ledgers. If the store fails, the audit ends: an incomplete read leads to no mark.
+3. reads the list of bookies again. A bookie that has returned is no longer a target. The same is checked before each
+   ledger is marked.
+4. for each ledger that names a target, by its current metadata: writes a record with the reason, then the mark. A
+   ledger that is already marked for the same draining bookie is left alone, because a worker may be repairing it.
+5. sets a bookie to HANDLED if it was due during the whole audit.
 
-It runs when somebody is due, when an audit is asked for, at the start of a term and once in `bookie_check_interval_s`
-(then for those handled before too, and for bookies that ledgers name and that have no cookie), and while bookies drain
-or were removed every `drain_interval_s`, or less often where reading all metadata takes longer than a tenth of that.
+An audit runs when a bookie is due, when an operator requests one, at the start of a term, and every
+`bookie_check_interval_s`. The last three also include bookies that were handled before, and bookies without a cookie
+that ledgers name. While bookies are draining or removed, an audit also runs every `drain_interval_s`, or less often if
+reading all metadata takes longer than a tenth of that.
 
-Every write goes through the leadership.
+Every write checks the leadership.
 """
 
 import asyncio
@@ -33,12 +36,12 @@ from bindery_metadata.stores.store import MetadataStore
 from bindery_recovery.cluster.bookie_watch import AuditorLimits, BookieWatch
 from bindery_recovery.cluster.ledger_index import LedgerIndex, MetadataReader, build_index, members_of, share_of
 from bindery_recovery.cluster.ledger_walk import each, in_order
-from bindery_recovery.records.drain_end import drain_finished, drain_goes_on, is_drain_end_told
+from bindery_recovery.records.drain_end import drain_finished, drain_goes_on, is_drain_end_recorded
 from bindery_recovery.records.reasons import CHECKED_ALL, marked_for
 
 CURSOR_DRAINING: Final = "draining"
 INDEX_SHARE: Final = 10
-"""Draining bookies are looked at again after this many times what reading all metadata took, if that is longer."""
+"""Minimum interval between audits of draining bookies, as a multiple of the time that it takes to read all metadata."""
 
 log = get_logger(__name__)
 
@@ -49,32 +52,32 @@ class AuditPostponed(TryAgain):
 
 @dataclass(slots=True)
 class AuditState:
-    """For health, metrics and the admin API. Times in ms since 1970, 0: never."""
+    """Results for health, metrics and the admin API. Times in ms since 1970; 0: never."""
 
     is_running: bool = False
     started_ms: int = 0
     finished_ms: int = 0
-    """The last one that went through."""
+    """End of the last audit that completed."""
     duration_s: float = 0.0
     index_s: float = 0.0
-    """Of that, reading all metadata."""
+    """Part of `duration_s` in which all metadata was read."""
     last_error: str = ""
-    """Why the last one did not go through; empty: it did."""
+    """Why the last audit was postponed; empty: it completed."""
     audits: int = 0
     postponed: int = 0
     ledgers: int = 0
-    """Read by the last one."""
+    """Number of ledgers that the last audit read."""
     unreadable: int = 0
-    """Of those, ledgers whose metadata cannot be understood: whom they name is not known."""
+    """Number of those whose metadata cannot be parsed, so that their bookies are unknown."""
     marked: int = 0
-    """New or widened marks of the last one."""
+    """Marks that the last audit created or extended."""
     marked_total: dict[str, int] = field(default_factory=dict)
-    """Since the process began, by reason."""
+    """Marks since the process started, by reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Marked:
-    """One ledger that was marked."""
+    """A ledger that was marked."""
 
     ledger_id: LedgerId
     reason: Reason
@@ -84,13 +87,17 @@ class Marked:
 
 
 class LedgerMarker:
-    """Marks a ledger and says why: for the audit, for the full check, and for who audits from outside."""
+    """Mark a ledger and record the reason. Used by the audit, the full check, and audits outside the auditor."""
 
     def __init__(
-        self, marks: UnderreplicationManager, records: RecoveryRecords, *, leadership: Leadership | None,
+        self,
+        marks: UnderreplicationManager,
+        records: RecoveryRecords,
+        *,
+        leadership: Leadership | None,
         clock_ms: Callable[[], int],
-    ) -> None:  # fmt: skip
-        """`leadership`: the auditor's; None: who marks is no auditor, and so never a stale one."""
+    ) -> None:
+        """`leadership`: checked with each write; None: the caller is not an auditor and needs no check."""
         self._marks = marks
         self._records = records
         self._leadership = leadership
@@ -106,10 +113,10 @@ class LedgerMarker:
         missing_bytes: int | None,
         only_new: bool = False,
     ) -> bool:
-        """Whether something was new. `only_new`: leave a mark alone that lists these bookies already, for a reason
-        that calls for as much. A reason that calls for more replaces one that calls for less.
+        """Return True if the mark is new or extended. With `only_new`, a mark that lists these bookies is left alone,
+        unless `reason` requires a deeper check than the recorded one: then it replaces that reason.
 
-        The record comes first: a mark without one is healed all the same, but nobody can say what for.
+        The record is written before the mark: a mark without a record is repaired too, but its reason is unknown.
         Raises NotLeader, MetadataUnavailable, MetadataOutcomeUnknown.
         """
         names = tuple(sorted(bookies))
@@ -118,21 +125,26 @@ class LedgerMarker:
             if (
                 mark is not None
                 and set(names) <= set(mark.replicas)
-                and not await self._calls_for_more(ledger_id, reason)
+                and not await self._requires_deeper_check(ledger_id, reason)
             ):
                 return False
 
         def change(current: RecoveryRecord | None) -> RecoveryRecord:
             return marked_for(
-                current, ledger_id, names, reason, missing_entries=missing_entries, missing_bytes=missing_bytes,
+                current,
+                ledger_id,
+                names,
+                reason,
+                missing_entries=missing_entries,
+                missing_bytes=missing_bytes,
                 now_ms=self._clock_ms(),
-            )  # fmt: skip
+            )
 
         await self._records.update(ledger_id, change, guard=self._leadership)
         return await self._marks.mark(ledger_id, names, guard=self._leadership)
 
-    async def _calls_for_more(self, ledger_id: LedgerId, reason: Reason) -> bool:
-        """Whether what stands would have too little looked at."""
+    async def _requires_deeper_check(self, ledger_id: LedgerId, reason: Reason) -> bool:
+        """Return True if the recorded reason requires fewer entries to be read than `reason`."""
         if reason not in CHECKED_ALL:
             return False
         record = await self._records.get(ledger_id)
@@ -140,7 +152,7 @@ class LedgerMarker:
 
 
 class BookieAudit:
-    """One term's. `run` for ever."""
+    """The audits of one term. `run` never returns."""
 
     def __init__(
         self,
@@ -174,35 +186,35 @@ class BookieAudit:
         self._check_at = self._loop.time()
         self._leaving_at = self._loop.time()
         self._leaving_seen: frozenset[BookieId] = frozenset()
-        """Draining and removed bookies of the last audit."""
+        """Draining and removed bookies at the last audit."""
         self._not_before = self._loop.time()
-        """After one that was postponed."""
+        """Earliest time of the next audit after one was postponed."""
 
     @property
     def is_pending(self) -> bool:
-        """An audit is running, or will as soon as it may: other walks over all ledgers wait for it."""
-        return self._state.is_running or self._watch.audit_asked or bool(self._watch.due())
+        """Whether an audit is running or due. Checks of all ledgers wait for it."""
+        return self._state.is_running or self._watch.audit_requested or bool(self._watch.due())
 
     async def run(self) -> None:
         while True:
             self._watch.changed.clear()
             now = self._loop.time()
             if self._is_wanted(now) and now >= self._not_before:
-                await self._try(is_check=now >= self._check_at or self._watch.audit_asked)
+                await self._try(is_check=now >= self._check_at or self._watch.audit_requested)
                 continue
             wakes = [self._check_at, self._not_before, *([self._leaving_at] if self._leaving() else [])]
-            pause_s = min((at - now for at in wakes if at > now), default=self._limits.look_interval_s)
+            pause_s = min((at - now for at in wakes if at > now), default=self._limits.poll_interval_s)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(min(pause_s, self._limits.look_interval_s)):
+                async with asyncio.timeout(min(pause_s, self._limits.poll_interval_s)):
                     await self._watch.changed.wait()
 
     def _leaving(self) -> frozenset[BookieId]:
-        return self._watch.standing.draining | self._watch.standing.gone
+        return self._watch.snapshot.draining | self._watch.snapshot.gone
 
     def _is_wanted(self, now: float) -> bool:
         if not self._watch.is_enabled or self._watch.is_blind:
             return False
-        if now >= self._check_at or self._watch.audit_asked or self._watch.due():
+        if now >= self._check_at or self._watch.audit_requested or self._watch.due():
             return True
         leaving = self._leaving()
         return bool(leaving) and (now >= self._leaving_at or not leaving <= self._leaving_seen)
@@ -212,7 +224,7 @@ class BookieAudit:
         state.is_running = True
         state.started_ms = self._clock_ms()
         began = self._loop.time()
-        was_asked = self._watch.audit_asked
+        was_asked = self._watch.audit_requested
         try:
             await self._audit(is_check=is_check)
         except NotLeader:
@@ -233,17 +245,17 @@ class BookieAudit:
         if is_check:
             self._check_at = now + self._bookie_check_interval_s
         if was_asked:
-            self._watch.audit_asked = False
+            self._watch.audit_requested = False
         self._leaving_at = now + max(self._drain_interval_s, INDEX_SHARE * state.index_s)
 
     async def _audit(self, *, is_check: bool) -> None:
         watch, state = self._watch, self._state
         await self._store.sync(self._layout.available)
-        await watch.look()
+        await watch.poll()
         if is_check:
             watch.lost.recheck()
-        registered = frozenset(watch.standing.registered)
-        writable = frozenset(b for b, is_writable in watch.standing.registered.items() if is_writable)
+        registered = frozenset(watch.snapshot.registered)
+        writable = frozenset(b for b, is_writable in watch.snapshot.registered.items() if is_writable)
         leaving = self._leaving()
         began = self._loop.time()
         index = await build_index(
@@ -252,34 +264,35 @@ class BookieAudit:
         state.index_s = self._loop.time() - began
         state.ledgers, state.unreadable = index.ledger_count, index.unreadable_count
         await self._store.sync(self._layout.available)
-        await watch.look()
+        await watch.poll()
         if watch.is_blind:
             raise AuditPostponed("the metadata store was away during the audit")
-        self._take_strangers(index)
-        due = frozenset(filter(index.is_wanted, watch.due()))  # others were there when it began: next time
-        targets = dict.fromkeys(due | (leaving & watch.standing.gone), Reason.BOOKIE_LOST)
-        for bookie_id in leaving & watch.standing.draining:
+        self._add_bookies_without_cookie(index)
+        # bookies that the index does not include were registered when it was built; the next audit handles them
+        due = frozenset(filter(index.is_wanted, watch.due()))
+        targets = dict.fromkeys(due | (leaving & watch.snapshot.gone), Reason.BOOKIE_LOST)
+        for bookie_id in leaving & watch.snapshot.draining:
             targets.setdefault(bookie_id, Reason.BOOKIE_DRAINING)
         marked = await self._mark(index, targets)
         watch.lost.handled(due & watch.due())
         state.marked = sum(one.is_new for one in marked)
-        await self._tell(index, targets, marked, due)
-        await self._tell_draining(index, writable)
+        await self._record(index, targets, marked, due)
+        await self._record_draining(index, writable)
         self._leaving_seen = leaving
 
-    def _take_strangers(self, index: LedgerIndex) -> None:
-        """Bookies without a cookie that ledgers name: from now on they are known, and absent."""
-        standing = self._watch.standing
-        strangers = index.totals.keys() - standing.registered.keys() - standing.known - standing.removed
-        if strangers - self._watch.strangers:
-            log.info("bookies_without_cookie", bookies=sorted(strangers))
-        self._watch.strangers = set(strangers)
+    def _add_bookies_without_cookie(self, index: LedgerIndex) -> None:
+        """Add bookies without a cookie that ledgers name: from now on they count as known, and absent."""
+        snapshot = self._watch.snapshot
+        without_cookie = index.totals.keys() - snapshot.registered.keys() - snapshot.known - snapshot.removed
+        if without_cookie - self._watch.without_cookie:
+            log.info("bookies_without_cookie", bookies=sorted(without_cookie))
+        self._watch.without_cookie = set(without_cookie)
         self._watch.observe()
-        if self._watch.audit_asked:
+        if self._watch.audit_requested:
             self._watch.lost.force()
 
     async def _mark(self, index: LedgerIndex, targets: Mapping[BookieId, Reason]) -> list[Marked]:
-        """Mark each ledger for those that are still targets when it is its turn."""
+        """Mark each ledger for the bookies that are still targets at that moment."""
 
         async def mark(item: tuple[LedgerId, tuple[BookieId, ...]]) -> Marked | None:
             ledger_id, bookies = item
@@ -304,7 +317,7 @@ class BookieAudit:
         except NoSuchLedger:
             return None
         except (Corrupt, BadVersion):
-            return None  # since the index was read; the next audit counts it
+            return None  # changed since the index was built; the next audit counts it
         still = self._watch.due() | self._leaving()
         named = [b for b in targets if b in still and b in members_of(metadata)]
         if not named:
@@ -313,17 +326,21 @@ class BookieAudit:
         reason = Reason.BOOKIE_LOST if lost else Reason.BOOKIE_DRAINING
         share = share_of(metadata, named)
         is_new = await self._marker.mark(
-            ledger_id, named, reason, missing_entries=share.entries, missing_bytes=share.length,
+            ledger_id,
+            named,
+            reason,
+            missing_entries=share.entries,
+            missing_bytes=share.length,
             only_new=not (set(named) & watch.due()),
-        )  # fmt: skip
+        )
         if is_new:
             self._state.marked_total[reason] = self._state.marked_total.get(reason, 0) + 1
         return Marked(ledger_id, reason, tuple(named), is_new, share.length)
 
-    async def _tell(
+    async def _record(
         self, index: LedgerIndex, targets: Mapping[BookieId, Reason], marked: list[Marked], due: Collection[BookieId]
     ) -> None:
-        """History, and what the next leader and progress read."""
+        """Write the history, and the state that the next leader and the progress report read."""
         for bookie_id in sorted(targets):
             mine = [one for one in marked if bookie_id in one.bookies]
             new = [one for one in mine if one.is_new]
@@ -338,20 +355,22 @@ class BookieAudit:
                 {"bookie_id": bookie_id, "bytes": size, "ledgers": len(mine), "marked": len(new), "reason": word},
             )
             log.info("bookie_audited", **event.fields)
-            self._watch.tell(event)
+            self._watch.record(event)
         await self._watch.save()
 
-    async def _tell_draining(self, index: LedgerIndex, writable: Collection[BookieId]) -> None:
-        """What draining bookies still hold, for progress; and, once for each drain, that it is nothing any more.
+    async def _record_draining(self, index: LedgerIndex, writable: Collection[BookieId]) -> None:
+        """Record what draining bookies still store, and, once for each drain, that no ledger names the bookie any more.
 
-        `writable`: who was registered so before the index was begun. These may get new ledgers at any time.
+        `writable`: bookies that were registered as writable before the index was built. They may receive new ledgers at
+        any time.
         """
-        draining = frozenset(filter(index.is_wanted, self._watch.standing.draining))  # others were not looked for
+        # the index does not include others
+        draining = frozenset(filter(index.is_wanted, self._watch.snapshot.draining))
         if not draining and not self._leaving_seen:
             return
         before = await self._records.get_cursor(CURSOR_DRAINING) or {}
         finished: dict[str, int] = {}
-        """By bookie, when the drain was begun that is finished."""
+        """Start of each finished drain in ms since 1970, by bookie."""
         left: dict[str, Any] = {}
         for bookie_id in sorted(draining):
             totals = index.totals.get(bookie_id)
@@ -360,19 +379,22 @@ class BookieAudit:
                 "entries_left": totals.entries if totals else 0,
                 "ledgers_left": totals.ledgers if totals else 0,
             }
-            since_ms = self._watch.standing.draining_since_ms[bookie_id]
+            since_ms = self._watch.snapshot.draining_since_ms[bookie_id]
             if before.get("finished", {}).get(bookie_id) == since_ms:
                 if totals is None:
                     finished[bookie_id] = since_ms
                 else:
-                    self._watch.tell(drain_goes_on(bookie_id, self._clock_ms(), ledgers=totals.ledgers))
+                    self._watch.record(drain_goes_on(bookie_id, self._clock_ms(), ledgers=totals.ledgers))
                     await self._watch.save()
             elif totals is None and index.is_complete and bookie_id not in writable:
                 finished[bookie_id] = since_ms
-                if not await is_drain_end_told(self._records, bookie_id):
-                    self._watch.tell(drain_finished(bookie_id, self._clock_ms()))
-                    await self._watch.save()  # before it is noted as told
+                if not await is_drain_end_recorded(self._records, bookie_id):
+                    self._watch.record(drain_finished(bookie_id, self._clock_ms()))
+                    await self._watch.save()  # before it is stored as reported
         data = {
-            "at_ms": self._clock_ms(), "bookies": left, "finished": finished, "is_complete": index.is_complete,
-        }  # fmt: skip
+            "at_ms": self._clock_ms(),
+            "bookies": left,
+            "finished": finished,
+            "is_complete": index.is_complete,
+        }
         await self._records.put_cursor(CURSOR_DRAINING, data, guard=self._leadership)

@@ -1,20 +1,21 @@
-"""Which copies of a ledger are missing: every fragment that may be copied now, asked of the bookie that should hold it.
+"""Find missing replicas of a ledger: read the entries of each fragment from the bookie that should store it.
 
-| state     | the bookie that should hold the fragment                                | what it calls for         |
+| state     | meaning                                                                 | required action           |
 |-----------|-------------------------------------------------------------------------|---------------------------|
-| WHOLE     | has all entries that were asked for                                     | nothing                   |
-| MISSING   | denies some, or sends what contradicts their digest: `bad_entry_ids`    | these, or a replacement   |
-| LOST      | is not registered: nothing is asked, not even where it should hold none | a replacement             |
-| LEAVING   | is to be given nothing to hold any more, and is not asked               | a replacement             |
-| REFILLING | lost its storage and cannot say what it should have; it fetches its     | patience: it heals itself |
-|           | entries itself, and neither lacks them for good nor can serve them      |                           |
-| UNSURE    | did not say: an error, no answer                                        | asking again              |
+| WHOLE     | the bookie returned all requested entries                               | none                      |
+| MISSING   | it lacks some, or returned data with a wrong digest: `bad_entry_ids`    | restore, or replace it    |
+| LOST      | it is not registered; it is not read, even if the fragment has no       | replace it                |
+|           | entry for it                                                            |                           |
+| LEAVING   | it is to be emptied, and is not read                                    | replace it                |
+| REFILLING | it lost its storage and is copying its entries back; until then it      | wait                      |
+|           | neither lacks them permanently nor can serve them                       |                           |
+| UNSURE    | an error, or no response                                                | check again               |
 
-A read-only bookie is as good a holder as any other.
+A read-only bookie counts like any other.
 
-The open last segment of a ledger has no known end and its writer would not learn of a replacement, so it is not asked
-about; what can be said of it without asking is whether all its members are there: `OpenTail`.
-Source: BookKeeper LedgerChecker; spec section 6.3. Beyond it: REFILLING, and that an error is no proof.
+The last segment of an open ledger has no known end, and its writer would not learn of a replacement, so its entries are
+not read. `OpenTail` only shows whether all members are registered. Source: BookKeeper LedgerChecker; spec section 6.3.
+In addition: REFILLING, and an error is not proof of a missing entry.
 """
 
 import asyncio
@@ -38,9 +39,10 @@ T = TypeVar("T")
 BATCH_ENTRIES_MAX: Final = 100
 FIRST_BATCH_ENTRIES: Final = 8
 BATCH_SIZE: Final = 2**20
-"""Bytes that a batch is meant to have, by the largest entry of the one before."""
+"""Target size of a batch in bytes, estimated from the largest entry of the previous batch."""
 SILENT_BATCHES_MAX: Final = 2
-"""Batches in a row without any answer after which a bookie is asked no more: each may have cost a time limit."""
+"""Consecutive batches without a response after which a bookie is not read from again: each may have taken a full
+timeout."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +73,13 @@ class FragmentCheck:
     fragment: Fragment
     state: FragmentState
     bad_entry_ids: tuple[int, ...] = ()
-    """Of those asked for: absent or corrupt for certain, ascending. Only when MISSING."""
+    """Requested entries that are certainly absent or corrupt, ascending. Only if MISSING."""
     reason: str = ""
-    """Of the first entry that is not good, in a few words."""
+    """Short reason for the first entry that is not good."""
 
     @property
     def entries_to_copy(self) -> Sequence[int]:
-        """What the bookie lacks as far as is known; what a replacement needs is the whole fragment."""
+        """Entries that the bookie is known to lack. A replacement needs the whole fragment."""
         if self.state is FragmentState.MISSING:
             return self.bad_entry_ids
         return self.fragment.entry_ids if self.state in (FragmentState.LOST, FragmentState.LEAVING) else ()
@@ -90,7 +92,7 @@ class OpenTail:
     segment_first: int
     ensemble: tuple[BookieId, ...]
     lost: Mapping[int, BookieId]
-    """Members that are not registered, by index."""
+    """Members that are not registered, by ensemble index."""
     leaving: Mapping[int, BookieId]
 
     @property
@@ -103,7 +105,7 @@ class LedgerCheck:
     ledger_id: LedgerId
     metadata: LedgerMetadata
     bad: tuple[FragmentCheck, ...]
-    """Every fragment that is not WHOLE, by segment, then index."""
+    """Every fragment that is not WHOLE, sorted by segment, then index."""
     tail: OpenTail | None
     """None: the ledger is closed."""
     entries_read: int
@@ -111,17 +113,17 @@ class LedgerCheck:
 
     @property
     def is_whole(self) -> bool:
-        """Nothing is known to be missing."""
+        """Whether no replica is known to be missing."""
         return not self.bad and (self.tail is None or self.tail.is_whole)
 
     @property
     def missing_entries(self) -> int:
-        """Copies to be made, as far as known."""
+        """Number of replicas known to be missing."""
         return sum(len(one.entries_to_copy) for one in self.bad)
 
     @property
     def missing_bytes(self) -> int | None:
-        """Estimated from the ledger's length; None while that is not known."""
+        """Estimate from the ledger's length; None if the ledger is not closed."""
         if self.metadata.state is not LedgerState.CLOSED:
             return None
         return self.metadata.length * self.missing_entries // max(1, self.metadata.last_entry_id + 1)
@@ -138,10 +140,11 @@ async def check_ledger(
     randomness: RandomFloats | None = None,
     budget: RepairBudget | None = None,
 ) -> LedgerCheck:
-    """Check all closed fragments. `bookies`: the registered ones, as `list_bookies` gives them; `leaving`: those that
-    shall hold nothing. `randomness`: which entries `depth.percent` means. Only plain reads are sent: nothing is fenced.
+    """Check all closed fragments. `bookies`: the registered ones, as `list_bookies` returns them. `leaving`: bookies
+    that are to be emptied. `randomness` selects the entries for `depth.percent`. Only plain reads are sent, so nothing
+    is fenced.
 
-    Raises nothing for what bookies answer or do not.
+    A bookie's error or missing response never raises; it is part of the result.
     """
     fragments = closed_fragments(metadata)
     tail = None
@@ -172,13 +175,14 @@ async def check_fragments(
     randomness: RandomFloats | None = None,
     budget: RepairBudget | None = None,
 ) -> list[FragmentCheck]:
-    """As `check_ledger` for some fragments; one result for each, WHOLE ones too."""
+    """Check some fragments as `check_ledger` does. Return one result for each, including WHOLE ones."""
     run = _Run(client, ledger_id, metadata, depth=depth, randomness=randomness, budget=budget)
     return await run.check(fragments, bookies=bookies, leaving=leaving)
 
 
 def entries_to_read(entry_ids: Sequence[int], depth: Depth, randomness: RandomFloats | None = None) -> Sequence[int]:
-    """First, last, and `depth.percent` of all, one drawn from each of as many equal stretches; ascending."""
+    """Return the first and the last entry and `depth.percent` of all: the range is divided into equal parts, and one
+    entry of each is selected at random. Ascending."""
     if len(entry_ids) <= 2 or depth.percent >= 100:
         return entry_ids
     places = {0, len(entry_ids) - 1}
@@ -192,7 +196,7 @@ def entries_to_read(entry_ids: Sequence[int], depth: Depth, randomness: RandomFl
 
 @dataclass(slots=True)
 class _Findings:
-    """What the answers about one fragment amount to."""
+    """The findings about one fragment."""
 
     bad: list[int] = field(default_factory=list)
     reason: str = ""
@@ -210,7 +214,7 @@ class _Findings:
 
 
 class _Run:
-    """One check: bookies are asked side by side, each for one batch at a time."""
+    """One check. Bookies are read concurrently, with one batch at a time for each."""
 
     def __init__(
         self,
@@ -257,7 +261,8 @@ class _Run:
         ]
 
     async def _ask(self, bookie_id: BookieId, wanted: Sequence[tuple[Fragment, _Findings]]) -> None:
-        """An entry lies in one segment only, so that its id tells which fragment of this bookie it belongs to."""
+        """Read the requested entries from one bookie. An entry belongs to one segment only, so its id identifies the
+        fragment."""
         ids = self._ids(wanted)
         count_max = BATCH_ENTRIES_MAX
         if self._budget is not None:
@@ -274,7 +279,7 @@ class _Run:
             batch_size = 0
             answered = False
 
-            def note(replica: ReplicaRead, owners: dict[int, _Findings] = owners) -> None:
+            def record(replica: ReplicaRead, owners: dict[int, _Findings] = owners) -> None:
                 nonlocal largest, batch_size, answered
                 size = len(replica.frame or b"")
                 largest = max(largest, size)
@@ -283,7 +288,7 @@ class _Run:
                 answered = answered or replica.verdict is not Verdict.ERROR or replica.status != Status.IO_ERROR
                 self._judge(replica, owners[replica.entry_id])
 
-            await self._read(bookie_id, [EntryId(entry_id) for entry_id in owners], note)
+            await self._read(bookie_id, [EntryId(entry_id) for entry_id in owners], record)
             self.bytes_read += batch_size
             if self._budget is not None:
                 await self._budget.pay(batch_size)
@@ -291,13 +296,13 @@ class _Run:
             count = max(1, min(2 * count, count_max, BATCH_SIZE // largest))
 
     async def _read(
-        self, bookie_id: BookieId, entry_ids: Sequence[EntryId], note: Callable[[ReplicaRead], None]
+        self, bookie_id: BookieId, entry_ids: Sequence[EntryId], record: Callable[[ReplicaRead], None]
     ) -> None:
         if self._budget is None:
-            await self._client.read_replicas(self._ledger_id, self._metadata, bookie_id, entry_ids, note)
+            await self._client.read_replicas(self._ledger_id, self._metadata, bookie_id, entry_ids, record)
             return
         async with self._budget.entries(len(entry_ids)):
-            await timed_read(self._client, self._budget, self._ledger_id, self._metadata, bookie_id, entry_ids, note)
+            await timed_read(self._client, self._budget, self._ledger_id, self._metadata, bookie_id, entry_ids, record)
 
     def _ids(self, wanted: Sequence[tuple[Fragment, _Findings]]) -> Iterator[tuple[int, _Findings]]:
         for fragment, findings in wanted:
@@ -313,7 +318,8 @@ class _Run:
             case Verdict.ABSENT:
                 findings.bad.append(replica.entry_id)
                 reason = "entry is missing"
-            case Verdict.CORRUPT if self._metadata.digest_type is None:  # of an old format: any digest may be theirs
+            # an old metadata format; its entries may have any digest type
+            case Verdict.CORRUPT if self._metadata.digest_type is None:
                 findings.is_unsure = True
                 reason = "the metadata does not record its digest type, and it is not the default"
             case Verdict.CORRUPT:
@@ -342,7 +348,8 @@ async def timed_read(
     entry_ids: Sequence[EntryId],
     take: Callable[[ReplicaRead], T],
 ) -> list[T]:
-    """`read_replicas` whose first answer's latency the budget hears of: the later ones wait for our own."""
+    """Call `read_replicas` and report the latency of the first response to the budget; later ones wait for our own
+    requests."""
     loop = asyncio.get_running_loop()
     began = loop.time()
     is_first = True

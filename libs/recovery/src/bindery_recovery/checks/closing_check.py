@@ -8,8 +8,8 @@ disk hangs, and would lose it in a crash.
 | finding                                            | consequence                                                    |
 |----------------------------------------------------|----------------------------------------------------------------|
 | all bookies answered, no entry is missing          | the record is removed                                          |
-| a bookie misses entries and denies a read of one   | the ledger is marked with ENTRY_MISSING, so that every entry   |
-|                                                    | is read; the record stays until the mark is removed and a      |
+| a bookie does not list an entry, and answers a     | the ledger is marked with ENTRY_MISSING, so that every entry   |
+| read of it with "no such entry"                    | is read; the record stays until the mark is removed and a      |
 |                                                    | check finds the ledger whole                                   |
 | a bookie is not registered, does not answer, or    | checked again with back-off, and immediately when a bookie     |
 | lost its storage                                   | registers: a restart must not trigger copying, and the audit   |
@@ -23,7 +23,7 @@ An entry list proves presence, not integrity; the full check detects corruption.
 incomplete list, so a list alone never marks a ledger.
 
 A ledger is first checked SETTLE_S after its record was found, because copies may still arrive. A bookie that did not
-answer within SLOW_S is not asked again for SILENT_S, so that it does not delay the other ledgers. Closing records are
+answer within SLOW_S gets no request for SILENT_S, so that it does not delay the other ledgers. Closing records are
 in the metadata: after a failover, the next leader continues with them. The check pauses while recovery is disabled and
 while an audit is pending.
 """
@@ -36,6 +36,7 @@ from typing import Final, Protocol
 
 from bindery_client.ledger.api import LedgerClient
 from bindery_client.ledger.replica import ReplicaRead, Verdict
+from bindery_core.backoff import Backoff
 from bindery_core.errors import (
     BinderyError,
     MetadataOutcomeUnknown,
@@ -64,9 +65,10 @@ CHECKS_PER_S: Final = 50.0
 CHECKS_IN_FLIGHT: Final = 8
 CHECK_TIMEOUT_S: Final = 60.0
 RECHECK_S: Final = 5.0
-"""Seconds until the second check of a ledger; the pause doubles with each further check."""
+"""Seconds until the second check of a ledger; doubles with each further check."""
 RECHECK_MAX_S: Final = 30.0
 """Maximum seconds between two checks of a ledger. A check is a few small requests, and their rate is bounded."""
+RECHECK: Final = Backoff(RECHECK_S, RECHECK_MAX_S)
 SLOW_S: Final = 2.0
 """Seconds without an answer after which a failed bookie is passed over for a while."""
 SILENT_S: Final = 10.0
@@ -202,8 +204,8 @@ class ClosingCheck:
             return
         waiting = self._waiting[ledger_id]
         waiting.is_marked = finding is Finding.MARKED
-        pause_s = POLL_S if waiting.is_marked else min(RECHECK_MAX_S, RECHECK_S * 2 ** min(waiting.checks, 16))
         waiting.checks = 0 if waiting.is_marked else waiting.checks + 1
+        pause_s = POLL_S if waiting.is_marked else RECHECK.delay_s(waiting.checks)
         waiting.due = self._loop.time() + pause_s
 
     async def _check(self, ledger_id: LedgerId) -> Finding:
@@ -254,7 +256,7 @@ class ClosingCheck:
             return None
 
     async def _denies(self, ledger_id: LedgerId, metadata: LedgerMetadata, bookie_id: BookieId, lack: Lack) -> bool:
-        """Return True if the bookie, asked for the first entry that it did not list, does not have it."""
+        """Read the first entry that the bookie did not list. Return True if the bookie does not have it."""
 
         def is_denied(replica: ReplicaRead) -> bool:
             return replica.verdict in (Verdict.ABSENT, Verdict.CORRUPT)
@@ -267,7 +269,10 @@ class ClosingCheck:
         entries = sum(lack.entries for lack in bad.values())
         bookies: Collection[BookieId] = sorted(bad)
         await self._marker.mark(
-            ledger_id, bookies, Reason.ENTRY_MISSING, missing_entries=entries,
+            ledger_id,
+            bookies,
+            Reason.ENTRY_MISSING,
+            missing_entries=entries,
             missing_bytes=metadata.length * entries // (metadata.last_entry_id + 1),
-        )  # fmt: skip
+        )
         log.warning("closed_ledger_lacks_copies", ledger_id=ledger_id, bookies=bookies, entries=entries)

@@ -1,27 +1,25 @@
-"""FullCheck: asks for every ledger whether its copies are there, and marks those that lack some.
+"""Check every ledger for missing replicas, and mark those that miss some.
 
-One walk over all ledgers, ascending, at a rate that leaves bookies and ZooKeeper alone. Where it stands is kept in the
-cursor CURSOR, so that the next leader goes on from there; a walk of a week that began anew with each leader would never
-end.
-
-What a ledger's check comes to:
+The check goes through all ledgers in ascending order, at a limited rate. Its position is stored in the cursor CURSOR,
+and the next leader continues from there: a check that takes a week would otherwise never finish.
 
 | finding                                  | consequence                                                               |
 |------------------------------------------|---------------------------------------------------------------------------|
-| MISSING: entries absent or corrupt       | marked                                                                    |
-| LOST, on a bookie that is lost for good  | marked: the audit does so too, but may have read other metadata           |
-| LOST, on a bookie within its delay or on | nothing: that is for the audit to decide, when the time is over           |
-| leave                                    |                                                                           |
-| REFILLING: it heals itself               | counted                                                                   |
-| UNSURE: an error, no answer              | counted: an error is no proof                                             |
-| metadata changed under the check         | checked again, CHANGES_MAX times                                          |
-| metadata gone                            | deleted: nothing                                                          |
-| metadata that cannot be understood       | counted, logged                                                           |
-| hangs longer than its time limit; breaks | counted, logged; the walk goes on                                         |
-| the metadata store is away               | the walk stops, and goes on from its cursor later                         |
+| MISSING: entries absent or corrupt       | the ledger is marked                                                      |
+| LOST, on a permanently lost bookie       | marked: the audit does so too, but may have read other metadata           |
+| LOST, on a bookie within its delay or in | none: the audit decides when that time is over                            |
+| maintenance                              |                                                                           |
+| REFILLING: the bookie repairs itself     | counted                                                                   |
+| UNSURE: an error, no response            | counted: an error is not proof of a missing entry                         |
+| the metadata changed during the check    | checked again, at most CHANGES_MAX times                                  |
+| the metadata is missing                  | none: the ledger was deleted                                              |
+| the metadata cannot be parsed            | counted, logged                                                           |
+| the check exceeds its timeout, or fails  | counted, logged; the other ledgers are checked                            |
+| the metadata store is unavailable        | the check stops and continues from its cursor later                       |
 
-It waits while recovery is disabled and while an audit is pending.
-Source: BookKeeper's AuditorCheckAllLedgersTask, which begins anew, marks for any error, and checks 500 at a time.
+The check pauses while recovery is disabled and while an audit is pending. Source: BookKeeper's
+AuditorCheckAllLedgersTask, which starts from the beginning each time, marks for any error, and checks 500 ledgers at a
+time.
 """
 
 import asyncio
@@ -44,13 +42,14 @@ from bindery_recovery.cluster.ledger_walk import LedgerWalk, Skip
 
 CURSOR: Final = "ledger-check"
 CURSOR_INTERVAL_S: Final = 5.0
+"""Interval in seconds between two writes of the position that the check has reached."""
 CHANGES_MAX: Final = 3
 
 log = get_logger(__name__)
 
 
 class Bookies(Protocol):
-    """What the check asks of a `BookieWatch`."""
+    """The part of `BookieWatch` that the check uses."""
 
     def registered(self) -> Mapping[BookieId, bool]: ...
 
@@ -59,14 +58,14 @@ class Bookies(Protocol):
 
 @dataclass(slots=True)
 class FullCheckResult:
-    """Figures of one walk, over all the terms it took."""
+    """Counters of one check, over all terms that it took."""
 
     ledgers: int = 0
-    """Looked at."""
+    """Ledgers checked."""
     whole: int = 0
     marked: int = 0
     waiting: int = 0
-    """Only bookies that may come back lack something."""
+    """Only bookies that may return miss entries."""
     refilling: int = 0
     unsure: int = 0
     unreadable: int = 0
@@ -74,7 +73,7 @@ class FullCheckResult:
     failed: int = 0
     deleted: int = 0
     missing_entries: int = 0
-    """Copies to be made of marked ledgers, as far as known."""
+    """Replicas known to be missing from marked ledgers."""
     entries_read: int = 0
     bytes_read: int = 0
 
@@ -82,7 +81,7 @@ class FullCheckResult:
         return asdict(self)
 
     def add(self, figure: str, check: LedgerCheck | None) -> None:
-        """Count one ledger under `figure`, the name of a field."""
+        """Count one ledger in `figure`, the name of a field."""
         self.ledgers += 1
         setattr(self, figure, getattr(self, figure) + 1)
         if check is not None:
@@ -92,14 +91,14 @@ class FullCheckResult:
                 self.missing_entries += check.missing_entries
 
     @classmethod
-    def of(cls, kept: Mapping[str, Any]) -> "FullCheckResult":
-        """Of a cursor; what cannot be understood is 0."""
+    def of(cls, cursor: Mapping[str, Any]) -> "FullCheckResult":
+        """Load the counters of a cursor; an invalid one is 0."""
         names = {one.name for one in fields(cls)}
-        return cls(**{name: value for name, value in kept.items() if name in names and isinstance(value, int)})
+        return cls(**{name: value for name, value in cursor.items() if name in names and isinstance(value, int)})
 
 
 class FullCheck:
-    """One walk. `run` returns when it is done; `progress` may be asked meanwhile."""
+    """One check of all ledgers. `run` returns at its end; `result` may be read before."""
 
     def __init__(
         self,
@@ -117,7 +116,7 @@ class FullCheck:
         clock_ms: Callable[[], int],
         randomness: RandomFloats,
     ) -> None:
-        """`may_go_on` returns when the walk may take its next ledger. `rate`: ledgers a second."""
+        """`may_go_on` returns when the next ledger may be checked. `rate`: maximum number of ledgers per second."""
         assert rate > 0
         self._client = client
         self._records = records
@@ -141,11 +140,12 @@ class FullCheck:
         self.next_ledger = 0
 
     async def run(self) -> FullCheckResult:
-        """Go on where the cursor stands, or begin. Raises NotLeader, MetadataUnavailable; call again later."""
-        kept = await self._records.get_cursor(CURSOR) or {}
-        if is_unfinished(kept):
-            self.result = FullCheckResult.of(kept.get("result") or {})
-            self.started_ms, self.next_ledger = int(kept["started_ms"]), int(kept["next_ledger"])
+        """Continue from the cursor, or start from the beginning. Raises NotLeader, MetadataUnavailable; call it again
+        later."""
+        cursor = await self._records.get_cursor(CURSOR) or {}
+        if is_unfinished(cursor):
+            self.result = FullCheckResult.of(cursor.get("result") or {})
+            self.started_ms, self.next_ledger = int(cursor["started_ms"]), int(cursor["next_ledger"])
             log.info("ledger_check_goes_on", next_ledger=self.next_ledger, ledgers=self.result.ledgers)
         else:
             self.result = FullCheckResult()
@@ -158,24 +158,28 @@ class FullCheck:
                     self.result.add(*((found, None) if isinstance(found, Skip) else found))
                     self.next_ledger = ledger_id + 1
                     if self._loop.time() >= save_at:
-                        await self._save(kept)
+                        await self._save(cursor)
                         save_at = self._loop.time() + CURSOR_INTERVAL_S
         except NotLeader:
             raise
         except BinderyError:
-            await self._save(kept)
+            await self._save(cursor)
             raise
         await self._finish()
         return self.result
 
     async def _check(self, ledger_id: LedgerId) -> tuple[str, LedgerCheck]:
-        """Return the name of the figure that the ledger adds to, and its check."""
+        """Return the name of the counter for this ledger, and its check."""
         metadata = await self._client.metadata(ledger_id)
         for _ in range(CHANGES_MAX):
             check = await checker.check_ledger(
-                self._client, ledger_id, metadata, bookies=self._bookies.registered(), depth=self._depth,
+                self._client,
+                ledger_id,
+                metadata,
+                bookies=self._bookies.registered(),
+                depth=self._depth,
                 randomness=self._randomness,
-            )  # fmt: skip
+            )
             if check.is_whole:
                 break
             newest = await self._client.metadata(ledger_id)
@@ -183,16 +187,20 @@ class FullCheck:
                 break
             metadata = newest
         else:
-            log.info("ledger_keeps_changing", ledger_id=ledger_id)  # so somebody is at it
+            log.info("ledger_keeps_changing", ledger_id=ledger_id)  # another process is repairing or writing it
             return "waiting", check
         bad = self._bad_members(check)
         if bad:
             is_missing = any(one.state is FragmentState.MISSING for one in check.bad)
             reason = Reason.ENTRY_MISSING if is_missing else Reason.BOOKIE_LOST
             await self._marker.mark(
-                ledger_id, bad, reason, missing_entries=check.missing_entries,
-                missing_bytes=check.missing_bytes, only_new=True,
-            )  # fmt: skip
+                ledger_id,
+                bad,
+                reason,
+                missing_entries=check.missing_entries,
+                missing_bytes=check.missing_bytes,
+                only_new=True,
+            )
             log.warning("ledger_lacks_copies", ledger_id=ledger_id, bookies=sorted(bad), entries=check.missing_entries)
             return "marked", check
         states = {one.state for one in check.bad}
@@ -203,7 +211,7 @@ class FullCheck:
         return "whole" if check.is_whole else "waiting", check
 
     def _bad_members(self, check: LedgerCheck) -> set[BookieId]:
-        """Whose replicas are missing for certain."""
+        """Return the bookies whose replicas are certainly missing."""
         lost = self._bookies.definitely_lost()
         bad = {
             one.fragment.bookie_id
@@ -215,10 +223,10 @@ class FullCheck:
             bad |= {bookie_id for bookie_id in check.tail.lost.values() if bookie_id in lost}
         return bad
 
-    async def _save(self, kept: Mapping[str, Any]) -> None:
+    async def _save(self, cursor: Mapping[str, Any]) -> None:
         data = {
-            "last_finished_ms": kept.get("last_finished_ms"),
-            "last_result": kept.get("last_result"),
+            "last_finished_ms": cursor.get("last_finished_ms"),
+            "last_result": cursor.get("last_result"),
             "next_ledger": self.next_ledger,
             "result": self.result.to_json(),
             "started_ms": self.started_ms,
@@ -245,6 +253,6 @@ class FullCheck:
 _LEFT_OPEN: Final = frozenset({"waiting", "refilling", "unsure", "unreadable", "hung", "failed"})
 
 
-def is_unfinished(kept: Mapping[str, Any]) -> bool:
-    """Whether a cursor stands in the middle of a walk."""
-    return isinstance(kept.get("started_ms"), int) and isinstance(kept.get("next_ledger"), int)
+def is_unfinished(cursor: Mapping[str, Any]) -> bool:
+    """Return True if the cursor belongs to a check that has not finished."""
+    return isinstance(cursor.get("started_ms"), int) and isinstance(cursor.get("next_ledger"), int)

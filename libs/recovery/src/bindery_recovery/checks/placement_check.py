@@ -1,14 +1,14 @@
-"""Whether the ensembles of closed ledgers are placed as new ones would be. Pure, but for the walk in `check_placement`.
+"""Check whether the ensembles of closed ledgers follow the placement policy. Pure, except for `check_placement`.
 
 | adherence | an ensemble that                                                                                         |
 |-----------|----------------------------------------------------------------------------------------------------------|
-| FAIL      | names a bookie twice (an entry has fewer copies than it counts), or one that was removed or is draining  |
-| SOFT      | has a write set on fewer racks than the known bookies would allow                                        |
+| FAIL      | names a bookie twice (an entry has fewer than Qw replicas), or one that was removed or is draining       |
+| SOFT      | has a write set on fewer racks than the known bookies allow                                              |
 | STRICT    | is neither                                                                                               |
 
-Racks are a preference, as in `bindery_core.placement.placement`: SOFT is only counted. A bookie of unknown rack is in
-DEFAULT_RACK; with all of them there nothing is SOFT.
-Source: BookKeeper's AuditorPlacementPolicyCheckTask, which knows the same three classes.
+Racks are a preference, as in `bindery_core.placement.placement`: SOFT is only counted. A bookie whose rack is unknown
+is in DEFAULT_RACK; if all bookies are there, nothing is SOFT. Source: BookKeeper's AuditorPlacementPolicyCheckTask,
+which has the same three classes.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -25,10 +25,11 @@ from bindery_recovery.cluster.ledger_index import READS_IN_FLIGHT, MetadataReade
 from bindery_recovery.cluster.ledger_walk import LedgerWalk, Skip
 
 KEPT_MAX: Final = 1000
+"""Maximum number of ledger ids that a result contains."""
 
 
 class Adherence(IntEnum):
-    """Ordered: the worse, the lower."""
+    """Ordered from worst to best."""
 
     FAIL = 0
     SOFT = 1
@@ -42,7 +43,8 @@ def judge_ensemble(
     racks: Mapping[BookieId, str],
     unwanted: Collection[BookieId] = (),
 ) -> Adherence:
-    """`racks`: of the known bookies, whose number of racks is what can be asked for. `unwanted`: draining, removed."""
+    """Judge one ensemble. `racks`: racks of the known bookies; their number limits what is required. `unwanted`:
+    draining and removed bookies."""
     if len(set(ensemble)) < len(ensemble) or any(bookie_id in unwanted for bookie_id in ensemble):
         return Adherence.FAIL
     possible = min(write_quorum, len(set(racks.values())) or 1)
@@ -56,7 +58,7 @@ def judge_ensemble(
 def judge_ledger(
     metadata: LedgerMetadata, *, racks: Mapping[BookieId, str], unwanted: Collection[BookieId] = ()
 ) -> Adherence:
-    """The worst of its ensembles."""
+    """Return the worst adherence of its ensembles."""
     return min(
         judge_ensemble(segment.ensemble, write_quorum=metadata.write_quorum, racks=racks, unwanted=unwanted)
         for segment in metadata.segments
@@ -65,17 +67,17 @@ def judge_ledger(
 
 @dataclass(slots=True)
 class PlacementResult:
-    """Figures of one check, over closed ledgers."""
+    """Counters of one check of closed ledgers."""
 
     ledgers: int = 0
     open_ledgers: int = 0
-    """Left out: their writers may still change them."""
+    """Open ledgers, which are not judged: their writers may still change them."""
     unreadable: int = 0
     strict: int = 0
     soft: int = 0
     failed: int = 0
     failed_ids: list[LedgerId] = field(default_factory=list)
-    """KEPT_MAX of them."""
+    """At most KEPT_MAX ids."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -95,7 +97,7 @@ async def check_placement(
     unwanted: Collection[BookieId] = (),
     reads_in_flight: int = READS_IN_FLIGHT,
 ) -> PlacementResult:
-    """Judge all closed ledgers. Raises what the store raises: half a check is none."""
+    """Judge all closed ledgers. Raises errors of the metadata store; there is no partial result."""
     result = PlacementResult()
 
     async with LedgerWalk(reads_in_flight).run(client.list_ledgers(), client.metadata) as ledgers:

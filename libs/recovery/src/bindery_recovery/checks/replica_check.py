@@ -1,7 +1,7 @@
-"""Counts copies: asks every bookie of a closed ledger which entries it holds, and counts those that have too few.
+"""Count replicas: ask every bookie of a closed ledger for its list of entries, and count entries with too few replicas.
 
-Lists of entries, not entries: it finds what is missing on a whole ledger at the price of one request a bookie, and says
-nothing about damage. It only counts; the full check is what marks.
+The check reads lists of entries, not entries. It finds what is missing from a whole ledger with one request per bookie,
+but does not detect corruption. It only counts; the full check marks ledgers.
 
 Per entry, over the members of its write set:
 
@@ -11,8 +11,8 @@ Per entry, over the members of its write set:
 | < Qa     | below ack quorum  |
 | < Qw     | below write quorum|
 
-Each lower line counts those of the upper ones too. A bookie that could not be asked counts as a holder of all that it
-should hold, so that figures are never exaggerated; ledgers with such a bookie are counted as unanswered beside.
+Each line includes the entries of the lines above it. A bookie that did not answer counts as holding all entries that it
+should hold, so that the counts are never exaggerated; ledgers with such a bookie are also counted as unanswered.
 Source: BookKeeper's AuditorReplicasCheckTask.
 """
 
@@ -33,6 +33,7 @@ from bindery_recovery.cluster.ledger_walk import LedgerWalk, Skip
 
 LEDGERS_IN_FLIGHT: Final = 16
 LEDGER_TIMEOUT_S: Final = 120.0
+"""Time limit in seconds for the check of one ledger."""
 
 log = get_logger(__name__)
 
@@ -41,7 +42,7 @@ Runs = Sequence[tuple[int, int]]
 
 
 class ReplicaClient(Protocol):
-    """What is asked of `bindery_client.client.LedgerClient`."""
+    """The part of `bindery_client.client.LedgerClient` that the check uses."""
 
     def list_ledgers(self) -> AsyncIterator[LedgerId]: ...
 
@@ -52,7 +53,7 @@ class ReplicaClient(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
-    """Entries of one ledger."""
+    """Number of entries of one ledger with too few replicas."""
 
     without_replica: int = 0
     below_ack_quorum: int = 0
@@ -60,12 +61,13 @@ class Shortage:
 
 
 def count_shortage(metadata: LedgerMetadata, held: Mapping[BookieId, Runs | None]) -> Shortage:
-    """`metadata` of a closed ledger; `held`: what each bookie says it holds, None: it could not be asked."""
+    """Count the entries with too few replicas. `metadata`: of a closed ledger. `held`: the entries that each bookie
+    lists; None: it did not answer."""
     assert metadata.state is LedgerState.CLOSED
     masks = write_set_masks(ensemble_size=metadata.ensemble_size, write_quorum=metadata.write_quorum)
     size = metadata.ensemble_size
     counts = [0] * (metadata.write_quorum + 1)
-    """Entries by their number of replicas."""
+    """Number of entries by number of replicas."""
     for segment, start, end in _segments(metadata):
         for first, stop, holders in _stretches(segment.ensemble, held, start, end):
             rounds, rest = divmod(stop - first, size)
@@ -77,14 +79,14 @@ def count_shortage(metadata: LedgerMetadata, held: Mapping[BookieId, Runs | None
 
 @dataclass(frozen=True, slots=True)
 class Lack:
-    """What one bookie lacks of one ledger."""
+    """The entries of one ledger that one bookie lacks."""
 
     entries: int
     first_entry_id: int
 
 
 def find_lacks(metadata: LedgerMetadata, held: Mapping[BookieId, Runs | None]) -> dict[BookieId, Lack]:
-    """Who lacks entries that it should hold, in no order. Arguments as of `count_shortage`."""
+    """Return the bookies that lack entries which they should hold, in no order. Arguments as of `count_shortage`."""
     assert metadata.state is LedgerState.CLOSED
     found: dict[BookieId, Lack] = {}
     quorums = {"ensemble_size": metadata.ensemble_size, "write_quorum": metadata.write_quorum}
@@ -105,7 +107,7 @@ def find_lacks(metadata: LedgerMetadata, held: Mapping[BookieId, Runs | None]) -
 
 
 def _gaps(runs: Runs, start: int, end: int) -> Iterator[tuple[int, int]]:
-    """(first, stop) of what `runs` leave out of start..end-1."""
+    """Yield the ranges (first, stop) within start..end-1 that `runs` do not cover."""
     done = start
     for first, count in runs:
         if first > done and done < end:
@@ -116,7 +118,7 @@ def _gaps(runs: Runs, start: int, end: int) -> Iterator[tuple[int, int]]:
 
 
 def _segments(metadata: LedgerMetadata) -> Iterator[tuple[Segment, int, int]]:
-    """(segment, first entry id, one behind its last)."""
+    """Yield each segment with its first entry id and the id after its last."""
     starts = [int(segment.first_entry_id) for segment in metadata.segments]
     yield from zip(metadata.segments, starts, [*starts[1:], metadata.last_entry_id + 1], strict=True)
 
@@ -124,7 +126,8 @@ def _segments(metadata: LedgerMetadata) -> Iterator[tuple[Segment, int, int]]:
 def _stretches(
     ensemble: Sequence[BookieId], held: Mapping[BookieId, Runs | None], start: int, end: int
 ) -> list[tuple[int, int, int]]:
-    """(first, stop, ensemble indexes as bits): stretches of start..end-1 over which the same bookies hold all."""
+    """Return ranges (first, stop, ensemble indexes as bits) of start..end-1 in which the same bookies hold all
+    entries."""
     steps: dict[int, int] = {start: 0, end: 0}
     for index, bookie_id in enumerate(ensemble):
         runs = held[bookie_id]
@@ -146,15 +149,15 @@ def _stretches(
 
 @dataclass(slots=True)
 class ReplicaCheckResult:
-    """Figures of one check, over closed ledgers."""
+    """Counters of one check of closed ledgers."""
 
     ledgers: int = 0
     unanswered: int = 0
-    """Ledgers of which some bookie could not be asked."""
+    """Ledgers of which at least one bookie did not answer."""
     unreadable: int = 0
-    """Ledgers whose metadata cannot be understood."""
+    """Ledgers whose metadata cannot be parsed."""
     hung: int = 0
-    """Ledgers that took longer than the time limit."""
+    """Ledgers whose check exceeded the timeout."""
     ledgers_without_replica: int = 0
     ledgers_below_ack_quorum: int = 0
     ledgers_below_write_quorum: int = 0
@@ -177,14 +180,15 @@ class ReplicaCheckResult:
 async def check_replicas(
     client: ReplicaClient, *, ledgers_in_flight: int = LEDGERS_IN_FLIGHT, ledger_timeout_s: float = LEDGER_TIMEOUT_S
 ) -> ReplicaCheckResult:
-    """Count over all closed ledgers. Raises MetadataUnavailable: half a check is none. Bookies that fail are borne."""
+    """Check all closed ledgers. Raises MetadataUnavailable, without a partial result. A bookie that fails counts as
+    unanswered."""
     result = ReplicaCheckResult()
 
     async def ask(ledger_id: LedgerId, bookie_id: BookieId) -> Runs | None:
         try:
             return await client.entries_on(ledger_id, bookie_id)
         except NoSuchLedger:
-            return ()  # this bookie has nothing of it
+            return ()  # this bookie has no entry of the ledger
         except MetadataUnavailable:
             raise
         except BinderyError as error:
@@ -192,7 +196,7 @@ async def check_replicas(
             return None
 
     async def count(ledger_id: LedgerId) -> tuple[Shortage, bool] | None:
-        """The shortage, and whether all bookies answered; None: the ledger is open."""
+        """Return the shortage, and whether all bookies answered; None: the ledger is open."""
         metadata = await client.metadata(ledger_id)
         while metadata.state is LedgerState.CLOSED:
             bookies = sorted(members_of(metadata))

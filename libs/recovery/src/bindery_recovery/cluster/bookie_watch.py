@@ -1,18 +1,18 @@
-"""BookieWatch: what an auditor knows about bookies at any moment of its term.
+"""Follow the bookies, the lost-bookie delay and the recovery switch during an auditor's term.
 
-Three followers, each for ever:
+Three coroutines run until the term ends:
 
-| follower       | follows                             | tells                                                |
-|----------------|-------------------------------------|------------------------------------------------------|
-| follow_bookies | registrations, cookies, memberships | `lost`, which decides by the clock who is lost       |
-| follow_delay   | lostBookieRecoveryDelay             | another delay; the same one written again: audit now |
-| follow_switch  | disable                             | `is_enabled`                                         |
+| coroutine      | follows                             | updates                                                     |
+|----------------|-------------------------------------|-------------------------------------------------------------|
+| follow_bookies | registrations, cookies, memberships | `lost`, which decides by the clock which bookies are lost   |
+| follow_delay   | lostBookieRecoveryDelay             | the delay; the same value written again requests an audit   |
+| follow_switch  | disable                             | `is_enabled`                                                |
 
-Changes within `debounce_s` are one look. A look is also taken every `look_interval_s`, since a lease runs out by the
-clock alone. A bookie that moves between the lists stands in both for a moment, so writable, read-only, writable is
-read: whichever way it moves, it is seen.
+Changes within `debounce_s` cause one poll. The bookies are also polled every `poll_interval_s`, because a lease expires
+without any event. A bookie that moves between the lists of writable and read-only bookies is in both for a moment. The
+lists are therefore read in the order writable, read-only, writable, which finds the bookie whichever way it moves.
 
-What was observed of absences is kept in the cursor CURSOR, through the leadership, for the next leader.
+Observed absences are stored in the cursor CURSOR for the next leader. Every write checks the leadership.
 """
 
 import asyncio
@@ -32,72 +32,73 @@ from bindery_metadata.recovery.recovery_records import HistoryEvent, RecoveryRec
 from bindery_metadata.recovery.underreplication import UnderreplicationManager
 from bindery_metadata.stores.store import MetadataStore, SessionState
 
-from bindery_recovery.cluster.lost_bookies import Change, LostBookies, Phase, View, What
+from bindery_recovery.cluster.lost_bookies import Change, ChangeKind, LostBookies, Observation, Phase
 
 CURSOR: Final = "lost-bookies"
-LOOK_PAUSE_MIN_S: Final = 0.01
+POLL_PAUSE_MIN_S: Final = 0.01
 
 log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditorLimits:
-    """What nobody needs to turn in operation, and tests do. Seconds, unless said otherwise."""
+    """Limits that only tests set. In seconds, unless the name contains another unit."""
 
     settle_s: float = 15.0
-    """After the store could be asked again, and at the start of a term, nobody is lost for so long. Longer than the
-    session time-out of bookies, plus their time to register again."""
+    """Time after the start of a term or a reconnect in which no bookie counts as lost. Longer than the session timeout
+    of bookies plus the time that they need to register again."""
 
     debounce_s: float = 0.5
-    look_interval_s: float = 5.0
+    poll_interval_s: float = 5.0
     save_interval_s: float = 5.0
-    """How often what was observed of absences is kept: a hand-over loses this much of it at most."""
+    """Interval at which observed absences are stored: a failover loses at most this much of them."""
 
     retry_s: float = 5.0
-    """Pause after a failure of the metadata."""
+    """Pause after a failure of the metadata store."""
 
     check_poll_s: float = 60.0
-    """How often it is looked whether a periodic check is due: an operator may have set its time back."""
+    """Maximum interval at which a periodic check tests whether it is due, because an operator may have set its time
+    back."""
 
     marks_in_flight: int = 16
     reads_in_flight: int = 64
     checks_in_flight: int = 8
-    """Ledgers that the full check has under way."""
+    """Number of ledgers that the full check reads at a time."""
 
     ledger_timeout_s: float = 60.0
-    """Longest that the full check waits for one ledger."""
+    """Timeout of the full check for one ledger."""
 
     replica_timeout_s: float = 120.0
 
     def __post_init__(self) -> None:
         assert self.settle_s >= 0
-        assert 0 <= self.debounce_s < self.look_interval_s
+        assert 0 <= self.debounce_s < self.poll_interval_s
         assert self.save_interval_s > 0
         assert self.retry_s > 0
         assert self.check_poll_s > 0
 
 
 @dataclass(slots=True)
-class Standing:
-    """The newest look."""
+class BookieSnapshot:
+    """The bookies as of the last poll."""
 
     registered: Mapping[BookieId, bool] = field(default_factory=dict)
-    """True: writable."""
+    """Registered bookies; True: writable."""
     known: frozenset[BookieId] = frozenset()
     draining: frozenset[BookieId] = frozenset()
     draining_since_ms: Mapping[BookieId, int] = field(default_factory=dict)
-    """When each drain was begun: tells one from the next of the same bookie."""
+    """Start of each drain. It distinguishes consecutive drains of one bookie."""
     removed: frozenset[BookieId] = frozenset()
     maintained: frozenset[BookieId] = frozenset()
 
     @property
     def gone(self) -> frozenset[BookieId]:
-        """Removed by an operator, and not there: their ledgers need no delay."""
+        """Bookies that an operator removed and that are not registered. The delay does not apply to them."""
         return self.removed - self.registered.keys()
 
 
 class BookieWatch:
-    """One term's. Invariant: `standing` and `lost` are of the same look."""
+    """The watch of one term. Invariant: `snapshot` and `lost` come from the same poll."""
 
     def __init__(
         self,
@@ -112,7 +113,7 @@ class BookieWatch:
         limits: AuditorLimits,
         clock_ms: Callable[[], int],
     ) -> None:
-        """`delay_s`: written as lostBookieRecoveryDelay when there is none."""
+        """`delay_s`: written to lostBookieRecoveryDelay if that znode is missing."""
         self._store = store
         self._layout = layout
         self._marks = marks
@@ -125,56 +126,57 @@ class BookieWatch:
         self._clock_ms = clock_ms
         self._loop = asyncio.get_running_loop()
         self.lost = LostBookies(delay_s, limits.settle_s)
-        self.standing = Standing()
-        self.strangers: set[BookieId] = set()
-        """Without a cookie, but named by ledgers: as good as known."""
+        self.snapshot = BookieSnapshot()
+        self.without_cookie: set[BookieId] = set()
+        """Bookies without a cookie that ledgers name; they count as known."""
         self._is_enabled = False
-        self.audit_asked = False
-        """Somebody wrote the delay again; whoever serves it sets it back."""
+        self.audit_requested = False
+        """Whether an operator requested an audit by writing the delay again. The audit resets it."""
         self.changed = asyncio.Event()
-        """Something of all this may be different, or somebody may be due: for the audit."""
-        self._look_now = asyncio.Event()
+        """Set when the state may have changed or a bookie may be due; wakes the audit."""
+        self._poll_now = asyncio.Event()
         self._delay_changed = asyncio.Event()
         self._switch_changed = asyncio.Event()
         self._delay_seen: tuple[int, int, int] | None = None
-        """Seconds, version, time of the write."""
+        """Delay in seconds, version of the znode, time of its last write."""
         self._delay_known = asyncio.Event()
         self._events: list[HistoryEvent] = []
         self._saved: dict[str, Any] = {}
         self._save_at = 0.0
 
-    # --- questions ------------------------------------------------------------------------------------------------
+    # --- state ----------------------------------------------------------------------------------------------------
 
     @property
     def is_enabled(self) -> bool:
-        """Whether anything may be marked: not before that was read, and not between a change and its reading."""
+        """Whether ledgers may be marked. False until the switch has been read, and between a change and its next
+        read."""
         return self._is_enabled and not self._switch_changed.is_set()
 
     @property
     def is_blind(self) -> bool:
-        """Cut off, or back for too short a time: nothing may be concluded."""
+        """Whether the store is disconnected or was connected again too recently: decisions must wait."""
         now = self._loop.time()
         return self.lost.is_quiet(now) or self._store.session_state is not SessionState.CONNECTED
 
     def due(self) -> frozenset[BookieId]:
-        """Lost, and not all of their ledgers marked yet."""
+        """Lost bookies whose ledgers are not all marked yet."""
         return frozenset() if self.is_blind else self.lost.due(self._loop.time())
 
     def definitely_lost(self) -> frozenset[BookieId]:
-        """Whose replicas do not count any more: due or handled, or removed and not there."""
+        """Bookies whose replicas no longer count: due or handled, or removed and not registered."""
         if self.is_blind:
             return frozenset()
         handled = {b for b, absence in self.lost.absences.items() if absence.phase is Phase.HANDLED}
-        return self.due() | handled | self.standing.gone
+        return self.due() | handled | self.snapshot.gone
 
     def left_s(self, bookie_id: BookieId) -> float | None:
-        """What is left of its delay."""
+        """Return the remaining seconds of the delay of a bookie; None: handled, or not absent."""
         return self.lost.left_s(bookie_id, self._loop.time())
 
-    # --- the followers --------------------------------------------------------------------------------------------
+    # --- coroutines -----------------------------------------------------------------------------------------------
 
     async def begin(self) -> Callable[[], None]:
-        """Take up what the former leader observed. The result ends what this set up.
+        """Load the absences that the previous leader observed. Call the result to undo the registration of this watch.
 
         Raises NotLeader, MetadataUnavailable.
         """
@@ -189,26 +191,27 @@ class BookieWatch:
     async def follow_bookies(self) -> None:
         await self._delay_known.wait()
         while True:
-            self._look_now.clear()
-            pause_s = self._limits.look_interval_s
+            self._poll_now.clear()
+            pause_s = self._limits.poll_interval_s
             try:
-                await self.look()
-                await self._save()
+                await self.poll()
+                await self._save_if_due()
             except NotLeader:
                 raise
             except BinderyError as error:
                 log.warning("bookies_not_seen", error=str(error))
                 pause_s = self._limits.retry_s
-            next_s = self.lost.next_look_s(self._loop.time())
-            if next_s:  # somebody will be due; who is due already needs no closer look
-                pause_s = min(pause_s, max(next_s, LOOK_PAUSE_MIN_S))
-            await self._wait(self._look_now, pause_s)
-            if self._look_now.is_set():
+            next_s = self.lost.next_poll_s(self._loop.time())
+            if next_s:  # a bookie will become due; one that is already due needs no earlier poll
+                pause_s = min(pause_s, max(next_s, POLL_PAUSE_MIN_S))
+            await self._wait(self._poll_now, pause_s)
+            if self._poll_now.is_set():
                 await asyncio.sleep(self._limits.debounce_s)
 
-    async def look(self) -> Standing:
-        """Look now, and tell what changed. Raises NotLeader, MetadataUnavailable, NoSuchNode (no cluster)."""
-        watch = self._look_now.set
+    async def poll(self) -> BookieSnapshot:
+        """Read the bookies and update `snapshot` and `lost`. Raises NotLeader, MetadataUnavailable, NoSuchNode (no
+        cluster)."""
+        watch = self._poll_now.set
         writable = {*await self._names(self._layout.available, watch)}
         read_only = await self._names(self._layout.available_readonly, watch)
         writable |= {*await self._names(self._layout.available, watch)}
@@ -218,7 +221,7 @@ class BookieWatch:
         memberships = await self._memberships.all(watch=watch)
         for bookie_id, membership in memberships.items():
             intents[membership.effective(now_ms)].add(bookie_id)
-        self.standing = Standing(
+        self.snapshot = BookieSnapshot(
             registered={**dict.fromkeys(read_only, False), **dict.fromkeys(writable, True)},
             known=known,
             draining=frozenset(intents[Intent.DRAINING]),
@@ -226,20 +229,20 @@ class BookieWatch:
             removed=frozenset(intents[Intent.REMOVED]),
             maintained=frozenset(intents[Intent.MAINTENANCE]),
         )
-        self.strangers -= known
+        self.without_cookie -= known
         self.observe()
         self.changed.set()
-        return self.standing
+        return self.snapshot
 
     def observe(self) -> None:
-        """Take what `standing` says for what is seen now."""
+        """Update `lost` with the present `snapshot`."""
         if self._store.session_state is not SessionState.CONNECTED:
-            return  # what was read a moment ago may be as old as the connection
-        standing = self.standing
-        view = View(
-            known=standing.known | self.strangers,
-            registered=frozenset(standing.registered),
-            excused=standing.maintained | standing.removed,
+            return  # the snapshot may be as old as the last connection
+        snapshot = self.snapshot
+        view = Observation(
+            known=snapshot.known | self.without_cookie,
+            registered=frozenset(snapshot.registered),
+            exempt=snapshot.maintained | snapshot.removed,
         )
         for change in self.lost.observe(view, self._loop.time(), self._clock_ms()):
             self._events.append(self._event(change))
@@ -275,14 +278,14 @@ class BookieWatch:
             self.changed.set()
             await self._switch_changed.wait()
 
-    # --- what is kept ---------------------------------------------------------------------------------------------
+    # --- storing --------------------------------------------------------------------------------------------------
 
-    def tell(self, event: HistoryEvent) -> None:
-        """Into the history, with the next `save`."""
+    def record(self, event: HistoryEvent) -> None:
+        """Add an event to the history with the next `save`."""
         self._events.append(event)
 
     async def save(self) -> None:
-        """Keep what was observed, and write what happened to the history."""
+        """Store the observed absences and write pending events to the history."""
         events, self._events = self._events, []
         for number, event in enumerate(events):
             try:
@@ -299,8 +302,9 @@ class BookieWatch:
 
     # --- helpers --------------------------------------------------------------------------------------------------
 
-    async def _save(self) -> None:
-        """`save`, but the mere passing of time not at every look."""
+    async def _save_if_due(self) -> None:
+        """Call `save` if a phase changed or events are pending; store mere growth of absences every
+        `save_interval_s`."""
         phases = {b: fields["phase"] for b, fields in self.lost.to_json().items()}
         saved = {b: fields["phase"] for b, fields in self._saved.items()}
         if self._events or phases != saved or self._loop.time() >= self._save_at:
@@ -311,11 +315,11 @@ class BookieWatch:
             names = await self._store.children(path, watch=watch)
         except NoSuchNode:
             if path == self._layout.available:
-                raise  # no cluster, rather than one without bookies
+                raise  # the cluster does not exist
             return []
         found = []
         for name in names:
-            with contextlib.suppress(BadRequest):  # `readonly`, or no bookie's
+            with contextlib.suppress(BadRequest):  # `readonly`, or another name that is no bookie id
                 found.append(validate_bookie_id(name))
         return found
 
@@ -336,26 +340,26 @@ class BookieWatch:
         log.info("lost_bookie_delay", seconds=seconds)
         self.lost.set_delay(seconds)
         if seen is not None and seen[0] == seconds:
-            log.info("audit_asked_for")
-            self.audit_asked = True
+            log.info("audit_requested")
+            self.audit_requested = True
             self.lost.force()
         self.changed.set()
-        self._look_now.set()
+        self._poll_now.set()
 
     def _on_session(self, state: SessionState) -> None:
         now = self._loop.time()
         if state is SessionState.CONNECTED:
             self.lost.begin(now)
-            self._look_now.set()
+            self._poll_now.set()
         else:
             self.lost.cut_off(now)
 
     def _event(self, change: Change) -> HistoryEvent:
         bookie_id, away = change.bookie_id, f"{change.absent_s:.0f} s"
-        if change.what is What.ABSENT:
+        if change.kind is ChangeKind.ABSENT:
             left_s = self.left_s(bookie_id) or 0.0
             kind, text = "bookie_absent", f"{bookie_id} is not registered; it counts as lost in {left_s:.0f} s"
-        elif change.what is What.EXCUSED:
+        elif change.kind is ChangeKind.EXEMPT:
             kind, text = "bookie_excused", f"{bookie_id} is away with leave, after {away}; it does not count as lost"
         elif change.was_handled:
             kind, text = "bookie_back", f"{bookie_id} is back after {away}; what it still holds will not be copied"

@@ -1,4 +1,4 @@
-"""ClusterView: who is there and who is meant to be, read anew before anything is decided by it."""
+"""The bookies of the cluster and their memberships at one moment, read again before each decision."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -11,13 +11,13 @@ from bindery_metadata.bookies.membership import Intent, Membership, MembershipSt
 
 @dataclass(frozen=True, slots=True)
 class ClusterView:
-    """The bookies as they were at one moment."""
+    """The bookies at one moment."""
 
     bookies: Mapping[BookieId, bool]
-    """Registered; True: writable."""
+    """Registered bookies; True: writable."""
     memberships: Mapping[BookieId, Membership] = field(default_factory=dict)
     known: frozenset[BookieId] = frozenset()
-    """With a cookie: bookies of this cluster, up or down."""
+    """Bookies with a cookie: all bookies of this cluster, running or not."""
     now_ms: int = 0
 
     def intent(self, bookie_id: BookieId) -> Intent:
@@ -26,38 +26,39 @@ class ClusterView:
 
     @property
     def leaving(self) -> frozenset[BookieId]:
-        """Those that shall hold nothing any more, registered or not."""
+        """Bookies that are to be emptied, registered or not."""
         return frozenset(b for b in self.memberships if self.intent(b) in (Intent.DRAINING, Intent.REMOVED))
 
     @property
     def not_for_copies(self) -> dict[BookieId, str]:
-        """Bookies that get no copies whatever their registration says, and why."""
+        """Bookies that must not receive copies, even if registered, with the reason."""
         return {b: str(intent.value) for b in self.memberships if (intent := self.intent(b)) is not Intent.ACTIVE}
 
-    def is_excused(self, bookie_id: BookieId) -> bool:
-        """Away under a maintenance lease: it is not lost."""
+    def is_exempt(self, bookie_id: BookieId) -> bool:
+        """Return True if the bookie is absent under a maintenance lease, and therefore not lost."""
         return bookie_id not in self.bookies and self.intent(bookie_id) is Intent.MAINTENANCE
 
-    def excused_until_ms(self, bookie_id: BookieId) -> int | None:
-        """End of its maintenance; None: it has none."""
+    def exempt_until_ms(self, bookie_id: BookieId) -> int | None:
+        """Return the end of its maintenance in ms since 1970; None: it has no end."""
         return self.memberships[bookie_id].until_ms
 
     def is_gone(self, bookie_id: BookieId) -> bool:
-        """For good: removed, or without a cookie (which says nothing in a cluster that has none)."""
+        """Return True if the bookie is permanently absent: removed, or without a cookie in a cluster that has
+        cookies."""
         if bookie_id in self.bookies:
             return False
         return self.intent(bookie_id) is Intent.REMOVED or bool(self.known and bookie_id not in self.known)
 
     def spares(self, ensemble: tuple[BookieId, ...]) -> frozenset[BookieId]:
-        """Bookies that could take copies of a ledger which `ensemble` holds."""
+        """Return the bookies that can take copies of a ledger stored on `ensemble`."""
         refused = self.not_for_copies
         return frozenset(b for b, is_writable in self.bookies.items() if is_writable and b not in refused) - set(
             ensemble
         )
 
 
-class ClusterLook:
-    """Reads views. `clock_ms`: the wall clock, by which maintenance ends."""
+class ClusterReader:
+    """Reads a ClusterView. `clock_ms`: the wall clock, which decides when maintenance ends."""
 
     def __init__(
         self,
@@ -72,7 +73,7 @@ class ClusterLook:
         self._cookies = cookies
         self._clock_ms = clock_ms
 
-    async def look(self) -> ClusterView:
+    async def read(self) -> ClusterView:
         """Raises MetadataUnavailable."""
         bookies = await self._client.list_bookies()
         memberships = await self._memberships.all()

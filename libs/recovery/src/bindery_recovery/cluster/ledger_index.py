@@ -1,13 +1,14 @@
-"""Which ledgers lie on which bookies, read from the metadata of all ledgers.
+"""Build an index of ledgers by bookie from the metadata of all ledgers.
 
-| metadata of a ledger     | means                                                                              |
-|--------------------------|------------------------------------------------------------------------------------|
-| gone since it was listed | deleted: not in the index                                                          |
-| cannot be understood     | noted by its id; what others say stands, but "no ledger names this bookie" does not |
-| cannot be asked: outage  | no index: the error is raised                                                      |
+| metadata of a ledger            | consequence                                                              |
+|---------------------------------|--------------------------------------------------------------------------|
+| missing since it was listed     | the ledger was deleted and is not in the index                           |
+| cannot be parsed                | its id is recorded; the index holds for other ledgers, but               |
+|                                 | "no ledger names this bookie" cannot be concluded                        |
+| the metadata store is not available | no index: the error is raised                                        |
 
-Memory: 8 bytes a ledger and bookie, for the bookies that were asked about; of the others, three numbers each.
-Source: BookKeeper's BookieLedgerIndexer, which keeps sets of all.
+Memory: 8 bytes per ledger and bookie, for the requested bookies; three numbers for each other bookie. Source:
+BookKeeper's BookieLedgerIndexer, which keeps sets for all bookies.
 """
 
 from array import array
@@ -30,7 +31,7 @@ log = get_logger(__name__)
 
 
 class MetadataReader(Protocol):
-    """What is asked of `bindery_client.client.LedgerClient`."""
+    """The part of `bindery_client.client.LedgerClient` that the index uses."""
 
     def list_ledgers(self) -> AsyncIterator[LedgerId]: ...
 
@@ -38,16 +39,16 @@ class MetadataReader(Protocol):
 
 
 class Share(NamedTuple):
-    """What some bookies hold of a ledger, by its metadata."""
+    """What some bookies store of a ledger according to its metadata."""
 
     entries: int
-    """Entries in closed segments; those of an open last segment are not known."""
+    """Entries in closed segments; the number in an open last segment is unknown."""
     length: int | None
-    """Payload bytes, as if all entries were alike; None: not known, the ledger is not closed."""
+    """Payload bytes, assuming entries of equal size; None: unknown, because the ledger is not closed."""
 
 
 def shares_of(metadata: LedgerMetadata) -> dict[BookieId, int]:
-    """Entries in closed segments by member; members that hold none are in it too."""
+    """Return the number of entries in closed segments by member, including members without entries."""
     size, write_quorum = metadata.ensemble_size, metadata.write_quorum
     segments = metadata.segments
     ends = [int(segment.first_entry_id) - 1 for segment in segments[1:]]
@@ -66,7 +67,7 @@ def shares_of(metadata: LedgerMetadata) -> dict[BookieId, int]:
 
 
 def share_of(metadata: LedgerMetadata, bookies: Collection[BookieId]) -> Share:
-    """The replicas of `bookies`. Those of several bookies add up, as copies of them would."""
+    """Return the replicas on `bookies`; those of several bookies are added up."""
     entries = sum(count for bookie_id, count in shares_of(metadata).items() if bookie_id in bookies)
     return Share(entries, _length(metadata, entries))
 
@@ -84,7 +85,7 @@ def members_of(metadata: LedgerMetadata) -> frozenset[BookieId]:
 
 @dataclass(slots=True)
 class BookieTotals:
-    """What one bookie holds of all ledgers, by their metadata."""
+    """What one bookie stores of all ledgers according to their metadata."""
 
     ledgers: int = 0
     entries: int = 0
@@ -94,23 +95,23 @@ class BookieTotals:
 
 @dataclass(slots=True)
 class LedgerIndex:
-    """One complete reading."""
+    """The result of one complete read of all metadata."""
 
     is_wanted: Callable[[BookieId], bool]
     ledger_count: int = 0
     totals: dict[BookieId, BookieTotals] = field(default_factory=dict)
     unreadable: dict[LedgerId, str] = field(default_factory=dict)
-    """Why; UNREADABLE_KEPT_MAX of them."""
+    """Reasons by ledger, at most UNREADABLE_KEPT_MAX."""
     unreadable_count: int = 0
     _ledgers: dict[BookieId, "array[int]"] = field(default_factory=dict)
 
     def ledgers_of(self, bookie_id: BookieId) -> "array[int]":
-        """Ids, ascending, of the ledgers that name one of the wanted bookies."""
+        """Return the ids of ledgers that name the bookie, ascending. The bookie must be a requested one."""
         assert self.is_wanted(bookie_id)
         return self._ledgers.get(bookie_id) or array("q")
 
     def bookies_by_ledger(self, bookies: Collection[BookieId]) -> Mapping[LedgerId, tuple[BookieId, ...]]:
-        """Each ledger that names some of these bookies, ascending, with those that it names."""
+        """Return each ledger that names some of these bookies, ascending, with those that it names."""
         found: dict[int, tuple[BookieId, ...]] = {}
         for bookie_id in sorted(bookies):
             for ledger_id in self.ledgers_of(bookie_id):
@@ -119,11 +120,11 @@ class LedgerIndex:
 
     @property
     def is_complete(self) -> bool:
-        """Whether "no ledger names this bookie" may be said."""
+        """Whether it can be concluded that no ledger names a bookie."""
         return self.unreadable_count == 0
 
     def add(self, ledger_id: LedgerId, metadata: LedgerMetadata) -> None:
-        """Ids ascend."""
+        """Add a ledger; ids must ascend."""
         self.ledger_count += 1
         for bookie_id, entries in shares_of(metadata).items():
             totals = self.totals.get(bookie_id)
@@ -145,9 +146,9 @@ class LedgerIndex:
 async def build_index(
     client: MetadataReader, is_wanted: Callable[[BookieId], bool], *, reads_in_flight: int = READS_IN_FLIGHT
 ) -> LedgerIndex:
-    """Read the metadata of every ledger. `is_wanted`: whose ledgers are listed; the same answer each time.
+    """Read the metadata of every ledger. `is_wanted` selects the bookies whose ledgers are listed; it must be stable.
 
-    Raises what the store raises; then there is not even a part of an index.
+    Raises errors of the metadata store; no partial index is returned.
     """
     index = LedgerIndex(is_wanted)
 

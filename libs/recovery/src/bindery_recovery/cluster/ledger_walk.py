@@ -107,7 +107,7 @@ class LedgerWalk:
                 log.error(self.unreadable_event, ledger_id=ledger_id, error=str(error))
             return Skip.UNREADABLE
         except TimeoutError:
-            if self.timeout_s is None:  # not from here: an incomplete walk must not look complete
+            if self.timeout_s is None:  # the timeout is the visitor's own: an incomplete walk must not appear complete
                 raise
             log.warning(self.hung_event, ledger_id=ledger_id, waited_s=self.timeout_s)
             return Skip.HUNG

@@ -1,18 +1,20 @@
-"""Emptying a bookie on purpose: a drain while it lives, a recovery when it is gone. Both can be begun again any time.
+"""Empty a bookie: drain it while it is running, or recover its ledgers when it is gone. Both can be started again at
+any time.
 
-    drain    active --start_drain--> DRAINING: read-only; the auditor marks its ledgers, workers copy, metadata leave it
-             --nothing names it any more--> stop it, retire its cookie            --cancel_drain--> active
-    recover  absent --start_recovery--> REMOVED, its ledgers marked by us
-             --nothing names it any more--> its cookie is retired here            --cancel_drain--> active
+    drain    active --start_drain--> DRAINING: read-only; the auditor marks its ledgers, workers copy them
+             --no ledger names it any more--> stop it, retire its cookie          --cancel_drain--> active
+    recover  absent --start_recovery--> REMOVED, its ledgers marked by this call
+             --no ledger names it any more--> its cookie is retired here          --cancel_drain--> active
 
-What is left is read from ledger metadata each time, and nothing else is remembered: who follows a drain may end and
-come back, and several may follow. Nothing is changed on the bookie itself: one of ours turns read-only by itself. As
-long as it is registered as writable, a new ledger may name it the moment after none did; so it is called empty only if
-it was read-only, or absent, before the listing began that found no ledger.
+The remaining ledgers are read from ledger metadata each time, and no other state is stored: a client that follows a
+drain may stop and continue later, and several may follow at once. Nothing is changed on the bookie itself: Bindery's
+bookies turn read-only on their own. As long as a bookie is registered as writable, a new ledger may be placed on it at
+any moment. A bookie is therefore reported as empty only if it was read-only or absent before the listing started that
+found no ledger.
 
-A drain is refused below quorum: when fewer writable bookies would remain, neither draining nor in maintenance, than the
-largest ensemble of a ledger that names the bookie has members. No bookie may stand twice in an ensemble, so that ledger
-could never leave.
+A drain is refused if fewer writable bookies, neither draining nor in maintenance, would remain than the largest
+ensemble of a ledger that names the bookie requires. No bookie may be in an ensemble twice, so that ledger could never
+move.
 """
 
 import asyncio
@@ -42,16 +44,17 @@ from bindery_metadata.stores.store import MetadataStore
 
 from bindery_recovery.cluster.ledger_index import members_of, share_of
 from bindery_recovery.cluster.ledger_walk import LedgerWalk, Skip, each
-from bindery_recovery.records.drain_end import drain_finished, is_drain_end_told
+from bindery_recovery.records.drain_end import drain_finished, is_drain_end_recorded
 from bindery_recovery.records.reasons import marked_for
 
 READS_IN_FLIGHT: Final = 64
 POLL_S: Final = 1.0
 POLL_SHARE: Final = 5
-"""Between two looks passes this many times what a look took: looking must not be the load."""
+"""Minimum pause between two polls, as a multiple of the time that a poll takes, so that polling causes little load."""
 RATE_WINDOW_S: Final = 30.0
+"""Time in seconds over which the speed of a drain is averaged."""
 RECORDS_READ_MAX: Final = 200
-"""Recovery records of what is left that are read to say why it does not move."""
+"""Maximum number of recovery records that are read to report obstacles."""
 SHOWN_MAX: Final = 5
 
 
@@ -68,7 +71,7 @@ class CannotRecover(Conflict):
 
 
 def still_writable(bookie_id: BookieId) -> str:
-    """Why a bookie is not done although no ledger names it, and what to do about it."""
+    """Explain why a bookie that no ledger names is not drained yet, and how to make it read-only."""
     return (
         f"{bookie_id} is still registered as writable: new ledgers may be placed on it. Bindery's bookies turn "
         "read-only within seconds; set one of Apache's read-only with its HTTP admin API (PUT "
@@ -77,7 +80,7 @@ def still_writable(bookie_id: BookieId) -> str:
 
 
 class LedgerMetadataSource(Protocol):
-    """All ledgers and their metadata, as a ledger client gives them."""
+    """All ledgers and their metadata; a ledger client implements it."""
 
     def list_ledgers(self) -> AsyncIterator[LedgerId]: ...
 
@@ -85,32 +88,32 @@ class LedgerMetadataSource(Protocol):
 
 
 class Ledgers(LedgerMetadataSource, Protocol):
-    """The part of the ledger client that is needed here."""
+    """The part of the ledger client that draining uses."""
 
     async def list_bookies(self) -> Mapping[BookieId, bool]: ...
 
 
 class Held(NamedTuple):
-    """What metadata say a bookie holds of one ledger."""
+    """What a bookie stores of one ledger according to the metadata."""
 
     entries: int
     size: int | None
-    """Payload bytes; None: not known before the ledger is closed."""
+    """Payload bytes; None: unknown until the ledger is closed."""
     ensemble_size: int
     is_open: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Holdings:
-    """Every ledger that names the bookie."""
+    """All ledgers that name the bookie."""
 
     ledgers: Mapping[LedgerId, Held]
     unreadable: tuple[LedgerId, ...] = ()
-    """Ledgers whose metadata cannot be read: they may name it too."""
+    """Ledgers whose metadata cannot be read; they may name the bookie too."""
 
     @property
     def size(self) -> int:
-        """Payload bytes, of closed ledgers."""
+        """Payload bytes of closed ledgers."""
         return sum(held.size or 0 for held in self.ledgers.values())
 
     @property
@@ -122,7 +125,7 @@ class Holdings:
         return sum(held.is_open for held in self.ledgers.values())
 
     def widest(self) -> tuple[LedgerId, int] | None:
-        """A ledger with the largest ensemble, and its size."""
+        """Return a ledger with the largest ensemble, and the size of that ensemble."""
         if not self.ledgers:
             return None
         ledger_id = max(self.ledgers, key=lambda ledger_id: self.ledgers[ledger_id].ensemble_size)
@@ -130,12 +133,16 @@ class Holdings:
 
 
 async def holdings_of(
-    ledgers: LedgerMetadataSource, bookie_id: BookieId, *, among: Collection[LedgerId] | None = None,
+    ledgers: LedgerMetadataSource,
+    bookie_id: BookieId,
+    *,
+    among: Collection[LedgerId] | None = None,
     progress: Callable[[int], None] = lambda _: None,
-) -> Holdings:  # fmt: skip
-    """Read the metadata of all ledgers, or of those `among`. Raises MetadataUnavailable: then nothing is known.
+) -> Holdings:
+    """Return what the bookie stores, from the metadata of all ledgers or of those in `among`. Raises
+    MetadataUnavailable.
 
-    `progress` is told how many were read.
+    `progress` is called with the number of ledgers read so far.
     """
     found: dict[LedgerId, Held] = {}
     unreadable: list[LedgerId] = []
@@ -157,48 +164,54 @@ async def holdings_of(
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A drain or a recovery that was begun, or goes on."""
+    """A drain or a recovery that was started, or that continues."""
 
     membership: Membership
     holdings: Holdings
     goes_on: bool
-    """It had been begun before."""
+    """Whether it had been started before."""
     marked: int = 0
-    """Ledgers that this call marked; of a recovery."""
+    """Number of ledgers that this call marked (recovery only)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far the emptying of a bookie is."""
+    """Progress of emptying a bookie."""
 
     ledgers_left: int
     ledgers_total: int
     size_left: int
-    """Payload bytes, of closed ledgers."""
+    """Payload bytes of closed ledgers."""
     size_total: int
     bytes_per_s: float
-    """Over the last RATE_WINDOW_S; 0: nothing moved."""
+    """Average over the last RATE_WINDOW_S; 0: no progress."""
     eta_s: float | None
-    """None: cannot be told."""
+    """None: unknown."""
     obstacles: tuple[str, ...]
-    """Why it does not move, in sentences; empty: it does, as far as can be seen."""
+    """Reasons why there is no progress, as sentences; empty: no obstacle is known."""
     unrecoverable: tuple[LedgerId, ...] = ()
     done: bool = False
 
     @property
     def part(self) -> float:
-        """0 to 1: by bytes, or by ledgers where those have none."""
+        """Completed share, 0 to 1: by bytes, or by ledgers if no size is known."""
         left, total = (self.size_left, self.size_total) if self.size_total else (self.ledgers_left, self.ledgers_total)
         return 1.0 if self.done or not total else max(0.0, 1 - left / total)
 
 
 class BookieEmptier:
-    """Begins, cancels and follows drains and recoveries. `by`: who asks. `clock_ms`: wall clock."""
+    """Starts, cancels and follows drains and recoveries. `by`: the name of the caller. `clock_ms`: wall clock."""
 
     def __init__(
-        self, store: MetadataStore, layout: LedgersLayout, ledgers: Ledgers, *, randomness: RandomBits,
-        clock_ms: Callable[[], int], by: str = "",
-    ) -> None:  # fmt: skip
+        self,
+        store: MetadataStore,
+        layout: LedgersLayout,
+        ledgers: Ledgers,
+        *,
+        randomness: RandomBits,
+        clock_ms: Callable[[], int],
+        by: str = "",
+    ) -> None:
         self._store = store
         self._layout = layout
         self._ledgers = ledgers
@@ -209,14 +222,14 @@ class BookieEmptier:
         self._records = RecoveryRecords(store)
         self._marks = UnderreplicationManager(store, layout, randomness=randomness, clock_ms=clock_ms, worker_name=by)
 
-    # --- begin ----------------------------------------------------------------------------------------------------
+    # --- start ----------------------------------------------------------------------------------------------------
 
     async def start_drain(
         self, bookie_id: BookieId, *, reason: str = "", progress: Callable[[int], None] = lambda _: None
     ) -> Started:
-        """Say that the bookie is to be emptied. Again: look how far it is.
+        """Start draining the bookie, or return the state of a drain that has been started before.
 
-        Raises NotThere (unknown), CannotDrain, BelowQuorum; nothing was changed then.
+        Raises NotThere (unknown), CannotDrain, BelowQuorum; nothing has been changed then.
         """
         membership = await self._memberships.get(bookie_id)
         holdings = await holdings_of(self._ledgers, bookie_id, progress=progress)
@@ -233,30 +246,40 @@ class BookieEmptier:
             )
         await self._check_quorum(bookie_id, bookies, holdings)
         membership = await self._memberships.set(
-            bookie_id, Intent.DRAINING, reason=reason, by=self._by, version=membership.version,
+            bookie_id,
+            Intent.DRAINING,
+            reason=reason,
+            by=self._by,
+            version=membership.version,
             drain={"ledgers_total": len(holdings.ledgers), "bytes_total": holdings.size},
-        )  # fmt: skip
-        await self._tell(
-            "drain_started", f"{bookie_id} is being drained: {len(holdings.ledgers)} ledgers, {holdings.size} bytes",
-            bookie_id=bookie_id, ledgers=len(holdings.ledgers), bytes=holdings.size, reason=reason,
-        )  # fmt: skip
+        )
+        await self._record_event(
+            "drain_started",
+            f"{bookie_id} is being drained: {len(holdings.ledgers)} ledgers, {holdings.size} bytes",
+            bookie_id=bookie_id,
+            ledgers=len(holdings.ledgers),
+            bytes=holdings.size,
+            reason=reason,
+        )
         return Started(membership, holdings, goes_on=False)
 
     async def cancel_drain(self, bookie_id: BookieId) -> Membership:
-        """The bookie is an ordinary member again. What has moved stays where it is. Returns what stood before.
+        """Make the bookie an active member again and return its previous membership. Ledgers that have moved stay where
+        they are.
 
-        Raises CannotDrain when it is neither draining nor removed.
+        Raises CannotDrain if it is neither draining nor removed.
         """
         before = await self._memberships.get(bookie_id)
         if before.intent not in (Intent.DRAINING, Intent.REMOVED):
             raise CannotDrain(f"{bookie_id} is not being drained: it is {before.effective(self._clock_ms()).value}")
         await self._memberships.clear(bookie_id)
         kind = "drain_cancelled" if before.intent is Intent.DRAINING else "removal_cancelled"
-        await self._tell(kind, f"{bookie_id} is an ordinary member again", bookie_id=bookie_id)
+        await self._record_event(kind, f"{bookie_id} is an ordinary member again", bookie_id=bookie_id)
         return before
 
     async def plan_recovery(self, bookie_id: BookieId, *, progress: Callable[[int], None] = lambda _: None) -> Started:
-        """What a recovery would have to do; changes nothing. Raises NotThere (unknown), CannotRecover (registered)."""
+        """Return what a recovery has to do, without changing anything. Raises NotThere (unknown), CannotRecover
+        (registered)."""
         membership = await self._memberships.get(bookie_id)
         bookies = await self._ledgers.list_bookies()
         if bookie_id in bookies:
@@ -271,34 +294,42 @@ class BookieEmptier:
     async def start_recovery(
         self, plan: Started, *, reason: str = "", progress: Callable[[int], None] = lambda _: None
     ) -> Started:
-        """Declare the bookie gone for good and mark its ledgers. `progress` is told how many are marked.
+        """Declare the bookie permanently lost and mark its ledgers. `progress` is called with the number of ledgers
+        processed.
 
-        A bookie that registers from now on with this id refuses to start. Raises VersionConflict when somebody
-        changed its membership since `plan_recovery`.
+        A bookie with this id refuses to start from now on. Raises VersionConflict if its membership has changed since
+        `plan_recovery`.
         """
         bookie_id = plan.membership.bookie_id
         membership = plan.membership
         if not plan.goes_on:
             membership = await self._memberships.set(
-                bookie_id, Intent.REMOVED, reason=reason, by=self._by, version=membership.version,
+                bookie_id,
+                Intent.REMOVED,
+                reason=reason,
+                by=self._by,
+                version=membership.version,
                 drain={"ledgers_total": len(plan.holdings.ledgers), "bytes_total": plan.holdings.size},
-            )  # fmt: skip
-            await self._tell(
-                "bookie_removed", f"{bookie_id} was declared gone for good: {len(plan.holdings.ledgers)} ledgers",
-                bookie_id=bookie_id, ledgers=len(plan.holdings.ledgers), reason=reason,
-            )  # fmt: skip
+            )
+            await self._record_event(
+                "bookie_removed",
+                f"{bookie_id} was declared gone for good: {len(plan.holdings.ledgers)} ledgers",
+                bookie_id=bookie_id,
+                ledgers=len(plan.holdings.ledgers),
+                reason=reason,
+            )
         await self._marks.prepare()
         marked = 0
         for count, (ledger_id, held) in enumerate(plan.holdings.ledgers.items(), 1):
-            await self._note(ledger_id, bookie_id, held)
+            await self._record_mark(ledger_id, bookie_id, held)
             marked += await self._marks.mark(ledger_id, (bookie_id,))
             progress(count)
         return Started(membership, plan.holdings, plan.goes_on, marked)
 
     async def retire(self, bookie_id: BookieId) -> bool:
-        """Remove the cookie of a removed bookie that nothing names any more. False: it had none.
+        """Delete the cookie of a removed bookie that no ledger names any more. Return False if it had none.
 
-        Raises CannotRecover, and nothing was removed, while it is registered or named.
+        Raises CannotRecover, without deleting anything, while the bookie is registered or named.
         """
         plan = await self.plan_recovery(bookie_id)
         if plan.holdings.ledgers or plan.holdings.unreadable:
@@ -307,13 +338,14 @@ class BookieEmptier:
         if cookie is None:
             return False
         await self._cookies.delete(bookie_id, version=cookie.version)
-        await self._tell("bookie_retired", f"no ledger names {bookie_id} any more; its cookie is gone",
-                         bookie_id=bookie_id)  # fmt: skip
+        await self._record_event(
+            "bookie_retired", f"no ledger names {bookie_id} any more; its cookie is gone", bookie_id=bookie_id
+        )
         return True
 
     async def finish_drain(self, bookie_id: BookieId) -> None:
-        """Note that it is done, unless the auditor did: for who followed a drain to its end."""
-        if not await is_drain_end_told(self._records, bookie_id):
+        """Record the end of a drain, unless it is recorded already. For clients that followed the drain to its end."""
+        if not await is_drain_end_recorded(self._records, bookie_id):
             await self._records.append_history(drain_finished(bookie_id, self._clock_ms(), by=self._by))
 
     # --- follow ---------------------------------------------------------------------------------------------------
@@ -321,10 +353,10 @@ class BookieEmptier:
     async def follow(
         self, started: Started, *, pause: Callable[[float], Awaitable[None]] = asyncio.sleep, poll_s: float = POLL_S
     ) -> AsyncIterator[Progress]:
-        """How far it is, again and again; the last one is `done`: all ledgers were read after the bookie had turned
-        read-only or had gone, and none names it.
+        """Yield the progress repeatedly; the last one is `done`: a listing of all ledgers that started after the bookie
+        had become read-only or absent found no ledger that names it.
 
-        Ends early, without `done`, when nothing but unrecoverable ledgers is left.
+        Ends early, without `done`, if only unrecoverable ledgers are left.
         """
         bookie_id = started.membership.bookie_id
         loop = asyncio.get_running_loop()
@@ -332,7 +364,8 @@ class BookieEmptier:
         left = started.holdings
         while True:
             began = loop.time()
-            is_writable = bool((await self._ledgers.list_bookies()).get(bookie_id))  # before all ledgers are read
+            # read before the listing of all ledgers
+            is_writable = bool((await self._ledgers.list_bookies()).get(bookie_id))
             if not left.ledgers and not is_writable:
                 left = await holdings_of(self._ledgers, bookie_id)
             if not left.ledgers and not left.unreadable and not is_writable:
@@ -347,7 +380,7 @@ class BookieEmptier:
                 left = Holdings((await holdings_of(self._ledgers, bookie_id, among=left.ledgers)).ledgers)
 
     async def obstacles(self, bookie_id: BookieId, left: Holdings) -> tuple[tuple[str, ...], tuple[LedgerId, ...]]:
-        """(why it does not move, in sentences; ledgers that cannot be healed)."""
+        """Return the reasons why there is no progress, as sentences, and the ledgers that cannot be repaired."""
         sentences = []
         if not left.ledgers and (await self._ledgers.list_bookies()).get(bookie_id):
             sentences.append(still_writable(bookie_id))
@@ -357,7 +390,7 @@ class BookieEmptier:
             sentences.append(f"recovery is paused{why}; `bindery recovery resume` lets it go on")
         if await current_auditor(self._store, self._layout) is None:
             sentences.append("no auditor is running, so no ledgers are marked: start one")
-        elif not await self._records.reports() and not await self._marks.locks():  # Apache's workers do not report
+        elif not await self._records.reports() and not await self._marks.locks():  # Apache's workers write no reports
             sentences.append("no replication worker is running, so nothing is copied: start an auditor with workers")
         if left.unreadable:
             shown = ", ".join(map(str, left.unreadable[:SHOWN_MAX]))
@@ -381,18 +414,26 @@ class BookieEmptier:
         return tuple(sentences), ()
 
     async def check_known(self, bookie_id: BookieId) -> None:
-        """Raises NotThere unless the bookie is registered or has a cookie, with the names of those that are."""
+        """Raise NotThere, with the names of all known bookies, unless the bookie is registered or has a cookie."""
         bookies = await self._ledgers.list_bookies()
         await self._check_known(bookie_id, bookies, Holdings({}))
 
     # --- helpers --------------------------------------------------------------------------------------------------
 
     async def _check_known(
-        self, bookie_id: BookieId, bookies: Mapping[BookieId, bool], holdings: Holdings,
+        self,
+        bookie_id: BookieId,
+        bookies: Mapping[BookieId, bool],
+        holdings: Holdings,
         membership: Membership | None = None,
-    ) -> None:  # fmt: skip
-        is_said = membership is not None and membership.version != ABSENT
-        if bookie_id in bookies or holdings.ledgers or is_said or await self._cookies.read(bookie_id) is not None:
+    ) -> None:
+        has_membership = membership is not None and membership.version != ABSENT
+        if (
+            bookie_id in bookies
+            or holdings.ledgers
+            or has_membership
+            or await self._cookies.read(bookie_id) is not None
+        ):
             return
         known = sorted({*await self._cookies.bookies(), *bookies})
         raise NotThere(f"{bookie_id} is not a bookie of this cluster; those that are: {', '.join(known) or 'none'}")
@@ -411,28 +452,34 @@ class BookieEmptier:
             )
 
     async def remaining(self, bookie_id: BookieId, bookies: Mapping[BookieId, bool]) -> list[BookieId]:
-        """The bookies that could take over from this one."""
+        """Return the bookies that can take over the data of this bookie."""
         now_ms = self._clock_ms()
         memberships = await self._memberships.all()
         busy = {b for b, m in memberships.items() if m.effective(now_ms) is not Intent.ACTIVE}
         return sorted(b for b, is_writable in bookies.items() if is_writable and b != bookie_id and b not in busy)
 
-    async def _note(self, ledger_id: LedgerId, bookie_id: BookieId, held: Held) -> None:
+    async def _record_mark(self, ledger_id: LedgerId, bookie_id: BookieId, held: Held) -> None:
         def change(current: RecoveryRecord | None) -> RecoveryRecord:
             return marked_for(
-                current, ledger_id, (bookie_id,), Reason.OPERATOR, missing_entries=held.entries,
-                missing_bytes=held.size, now_ms=self._clock_ms(),
-            )  # fmt: skip
+                current,
+                ledger_id,
+                (bookie_id,),
+                Reason.OPERATOR,
+                missing_entries=held.entries,
+                missing_bytes=held.size,
+                now_ms=self._clock_ms(),
+            )
 
         await self._records.update(ledger_id, change)
 
-    async def _tell(self, kind: str, text: str, **fields: object) -> None:
+    async def _record_event(self, kind: str, text: str, **fields: object) -> None:
         await self._records.append_history(HistoryEvent(self._clock_ms(), kind, text, {"by": self._by, **fields}))
 
 
 @dataclass(slots=True)
 class _Pace:
-    """Totals, and how fast what is left gets less. `totals`: of the beginning, as the membership remembers them."""
+    """Totals, and the rate at which the remaining data shrinks. `totals`: the initial values, stored with the
+    membership."""
 
     totals: Mapping[str, int]
     begin: Holdings
@@ -446,14 +493,19 @@ class _Pace:
         self.widen(self.begin)
 
     def widen(self, holdings: Holdings) -> None:
-        """More was found than there was at the beginning: ledgers that were open then, or new ones."""
+        """Raise the totals if more was found than at the start: ledgers that were open then, or new ones."""
         self.ledgers_total = max(self.ledgers_total, len(holdings.ledgers))
         self.size_total = max(self.size_total, holdings.size)
 
     def progress(
-        self, left: Holdings, obstacles: tuple[str, ...], unrecoverable: tuple[LedgerId, ...], *, now_s: float,
+        self,
+        left: Holdings,
+        obstacles: tuple[str, ...],
+        unrecoverable: tuple[LedgerId, ...],
+        *,
+        now_s: float,
         done: bool = False,
-    ) -> Progress:  # fmt: skip
+    ) -> Progress:
         self.widen(left)
         self._seen.append((now_s, left.size))
         while len(self._seen) > 2 and now_s - self._seen[0][0] > RATE_WINDOW_S:
@@ -461,18 +513,25 @@ class _Pace:
         then_s, then_size = self._seen[0]
         rate = max(0.0, (then_size - left.size) / (now_s - then_s)) if now_s > then_s else 0.0
         return Progress(
-            ledgers_left=len(left.ledgers), ledgers_total=self.ledgers_total, size_left=left.size,
-            size_total=self.size_total, bytes_per_s=rate, eta_s=left.size / rate if rate else None,
-            obstacles=obstacles, unrecoverable=unrecoverable, done=done,
-        )  # fmt: skip
+            ledgers_left=len(left.ledgers),
+            ledgers_total=self.ledgers_total,
+            size_left=left.size,
+            size_total=self.size_total,
+            bytes_per_s=rate,
+            eta_s=left.size / rate if rate else None,
+            obstacles=obstacles,
+            unrecoverable=unrecoverable,
+            done=done,
+        )
 
 
 async def set_maintenance(
     memberships: MembershipStore, bookie_id: BookieId, *, until_ms: int, reason: str = "", by: str = ""
 ) -> Membership:
-    """A lease: until then the bookie may be away and nobody copies what it holds. Again: the new end counts.
+    """Set a maintenance lease: until it ends, no data of the absent bookie is re-replicated. Calling it again sets a
+    new end.
 
-    Raises Conflict while it is draining or removed.
+    Raises Conflict while the bookie is draining or removed.
     """
     current = await memberships.get(bookie_id)
     if current.intent in (Intent.DRAINING, Intent.REMOVED):
@@ -485,7 +544,7 @@ async def set_maintenance(
 
 
 async def end_maintenance(memberships: MembershipStore, bookie_id: BookieId) -> bool:
-    """False: it was not in maintenance."""
+    """End the maintenance of the bookie. Return False if it was not in maintenance."""
     if (await memberships.get(bookie_id)).intent is not Intent.MAINTENANCE:
         return False
     await memberships.clear(bookie_id)

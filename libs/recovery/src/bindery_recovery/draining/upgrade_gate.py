@@ -93,14 +93,14 @@ class Scale:
 
     bookies: int
     id_template: str
-    """A bookie's id with `{}` where its ordinal stands."""
+    """A bookie id with `{}` in place of the ordinal."""
 
     def __post_init__(self) -> None:
         if self.id_template.count("{}") != 1:
             raise BadRequest("the template of bookie ids needs {} once, for the ordinal", template=self.id_template)
 
     def ordinal(self, bookie_id: str) -> int | None:
-        """None: not one of these bookies."""
+        """Return the ordinal of a bookie; None: its id does not match the template."""
         before, after = map(re.escape, self.id_template.split("{}"))
         found = re.fullmatch(f"{before}(0|[1-9][0-9]*){after}", bookie_id)
         return None if found is None else int(found[1])
@@ -110,7 +110,7 @@ class Scale:
         return ordinal is not None and ordinal >= self.bookies
 
 
-async def look(
+async def check_gate(
     store: MetadataStore,
     layout: LedgersLayout,
     *,
@@ -119,16 +119,17 @@ async def look(
     clock_ms: Callable[[], int],
     only_going: bool = False,
 ) -> Verdict:
-    """One look. `clock_ms`: the wall clock, by which maintenance ends. A store that cannot be asked is a refusal.
+    """Check the cluster once. `clock_ms`: the wall clock, which decides when maintenance ends. A metadata store that
+    does not answer is a refusal.
 
-    `only_going` is for a rollback, and needs a `scale`.
+    `only_going` is for a rollback and requires a `scale`.
     """
     assert scale is not None or not only_going
     try:
         status = await cluster_status(store, layout)
         if status.instance_id is None:
             return Verdict(notes=("the cluster is not initialized: there is no data to protect",))
-        await store.sync(layout.root)  # what was marked or registered a moment ago counts
+        await store.sync(layout.root)  # marks and registrations written just before must be seen
         if only_going and scale is not None:
             members = await _Members.read(store, layout, clock_ms=clock_ms, randomness=randomness, leaving=scale)
             return Verdict(tuple(members.refusals_of_going(scale)), tuple(members.notes(scale)))
@@ -140,9 +141,10 @@ async def look(
         notes = [] if auditor else ["no auditor is running: under-replicated ledgers may not be marked"]
         members = await _Members.read(store, layout, clock_ms=clock_ms, randomness=randomness)
         refusals = [
-            *_marks(marked, is_paused=is_paused), *_unknown(noted, is_paused=is_paused, has_auditor=bool(auditor)),
+            *_marks(marked, is_paused=is_paused),
+            *_unknown(noted, is_paused=is_paused, has_auditor=bool(auditor)),
             *members.refusals(scale),
-        ]  # fmt: skip
+        ]
     except (MetadataUnavailable, OutcomeUnknown) as error:
         return Verdict(
             (Refusal("unreachable", f"ZooKeeper does not answer: {error}", "start ZooKeeper, then try again"),)
@@ -161,15 +163,16 @@ def _marks(marked: list[LedgerId], *, is_paused: bool) -> list[Refusal]:
         fix = "wait until `bindery recovery status --watch` shows none"
     return [
         Refusal(
-            "under_replicated", f"{what} under-replicated ({shown})",
+            "under_replicated",
+            f"{what} under-replicated ({shown})",
             f"{fix}; `bindery recovery explain {marked[0]}` shows the reason",
         )
-    ]  # fmt: skip
+    ]
 
 
 async def _noted(store: MetadataStore, ledgers: LedgerManager, marked: frozenset[LedgerId]) -> list[LedgerId]:
-    """Closed ledgers that nobody has looked at since; marked ones are refused as such, and a ledger that is not closed
-    has a writer, or a recovery, that sees to it."""
+    """Return closed ledgers with a closing record, which have not been checked since. Marked ledgers are left out,
+    because they are refused anyway; an open ledger is completed by its writer or by recovery."""
     found = []
     ledger_ids = [one for one in await ClosingRecords(store).ledger_ids() if one not in marked]
     for ledger_id in ledger_ids[:NOTES_READ_MAX]:
@@ -196,24 +199,26 @@ def _unknown(noted: list[LedgerId], *, is_paused: bool, has_auditor: bool) -> li
         fix = "wait some seconds: the auditor checks them when all their bookies are registered"
     return [
         Refusal(
-            "unknown_copies", f"{what} closed by recovery, or by a writer that missed copies, and not checked "
+            "unknown_copies",
+            f"{what} closed by recovery, or by a writer that missed copies, and not checked "
             f"for missing copies since ({shown})",
             f"{fix}; `bindery recovery explain {noted[0]}` shows details",
         )
-    ]  # fmt: skip
+    ]
 
 
 def _names(bookies: Sequence[BookieId], scale: Scale) -> list[Refusal]:
-    """Another name would bring new bookies and take away all that hold something."""
+    """Refuse if no bookie id matches: a changed template would start new bookies and remove all that hold data."""
     if not scale.bookies or not bookies or any(scale.ordinal(bookie_id) is not None for bookie_id in bookies):
         return []
     like = scale.id_template.format(0)
     return [
         Refusal(
-            "not_named", f"none of the {len(bookies)} bookies (such as {bookies[0]}) has an id like {like}",
+            "not_named",
+            f"none of the {len(bookies)} bookies (such as {bookies[0]}) has an id like {like}",
             "use the same release name and bookie ids as before, or pass the template of their ids",
         )
-    ]  # fmt: skip
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,16 +226,21 @@ class _Members:
     status: ClusterStatus
     intents: Mapping[BookieId, Intent]
     holdings: Mapping[BookieId, Holdings]
-    """Of draining bookies, or of those that leave."""
+    """Ledgers of the draining bookies, or of those that leave."""
     were_writable: frozenset[str]
-    """Before the ledgers were read."""
+    """Bookies registered as writable before the ledgers were read."""
 
     @classmethod
     async def read(
-        cls, store: MetadataStore, layout: LedgersLayout, *, clock_ms: Callable[[], int], randomness: RandomBits,
+        cls,
+        store: MetadataStore,
+        layout: LedgersLayout,
+        *,
+        clock_ms: Callable[[], int],
+        randomness: RandomBits,
         leaving: Scale | None = None,
-    ) -> "_Members":  # fmt: skip
-        # The registrations last: a bookie that joins or returns meanwhile is not taken for lost.
+    ) -> "_Members":
+        # Registrations are read last, so that a bookie that joins or returns in the meantime does not count as lost.
         memberships = await MembershipStore(store, clock_ms=clock_ms).all()
         intents = {bookie_id: found.effective(clock_ms()) for bookie_id, found in memberships.items()}
         before = await cluster_status(store, layout)
@@ -253,7 +263,7 @@ class _Members:
         return found
 
     def refusals_of_going(self, scale: Scale) -> list[Refusal]:
-        """Needs what was read for those that leave: one that came meanwhile holds nothing yet."""
+        """Requires the holdings of the bookies that leave. A bookie that has registered since holds no data yet."""
         found = _names(_bookies(self.status), scale)
         for bookie_id in self.holdings:
             intent = self.intents.get(bookie_id, Intent.ACTIVE)
@@ -277,26 +287,33 @@ class _Members:
             return _lost(bookie_id, intent)
         if goes:
             return Refusal(
-                "not_drained", f"bookie {bookie_id} is to be removed, but was not drained",
-                f"`bindery bookie drain {bookie_id} --wait`", bookie_id,
-            )  # fmt: skip
+                "not_drained",
+                f"bookie {bookie_id} is to be removed, but was not drained",
+                f"`bindery bookie drain {bookie_id} --wait`",
+                bookie_id,
+            )
         return None
 
     def _still_draining(self, bookie_id: BookieId) -> Refusal:
         if self._is_empty(bookie_id):
             return Refusal(
-                "not_drained", f"bookie {bookie_id} is to be removed and is empty, but {still_writable(bookie_id)}",
-                "wait until it is read-only", bookie_id,
-            )  # fmt: skip
+                "not_drained",
+                f"bookie {bookie_id} is to be removed and is empty, but {still_writable(bookie_id)}",
+                "wait until it is read-only",
+                bookie_id,
+            )
         holdings = self.holdings[bookie_id]
         count = len(holdings.ledgers) + len(holdings.unreadable)
         return Refusal(
-            "not_drained", f"bookie {bookie_id} is to be removed, but {count} ledgers still name it",
-            f"`bindery bookie drain {bookie_id} --wait`", bookie_id,
-        )  # fmt: skip
+            "not_drained",
+            f"bookie {bookie_id} is to be removed, but {count} ledgers still name it",
+            f"`bindery bookie drain {bookie_id} --wait`",
+            bookie_id,
+        )
 
     def notes(self, scale: Scale | None) -> list[str]:
-        """Bookies that stay, and could not serve as they are meant to; leases that an upgrade may outlive."""
+        """Return notes about bookies that stay but cannot serve as intended, and about leases that an upgrade may
+        outlast."""
         found = []
         for bookie_id, intent in sorted(self.intents.items()):
             if intent is Intent.MAINTENANCE:
@@ -316,20 +333,22 @@ class _Members:
 
 
 def _bookies(status: ClusterStatus) -> list[BookieId]:
-    """Those that are known or registered."""
+    """Return all bookies that are known or registered."""
     return [*map(BookieId, sorted({*status.known, *status.writable, *status.read_only}))]
 
 
 def _lost(bookie_id: BookieId, intent: Intent) -> Refusal:
     away = "is draining, holds ledgers and is not registered" if intent is Intent.DRAINING else "is lost"
     return Refusal(
-        "lost", f"bookie {bookie_id} {away}",
-        f"start it; if it is lost permanently: `bindery bookie recover {bookie_id} --yes --wait`", bookie_id,
-    )  # fmt: skip
+        "lost",
+        f"bookie {bookie_id} {away}",
+        f"start it; if it is lost permanently: `bindery bookie recover {bookie_id} --yes --wait`",
+        bookie_id,
+    )
 
 
 class _Ledgers:
-    """The metadata alone, for `holdings_of`."""
+    """The metadata of all ledgers, for `holdings_of`."""
 
     def __init__(self, manager: LedgerManager) -> None:
         self._manager = manager

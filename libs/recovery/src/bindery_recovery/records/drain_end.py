@@ -24,7 +24,7 @@ def drain_goes_on(bookie_id: BookieId, now_ms: int, *, ledgers: int) -> HistoryE
     return HistoryEvent(now_ms, "drain_goes_on", text, {"bookie_id": bookie_id, "ledgers": ledgers})
 
 
-async def is_drain_end_told(records: RecoveryRecords, bookie_id: BookieId) -> bool:
+async def is_drain_end_recorded(records: RecoveryRecords, bookie_id: BookieId) -> bool:
     """Return True if the newest drain event of this bookie in the recent history is the end of its drain."""
     for event in await records.history(HISTORY_READ_MAX):
         if event.kind.startswith("drain_") and event.fields.get("bookie_id") == bookie_id:

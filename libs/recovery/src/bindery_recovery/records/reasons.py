@@ -37,21 +37,26 @@ def marked_for(
     names = tuple(sorted(bookies))
     if standing is None or standing.state is RecoveryState.HEALED:
         return RecoveryRecord(
-            ledger_id, RecoveryState.WAITING, reason, bookies=names, first_marked_ms=now_ms,
-            missing_entries=missing_entries, missing_bytes=missing_bytes,
-        )  # fmt: skip
+            ledger_id,
+            RecoveryState.WAITING,
+            reason,
+            bookies=names,
+            first_marked_ms=now_ms,
+            missing_entries=missing_entries,
+            missing_bytes=missing_bytes,
+        )
     marked = standing.with_changes(reason=stronger(standing.reason, reason))
     if set(names) <= set(standing.bookies):
         return marked
-    is_copied = (
-        standing.state is RecoveryState.COPYING
-    )  # whoever does so says what became of it, and sees the new names
+    # The worker that copies writes the result itself and then finds the new bookies.
+    is_copied = standing.state is RecoveryState.COPYING
     return marked.with_changes(
-        state=standing.state if is_copied else RecoveryState.WAITING, next_retry_ms=None,
+        state=standing.state if is_copied else RecoveryState.WAITING,
+        next_retry_ms=None,
         bookies=tuple(sorted({*standing.bookies, *names})),
         missing_entries=_sum(standing.missing_entries, missing_entries),
         missing_bytes=_sum(standing.missing_bytes, missing_bytes),
-    )  # fmt: skip
+    )
 
 
 def _sum(one: int | None, other: int | None) -> int | None:

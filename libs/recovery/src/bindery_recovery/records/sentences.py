@@ -1,4 +1,4 @@
-"""Sentences that say why a ledger is not repaired and what to do about it.
+"""Sentences that explain why a ledger is not repaired and what to do about it.
 
 All functions are pure. Each sentence begins with its subject in lower case and has no full stop, so that it can be part
 of a longer one.
@@ -107,7 +107,7 @@ def paused() -> str:
     return "automatic recovery is disabled: run `bindery recovery resume` to enable it"
 
 
-def excused(bookie_id: BookieId, now_ms: int, until_ms: int | None) -> str:
+def in_maintenance(bookie_id: BookieId, now_ms: int, until_ms: int | None) -> str:
     left = "" if until_ms is None else f" for another {span((until_ms - now_ms) / 1000)}"
     return f"{bookie_id} is in maintenance{left}: it is replaced only if it does not return by then"
 

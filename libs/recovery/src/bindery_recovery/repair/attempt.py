@@ -1,4 +1,4 @@
-"""Attempt: what is said of one ledger while a worker is at it, in its recovery record."""
+"""The recovery record of one ledger while a worker repairs it."""
 
 import asyncio
 import contextlib
@@ -16,11 +16,11 @@ from bindery_recovery.checks.checker import FragmentState, LedgerCheck
 from bindery_recovery.records.reasons import stronger
 
 PROGRESS_S: Final = 5.0
-"""How often progress is written during a long copy."""
+"""Minimum interval in seconds between progress updates during a long copy."""
 
 
 class Worker(Protocol):
-    """What an attempt needs of its worker."""
+    """The part of the worker that an attempt uses."""
 
     @property
     def name(self) -> str: ...
@@ -37,7 +37,9 @@ class Attempt:
         self.held = held
         self.record = record
         self.bookies: Final = frozenset(record.bookies)
-        """Whom the ledger was marked for when the attempt began."""
+        """Bookies named by the record when the attempt started."""
+        self.state_before: Final = record.state
+        """State of the record when the attempt started."""
         self.entries = 0
         self.bytes = 0
         self.began = asyncio.get_running_loop().time()
@@ -48,19 +50,19 @@ class Attempt:
         self._written_at = self.began
 
     def checked(self, check: LedgerCheck) -> None:
-        """So much is to be done. A hole is noted for whoever goes on after us: what is looked at by default would not
-        show it any more once its ends are filled."""
+        """Record the size of the repair. A hole is recorded as the reason for later attempts: once the first and the
+        last entry of a fragment are restored, a check of the ends would no longer find it."""
         if any(one.state is FragmentState.MISSING for one in check.bad):
             self.record = self.record.with_changes(reason=stronger(self.record.reason, Reason.ENTRY_MISSING))
         self._missing = (check.missing_entries, check.missing_bytes)
         self._done_before = (self.entries, self.bytes)
 
     async def begins(self) -> None:
-        """Copies are about to be made."""
+        """Copying begins."""
         await self._progress()
 
     def copied(self, entries: int, size: int) -> None:
-        """These were made."""
+        """A batch was copied: number of entries, bytes."""
         self.entries += entries
         self.bytes += size
         self._worker.at_work(self.record.ledger_id, entries, size)
@@ -71,7 +73,7 @@ class Attempt:
             self._writer = loop.create_task(self._progress_if_possible())
 
     async def stop(self) -> None:
-        """Nothing is written by itself any more."""
+        """Wait for a progress update that is still being written."""
         if self._writer is not None:
             await self._writer
             self._writer = None
@@ -81,17 +83,19 @@ class Attempt:
 
     @property
     def is_outdated(self) -> bool:
-        """Whether the ledger was marked for further bookies meanwhile, as was seen when the record was last written."""
+        """Whether the ledger was marked for more bookies in the meantime, as of the last write of the record."""
         return not self.bookies.issuperset(self.record.bookies)
 
     async def _progress(self) -> None:
         entries, size = self._missing
         done_entries, done_bytes = self.entries - self._done_before[0], self.bytes - self._done_before[1]
         await self.write(
-            state=RecoveryState.COPYING, worker=self._worker.name, next_retry_ms=None,
+            state=RecoveryState.COPYING,
+            worker=self._worker.name,
+            next_retry_ms=None,
             missing_entries=max(0, entries - done_entries),
             missing_bytes=None if size is None else max(0, size - done_bytes),
-        )  # fmt: skip
+        )
 
     async def _progress_if_possible(self) -> None:
         with contextlib.suppress(BinderyError):
@@ -99,7 +103,7 @@ class Attempt:
 
 
 class Unchanged:
-    """A guard: what it lets through is done only while the record stands as the worker wrote or read it."""
+    """A guard of metadata writes: they succeed only if the record is unchanged since the worker wrote or read it."""
 
     def __init__(self, store: MetadataStore, layout: BinderyLayout, record: RecoveryRecord) -> None:
         self._store = store

@@ -1,20 +1,21 @@
-"""Copier: makes the copies that a segment of a ledger lacks.
+"""Copy the missing entries of a segment of a ledger.
 
-Each entry is read once, from any bookie of its write set that has a good copy, verified by its digest, and stored as it
-is at all targets that lack it. A target is done only when every one of its entries was acknowledged: then, and not
-before, may metadata name it. What breaks in between leaves copies that nobody points to, and may be repeated.
+Each entry is read once, from any bookie of its write set that has a good replica, verified by its digest, and stored
+unchanged on all targets that lack it. A target is done only when all its entries were acknowledged; only then may the
+metadata name it. If copying is interrupted, the replicas stored so far are not referenced by any metadata, and the copy
+can be repeated.
 
-An entry that no bookie can give fails every target that takes it. A replacement gets nothing more then: metadata must
-not name it, for the bookie that it was to replace may come back with that entry. A bookie that metadata name already
-gets all that there is, unless it would have to be asked for from one that gives no answers. Whoever tries again says
-which entries it was (`first`): they are read before the others, so that a fragment with a hole is not copied up to
-there each time.
+An entry that no bookie can return fails every target that needs it. A replacement then gets no further entries: the
+metadata must not name it, because the bookie that it was to replace may return with that entry. A bookie that the
+metadata already names still gets all other entries, unless they would have to be read from a bookie that does not
+respond. The next attempt passes the unreadable entries in `first`: they are read before the others, so that a fragment
+with a hole is not copied up to the hole each time.
 
-A bookie that says that it lost its storage (UNKNOWN_LEDGER_STATE) is neither a source nor a denial: as long as it may
-fill itself, an entry that nobody else has is not lost.
+A bookie that reports lost storage (UNKNOWN_LEDGER_STATE) is not a source, but its answer is not "no such entry" either:
+as long as it may refill its storage, an entry that no other bookie has is not lost.
 
-Invariants: one batch in memory, bounded in entries and bytes; everything read and stored goes through the budget;
-nothing unverified is stored.
+Invariants: only one batch is in memory, bounded in entries and bytes; every read and store is charged to the budget; no
+unverified entry is stored.
 """
 
 import asyncio
@@ -43,29 +44,29 @@ FIRST_BATCH_ENTRIES: Final = 8
 BATCH_SIZE_MAX: Final = 512 * 1024
 BATCH_SIZE_MIN: Final = 64 * 1024
 BATCH_S: Final = 0.1
-"""A batch is meant to have as many bytes as may be moved in this time, between those two, going by the largest entry of
-the one before: the slower it must go, the smaller the bursts that others feel."""
+"""Target duration of a batch in seconds at the present rate; its size in bytes is estimated from the largest entry of
+the previous batch, between the two limits above. At a low rate this keeps bursts small."""
 BATCH_SIZE_HELD_MAX: Final = 8 * 2**20
-"""Bytes of a batch in memory, but for one entry that is larger alone: entries may be far larger than those before. What
-is beyond is read again, in a smaller batch."""
+"""Maximum bytes of a batch in memory, except for a single larger entry: entries may be far larger than those before.
+The entries beyond the limit are read again, in a smaller batch."""
 SILENT_BATCHES_MAX: Final = 2
-"""Batches in a row without any answer after which a source is asked only for what no other has: each may have cost a
-time limit."""
+"""Consecutive batches without a response after which a source is used only for entries that no other bookie has: each
+may have taken a full timeout."""
 WANTED_CHECK_S: Final = 1.0
-"""How often, at most, it is asked whether the copies are still wanted."""
+"""Minimum interval in seconds between two checks whether the copies are still needed."""
 
 log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A bookie that is to get the entries of one fragment."""
+    """A bookie that receives entries of one fragment."""
 
     fragment: Fragment
     new: BookieId
-    """The fragment's own bookie: it is given back what it lacks."""
+    """The fragment's own bookie: its missing entries are restored."""
     only: frozenset[int] | None = None
-    """None: the whole fragment."""
+    """Entries to copy; None: the whole fragment."""
 
     @property
     def index(self) -> int:
@@ -78,27 +79,27 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """What is known of the bookies when copying begins."""
+    """What is known about the bookies when copying begins."""
 
     bookies: Collection[BookieId]
     """Registered."""
     gone: Collection[BookieId] = ()
-    """Not registered, and never to come back."""
+    """Bookies that are not registered and will not return."""
     refilling: Collection[BookieId] = ()
     bad: Mapping[BookieId, Collection[int]] = field(default_factory=dict)
-    """Entries of the segment of which a bookie has no good copy, as far as known."""
+    """Entries of the segment of which a bookie has no good replica, as far as known."""
 
 
 @dataclass(frozen=True, slots=True)
 class CopyFailure:
-    """Why a target did not get all of its entries."""
+    """Why a target did not receive all its entries."""
 
     obstacle: Obstacle
     detail: str
     is_final: bool = False
-    """No bookie that may come back has a copy."""
+    """No bookie that may return has a replica."""
     refusing: BookieId | None = None
-    """The target that did not take entries."""
+    """The target that rejected entries."""
 
 
 @dataclass(slots=True)
@@ -107,16 +108,16 @@ class CopyResult:
     failed: dict[int, CopyFailure] = field(default_factory=dict)
     """By ensemble index."""
     is_abandoned: bool = False
-    """The copies were wanted no more; `done` is empty then."""
+    """Whether the copies were no longer needed; `done` is then empty."""
     unreadable: list[int] = field(default_factory=list)
-    """Entries that no bookie could give."""
+    """Entries that no bookie could return."""
     entries: int = 0
-    """Copies stored, whatever became of them."""
+    """Replicas stored, including those of failed targets."""
     bytes: int = 0
 
 
 class Copier:
-    """`on_copied` hears of each batch: copies of entries, bytes."""
+    """`on_copied` is called after each batch: replicas stored, bytes."""
 
     def __init__(
         self, client: LedgerClient, budget: RepairBudget, *, on_copied: Callable[[int, int], None] = lambda *_: None
@@ -135,8 +136,8 @@ class Copier:
         is_wanted: Callable[[], Awaitable[bool]],
         first: Collection[int] = (),
     ) -> CopyResult:
-        """Copy what the targets, all of one segment, lack. Each ends in `done` or in `failed`. `first`: entries to
-        begin with.
+        """Copy the missing entries of `targets`, which all belong to one segment. Each target ends in `done` or in
+        `failed`. `first`: entries to copy first.
 
         Raises what `is_wanted` raises.
         """
@@ -171,7 +172,7 @@ class _Run:
         assert len({target.index for target in targets}) == len(targets)
         self.result = CopyResult()
         self.targets = {target.index: target for target in targets}
-        """Those that still get entries."""
+        """Targets that still receive entries."""
         self.batch_count = min(FIRST_BATCH_ENTRIES, budget.entries_in_flight_max)
         self._client = client
         self._budget = budget
@@ -184,23 +185,24 @@ class _Run:
         self._first = frozenset(first)
         self._ids = self.entry_ids()
         self._again: deque[int] = deque()
-        """Entries that were too much for their batch."""
+        """Entries that exceeded the size of their batch."""
         self._silent: dict[BookieId, int] = {}
-        """Batches in a row that a source did not answer."""
+        """Consecutive batches that a source did not answer."""
 
     def next_batch(self) -> Sequence[int]:
-        """Entry ids; none: all were tried."""
+        """Return the entry ids of the next batch; empty: all were tried."""
         batch: list[int] = []
         while len(batch) < self.batch_count:
             entry_id = self._again.popleft() if self._again else next(self._ids, None)
             if entry_id is None:
                 break
-            if any(self._takes(target, entry_id) for target in self.targets.values()):  # may have failed meanwhile
+            # the target may have failed in the meantime
+            if any(self._takes(target, entry_id) for target in self.targets.values()):
                 batch.append(entry_id)
         return batch
 
     def entry_ids(self) -> Iterator[int]:
-        """Those that some target which has not failed takes: the first ones, then the others, ascending."""
+        """Yield the entries that some remaining target needs: `first`, then the others, ascending."""
         if all(target.only is not None for target in self.targets.values()):
             ids: Sequence[int] = sorted(set().union(*(target.only or () for target in self.targets.values())))
         else:
@@ -212,7 +214,8 @@ class _Run:
     def _takes(self, target: Target, entry_id: int) -> bool:
         if target.only is not None:
             return entry_id in target.only
-        if not self._fragment.segment_first <= entry_id <= self._fragment.last:  # `first` may tell of other segments
+        # `first` may contain entries of other segments
+        if not self._fragment.segment_first <= entry_id <= self._fragment.last:
             return False
         return write_set_contains(
             target.index,
@@ -222,7 +225,7 @@ class _Run:
         )
 
     async def copy(self, batch: Sequence[int]) -> tuple[int, int]:
-        """Read and store; (copies stored, their bytes)."""
+        """Read and store a batch. Return the number of replicas stored and their bytes."""
         async with self._budget.entries(len(batch)):
             frames = await self._read(batch)
             stored = await asyncio.gather(*(self._store(target, frames) for target in list(self.targets.values())))
@@ -240,7 +243,7 @@ class _Run:
     # --- reading --------------------------------------------------------------------------------------------------
 
     async def _read(self, batch: Sequence[int]) -> dict[int, bytes]:
-        """Good frames by entry id; targets that lack one that could not be had have failed."""
+        """Return good frames by entry id. Targets that need an entry which could not be read have failed."""
         frames: dict[int, bytes] = {}
         why_not: dict[int, dict[BookieId, _WhyNot]] = {entry_id: {} for entry_id in batch}
         too_much: set[int] = set()
@@ -287,8 +290,8 @@ class _Run:
         return frames
 
     def _members(self, entry_id: int) -> Sequence[BookieId]:
-        """Its write set, beginning behind a target, so that what one fragment holds comes from few sources; who gave no
-        answers comes last."""
+        """Return the write set of an entry in the order of reading. It starts after a target, so that a fragment is
+        read from few sources; sources that do not respond come last."""
         indexes = write_set(
             entry_id=entry_id, ensemble_size=self._metadata.ensemble_size, write_quorum=self._metadata.write_quorum
         )
@@ -359,7 +362,8 @@ class _Run:
         self._fail(target, CopyFailure(Obstacle.TARGET_REFUSES, detail, refusing=target.new))
 
     def _fail(self, target: Target, failure: CopyFailure, *, goes_on: bool = False) -> None:
-        """`goes_on`: it gets what else there is. Of several failures one that is not final is told."""
+        """Record a failure of a target. `goes_on`: it still receives other entries. Of several failures, one that is
+        not final is reported."""
         if not goes_on:
             self.targets.pop(target.index, None)
         before = self.result.failed.get(target.index)
@@ -380,13 +384,13 @@ class _Run:
 
 @dataclass(frozen=True, slots=True)
 class _WhyNot:
-    """Why a bookie is no source of an entry."""
+    """Why a bookie is not a source of an entry."""
 
     text: str
     is_definite: bool = False
-    """It never will be."""
+    """It will never be a source of the entry."""
     is_silence: bool = False
-    """It was asked, and to ask it for more may cost a time limit each time."""
+    """The bookie did not answer a read; each further read may take a full timeout."""
 
 
 _REFILLING: Final = _WhyNot("is refilling its lost storage")

@@ -7,7 +7,7 @@
 while entries are copied, because a lost bookie may return at any time: then usually nothing has to be copied.
 
 If a bookie misses one entry, all entries that it should hold are checked, whatever the depth of the other checks. A
-missing first entry says nothing about the entries between the first and the last, and after both ends are restored a
+missing first entry proves nothing about the entries between the first and the last, and after both ends are restored a
 check of the ends would not find the rest.
 Source: BookKeeper ReplicationWorker.
 """
@@ -55,7 +55,7 @@ class RepairTools:
     """What all attempts of one worker share."""
 
     client: LedgerClient
-    look: Callable[[], Awaitable[ClusterView]]
+    read_cluster: Callable[[], Awaitable[ClusterView]]
     """Reads the cluster."""
     is_enabled: Callable[[], Awaitable[bool]]
     """Whether automatic recovery is enabled."""
@@ -97,7 +97,7 @@ class LedgerRepair:
         of these names after the previous attempt."""
         self._ledger_id = ledger_id
         self._client = tools.client
-        self._look = tools.look
+        self._read_cluster = tools.read_cluster
         self._tools = tools
         self._observer = observer
         self._marked_ms = marked_ms
@@ -131,7 +131,7 @@ class LedgerRepair:
             except (Corrupt, BadVersion) as error:
                 detail = sentences.metadata_unreadable(self._ledger_id, str(error))
                 return Outcome(RecoveryState.BLOCKED, Obstacle.METADATA_UNREADABLE, detail)
-            check = await self._check(metadata, await self._look(), depth)
+            check = await self._check(metadata, await self._read_cluster(), depth)
             unsure = {one.fragment.bookie_id for one in check.bad if one.state is FragmentState.UNSURE}
             self.unsure = {bookie_id: self._attempt.unsure_attempts(bookie_id) for bookie_id in unsure}
             if check.is_whole:
@@ -215,7 +215,7 @@ class LedgerRepair:
         if not await self._tools.is_enabled():
             self._problems.append(repair_plan.paused())
             return
-        view = await self._look()
+        view = await self._read_cluster()
         bad = await self._check_moved(metadata, bad, view, depth)
         plan = repair_plan.plan_segment(bad, view, self._attempt)
         self._problems += plan.problems
@@ -316,7 +316,7 @@ class LedgerRepair:
         if not await self._tools.is_enabled():
             self._problems.append(repair_plan.paused())
             return
-        view = await self._look()
+        view = await self._read_cluster()
         plan = repair_plan.plan_tail(tail, view)
         self._problems += plan.problems
         if not plan.missing:

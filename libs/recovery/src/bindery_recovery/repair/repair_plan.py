@@ -15,8 +15,8 @@ result. All functions are pure, except that `AttemptState` collects what the att
 | UNSURE        | fewer than UNSURE_ATTEMPTS_MAX attempts in a row found it so       | wait, check again             |
 | UNSURE        | otherwise                                                          | replace the bookie            |
 
-A restored bookie receives the entries that it lacks, and the metadata stay as they are. A replacement receives the
-whole fragment, and the metadata then name it.
+A restored bookie receives the entries that it lacks, and the metadata stays as it is. A replacement receives the
+whole fragment, and the metadata then names it.
 
 The last segment of an open ledger belongs to its writer, which replaces a lost bookie at its next add. If a member is
 lost or leaving after the grace period, the ledger is recovered: the writer is fenced, the ledger is closed and then
@@ -42,7 +42,7 @@ UNSURE_ATTEMPTS_MAX: Final = 3
 """Attempts in a row in which a bookie does not report its entries, after which it is replaced."""
 REFILL_PAUSE_S: Final = 10.0
 """Seconds until a bookie that refills its storage is checked again."""
-EXCUSED_PAUSE_MAX_S: Final = 60.0
+MAINTENANCE_PAUSE_MAX_S: Final = 60.0
 """Maximum seconds until a bookie in maintenance is checked again."""
 OPEN_PAUSE_S: Final = 60.0
 """Seconds until an open ledger that can be repaired only after it is closed is checked again."""
@@ -161,7 +161,7 @@ def plan_segment(bad: Sequence[FragmentCheck], view: ClusterView, attempt: Attem
     for check in bad:
         bookie_id, place = check.fragment.bookie_id, place_of(check.fragment)
         is_restorable = view.bookies.get(bookie_id) and place not in attempt.restored
-        if check.state is FragmentState.LOST and view.is_excused(bookie_id):
+        if check.state is FragmentState.LOST and view.is_exempt(bookie_id):
             plan.problems.append(_wait_for_maintenance(bookie_id, view))
         elif check.state is FragmentState.REFILLING:
             detail = sentences.refilling(bookie_id)
@@ -198,7 +198,7 @@ def plan_tail(tail: OpenTail, view: ClusterView) -> TailPlan:
     """A member is missing if it is not registered, or if it is leaving: a draining bookie is usually registered."""
     plan = TailPlan()
     for index, bookie_id in enumerate(tail.ensemble):
-        if view.is_excused(bookie_id):
+        if view.is_exempt(bookie_id):
             plan.problems.append(_wait_for_maintenance(bookie_id, view))
         elif bookie_id not in view.bookies or bookie_id in view.leaving:
             plan.missing[index] = bookie_id
@@ -246,8 +246,8 @@ def in_grace(ledger_id: LedgerId, missing: Collection[BookieId], left_s: float) 
 
 
 def _wait_for_maintenance(bookie_id: BookieId, view: ClusterView) -> Problem:
-    until_ms = view.excused_until_ms(bookie_id)
-    left_s = EXCUSED_PAUSE_MAX_S if until_ms is None else max(1.0, (until_ms - view.now_ms) / 1000)
-    detail = sentences.excused(bookie_id, view.now_ms, until_ms)
-    pause_s = min(left_s, EXCUSED_PAUSE_MAX_S)
+    until_ms = view.exempt_until_ms(bookie_id)
+    left_s = MAINTENANCE_PAUSE_MAX_S if until_ms is None else max(1.0, (until_ms - view.now_ms) / 1000)
+    detail = sentences.in_maintenance(bookie_id, view.now_ms, until_ms)
+    pause_s = min(left_s, MAINTENANCE_PAUSE_MAX_S)
     return Problem(Obstacle.NONE, detail, retry_s=pause_s, state=RecoveryState.WAITING)

@@ -1,7 +1,7 @@
-"""SmoothedRate: how fast something goes, told soon after it began.
+"""A smoothed rate without a slow start.
 
-An average that starts at zero says for a while that everything takes far longer than it does. This one is weighted by
-what has been seen since it began, so that its first value is the first rate.
+An average that starts at zero underestimates a rate for a while. This one is weighted by the time since it started, so
+that its first value is the first rate.
 """
 
 from typing import Final
@@ -11,7 +11,7 @@ SMOOTHING: Final = 0.3
 
 
 class SmoothedRate:
-    """Of anything a second. Zeros before the first other rate are no part of it, nor after a long rest."""
+    """A rate per second. Zeros before the first other value are ignored, also after a long idle time."""
 
     def __init__(self) -> None:
         self._sum = 0.0
@@ -22,7 +22,7 @@ class SmoothedRate:
         return self._sum / self._weight if self._weight else 0.0
 
     def see(self, rate: float) -> None:
-        """`rate`: >= 0, of one interval; all are of about the same length."""
+        """Add the rate of one interval, >= 0. All intervals have about the same length."""
         if not rate and not self._weight:
             return
         self._sum += SMOOTHING * (rate - self._sum)

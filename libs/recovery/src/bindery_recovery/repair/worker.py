@@ -1,17 +1,16 @@
-"""ReplicationWorker: takes marked ledgers one after the other and heals them (`ledger_repair`).
+"""Take marked ledgers one after the other and repair them (`ledger_repair`).
 
-    free mark --lock--> attempt --whole--> mark, lock and record removed
+    free mark --lock--> attempt --repaired--> mark, lock and record removed
                            |
-                           +--not--> record says why; lock released; parked until its time, or until something changes
+                           +--not--> the record states the reason; lock released; the ledger is parked
 
-A parked ledger is looked at again when its time has come, or as soon as a bookie came (back), a membership changed, or
-an operator asked for it. What cannot be healed at all is parked without a time. Times are in the record, so that all
-workers keep to them; a worker that has just been started tries the hopeless ones once, for it cannot know what it
-missed.
+A parked ledger is tried again at its retry time, or as soon as a bookie registers, a membership changes, or an operator
+requests it. A ledger that cannot be repaired at all is parked without a retry time. Retry times are stored in the
+record, so all workers respect them. A worker that has just started tries each unrecoverable ledger once, because
+bookies may have returned since the last attempt.
 
-Losing the session loses the locks. What is being copied is finished even so: the compare-and-set protects the metadata,
-and only the lock's holder can remove the mark.
-Source: BookKeeper ReplicationWorker; spec section 6.4.
+If the session expires, the locks are released. A copy in progress still completes: compare-and-set protects the
+metadata, and only the holder of the lock can remove the mark. Source: BookKeeper ReplicationWorker; spec section 6.4.
 """
 
 import asyncio
@@ -21,6 +20,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from bindery_client.ledger.api import LedgerClient
+from bindery_core.backoff import Backoff
 from bindery_core.errors import BinderyError, VersionConflict
 from bindery_core.ids import LedgerId
 from bindery_core.sources import RandomFloats
@@ -52,48 +52,50 @@ from bindery_recovery.settings import RecoverySettings
 
 BACKOFF_MIN_S: Final = 5.0
 BACKOFF_MAX_S: Final = 300.0
-"""Source: lockReleaseOfFailedLedgerGracePeriod."""
+"""Maximum seconds between two attempts at a ledger. Source: lockReleaseOfFailedLedgerGracePeriod."""
 JITTER: Final = 0.25
-"""Part of a back-off by which it may be shorter or longer."""
-LOOK_S: Final = 2.0
-"""How often it is looked who is there, while ledgers are parked."""
-ASKED_S: Final = 10.0
-"""How often it is looked whether an operator wants parked ledgers tried again."""
-ASKED_READS_MAX: Final = 200
+"""Share by which a back-off may be shorter or longer."""
+CLUSTER_POLL_S: Final = 2.0
+"""Interval in seconds at which the bookies are polled for changes that may help parked ledgers."""
+RETRY_REQUEST_POLL_S: Final = 10.0
+"""Interval in seconds at which the records of parked ledgers are read, because an operator may request a retry."""
+RETRY_REQUEST_READS_MAX: Final = 200
 SWEEP_S: Final = 600.0
-"""How often records without a mark are looked for."""
+"""Interval in seconds at which records without a mark are searched for."""
 SEARCH_S: Final = 30.0
-"""How often marks are searched for although nothing tells of new ones."""
+"""Maximum seconds between two searches for marks."""
 REPORT_S: Final = 2.0
-REPORT_ANYWAY_S: Final = 10.0
+"""Interval in seconds between two reports of a worker."""
+REPORT_UNCHANGED_S: Final = 10.0
+"""Seconds after which a report is written again even if it has not changed."""
 UNREADABLE_MAX: Final = 1_000
-"""Entries of one ledger that are remembered as unreadable."""
+"""Maximum number of unreadable entries that are remembered for one ledger."""
 METADATA_PAUSE_S: Final = 2.0
-"""After metadata could not be had."""
+"""Pause in seconds after the metadata store failed."""
 
 log = get_logger(__name__)
 
 
 @dataclass(slots=True)
 class WorkerStats:
-    """Since the start. For metrics."""
+    """Counters since the process started, for metrics."""
 
     ledgers_healed: int = 0
     ledgers_without_need: int = 0
-    """Of those healed: nothing had to be copied."""
+    """Of those healed: no entry had to be copied."""
     ledgers_deleted: int = 0
-    """Of those healed: they were gone."""
+    """Of those healed: the ledger had been deleted."""
     ledgers_fenced: int = 0
     attempts_failed: int = 0
     locks_lost: int = 0
-    """Healed, but the mark had to stay: it was renewed, or the lock was lost."""
+    """Repaired, but the mark was kept: it was renewed, or the lock was lost."""
     entries_copied: int = 0
     bytes_copied: int = 0
     seconds_busy: float = 0.0
 
 
 class ReplicationWorker:
-    """One for a process; `settings.workers` ledgers at a time."""
+    """The worker of a process; it repairs `settings.workers` ledgers at a time."""
 
     def __init__(
         self,
@@ -103,49 +105,51 @@ class ReplicationWorker:
         client: LedgerClient,
         marks: UnderreplicationManager,
         records: RecoveryRecords,
-        look: Callable[[], Awaitable[ClusterView]],
+        read_cluster: Callable[[], Awaitable[ClusterView]],
         budget: RepairBudget,
         settings: RecoverySettings,
         clock_ms: Callable[[], int],
         randomness: RandomFloats,
         layout: BinderyLayout | None = None,
     ) -> None:
-        """`store`: that of `marks` and `records`. `look`: `ClusterLook.look`. `clock_ms`: the wall clock."""
+        """`store`: the store of `marks` and `records`. `read_cluster`: `ClusterReader.read`. `clock_ms`: the wall
+        clock."""
         self.name: Final = name
         self.stats: Final = WorkerStats()
         self._store = store
         self._marks = marks
         self._records = records
-        self._look = look
+        self._read_cluster = read_cluster
         self._budget = budget
         self._settings = settings
         self._clock_ms = clock_ms
         self._randomness = randomness
         self._layout = layout or BinderyLayout()
         self._tools = RepairTools(
-            client, look, marks.is_enabled, budget, Graces(settings.open_ledger_grace_s), randomness
+            client, read_cluster, marks.is_enabled, budget, Graces(settings.open_ledger_grace_s), randomness
         )
-        self._kicked = asyncio.Event()
+        self._backoff = Backoff(BACKOFF_MIN_S, BACKOFF_MAX_S, jitter=JITTER, randomness=randomness)
+        self._wake_event = asyncio.Event()
         self._parked: dict[LedgerId, float | None] = {}
-        """Until when, by the loop's clock; None: until something changes."""
+        """Retry time of each parked ledger by the loop's clock; None: parked until something changes."""
         self._changes = 0
-        """How often something changed that may help."""
+        """Number of changes of the cluster that may help parked ledgers."""
         self._tried: dict[LedgerId, int] = {}
-        """`_changes` when a parked ledger was last tried here."""
+        """Value of `_changes` when a parked ledger was last tried here."""
         self._current: dict[LedgerId, str] = {}
         self._unreadable: dict[LedgerId, frozenset[int]] = {}
-        """Of ledgers that could not be healed: entries that no bookie could give."""
+        """Entries that no bookie could return, by ledger that could not be repaired."""
         self._leftovers: set[LedgerId] = set()
-        """Healed ledgers whose record may still be there."""
+        """Repaired ledgers whose record may still exist."""
         self._sweep_at = 0.0
         self._is_enabled_now = True
         self._rate = SmoothedRate()
 
-    # --- what the process shows -----------------------------------------------------------------------------------
+    # --- state ----------------------------------------------------------------------------------------------------
 
     @property
     def current(self) -> Sequence[LedgerId]:
-        """Ledgers that are being looked at."""
+        """Ledgers that are being checked or repaired."""
         return list(self._current)
 
     @property
@@ -153,26 +157,35 @@ class ReplicationWorker:
         return len(self._parked)
 
     def retry_now(self) -> None:
-        """Look at every parked ledger again, whatever its time."""
+        """Try every parked ledger again, whatever its retry time."""
         self._changes += 1
         self._parked.clear()
-        self._kick()
+        self._wake()
 
     def report(self) -> WorkerReport:
         ledger_id, state = next(iter(self._current.items()), (None, "idle" if self._is_enabled_now else "paused"))
         return WorkerReport(
-            self.name, self._clock_ms(), state, ledger_id, self.stats.bytes_copied, self.stats.entries_copied,
-            round(self._rate.value, 1), self._budget.foreground_p99_ms, self._budget.bytes_per_s,
-        )  # fmt: skip
+            self.name,
+            self._clock_ms(),
+            state,
+            ledger_id,
+            self.stats.bytes_copied,
+            self.stats.entries_copied,
+            round(self._rate.value, 1),
+            self._budget.foreground_p99_ms,
+            self._budget.bytes_per_s,
+        )
 
     # --- running --------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Heal until cancelled; locks are released then. Rides out outages of the metadata store."""
+        """Repair ledgers until cancelled; the locks are then released. If the metadata store fails, wait and try
+        again."""
         while True:
             try:
                 await self._marks.prepare()
-                seen = await self._look()  # before the first attempt: who joins later is new
+                # before the first attempt, so that a bookie that joins later is recognized as new
+                seen = await self._read_cluster()
                 break
             except BinderyError as error:
                 log.warning("worker_waits", worker=self.name, error=str(error))
@@ -181,13 +194,13 @@ class ReplicationWorker:
             for _ in range(self._settings.workers):
                 group.create_task(self._work())
             if self._settings.workers:
-                group.create_task(self._scout())
+                group.create_task(self._watch_marks())
                 group.create_task(self._watch_cluster(seen))
                 group.create_task(self._report())
 
     async def _work(self) -> None:
         while True:
-            kicked = self._kicked
+            woken = self._wake_event
             began = asyncio.get_running_loop().time()
             try:
                 held = await self._marks.take(skip=self._is_parked)
@@ -199,25 +212,26 @@ class ReplicationWorker:
                 await self._process(held)
                 continue
             for ledger_id in [one for one, until in self._parked.items() if until is not None and until <= began]:
-                del self._parked[ledger_id]  # due, and not to be had: locked, gone, or nothing is to be taken up now
+                del self._parked[ledger_id]  # due but not available: locked, deleted, or recovery is disabled
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._pause_s()):
-                    await kicked.wait()
+                    await woken.wait()
 
     def _pause_s(self) -> float:
         now = asyncio.get_running_loop().time()
         due = min((until for until in self._parked.values() if until is not None), default=now + SEARCH_S)
         return min(max(due - now, 0.05), SEARCH_S)
 
-    def _kick(self) -> None:
-        kicked, self._kicked = self._kicked, asyncio.Event()
-        kicked.set()
+    def _wake(self) -> None:
+        woken, self._wake_event = self._wake_event, asyncio.Event()
+        woken.set()
 
-    async def _scout(self) -> None:
-        """Tell of new marks. A poll that shows nothing does not make everybody search the tree."""
+    async def _watch_marks(self) -> None:
+        """Wake the workers when there are new marks; a poll without new marks must not make every worker search the
+        tree."""
         while True:
             if await self._marks.wait_for_marks():
-                self._kick()
+                self._wake()
 
     # --- one ledger -----------------------------------------------------------------------------------------------
 
@@ -227,22 +241,22 @@ class ReplicationWorker:
         began = asyncio.get_running_loop().time()
         try:
             await self._attempt(held)
-        except BinderyError as error:  # of the metadata: the record cannot be written either
+        except BinderyError as error:  # the metadata store failed, so the record cannot be written either
             log.warning("ledger_postponed", worker=self.name, ledger_id=ledger_id, error=str(error))
             self._park(ledger_id, METADATA_PAUSE_S * (1 + self._randomness.random()))
-        except Exception as error:  # a fault of ours is not worth all other ledgers
+        except Exception as error:  # a defect must not stop the repair of other ledgers
             log.exception("ledger_repair_failed", worker=self.name, ledger_id=ledger_id, error=repr(error))
             self._park(ledger_id, BACKOFF_MAX_S)
         finally:
             self._current.pop(ledger_id, None)
             self.stats.seconds_busy += asyncio.get_running_loop().time() - began
-            with contextlib.suppress(BinderyError):  # it then ends with the session, or is taken over
+            with contextlib.suppress(BinderyError):  # otherwise the lock ends with the session, or is taken over
                 await self._marks.release(held)
 
     async def _attempt(self, held: HeldMark) -> None:
         ledger_id = held.mark.ledger_id
         record = await self._records.get(ledger_id)
-        if record is not None and (until_s := self._honoured_s(record)) is not None:
+        if record is not None and (until_s := self._pause_of_record_s(record)) is not None:
             self._park(ledger_id, None if until_s < 0 else until_s)
             return
         self._tried[ledger_id] = self._changes
@@ -270,18 +284,21 @@ class ReplicationWorker:
             await self._not_healed(run, outcome)
 
     def _new_record(self, mark: Mark) -> RecoveryRecord:
-        """For a mark of somebody who keeps none."""
+        """Return a record for a mark that was created without one."""
         return RecoveryRecord(
-            mark.ledger_id, reason=Reason.BOOKIE_LOST if mark.replicas else Reason.PLACEMENT,
-            first_marked_ms=mark.ctime_ms or self._clock_ms(), bookies=mark.replicas,
-        )  # fmt: skip
+            mark.ledger_id,
+            reason=Reason.BOOKIE_LOST if mark.replicas else Reason.PLACEMENT,
+            first_marked_ms=mark.ctime_ms or self._clock_ms(),
+            bookies=mark.replicas,
+        )
 
-    def _honoured_s(self, record: RecoveryRecord) -> float | None:
-        """How many seconds the ledger is to be left alone, as somebody found; negative: until something changes."""
-        is_hopeless = record.state is RecoveryState.UNRECOVERABLE
-        if self._tried.get(record.ledger_id, -1 if is_hopeless else 0) != self._changes:
+    def _pause_of_record_s(self, record: RecoveryRecord) -> float | None:
+        """Return the seconds until the next attempt according to the record; negative: until something changes; None:
+        try now."""
+        is_unrecoverable = record.state is RecoveryState.UNRECOVERABLE
+        if self._tried.get(record.ledger_id, -1 if is_unrecoverable else 0) != self._changes:
             return None
-        if is_hopeless:
+        if is_unrecoverable:
             return -1.0
         left_ms = (record.next_retry_ms or 0) - self._clock_ms()
         return left_ms / 1000 if left_ms > 0 else None
@@ -291,7 +308,7 @@ class ReplicationWorker:
         if not await self._marks.mark_replicated(run.held):
             self.stats.locks_lost += 1
             log.info("mark_stays", worker=self.name, ledger_id=ledger_id)
-            self._kick()
+            self._wake()
             return
         self._tried.pop(ledger_id, None)
         self._parked.pop(ledger_id, None)
@@ -309,15 +326,28 @@ class ReplicationWorker:
             )
         else:
             text = f"ledger {ledger_id} is whole: nothing had to be copied"
-        log.info("ledger_healed", worker=self.name, ledger_id=ledger_id, entries=run.entries, bytes=run.bytes,
-                 seconds=round(seconds, 3), is_deleted=outcome.is_deleted)  # fmt: skip
-        await self._tell(
-            "healed", text, ledger_id=ledger_id, entries=run.entries, bytes=run.bytes, seconds=round(seconds, 3),
-            worker=self.name, reason=str(run.record.reason),
-        )  # fmt: skip
+        log.info(
+            "ledger_healed",
+            worker=self.name,
+            ledger_id=ledger_id,
+            entries=run.entries,
+            bytes=run.bytes,
+            seconds=round(seconds, 3),
+            is_deleted=outcome.is_deleted,
+        )
+        await self._record_event(
+            "healed",
+            text,
+            ledger_id=ledger_id,
+            entries=run.entries,
+            bytes=run.bytes,
+            seconds=round(seconds, 3),
+            worker=self.name,
+            reason=str(run.record.reason),
+        )
 
     async def _remove(self, record: RecoveryRecord) -> None:
-        """With its mark. What somebody wrote meanwhile may be about a new mark: it is looked at later."""
+        """Remove the record after its mark. If it changed since, it may belong to a new mark and is examined later."""
         if record.version == NOT_STORED:
             self._leftovers.add(record.ledger_id)
             return
@@ -327,14 +357,14 @@ class ReplicationWorker:
             self._leftovers.add(record.ledger_id)
 
     async def _remove_leftovers(self) -> None:
-        """Records whose mark has gone: of workers that ended in between, or that came too late."""
+        """Remove records without a mark, left behind by workers that were stopped in between or wrote too late."""
         leftovers, self._leftovers = self._leftovers, set()
         now = asyncio.get_running_loop().time()
         if now >= self._sweep_at:
             self._sweep_at = now + SWEEP_S
             async for one in self._records.list():
                 if await self._marks.get(one.ledger_id) is None:
-                    self._leftovers.add(one.ledger_id)  # and if that is so still when we are here again
+                    self._leftovers.add(one.ledger_id)  # removed if it still has no mark in the next pass
         for ledger_id in leftovers:
             record = await self._records.get(ledger_id)
             if record is not None and await self._marks.get(ledger_id) is None:
@@ -349,27 +379,37 @@ class ReplicationWorker:
         elif outcome.retry_s is not None:
             pause_s = outcome.retry_s
         else:
-            pause_s = min(BACKOFF_MAX_S, BACKOFF_MIN_S * 2 ** min(record.attempts, 30))
-            pause_s *= 1 + JITTER * (2 * self._randomness.random() - 1)
+            pause_s = self._backoff.delay_s(record.attempts + 1)
         self.stats.attempts_failed += is_failure
-        was_hopeless = record.state is RecoveryState.UNRECOVERABLE
+        was_unrecoverable = run.state_before is RecoveryState.UNRECOVERABLE
         await run.write(
-            state=outcome.state, obstacle=outcome.obstacle, detail=outcome.detail, attempts=attempts, worker="",
+            state=outcome.state,
+            obstacle=outcome.obstacle,
+            detail=outcome.detail,
+            attempts=attempts,
+            worker="",
             last_error=outcome.detail if is_failure else record.last_error,
             next_retry_ms=None if pause_s is None else self._clock_ms() + int(pause_s * 1000),
             missing_entries=outcome.missing_entries if outcome.missing_entries is not None else record.missing_entries,
             missing_bytes=outcome.missing_bytes if outcome.missing_bytes is not None else record.missing_bytes,
-        )  # fmt: skip
-        has_changed = run.is_outdated or self._tried.get(record.ledger_id) != self._changes  # while we were at it
+        )
+        has_changed = run.is_outdated or self._tried.get(record.ledger_id) != self._changes  # during the attempt
         self._park(record.ledger_id, 0.0 if has_changed else pause_s)
-        log.info("ledger_not_healed", worker=self.name, ledger_id=record.ledger_id, state=str(outcome.state),
-                 obstacle=str(outcome.obstacle), detail=outcome.detail, attempts=attempts)  # fmt: skip
-        if outcome.state is RecoveryState.UNRECOVERABLE and not was_hopeless:
+        log.info(
+            "ledger_not_healed",
+            worker=self.name,
+            ledger_id=record.ledger_id,
+            state=str(outcome.state),
+            obstacle=str(outcome.obstacle),
+            detail=outcome.detail,
+            attempts=attempts,
+        )
+        if outcome.state is RecoveryState.UNRECOVERABLE and not was_unrecoverable:
             text = f"ledger {record.ledger_id} cannot be healed: {outcome.detail}"
-            await self._tell("unrecoverable", text, ledger_id=record.ledger_id, worker=self.name)
+            await self._record_event("unrecoverable", text, ledger_id=record.ledger_id, worker=self.name)
 
-    async def _tell(self, kind: str, text: str, **fields: object) -> None:
-        with contextlib.suppress(BinderyError):  # a line of history is not worth a repair
+    async def _record_event(self, kind: str, text: str, **fields: object) -> None:
+        with contextlib.suppress(BinderyError):  # a history entry must not fail a repair
             await self._records.append_history(HistoryEvent(self._clock_ms(), kind, text, fields))
 
     # --- parking --------------------------------------------------------------------------------------------------
@@ -387,31 +427,31 @@ class ReplicationWorker:
         return False
 
     async def _watch_cluster(self, before: ClusterView) -> None:
-        """See what may help parked ledgers."""
+        """Wake parked ledgers when a change of the cluster may help them."""
         loop = asyncio.get_running_loop()
-        asked_at = loop.time()
+        polled_at = loop.time()
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(CLUSTER_POLL_S)
             try:
                 is_enabled = await self._marks.is_enabled()
                 if is_enabled and not self._is_enabled_now:
-                    self._kick()
+                    self._wake()
                 self._is_enabled_now = is_enabled
-                now = await self._look()
+                now = await self._read_cluster()
                 if _may_help(before, now):
                     log.info("parked_ledgers_woken", worker=self.name, ledgers=len(self._parked))
                     self.retry_now()
                 before = now
-                if loop.time() - asked_at >= ASKED_S:
-                    asked_at = loop.time()
-                    await self._wake_asked()
+                if loop.time() - polled_at >= RETRY_REQUEST_POLL_S:
+                    polled_at = loop.time()
+                    await self._unpark_requested()
                     await self._remove_leftovers()
             except BinderyError as error:
                 log.info("cluster_not_seen", worker=self.name, error=str(error))
 
-    async def _wake_asked(self) -> None:
-        """Ledgers whose record another wrote: it says to look again sooner, or marks are gone."""
-        for ledger_id in list(self._parked)[:ASKED_READS_MAX]:
+    async def _unpark_requested(self) -> None:
+        """Unpark ledgers whose record another process changed: a retry was requested, or the mark was removed."""
+        for ledger_id in list(self._parked)[:RETRY_REQUEST_READS_MAX]:
             record = await self._records.get(ledger_id)
             is_due = record is not None and (record.next_retry_ms or 0) <= self._clock_ms()
             if record is None:
@@ -419,16 +459,17 @@ class ReplicationWorker:
             if record is None or (is_due and record.state is not RecoveryState.UNRECOVERABLE):
                 self._parked.pop(ledger_id, None)
                 self._tried.pop(ledger_id, None)
-                self._kick()
+                self._wake()
             elif ledger_id in self._parked:
-                self._parked[ledger_id] = self._parked.pop(ledger_id)  # the others' turn next time
+                # moved to the end, so that the next pass reads other records
+                self._parked[ledger_id] = self._parked.pop(ledger_id)
 
     # --- reporting ------------------------------------------------------------------------------------------------
 
     async def _report(self) -> None:
         loop = asyncio.get_running_loop()
-        told: tuple[object, ...] | None = None
-        told_at = 0.0
+        reported: tuple[object, ...] | None = None
+        reported_at = 0.0
         bytes_before, at = self.stats.bytes_copied, loop.time()
         while True:
             now = loop.time()
@@ -437,42 +478,46 @@ class ReplicationWorker:
                 bytes_before, at = self.stats.bytes_copied, now
             report = self.report()
             news = (report.state, report.ledger_id, report.bytes_done_total, report.bytes_per_s)
-            if news != told or now - told_at >= REPORT_ANYWAY_S:
+            if news != reported or now - reported_at >= REPORT_UNCHANGED_S:
                 try:
                     await self._records.report(report)
-                    told, told_at = news, now
+                    reported, reported_at = news, now
                 except BinderyError as error:
                     log.info("report_postponed", worker=self.name, error=str(error))
             await asyncio.sleep(REPORT_S)
 
     def at_work(self, ledger_id: LedgerId, entries: int, size: int) -> None:
-        """For `Attempt`: copies were made."""
+        """For `Attempt`: entries were copied."""
         self._current[ledger_id] = "copying"
         self.stats.entries_copied += entries
         self.stats.bytes_copied += size
 
     async def put(self, record: RecoveryRecord, *, known: Collection[str]) -> RecoveryRecord:
-        """For `Attempt`: what the worker says of a ledger, over what others may have said of it meanwhile.
+        """For `Attempt`: write the record of a ledger, and merge it with changes that other processes made in the
+        meantime.
 
-        `known`: whom it was marked for when it was looked at. Why it was not healed for them says nothing of others.
+        `known`: bookies for which the ledger was marked when the attempt started. The result of the attempt does
+        not apply to other bookies.
         """
 
         def change(found: RecoveryRecord | None) -> RecoveryRecord:
             if found is None:
                 return record
-            said = record.with_changes(
-                reason=stronger(found.reason, record.reason), bookies=found.bookies, version=found.version,
+            merged = record.with_changes(
+                reason=stronger(found.reason, record.reason),
+                bookies=found.bookies,
+                version=found.version,
                 first_marked_ms=found.first_marked_ms or record.first_marked_ms,
-            )  # fmt: skip
+            )
             if set(found.bookies) <= set(known) or record.state is RecoveryState.COPYING:
-                return said
-            return said.with_changes(state=RecoveryState.WAITING, next_retry_ms=None)
+                return merged
+            return merged.with_changes(state=RecoveryState.WAITING, next_retry_ms=None)
 
         return await self._records.update(record.ledger_id, change) or record
 
 
 def _may_help(before: ClusterView, now: ClusterView) -> bool:
-    """A bookie came, became writable, or is meant otherwise."""
+    """Return True if a bookie registered, became writable, or its membership or cookie changed."""
     if any(
         b not in before.bookies or (is_writable and not before.bookies[b]) for b, is_writable in now.bookies.items()
     ):

@@ -113,7 +113,7 @@ def _not_marked(known: Known, name: str) -> Explanation:
             )
         return _no_action(f"{name} does not exist")
     members = _members(known.metadata)
-    away = [b for b in members if b not in known.view.bookies and not known.view.is_excused(b)]
+    away = [b for b in members if b not in known.view.bookies and not known.view.is_exempt(b)]
     leaving = [b for b in members if b in known.view.leaving and b not in away]
     if away or leaving:
         be = "is" if len(away or leaving) == 1 else "are"
@@ -124,21 +124,21 @@ def _not_marked(known: Known, name: str) -> Explanation:
             return _waits(f"{name} is not marked, though {what}, because no auditor is running: start one")
         when = "when the lost-bookie delay has passed" if away else "soon"
         return _no_action(f"{name} is not marked yet, though {what}: the auditor {known.auditor} marks it {when}")
-    excused = [b for b in members if known.view.is_excused(b)]
-    if excused:
+    exempt = [b for b in members if known.view.is_exempt(b)]
+    if exempt:
         return _no_action(
-            f"{name} is not marked, because {listed(excused)} {'is' if len(excused) == 1 else 'are'} in maintenance: no"
+            f"{name} is not marked, because {listed(exempt)} {'is' if len(exempt) == 1 else 'are'} in maintenance: no"
             " action is needed"
         )
     if known.closing is not None:
-        return _to_be_looked_at(known, known.closing, name)
+        return _to_be_checked(known, known.closing, name)
     return _no_action(
         f"{name} is not marked: no copy is known to be missing; to read every copy, run"
         f" `bindery ledger check {known.ledger_id} --deep`"
     )
 
 
-def _to_be_looked_at(known: Known, note: ClosingRecord, name: str) -> Explanation:
+def _to_be_checked(known: Known, note: ClosingRecord, name: str) -> Explanation:
     text = f"{name} is not marked, but {_CAUSE_WORDS[note.cause]}, so some copies may be missing"
     assert known.metadata is not None
     if known.metadata.state is not LedgerState.CLOSED:

@@ -1,16 +1,17 @@
-"""How healing stands: what is left, how fast it goes, when it will be done, or why that cannot be said.
+"""The progress of recovery: remaining work, rate and estimated end, or the reason why there is no estimate.
 
-`collect` reads a Snapshot out of the metadata; `summarise` makes Progress of it, purely; ProgressCollector does both
-for callers that ask again and again (metrics, HTTP), seldom enough that looking is not the load.
+`collect` reads a Snapshot from the metadata; `summarize`, which is pure, turns it into Progress. ProgressCollector does
+both for callers that ask repeatedly (metrics, HTTP) and limits how often the metadata is read.
 
-What the estimate rests on
+Basis of the estimate
 - Bytes left: of marked ledgers that can be repaired now. If the record of a closed ledger has no size (a writer
   reported it, or a tool that writes no records marked it), the size is everything that the ledger's metadata assigns to
   the bookies of the mark: at least as much as has to be copied. A ledger of unknown size, such as an open one, counts
   as the mean of the others.
-- Rate: bytes that workers copied over the last PACE_WINDOW_S; before there is so much to look back on, what they say.
-- Blocked and unrecoverable ledgers are not in it: nobody can say when a bookie will be added.
-- No estimate is given when nothing moves; `why_no_eta` then says what would have to happen.
+- Rate: bytes that workers copied in the last PACE_WINDOW_S; before enough samples exist, the rates that the workers
+  report.
+- Blocked and unrecoverable ledgers are not included: the end of their obstacle cannot be predicted.
+- There is no estimate if nothing is being copied; `why_no_eta` then states what has to happen.
 """
 
 import asyncio
@@ -45,26 +46,28 @@ from bindery_recovery.cluster.lost_bookies import GAP_MAX_S, Phase
 from bindery_recovery.records.sentences import counted, span
 
 PACE_WINDOW_S: Final = 60.0
+"""Working time in seconds over which the speed of copying is averaged."""
 PACE_SPAN_MIN_S: Final = 10.0
-"""Over less than this what was copied says nothing."""
+"""Minimum time span in seconds over which a rate is computed."""
 REPORT_FRESH_S: Final = 60.0
-"""What a worker said of its speed longer ago does not count: it is idle, and reports nothing."""
+"""Maximum age in seconds of a worker's reported rate: an idle worker reports nothing."""
 AGE_BUCKETS_S: Final = (60, 600, 3600, 21_600, 86_400, 604_800)
 SIZES_READ_MAX: Final = 10_000
 """Maximum number of ledgers whose metadata are read because their records have no size."""
 SIZES_IN_FLIGHT: Final = 64
 CLOSINGS_READ_MAX: Final = 1_000
-"""Notes of closed ledgers whose age is looked at: the others have higher ids, and are younger as a rule."""
+"""Maximum number of closing records that are read for their age. Further ones have higher ledger ids and are usually
+younger."""
 COLLECT_INTERVAL_S: Final = 5.0
 COLLECT_SHARE: Final = 10
-"""A reading is good for this many times what it took, if that is longer."""
+"""Minimum time between two reads, as a multiple of the duration of a read."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """What the metadata said, more or less at one moment."""
+    """The metadata at approximately one moment."""
 
     now_ms: int
     marks: Sequence[Mark] = ()
@@ -82,14 +85,14 @@ class Snapshot:
     ledger_check: Mapping[str, Any] = field(default_factory=dict)
     """The cursor of `full_check`."""
     shares: Mapping[LedgerId, Share] = field(default_factory=dict)
-    """What the bookies of a mark should hold of a closed ledger, where its record has no size."""
+    """What the bookies of a mark should store of a closed ledger, if its record has no size."""
     closings: int = 0
-    """Closed ledgers, or such that are being closed, of which nobody has seen yet that all copies are there."""
+    """Number of ledgers with a closing record: closed, or being closed, and not yet found whole."""
     closing_notes: Sequence[ClosingRecord] = ()
-    """Of the first CLOSINGS_READ_MAX of them."""
+    """The first CLOSINGS_READ_MAX closing records."""
 
     def missing(self, ledger_id: LedgerId) -> Share:
-        """What has to be copied of a marked ledger, as far as known. Its length is None if it is not known."""
+        """Return what has to be copied of a marked ledger, as far as known. The length is None if it is unknown."""
         record = self.records.get(ledger_id)
         if record is not None and record.missing_bytes is not None:
             return Share(record.missing_entries or 0, record.missing_bytes)
@@ -99,11 +102,11 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Closings:
-    """Notes of ledgers that were closed by who does not know of all copies: until the auditor has looked."""
+    """Closing records that the auditor has not processed yet."""
 
     pending: int
     oldest_age_s: float | None
-    """None: there is none."""
+    """None: there are none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +115,7 @@ class LostBookie:
     phase: str
     since_ms: int
     left_s: float | None
-    """Of its delay; 0: due; None: its ledgers are marked."""
+    """Remaining seconds of its delay; 0: due; None: its ledgers are marked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +126,7 @@ class DrainingBookie:
     """None: not counted yet."""
     bytes_left: int | None
     percent: float | None
-    """Of what it held when draining began; 100 only when no ledger names it any more."""
+    """Completed share of what it stored when the drain started; 100 only when no ledger names it any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +134,7 @@ class LedgerCheckProgress:
     is_running: bool
     started_ms: int | None
     ledgers: int
-    """Of this walk so far."""
+    """Ledgers checked so far."""
     marked: int
     last_finished_ms: int | None
     last_result: Mapping[str, Any]
@@ -151,28 +154,28 @@ class Progress:
     unrecoverable: int
     blocked: int
     bytes_left: int
-    """Known; of everything marked but what is unrecoverable."""
+    """Known bytes to copy, of all marked ledgers that are not unrecoverable."""
     entries_left: int
-    """Copies of entries, likewise."""
+    """Replicas to create, likewise."""
     unknown_size: int
-    """Marked ledgers of which it is not known how much is missing."""
+    """Marked ledgers with an unknown amount of missing data."""
     rate_bytes_per_s: float
     eta_s: float | None
-    """0: nothing is marked."""
+    """Estimated seconds until the end. 0: nothing is marked."""
     why_no_eta: str
-    """A sentence without its full stop; empty when there is an estimate."""
+    """Reason without a full stop; empty if there is an estimate."""
     oldest_mark_age_s: float | None
     age_counts: Mapping[str, int]
-    """Marked ledgers that are at most so many seconds old (AGE_BUCKETS_S, `inf`)."""
+    """Number of marked ledgers by maximum age in seconds (AGE_BUCKETS_S, `inf`)."""
     by_state: Mapping[str, int]
     by_reason: Mapping[str, int]
     by_obstacle: Mapping[str, int]
     lost: tuple[LostBookie, ...]
     draining: tuple[DrainingBookie, ...]
     maintenance: Mapping[str, int | None]
-    """Bookie -> end of its lease."""
+    """End of the lease, by bookie."""
     workers: tuple[WorkerReport, ...]
-    """Those whose sessions live."""
+    """Reports of workers with a live session."""
     ledger_check: LedgerCheckProgress
     closings: Closings
 
@@ -181,24 +184,24 @@ class Progress:
 
 
 class Pace:
-    """How fast workers copy, looking back over PACE_WINDOW_S of work."""
+    """The rate at which workers copy, over the last PACE_WINDOW_S of work."""
 
     def __init__(self) -> None:
         self._samples: deque[tuple[int, int]] = deque()
-        """(at ms, bytes copied by then)."""
+        """Samples: (time in ms, bytes copied until then)."""
         self._done: dict[str, int] = {}
         self._total = 0
 
     def note(self, reports: Sequence[WorkerReport], now_ms: int, *, is_working: bool = True) -> None:
-        """`is_working`: there is something to copy, and somebody who may. Times without either say nothing about the
-        pace, nor does a time in which nobody looked."""
+        """Add the reports of the workers. `is_working`: entries can be copied. Times without work, or without a call of
+        this method, do not count."""
         if not is_working or (self._samples and now_ms - self._samples[-1][0] > PACE_WINDOW_S * 1000):
             self._samples.clear()
         for report in reports:
             before = self._done.get(report.name)
             if before is not None:
                 done = report.bytes_done_total
-                self._total += done - before if done >= before else done  # it began anew
+                self._total += done - before if done >= before else done  # the worker was restarted
             self._done[report.name] = report.bytes_done_total
         if is_working:
             self._samples.append((now_ms, self._total))
@@ -206,7 +209,7 @@ class Pace:
             self._samples.popleft()
 
     def bytes_per_s(self) -> float | None:
-        """None: not looked at for long enough."""
+        """Return the rate; None: there are not enough samples."""
         if not self._samples:
             return None
         (first_ms, first), (last_ms, last) = self._samples[0], self._samples[-1]
@@ -291,8 +294,8 @@ async def _closings(notes: ClosingRecords) -> tuple[int, Sequence[ClosingRecord]
     return len(ledger_ids), await notes.get_all(ledger_ids[:CLOSINGS_READ_MAX])
 
 
-def summarise(snapshot: Snapshot, *, rate_bytes_per_s: float | None = None) -> Progress:
-    """`rate_bytes_per_s`: as measured; None: what the workers say of themselves."""
+def summarize(snapshot: Snapshot, *, rate_bytes_per_s: float | None = None) -> Progress:
+    """Summarise a snapshot. `rate_bytes_per_s`: the measured rate; None: use the rates that the workers report."""
     now_ms = snapshot.now_ms
     if rate_bytes_per_s is None:
         fresh = [report for report in snapshot.reports if now_ms - report.at_ms <= REPORT_FRESH_S * 1000]
@@ -318,9 +321,7 @@ def summarise(snapshot: Snapshot, *, rate_bytes_per_s: float | None = None) -> P
         eta_s=eta_s,
         why_no_eta=why,
         oldest_mark_age_s=ages_s[-1] if ages_s else None,
-        age_counts={
-            **{str(limit): sum(age <= limit for age in ages_s) for limit in AGE_BUCKETS_S}, "inf": len(ages_s)
-        },
+        age_counts={**{str(limit): sum(age <= limit for age in ages_s) for limit in AGE_BUCKETS_S}, "inf": len(ages_s)},
         by_state=dict(Counter(str(state) for state in states)),
         by_reason=dict(Counter(str(record.reason) if record else "unknown" for _, record in marked)),
         by_obstacle=dict(
@@ -336,11 +337,11 @@ def summarise(snapshot: Snapshot, *, rate_bytes_per_s: float | None = None) -> P
         workers=tuple(snapshot.reports),
         ledger_check=_ledger_check(snapshot.ledger_check),
         closings=Closings(snapshot.closings, _oldest_s(snapshot)),
-    )  # fmt: skip
+    )
 
 
 class ProgressCollector:
-    """Progress, not older than it must be. Callers at the same time share one reading."""
+    """Reads the progress at a limited frequency. Concurrent callers share one read."""
 
     def __init__(
         self,
@@ -364,7 +365,7 @@ class ProgressCollector:
         self._lock = asyncio.Lock()
         self._good_until = 0.0
         self.latest: Progress | None = None
-        """The last one that was read, however old: for metrics."""
+        """The last progress that was read, however old, for metrics."""
 
     async def get(self) -> Progress:
         """Raises MetadataUnavailable."""
@@ -373,12 +374,16 @@ class ProgressCollector:
             if self.latest is None or loop.time() >= self._good_until:
                 began = loop.time()
                 snapshot = await collect(
-                    self._store, self._layout, marks=self._marks, records=self._records,
-                    memberships=self._memberships, clock_ms=self._clock_ms,
-                )  # fmt: skip
+                    self._store,
+                    self._layout,
+                    marks=self._marks,
+                    records=self._records,
+                    memberships=self._memberships,
+                    clock_ms=self._clock_ms,
+                )
                 is_working = bool(snapshot.marks and snapshot.reports) and snapshot.is_enabled
                 self._pace.note(snapshot.reports, snapshot.now_ms, is_working=is_working)
-                self.latest = summarise(snapshot, rate_bytes_per_s=self._pace.bytes_per_s())
+                self.latest = summarize(snapshot, rate_bytes_per_s=self._pace.bytes_per_s())
                 self._good_until = loop.time() + max(self._interval_s, COLLECT_SHARE * (loop.time() - began))
             return self.latest
 
@@ -404,7 +409,10 @@ def _estimate(
     waiting_s = [max(0.0, retry_s) for retry_s in retries_s]
     if rate <= 0 and len(retries_s) == len(moving) and min(retries_s) > 0:
         ledgers = counted(len(moving), "ledger waits", "ledgers wait")
-        return None, f"{ledgers} for the next attempt, the first in {span(min(waiting_s))}: {_commonest(moving)}"
+        return (
+            None,
+            f"{ledgers} for the next attempt, the first in {span(min(waiting_s))}: {_common_detail(moving)}",
+        )
     if rate <= 0:
         return None, "no entries were copied recently: workers check the marked ledgers, or have just started"
     lengths = (snapshot.missing(mark.ledger_id).length for mark, _ in moves)
@@ -426,13 +434,13 @@ def _switched_off(pause: Pause | None) -> str:
 def _stuck(records: Sequence[RecoveryRecord]) -> str:
     unrecoverable = sum(record.state is RecoveryState.UNRECOVERABLE for record in records)
     if unrecoverable == len(records):
-        return f"{counted(unrecoverable, 'ledger is', 'ledgers are')} unrecoverable: {_commonest(records)}"
+        return f"{counted(unrecoverable, 'ledger is', 'ledgers are')} unrecoverable: {_common_detail(records)}"
     blocked = [record for record in records if record.state is RecoveryState.BLOCKED]
-    return f"{counted(len(blocked), 'ledger is', 'ledgers are')} blocked: {_commonest(blocked)}"
+    return f"{counted(len(blocked), 'ledger is', 'ledgers are')} blocked: {_common_detail(blocked)}"
 
 
-def _commonest(records: Sequence[RecoveryRecord | None]) -> str:
-    """The detail of the commonest obstacle."""
+def _common_detail(records: Sequence[RecoveryRecord | None]) -> str:
+    """Return the detail of the most common obstacle."""
     obstacles = Counter(record.obstacle for record in records if record)
     if not obstacles:
         return "the reason is not recorded"
@@ -442,7 +450,7 @@ def _commonest(records: Sequence[RecoveryRecord | None]) -> str:
 
 
 def _age_s(mark: Mark, record: RecoveryRecord | None, now_ms: int) -> float:
-    """Since it was first marked; a mark that was widened has a younger ctime."""
+    """Return the seconds since the first mark. A mark that was extended has a later ctime."""
     times = [at_ms for at_ms in (mark.ctime_ms, record.first_marked_ms if record else None) if at_ms]
     return max(0.0, (now_ms - min(times)) / 1000) if times else 0.0
 
@@ -467,7 +475,7 @@ def _lost(snapshot: Snapshot) -> list[LostBookie]:
             if phase is Phase.FORCED:
                 left_s = 0.0
             elif phase is Phase.WAITING:
-                # Counted by the auditor while it looks; it saved this a few seconds ago.
+                # The auditor counts the absence and saved it a few seconds ago.
                 since_saved_s = (snapshot.now_ms - int(kept["saved_ms"])) / 1000 if snapshot.auditor else 0.0
                 counted_s = float(fields["absent_s"]) + min(GAP_MAX_S, max(0.0, since_saved_s))
                 left_s = max(0.0, float(kept["delay_s"]) - counted_s)

@@ -1,4 +1,4 @@
-"""Workers and whole bookies: what they heal is read afterwards from each bookie itself."""
+"""Workers with complete bookies: after a repair, the tests read every replica from its bookie."""
 
 import asyncio
 import random
@@ -65,7 +65,7 @@ async def mark(
     await cluster.marks.mark(ledger_id, [bookie_id])
 
 
-async def said(cluster: BookieCluster, ledger_id: LedgerId, obstacle: Obstacle, part: str = "") -> RecoveryRecord:
+async def recorded(cluster: BookieCluster, ledger_id: LedgerId, obstacle: Obstacle, part: str = "") -> RecoveryRecord:
     async with asyncio.timeout(WAIT_S):
         while True:
             record = await cluster.records.get(ledger_id)
@@ -74,16 +74,20 @@ async def said(cluster: BookieCluster, ledger_id: LedgerId, obstacle: Obstacle, 
             await asyncio.sleep(0.02)
 
 
-async def test_a_dead_bookies_copies_are_made_anew_of_every_kind_of_ledger(tmp_path: Path) -> None:
+async def test_the_copies_of_a_dead_bookie_are_replaced_for_every_kind_of_ledger(tmp_path: Path) -> None:
     async with bookie_cluster(tmp_path, 5) as cluster:
         client = await cluster.client()
         written = [
             (await write(client, count, digest_type=digest, ensemble_size=e, write_quorum=w, ack_quorum=a), count)
             for count, digest, e, w, a in [
-                (400, DigestType.CRC32C, 3, 3, 2), (301, DigestType.MAC, 3, 2, 2), (77, DigestType.CRC32, 4, 3, 2),
-                (1, DigestType.DUMMY, 2, 2, 1), (0, DigestType.CRC32C, 3, 3, 2), (150, DigestType.CRC32C, 4, 2, 2),
+                (400, DigestType.CRC32C, 3, 3, 2),
+                (301, DigestType.MAC, 3, 2, 2),
+                (77, DigestType.CRC32, 4, 3, 2),
+                (1, DigestType.DUMMY, 2, 2, 1),
+                (0, DigestType.CRC32C, 3, 3, 2),
+                (150, DigestType.CRC32C, 4, 2, 2),
             ]
-        ]  # fmt: skip
+        ]
         lost = written[0][0].metadata.last_segment.ensemble[1]
         concerned = [(w.ledger_id, n) for w, n in written if lost in w.metadata.last_segment.ensemble]
         await cluster.stop(lost)
@@ -116,8 +120,8 @@ async def test_a_bookie_restarted_before_the_copy_is_copied_nothing(tmp_path: Pa
             await assert_whole(client, writer.ledger_id, 100)
 
 
-async def test_a_bookie_that_lost_its_disks_is_neither_copied_from_nor_taken_for_empty(tmp_path: Path) -> None:
-    """It answers that it cannot tell, is never taken as a source, and fills itself while nobody interferes."""
+async def test_a_bookie_that_lost_its_disks_is_neither_a_source_nor_treated_as_empty(tmp_path: Path) -> None:
+    """It answers UNKNOWN_LEDGER_STATE, is never a source, and refills itself without interference by workers."""
     async with bookie_cluster(tmp_path, 4) as cluster:
         client = await cluster.client()
         writer = await write(client, 200, ensemble_size=2, write_quorum=2, ack_quorum=2)
@@ -131,11 +135,12 @@ async def test_a_bookie_that_lost_its_disks_is_neither_copied_from_nor_taken_for
             client, writer.ledger_id, writer.metadata, bookies=await client.list_bookies(), depth=ALL
         )
         assert [(one.state, one.bad_entry_ids) for one in check.bad] == [
-            (FragmentState.LOST, ()), (FragmentState.REFILLING, ()),
-        ]  # fmt: skip
+            (FragmentState.LOST, ()),
+            (FragmentState.REFILLING, ()),
+        ]
         await mark(cluster, writer.ledger_id, away)
         async with working(cluster) as worker:
-            record = await said(cluster, writer.ledger_id, Obstacle.SOURCE_IN_LIMBO)
+            record = await recorded(cluster, writer.ledger_id, Obstacle.SOURCE_IN_LIMBO)
             assert record.state is RecoveryState.BLOCKED, "not unrecoverable: a source may come back"
             assert worker.stats.entries_copied == 0
             assert (await client.metadata(writer.ledger_id)).segments == writer.metadata.segments
@@ -143,18 +148,18 @@ async def test_a_bookie_that_lost_its_disks_is_neither_copied_from_nor_taken_for
             await until(lambda: all(shard.limbo is None for shard in cluster.bookies[empty].shards))
             worker.retry_now()
             await healed(cluster, writer.ledger_id)
-            assert worker.stats.entries_copied == 0, "it has healed itself"
+            assert worker.stats.entries_copied == 0, "the bookie refilled itself"
         await assert_whole(client, writer.ledger_id, 200)
 
 
-async def test_without_a_spare_it_waits_and_heals_within_seconds_when_one_joins(tmp_path: Path) -> None:
+async def test_a_ledger_without_a_spare_is_healed_within_seconds_when_a_bookie_joins(tmp_path: Path) -> None:
     async with bookie_cluster(tmp_path, 3) as cluster:
         client = await cluster.client()
         writer = await write(client, 120)
         await cluster.stop("bookie-2")
         await mark(cluster, writer.ledger_id, "bookie-2")
         async with working(cluster):
-            record = await said(cluster, writer.ledger_id, Obstacle.NO_SPARE)
+            record = await recorded(cluster, writer.ledger_id, Obstacle.NO_SPARE)
             assert "no bookie can replace bookie-2" in record.detail
             await cluster.start("bookie-3")
             await healed(cluster, writer.ledger_id)
@@ -170,8 +175,8 @@ async def test_a_living_writer_replaces_the_bookie_itself_and_is_not_fenced(tmp_
         await cluster.stop(lost)
         await mark(cluster, writer.ledger_id, lost)
         async with working(cluster, open_ledger_grace_s=3) as worker:
-            await said(cluster, writer.ledger_id, Obstacle.LEDGER_OPEN)
-            await add(writer, 100, 200)  # finds the bookie gone, and changes its ensemble
+            await recorded(cluster, writer.ledger_id, Obstacle.LEDGER_OPEN)
+            await add(writer, 100, 200)  # the writer detects that the bookie is gone, and changes the ensemble
             await healed(cluster, writer.ledger_id)
             assert worker.stats.ledgers_fenced == 0
             await add(writer, 200, 250)
@@ -189,7 +194,7 @@ async def test_an_idle_open_ledger_is_closed_after_the_grace_with_all_that_was_a
         await cluster.stop(lost)
         await mark(cluster, writer.ledger_id, lost)
         async with working(cluster, open_ledger_grace_s=1) as worker:
-            await said(cluster, writer.ledger_id, Obstacle.LEDGER_OPEN)
+            await recorded(cluster, writer.ledger_id, Obstacle.LEDGER_OPEN)
             assert (await client.metadata(writer.ledger_id)).state is LedgerState.OPEN
             await healed(cluster, writer.ledger_id)
             assert worker.stats.ledgers_fenced == 1
@@ -201,7 +206,7 @@ async def test_an_idle_open_ledger_is_closed_after_the_grace_with_all_that_was_a
 
 
 async def test_holes_that_only_reading_all_finds_are_filled_in_place(tmp_path: Path) -> None:
-    """A writer went on while a bookie was away: without a spare, that bookie lacks what was written meanwhile."""
+    """A writer continued without an absent bookie, which has none of the entries written meanwhile."""
     async with bookie_cluster(tmp_path, 3) as cluster:
         client = await cluster.client()
         writer = await write(client, 100, is_closed=False)
@@ -222,7 +227,7 @@ async def test_holes_that_only_reading_all_finds_are_filled_in_place(tmp_path: P
         assert (await assert_whole(client, writer.ledger_id, 200)).segments == metadata.segments
 
 
-async def test_a_single_copy_that_is_away_is_waited_for_and_is_whole_when_it_returns(tmp_path: Path) -> None:
+async def test_a_single_copy_on_an_absent_bookie_is_whole_when_the_bookie_returns(tmp_path: Path) -> None:
     async with bookie_cluster(tmp_path, 3) as cluster:
         client = await cluster.client()
         writer = await write(client, 50, ensemble_size=1, write_quorum=1, ack_quorum=1)
@@ -230,7 +235,7 @@ async def test_a_single_copy_that_is_away_is_waited_for_and_is_whole_when_it_ret
         await cluster.stop(holder)
         await mark(cluster, writer.ledger_id, holder)
         async with working(cluster) as worker:
-            record = await said(cluster, writer.ledger_id, Obstacle.SOURCE_UNAVAILABLE, "is not registered")
+            record = await recorded(cluster, writer.ledger_id, Obstacle.SOURCE_UNAVAILABLE, "is not registered")
             assert record.state is RecoveryState.BLOCKED
             await cluster.start(holder)
             await healed(cluster, writer.ledger_id)

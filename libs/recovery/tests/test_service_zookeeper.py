@@ -17,7 +17,7 @@ WAIT_S = 120.0
 
 
 @pytest.mark.timeout(400)
-async def test_the_others_elect_mark_and_heal_when_the_bookie_that_leads_dies(
+async def test_standbys_elect_mark_and_heal_when_the_leading_bookie_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BOOKIE_RECOVERY_LOST_BOOKIE_DELAY_S", "2")

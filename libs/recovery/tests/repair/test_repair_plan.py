@@ -9,7 +9,7 @@ from bindery_recovery.checks.checker import ALL, ENDS, FragmentCheck, FragmentSt
 from bindery_recovery.cluster.cluster_view import ClusterView
 from bindery_recovery.repair.copier import CopyFailure, CopyResult, Target
 from bindery_recovery.repair.repair_plan import (
-    EXCUSED_PAUSE_MAX_S,
+    MAINTENANCE_PAUSE_MAX_S,
     OPEN_PAUSE_S,
     REFILL_PAUSE_S,
     AttemptState,
@@ -82,7 +82,7 @@ NO_COPY = Problem(Obstacle.NO_COPY_LEFT, "no bookie has entry 3", is_final=True)
             check(LOST),
             cluster("bc", a=Intent.MAINTENANCE, until_ms=NOW_MS + 3_600_000),
             AttemptState(),
-            f"wait none waiting {EXCUSED_PAUSE_MAX_S}",
+            f"wait none waiting {MAINTENANCE_PAUSE_MAX_S}",
         ),
         (
             check(LOST),

@@ -52,9 +52,16 @@ def test_ledgers_that_lack_entries_are_marked_and_others_are_not() -> None:
         result = await finished(world)
         assert await world.marked() == {1: ("b2",), 2: ("b1", "b3")}
         assert result == {
-            "ledgers": 8, "whole": 2, "marked": 2, "unsure": 1, "refilling": 1, "failed": 2,
-            "missing_entries": 2 * 3, "entries_read": 6 * 6, "bytes_read": 6 * 600,
-        }  # fmt: skip
+            "ledgers": 8,
+            "whole": 2,
+            "marked": 2,
+            "unsure": 1,
+            "refilling": 1,
+            "failed": 2,
+            "missing_entries": 2 * 3,
+            "entries_read": 6 * 6,
+            "bytes_read": 6 * 600,
+        }
         record = await world.records.get(LedgerId(2))
         assert record is not None
         assert (record.reason, record.missing_entries, record.missing_bytes) == (Reason.ENTRY_MISSING, 4, 400)
@@ -69,7 +76,7 @@ def test_ledgers_that_lack_entries_are_marked_and_others_are_not() -> None:
     simulate(scenario())
 
 
-def test_bookies_that_may_come_back_are_left_to_the_audit() -> None:
+def test_bookies_that_may_return_are_left_to_the_audit() -> None:
     """One within its delay, one with leave; one that is lost for good and came to be named only later."""
 
     async def scenario() -> None:
@@ -87,8 +94,13 @@ def test_bookies_that_may_come_back_are_left_to_the_audit() -> None:
         await world.marks.set_check_time_ms(CheckKind.LEDGERS, 0)
         await asyncio.sleep(70)
         assert await last_result(world) == {
-            "ledgers": 4, "waiting": 2, "marked": 2, "missing_entries": 10, "entries_read": 12, "bytes_read": 1200,
-        }  # fmt: skip
+            "ledgers": 4,
+            "waiting": 2,
+            "marked": 2,
+            "missing_entries": 10,
+            "entries_read": 12,
+            "bytes_read": 1200,
+        }
         assert await world.marked() == {3: ("b5",), 4: ("b5",)}
         record = await world.records.get(LedgerId(3))
         assert record is not None

@@ -38,9 +38,14 @@ async def written(client: MemoryLedgerClient, count: int, **quorums: int) -> Led
 
 async def checked(client: MemoryLedgerClient, ledger_id: LedgerId, depth: Depth = ENDS, *leaving: str) -> LedgerCheck:
     return await check_ledger(
-        client, ledger_id, await client.metadata(ledger_id), bookies=await client.list_bookies(),
-        leaving=[BookieId(one) for one in leaving], depth=depth, randomness=random.Random(1),
-    )  # fmt: skip
+        client,
+        ledger_id,
+        await client.metadata(ledger_id),
+        bookies=await client.list_bookies(),
+        leaving=[BookieId(one) for one in leaving],
+        depth=depth,
+        randomness=random.Random(1),
+    )
 
 
 async def test_a_whole_ledger_is_whole_at_every_depth_and_ends_are_cheap() -> None:
@@ -131,7 +136,7 @@ async def test_a_bookie_in_limbo_answers_so_all_of_its_fragments_are_refilling()
     assert {(one.state, one.fragment.bookie_id) for one in check.bad} == {(FragmentState.REFILLING, holder)}
 
 
-async def test_a_silent_bookie_is_asked_for_two_batches_and_the_rest_is_unsure_with_a_reason() -> None:
+async def test_a_silent_bookie_gets_two_batches_and_the_rest_is_unsure_with_a_reason() -> None:
     check, _ = await many_segments(MemoryLedgerClient(), Status.IO_ERROR)
     assert {one.state for one in check.bad} == {FragmentState.UNSURE}
     assert check.entries_read == 2 * 60 + 8 + 16
@@ -150,7 +155,7 @@ async def test_an_error_is_no_proof(status: Status) -> None:
     assert status.name in bad.reason
 
 
-async def test_the_open_end_is_not_asked_about_but_its_members_are_known() -> None:
+async def test_the_open_end_is_not_read_but_its_bookies_are_reported() -> None:
     ledgers = MemoryLedgers()
     client = MemoryLedgerClient(ledgers)
     writer = await client.create()
@@ -183,13 +188,15 @@ async def test_closed_segments_of_an_open_ledger_are_checked() -> None:
     check = await checked(client, writer.ledger_id)
     (bad,) = check.bad
     assert (bad.state, bad.fragment.segment_first, list(bad.entries_to_copy)) == (
-        FragmentState.LOST, 0, list(range(10)),
-    )  # fmt: skip
+        FragmentState.LOST,
+        0,
+        list(range(10)),
+    )
     assert check.tail is not None
     assert check.tail.is_whole
 
 
-async def test_one_fragment_alone_can_be_looked_at_again() -> None:
+async def test_a_single_fragment_can_be_checked_again() -> None:
     client = MemoryLedgerClient()
     ledger_id = await written(client, 4)
     gone = BookieId("bookie-1:3182")
@@ -235,6 +242,17 @@ def test_what_a_depth_reads(count: int, percent: float, seed: int) -> None:
     assert len(chosen) >= min(count, count * percent / 100)
 
 
+def test_the_limits_of_what_a_depth_reads() -> None:
+    """Both ends are always read, and every entry from 100 % on, without making a list of them."""
+    for ids in ([], [7], [7, 8]):
+        assert entries_to_read(ids, ENDS) is ids
+    assert entries_to_read([7, 8, 9], ENDS) == [7, 9]
+    assert entries_to_read(range(1000), ALL) == range(1000)
+    assert entries_to_read(range(10), Depth(20)) == [0, 2, 7, 9]
+    nearly_all = entries_to_read(range(1000), Depth(99))
+    assert 990 <= len(nearly_all) < 1000
+
+
 @st.composite
 def ledgers(draw: st.DrawFn) -> LedgerMetadata:
     ensemble_size = draw(st.integers(1, 5))
@@ -245,10 +263,14 @@ def ledgers(draw: st.DrawFn) -> LedgerMetadata:
     is_closed = draw(st.booleans())
     unclosed = draw(st.sampled_from([LedgerState.OPEN, LedgerState.IN_RECOVERY]))
     return LedgerMetadata(
-        ensemble_size=ensemble_size, write_quorum=write_quorum, ack_quorum=draw(st.integers(1, write_quorum)),
-        segments=tuple(segments), state=LedgerState.CLOSED if is_closed else unclosed,
-        last_entry_id=EntryId(count - 1 if is_closed else -1), length=10 * count if is_closed else 0,
-    )  # fmt: skip
+        ensemble_size=ensemble_size,
+        write_quorum=write_quorum,
+        ack_quorum=draw(st.integers(1, write_quorum)),
+        segments=tuple(segments),
+        state=LedgerState.CLOSED if is_closed else unclosed,
+        last_entry_id=EntryId(count - 1 if is_closed else -1),
+        length=10 * count if is_closed else 0,
+    )
 
 
 def should_hold(metadata: LedgerMetadata) -> dict[tuple[int, int], list[int]]:

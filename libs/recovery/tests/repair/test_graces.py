@@ -1,4 +1,4 @@
-"""The grace of an open ledger's writer: counted for one absence, and anew for the next."""
+"""The grace of an open ledger's writer: it is counted once for each absence."""
 
 import asyncio
 from collections.abc import Collection
@@ -26,14 +26,14 @@ def test_the_grace_runs_out_once_for_each_absence() -> None:
         assert left(A, B, C, missing=[A]) == 30
         await asyncio.sleep(20)
         assert left(A, B, C, missing=[A]) == 10
-        assert left(A, B, C, missing=[A, B]) == 10, "it lasts"
+        assert left(A, B, C, missing=[A, B]) == 10, "the absence of A lasts"
         await asyncio.sleep(10)
         assert left(A, B, C, missing=[B]) == 0
-        assert left(A, B, C, missing=[C]) == 30, "of another"
+        assert left(A, B, C, missing=[C]) == 30, "the absence of C is another"
         await asyncio.sleep(3600)
-        assert left(A, B, C, missing=[C], marked_ms=2) == 30, "somebody else saw the end of the one before"
+        assert left(A, B, C, missing=[C], marked_ms=2) == 30, "another worker saw the end of the previous absence"
         await asyncio.sleep(20)
-        assert left(A, B, D, missing=[A], marked_ms=2) == 30, "its writer is at work"
+        assert left(A, B, D, missing=[A], marked_ms=2) == 30, "the writer has replaced a bookie"
         await asyncio.sleep(20)
         graces.forget(LEDGER)
         assert left(A, B, D, missing=[A], marked_ms=2) == 30

@@ -29,9 +29,13 @@ from bindery_recovery.backup.restore import CannotRestore, RestoreSummary, resto
 
 LAYOUT = LedgersLayout()
 METADATA = LedgerMetadata(
-    ensemble_size=1, write_quorum=1, ack_quorum=1, segments=(Segment(EntryId(0), (BookieId("b0"),)),),
-    password=b"secret", custom={"application": b"pulsar"},
-)  # fmt: skip
+    ensemble_size=1,
+    write_quorum=1,
+    ack_quorum=1,
+    segments=(Segment(EntryId(0), (BookieId("b0"),)),),
+    password=b"secret",
+    custom={"application": b"pulsar"},
+)
 Connect = Callable[[], Awaitable[MetadataStore]]
 
 
@@ -54,7 +58,7 @@ def server(request: pytest.FixtureRequest) -> str | None:
 
 @pytest.fixture
 async def clusters(server: str | None) -> AsyncIterator[tuple[MetadataStore, Connect]]:
-    """A store, and a way to an empty tree; on ZooKeeper it is the same one, wiped."""
+    """A store, and a function that returns an empty one; on ZooKeeper it is the same server, wiped."""
     opened: list[MetadataStore] = []
 
     async def connect() -> MetadataStore:
@@ -79,7 +83,7 @@ async def wipe(store: MetadataStore, path: str = "") -> None:
 
 
 async def populated(store: MetadataStore, *, ledgers: int = 5) -> LedgerManager:
-    """A cluster with a bookie, ledgers, a topic and what is ours."""
+    """A cluster with a bookie, ledgers, a topic, and nodes under /bindery."""
     await initialize_cluster(store, LAYOUT, randomness=random.Random(1))
     manager = LedgerManager(store, LAYOUT, randomness=random.Random(2))
     for _ in range(ledgers):
@@ -109,12 +113,14 @@ async def restored(store: MetadataStore, lines: list[bytes], **options: Any) -> 
 
 
 async def tree_of(store: MetadataStore) -> dict[str, bytes]:
-    """Every persistent node that is not ZooKeeper's own."""
+    """Return every persistent node except those of ZooKeeper itself."""
     names = [name for name in await store.children("/") if name != "zookeeper"]
     return {path: node.data for name in names async for path, node in walk(store, f"/{name}")}
 
 
-async def test_what_was_backed_up_comes_back_and_ephemerals_do_not(clusters: tuple[MetadataStore, Connect]) -> None:
+async def test_all_persistent_nodes_are_restored_and_ephemeral_ones_are_not(
+    clusters: tuple[MetadataStore, Connect],
+) -> None:
     store, connect = clusters
     manager = await populated(store)
     lines, summary = await backed_up(store)
@@ -133,12 +139,12 @@ async def test_what_was_backed_up_comes_back_and_ephemerals_do_not(clusters: tup
     await manager.close()
 
 
-async def test_new_ledgers_get_ids_above_all_that_were_seen_and_history_goes_on(
+async def test_new_ledgers_get_ids_above_all_known_ones_and_history_continues(
     clusters: tuple[MetadataStore, Connect],
 ) -> None:
     store, connect = clusters
     manager = await populated(store)
-    for ledger_id in (2, 3, 4):  # the counter knows of ids that no metadata tell of any more
+    for ledger_id in (2, 3, 4):  # the counter is above the ids of all ledgers that exist
         await manager.delete(LedgerId(ledger_id))
     await manager.create_with_id(LedgerId(1200), METADATA)
     lines, _ = await backed_up(store)
@@ -152,7 +158,7 @@ async def test_new_ledgers_get_ids_above_all_that_were_seen_and_history_goes_on(
     await there.close()
 
 
-async def test_a_counter_beyond_reach_makes_the_cluster_go_on_with_long_ids(
+async def test_a_counter_that_cannot_be_reached_switches_the_cluster_to_long_ids(
     clusters: tuple[MetadataStore, Connect],
 ) -> None:
     store, connect = clusters
@@ -171,7 +177,7 @@ async def test_a_counter_beyond_reach_makes_the_cluster_go_on_with_long_ids(
     await manager.close()
 
 
-async def test_restore_refuses_what_is_not_empty_and_merge_adds_only_what_is_missing(
+async def test_restore_refuses_a_cluster_with_data_and_merge_adds_only_missing_nodes(
     clusters: tuple[MetadataStore, Connect],
 ) -> None:
     store, _ = clusters
@@ -193,7 +199,7 @@ async def test_restore_refuses_what_is_not_empty_and_merge_adds_only_what_is_mis
     await manager.close()
 
 
-async def test_merging_into_a_cluster_that_stands_does_not_bring_back_what_was_meant_then(
+async def test_a_merge_into_an_existing_cluster_restores_no_intents(
     clusters: tuple[MetadataStore, Connect],
 ) -> None:
     """A bookie that serves again is not removed once more, and healing is not paused."""
@@ -228,13 +234,13 @@ async def test_merging_into_a_cluster_that_stands_does_not_bring_back_what_was_m
     assert await records.pause_info() is None
     assert await marks.get(LedgerId(1)) is None
     assert await records.get(LedgerId(1)) is None
-    empty = await connect()  # there is nothing that could have been taken back
+    empty = await connect()  # an empty cluster has withdrawn no intents
     assert (await restored(empty, lines, merge=True)).left_out == 0
     assert (await MembershipStore(empty, clock_ms=lambda: 1).get(bookie_id)).intent is Intent.REMOVED
     await manager.close()
 
 
-async def test_another_cluster_is_never_merged_into(clusters: tuple[MetadataStore, Connect]) -> None:
+async def test_a_merge_into_another_cluster_is_refused(clusters: tuple[MetadataStore, Connect]) -> None:
     store, connect = clusters
     await populated(store)
     lines, _ = await backed_up(store)
@@ -244,7 +250,7 @@ async def test_another_cluster_is_never_merged_into(clusters: tuple[MetadataStor
         await restored(target, lines, merge=True)
 
 
-async def test_a_restore_that_was_cut_short_is_no_cluster_and_merge_finishes_it() -> None:
+async def test_an_interrupted_restore_is_no_cluster_and_a_merge_completes_it() -> None:
     source, target = MemoryTree().connect(), MemoryTree().connect()
     await populated(source, ledgers=600)
     lines, summary = await backed_up(source)
@@ -269,8 +275,8 @@ async def test_a_restore_that_was_cut_short_is_no_cluster_and_merge_finishes_it(
     assert await tree_of(target) == await tree_of(source)
 
 
-async def test_what_changes_while_it_is_read_is_read_again() -> None:
-    """A ledger is made, one deleted, a topic written between the first reading and the second."""
+async def test_nodes_that_change_during_the_backup_are_read_again() -> None:
+    """A ledger is created, another deleted, and a topic written between the first pass and the second."""
     store = MemoryTree().connect()
     manager = await populated(store)
     waiting = True
@@ -297,7 +303,7 @@ async def test_what_changes_while_it_is_read_is_read_again() -> None:
     await manager.close()
 
 
-async def test_a_cluster_that_never_rests_is_backed_up_and_what_changed_is_told() -> None:
+async def test_a_cluster_that_keeps_changing_is_backed_up_and_the_changes_are_reported() -> None:
     store = MemoryTree().connect()
     await populated(store)
 
@@ -312,8 +318,10 @@ async def test_a_cluster_that_never_rests_is_backed_up_and_what_changed_is_told(
     assert verify_backup(lines).summary == summary
 
 
-async def test_a_ledger_that_is_closed_in_a_backup_has_its_note_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However late it was noted and closed, and if there is no second reading."""
+async def test_a_ledger_that_is_closed_in_a_backup_has_its_closing_record_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also if the record is added and the ledger closed during the only pass."""
     store = MemoryTree().connect()
     manager = await populated(store)
     notes = ClosingRecords(store)
@@ -343,8 +351,8 @@ async def small_backup() -> list[bytes]:
     return (await backed_up(store))[0]
 
 
-async def test_no_damaged_backup_is_taken_for_a_good_one() -> None:
-    """Every line missing, doubled or swapped with the next, and every byte of a line flipped, is noticed."""
+async def test_a_damaged_backup_is_refused() -> None:
+    """The check finds each line that is missing, repeated or swapped with the next, and each flipped byte of a line."""
     lines = await small_backup()
     verify_backup(lines)
     for at in range(len(lines)):
@@ -375,7 +383,31 @@ async def test_other_files_and_other_versions_are_refused_by_name() -> None:
         await restore_backup(MemoryTree().connect(), LedgersLayout("/other"), verify_backup(lines), lines)
 
 
-async def test_without_a_cluster_there_is_nothing_to_back_up() -> None:
+async def test_the_trailer_states_the_end_and_the_counts() -> None:
+    store = MemoryTree().connect()
+    await populated(store)
+    lines, summary = await backed_up(store)
+    trailer = json.loads(lines[-1])
+    assert (trailer["end"], trailer["settled"]) == (True, True)
+    assert (trailer["nodes"], trailer["lines"], trailer["ledgers"]) == (summary.nodes, len(lines) - 1, 5)
+
+
+async def test_a_backup_without_a_cluster_is_an_error() -> None:
     store: MemoryStore = MemoryTree().connect()
-    with pytest.raises(NoSuchNode, match="not initialised"):
+    with pytest.raises(NoSuchNode, match="not initialized"):
         await backed_up(store)
+
+
+@pytest.mark.parametrize("applied", [False, True])
+async def test_a_restore_counts_each_node_once_if_the_response_to_a_transaction_is_lost(applied: bool) -> None:
+    source, target = MemoryTree().connect(), MemoryTree().connect()
+    await populated(source)
+    lines, summary = await backed_up(source)
+    expected = await restored(MemoryTree().connect(), lines)
+    target.lose_next_write(applied=applied, matching=lambda name, _: name == "multi")
+    result = await restored(target, lines)
+    assert result.created + result.kept == expected.created + expected.kept == summary.nodes
+    assert result.created > 0
+    assert (result.kept > expected.kept) is applied, "nodes of the transaction are found if it was applied"
+    assert result.differing == expected.differing
+    assert await tree_of(target) == await tree_of(source)

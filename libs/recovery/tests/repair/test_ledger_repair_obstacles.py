@@ -14,7 +14,7 @@ from bindery_recovery.checks.bookie_audit import LedgerMarker
 from healing_world import NAMES, World, clock_ms, payloads, play
 
 
-def test_without_a_spare_it_says_so_and_heals_when_one_joins() -> None:
+def test_without_a_spare_the_obstacle_is_recorded_and_a_new_bookie_ends_it() -> None:
     async def scene(here: World) -> None:
         writer = await here.write(30)
         lost = writer.metadata.last_segment.ensemble[1]
@@ -29,20 +29,21 @@ def test_without_a_spare_it_says_so_and_heals_when_one_joins() -> None:
         )
         assert (record.attempts, record.missing_entries, record.missing_bytes) == (1, 30, 300)
         assert record.next_retry_ms is not None
-        again = await here.until_said(writer.ledger_id, lambda r: r.attempts >= 8, 3_000)
+        assert record.next_retry_ms - clock_ms() <= 6_250, "5 s and up to 25 % more after the first failure"
+        again = await here.until_record(writer.ledger_id, lambda r: r.attempts >= 8, 3_000)
         assert again.next_retry_ms is not None
         assert 200_000 < again.next_retry_ms - clock_ms() <= 380_000, "the back-off has grown, and no further"
         joined_at = asyncio.get_running_loop().time()
         here.ledgers.bookies[BookieId("bookie-9:3181")] = True
         await here.until_healed(writer.ledger_id)
-        assert asyncio.get_running_loop().time() - joined_at < 5, "it does not wait for its next turn"
+        assert asyncio.get_running_loop().time() - joined_at < 5, "it does not wait for its retry time"
         await here.assert_whole(writer.ledger_id, payloads(30))
         assert healer.worker.parked == 0
 
     play(scene, bookies=3)
 
 
-def test_a_spare_that_joins_while_the_ledger_is_looked_at_is_not_overlooked() -> None:
+def test_a_spare_that_joins_during_an_attempt_is_used_at_once() -> None:
     async def scene(here: World) -> None:
         writer = await here.write(30)
         lost = writer.metadata.last_segment.ensemble[1]
@@ -68,7 +69,7 @@ def test_a_spare_that_joins_while_the_ledger_is_looked_at_is_not_overlooked() ->
     play(scene, bookies=3)
 
 
-def test_a_spare_that_is_read_only_or_leaving_is_none_and_is_named() -> None:
+def test_read_only_and_draining_bookies_are_no_spares_and_are_named() -> None:
     async def scene(here: World) -> None:
         writer = await here.write(30)
         ensemble = writer.metadata.last_segment.ensemble
@@ -88,7 +89,7 @@ def test_a_spare_that_is_read_only_or_leaving_is_none_and_is_named() -> None:
     play(scene, bookies=5)
 
 
-def test_who_is_away_for_maintenance_is_not_replaced_until_the_lease_ends() -> None:
+def test_a_bookie_in_maintenance_is_not_replaced_until_its_lease_ends() -> None:
     async def scene(here: World) -> None:
         writer = await here.write(30)
         away = writer.metadata.last_segment.ensemble[0]
@@ -108,7 +109,7 @@ def test_who_is_away_for_maintenance_is_not_replaced_until_the_lease_ends() -> N
     play(scene)
 
 
-def test_who_refills_its_own_storage_is_neither_replaced_nor_a_source() -> None:
+def test_a_bookie_that_refills_its_storage_is_neither_replaced_nor_a_source() -> None:
     async def scene(here: World) -> None:
         writer = await here.write(30)
         refilling = writer.metadata.last_segment.ensemble[0]
@@ -125,10 +126,13 @@ def test_who_refills_its_own_storage_is_neither_replaced_nor_a_source() -> None:
         await asyncio.sleep(100)
         assert healer.client.stored == []
         frames = await here.client.read_replicas(
-            writer.ledger_id, writer.metadata, writer.metadata.last_segment.ensemble[1],
-            [EntryId(n) for n in range(30)], lambda r: r.frame or b"",
-        )  # fmt: skip
-        copies.store(refilling, frames)  # it has healed itself
+            writer.ledger_id,
+            writer.metadata,
+            writer.metadata.last_segment.ensemble[1],
+            [EntryId(n) for n in range(30)],
+            lambda r: r.frame or b"",
+        )
+        copies.store(refilling, frames)  # it has refilled its storage
         del here.ledgers.read_answers[refilling]
         await here.until_healed(writer.ledger_id)
         assert healer.client.stored == []
@@ -137,7 +141,7 @@ def test_who_refills_its_own_storage_is_neither_replaced_nor_a_source() -> None:
     play(scene)
 
 
-def test_what_only_a_refilling_bookie_may_have_is_not_lost() -> None:
+def test_an_entry_that_only_a_refilling_bookie_may_have_is_not_unrecoverable() -> None:
     async def scene(here: World) -> None:
         await here.add_cookies(*NAMES)
         writer = await here.write(30, ensemble_size=2, write_quorum=2, ack_quorum=1)
@@ -180,7 +184,7 @@ def test_a_single_copy_on_a_bookie_that_is_gone_is_unrecoverable_until_that_book
         assert event.kind == "unrecoverable"
         failed = healer.worker.stats.attempts_failed
         await asyncio.sleep(10_000)
-        assert healer.worker.stats.attempts_failed == failed, "terminal: it is not tried again and again"
+        assert healer.worker.stats.attempts_failed == failed, "terminal: it is not tried again"
         await here.memberships.clear(gone)
         here.ledgers.bookies[gone] = True
         await here.until_healed(writer.ledger_id)
@@ -189,7 +193,7 @@ def test_a_single_copy_on_a_bookie_that_is_gone_is_unrecoverable_until_that_book
     play(scene)
 
 
-@pytest.mark.parametrize("is_at_work", [False, True], ids=["at rest", "while it is looked at"])
+@pytest.mark.parametrize("is_at_work", [False, True], ids=["at rest", "during an attempt"])
 def test_a_ledger_that_cannot_be_healed_for_one_bookie_is_healed_for_another_that_is_lost_later(
     is_at_work: bool,
 ) -> None:
@@ -219,12 +223,12 @@ def test_a_ledger_that_cannot_be_healed_for_one_bookie_is_healed_for_another_tha
             healer.start()
         else:
             healer.start()
-            await here.until_said(writer.ledger_id, lambda r: r.state is RecoveryState.UNRECOVERABLE)
+            await here.until_record(writer.ledger_id, lambda r: r.state is RecoveryState.UNRECOVERABLE)
             await lose_another()
         async with asyncio.timeout(60):
             while later in (await here.client.metadata(writer.ledger_id)).last_segment.ensemble:
                 await asyncio.sleep(1)
-        record = await here.until_said(writer.ledger_id, lambda r: r.state is RecoveryState.UNRECOVERABLE)
+        record = await here.until_record(writer.ledger_id, lambda r: r.state is RecoveryState.UNRECOVERABLE)
         assert record.bookies == tuple(sorted([first, later]))
         assert await here.is_marked(writer.ledger_id)
         stored, failed = healer.client.entries_stored, healer.worker.stats.attempts_failed
@@ -234,7 +238,7 @@ def test_a_ledger_that_cannot_be_healed_for_one_bookie_is_healed_for_another_tha
     play(scene, bookies=7)
 
 
-def test_a_bookie_that_may_come_back_leaves_nothing_unrecoverable() -> None:
+def test_a_bookie_that_may_return_makes_no_ledger_unrecoverable() -> None:
     async def scene(here: World) -> None:
         await here.add_cookies(*NAMES)
         writer = await here.write(30, ensemble_size=1, write_quorum=1, ack_quorum=1)
@@ -247,13 +251,13 @@ def test_a_bookie_that_may_come_back_leaves_nothing_unrecoverable() -> None:
         cookie = await here.cookies.read(away)
         assert cookie is not None
         await here.cookies.delete(away, version=cookie.version)
-        record = await here.until_said(writer.ledger_id, lambda r: r.state is RecoveryState.UNRECOVERABLE)
+        record = await here.until_record(writer.ledger_id, lambda r: r.state is RecoveryState.UNRECOVERABLE)
         assert record.obstacle is Obstacle.NO_COPY_LEFT
 
     play(scene)
 
 
-def test_a_fragment_with_a_hole_is_not_copied_up_to_there_again_and_again() -> None:
+def test_a_fragment_with_an_unreadable_entry_is_not_copied_up_to_it_at_every_attempt() -> None:
     async def scene(here: World) -> None:
         await here.add_cookies(*(BookieId(f"bookie-{n}:3181") for n in range(6)))
         writer = await here.write(500)
@@ -272,12 +276,12 @@ def test_a_fragment_with_a_hole_is_not_copied_up_to_there_again_and_again() -> N
         await here.until_tried(writer.ledger_id)
         stored = healer.client.entries_stored
         assert 0 < stored <= 250
-        record = await here.until_said(writer.ledger_id, lambda r: r.attempts >= 5, 3_000)
+        record = await here.until_record(writer.ledger_id, lambda r: r.attempts >= 5, 3_000)
         assert record.obstacle is Obstacle.SOURCE_UNAVAILABLE
         assert "entry 250 cannot be read from any bookie" in record.detail
         assert healer.client.entries_stored == stored
         metadata = await here.client.metadata(writer.ledger_id)
-        assert metadata.last_segment.ensemble == ensemble, "who is lost may come back with the entry"
+        assert metadata.last_segment.ensemble == ensemble, "the lost bookie may return with the entry"
         ledger.copies.store(ensemble[0], [frame])
         healer.worker.retry_now()
         await here.until_healed(writer.ledger_id)
@@ -286,7 +290,7 @@ def test_a_fragment_with_a_hole_is_not_copied_up_to_there_again_and_again() -> N
     play(scene, bookies=6)
 
 
-def test_a_bookie_gets_back_what_there_is_though_an_entry_among_it_is_lost() -> None:
+def test_a_bookie_gets_its_readable_entries_back_although_one_is_lost() -> None:
     async def scene(here: World) -> None:
         writer = await here.write(100)
         ledger = here.ledgers.find(writer.ledger_id)
@@ -297,7 +301,7 @@ def test_a_bookie_gets_back_what_there_is_though_an_entry_among_it_is_lost() -> 
             ledger.copies.lose(other, 45)
         await here.mark(writer.ledger_id, holder, reason=Reason.ENTRY_MISSING)
         healer = here.healer().start()
-        record = await here.until_said(writer.ledger_id, lambda r: r.state is RecoveryState.UNRECOVERABLE)
+        record = await here.until_record(writer.ledger_id, lambda r: r.state is RecoveryState.UNRECOVERABLE)
         assert record.detail.startswith("entry 45 cannot be read from any bookie: ")
         assert {bookie_id for _, bookie_id, _ in healer.client.stored} == {holder}
         assert healer.client.entries_stored == 19
@@ -320,7 +324,7 @@ def test_copies_that_are_all_absent_or_corrupt_are_unrecoverable_and_an_error_is
         record = await here.until_tried(writer.ledger_id)
         assert record.obstacle is Obstacle.SOURCE_UNAVAILABLE
         del here.ledgers.read_answers[first]
-        record = await here.until_said(writer.ledger_id, lambda r: r.state is RecoveryState.UNRECOVERABLE)
+        record = await here.until_record(writer.ledger_id, lambda r: r.state is RecoveryState.UNRECOVERABLE)
         assert record.obstacle is Obstacle.NO_COPY_LEFT
         assert record.detail.startswith("entry 9 cannot be read from any bookie: ")
         assert healer.client.stored == []
@@ -328,7 +332,7 @@ def test_copies_that_are_all_absent_or_corrupt_are_unrecoverable_and_an_error_is
     play(scene)
 
 
-def test_a_bookie_that_cannot_say_is_asked_again_and_replaced_in_the_end() -> None:
+def test_a_bookie_that_answers_with_errors_is_read_again_and_finally_replaced() -> None:
     async def scene(here: World) -> None:
         writer = await here.write(30)
         holder = writer.metadata.last_segment.ensemble[0]
@@ -347,18 +351,18 @@ def test_a_bookie_that_cannot_say_is_asked_again_and_replaced_in_the_end() -> No
     play(scene)
 
 
-def test_a_bookie_that_is_silent_once_is_not_replaced_for_what_failed_before() -> None:
+def test_one_failed_read_does_not_replace_a_bookie_after_failures_for_other_reasons() -> None:
     async def scene(here: World) -> None:
         writer = await here.write(30)
         _, silent, lost = writer.metadata.last_segment.ensemble
         here.lose(lost)
         await here.mark(writer.ledger_id, lost)
         healer = here.healer().start()
-        await here.until_said(writer.ledger_id, lambda r: r.attempts >= 5, 3_000)  # for want of a spare
+        await here.until_record(writer.ledger_id, lambda r: r.attempts >= 5, 3_000)  # there is no spare
         here.ledgers.read_answers[silent] = Status.IO_ERROR
         here.ledgers.bookies[lost] = True
         here.ledgers.bookies[BookieId("bookie-9:3181")] = True
-        record = await here.until_said(writer.ledger_id, lambda r: bool(r.unsure))
+        record = await here.until_record(writer.ledger_id, lambda r: bool(r.unsure))
         assert record.unsure == ((silent, 1),)
         del here.ledgers.read_answers[silent]
         await here.until_healed(writer.ledger_id)
@@ -369,7 +373,7 @@ def test_a_bookie_that_is_silent_once_is_not_replaced_for_what_failed_before() -
     play(scene, bookies=3)
 
 
-def test_a_target_that_refuses_is_passed_over_and_named_when_there_is_no_other() -> None:
+def test_a_target_that_refuses_is_skipped_and_is_named_if_there_is_no_other() -> None:
     async def scene(here: World) -> None:
         writer = await here.write(30)
         ensemble = writer.metadata.last_segment.ensemble
@@ -391,7 +395,7 @@ def test_a_target_that_refuses_is_passed_over_and_named_when_there_is_no_other()
     play(scene, bookies=5)
 
 
-def test_metadata_that_cannot_be_read_are_said_to_be_so() -> None:
+def test_unreadable_metadata_is_recorded_as_the_obstacle() -> None:
     async def scene(here: World) -> None:
         writer = await here.write(5)
         await here.mark(writer.ledger_id, NAMES[0])
@@ -405,7 +409,7 @@ def test_metadata_that_cannot_be_read_are_said_to_be_so() -> None:
     play(scene)
 
 
-def test_nothing_is_taken_up_while_recovery_is_switched_off_and_a_long_copy_stops() -> None:
+def test_while_recovery_is_disabled_no_repair_starts_and_a_long_copy_stops() -> None:
     async def scene(here: World) -> None:
         writer = await here.write(2_000, size=10_000)
         lost = writer.metadata.last_segment.ensemble[1]
@@ -420,7 +424,7 @@ def test_nothing_is_taken_up_while_recovery_is_switched_off_and_a_long_copy_stop
         while healer.client.entries_stored < 200:
             await asyncio.sleep(0.1)
         await here.marks.disable()
-        record = await here.until_said(writer.ledger_id, lambda r: r.obstacle is Obstacle.PAUSED)
+        record = await here.until_record(writer.ledger_id, lambda r: r.obstacle is Obstacle.PAUSED)
         assert record.state is RecoveryState.WAITING
         stopped_at = healer.client.entries_stored
         assert stopped_at < 700

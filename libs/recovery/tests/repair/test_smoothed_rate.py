@@ -1,10 +1,10 @@
-"""What a worker says of its speed, from its first copies on."""
+"""The copy rate that a worker reports, from its first copies on."""
 
 import pytest
 from bindery_recovery.repair.smoothed_rate import SmoothedRate
 
 
-def test_the_first_rate_is_told_as_it_is() -> None:
+def test_the_first_rate_is_reported_unchanged() -> None:
     rate = SmoothedRate()
     for _ in range(100):
         rate.see(0)
@@ -13,7 +13,7 @@ def test_the_first_rate_is_told_as_it_is() -> None:
     assert rate.value == pytest.approx(1000)
 
 
-def test_it_follows_smoothly() -> None:
+def test_the_rate_changes_gradually() -> None:
     rate = SmoothedRate()
     for _ in range(20):
         rate.see(1000)
@@ -24,7 +24,7 @@ def test_it_follows_smoothly() -> None:
     assert rate.value == pytest.approx(3000, rel=0.01)
 
 
-def test_after_a_rest_it_begins_anew() -> None:
+def test_the_rate_starts_again_after_a_pause() -> None:
     rate = SmoothedRate()
     rate.see(1_000_000)
     for _ in range(100):

@@ -1,4 +1,4 @@
-"""A ledger that moved away from a whole bookie is forgotten there, and moves back when it must."""
+"""A bookie deletes a ledger that moved away from it, and stores it again when the ledger moves back."""
 
 import asyncio
 from pathlib import Path
@@ -13,7 +13,7 @@ from .test_worker_bookies import healed, mark, working
 GRACE_S = 0.5
 
 
-async def test_a_copy_that_moved_away_is_forgotten_and_made_anew_when_it_moves_back(tmp_path: Path) -> None:
+async def test_a_copy_is_deleted_when_its_ledger_moves_away_and_stored_again_when_it_moves_back(tmp_path: Path) -> None:
     async with bookie_cluster(tmp_path, 4) as cluster:
         client = await cluster.client()
         writer = await write(client, 300)
@@ -32,7 +32,7 @@ async def test_a_copy_that_moved_away_is_forgotten_and_made_anew_when_it_moves_b
         collector._grace_s = GRACE_S
         assert await client.entries_on(writer.ledger_id, BookieId(away)) == [(0, 300)]
         assert await collector.step() == 0
-        assert collector.state.candidates == 1, "the open ledger is none, whether it names the bookie or not"
+        assert collector.state.candidates == 1, "an open ledger is no candidate, whether it names the bookie or not"
         await asyncio.sleep(GRACE_S)
         assert await collector.step() == 1
         with pytest.raises(NoSuchLedger):
@@ -43,5 +43,5 @@ async def test_a_copy_that_moved_away_is_forgotten_and_made_anew_when_it_moves_b
         async with working(cluster):
             await healed(cluster, writer.ledger_id)
         metadata = await assert_whole(client, writer.ledger_id, 300)
-        assert away in metadata.last_segment.ensemble, "the only spare takes copies of what it forgot"
+        assert away in metadata.last_segment.ensemble, "the only spare stores copies of the ledger that it deleted"
         await kept.abandon()

@@ -1,4 +1,4 @@
-"""The sentence that says why a ledger is not healed, for each state and obstacle, word by word."""
+"""The sentence that explains why a ledger is not healed, for each state and obstacle, word by word."""
 
 from typing import Any
 
@@ -24,9 +24,14 @@ NOW_MS = 1_700_000_000_000
 SEVEN = LedgerId(7)
 A, B, C, D = (BookieId(f"bookie-{letter}") for letter in "abcd")
 LEDGER = LedgerMetadata(
-    ensemble_size=3, write_quorum=3, ack_quorum=2, segments=(Segment(EntryId(0), (A, B, C)),),
-    state=LedgerState.CLOSED, last_entry_id=EntryId(99), length=1000,
-)  # fmt: skip
+    ensemble_size=3,
+    write_quorum=3,
+    ack_quorum=2,
+    segments=(Segment(EntryId(0), (A, B, C)),),
+    state=LedgerState.CLOSED,
+    last_entry_id=EntryId(99),
+    length=1000,
+)
 OPEN = LEDGER.with_changes(state=LedgerState.OPEN, last_entry_id=EntryId(-1), length=0)
 IDLE = WorkerReport("worker-1", NOW_MS - 1000, "idle")
 BUSY = WorkerReport("worker-1", NOW_MS - 1000, "copying", LedgerId(8))
@@ -44,9 +49,13 @@ def view(*bookies: BookieId, read_only: tuple[BookieId, ...] = (), **intents: In
 
 def said(**changes: Any) -> Explanation:
     facts: dict[str, Any] = {
-        "ledger_id": SEVEN, "mark": LOST_B, "metadata": LEDGER, "view": view(A, C), "workers": [IDLE],
+        "ledger_id": SEVEN,
+        "mark": LOST_B,
+        "metadata": LEDGER,
+        "view": view(A, C),
+        "workers": [IDLE],
         "auditor": "auditor-1",
-    }  # fmt: skip
+    }
     return explain(Known(**{**facts, **changes}))
 
 
@@ -67,75 +76,87 @@ def record(
             {"view": view(A, B, C)},
             "Ledger 7 is not marked: no copy is known to be missing; to read every copy, run `bindery ledger check 7 "
             "--deep`.",
-            False, id="whole",
+            False,
+            id="whole",
         ),
         pytest.param(
             {"view": view(A, B, C), "closing": NOTE},
             "Ledger 7 is not marked, but it was closed by recovery after its writer may have continued without some "
             "copies, so some copies may be missing: the auditor auditor-1 has been checking the entry lists of its "
             "bookies for 3 s.",
-            False, id="noted",
+            False,
+            id="noted",
         ),
         pytest.param(
             {"view": view(A, B, C), "closing": NOTE, "metadata": OPEN},
             "Ledger 7 is not marked, but it was closed by recovery after its writer may have continued without some "
             "copies, so some copies may be missing: it is checked when it has been closed.",
-            False, id="noted-open",
+            False,
+            id="noted-open",
         ),
         pytest.param(
             {"view": view(A, B, C), "closing": ClosingRecord(SEVEN, ClosingCause.DEGRADED), "auditor": None},
             "Ledger 7 is not marked, but its writer continued without a copy of some entries, so some copies may be "
             "missing; it is not checked, because no auditor is running: start one.",
-            True, id="noted-without-auditor",
+            True,
+            id="noted-without-auditor",
         ),
         pytest.param(
             {"view": view(A, B, C), "closing": ClosingRecord(SEVEN, ClosingCause.IN_FLIGHT), "is_enabled": False},
             "Ledger 7 is not marked, but it was closed while copies were still being written, so some copies may be "
             "missing; it is not checked, because automatic recovery was disabled: run `bindery recovery resume` to "
             "enable it.",
-            True, id="noted-while-off",
+            True,
+            id="noted-while-off",
         ),
         pytest.param({"metadata": None}, "Ledger 7 does not exist.", False, id="nothing"),
         pytest.param(
             {"metadata": None, "metadata_error": "half a line"},
             "Ledger 7 is not marked, but its metadata cannot be read (half a line): restore it from a backup.",
-            True, id="unreadable",
+            True,
+            id="unreadable",
         ),
         pytest.param(
             {},
             "Ledger 7 is not marked yet, though bookie-b is not registered: the auditor auditor-1 marks it when the "
             "lost-bookie delay has passed.",
-            False, id="one-away",
+            False,
+            id="one-away",
         ),
         pytest.param(
             {"view": view(A)},
             "Ledger 7 is not marked yet, though bookie-b and bookie-c are not registered: the auditor auditor-1 marks"
             " it when the lost-bookie delay has passed.",
-            False, id="two-away",
+            False,
+            id="two-away",
         ),
         pytest.param(
             {"auditor": None},
             "Ledger 7 is not marked, though bookie-b is not registered, because no auditor is running: start one.",
-            True, id="no-auditor",
+            True,
+            id="no-auditor",
         ),
         pytest.param(
             {"is_enabled": False},
             "Ledger 7 is not marked, though bookie-b is not registered, because automatic recovery was disabled: run "
             "`bindery recovery resume` to enable it.",
-            True, id="switched-off",
+            True,
+            id="switched-off",
         ),
         pytest.param(
             {"view": view(A, C, b=Intent.MAINTENANCE)},
             "Ledger 7 is not marked, because bookie-b is in maintenance: no action is needed.",
-            False, id="maintenance",
+            False,
+            id="maintenance",
         ),
         pytest.param(
             {"view": view(A, B, C, c=Intent.DRAINING)},
             "Ledger 7 is not marked yet, though bookie-c is leaving the cluster: the auditor auditor-1 marks it soon.",
-            False, id="draining",
+            False,
+            id="draining",
         ),
     ],
-)  # fmt: skip
+)
 def test_a_ledger_that_is_not_marked(facts: dict[str, Any], sentence: str, waits: bool) -> None:
     assert said(mark=None, **facts) == (sentence, waits)
 
@@ -146,60 +167,67 @@ def test_a_ledger_that_is_not_marked(facts: dict[str, Any], sentence: str, waits
 @pytest.mark.parametrize(
     ("facts", "sentence", "waits"),
     [
-        pytest.param(
-            {"metadata": None}, "Ledger 7 was deleted: a worker will remove its mark.", False, id="gone"
-        ),
+        pytest.param({"metadata": None}, "Ledger 7 was deleted: a worker will remove its mark.", False, id="gone"),
         pytest.param(
             {"is_enabled": False, "pause": Pause("anna", "disks are being moved", NOW_MS)},
             "Ledger 7 is marked and waits, because automatic recovery was disabled by anna (disks are being moved): "
             "run `bindery recovery resume` to enable it.",
-            True, id="paused",
+            True,
+            id="paused",
         ),
         pytest.param(
             {"is_enabled": False},
             "Ledger 7 is marked and waits, because automatic recovery was disabled: run `bindery recovery resume` to "
             "enable it.",
-            True, id="switched-off",
+            True,
+            id="switched-off",
         ),
         pytest.param(
             {"workers": []},
             "Ledger 7 is marked (copies are missing: bookie-b) and no replication worker is running: start an "
             "auditor, or set `autorecovery_embedded` on the bookies.",
-            True, id="no-worker",
+            True,
+            id="no-worker",
         ),
         pytest.param(
             {"workers": [WorkerReport("dead", NOW_MS - 60_000)], "record": record(Obstacle.NONE)},
             "Ledger 7 is marked (a bookie is lost: bookie-b) and no replication worker is running: start an auditor, "
             "or set `autorecovery_embedded` on the bookies.",
-            True, id="worker-silent",
+            True,
+            id="worker-silent",
         ),
         pytest.param(
             {},
             "Ledger 7 is marked (copies are missing: bookie-b) and a worker will start within seconds: no action is "
             "needed.",
-            False, id="idle-worker",
+            False,
+            id="idle-worker",
         ),
         pytest.param(
             {"workers": [BUSY], "record": record(Obstacle.NONE, reason=Reason.BOOKIE_DRAINING)},
             "Ledger 7 is marked (a bookie is drained: bookie-b) and waits for a worker: the only worker is busy with "
             "other ledgers; more workers or a higher rate limit would shorten the wait.",
-            False, id="busy-worker",
+            False,
+            id="busy-worker",
         ),
         pytest.param(
             {"workers": [BUSY, BUSY], "record": record(Obstacle.NONE, reason=Reason.ENTRY_MISSING)},
             "Ledger 7 is marked (a check found missing or corrupt entries: bookie-b) and waits for a worker: all 2 "
             "workers are busy with other ledgers; more workers or a higher rate limit would shorten the wait.",
-            False, id="busy-workers",
+            False,
+            id="busy-workers",
         ),
         pytest.param(
             {"locked_by": "worker-1", "record": record(Obstacle.NONE, state=RecoveryState.WAITING)},
             "Ledger 7 is being checked by worker-1: no action is needed.",
-            False, id="locked",
+            False,
+            id="locked",
         ),
         pytest.param(
             {"locked_by": ""},
             "Ledger 7 is being checked by a worker: no action is needed.",
-            False, id="locked-by-apache",
+            False,
+            id="locked-by-apache",
         ),
         pytest.param(
             {
@@ -210,15 +238,17 @@ def test_a_ledger_that_is_not_marked(facts: dict[str, Any], sentence: str, waits
                 ),
             },
             "Ledger 7 is being copied by worker-1, 12,000 copies left (286.1 MiB), about 5 min: no action is needed.",
-            False, id="copying",
+            False,
+            id="copying",
         ),
         pytest.param(
             {"locked_by": "worker-1", "record": record(Obstacle.NONE, state=RecoveryState.COPYING, missing_entries=1)},
             "Ledger 7 is being copied by worker-1, 1 copy left: no action is needed.",
-            False, id="copying-of-unknown-size",
+            False,
+            id="copying-of-unknown-size",
         ),
     ],
-)  # fmt: skip
+)
 def test_a_ledger_that_has_met_no_obstacle(facts: dict[str, Any], sentence: str, waits: bool) -> None:
     assert said(**facts) == (sentence, waits)
 
@@ -237,7 +267,7 @@ CASES: dict[str, tuple[dict[str, Any], str, bool]] = {
         False,
     ),
     "maintenance": (
-        {"record": record(Obstacle.NONE, sentences.excused(B, NOW_MS, NOW_MS + 200_000), WAITING, attempts=0)},
+        {"record": record(Obstacle.NONE, sentences.in_maintenance(B, NOW_MS, NOW_MS + 200_000), WAITING, attempts=0)},
         "Ledger 7 is not repaired because bookie-b is in maintenance for another 3 min: it is replaced only if it "
         "does not return by then (next attempt in 40 s).",
         False,
@@ -374,7 +404,7 @@ def test_every_obstacle_has_its_sentence(name: str) -> None:
     assert said(**facts) == (sentence, waits)
 
 
-def test_no_obstacle_and_no_state_was_forgotten() -> None:
+def test_every_obstacle_and_every_state_has_a_case() -> None:
     records = [facts["record"] for facts, _, _ in CASES.values()]
     assert {one.obstacle for one in records} == set(Obstacle)
     states = {one.state for one in records} | {RecoveryState.COPYING, RecoveryState.HEALED}

@@ -1,4 +1,4 @@
-"""Beginning, refusing, following and cancelling drains and recoveries; what moves the ledgers is played by the test."""
+"""Start, refuse, follow and cancel drains and recoveries; the tests move the ledgers."""
 
 import random
 from collections.abc import AsyncIterator, Mapping
@@ -23,6 +23,7 @@ from bindery_metadata.recovery.recovery_records import (
 from bindery_metadata.recovery.underreplication import UnderreplicationManager
 from bindery_metadata.stores.memory import MemoryStore, MemoryTree
 from bindery_recovery.draining.drain import (
+    POLL_S,
     BelowQuorum,
     BookieEmptier,
     CannotDrain,
@@ -56,6 +57,8 @@ class Cluster:
         """Bookies turn read-only when they are drained, as ours do."""
         self.now_ms = 1_000_000
         self.unreadable: set[LedgerId] = set()
+        self.listings = 0
+        """Number of times that all ledgers were listed."""
         self.emptier = BookieEmptier(
             self.store, LAYOUT, self, randomness=random.Random(3), clock_ms=self.clock_ms, by="operator"
         )
@@ -65,9 +68,11 @@ class Cluster:
 
     async def ledger(self, *ensemble: BookieId, entries: int = 10, length: int = 1000, closed: bool = True) -> LedgerId:
         metadata = LedgerMetadata(
-            ensemble_size=len(ensemble), write_quorum=min(2, len(ensemble)), ack_quorum=1,
+            ensemble_size=len(ensemble),
+            write_quorum=min(2, len(ensemble)),
+            ack_quorum=1,
             segments=(Segment(EntryId(0), tuple(ensemble)),),
-        )  # fmt: skip
+        )
         if closed:
             metadata = metadata.with_changes(
                 state=LedgerState.CLOSED, last_entry_id=EntryId(entries - 1), length=length
@@ -85,6 +90,7 @@ class Cluster:
     # what the emptier uses of a ledger client
 
     def list_ledgers(self) -> AsyncIterator[LedgerId]:
+        self.listings += 1
         return self.manager.list()
 
     async def metadata(self, ledger_id: LedgerId) -> LedgerMetadata:
@@ -106,7 +112,7 @@ async def cluster_of(bookies: int) -> Cluster:
     return cluster
 
 
-async def test_a_drain_is_said_with_its_size_and_followed_to_its_end() -> None:
+async def test_a_drain_reports_its_size_and_is_followed_to_its_end() -> None:
     cluster = await cluster_of(4)
     first = await cluster.ledger(B[0], B[1])
     second = await cluster.ledger(B[2], B[0], length=3000)
@@ -117,18 +123,24 @@ async def test_a_drain_is_said_with_its_size_and_followed_to_its_end() -> None:
     assert (membership.intent, membership.reason, membership.by) == (Intent.DRAINING, "old disks", "operator")
     assert dict(membership.drain) == {"ledgers_total": 2, "bytes_total": 4000}
     steps = iter((cluster.move(first, B[0], B[3]), cluster.move(second, B[0], B[3])))
+    pauses = []
 
     async def pause(seconds: float) -> None:
+        pauses.append(seconds)
         await next(steps)
 
     seen = [progress async for progress in cluster.emptier.follow(started, pause=pause)]
     assert [(p.ledgers_left, p.size_left, p.part, p.done) for p in seen] == [
-        (2, 4000, 0.0, False), (1, 3000, 0.25, False), (0, 0, 1.0, True),
-    ]  # fmt: skip
+        (2, 4000, 0.0, False),
+        (1, 3000, 0.25, False),
+        (0, 0, 1.0, True),
+    ]
+    assert pauses == [POLL_S, POLL_S]
+    assert cluster.listings == 2, "at the start, and once more when none of these ledgers names the bookie"
     assert [event.kind for event in await cluster.records.history()] == ["drain_started"]
 
 
-async def test_who_asks_again_goes_on_with_the_first_totals() -> None:
+async def test_starting_a_drain_again_keeps_the_first_totals() -> None:
     cluster = await cluster_of(4)
     moved = await cluster.ledger(B[0], B[1])
     await cluster.ledger(B[0], B[1])
@@ -142,7 +154,7 @@ async def test_who_asks_again_goes_on_with_the_first_totals() -> None:
     assert len(await cluster.records.history()) == 1
 
 
-async def test_ledgers_that_come_while_it_drains_are_found_before_it_is_called_empty() -> None:
+async def test_ledgers_created_during_a_drain_are_found_before_the_bookie_is_empty() -> None:
     cluster = await cluster_of(4)
     first = await cluster.ledger(B[0], B[1])
     started = await cluster.emptier.start_drain(B[0])
@@ -174,14 +186,14 @@ async def test_below_quorum_is_refused_with_ledger_and_numbers() -> None:
     assert not (await cluster.emptier.start_drain(B[0])).goes_on
 
 
-async def test_a_bookie_that_holds_nothing_can_be_drained_whatever_is_left() -> None:
+async def test_an_empty_bookie_can_be_drained_below_quorum() -> None:
     cluster = await cluster_of(1)
     started = await cluster.emptier.start_drain(B[0])
     assert [progress.done async for progress in cluster.emptier.follow(started)] == [True]
 
 
-async def test_a_bookie_is_not_called_empty_before_it_takes_no_new_ledgers() -> None:
-    """As long as it is registered as writable somebody may choose it: what was listed before says nothing."""
+async def test_a_writable_bookie_is_not_reported_as_empty() -> None:
+    """While the bookie is registered as writable, a client may choose it, so earlier listings prove nothing."""
     cluster = await cluster_of(4)
     cluster.follows_membership = False
     started = await cluster.emptier.start_drain(B[0])
@@ -200,7 +212,7 @@ async def test_a_bookie_is_not_called_empty_before_it_takes_no_new_ledgers() -> 
     assert not any("writable" in sentence for sentence in seen[1].obstacles)
 
 
-async def test_what_cannot_be_drained_is_refused_with_the_way_out() -> None:
+async def test_a_refused_drain_names_the_command_to_use() -> None:
     cluster = await cluster_of(3)
     with pytest.raises(NotThere, match="b5 is not a bookie of this cluster; those that are: b0, b1, b2"):
         await cluster.emptier.start_drain(B[5])
@@ -214,7 +226,7 @@ async def test_what_cannot_be_drained_is_refused_with_the_way_out() -> None:
         await cluster.emptier.cancel_drain(B[1])
 
 
-async def test_cancelling_makes_it_a_member_again() -> None:
+async def test_a_cancelled_drain_makes_the_bookie_active() -> None:
     cluster = await cluster_of(3)
     await cluster.emptier.start_drain(B[0])
     assert (await cluster.emptier.cancel_drain(B[0])).intent is Intent.DRAINING
@@ -226,7 +238,7 @@ async def first_progress(cluster: Cluster, bookie_id: BookieId) -> Progress:
     return await anext(cluster.emptier.follow(await cluster.emptier.start_drain(bookie_id)))
 
 
-async def test_why_nothing_moves_is_said_in_sentences() -> None:
+async def test_obstacles_are_reported_as_sentences() -> None:
     cluster = await cluster_of(3)
     ledger_id = await cluster.ledger(B[0], B[1])
     assert (await first_progress(cluster, B[0])).obstacles == (
@@ -250,7 +262,7 @@ async def test_why_nothing_moves_is_said_in_sentences() -> None:
     )
 
 
-async def test_following_ends_when_nothing_but_lost_ledgers_is_left() -> None:
+async def test_following_ends_when_only_unrecoverable_ledgers_are_left() -> None:
     cluster = await cluster_of(3)
     ledger_id = await cluster.ledger(B[0], B[1])
     started = await cluster.emptier.start_drain(B[0])
@@ -259,7 +271,7 @@ async def test_following_ends_when_nothing_but_lost_ledgers_is_left() -> None:
     assert [(p.done, p.unrecoverable) for p in seen] == [(False, (ledger_id,))]
 
 
-def test_rate_and_time_left_come_from_what_was_seen_to_move() -> None:
+def test_rate_and_remaining_time_follow_the_observed_progress() -> None:
     def left(count: int) -> Holdings:
         return Holdings({LedgerId(ledger_id): Held(10, 1000, 3, False) for ledger_id in range(count)})
 
@@ -277,7 +289,7 @@ def test_rate_and_time_left_come_from_what_was_seen_to_move() -> None:
 # --- recover ----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_bookie_that_is_gone_is_removed_marked_and_retired_once_nothing_names_it() -> None:
+async def test_a_lost_bookie_is_removed_marked_and_retired_when_no_ledger_names_it() -> None:
     cluster = await cluster_of(3)
     await cluster.cookies.write(B[0], b"cookie", version=None)
     ledger_id = await cluster.ledger(B[0], B[1])
@@ -285,7 +297,9 @@ async def test_a_bookie_that_is_gone_is_removed_marked_and_retired_once_nothing_
     with pytest.raises(CannotRecover, match="b0 is registered: it is not gone"):
         await cluster.emptier.plan_recovery(B[0])
     del cluster.registered[B[0]]
-    plan = await cluster.emptier.plan_recovery(B[0])
+    read: list[int] = []
+    plan = await cluster.emptier.plan_recovery(B[0], progress=read.append)
+    assert read == [1, 2], "progress is the number of ledgers read so far"
     assert (await cluster.memberships.get(B[0])).intent is Intent.ACTIVE
     assert await cluster.marks.get(ledger_id) is None
     started = await cluster.emptier.start_recovery(plan, reason="burnt")
@@ -297,10 +311,14 @@ async def test_a_bookie_that_is_gone_is_removed_marked_and_retired_once_nothing_
     record = await cluster.records.get(ledger_id)
     assert record is not None
     assert (record.reason, record.bookies, record.missing_entries, record.missing_bytes) == (
-        Reason.OPERATOR, ("b0",), 10, 1000,
-    )  # fmt: skip
+        Reason.OPERATOR,
+        ("b0",),
+        10,
+        1000,
+    )
     with pytest.raises(CannotRecover, match="ledgers still name b0"):
         await cluster.emptier.retire(B[0])
+    assert await cluster.cookies.bookies() == [B[0]]
 
     async def pause(seconds: float) -> None:
         await cluster.move(ledger_id, B[0], B[2])
@@ -313,7 +331,7 @@ async def test_a_bookie_that_is_gone_is_removed_marked_and_retired_once_nothing_
     assert [fields["bookie_id"] for fields in retired] == ["b0"], "reported once"
 
 
-async def test_a_recovery_goes_on_where_it_was_left_and_keeps_what_workers_wrote() -> None:
+async def test_a_recovery_continues_and_keeps_the_records_of_workers() -> None:
     cluster = await cluster_of(3)
     del cluster.registered[B[0]]
     ledgers = [await cluster.ledger(B[0], B[1]) for _ in range(2)]
@@ -327,7 +345,7 @@ async def test_a_recovery_goes_on_where_it_was_left_and_keeps_what_workers_wrote
     assert (record.reason, record.attempts, record.bookies) == (Reason.BOOKIE_LOST, 7, ("b0", "b9"))
 
 
-async def test_nothing_is_recovered_behind_the_back_of_somebody_who_changed_the_membership() -> None:
+async def test_a_recovery_is_refused_if_the_membership_has_changed() -> None:
     cluster = await cluster_of(3)
     del cluster.registered[B[0]]
     ledger_id = await cluster.ledger(B[0], B[1])
@@ -338,7 +356,7 @@ async def test_nothing_is_recovered_behind_the_back_of_somebody_who_changed_the_
     assert await cluster.marks.get(ledger_id) is None
 
 
-async def test_unreadable_metadata_keep_the_cookie_and_are_told() -> None:
+async def test_unreadable_metadata_keeps_the_cookie_and_is_reported() -> None:
     cluster = await cluster_of(3)
     await cluster.cookies.write(B[5], b"cookie", version=None)
     cluster.unreadable.add(await cluster.ledger(B[5], B[1]))
@@ -348,12 +366,13 @@ async def test_unreadable_metadata_keep_the_cookie_and_are_told() -> None:
     assert "the metadata of 1 ledgers cannot be read: 0" in progress.obstacles
     with pytest.raises(CannotRecover):
         await cluster.emptier.retire(B[5])
+    assert await cluster.cookies.bookies() == [B[5]]
 
 
 # --- maintenance ------------------------------------------------------------------------------------------------------
 
 
-async def test_a_lease_is_given_extended_and_ended_and_never_hides_a_drain() -> None:
+async def test_a_lease_is_set_extended_and_ended_and_never_replaces_a_drain() -> None:
     cluster = await cluster_of(3)
     await set_maintenance(cluster.memberships, B[0], until_ms=2_000_000, reason="disks", by="anna")
     later = await set_maintenance(cluster.memberships, B[0], until_ms=3_000_000)

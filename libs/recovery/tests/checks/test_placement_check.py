@@ -49,8 +49,13 @@ def test_figures_over_all_closed_ledgers() -> None:
     client.deleted_since = {6}
     result = simulate(check_placement(client, racks=TWO_RACKS))
     assert result.to_json() == {
-        "ledgers": 3, "open_ledgers": 1, "unreadable": 1, "strict": 1, "soft": 1, "failed": 1,
-    }  # fmt: skip
+        "ledgers": 3,
+        "open_ledgers": 1,
+        "unreadable": 1,
+        "strict": 1,
+        "soft": 1,
+        "failed": 1,
+    }
     assert result.failed_ids == [3]
 
 

@@ -1,4 +1,4 @@
-"""The copier by itself: how much it holds and has under way, whom it asks, and what it takes for proof."""
+"""The copier: its memory, its requests in flight, its choice of sources, and which responses prove a loss."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -30,7 +30,7 @@ def play(scene: Scene) -> None:
 
 
 class Client(CountingClient):
-    """Notes how many entries and bytes each request moves; some bookies hang."""
+    """Records the entries and bytes of each request; some bookies hang."""
 
     def __init__(self, here: World) -> None:
         super().__init__(here.ledgers)
@@ -64,7 +64,7 @@ class Client(CountingClient):
 
 
 async def copy(here: World, client: Client, writer: MemoryWriteHandle, **budget: Any) -> CopyResult:
-    """What the first member holds, to a spare."""
+    """Copy the entries of the first member of the ensemble to a spare."""
 
     async def is_wanted() -> bool:
         return True
@@ -74,9 +74,12 @@ async def copy(here: World, client: Client, writer: MemoryWriteHandle, **budget:
     (spare,) = set(here.ledgers.bookies) - set(metadata.last_segment.ensemble)
     here.lose(fragment.bookie_id)
     return await Copier(client, RepairBudget(**budget)).copy(
-        writer.ledger_id, metadata, [Target(fragment, spare)], sources=Sources(frozenset(here.ledgers.bookies)),
+        writer.ledger_id,
+        metadata,
+        [Target(fragment, spare)],
+        sources=Sources(frozenset(here.ledgers.bookies)),
         is_wanted=is_wanted,
-    )  # fmt: skip
+    )
 
 
 def test_large_entries_behind_small_ones_do_not_pile_up() -> None:
@@ -97,7 +100,7 @@ def test_large_entries_behind_small_ones_do_not_pile_up() -> None:
 
 
 @pytest.mark.parametrize("limit", [1, 3])
-def test_no_more_entries_are_under_way_than_the_budget_says(limit: int) -> None:
+def test_the_budget_limits_the_entries_in_flight(limit: int) -> None:
     async def scene(here: World) -> None:
         writer = await here.write(100)
         client = Client(here)
@@ -106,15 +109,18 @@ def test_no_more_entries_are_under_way_than_the_budget_says(limit: int) -> None:
         assert max(count for _, count in client.read) == limit
         client.read.clear()
         await check_ledger(
-            client, writer.ledger_id, writer.metadata, bookies=here.ledgers.bookies,
+            client,
+            writer.ledger_id,
+            writer.metadata,
+            bookies=here.ledgers.bookies,
             budget=RepairBudget(entries_in_flight_max=limit),
-        )  # fmt: skip
+        )
         assert max(count for _, count in client.read) <= limit
 
     play(scene)
 
 
-def test_a_source_that_hangs_is_not_waited_for_at_every_batch_and_asked_again_when_there_is_no_other() -> None:
+def test_a_source_that_hangs_is_skipped_while_there_is_another() -> None:
     async def scene(here: World) -> None:
         writer = await here.write(3_000, size=1000)
         _, first, second = writer.metadata.last_segment.ensemble
@@ -126,7 +132,7 @@ def test_a_source_that_hangs_is_not_waited_for_at_every_batch_and_asked_again_wh
         assert asyncio.get_running_loop().time() - began < 20
         (failure,) = result.failed.values()
         assert failure.obstacle is Obstacle.SOURCE_UNAVAILABLE, (
-            "it was asked for what the other denies, and may have it"
+            "it was asked for the entry that the other denies, and may have it"
         )
         assert 2_800 < result.entries < 3_000
 

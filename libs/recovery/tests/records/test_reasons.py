@@ -35,7 +35,7 @@ class _Always:
 async def test_a_hole_found_in_a_ledger_that_is_marked_for_a_lost_bookie_is_filled(
     only_new: bool, turned: bool
 ) -> None:
-    """The bookie is back, and its first and last entries are there: nothing but reading all shows the hole."""
+    """The bookie is back, and has its first and last entries: only reading all entries detects the missing ones."""
     async with world() as here:
         writer = await here.write(30)
         holder = writer.metadata.last_segment.ensemble[1]

@@ -8,7 +8,7 @@ from bindery_core.formats.ledger_metadata import LedgerMetadata
 from bindery_core.ids import BookieId
 from bindery_core.placement.write_set import write_set
 from bindery_recovery.checks.replica_check import ReplicaCheckResult, Shortage, check_replicas, count_shortage
-from scripted import LOT_BOOKIES, ScriptedClient, ledger, ledger_by_lot
+from scripted import RANDOM_BOOKIES, ScriptedClient, ledger, random_ledger
 from simulated import simulate
 
 
@@ -33,10 +33,10 @@ def naive(metadata: LedgerMetadata, held: dict[BookieId, list[int] | None]) -> S
 @pytest.mark.parametrize("seed", range(300))
 def test_counting_by_runs_is_counting_entry_by_entry(seed: int) -> None:
     rng = random.Random(seed)
-    metadata = ledger_by_lot(rng)
+    metadata = random_ledger(rng)
     held: dict[BookieId, list[int] | None] = {}
     runs = {}
-    for bookie_id in LOT_BOOKIES:
+    for bookie_id in RANDOM_BOOKIES:
         if rng.random() < 0.1:
             held[bookie_id], runs[bookie_id] = None, None
             continue
@@ -65,13 +65,17 @@ def test_what_is_missing_is_counted_once_for_each_line_it_falls_below() -> None:
     client.entries[2, "b1"] = client.entries[2, "b2"] = client.entries[2, "b3"] = [(0, 9)]  # 9 has none
     result = simulate(check_replicas(client))
     assert result.to_json() == figures(
-        ledgers=3, ledgers_without_replica=1, entries_without_replica=1,
-        ledgers_below_ack_quorum=1, entries_below_ack_quorum=1,
-        ledgers_below_write_quorum=2, entries_below_write_quorum=4,
-    )  # fmt: skip
+        ledgers=3,
+        ledgers_without_replica=1,
+        entries_without_replica=1,
+        ledgers_below_ack_quorum=1,
+        entries_below_ack_quorum=1,
+        ledgers_below_write_quorum=2,
+        entries_below_write_quorum=4,
+    )
 
 
-def test_a_bookie_that_cannot_be_asked_takes_nothing_away_and_one_without_the_ledger_all() -> None:
+def test_an_unreachable_bookie_removes_no_replicas_and_one_without_the_ledger_all() -> None:
     client = ScriptedClient({1: ledger(("b1", "b2", "b3")), 2: ledger(("b1", "b2", "b3"))})
     client.entries[1, "b1"] = BookieUnavailable("down")
     client.entries[2, "b1"] = NoSuchLedger("the bookie stores no entries of this ledger")
@@ -123,3 +127,9 @@ def test_an_outage_of_the_metadata_ends_the_check() -> None:
     client = ScriptedClient({1: ledger(("b1", "b2", "b3")), 2: MetadataUnavailable("away")})
     with pytest.raises(MetadataUnavailable):
         simulate(check_replicas(client))
+
+
+def test_the_metadata_of_a_whole_ledger_is_read_once() -> None:
+    client = ScriptedClient({1: ledger(("b1", "b2", "b3"))})
+    simulate(check_replicas(client))
+    assert client.asked == [1] * (1 + 3), "once by the check, and once by the client for each list of entries"

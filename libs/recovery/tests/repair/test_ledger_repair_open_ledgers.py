@@ -38,6 +38,21 @@ def test_an_idle_open_ledger_is_recovered_after_the_grace_and_not_before() -> No
     play(scene)
 
 
+def test_a_grace_shorter_than_a_second_is_kept() -> None:
+    async def scene(here: World) -> None:
+        writer = await here.write(30, is_closed=False)
+        lost = writer.metadata.last_segment.ensemble[2]
+        here.lose(lost)
+        await here.mark(writer.ledger_id, lost)
+        healer = here.healer(open_ledger_grace_s=0.5).start()
+        await here.until_tried(writer.ledger_id)
+        assert healer.client.opened == []
+        await here.until_healed(writer.ledger_id)
+        assert healer.client.opened == [writer.ledger_id]
+
+    play(scene)
+
+
 @pytest.mark.parametrize("intent", [Intent.DRAINING, Intent.REMOVED])
 def test_an_open_ledger_on_a_leaving_bookie_that_is_still_registered_is_closed_and_moved(intent: Intent) -> None:
     """Draining bookies stay registered. An idle writer never replaces one, so the ledger has to be closed."""
@@ -86,7 +101,7 @@ def test_a_writer_that_replaces_the_bookie_itself_is_not_fenced_and_its_closed_s
     play(scene)
 
 
-def test_a_second_loss_begins_the_grace_anew() -> None:
+def test_a_second_loss_restarts_the_grace() -> None:
     async def scene(here: World) -> None:
         writer = await here.write(30, is_closed=False)
         ledger = here.ledgers.find(writer.ledger_id)

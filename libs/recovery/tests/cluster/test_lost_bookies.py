@@ -4,7 +4,7 @@ import random
 
 import pytest
 from bindery_core.ids import BookieId
-from bindery_recovery.cluster.lost_bookies import GAP_MAX_S, Change, LostBookies, Phase, View, What
+from bindery_recovery.cluster.lost_bookies import GAP_MAX_S, Change, ChangeKind, LostBookies, Observation, Phase
 
 B1, B2, B3 = BookieId("b1"), BookieId("b2"), BookieId("b3")
 KNOWN = frozenset({B1, B2, B3})
@@ -18,14 +18,14 @@ class Watchman:
         self.lost = LostBookies(delay_s, settle_s)
         self.now_s = now_s
         self.registered = set(KNOWN)
-        self.excused: set[BookieId] = set()
+        self.exempt: set[BookieId] = set()
         self.known = set(KNOWN)
         self.told: list[Change] = []
         self.lost.begin(now_s)
         self.look()
 
     def look(self) -> None:
-        view = View(frozenset(self.known), frozenset(self.registered), frozenset(self.excused))
+        view = Observation(frozenset(self.known), frozenset(self.registered), frozenset(self.exempt))
         self.told += self.lost.observe(view, self.now_s, EPOCH_MS + int(self.now_s * 1000))
 
     def run(self, seconds: float) -> None:
@@ -37,8 +37,8 @@ class Watchman:
     def due(self) -> set[BookieId]:
         return set(self.lost.due(self.now_s))
 
-    def whats(self, bookie_id: BookieId = B1) -> list[What]:
-        return [change.what for change in self.told if change.bookie_id == bookie_id]
+    def whats(self, bookie_id: BookieId = B1) -> list[ChangeKind]:
+        return [change.kind for change in self.told if change.bookie_id == bookie_id]
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def seen() -> Watchman:
 def test_a_bookie_is_lost_once_it_was_absent_for_the_delay_and_not_before(seen: Watchman) -> None:
     seen.registered.discard(B1)
     seen.look()
-    assert seen.whats() == [What.ABSENT]
+    assert seen.whats() == [ChangeKind.ABSENT]
     seen.run(59)
     assert seen.due == set()
     assert seen.lost.left_s(B1, seen.now_s) == pytest.approx(1)
@@ -65,19 +65,19 @@ def test_a_return_within_the_delay_ends_it_and_the_next_absence_begins_anew(seen
         seen.registered.add(B1)
         seen.run(1)
         assert seen.due == set()
-    assert seen.whats() == [What.ABSENT, What.BACK] * 5
+    assert seen.whats() == [ChangeKind.ABSENT, ChangeKind.BACK] * 5
     assert seen.lost.flaps == {B1: 5}
     assert not any(change.was_handled for change in seen.told)
 
 
-def test_a_lease_excuses_and_its_end_begins_the_delay(seen: Watchman) -> None:
+def test_a_leased_bookie_is_exempt_and_the_end_of_the_lease_starts_the_delay(seen: Watchman) -> None:
     seen.registered.discard(B1)
     seen.run(10)
-    seen.excused.add(B1)
+    seen.exempt.add(B1)
     seen.run(500)
     assert seen.due == set()
-    assert seen.whats() == [What.ABSENT, What.EXCUSED]
-    seen.excused.clear()
+    assert seen.whats() == [ChangeKind.ABSENT, ChangeKind.EXEMPT]
+    seen.exempt.clear()
     seen.run(60)
     assert seen.due == set()
     seen.run(1)
@@ -85,10 +85,10 @@ def test_a_lease_excuses_and_its_end_begins_the_delay(seen: Watchman) -> None:
 
 
 def test_read_only_is_registered(seen: Watchman) -> None:
-    """The lists are handed in as one: nothing here tells them apart."""
+    """Both lists are passed as one list, in which they are not distinguished."""
     seen.run(1000)
     assert seen.told == []
-    assert seen.lost.next_look_s(seen.now_s) is None
+    assert seen.lost.next_poll_s(seen.now_s) is None
 
 
 def test_a_handled_bookie_is_not_due_again_until_it_was_back(seen: Watchman) -> None:
@@ -100,7 +100,7 @@ def test_a_handled_bookie_is_not_due_again_until_it_was_back(seen: Watchman) -> 
     assert seen.lost.left_s(B1, seen.now_s) is None
     seen.registered.add(B1)
     seen.run(1)
-    assert seen.told[-1].what is What.BACK
+    assert seen.told[-1].kind is ChangeKind.BACK
     assert seen.told[-1].was_handled
     assert seen.lost.flaps == {}, "it was lost: no flap"
     seen.registered.discard(B1)
@@ -118,7 +118,7 @@ def test_the_regular_recheck_takes_the_handled_and_leaves_delays_alone(seen: Wat
     assert seen.due == {B1}
 
 
-def test_an_audit_asked_for_takes_everybody_who_is_absent(seen: Watchman) -> None:
+def test_a_requested_audit_includes_every_absent_bookie(seen: Watchman) -> None:
     seen.registered -= {B1, B2}
     seen.run(2)
     seen.lost.handled([B2])
@@ -131,9 +131,9 @@ def test_an_audit_asked_for_takes_everybody_who_is_absent(seen: Watchman) -> Non
     assert seen.due == {B2}
 
 
-def test_an_audit_asked_for_takes_nobody_who_is_excused_or_there(seen: Watchman) -> None:
+def test_a_requested_audit_excludes_exempt_and_registered_bookies(seen: Watchman) -> None:
     seen.registered.discard(B1)
-    seen.excused.add(B1)
+    seen.exempt.add(B1)
     seen.run(1)
     seen.lost.force()
     assert seen.due == set()
@@ -188,27 +188,27 @@ def test_a_deleted_cookie_saves_nobody_while_the_delay_runs_and_is_forgotten_aft
     seen.lost.handled([B1])
     seen.run(1)
     assert B1 not in seen.lost.absences
-    assert seen.whats() == [What.ABSENT]
+    assert seen.whats() == [ChangeKind.ABSENT]
 
 
 # --- quiet times and outages ------------------------------------------------------------------------------------------
 
 
-def test_in_the_quiet_time_nobody_is_told_of_or_due() -> None:
+def test_no_bookie_is_reported_or_due_in_the_quiet_time() -> None:
     seen = Watchman(delay_s=5, settle_s=15)
     seen.registered -= {B1, B2}
     seen.look()
     seen.run(14)
     assert (seen.told, seen.due) == ([], set())
-    assert seen.lost.next_look_s(seen.now_s) == pytest.approx(1)
+    assert seen.lost.next_poll_s(seen.now_s) == pytest.approx(1)
     seen.registered.add(B2)
     seen.run(1)
-    assert seen.told == [Change(B1, What.ABSENT, pytest.approx(15))]
+    assert seen.told == [Change(B1, ChangeKind.ABSENT, pytest.approx(15))]
     assert seen.due == {B1}
     assert seen.lost.to_json().keys() == {"b1"}
 
 
-def test_an_audit_asked_for_in_the_quiet_time_waits_for_its_end() -> None:
+def test_an_audit_requested_in_the_quiet_time_waits_for_its_end() -> None:
     seen = Watchman(delay_s=600, settle_s=15)
     seen.registered.discard(B1)
     seen.run(5)
@@ -219,7 +219,7 @@ def test_an_audit_asked_for_in_the_quiet_time_waits_for_its_end() -> None:
 
 
 def test_an_outage_of_the_store_counts_for_nobody() -> None:
-    """Every session has ended in it; the bookies come back one by one."""
+    """Every session has ended in it; the bookies return one by one."""
     seen = Watchman(delay_s=60, settle_s=15)
     seen.run(20)
     seen.registered.discard(B1)
@@ -296,14 +296,14 @@ def test_what_was_handled_stays_so_for_the_next_leader() -> None:
     assert second.lost.absences[B1].phase is Phase.HANDLED
 
 
-def test_a_return_between_two_leaders_is_told() -> None:
+def test_a_return_between_two_leaders_is_reported() -> None:
     first = Watchman()
     first.registered.discard(B1)
     first.run(30)
     second = Watchman()
     second.lost.resume(first.lost.to_json())
     second.look()
-    assert second.whats() == [What.BACK]
+    assert second.whats() == [ChangeKind.BACK]
 
 
 @pytest.mark.parametrize(
@@ -328,20 +328,20 @@ def test_what_a_former_leader_left_in_no_known_form_begins_the_delay_anew(kept: 
 
 @pytest.mark.parametrize("seed", range(200))
 def test_a_random_history_against_a_naive_count(seed: int) -> None:
-    """The naive one: look at the whole history of looks, and count back how long each bookie has been absent."""
+    """Naive implementation: count from the history of all polls how long each bookie has been absent."""
     rng = random.Random(seed)
     delay = rng.randrange(1, 20)
     seen = Watchman(delay_s=delay)
-    history: list[set[BookieId]] = [set(KNOWN - seen.registered - seen.excused)]
+    history: list[set[BookieId]] = [set(KNOWN - seen.registered - seen.exempt)]
     handled: set[BookieId] = set()
     for _ in range(200):
         for bookie_id in KNOWN:
             if rng.random() < 0.08:
                 (seen.registered.discard if bookie_id in seen.registered else seen.registered.add)(bookie_id)
             if rng.random() < 0.02:
-                (seen.excused.discard if bookie_id in seen.excused else seen.excused.add)(bookie_id)
+                (seen.exempt.discard if bookie_id in seen.exempt else seen.exempt.add)(bookie_id)
         seen.run(1)
-        history.append(set(KNOWN - seen.registered - seen.excused))
+        history.append(set(KNOWN - seen.registered - seen.exempt))
         handled &= history[-1]
         expected = set()
         for bookie_id in KNOWN:

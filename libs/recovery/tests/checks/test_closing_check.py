@@ -1,6 +1,7 @@
-"""Noted ledgers: what is looked at and when, what is marked, and when a note goes."""
+"""Closing records: which ledgers are checked and when, what is marked, and when a record is removed."""
 
 import asyncio
+import itertools
 import random
 
 import pytest
@@ -11,14 +12,14 @@ from bindery_core.ids import BookieId, LedgerId
 from bindery_core.placement.write_set import write_set
 from bindery_metadata.ledgers.closing_records import ClosingCause, ClosingRecords
 from bindery_metadata.recovery.recovery_records import Reason
-from bindery_recovery.checks.closing_check import CHECKS_PER_S
+from bindery_recovery.checks.closing_check import CHECKS_PER_S, POLL_S, Finding
 from bindery_recovery.checks.replica_check import Lack, find_lacks
-from scripted import LOT_BOOKIES, ledger, ledger_by_lot
+from scripted import RANDOM_BOOKIES, ledger, random_ledger
 from simulated import simulate
 
 ON = ("b1", "b2", "b3")
 SOON_S = 30.0
-"""From the start of an auditor: its quiet time, its first audit, and a look."""
+"""Seconds after the start of an auditor that cover its quiet time, its first audit and a check."""
 
 
 async def noted(world: World, *ledger_ids: int) -> ClosingRecords:
@@ -32,14 +33,14 @@ async def make(count: int, bookies: int = 4) -> World:
     return await World.make(bookies, ledgers={n: ledger(ON) for n in range(count)})
 
 
-def test_what_lacks_is_marked_and_the_notes_of_whole_and_deleted_ledgers_go() -> None:
+def test_ledgers_with_missing_entries_are_marked_and_other_records_are_removed() -> None:
     async def scenario() -> None:
         world = await make(5)
         notes = await noted(world, 0, 1, 2, 3, 99)
         world.lacks(1, "b2", [(0, 4), (5, 5)])
         world.lacks(2, "b1", [(0, 9)])
         world.lacks(2, "b3", NoSuchLedger(ledger_id=2))
-        world.lacks(4, "b1", [(0, 9)])  # nobody noted it
+        world.lacks(4, "b1", [(0, 9)])  # no closing record of it
         running = await world.start_auditor()
         await asyncio.sleep(SOON_S)
         assert await world.marked() == {1: ("b2",), 2: ("b1", "b3")}
@@ -48,6 +49,8 @@ def test_what_lacks_is_marked_and_the_notes_of_whole_and_deleted_ledgers_go() ->
         assert (record.reason, record.missing_entries, record.missing_bytes) == (Reason.ENTRY_MISSING, 11, 1100)
         assert await notes.ledger_ids() == [1, 2], "a marked ledger is not seen to be whole yet"
         assert running.auditor.state.closings.pending == 2
+        findings = running.auditor.state.closings.findings
+        assert (findings["whole"], findings["deleted"]) == (2, 1), "ledgers 0 and 3; ledger 99"
         await heal(world, 1)
         await asyncio.sleep(10)
         assert await notes.ledger_ids() == [2]
@@ -64,8 +67,8 @@ async def heal(world: World, ledger_id: int) -> None:
     assert await world.marks.mark_replicated(held)
 
 
-def test_a_mark_that_went_while_something_still_lacks_comes_back() -> None:
-    """As of a worker that had looked at the ledger before it was closed."""
+def test_a_ledger_is_marked_again_if_its_mark_was_removed_but_entries_are_missing() -> None:
+    """As if a worker had checked the ledger before it was closed."""
 
     async def scenario() -> None:
         world = await make(2)
@@ -84,7 +87,7 @@ def test_a_mark_that_went_while_something_still_lacks_comes_back() -> None:
 
 
 @pytest.mark.parametrize("silence", ["error", "limbo", "hangs", "disk"])
-def test_who_does_not_answer_for_certain_keeps_the_note_and_makes_no_mark(silence: str) -> None:
+def test_an_uncertain_answer_keeps_the_record_and_makes_no_mark(silence: str) -> None:
     async def scenario() -> None:
         world = await World.make(4, ledgers={0: ledger(("b1", "b3", "b4")), 1: ledger(ON)})
         notes = await noted(world, 0, 1)
@@ -111,7 +114,26 @@ def test_who_does_not_answer_for_certain_keeps_the_note_and_makes_no_mark(silenc
     simulate(scenario())
 
 
-def test_a_bookie_that_is_away_is_waited_for_and_looked_at_once_it_is_back() -> None:
+def test_the_pause_between_checks_of_a_ledger_doubles_up_to_its_maximum() -> None:
+    async def scenario() -> None:
+        world = await make(1)
+        await noted(world, 0)
+        world.entries[0, "b2"] = BookieUnavailable("no answer")
+        running = await world.start_auditor()
+        findings = running.auditor.state.closings.findings
+        loop = asyncio.get_running_loop()
+        times: list[float] = []
+        while len(times) < 6:
+            await asyncio.sleep(0.1)
+            times += [loop.time()] * (findings.get(Finding.UNANSWERED, 0) - len(times))
+        pauses = [later - earlier for earlier, later in itertools.pairwise(times)]
+        for pause_s, expected_s in zip(pauses, (5, 10, 20, 30, 30), strict=True):
+            assert expected_s - 0.2 <= pause_s <= expected_s + POLL_S + 0.5, pauses
+
+    simulate(scenario())
+
+
+def test_an_absent_bookie_is_waited_for_and_checked_at_once_when_it_returns() -> None:
     async def scenario() -> None:
         world = await make(3)
         notes = await noted(world, 0, 1, 2)
@@ -131,7 +153,7 @@ def test_a_bookie_that_is_away_is_waited_for_and_looked_at_once_it_is_back() -> 
     simulate(scenario())
 
 
-def test_a_bookie_that_keeps_looks_waiting_in_vain_does_not_hold_up_those_at_others() -> None:
+def test_a_bookie_that_does_not_answer_does_not_delay_checks_of_other_bookies() -> None:
     async def scenario() -> None:
         world = await World.make(4, ledgers={n: ledger(ON if n < 100 else ("b1", "b3", "b4")) for n in range(200)})
         notes = await noted(world, *range(200))
@@ -145,7 +167,7 @@ def test_a_bookie_that_keeps_looks_waiting_in_vain_does_not_hold_up_those_at_oth
     simulate(scenario())
 
 
-def test_a_note_waits_until_its_ledger_is_closed() -> None:
+def test_a_record_is_kept_until_its_ledger_is_closed() -> None:
     async def scenario() -> None:
         world = await make(0)
         await world.add_ledger(1, ledger(ON, last=None))
@@ -162,7 +184,7 @@ def test_a_note_waits_until_its_ledger_is_closed() -> None:
     simulate(scenario())
 
 
-def test_while_healing_is_off_notes_wait() -> None:
+def test_while_recovery_is_disabled_no_record_is_processed() -> None:
     async def scenario() -> None:
         world = await make(2)
         notes = await noted(world, 0, 1)
@@ -180,7 +202,7 @@ def test_while_healing_is_off_notes_wait() -> None:
     simulate(scenario())
 
 
-def test_the_next_leader_goes_on_and_the_former_one_writes_nothing() -> None:
+def test_the_next_leader_continues_and_the_previous_one_writes_nothing() -> None:
     async def scenario() -> None:
         world = await make(2)
         notes = await noted(world, 0)
@@ -197,7 +219,7 @@ def test_the_next_leader_goes_on_and_the_former_one_writes_nothing() -> None:
     simulate(scenario())
 
 
-def test_one_ledger_that_cannot_be_judged_keeps_no_other_from_it() -> None:
+def test_a_ledger_that_cannot_be_checked_does_not_stop_the_others() -> None:
     async def scenario() -> None:
         world = await make(4)
         notes = await noted(world, 0, 1, 2, 3)
@@ -215,7 +237,7 @@ def test_one_ledger_that_cannot_be_judged_keeps_no_other_from_it() -> None:
     simulate(scenario())
 
 
-def test_a_flood_is_paced() -> None:
+def test_many_records_are_processed_at_a_limited_rate() -> None:
     async def scenario() -> None:
         world = await make(1500)
         notes = await noted(world, *range(1500))
@@ -234,9 +256,9 @@ def test_a_flood_is_paced() -> None:
 @pytest.mark.parametrize("seed", range(200))
 def test_lacks_by_runs_are_lacks_entry_by_entry(seed: int) -> None:
     rng = random.Random(seed)
-    metadata = ledger_by_lot(rng)
+    metadata = random_ledger(rng)
     chance = rng.choice((0.5, 0.9, 1.0))
-    entries = {bookie_id: {e for e in range(60) if rng.random() < chance} for bookie_id in LOT_BOOKIES}
+    entries = {bookie_id: {e for e in range(60) if rng.random() < chance} for bookie_id in RANDOM_BOOKIES}
     missing: dict[BookieId, list[int]] = {}
     quorums = {"ensemble_size": metadata.ensemble_size, "write_quorum": metadata.write_quorum}
     for entry_id in range(metadata.last_entry_id + 1):
@@ -259,7 +281,7 @@ def test_runs_that_overlap_hide_no_gap_and_make_none() -> None:
     assert find_lacks(ledger(("b1",), last=-1, ack_quorum=1), {b1: [(0, 1)]}) == {}
 
 
-def test_a_verdict_that_the_copy_is_there_after_all_makes_no_mark() -> None:
+def test_a_replica_that_turns_out_to_exist_causes_no_mark() -> None:
     async def scenario() -> None:
         world = await make(1)
         notes = await noted(world, 0)

@@ -1,4 +1,4 @@
-"""What is left, how fast, until when, or why not: the pure summary, the pace, and the collector over a store."""
+"""Progress of recovery: the pure summary with its estimate, the copy rate, and the collector that reads the store."""
 
 import asyncio
 import json
@@ -20,7 +20,7 @@ from bindery_metadata.recovery.recovery_records import (
     WorkerReport,
 )
 from bindery_metadata.recovery.underreplication import Mark
-from bindery_recovery.reporting.progress import Pace, ProgressCollector, Snapshot, summarise
+from bindery_recovery.reporting.progress import Pace, ProgressCollector, Snapshot, summarize
 from scripted import ledger
 from simulated import simulate
 
@@ -34,47 +34,52 @@ def snapshot(*records: RecoveryRecord, unrecorded: int = 0, **changes: Any) -> S
     marks += [Mark(LedgerId(1000 + n), ("b1",), NOW_MS - 30_000, 0) for n in range(unrecorded)]
     defaults: dict[str, Any] = {"reports": (WORKER,), "auditor": "a1"}
     return Snapshot(
-        now_ms=NOW_MS, marks=marks, records={record.ledger_id: record for record in records},
+        now_ms=NOW_MS,
+        marks=marks,
+        records={record.ledger_id: record for record in records},
         **{**defaults, **changes},
-    )  # fmt: skip
+    )
 
 
 def record(ledger_id: int, state: RecoveryState = RecoveryState.WAITING, **changes: Any) -> RecoveryRecord:
     defaults: dict[str, Any] = {
-        "reason": Reason.BOOKIE_LOST, "bookies": ("b1",), "missing_bytes": 10 * MIB, "missing_entries": 100,
+        "reason": Reason.BOOKIE_LOST,
+        "bookies": ("b1",),
+        "missing_bytes": 10 * MIB,
+        "missing_entries": 100,
         "first_marked_ms": NOW_MS - 120_000,
-    }  # fmt: skip
+    }
     return RecoveryRecord(LedgerId(ledger_id), state, **{**defaults, **changes})
 
 
 def test_nothing_marked_is_done() -> None:
-    progress = summarise(snapshot())
+    progress = summarize(snapshot())
     assert (progress.marked, progress.eta_s, progress.why_no_eta) == (0, 0.0, "")
     assert progress.oldest_mark_age_s is None
 
 
 def test_the_estimate_is_what_is_left_by_the_rate() -> None:
-    progress = summarise(snapshot(record(1), record(2)))
+    progress = summarize(snapshot(record(1), record(2)))
     assert (progress.bytes_left, progress.entries_left) == (20 * MIB, 200)
     assert (progress.rate_bytes_per_s, progress.eta_s, progress.why_no_eta) == (2 * MIB, 10.0, "")
     assert progress.oldest_mark_age_s == 120, "the record's first marking, not the mark's last"
-    assert summarise(snapshot(record(1), record(2)), rate_bytes_per_s=MIB).eta_s == 20.0
+    assert summarize(snapshot(record(1), record(2)), rate_bytes_per_s=MIB).eta_s == 20.0
     assert (progress.by_state, progress.by_reason, progress.by_obstacle) == ({"waiting": 2}, {"bookie_lost": 2}, {})
     assert progress.age_counts["60"] == 0
     assert progress.age_counts["600"] == progress.age_counts["inf"] == 2
 
 
 def test_ledgers_of_unknown_size_count_as_the_mean_of_the_others() -> None:
-    progress = summarise(snapshot(record(1), record(2, missing_bytes=None, missing_entries=None), unrecorded=2))
+    progress = summarize(snapshot(record(1), record(2, missing_bytes=None, missing_entries=None), unrecorded=2))
     assert (progress.bytes_left, progress.unknown_size) == (10 * MIB, 3)
     assert progress.eta_s == 20.0
     assert progress.by_reason == {"bookie_lost": 2, "unknown": 2}
 
 
-def test_what_nobody_can_say_when_is_not_in_the_estimate() -> None:
+def test_blocked_and_unrecoverable_ledgers_are_not_in_the_estimate() -> None:
     stuck = record(2, RecoveryState.BLOCKED, obstacle=Obstacle.NO_SPARE, detail="add a bookie")
     gone = record(3, RecoveryState.UNRECOVERABLE, obstacle=Obstacle.NO_COPY_LEFT)
-    progress = summarise(snapshot(record(1), stuck, gone))
+    progress = summarize(snapshot(record(1), stuck, gone))
     assert progress.eta_s == 5.0
     assert progress.bytes_left == 20 * MIB, "blocked ones may still be healed"
     assert (progress.blocked, progress.unrecoverable) == (1, 1)
@@ -83,7 +88,7 @@ def test_what_nobody_can_say_when_is_not_in_the_estimate() -> None:
 
 def test_a_retry_that_is_far_away_is_waited_for() -> None:
     later = record(2, RecoveryState.BACKING_OFF, missing_bytes=0, next_retry_ms=NOW_MS + 200_000)
-    assert summarise(snapshot(record(1), later)).eta_s == 200.0
+    assert summarize(snapshot(record(1), later)).eta_s == 200.0
 
 
 @pytest.mark.parametrize(
@@ -113,7 +118,10 @@ def test_a_retry_that_is_far_away_is_waited_for() -> None:
             snapshot(
                 *(
                     record(
-                        n, RecoveryState.BACKING_OFF, obstacle=Obstacle.SOURCE_UNAVAILABLE, detail="b2 does not answer",
+                        n,
+                        RecoveryState.BACKING_OFF,
+                        obstacle=Obstacle.SOURCE_UNAVAILABLE,
+                        detail="b2 does not answer",
                         next_retry_ms=NOW_MS + 60_000 * n,
                     )
                     for n in (1, 2)
@@ -128,15 +136,16 @@ def test_a_retry_that_is_far_away_is_waited_for() -> None:
         ),
         (snapshot(unrecorded=1), "how much is missing is not known yet"),
     ],
-)  # fmt: skip
+)
 def test_without_an_estimate_there_is_a_reason(given: Snapshot, why: str) -> None:
-    progress = summarise(given)
+    progress = summarize(given)
     assert (progress.eta_s, progress.why_no_eta) == (None, why)
 
 
-def test_lost_bookies_with_what_is_left_of_their_delay() -> None:
+def test_lost_bookies_are_listed_with_the_rest_of_their_delay() -> None:
     kept = {
-        "delay_s": 120, "saved_ms": NOW_MS - 5000,
+        "delay_s": 120,
+        "saved_ms": NOW_MS - 5000,
         "bookies": {
             "b1": {"absent_s": 30.0, "phase": "waiting", "since_ms": 1},
             "b2": {"absent_s": 119.0, "phase": "waiting", "since_ms": 2},
@@ -144,13 +153,16 @@ def test_lost_bookies_with_what_is_left_of_their_delay() -> None:
             "b4": {"absent_s": 500.0, "phase": "handled", "since_ms": 4},
             "b5": "?",
         },
-    }  # fmt: skip
-    assert [(b.bookie_id, b.left_s) for b in summarise(snapshot(lost=kept)).lost] == [
-        ("b1", 85.0), ("b2", 0.0), ("b3", 0.0), ("b4", None),
-    ]  # fmt: skip
-    nobody_looks = summarise(snapshot(lost=kept, auditor=None)).lost
-    assert nobody_looks[0].left_s == 90.0, "without an auditor no delay passes"
-    assert summarise(snapshot(lost={"bookies": 3})).lost == ()
+    }
+    assert [(b.bookie_id, b.left_s) for b in summarize(snapshot(lost=kept)).lost] == [
+        ("b1", 85.0),
+        ("b2", 0.0),
+        ("b3", 0.0),
+        ("b4", None),
+    ]
+    without_auditor = summarize(snapshot(lost=kept, auditor=None)).lost
+    assert without_auditor[0].left_s == 90.0, "without an auditor no delay passes"
+    assert summarize(snapshot(lost={"bookies": 3})).lost == ()
 
 
 @pytest.mark.parametrize(
@@ -165,7 +177,7 @@ def test_lost_bookies_with_what_is_left_of_their_delay() -> None:
         ({"bytes_total": 1000}, None, None),
     ],
 )
-def test_draining_bookies_by_bytes_and_done_only_when_nothing_names_them(
+def test_a_drain_is_measured_in_bytes_and_is_complete_only_when_no_ledger_names_the_bookie(
     drain: dict[str, int], left: dict[str, int] | None, percent: float | None
 ) -> None:
     b1 = BookieId("b1")
@@ -173,7 +185,7 @@ def test_draining_bookies_by_bytes_and_done_only_when_nothing_names_them(
         memberships={b1: Membership(b1, Intent.DRAINING, since_ms=7, drain=drain, version=0)},
         draining={"bookies": {"b1": left}} if left else {},
     )
-    [draining] = summarise(given).draining
+    [draining] = summarize(given).draining
     assert draining.percent == percent
     assert draining.since_ms == 7
 
@@ -184,10 +196,10 @@ def test_leases_that_are_valid_are_listed() -> None:
         b1: Membership(b1, Intent.MAINTENANCE, until_ms=NOW_MS + 1, version=0),
         b2: Membership(b2, Intent.MAINTENANCE, until_ms=NOW_MS, version=0),
     }
-    assert summarise(snapshot(memberships=given)).maintenance == {"b1": NOW_MS + 1}
+    assert summarize(snapshot(memberships=given)).maintenance == {"b1": NOW_MS + 1}
 
 
-def test_closed_ledgers_that_nobody_looked_at_are_counted_and_have_an_age() -> None:
+def test_closing_records_that_were_not_checked_are_counted_and_have_an_age() -> None:
     async def scenario() -> None:
         world = await World.make()
         reading = collector(world)
@@ -205,8 +217,8 @@ def test_closed_ledgers_that_nobody_looked_at_are_counted_and_have_an_age() -> N
     simulate(scenario())
 
 
-def test_it_is_json() -> None:
-    text = json.dumps(summarise(snapshot(record(1), unrecorded=1)).to_json())
+def test_the_summary_is_json() -> None:
+    text = json.dumps(summarize(snapshot(record(1), unrecorded=1)).to_json())
     assert json.loads(text)["marked"] == 2
 
 
@@ -222,17 +234,17 @@ def test_the_pace_is_what_was_copied_over_the_last_minute() -> None:
     assert pace.bytes_per_s() is None
     pace.note(reports(w1=1_000_000), NOW_MS)
     pace.note(reports(w1=1_000_500), NOW_MS + 5000)
-    assert pace.bytes_per_s() is None, "too short a time to say"
+    assert pace.bytes_per_s() is None, "the time is too short for a rate"
     for second in range(10, 300, 5):
         pace.note(reports(w1=1_000_000 + 100 * second), NOW_MS + 1000 * second)
         assert pace.bytes_per_s() == pytest.approx(100)
     for second in range(300, 400, 5):
         pace.note(reports(w1=1_029_500), NOW_MS + 1000 * second)
-    assert pace.bytes_per_s() == 0, "nothing moves any more"
+    assert pace.bytes_per_s() == 0, "nothing is copied any more"
 
 
-def test_one_burst_between_pauses_does_not_swing_the_pace() -> None:
-    """A worker copies 100 MiB at once every 20 s: between 3 and 4 such fall into a minute."""
+def test_bursts_do_not_change_the_pace() -> None:
+    """A worker copies 100 MiB at once every 20 s: a minute contains 3 or 4 of these bursts."""
     pace = Pace()
     seen = []
     for second in range(0, 600, 5):
@@ -242,7 +254,7 @@ def test_one_burst_between_pauses_does_not_swing_the_pace() -> None:
     assert all(pace is not None and 4.5 <= pace <= 5.5 for pace in seen), seen
 
 
-def test_idle_times_and_times_in_which_nobody_looked_say_nothing() -> None:
+def test_idle_times_and_times_without_readings_do_not_count() -> None:
     pace = Pace()
     for second in range(0, 60, 5):
         pace.note(reports(w1=0), NOW_MS + 1000 * second, is_working=False)
@@ -255,7 +267,7 @@ def test_idle_times_and_times_in_which_nobody_looked_say_nothing() -> None:
     assert pace.bytes_per_s() == pytest.approx(200)
 
 
-def test_workers_that_come_go_and_begin_anew_add_what_they_copied_since() -> None:
+def test_workers_that_start_stop_or_restart_add_what_they_copied_since_the_last_reading() -> None:
     pace = Pace()
     pace.note(reports(w1=500), NOW_MS)
     pace.note(reports(w1=600, w2=10_000), NOW_MS + 5000)  # w2 copied its 10,000 before we looked
@@ -310,7 +322,7 @@ def test_the_whole_way_from_a_lost_bookie_to_a_healed_cluster() -> None:
     simulate(scenario())
 
 
-def test_callers_share_a_reading_and_an_outage_is_told() -> None:
+def test_callers_share_a_reading_and_an_outage_is_raised() -> None:
     async def scenario() -> None:
         world = await World.make(ledgers={})
         progress = collector(world)
@@ -328,7 +340,7 @@ def test_callers_share_a_reading_and_an_outage_is_told() -> None:
     simulate(scenario())
 
 
-def test_closed_ledgers_without_a_recorded_size_count_with_the_size_that_their_metadata_say() -> None:
+def test_closed_ledgers_without_a_recorded_size_count_with_the_size_in_their_metadata() -> None:
     """Five ledgers of 1 GiB miss a copy; only the one in progress has a size in its record."""
 
     async def scenario() -> None:

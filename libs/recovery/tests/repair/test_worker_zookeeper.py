@@ -1,4 +1,4 @@
-"""Two workers, a real ZooKeeper and real bookie processes: one is killed, and what it held is on the others."""
+"""Two workers with a real ZooKeeper and bookie processes: the entries of a killed bookie are copied to the others."""
 
 import asyncio
 import random
@@ -16,7 +16,9 @@ WAIT_S = 60.0
 
 
 @pytest.mark.timeout(400)
-async def test_a_killed_bookie_is_healed_though_one_of_two_workers_loses_its_session(tmp_path: Path) -> None:
+async def test_the_ledgers_of_a_killed_bookie_are_healed_although_one_of_two_workers_loses_its_session(
+    tmp_path: Path,
+) -> None:
     async with zookeeper_cluster(tmp_path) as cluster:
         store, client = await cluster.connect()
         counts = await write_all(client, 500, 1, 300, 40, 900, 0, 250, 60)
@@ -45,7 +47,7 @@ async def test_a_killed_bookie_is_healed_though_one_of_two_workers_loses_its_ses
             while not (first.stats.entries_copied and second.stats.entries_copied):
                 await asyncio.sleep(0.02)
             assert set((await marks.locks()).values()) <= {"first", "second"}
-            await first_store.close()  # as a crash: its locks go, what it still does counts for nothing
+            await first_store.close()  # as in a crash: its locks are removed, and its later writes fail
             tasks[0].cancel()
             for ledger_id in concerned:
                 while await marks.get(ledger_id) is not None:
@@ -61,4 +63,6 @@ async def test_a_killed_bookie_is_healed_though_one_of_two_workers_loses_its_ses
         assert await marks.locks() == {}
         healed = {event.fields["ledger_id"] for event in await records.history() if event.kind == "healed"}
         assert healed <= set(concerned)
-        assert len(healed) >= len(concerned) - 1, "who lost its session may not have told of its last one"
+        assert len(healed) >= len(concerned) - 1, (
+            "the worker that lost its session may not have reported its last ledger"
+        )

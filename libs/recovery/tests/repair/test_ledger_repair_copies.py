@@ -14,7 +14,7 @@ from healing_world import NAMES, World, payloads, play
 
 
 @pytest.mark.parametrize("quorums", [(3, 3, 2), (3, 2, 2), (4, 2, 2), (2, 2, 1), (5, 3, 2)])
-def test_what_a_lost_bookie_held_is_on_a_spare_and_every_replica_is_right(quorums: tuple[int, int, int]) -> None:
+def test_the_entries_of_a_lost_bookie_are_copied_to_a_spare(quorums: tuple[int, int, int]) -> None:
     async def scene(here: World) -> None:
         ensemble_size, write_quorum, ack_quorum = quorums
         writer = await here.write(
@@ -28,7 +28,7 @@ def test_what_a_lost_bookie_held_is_on_a_spare_and_every_replica_is_right(quorum
         await here.until_healed(writer.ledger_id)
         metadata = await here.assert_whole(writer.ledger_id, payloads(500, 2000))
         assert lost not in metadata.last_segment.ensemble
-        assert healer.client.entries_stored == held, "what others hold is not copied"
+        assert healer.client.entries_stored == held, "entries of other bookies are not copied"
         assert healer.worker.stats.entries_copied == held
         assert (healer.worker.stats.ledgers_healed, healer.worker.stats.ledgers_without_need) == (1, 0)
         (event,) = await here.records.history()
@@ -83,14 +83,14 @@ def test_a_bookie_that_is_back_before_the_copying_gets_nothing_copied() -> None:
     play(scene)
 
 
-def test_membership_is_asked_again_between_the_check_and_the_copy() -> None:
+def test_registrations_are_read_again_between_the_check_and_the_copy() -> None:
     async def scene(here: World) -> None:
         writer = await here.write(200)
         lost = writer.metadata.last_segment.ensemble[1]
         here.lose(lost)
         await here.mark(writer.ledger_id, lost)
         healer = here.healer()
-        look = healer.look
+        read_cluster = healer.read_cluster
         was_checked = False
         read = healer.client.read_replicas
 
@@ -102,10 +102,10 @@ def test_membership_is_asked_again_between_the_check_and_the_copy() -> None:
         async def back_after_the_check() -> object:
             if was_checked:
                 here.ledgers.bookies[lost] = True
-            return await look()
+            return await read_cluster()
 
         healer.client.read_replicas = noted  # type: ignore[assignment, method-assign]
-        healer.look = back_after_the_check  # type: ignore[assignment]
+        healer.read_cluster = back_after_the_check  # type: ignore[assignment]
         healer.start()
         await here.until_healed(writer.ledger_id)
         assert lost in here.ledgers.bookies
@@ -114,7 +114,7 @@ def test_membership_is_asked_again_between_the_check_and_the_copy() -> None:
     play(scene)
 
 
-def test_a_bookie_that_comes_back_during_a_long_copy_ends_it() -> None:
+def test_a_bookie_that_returns_during_a_long_copy_ends_it() -> None:
     async def scene(here: World) -> None:
         writer = await here.write(2_000, size=10_000)
         lost = writer.metadata.last_segment.ensemble[1]
@@ -146,9 +146,9 @@ def test_a_hole_is_filled_where_it_is_and_nothing_else_is_copied() -> None:
     play(scene, bookies=3)
 
 
-def test_a_bookie_that_denies_first_and_last_is_asked_for_all_the_rest() -> None:
+def test_all_entries_are_read_from_a_bookie_that_lacks_the_first_and_the_last() -> None:
     async def scene(here: World) -> None:
-        """It was emptied while it was away: what is looked at by default is only a sample of what it lacks."""
+        """The bookie lost its entries while it was absent. The default check reads only a sample of them."""
         writer = await here.write(300)
         emptied = writer.metadata.last_segment.ensemble[1]
         here.ledgers.find(writer.ledger_id).copies.lose(emptied)
@@ -162,7 +162,7 @@ def test_a_bookie_that_denies_first_and_last_is_asked_for_all_the_rest() -> None
     play(scene, bookies=3)
 
 
-def test_who_lacks_a_first_entry_is_asked_for_every_entry() -> None:
+def test_a_bookie_without_a_first_entry_is_asked_for_every_entry() -> None:
     async def scene(here: World) -> None:
         writer = await here.write(300)
         holder = writer.metadata.last_segment.ensemble[2]
@@ -190,7 +190,7 @@ def test_a_hole_whose_ends_were_filled_by_an_attempt_that_failed_is_not_forgotte
 
         first.client.before_store = breaks
         first.start()
-        await here.until_said(writer.ledger_id, lambda record: record.obstacle is not Obstacle.NONE)
+        await here.until_record(writer.ledger_id, lambda record: record.obstacle is not Obstacle.NONE)
         await first.kill()
         second = here.healer().start()
         await here.until_healed(writer.ledger_id)
@@ -200,7 +200,7 @@ def test_a_hole_whose_ends_were_filled_by_an_attempt_that_failed_is_not_forgotte
     play(scene, bookies=3)
 
 
-def test_a_bookie_that_comes_back_empty_before_the_copy_gets_all_of_it() -> None:
+def test_a_bookie_that_returns_empty_before_the_copy_receives_all_entries() -> None:
     async def scene(here: World) -> None:
         writer = await here.write(200)
         lost = writer.metadata.last_segment.ensemble[1]
@@ -208,17 +208,17 @@ def test_a_bookie_that_comes_back_empty_before_the_copy_gets_all_of_it() -> None
         here.ledgers.find(writer.ledger_id).copies.lose(lost)
         await here.mark(writer.ledger_id, lost)
         healer = here.healer()
-        look = healer.look
-        looks = 0
+        read = healer.read_cluster
+        reads = 0
 
         async def back_after_the_check() -> object:
-            nonlocal looks
-            looks += 1
-            if looks == 3:  # the worker's start, the check, the copy
+            nonlocal reads
+            reads += 1
+            if reads == 3:  # the worker's start, the check, the copy
                 here.ledgers.bookies[lost] = True
-            return await look()
+            return await read()
 
-        healer.look = back_after_the_check  # type: ignore[assignment]
+        healer.read_cluster = back_after_the_check  # type: ignore[assignment]
         healer.start()
         await here.until_healed(writer.ledger_id)
         assert lost in (await here.assert_whole(writer.ledger_id, payloads(200))).last_segment.ensemble
@@ -243,9 +243,9 @@ def test_a_corrupt_copy_is_replaced_from_a_good_one(reason: Reason) -> None:
     play(scene)
 
 
-def test_a_corrupt_copy_is_not_copied_on() -> None:
+def test_a_corrupt_copy_is_not_a_source() -> None:
     async def scene(here: World) -> None:
-        """Nobody knew of it: the copy comes from the third bookie."""
+        """The corruption was not known: the copy comes from the third bookie."""
         writer = await here.write(50)
         ledger = here.ledgers.find(writer.ledger_id)
         lost, corrupt, _ = ledger.metadata.last_segment.ensemble
@@ -311,7 +311,7 @@ def test_a_deleted_ledger_loses_its_mark_and_its_record() -> None:
     play(scene)
 
 
-def test_a_mark_without_a_record_is_healed_and_one_that_says_nothing_too() -> None:
+def test_marks_without_a_record_or_without_a_replica_are_processed() -> None:
     async def scene(here: World) -> None:
         """Apache's auditor and shell keep no records; a placement repair names no replica."""
         lost, nothing_wrong = await here.write(10), await here.write(10)
