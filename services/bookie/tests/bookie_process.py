@@ -1,4 +1,4 @@
-"""A bookie as a real process, for tests that start, kill and refuse one. The fixtures are in conftest."""
+"""A bookie as a real process, for tests that start and kill one. The fixtures are in conftest."""
 
 import asyncio
 import signal
@@ -23,7 +23,7 @@ def free_port() -> int:
 
 
 class Bookie:
-    """A `python -m bindery_bookie` of the test's own; killed with the test."""
+    """One `python -m bindery_bookie`, killed at the end of the test."""
 
     def __init__(self, directory: Path, zookeeper: str, root: str) -> None:
         self.directory = directory
@@ -61,7 +61,7 @@ class Bookie:
                 await asyncio.sleep(0.02)
 
     async def http(self, path: str) -> tuple[int, str]:
-        """Status and body; 0 while nobody listens."""
+        """Return status and body; 0 if the port is closed."""
 
         def get() -> tuple[int, str]:
             try:

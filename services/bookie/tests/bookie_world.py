@@ -1,4 +1,4 @@
-"""A whole bookie in this process, over metadata in memory and real disks, and an observer beside it."""
+"""A whole bookie in this process, with metadata in memory and real disks, and a second session to observe it."""
 
 import asyncio
 import random
@@ -20,7 +20,7 @@ LAYOUT = LedgersLayout()
 
 
 class BookieWorld:
-    """The bookie is b0, and is not started yet. `settings`: beside its directories and ports."""
+    """Bookie b0, not started yet. `settings`: in addition to its directories and ports."""
 
     def __init__(self, directory: Path, *, wall_clock_ms: Callable[[], int], **settings: Any) -> None:
         self.tree = MemoryTree()
@@ -29,9 +29,13 @@ class BookieWorld:
         """The bookie's session."""
         self.shutdown = Shutdown()
         self.settings = BookieSettings(
-            port=0, http_port=0, bookie_id="b0", journal_dir=str(directory / "journal"),
-            ledger_dir=str(directory / "ledgers"), **settings,
-        )  # fmt: skip
+            port=0,
+            http_port=0,
+            bookie_id="b0",
+            journal_dir=str(directory / "journal"),
+            ledger_dir=str(directory / "ledgers"),
+            **settings,
+        )
         self.process = BookieProcess(
             self.settings, self.shutdown, connect=self.connect, clock=time.monotonic, wall_clock_ms=wall_clock_ms
         )

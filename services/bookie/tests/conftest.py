@@ -1,4 +1,4 @@
-"""A bookie's server over an in-memory store, and a raw socket to talk to it. Tests import what stands beside them."""
+"""A bookie's server over an in-memory store, and a raw client. Tests can import the modules in this folder."""
 
 import asyncio
 import contextlib
@@ -13,7 +13,7 @@ import pytest
 import uvloop
 from bindery_bookie.access.security import OPEN, Security
 from bindery_bookie.metrics import BookieMetrics
-from bindery_bookie.server.server import BookieServer, bind
+from bindery_bookie.server.server import BookieServer
 from bindery_bookie.settings import ServerSettings
 from bindery_bookie.state import BookieState
 from bindery_bookie.storage.store import AddDone, LacState, ReadDone, ReplayProgress
@@ -22,15 +22,23 @@ from bindery_core.errors import BadRequest, NoSuchLedger, Unauthorized
 from bindery_core.wire import v2, v3
 from bindery_core.wire.framing import FrameDecoder
 from bindery_core.wire.messages import AddRequest, Request, Response, Status
+from bindery_kit.http.listening import bind_tcp
 from bindery_metadata.layout.layout import LedgersLayout
 from bindery_simulation.instant import InstantLoop
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-ON_BOTH_LOOPS = ("test_connection.py", "test_operations.py", "test_v2.py", "test_tls.py", "test_authentication.py")
-"""Transports differ in how they pause, buffer and close; the bookie runs on uvloop, simulations on asyncio."""
+ON_BOTH_LOOPS = (
+    "test_connection.py",
+    "test_operations.py",
+    "test_protocol_v2.py",
+    "test_tls.py",
+    "test_authentication.py",
+)
+"""Files whose tests run on uvloop, as a bookie does, and on asyncio, as a simulation does: the transports of the two
+pause, buffer and close differently."""
 WITHOUT_SOCKETS = ("test_back_pressure.py", "test_deleted_ledgers.py", "test_over_replicated.py", "test_presence.py")
-"""Their time may jump: nothing of theirs is outside the process."""
+"""Files whose tests run on a simulated clock, because they use nothing outside of the process."""
 
 
 def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
@@ -284,7 +292,7 @@ class BookieUnderTest:
         self._clients: list[RawClient] = []
 
     async def start(self) -> None:
-        sock: socket.socket = bind("127.0.0.1", 0, insecure=False)
+        sock: socket.socket = bind_tcp("127.0.0.1", 0)
         self.port = sock.getsockname()[1]
         await self.server.start(sock)
 
@@ -367,7 +375,7 @@ async def metadata(zookeeper: str) -> AsyncIterator[Any]:
 
 @pytest.fixture
 async def real_bookie(tmp_path: Path, zookeeper: str, metadata: Any) -> AsyncIterator[Any]:
-    """A process of its own in an initialised cluster of its own, not started yet; killed with the test."""
+    """A process of its own in an initialized cluster of its own, not started yet; killed with the test."""
     from bindery_metadata.cluster import initialize_cluster
     from bookie_process import Bookie
 

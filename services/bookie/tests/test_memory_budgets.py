@@ -1,4 +1,4 @@
-"""Budgets follow from one number, what is set by its own name stays, and together they do not exceed it."""
+"""Memory budgets: derived from one setting, unless they are set; together they do not exceed it."""
 
 import re
 
@@ -9,7 +9,7 @@ from bindery_bookie.settings import BookieSettings
 
 
 def most(settings: BookieSettings) -> int:
-    """Bytes when every budget is used up."""
+    """Return the bytes of all budgets together."""
     server, storage = settings.server, settings.storage
     return (
         BASE_SIZE
@@ -25,7 +25,7 @@ def most(settings: BookieSettings) -> int:
 
 
 @pytest.mark.parametrize("size", [memory.SIZE_MIN, 384 * MIB, 4096 * MIB])
-def test_budgets_add_up_to_what_the_process_may_take(size: int) -> None:
+def test_budgets_add_up_to_the_maximum_of_the_process(size: int) -> None:
     settings = BookieSettings(memory_size_max=size)
     assert 0.99 * size <= most(settings) <= size
     assert settings.storage.waiting_size_max == settings.server.adds_size_max
@@ -36,7 +36,7 @@ def test_the_default_stays_far_below_the_original() -> None:
     assert BookieSettings().memory_size_max == 384 * MIB
 
 
-def test_what_is_set_stays_and_the_rest_still_follows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_that_are_set_keep_their_value_and_the_others_are_derived(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BOOKIE_STORAGE_READ_CACHE_SIZE_MAX", "12345678")
     plain, tuned = BookieSettings(), BookieSettings(server={"adds_size_max": 7 * MIB})
     assert tuned.server.adds_size_max == 7 * MIB

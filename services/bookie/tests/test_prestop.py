@@ -1,4 +1,4 @@
-"""What a bookie says to the cluster before it is stopped, and that this never stands in the way of the stop."""
+"""The prestop hook: the maintenance that it sets, and that it never fails a stop."""
 
 import os
 import random
@@ -39,7 +39,7 @@ async def begin_maintenance(store: MemoryStore, bookie_id: BookieId = ID, second
     return await begin(store, LAYOUT, bookie_id, now_ms=NOW_MS, maintenance_s=seconds)
 
 
-async def test_it_is_excused_for_as_long_as_the_setting_says(store: MemoryStore) -> None:
+async def test_the_maintenance_lasts_as_long_as_the_setting(store: MemoryStore) -> None:
     assert "in maintenance for 600 s" in await begin_maintenance(store)
     found = await memberships(store).get(ID)
     assert (found.intent, found.until_ms) == (Intent.MAINTENANCE, NOW_MS + 600_000)
@@ -56,24 +56,24 @@ async def test_it_is_excused_for_as_long_as_the_setting_says(store: MemoryStore)
         (Intent.MAINTENANCE, NOW_MS + 600_001),
     ],
 )
-async def test_what_counts_for_more_stays(store: MemoryStore, intent: Intent, until_ms: int | None) -> None:
+async def test_a_state_that_takes_precedence_is_kept(store: MemoryStore, intent: Intent, until_ms: int | None) -> None:
     said = await memberships(store).set(ID, intent, until_ms=until_ms, by="ann")
     await begin_maintenance(store)
     assert await memberships(store).get(ID) == said
 
 
 @pytest.mark.parametrize("until_ms", [NOW_MS - 1, NOW_MS + 599_999])
-async def test_a_maintenance_that_ends_sooner_is_made_longer(store: MemoryStore, until_ms: int) -> None:
+async def test_a_maintenance_that_ends_earlier_is_extended(store: MemoryStore, until_ms: int) -> None:
     await memberships(store).set(ID, Intent.MAINTENANCE, until_ms=until_ms, by="ann")
     await begin_maintenance(store)
     assert (await memberships(store).get(ID)).until_ms == NOW_MS + 600_000
 
 
 @pytest.mark.parametrize("later_ms", [1_000, 599_999, 600_000, 9_000_000])
-async def test_one_that_is_stopped_again_before_it_served_is_not_excused_anew(
+async def test_a_bookie_that_is_stopped_again_before_it_served_gets_no_new_maintenance(
     store: MemoryStore, later_ms: int
 ) -> None:
-    """As probes that fail do it, in a row that never ends."""
+    """Failing probes stop a container again and again."""
     await begin_maintenance(store)
     said = await begin(store, LAYOUT, ID, now_ms=NOW_MS + later_ms, maintenance_s=600)
     assert "has not served since its last stop" in said
@@ -81,14 +81,14 @@ async def test_one_that_is_stopped_again_before_it_served_is_not_excused_anew(
 
 
 @pytest.mark.parametrize("read_only", [False, True])
-async def test_one_that_serves_is_excused_whatever_was_said_before(store: MemoryStore, read_only: bool) -> None:
+async def test_a_registered_bookie_gets_a_new_maintenance(store: MemoryStore, read_only: bool) -> None:
     await begin_maintenance(store)
     await store.create(LAYOUT.bookie(ID, read_only=read_only), make_parents=True)
     await begin(store, LAYOUT, ID, now_ms=NOW_MS + 5_000, maintenance_s=600)
     assert (await memberships(store).get(ID)).until_ms == NOW_MS + 605_000
 
 
-async def test_what_an_operator_says_meanwhile_counts(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_concurrent_change_of_an_operator_is_kept(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
     operator, really_get = memberships(store), MembershipStore.get
     longer_ms = NOW_MS + 3_600_000
 
@@ -99,11 +99,11 @@ async def test_what_an_operator_says_meanwhile_counts(store: MemoryStore, monkey
         return found
 
     monkeypatch.setattr(MembershipStore, "get", get_then_ann)
-    assert "for longer already" in await begin_maintenance(store)
+    assert "already in maintenance that ends later" in await begin_maintenance(store)
     assert (await operator.get(ID)).until_ms == longer_ms
 
 
-async def test_nothing_is_said_of_a_bookie_that_the_cluster_does_not_know(store: MemoryStore) -> None:
+async def test_a_bookie_without_cookie_gets_no_maintenance(store: MemoryStore) -> None:
     assert "never served" in await begin_maintenance(store, BookieId("other"))
     assert (await memberships(store).get(BookieId("other"))).version == ABSENT
 
@@ -113,7 +113,7 @@ async def test_zero_seconds_are_no_maintenance(store: MemoryStore) -> None:
     assert (await memberships(store).get(ID)).version == ABSENT
 
 
-def test_the_id_is_the_one_that_the_bookie_takes() -> None:
+def test_the_id_equals_that_of_the_bookie() -> None:
     assert bookie_id_of(BookieSettings(bookie_id=ID)) == ID
     assert bookie_id_of(BookieSettings(port=3181, advertised_host="b0")) == "b0:3181"
     with pytest.raises(BadRequest, match="BOOKIE_BOOKIE_ID"):
@@ -129,12 +129,15 @@ def test_the_id_is_the_one_that_the_bookie_takes() -> None:
         ({"BOOKIE_PORT": "many"}, "port: must be a whole number"),
     ],
 )
-def test_whatever_is_wrong_the_stop_goes_on_in_time(environment: dict[str, str], said: str) -> None:
+def test_no_error_delays_the_stop(environment: dict[str, str], said: str) -> None:
     began = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-m", "bindery_bookie.prestop"],
-        env={**os.environ, **environment}, capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     assert done.returncode == 0
     assert said in done.stderr
     assert len(done.stderr.splitlines()) == 1

@@ -1,4 +1,4 @@
-"""The real process with real disks and a real ZooKeeper: start, crash, stop, and everything that must be refused."""
+"""The real process with real disks and a real ZooKeeper: start, crash, stop, and refused starts."""
 
 import asyncio
 import contextlib
@@ -77,8 +77,8 @@ async def test_a_bookie_starts_serves_stops_and_starts_again(bookie, metadata, c
     assert {n: bodies[n].body for n in range(101)} == {a.entry_id: a.body for a in [*adds(7, 0, 100), *adds(7, 100, 1)]}
 
 
-async def test_what_was_acknowledged_survives_kill_nine(bookie, connect_raw) -> None:
-    """Adds are in flight when the process dies; those that were answered, the fence and the LAC are there again."""
+async def test_acknowledged_adds_survive_kill_nine(bookie, connect_raw) -> None:
+    """Adds are in flight when the process is killed; answered adds, the fence and the LAC survive."""
     await bookie.start()
     client = await connect_raw(bookie.port)
     fenced = await connect_raw(bookie.port)
@@ -104,7 +104,7 @@ async def test_what_was_acknowledged_survives_kill_nine(bookie, connect_raw) -> 
     assert (await client.ask(m.ReadLacRequest(3, 9))).lac_body == PACKET
 
 
-async def test_random_bytes_at_the_port_leave_one_line_and_a_living_process(bookie, connect_raw) -> None:
+async def test_random_bytes_at_the_port_cost_one_log_line_and_no_more(bookie, connect_raw) -> None:
     await bookie.start()
     noise = random.Random(5)
     for _ in range(50):
@@ -131,20 +131,20 @@ async def test_another_directory_is_refused_with_expected_and_found(bookie) -> N
 
 
 async def test_a_second_process_of_the_same_id_is_refused(bookie, tmp_path, zookeeper) -> None:
-    """It has disks of its own, so only the cookie and the registration can tell."""
+    """It has its own disks, so only the cookie and the registration show the conflict."""
     await bookie.start()
     second = Bookie(tmp_path / "second", zookeeper, bookie.layout.root)
     second.directory.mkdir()
     try:
         second.launch()
         assert await second.exit_code() == 1
-        assert "is not what the settings and the cluster say" in second.log.read_text()
+        assert "does not match the settings and the cluster" in second.log.read_text()
     finally:
         second.kill()
     assert (await bookie.http("/readyz"))[0] == 200
 
 
-async def test_a_start_that_waits_for_zookeeper_shows_it_and_gives_up_in_time(bookie) -> None:
+async def test_a_start_that_waits_for_zookeeper_reports_it_and_times_out(bookie) -> None:
     bookie.launch(zookeeper=f"127.0.0.1:{free_port()}", zookeeper_connect_timeout_s="4")
     async with asyncio.timeout(WAIT_S):
         while (answer := await bookie.http("/startupz"))[0] == 0:
@@ -160,10 +160,10 @@ async def test_a_start_that_waits_for_zookeeper_shows_it_and_gives_up_in_time(bo
     assert await bookie.exit_code() == 1
     *_, last = bookie.log.read_text().splitlines()
     assert last.startswith("bindery-bookie: gave up waiting for ZooKeeper after 4 s: 127.0.0.1:")
-    assert last.endswith("connection refused; start ZooKeeper, or name its servers in BOOKIE_ZOOKEEPER")
+    assert last.endswith("connection refused; start ZooKeeper, or set BOOKIE_ZOOKEEPER to its servers")
 
 
-async def test_a_start_waits_for_the_cluster_to_be_initialised(bookie, metadata) -> None:
+async def test_a_start_waits_for_the_cluster_to_be_initialized(bookie, metadata) -> None:
     layout = LedgersLayout(f"{bookie.layout.root}-later")
     bookie.launch(ledgers_root=layout.root)
     async with asyncio.timeout(WAIT_S):
@@ -174,7 +174,7 @@ async def test_a_start_waits_for_the_cluster_to_be_initialised(bookie, metadata)
     await bookie.until_ready()
 
 
-async def test_a_cluster_that_is_never_initialised_ends_the_start(bookie) -> None:
+async def test_a_cluster_that_is_never_initialized_ends_the_start(bookie) -> None:
     bookie.launch(ledgers_root="/never-made", zookeeper_connect_timeout_s="1")
     assert await bookie.exit_code() == 1
     *_, last = bookie.log.read_text().splitlines()
@@ -182,7 +182,7 @@ async def test_a_cluster_that_is_never_initialised_ends_the_start(bookie) -> Non
 
 
 async def test_a_start_may_be_stopped(bookie) -> None:
-    """Whether nobody listens where ZooKeeper should be, or somebody who never answers."""
+    """Whether the ZooKeeper port is closed, or accepts connections and never answers."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         for port in (free_port(), silent.getsockname()[1]):
             bookie.launch(zookeeper=f"127.0.0.1:{port}", zookeeper_connect_timeout_s="60")
@@ -193,8 +193,8 @@ async def test_a_start_may_be_stopped(bookie) -> None:
                 assert await bookie.end(signal.SIGTERM) == 0
 
 
-async def test_an_orderly_end_takes_seconds_while_clients_go_on(bookie, metadata, connect_raw) -> None:
-    """Everything acknowledged is flushed, the registration is gone, and no client is waited for."""
+async def test_a_stop_takes_seconds_while_clients_continue(bookie, metadata, connect_raw) -> None:
+    """Acknowledged entries are flushed, the registration is removed, and clients do not delay the stop."""
     await bookie.start()
     client = await connect_raw(bookie.port)
     sent = adds(7, 0, 3000, size=1000)
@@ -213,7 +213,7 @@ async def test_an_orderly_end_takes_seconds_while_clients_go_on(bookie, metadata
     assert {n: found[n].body for n in found} == {a.entry_id: a.body for a in sent if a.entry_id in acknowledged}
 
 
-async def test_wrong_settings_are_told_apart(bookie) -> None:
+async def test_each_wrong_setting_has_its_own_error(bookie) -> None:
     for changes, code, text in (
         ({"port": "70000"}, 2, "--port"),
         ({"host": "0.0.0.0"}, 1, "--insecure"),
@@ -226,16 +226,20 @@ async def test_wrong_settings_are_told_apart(bookie) -> None:
     assert "Traceback" not in bookie.log.read_text()
 
 
-async def test_an_orderly_stop_excuses_the_bookie_until_it_serves_again(bookie, metadata) -> None:
+async def test_a_planned_stop_sets_maintenance_until_the_bookie_serves_again(bookie, metadata) -> None:
     """As Kubernetes stops a pod: the hook with the bookie's environment, then SIGTERM; later the start."""
     memberships = MembershipStore(metadata, clock_ms=lambda: 0)
     await bookie.start()
     names = ("zookeeper", "ledgers-root", "bookie-id")
     variables = {f"BOOKIE_{name.upper().replace('-', '_')}": bookie.arguments[f"--{name}"] for name in names}
     hook = await asyncio.to_thread(
-        subprocess.run, [str(Path(sys.executable).parent / "bindery-bookie-prestop")],
-        env={**os.environ, **variables}, capture_output=True, text=True, timeout=WAIT_S,
-    )  # fmt: skip
+        subprocess.run,
+        [str(Path(sys.executable).parent / "bindery-bookie-prestop")],
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+    )
     assert (hook.returncode, "is in maintenance for 600 s" in hook.stderr) == (0, True), hook.stderr
     assert (await memberships.get(ID)).intent is Intent.MAINTENANCE
     assert await bookie.end(signal.SIGTERM) == 0
@@ -247,7 +251,7 @@ async def test_an_orderly_stop_excuses_the_bookie_until_it_serves_again(bookie, 
 
 
 async def test_a_lost_session_stops_adds_until_the_bookie_is_registered_again(bookie, metadata, connect_raw) -> None:
-    """The process is stopped for longer than its session lives; its node goes, and comes back with it."""
+    """The process is paused for longer than its session timeout; its registration ends, and is created again."""
     await bookie.start()
     client = await connect_raw(bookie.port)
     assert (await client.ask(adds(1, 0, 1)[0])).status == 0

@@ -1,4 +1,4 @@
-"""What an operator can get wrong, each as a real process: the last line says what, why, and what ends it."""
+"""Errors of operators, each with a real process: the last line has the error, its cause and its fix."""
 
 import random
 import shutil
@@ -26,7 +26,7 @@ def bookie(real_bookie: Bookie, monkeypatch: pytest.MonkeyPatch) -> Bookie:
 
 
 async def last_words(bookie: Bookie, *, code: int = 1, **changes: str) -> str:
-    """Of a start that fails with `code`; the termination message is the same line."""
+    """Return the last line of a start that fails with `code`; the termination message is the same line."""
     bookie.launch(**changes)
     assert await bookie.exit_code() == code, bookie.log.read_text()
     log = bookie.log.read_text()
@@ -67,7 +67,7 @@ async def test_the_environment_is_named_where_values_come_from_it(
     assert "(BOOKIE_INSECURE): must be true or false, got 'perhaps'" in said
 
 
-async def test_settings_of_its_healing_are_read_before_anything_is_done(
+async def test_settings_of_embedded_recovery_are_read_before_the_start(
     bookie: Bookie, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BOOKIE_AUTORECOVERY_EMBEDDED", "true")
@@ -75,7 +75,7 @@ async def test_settings_of_its_healing_are_read_before_anything_is_done(
     assert "(BOOKIE_RECOVERY_WORKERS): must be a whole number" in await last_words(bookie, code=2)
 
 
-async def test_names_that_no_setting_has_are_told_with_the_nearest(
+async def test_unknown_variables_are_logged_with_the_nearest_name(
     bookie: Bookie, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("BOOKIE_JOURNAL_DIRR", "BOOKIE_RECOVERY_WORKERS", "BOOKIE_LOG_LEVEL", "bookie_storrage_drills"):
@@ -83,7 +83,7 @@ async def test_names_that_no_setting_has_are_told_with_the_nearest(
     await last_words(bookie, zookeeper="zk")
     told = [line for line in bookie.log.read_text().splitlines() if "unknown_setting" in line]
     assert len(told) == 2
-    assert "BOOKIE_JOURNAL_DIRR is no setting and changes nothing; did you mean BOOKIE_JOURNAL_DIR?" in told[0]
+    assert "BOOKIE_JOURNAL_DIRR is not a setting and has no effect; did you mean BOOKIE_JOURNAL_DIR?" in told[0]
     assert "did you mean BOOKIE_STORAGE_DRILLS?" in told[1]
 
 
@@ -91,7 +91,7 @@ async def test_names_that_no_setting_has_are_told_with_the_nearest(
 async def test_directories_that_cannot_be_used(bookie: Bookie, which: str, tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()
-    for place, fix in (("/proc/none", "is its volume mounted?"), (str(file), "name a directory")):
+    for place, fix in (("/proc/none", "is its volume mounted?"), (str(file), "set a path that is a directory")):
         said = await last_words(bookie, **{which: place})
         assert said.startswith(f"cannot use {place}")
         assert f"; {fix}" in said
@@ -102,28 +102,28 @@ async def test_a_port_that_is_taken(bookie: Bookie) -> None:
         port = str(taken.getsockname()[1])
         for which in ("port", "http_port"):
             assert await last_words(bookie, **{which: port}) == (
-                f"cannot listen on 127.0.0.1:{port}: Address already in use; another process has that port: end it, or "
-                "name another port"
+                f"cannot listen on 127.0.0.1:{port}: Address already in use; another process uses that port: stop it, "
+                "or pass another port"
             )
 
 
 @pytest.mark.parametrize("name", ["no-such-bookie.invalid", "b-0.no-namespace..svc", f"{'b' * 64}.svc"])
-async def test_a_name_that_nobody_can_resolve_is_no_reason_to_end(bookie: Bookie, name: str) -> None:
+async def test_an_advertised_name_that_does_not_resolve_does_not_end_the_process(bookie: Bookie, name: str) -> None:
     await bookie.start(advertised_host=name)
     status, body = await bookie.http("/readyz")
     assert status == 200
-    assert f"the name {name}, by which clients are to reach this bookie, does not resolve" in body
-    assert "set BOOKIE_ADVERTISED_HOST to one that does" in body
+    assert f"the name {name}, under which clients connect to this bookie, does not resolve" in body
+    assert "set BOOKIE_ADVERTISED_HOST to a name that does" in body
 
 
 async def served(bookie: Bookie) -> None:
-    """One whole life."""
+    """Start the bookie, and stop it."""
     await bookie.start()
     assert await bookie.end(signal.SIGTERM) == 0
 
 
 async def test_a_bookie_that_runs_already(bookie: Bookie, tmp_path: Path) -> None:
-    """The second start touches nothing, whatever it would make of the files."""
+    """The second start changes no file."""
     await bookie.start()
     assert bookie.process is not None
     (tmp_path / "second").mkdir()
@@ -136,7 +136,7 @@ async def test_a_bookie_that_runs_already(bookie: Bookie, tmp_path: Path) -> Non
     last = second.log.read_text().splitlines()[-1]
     assert last == (
         f"bindery-bookie: another bookie (pid {bookie.process.pid}) uses {bookie.directory}/journal: is this bookie "
-        "started twice? End one of the two, or name directories of its own"
+        "started twice? Stop one of the two, or set other directories"
     )
     assert sorted((path, path.stat().st_size) for path in bookie.directory.glob("*/current/*")) == before
 
@@ -167,7 +167,7 @@ async def test_a_cookie_that_was_deleted(bookie: Bookie, metadata) -> None:
     assert found is not None
     await cookies.delete(BookieId(ID), version=found.version)
     said = await last_words(bookie)
-    assert said.startswith(f"{ID} has no cookie in this cluster, but these directories hold its data: ")
+    assert said.startswith(f"{ID} has no cookie in this cluster, but these directories contain its data: ")
     assert "bindery bookie cookie adopt" in said
 
 
@@ -175,7 +175,7 @@ async def test_empty_volumes_under_its_cookie(bookie: Bookie) -> None:
     await served(bookie)
     shutil.rmtree(bookie.directory / "ledgers")
     said = await last_words(bookie, storage_on_lost_storage="refuse")
-    assert said.startswith(f"{ID} is known to the cluster, but there is no VERSION file in: {bookie.directory}/ledgers")
+    assert said.startswith(f"{ID} has a cookie in the cluster, but no VERSION file in: {bookie.directory}/ledgers")
     assert "Mount it and start again." in said
 
 
@@ -195,7 +195,7 @@ def test_the_limit_of_the_container_s_memory(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("limit", "told"), [(None, 0), (2**30, 0), (2**29 + 2**26, 0), (2**29 + 2**26 - 1, 1), (2**29 - 1, 1)]
 )
-def test_a_container_that_is_too_small_is_told_with_both_figures(limit: int | None, told: int) -> None:
+def test_a_warning_about_a_small_container_has_both_sizes(limit: int | None, told: int) -> None:
     with structlog.testing.capture_logs() as logs:
         warn_of_memory_limit(BookieSettings(memory_size_max=2**29), limit)
     assert len(logs) == told

@@ -1,4 +1,4 @@
-"""The order of a start and of an end, in process, over the in-memory metadata store and real disks."""
+"""The order of start and stop, in this process, with the in-memory metadata store and real disks."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -12,6 +12,7 @@ from bindery_bookie.storage.engine.engine import StorageEngine
 from bindery_bookie.storage.store import ReplayProgress
 from bindery_core.errors import BadRequest, MetadataUnavailable
 from bindery_core.ids import BookieId
+from bindery_kit.http.listening import BindRefused
 from bindery_kit.process import cluster_wait
 from bindery_kit.process.runtime import EXIT_ERROR
 from bindery_metadata.stores.memory import MemoryStore
@@ -25,7 +26,7 @@ async def world(tmp_path: Path) -> AsyncIterator[BookieWorld]:
         yield world
 
 
-async def test_a_long_replay_is_seen_from_outside_and_nobody_is_served_before_its_end(
+async def test_the_progress_of_a_long_replay_is_visible_and_no_client_is_served_before_its_end(
     world: BookieWorld, monkeypatch: pytest.MonkeyPatch, connect_raw
 ) -> None:
     replaying, go_on = asyncio.Event(), asyncio.Event()
@@ -107,9 +108,11 @@ async def test_a_lost_journal_ends_the_process_with_an_error(world: BookieWorld)
 
 @pytest.mark.parametrize(
     ("error", "said"),
-    [(OSError(5, "Input/output error", "/data"), "cannot use /data: Input/output error; the disk fails"),
-     (None, "without a request to stop")],
-)  # fmt: skip
+    [
+        (OSError(5, "Input/output error", "/data"), "cannot use /data: Input/output error; the disk fails"),
+        (None, "without a request to stop"),
+    ],
+)
 async def test_a_part_that_ends_ends_the_process_with_its_error(
     world: BookieWorld, error: Exception | None, said: str
 ) -> None:
@@ -134,10 +137,10 @@ async def test_a_shutdown_ends_the_run(world: BookieWorld) -> None:
 
 
 @pytest.mark.parametrize("asked", ["/bindery/membership", "/cookies", "/available"])
-async def test_a_zookeeper_that_goes_away_during_the_start_is_waited_for(
+async def test_the_start_waits_for_a_zookeeper_that_restarts(
     world: BookieWorld, monkeypatch: pytest.MonkeyPatch, asked: str
 ) -> None:
-    """It is restarted just then, as in an upgrade: a bookie that ended would replay its journal anew."""
+    """ZooKeeper may be restarted in an upgrade; a bookie that ended would replay its journal again."""
     monkeypatch.setattr(cluster_wait, "RETRY_S", 0.01)
     refused = []
 
@@ -174,31 +177,32 @@ async def test_a_taken_port_fails_before_anything_is_touched(world: BookieWorld,
     await world.process.start()
     second = BookieWorld(tmp_path / "second", wall_clock_ms=lambda: 0)
     second.process._settings = world.settings.model_copy(update={"port": world.process.port})
-    with pytest.raises(BadRequest, match="cannot listen"):
+    with pytest.raises(BindRefused, match="cannot listen"):
         await second.process.start()
     await second.process.stop()
     assert not (tmp_path / "second").exists()
 
 
-async def test_an_id_that_is_no_id_is_refused(world: BookieWorld) -> None:
+async def test_an_invalid_id_is_refused(world: BookieWorld) -> None:
     world.process._settings = world.settings.model_copy(update={"bookie_id": "a/b"})
     with pytest.raises(BadRequest, match="not a bookie id"):
         await world.process.start()
 
 
-async def test_a_read_only_bookie_is_ready_and_says_why_it_takes_no_adds(world: BookieWorld) -> None:
+async def test_a_read_only_bookie_is_ready_with_a_note_about_the_cause(world: BookieWorld) -> None:
     await world.process.start()
     world.process.state.set_read_only(READ_ONLY_DISK, "the ledger disk is full: 96 %")
     answer = await world.get("/readyz")
     assert (answer.status_code, answer.json()["notes"]) == (
-        200, {"read_only": "no adds are taken: the ledger disk is full: 96 %"},
-    )  # fmt: skip
+        200,
+        {"read_only": "no adds are accepted: the ledger disk is full: 96 %"},
+    )
     assert (await world.get("/livez")).status_code == 200
     world.process.state.set_read_only(READ_ONLY_DISK, None)
     assert (await world.get("/readyz")).json() == {"status": "ready"}
 
 
-async def test_a_lost_session_is_no_reason_to_be_killed(world: BookieWorld) -> None:
+async def test_a_lost_session_does_not_fail_liveness(world: BookieWorld) -> None:
     await world.process.start()
     world.process.state.set_read_only(READ_ONLY_SESSION, "the ZooKeeper session was lost")
     world.process.health.block("metadata", "the ZooKeeper session was lost; registering again")

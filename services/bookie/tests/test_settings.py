@@ -1,4 +1,4 @@
-"""Settings: defaults that hold together, and the addresses that follow from them."""
+"""Settings of a bookie: consistent defaults, and the addresses that follow from them."""
 
 import socket
 import subprocess
@@ -6,14 +6,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from bindery_bookie.server.server import bind
 from bindery_bookie.settings import BookieSettings, ServerSettings
 from bindery_bookie.storage.settings import StorageSettings
 from bindery_core.errors import BadRequest
 from bindery_kit.configuration.settings import Settings, descriptions, load
 
 
-def test_every_setting_explains_itself() -> None:
+def test_every_setting_has_a_description() -> None:
     def check(cls: type[Settings]) -> None:
         texts = descriptions(cls)
         for name, field in cls.model_fields.items():
@@ -59,7 +58,7 @@ def test_a_low_mark_of_the_disk_above_the_high_one_is_refused() -> None:
 
 
 def test_one_directory_under_two_names_is_refused(tmp_path: Path) -> None:
-    """Two shards would take each other's journals for files of a first start that crashed, and remove them."""
+    """Two shards would treat each other's journals as files of a crashed first start, and delete them."""
     (tmp_path / "disk").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "disk")
     for name in ("disk/", "./disk", "disk/../disk", "link"):
@@ -92,7 +91,7 @@ def test_compaction_settings_that_contradict_each_other_are_refused(changes: dic
         StorageSettings(**changes)
 
 
-def test_a_compaction_that_is_off_contradicts_nothing() -> None:
+def test_a_disabled_compaction_contradicts_no_other_setting() -> None:
     for off in (0, -1):
         for what in ("threshold", "interval_s"):
             minor_off = {f"minor_compaction_{what}": off, "gc_wait_time_s": 3601, "major_compaction_threshold": 0.1}
@@ -131,23 +130,6 @@ def test_the_id_is_the_advertised_address_unless_given() -> None:
         BookieSettings(bookie_id="a/b").resolved_bookie_id(port=1)
 
 
-def test_only_loopback_is_bound_without_saying_so() -> None:
-    for host in ("0.0.0.0", "::", "192.0.2.1", "example.org"):
-        with pytest.raises(BadRequest, match="--insecure"):
-            bind(host, 0, insecure=False)
-    bind("127.0.0.1", 0, insecure=False).close()
-    bind("0.0.0.0", 0, insecure=True).close()
-
-
-def test_a_taken_port_is_named() -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        with pytest.raises(BadRequest, match=f"cannot listen on 127.0.0.1:{port}: Address already in use; another"):
-            bind("127.0.0.1", port, insecure=False)
-
-
 HEAVY = """
     fastapi starlette uvicorn httptools httpx typer rich pydantic annotated_types typing_extensions importlib.metadata
     prometheus_client google.protobuf.message google.protobuf.descriptor_pool google.protobuf.text_format
@@ -157,7 +139,7 @@ HEAVY = """
 
 
 def test_the_http_stack_is_not_imported_before_the_ledger_port_serves() -> None:
-    """Nor is anything else that takes long."""
+    """Other slow imports are not imported either."""
     code = (
         "import sys, bindery_bookie.__main__;"
         f"print([name for name in {HEAVY.split()} if name in sys.modules]);"

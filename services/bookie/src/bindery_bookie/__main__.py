@@ -1,7 +1,7 @@
 """`python -m bindery_bookie`: the same as `bindery-bookie`.
 
-The garbage collector rests while the modules are imported: it would look through them again and again, a tenth of the
-start, and find nothing. What is there afterwards stays for good, so it never looks at it again either.
+Python's garbage collector is off during the imports: it would scan the modules repeatedly, for a tenth of the start
+time, and find nothing. The objects that exist afterwards are permanent, so they are frozen and never scanned again.
 """
 
 import bindery_kit.process.early_end  # first

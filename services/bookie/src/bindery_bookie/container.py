@@ -1,16 +1,16 @@
-"""What the container around this process allows, as far as it can be seen from inside."""
+"""Read the memory limit of the container in which this process runs."""
 
 from pathlib import Path
 from typing import Final
 
 CGROUPS: Final = Path("/sys/fs/cgroup")
 _FILES: Final = ("memory.max", "memory/memory.limit_in_bytes")
-"""Of version 2 and of version 1, whose largest number means none."""
+"""Files of cgroup version 2 and of version 1, in which the largest number means no limit."""
 _NO_LIMIT: Final = 2**60
 
 
 def memory_limit(cgroups: Path = CGROUPS) -> int | None:
-    """Bytes above which the kernel kills this process; None: no limit, or none that can be read."""
+    """Return the bytes above which the kernel kills this process; None if there is no readable limit."""
     for name in _FILES:
         try:
             text = (cgroups / name).read_text("ascii").strip()

@@ -1,24 +1,24 @@
-"""Memory: from the bytes that a bookie may take as a whole to the budgets of its parts.
+"""Derive the memory budgets of a bookie's parts from the maximum of the whole process.
 
-    memory_size_max = BASE_SIZE + the rest, and of the rest:
+    memory_size_max = BASE_SIZE + rest, and shares of the rest:
 
-| part                                        | setting                                  | share | times | of the rest |
-|---------------------------------------------|------------------------------------------|------:|------:|------------:|
-| write caches: active and flushing           | storage.write_cache_size_max             |  14 % |     2 |        28 % |
-| adds under way, refused beyond twice as much | server.adds_size_max                    |  10 % |     2 |        20 % |
-| answers to reads: entries, and then encoded | server.reads_size_max                    |  12 % |     2 |        24 % |
-| entries read and read ahead                 | storage.read_cache_size_max              |  12 % |     1 |        12 % |
-| LevelDB: blocks                             | storage.index_block_cache_size           |   3 % |     1 |         3 % |
-| LevelDB: tables in memory, one being written | storage.index_write_buffer_size         |   2 % |     2 |         4 % |
-| reads that wait, PENDING_READ_SIZE each     | server.pending_reads_max                 |   4 % |     1 |         4 % |
-| what is known of ledgers, LEDGER_SIZE each  | storage.ledgers_max                      |   5 % |     1 |         5 % |
+| part                                          | setting                        | share | times | of the rest |
+|-----------------------------------------------|--------------------------------|------:|------:|------------:|
+| write caches: active and flushing             | storage.write_cache_size_max   |  14 % |     2 |        28 % |
+| adds in progress, refused beyond twice that   | server.adds_size_max           |  10 % |     2 |        20 % |
+| read responses: entries, and then encoded     | server.reads_size_max          |  12 % |     2 |        24 % |
+| entries read and read ahead                   | storage.read_cache_size_max    |  12 % |     1 |        12 % |
+| LevelDB: blocks                               | storage.index_block_cache_size |   3 % |     1 |         3 % |
+| LevelDB: tables in memory, one being written  | storage.index_write_buffer_size |  2 % |     2 |         4 % |
+| waiting reads, PENDING_READ_SIZE each         | server.pending_reads_max       |   4 % |     1 |         4 % |
+| state of ledgers, LEDGER_SIZE each            | storage.ledgers_max            |   5 % |     1 |         5 % |
 
-What an operator sets by its own name is taken as it is; the others still follow from `memory_size_max`, as far as their
-settings' bounds allow. Budgets of the storage are for all shards together. Adds that wait for a write cache are adds
-under way: `storage.waiting_size_max` is `server.adds_size_max`. What is being read from disk is on its way to an
-answer: `storage.read_job_size_max` is `server.reads_size_max`.
+A setting that an operator sets keeps its value; the others are still derived from `memory_size_max`, within the bounds
+of their settings. Budgets of the storage apply to all shards together. Adds that wait for a write cache are adds in
+progress: `storage.waiting_size_max` is `server.adds_size_max`. Entries that are being read from disk become responses:
+`storage.read_job_size_max` is `server.reads_size_max`.
 
-BASE_SIZE: the interpreter with all that a bookie imports, its threads, its HTTP server, and the buffers that do not
+BASE_SIZE covers the interpreter with all imports of a bookie, its threads, its HTTP server, and the buffers that do not
 depend on load (the group being written to the journal, the chunk being written to an entry log).
 """
 
@@ -34,7 +34,7 @@ MIB: Final = 1024 * KIB
 BASE_SIZE: Final = 112 * MIB
 SIZE_MIN: Final = 160 * MIB
 PENDING_READ_SIZE: Final = 256
-"""Bytes that a read takes while it waits for room."""
+"""Bytes that a waiting read takes."""
 LEDGER_SIZE: Final = 1 * KIB
 
 _SHARES: Final[Mapping[str, float]] = {
@@ -52,7 +52,7 @@ _SHARES: Final[Mapping[str, float]] = {
 
 
 def derived(group: str, memory_size_max: int) -> dict[str, int]:
-    """Setting -> value, for the group `storage` or `server`, of a bookie that may take `memory_size_max` bytes."""
+    """Return setting -> value for the group `storage` or `server` of a bookie with `memory_size_max` bytes."""
     rest = memory_size_max - BASE_SIZE
     assert rest > 0
     return {
@@ -63,12 +63,12 @@ def derived(group: str, memory_size_max: int) -> dict[str, int]:
 
 
 def divided(settings: Settings, names: Mapping[str, int]) -> dict[str, int]:
-    """The numbers in `settings` called `names` -> by how many to divide them; never below what the setting allows."""
+    """Return the settings in `names`, each divided by its number there, but not below the setting's minimum."""
     return {name: allowed(type(settings), name, getattr(settings, name) // parts) for name, parts in names.items()}
 
 
 def allowed(cls: type[Settings], name: str, value: int) -> int:
-    """The number next to `value` that the setting's bounds allow."""
+    """Return the number nearest to `value` within the bounds of the setting."""
     for rule in cls.model_fields[name].bounds:
         if isinstance(rule, Ge):
             value = max(value, int(rule.limit))

@@ -1,24 +1,25 @@
-"""`bindery-bookie-prestop`: before this bookie is stopped, say that it will be back.
+"""`bindery-bookie-prestop`: put a bookie into maintenance before a planned stop.
 
-What Kubernetes runs in the bookie's container before SIGTERM, with the bookie's environment (BOOKIE_...). It puts the
-bookie into maintenance for `maintenance_s`: until then nobody copies what it holds. The bookie ends that itself once it
-serves again; the lease ends by itself when it does not come back.
+Kubernetes runs this in the bookie's container before SIGTERM, with the bookie's environment (BOOKIE_...). During the
+`maintenance_s` that follow, the entries of the bookie are not re-replicated. The bookie ends the maintenance when it
+serves again; if it does not return, the maintenance expires.
 
-Probes that fail stop a container too, and this hook runs. A bookie that never gets to serve would be excused for ever,
-so an absence is excused once, from its first stop on.
+This hook also runs when a failing probe stops the container. A bookie that never serves could then renew its
+maintenance forever, so only the first stop of an absence starts one.
 
-| found                                       | done                                         |
-|---------------------------------------------|----------------------------------------------|
-| nothing said                                | maintenance until now + `maintenance_s`      |
-| a maintenance that ends sooner              | the same                                     |
-| a maintenance that ends later               | nothing: an operator knows better            |
-| its own of an earlier stop, over or not, and it is not registered | nothing: that absence goes on |
-| joining, draining, removed                  | nothing: that counts for more                |
-| no cookie: the cluster knows it not         | nothing                                      |
-| ZooKeeper does not answer                   | nothing; the auditor's delay is what is left |
+| state of the bookie                                          | action                                      |
+|--------------------------------------------------------------|---------------------------------------------|
+| active                                                       | maintenance until now + `maintenance_s`     |
+| in maintenance that ends earlier                             | the same                                    |
+| in maintenance that ends later                               | none: an operator set it                    |
+| its own maintenance of an earlier stop, even an expired one, | none: that absence continues                |
+| and it is not registered                                     |                                             |
+| joining, draining, removed                                   | none: these take precedence                 |
+| no cookie: the cluster does not have this bookie             | none                                        |
+| ZooKeeper does not answer                                    | none: only the auditor's delay applies      |
 
-It ends within LIMIT_S and with exit code 0 whatever happens: nothing here is worth a stop that fails. What was done, or
-why not, is one line on stderr.
+It ends within LIMIT_S and with exit code 0 in every case, because a stop must not fail. One line on stderr reports what
+was done, or why not.
 """
 
 import asyncio
@@ -43,10 +44,13 @@ from bindery_bookie.settings import BookieSettings
 
 PROGRAM: Final = "bindery-bookie-prestop"
 LIMIT_S: Final = 9.0
-"""Of all of it. The grace in which a pod is stopped begins with this hook."""
+"""Maximum seconds of the whole hook, which is a part of the pod's grace period."""
 CONNECT_TIMEOUT_S: Final = 4.0
+"""Time limit in seconds for the connection to ZooKeeper."""
 OPERATION_TIMEOUT_S: Final = 2.0
+"""Time limit in seconds for one request to ZooKeeper."""
 SESSION_TIMEOUT_S: Final = 4.0
+"""Timeout in seconds of the ZooKeeper session."""
 ATTEMPTS_MAX: Final = 3
 REASON: Final = "stopped in order"
 
@@ -61,22 +65,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     signal.setitimer(signal.ITIMER_REAL, LIMIT_S)
     try:
         logs.configure(service=PROGRAM, level="error")
-        said = asyncio.run(_say(BookieSettings()))
+        result = asyncio.run(_set_maintenance(BookieSettings()))
     except (BinderyError, OSError, WrongSettings) as error:
-        said = f"no maintenance was said: {error}; what this bookie holds is copied once the auditor's delay is over"
-    sys.stderr.write(f"{PROGRAM}: {said}\n")
+        result = f"maintenance not set: {error}; this bookie's entries are re-replicated after the auditor's delay"
+    sys.stderr.write(f"{PROGRAM}: {result}\n")
     sys.stderr.flush()
     return 0
 
 
 def bookie_id_of(settings: BookieSettings) -> BookieId:
-    """The id that a bookie with these settings has. Raises BadRequest where it hangs on a port that only it knows."""
+    """Return the bookie id by these settings. Raises BadRequest if it depends on a port that the bookie chooses."""
     if not settings.bookie_id and not settings.port:
         raise BadRequest("the bookie's id is unknown: BOOKIE_PORT is 0; set BOOKIE_BOOKIE_ID")
     return settings.resolved_bookie_id(port=settings.port)
 
 
-async def _say(settings: BookieSettings) -> str:
+async def _set_maintenance(settings: BookieSettings) -> str:
     bookie_id = bookie_id_of(settings)
     store = await ZooKeeperStore.connect(
         settings.zookeeper,
@@ -89,7 +93,7 @@ async def _say(settings: BookieSettings) -> str:
             store,
             LedgersLayout(settings.ledgers_root),
             bookie_id,
-            now_ms=time.time_ns() // 1_000_000,  # noqa: TID251 - the process is put together here
+            now_ms=time.time_ns() // 1_000_000,  # noqa: TID251 - this is a composition root
             maintenance_s=settings.maintenance_s,
         )
     finally:
@@ -99,28 +103,32 @@ async def _say(settings: BookieSettings) -> str:
 async def begin_maintenance(
     store: MetadataStore, layout: LedgersLayout, bookie_id: BookieId, *, now_ms: int, maintenance_s: float
 ) -> str:
-    """Do what the module's table says; the sentence that tells it. Raises BinderyError."""
+    """Apply the table of the module, and return a sentence about the result. Raises BinderyError."""
     if maintenance_s == 0:
-        return "no maintenance was asked for: BOOKIE_MAINTENANCE_S is 0"
+        return "maintenance not set: BOOKIE_MAINTENANCE_S is 0"
     if await CookieStore(store, layout).read(bookie_id) is None:
-        return f"{bookie_id} is not known to the cluster: it never served"
+        return f"maintenance not set: {bookie_id} has no cookie in the cluster, so it never served"
     memberships = MembershipStore(store, clock_ms=lambda: now_ms)
     until_ms = now_ms + round(maintenance_s * 1000)
     for _ in range(ATTEMPTS_MAX):
         current = await memberships.get(bookie_id)
         intent = current.effective(now_ms)
         if intent in (Intent.JOINING, Intent.DRAINING, Intent.REMOVED):
-            return f"{bookie_id} is {intent.value}: that stays as it is"
+            return f"maintenance not set: {bookie_id} is {intent.value}, and stays so"
         if intent is Intent.MAINTENANCE and (current.until_ms is None or current.until_ms >= until_ms):
-            return f"{bookie_id} is in maintenance for longer already"
+            return f"{bookie_id} is already in maintenance that ends later"
         is_own = current.intent is Intent.MAINTENANCE and current.by == str(bookie_id)
         if is_own and not await _is_registered(store, layout, bookie_id):
-            return f"{bookie_id} has not served since its last stop, and its maintenance lease of then is unchanged"
+            return f"{bookie_id} has not served since its last stop; its maintenance of that stop is unchanged"
         try:
             await memberships.set(
-                bookie_id, Intent.MAINTENANCE, until_ms=until_ms, reason=REASON, by=str(bookie_id),
+                bookie_id,
+                Intent.MAINTENANCE,
+                until_ms=until_ms,
+                reason=REASON,
+                by=str(bookie_id),
                 version=current.version,
-            )  # fmt: skip
+            )
         except VersionConflict:
             continue
         return f"{bookie_id} is in maintenance for {maintenance_s:g} s, or until it serves again"
@@ -133,7 +141,7 @@ async def _is_registered(store: MetadataStore, layout: LedgersLayout, bookie_id:
 
 
 def _out_of_time(*_: object) -> None:
-    sys.stderr.write(f"{PROGRAM}: no maintenance was said: {LIMIT_S:g} s were not enough\n")
+    sys.stderr.write(f"{PROGRAM}: maintenance not set: it took longer than {LIMIT_S:g} s\n")
     sys.stderr.flush()
     os._exit(0)
 

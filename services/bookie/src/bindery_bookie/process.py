@@ -3,14 +3,13 @@
 Start: bind the port, so that a port in use is reported first -> wait for ZooKeeper and its cluster -> check the
 identity, and that no operator removed this bookie -> open storage, replaying its journal -> if storage was lost, list
 the ledgers that were here (limbo) -> serve the ledger port -> register -> start repair and garbage collection in the
-background, and recovery of the cluster if the settings say so. The HTTP stack is imported only after that, or after
+background, and recovery of the cluster if it is enabled. The HTTP stack is imported only after that, or after
 HTTP_EARLY_S if the start takes longer: /startupz then reports what it waits for, and the progress of a long replay.
 Stop: stop recovery -> unregister -> finish the requests in progress and close the connections -> flush and close
-storage -> close the ZooKeeper session -> stop HTTP.
+storage -> stop HTTP -> close the clients of the admin API -> close the ZooKeeper session.
 """
 
 import asyncio
-import contextlib
 import random
 import socket
 import time
@@ -20,9 +19,10 @@ from typing import TYPE_CHECKING, Final
 
 from bindery_core.formats import bookie_service_info
 from bindery_core.ids import BookieId, LedgerId
+from bindery_kit.http.listening import bind_tcp
 from bindery_kit.observability.health import Health
 from bindery_kit.observability.logs import get_logger
-from bindery_kit.process.cluster_wait import ClusterWait, asked_again
+from bindery_kit.process.cluster_wait import ClusterWait, retry_while_unavailable
 from bindery_kit.process.late_imports import in_thread
 from bindery_kit.process.runtime import EXIT_ERROR, Shutdown
 from bindery_kit.process.service_life import ServiceLife, join_cluster
@@ -46,7 +46,7 @@ from bindery_bookie.membership.presence import Presence
 from bindery_bookie.membership.readiness import ReadinessNotes
 from bindery_bookie.metrics import BookieMetrics
 from bindery_bookie.metrics.parts import add_parts
-from bindery_bookie.server.server import BookieServer, bind
+from bindery_bookie.server.server import BookieServer
 from bindery_bookie.settings import BookieSettings
 from bindery_bookie.state import BookieState
 from bindery_bookie.storage.corruption.damage import DamageRegister
@@ -66,7 +66,9 @@ if TYPE_CHECKING:
 HTTP_EARLY_S: Final = 1.0
 """Duration of a start, in seconds, after which the HTTP port is opened although the ledger port does not serve yet."""
 UNREGISTER_TIMEOUT_S: Final = 2.0
+"""Time limit in seconds for the removal of the registration during a stop."""
 RECOVERY_STOP_TIMEOUT_S: Final = 3.0
+"""Time limit in seconds for the stop of the embedded recovery."""
 
 Connect = Callable[[], Awaitable[MetadataStore]]
 """Raises MetadataUnavailable."""
@@ -138,7 +140,7 @@ class BookieProcess:
             settings,
             wall_clock_ms=wall_clock_ms,
             on_journal_failed=self._journal_failed,
-            on_pressure=self._win_space,
+            on_pressure=self._reclaim_space,
             start_worker=lambda: ThreadWorker("bookie-watch", asyncio.get_running_loop()),
         )
         self._port = 0
@@ -169,17 +171,17 @@ class BookieProcess:
     async def start(self) -> None:
         """Return once the bookie serves, is registered, and its HTTP server runs. Raises BinderyError, or OSError."""
         settings = self._settings
-        sock = bind(settings.host, settings.port, insecure=settings.insecure)
+        sock = bind_tcp(settings.host, settings.port, insecure=settings.insecure)
         self._port = sock.getsockname()[1]
         self.life.on_stop(partial(_close_socket, sock))
-        with contextlib.closing(bind(settings.host, settings.http_port, insecure=settings.insecure)) as http_sock:
-            self._http_port = http_sock.getsockname()[1]  # it is free, and known even if the setting is 0
-        self.life.on_stop(self._stop_admin)
+        http_sock = bind_tcp(settings.host, settings.http_port, insecure=settings.insecure)
+        self._http_port = http_sock.getsockname()[1]
+        self.life.on_stop(partial(_close_socket, http_sock))
         serving = asyncio.create_task(self._start_serving(sock))
         try:
             await asyncio.wait({serving}, timeout=HTTP_EARLY_S)
             if not serving.done() or serving.exception() is None:
-                await self._start_admin()
+                await self._start_admin(http_sock)
             await serving
         finally:
             if not serving.done():
@@ -213,9 +215,10 @@ class BookieProcess:
             timeout_s=settings.zookeeper_connect_timeout_s,
             wall_clock_ms=self._wall_clock_ms,
         )
-        metadata = self._metadata = await join_cluster(life, self._connect, wait=wait)
-        life.on_stop(self._close_admin_clients)
-        life.on_stop(self._stop_admin)  # before the clients that its requests use
+        try:
+            metadata = self._metadata = await join_cluster(life, self._connect, wait=wait)
+        finally:  # also if there is no session: HTTP may run by then
+            life.on_stop(self._stop_admin)
         membership, instance_id = await self._establish_identity(metadata, bookie_id)
         self.health.progress("opening the storage")
         await self._store.open(on_progress=self._notes.replayed)
@@ -254,7 +257,7 @@ class BookieProcess:
             wall_clock_ms=self._wall_clock_ms,
             cluster_options=options,
         )
-        await asked_again(membership.check_start, event="membership_not_read")
+        await retry_while_unavailable(membership.check_start, event="membership_not_read")
         claim = Claim(
             bookie_id=bookie_id,
             journal_dirs=settings.journal_dirs,
@@ -270,7 +273,7 @@ class BookieProcess:
             now_ms=self._wall_clock_ms(),
             on_lost_storage=str(settings.storage.on_lost_storage),
         )
-        identity = await asked_again(establish, event="identity_not_established")
+        identity = await retry_while_unavailable(establish, event="identity_not_established")
         if identity.is_new:
             await membership.join()
         self.life.on_stop(self._unlock)
@@ -287,13 +290,13 @@ class BookieProcess:
         """Find out which ledgers may miss entries here, before any client can read."""
         from bindery_metadata.ledgers.ledger_manager import LedgerManager  # as in `_ledger_ids`
 
-        self._notes.listed_in_limbo(0)
+        self._notes.ledgers_found(0)
         await LimboListing(
             self.shards,
             LedgerManager(metadata, self._layout, randomness=self._randomness),
             bookie_id,
             sync=partial(metadata.sync, self._layout.root),
-            progress=self._notes.listed_in_limbo,
+            progress=self._notes.ledgers_found,
         ).run()
         self._notes.limbo()
 
@@ -313,7 +316,7 @@ class BookieProcess:
         presence = Presence(registration, self.state, self.health)
         registration.on_change(presence.registration_changed)
         register = partial(registration.register, read_only=self.state.read_only)
-        await asked_again(register, event="bookie_not_registered_yet")
+        await retry_while_unavailable(register, event="bookie_not_registered_yet")
         self.life.start_part("presence", presence.run())
 
     def _client_connector(
@@ -384,7 +387,7 @@ class BookieProcess:
         self.life.on_stop(recovery.stop, event="recovery_not_stopped", timeout_s=RECOVERY_STOP_TIMEOUT_S)
         self.life.start_part("recovery", recovery.run(metadata, self._layout, connect))
 
-    async def _start_admin(self) -> None:
+    async def _start_admin(self, sock: socket.socket) -> None:
         def import_admin() -> "type[AdminServer]":
             import bindery_core.wire.v3_generated  # noqa: F401 - protobuf, for rare requests: takes longer than an add
 
@@ -395,7 +398,7 @@ class BookieProcess:
         admin_server = await in_thread(import_admin)
         self._admin = admin_server(
             self._settings,
-            port=self._http_port,
+            sock=sock,
             bookie_id=self._settings.resolved_bookie_id(port=self._port),
             health=self.health,
             state=self.state,
@@ -435,18 +438,14 @@ class BookieProcess:
     async def _unlock(self) -> None:
         self._lock.release()
 
-    async def _close_admin_clients(self) -> None:
-        if self._admin is not None:
-            await self._admin.close_clients()
-
     async def _stop_admin(self) -> None:
         if self._admin is not None:
             await self._admin.stop()
 
     # --- what parts report ----------------------------------------------------------------------------------------
 
-    def _win_space(self) -> None:
-        """A disk fills up: run garbage collection and compaction now, not at their next time."""
+    def _reclaim_space(self) -> None:
+        """A disk fills up: run garbage collection and compaction now."""
         if self.garbage is not None:
             self.garbage.request(compact=True)
         elif self._store_is_open:

@@ -152,7 +152,7 @@ class BookieSettings(Settings):
     BookKeeper's zkTimeout."""
 
     zookeeper_connect_timeout_s: Annotated[float, Ge(0), Le(86_400)] = 60.0
-    """Maximum seconds that the start waits for ZooKeeper and for an initialised cluster. After that the process ends
+    """Maximum seconds that the start waits for ZooKeeper and for an initialized cluster. After that the process ends
     with exit code 1. 0: no limit."""
 
     maintenance_s: Annotated[float, Ge(0), Le(7 * 86400)] = 600.0

@@ -1,4 +1,4 @@
-"""BookieState: what the bookie takes and refuses now, and why. Written by those who find out, read by the server."""
+"""BookieState: which requests the bookie accepts at present, and why. Its parts write it, and the server reads it."""
 
 from collections.abc import Callable, Mapping
 from typing import Final
@@ -13,7 +13,7 @@ READ_ONLY_REMOVED: Final = "removed"
 
 
 class BookieState:
-    """Invariants: read-only exactly while somebody has a reason; each part removes only its own reason."""
+    """Invariants: read-only exactly while some part has a reason; each part removes only its own reason."""
 
     def __init__(self) -> None:
         self.running = False
@@ -21,11 +21,15 @@ class BookieState:
         self.shutting_down = False
         self.registered = False
         self.high_priority_writes = False
-        """Whether adds of high priority (recovery) are taken in spite of being read-only."""
+        """Whether a read-only bookie accepts adds of high priority (recovery)."""
         self.membership: Mapping[str, object] = {
-            "intent": "active", "sinceMs": 0, "untilMs": None, "reason": "", "by": "",
-        }  # fmt: skip
-        """What operators said about this bookie, as the admin API shows it; see `own_membership`."""
+            "intent": "active",
+            "sinceMs": 0,
+            "untilMs": None,
+            "reason": "",
+            "by": "",
+        }
+        """The membership that operators set for this bookie, as in the admin API; see `own_membership`."""
         self._reasons: dict[str, str] = {}
         self._listeners: list[Callable[[], None]] = []
 
@@ -35,15 +39,15 @@ class BookieState:
 
     @property
     def reasons(self) -> dict[str, str]:
-        """part -> why no adds are taken; empty when writable."""
+        """Return part -> why adds are refused; empty if the bookie is writable."""
         return dict(self._reasons)
 
     def accepts_add(self, *, priority: int) -> bool:
-        """Whether an add of this priority is taken now. Above 0 is high, as for BookKeeper."""
+        """Return whether an add of this priority is accepted at present. Above 0 is high, as in BookKeeper."""
         return not self._reasons or (priority > 0 and self.high_priority_writes)
 
     def set_read_only(self, part: str, reason: str | None) -> None:
-        """`part` has a reason to refuse writes, or, with None, has it no longer."""
+        """Set the reason of `part` to refuse writes; None removes it."""
         before = dict(self._reasons)
         if reason is None:
             self._reasons.pop(part, None)
@@ -54,9 +58,9 @@ class BookieState:
                 listener()
 
     def has_reason_besides(self, part: str) -> bool:
-        """Whether anybody but `part` wants the bookie read-only."""
+        """Return whether a part other than `part` has a reason."""
         return any(name != part for name in self._reasons)
 
     def on_change(self, listener: Callable[[], None]) -> None:
-        """Call `listener` after a part came to want the bookie read-only, or ceased to."""
+        """Call `listener` after a part has set its first reason or removed its reason."""
         self._listeners.append(listener)

@@ -1,4 +1,4 @@
-"""The upgrade of a connection to TLS, row by row of the module's table, and its invariant over random batches."""
+"""The upgrade of a connection to TLS: each row of the module's table, and the invariant over random batches."""
 
 from itertools import product
 
@@ -15,7 +15,7 @@ READ = m.ReadRequest(9, 1, 0)
 
 
 def upgrade(state: TlsState = TlsState.CLEAR, *, is_required: bool = False) -> TlsUpgrade:
-    """One that has reached `state`."""
+    """Return an upgrade in `state`."""
     one = TlsUpgrade(is_offered=True, is_required=is_required)
     if state is not TlsState.CLEAR:
         assert one.accept(7)
@@ -39,17 +39,23 @@ def test_start_tls_as_the_last_request_is_handled() -> None:
 
 @pytest.mark.parametrize(
     ("in_v3", "in_v2", "partial"),
-    [([TLS, READ], [], False), ([TLS], [READ], False), ([TLS], [], True), ([TLS, AUTH, READ], [], False),
-     ([TLS, TLS], [], False), ([TLS, AUTH], [AUTH], True)],
-)  # fmt: skip
-def test_anything_but_auth_behind_start_tls_is_refused_and_nothing_is_handled(
+    [
+        ([TLS, READ], [], False),
+        ([TLS], [READ], False),
+        ([TLS], [], True),
+        ([TLS, AUTH, READ], [], False),
+        ([TLS, TLS], [], False),
+        ([TLS, AUTH], [AUTH], True),
+    ],
+)
+def test_requests_other_than_auth_after_start_tls_are_refused_and_nothing_is_handled(
     in_v3: list[Request], in_v2: list[Request], partial: bool
 ) -> None:
     batch = upgrade().receive(in_v3, in_v2, has_partial_frame=partial)
     assert (batch.in_v3, batch.in_v2, type(batch.refuse)) == ([], [], BadRequest)
 
 
-def test_auth_behind_start_tls_is_held_until_the_connection_is_secure() -> None:
+def test_auth_after_start_tls_is_held_until_the_connection_is_secure() -> None:
     one = upgrade()
     assert one.receive([READ, TLS, AUTH], [AUTH], has_partial_frame=False) == Batch([READ, TLS], [])
     assert one.accept(7)
@@ -57,7 +63,7 @@ def test_auth_behind_start_tls_is_held_until_the_connection_is_secure() -> None:
     assert one.secured() == Released([], [([AUTH], v3), ([AUTH], v2)], [])
 
 
-def test_auth_behind_start_tls_is_refused_where_tls_is_required() -> None:
+def test_auth_after_start_tls_is_refused_if_tls_is_required() -> None:
     batch = upgrade(is_required=True).receive([TLS, AUTH], [], has_partial_frame=False)
     assert (batch.in_v3, type(batch.refuse)) == ([], Unauthorized)
 
@@ -69,9 +75,7 @@ def test_start_tls_is_accepted_once_and_only_if_it_is_offered() -> None:
 
 @pytest.mark.parametrize("must_authenticate", [True, False])
 @pytest.mark.parametrize("is_required", [True, False])
-def test_frames_in_clear_are_awaited_only_if_a_token_in_clear_is_good_enough(
-    must_authenticate: bool, is_required: bool
-) -> None:
+def test_frames_in_clear_text_are_awaited_only_if_tls_is_optional(must_authenticate: bool, is_required: bool) -> None:
     one = upgrade(TlsState.ACCEPTED, is_required=is_required)
     assert one.begin(is_closing=False, has_unsent=False, must_authenticate=must_authenticate) == 7
     assert one.is_draining == (must_authenticate and not is_required)
@@ -88,7 +92,7 @@ def test_unread_responses_refuse_the_upgrade_and_a_closing_connection_ignores_it
 
 
 @pytest.mark.parametrize("state", [TlsState.DRAINING, TlsState.HANDSHAKE])
-def test_what_is_sent_and_received_during_the_upgrade_is_held_in_order(state: TlsState) -> None:
+def test_responses_and_data_are_held_in_order_during_the_upgrade(state: TlsState) -> None:
     one = upgrade(state)
     assert all([one.hold_response(b"1"), one.hold_data(b"a"), one.hold_response(b"2"), one.hold_data(b"b")])
     one.shake()
@@ -107,14 +111,14 @@ def test_a_lost_connection_releases_nothing() -> None:
 
 
 @pytest.mark.parametrize(("in_v3", "partial"), [([READ], False), ([AUTH, TLS], False), ([AUTH], True)])
-def test_frames_in_clear_that_are_no_auth_are_refused(in_v3: list[Request], partial: bool) -> None:
+def test_frames_in_clear_text_other_than_auth_are_refused(in_v3: list[Request], partial: bool) -> None:
     one = upgrade(TlsState.DRAINING)
     assert type(one.drain(in_v3, [], has_partial_frame=partial)) is BadRequest
     one.shake()
     assert one.secured() == Released()
 
 
-def test_in_every_batch_nothing_but_auth_from_behind_start_tls_is_ever_handled() -> None:
+def test_in_every_batch_only_auth_after_start_tls_is_ever_handled() -> None:
     """All batches of up to four requests in v3 and two in v2, with and without a partial frame."""
     kinds: tuple[Request, ...] = (READ, AUTH, TLS)
     v3_batches = [list(batch) for size in range(5) for batch in product(kinds, repeat=size)]

@@ -1,4 +1,4 @@
-"""The admin application over a store and a metadata tree in memory; parts that are not under test are fakes."""
+"""The admin application over a store and a metadata tree in memory; other parts are fakes."""
 
 import random
 from collections.abc import Callable
@@ -35,7 +35,7 @@ LAYOUT = LedgersLayout()
 
 
 class Admin:
-    """The real application; `context` changes what it stands on."""
+    """The real application. `context`: fields of its context that differ."""
 
     def __init__(self, store: Any, **context: Any) -> None:
         self.store, self.state, self.health = store, BookieState(), Health()
@@ -65,7 +65,7 @@ class Admin:
 
 
 class FakeCollector:
-    """What garbage collection answers, settable; remembers what it was asked."""
+    """A collector with settable state, which records its calls."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, bool, bool]] = []
@@ -99,7 +99,7 @@ class FakeCollector:
     def logs(self) -> list[LogInfo]:
         return self.infos
 
-    async def look(self) -> list[LogInfo]:
+    async def refresh(self) -> list[LogInfo]:
         return self.infos[:1]
 
     async def explain(self, log_id: int) -> LogExplanation:
@@ -121,7 +121,7 @@ class FakeCollector:
 
 
 class FakeEngine:
-    """As much of an engine as `EngineShard` asks for."""
+    """The part of an engine that `EngineShard` uses."""
 
     def __init__(self, settings: Any) -> None:
         self.settings = settings
@@ -137,7 +137,7 @@ class FakeEngine:
 
 
 class FakeScrubber:
-    """What the scrub answers; remembers the rates it was asked for."""
+    """A scrubber with fixed state, which records the requested rates."""
 
     def __init__(self) -> None:
         self.asked: list[int | None] = []
@@ -167,7 +167,7 @@ async def admin(make_admin: Callable[..., Admin]) -> Admin:
 
 @pytest.fixture
 def engines(tmp_path: Path) -> list[FakeEngine]:
-    """Two shards' engines, whose directories are there and empty."""
+    """The engines of two shards, with empty directories."""
     made = []
     for at in range(2):
         for name in ("journal", "ledgers"):

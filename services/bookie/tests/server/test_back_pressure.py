@@ -1,4 +1,4 @@
-"""Budgets: who waits goes on when half is free, in order, once."""
+"""BackPressureBudget: waiters resume once, in order, when half of the budget is free."""
 
 import asyncio
 from functools import partial
@@ -7,7 +7,7 @@ import pytest
 from bindery_bookie.server.back_pressure import BackPressureBudget
 
 
-def test_waiters_go_on_in_order_once_the_budget_is_low() -> None:
+def test_waiters_resume_in_order_when_the_budget_is_low() -> None:
     budget = BackPressureBudget(100)
     calls: list[str] = []
     budget.take(150)
@@ -39,7 +39,7 @@ def test_a_waiter_that_fills_the_budget_again_leaves_the_others_waiting() -> Non
     assert calls == ["greedy", "patient"]
 
 
-def test_nobody_gives_what_was_not_taken() -> None:
+def test_giving_more_than_was_taken_is_an_error() -> None:
     budget = BackPressureBudget(100)
     with pytest.raises(AssertionError):
         budget.give(1)
@@ -59,7 +59,7 @@ async def test_waiting_for_empty() -> None:
         await waiting
 
 
-def test_who_is_gone_waits_no_longer() -> None:
+def test_a_forgotten_waiter_is_not_called() -> None:
     budget = BackPressureBudget(100)
     calls: list[str] = []
 
@@ -75,7 +75,7 @@ def test_who_is_gone_waits_no_longer() -> None:
     assert (calls, budget.waiting) == (["there"], 0)
 
 
-def test_thousands_of_waiters_that_are_done_at_once_do_not_nest() -> None:
+def test_thousands_of_waiters_do_not_recurse() -> None:
     budget = BackPressureBudget(100)
     calls: list[int] = []
 
@@ -92,7 +92,7 @@ def test_thousands_of_waiters_that_are_done_at_once_do_not_nest() -> None:
     assert budget.used == 0
 
 
-def test_a_waiter_that_fails_leaves_the_others_theirs() -> None:
+def test_a_waiter_that_fails_does_not_stop_the_others() -> None:
     budget = BackPressureBudget(100)
     calls: list[str] = []
     budget.take(100)

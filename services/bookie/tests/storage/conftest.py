@@ -33,7 +33,7 @@ def lac_packet(ledger_id: int, lac: int) -> bytes:
 
 
 class InlineWorker:
-    """A Worker without a thread: jobs run in the loop, after as many turns as the lots say."""
+    """A Worker without a thread: jobs run in the loop, after a random number of iterations."""
 
     def __init__(self, lots: random.Random) -> None:
         self._lots = lots
@@ -77,6 +77,7 @@ def small_settings(**changes: Any) -> StorageSettings:
         "journal_directory": "/journal",
         "ledger_directory": "/ledgers",
         **SMALL,
+        "waiting_time_max_s": 5.0,  # real time here: a starved process must not refuse adds
         **changes,
     }
     return StorageSettings(**values)
@@ -141,7 +142,7 @@ async def fill(engine: StorageEngine, ledger_id: int, count: int, *, first: int 
 
 
 class Kit:
-    """What test modules take from here (test directories are no packages)."""
+    """Helpers for test modules, which cannot import them because test directories are not packages."""
 
     World = World
     InlineWorker = InlineWorker

@@ -1,6 +1,6 @@
-"""Every file format: golden bytes that each later version must read, and every flipped byte noticed.
+"""Every file format: golden bytes that each later version must read, and detection of every flipped byte.
 
-There is no switch that writes golden files anew: a new layout is a new version beside the old one.
+There is no option to rewrite the golden files: a new layout is a new version in addition to the old one.
 """
 
 import random
@@ -42,7 +42,7 @@ def bodies(kit: Any) -> list[bytes]:
 
 
 def journal_bytes(kit: Any) -> bytes:
-    """Two groups in file 10, sequences 3 and 4, then allocated zeros."""
+    """Return two groups in file 10, sequences 3 and 4, then allocated zeros."""
     records = [journal.pack_record_size(len(body)) + body for body in bodies(kit)]
     groups = [b"".join(records[:4]), b"".join(records[4:])]
     packed = [journal.pack_group(group, journal_id=10, sequence=3 + at) for at, group in enumerate(groups)]
@@ -59,7 +59,7 @@ def read_journal(data: bytes) -> list[bytes]:
 
 
 def log_bytes(kit: Any) -> bytes:
-    """Log 6 with all bodies, closed."""
+    """Return log 6 with all bodies, closed."""
     records = b"".join(map(logs.pack_record, bodies(kit)))
     ledgers_map = logs.pack_record(logs.pack_ledgers_map({5: len(records)}))
     trailer = logs.pack_trailer(logs.HEADER_SIZE + len(records) + logs.RECORD_HEADER_SIZE)
@@ -99,18 +99,18 @@ def test_golden_journal_link() -> None:
     assert journal.following(group) == 11
 
 
-def test_a_journal_that_was_cut_is_told_from_one_that_was_never_longer(kit: Any) -> None:
+def test_a_truncated_journal_is_distinguished_from_a_short_one(kit: Any) -> None:
     data = journal_bytes(kit)
     journal.check_size(file_of(data), path="/f")
     journal.check_size(file_of(data + bytes(512)), path="/f")
-    journal.check_size(file_of(golden("journal-v1.txn")[:-1]), path="/f")  # version 1 did not say
+    journal.check_size(file_of(golden("journal-v1.txn")[:-1]), path="/f")  # version 1 has no size
     for size in (512, 1024, len(data) - 1):
         with pytest.raises(DamagedStorage) as raised:
             journal.check_size(file_of(data[:size]), path="/f")
         assert raised.value.facts == {"path": "/f", "offset": size, "expected": len(data)}
 
 
-def test_a_tear_has_nothing_behind_it(kit: Any) -> None:
+def test_bytes_after_an_invalid_group_make_it_damage(kit: Any) -> None:
     data = bytearray(journal_bytes(kit))
     second = data.rindex(journal.GROUP_MAGIC)
     data[second + 40 : second + 512] = bytes(472)
@@ -153,10 +153,10 @@ def flips(data: bytes) -> Iterator[tuple[int, bytes]]:
             yield at, data[:at] + bytes([data[at] ^ mask]) + data[at + 1 :]
 
 
-def test_every_flipped_byte_of_a_journal_is_noticed_or_harmless(kit: Any) -> None:
-    """A wrong record never comes out, and none is left out in silence: this journal has no zero at a sector's end.
+def test_every_flipped_byte_of_a_journal_is_detected_or_harmless(kit: Any) -> None:
+    """No wrong record is returned, and none is skipped silently: this journal has no zero at the end of a sector.
 
-    Harmless are the allocated zeros behind the last group, which hold nothing.
+    Flips in the allocated zeros after the last group are harmless.
     """
     data, expected = journal_bytes(kit), bodies(kit)
     used = len(data) - 1024
@@ -172,19 +172,19 @@ def test_every_flipped_byte_of_a_journal_is_noticed_or_harmless(kit: Any) -> Non
     assert silent == []
 
 
-def test_every_flipped_byte_of_an_entry_log_is_noticed(kit: Any) -> None:
+def test_every_flipped_byte_of_an_entry_log_is_detected(kit: Any) -> None:
     for _, flipped in flips(log_bytes(kit)):
         with pytest.raises((DamagedStorage, BadVersion)):
             read_log(flipped)
 
 
-def test_every_flipped_byte_of_a_mark_is_noticed() -> None:
+def test_every_flipped_byte_of_a_mark_is_detected() -> None:
     for _, flipped in flips(MARK.pack()):
         with pytest.raises((DamagedStorage, BadVersion)):
             LastLogMark.unpack(flipped, path="/m")
 
 
-def test_every_truncation_of_a_mark_is_noticed() -> None:
+def test_every_truncation_of_a_mark_is_detected() -> None:
     for size in range(len(MARK.pack())):
         with pytest.raises(DamagedStorage):
             LastLogMark.unpack(MARK.pack()[:size], path="/m")
@@ -222,12 +222,14 @@ def test_a_damaged_group_before_a_good_one_names_file_and_offset(kit: Any) -> No
     assert raised.value.facts["offset"] == 512
 
 
-def test_a_group_is_found_wherever_it_stands_and_what_was_never_written_is_not_read(
+def test_groups_are_found_at_any_sector_and_unwritten_ranges_are_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     group = journal.pack_group(b"records", journal_id=10, sequence=3)
     file = RealDisk().create(f"{tmp_path}/f", allocate=16 * 2**20)
-    file.write_at(b"G" * 512 + b"GRUP".ljust(512) + b"." + group, 1024)  # neither letters nor a shifted group will do
+    file.write_at(
+        b"G" * 512 + b"GRUP".ljust(512) + b"." + group, 1024
+    )  # neither the magic alone nor a group off a sector boundary counts
     places = [5 * 2**20, 5 * 2**20 + 512, 9 * 2**20 - 512, 16 * 2**20 - 512]
     for place in places:
         file.write_at(group, place)
@@ -245,13 +247,13 @@ def test_a_group_is_found_wherever_it_stands_and_what_was_never_written_is_not_r
     empty = RealDisk()
     empty.create(f"{tmp_path}/g", allocate=16 * 2**20).close()
     unwritten = empty.open_read(f"{tmp_path}/g")
-    if not unwritten.data_ranges(512):  # else a file system that cannot tell
+    if not unwritten.data_ranges(512):  # empty if the file system can search for holes
         monkeypatch.setattr(type(unwritten), "read_at", lambda *_: pytest.fail("read"))
     assert journal.find_group(unwritten, journal_id=10, offset=512) is None
     unwritten.close()
 
 
-def test_a_version_that_is_not_known_is_said_to_be_one(kit: Any) -> None:
+def test_an_unknown_version_is_reported(kit: Any) -> None:
     from crc32c import crc32c
 
     head = b"BNDJ\0\0\0\3" + (10).to_bytes(8, "big") + (512).to_bytes(8, "big")
@@ -261,12 +263,12 @@ def test_a_version_that_is_not_known_is_said_to_be_one(kit: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["1.txn", "ff.txn", "1.log", "lastId", "01.txn", "FF.txn", ".txn", "x.txn", "-1.txn"])
-def test_only_canonical_file_names_are_ours(name: str) -> None:
+def test_only_canonical_file_names_are_accepted(name: str) -> None:
     assert journal.parse_file_name(name) == {"1.txn": 1, "ff.txn": 255}.get(name)
 
 
-def test_runs_hold_every_entry_wherever_it_lies() -> None:
-    """Against a naive list, for random holes, gaps in the log and lengths."""
+def test_runs_contain_every_entry_at_any_location() -> None:
+    """Compared with a naive list, for random holes, gaps in the log and lengths."""
     lots = random.Random(1)
     for _ in range(200):
         entries, entry_id, location = [], 0, 1 << 32
@@ -286,7 +288,7 @@ def test_runs_hold_every_entry_wherever_it_lies() -> None:
             assert run.find(entry[0]) == entry[1:]
 
 
-def test_control_records_say_what_was_packed() -> None:
+def test_control_records_unpack_to_their_content() -> None:
     assert control.unpack_sized(control.pack_master_key(1, b"key")) == b"key"
     assert control.unpack_ids(control.pack_fence(9)) == (9, control.FENCE)
     with pytest.raises(DamagedStorage):

@@ -1,21 +1,21 @@
-"""Gate: who may send requests, one gate per connection, without I/O. Requests in; what passes and what is answered out.
+"""Gate: reject the requests of a connection until it is authenticated. One gate per connection, without I/O.
 
-Until a client has shown who it is, and, where TLS is required, until the connection is secured:
+It applies until the client has authenticated and, if TLS is required, until the connection is secured:
 
-| request                              | v3                               | v2                                     |
-|--------------------------------------|----------------------------------|----------------------------------------|
-| AUTH, our plugin, good token         | OK and the plugin's name; open   | the plugin's name; open                |
-| AUTH, our plugin, bad token          | UNAUTHORIZED, close              | close                                  |
-| AUTH, our plugin, in clear where TLS | UNAUTHORIZED, close              | close                                  |
-|   is required                        |                                  |                                        |
-| AUTH, another plugin                 | UNAUTHORIZED                     | close                                  |
-| START_TLS                            | passes                           | -                                      |
-| ADD, READ                            | UNAUTHORIZED                     | UNAUTHORIZED in the operation's answer |
-| everything else                      | UNAUTHORIZED                     | close                                  |
+| request                              | v3                               | v2                                       |
+|--------------------------------------|----------------------------------|------------------------------------------|
+| AUTH, our plugin, good token         | OK and the plugin's name; open   | the plugin's name; open                  |
+| AUTH, our plugin, bad token          | UNAUTHORIZED, close              | close                                    |
+| AUTH, our plugin, in clear text      | UNAUTHORIZED, close              | close                                    |
+|   although TLS is required           |                                  |                                          |
+| AUTH, another plugin                 | UNAUTHORIZED                     | close                                    |
+| START_TLS                            | passes                           | -                                        |
+| ADD, READ                            | UNAUTHORIZED                     | UNAUTHORIZED in the operation's response |
+| any other                            | UNAUTHORIZED                     | close                                    |
 
-UNAUTHORIZED in v3 is the header and the outer status alone. Once open, everything passes, AUTH too: the operations
-answer it as if nobody were asked to authenticate. A certificate opens the gate the moment the connection is secured.
-Source: BookKeeper AuthHandler.ServerSideHandler; the rows about required TLS are ours.
+In v3, UNAUTHORIZED is a response with only a header and the outer status. An open gate passes every request, AUTH
+included: the operations answer it as if authentication were off. A certificate opens the gate as soon as the connection
+is secured. Source: BookKeeper AuthHandler.ServerSideHandler; it has no rows about required TLS.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -40,25 +40,26 @@ _OPERATIONS: Final[dict[type, int]] = {
 
 
 class Authenticator(Protocol):
-    """How clients show who they are; shared by all connections."""
+    """A method of authentication; shared by all connections."""
 
     plugin: str
-    """The name that AUTH requests must carry."""
+    """Name of the plugin, which AUTH requests must contain."""
 
     def by_token(self, token: bytes) -> str:
-        """Whom the token of an AUTH request names. Raises Unauthorized."""
+        """Return the name in the token of an AUTH request. Raises Unauthorized."""
         ...
 
     def by_certificate(self, names: Collection[str] | None) -> str | None:
-        """Whom a certificate with these names shows, now that the connection is secured; None: it does not say.
+        """Return the client's name by the names in its certificate; None: certificates do not authenticate clients.
 
-        `names` None: the client showed no certificate. Raises Unauthorized for a certificate that is not enough.
+        Called when the connection is secured. `names`: None without a certificate. Raises Unauthorized for a
+        certificate that is missing or not allowed.
         """
         ...
 
 
 class TokenAuthenticator:
-    """Clients send a token. `now_s`: seconds of 1970."""
+    """Clients send a token. `now_s`: seconds since 1970."""
 
     def __init__(self, verifier: TokenVerifier, *, plugin: str, now_s: Callable[[], float]) -> None:
         self.plugin = plugin
@@ -73,47 +74,46 @@ class TokenAuthenticator:
 
 
 class CertificateAuthenticator:
-    """Clients show a certificate of our authority. `allowed`: names of which it must carry one; empty: any will do."""
+    """Clients present a certificate that our CA signed. `allowed`: it must contain one of these names; empty: any."""
 
     def __init__(self, *, plugin: str, allowed: Collection[str] = ()) -> None:
         self.plugin = plugin
         self._allowed = frozenset(allowed)
 
     def by_token(self, token: bytes) -> str:
-        raise Unauthorized("a certificate is asked for, not a token")
+        raise Unauthorized("this bookie authenticates clients by certificate, not by token")
 
     def by_certificate(self, names: Collection[str] | None) -> str | None:
         if names is None:
-            raise Unauthorized("no certificate shown")
+            raise Unauthorized("the client presented no certificate")
         for name in names:
             if not self._allowed or name in self._allowed:
                 return name
-        raise Unauthorized("none of the certificate's names is allowed", names=",".join(names)[:200])
+        raise Unauthorized("no name in the certificate is allowed", names=",".join(names)[:200])
 
 
 def certificate_names(certificate: Mapping[str, Any] | None) -> list[str] | None:
-    """Common names, then alternative names, of a certificate as `ssl.SSLSocket.getpeercert` gives it; None: none."""
+    """Return the common names, then the alternative names, of a result of `ssl.SSLSocket.getpeercert`; None without a
+    certificate."""
     if not certificate:
         return None
-    names = [
-        value for part in certificate.get("subject", ()) for name, value in part if name == "commonName"
-    ]  # fmt: skip
+    names = [value for part in certificate.get("subject", ()) for name, value in part if name == "commonName"]
     names += [value for kind, value in certificate.get("subjectAltName", ()) if kind in ("DNS", "URI", "IP Address")]
     return list(dict.fromkeys(names))
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What becomes of a batch: `passed` goes on, `answers` go back, in that order; then perhaps the connection ends."""
+    """The result for a batch: process `passed`, send `answers`, then close the connection if `close` is set."""
 
     passed: list[Request] = field(default_factory=list)
     answers: list[Response] = field(default_factory=list)
     close: BinderyError | None = None
-    """Why the connection is to be closed once the answers were sent. Nothing behind it was looked at."""
+    """Why the connection must be closed after the answers are sent. Later requests of the batch are ignored."""
 
 
 class Gate:
-    """Invariant: once `is_open`, always. `authenticator` None: nobody is asked who it is."""
+    """Invariant: an open gate stays open. `authenticator`: None if clients need not authenticate."""
 
     __slots__ = ("_authenticator", "_is_known", "_is_secure", "_tls_required", "who")
 
@@ -123,46 +123,46 @@ class Gate:
         self._is_secure = False
         self._is_known = authenticator is None
         self.who: str | None = None
-        """Who the client is, once that is known."""
+        """Name of the client; None until it has authenticated."""
 
     @property
     def is_open(self) -> bool:
         return self._is_known and (self._is_secure or not self._tls_required)
 
     def secured(self, names: Collection[str] | None) -> None:
-        """The connection is encrypted now; `names` of the client's certificate, None: it showed none.
+        """The connection is encrypted. `names`: names in the client's certificate; None without one.
 
-        Raises Unauthorized when a certificate should have opened the gate and did not: it stays shut.
+        Raises Unauthorized if certificates are required and this one is not accepted; the gate stays shut.
         """
         self._is_secure = True
         if not self._is_known and self._authenticator is not None:
             self._know(self._authenticator.by_certificate(names))
 
     def admit(self, requests: Sequence[Request], *, version: int) -> Verdict:
-        """Look at requests of protocol `version` 2 or 3, in order."""
-        verdict: list[Response] = []
+        """Check requests of protocol `version` 2 or 3, in order."""
+        answers: list[Response] = []
         passed: list[Request] = []
         for at, request in enumerate(requests):
             if self.is_open:
-                return Verdict([*passed, *requests[at:]], verdict)
+                return Verdict([*passed, *requests[at:]], answers)
             if type(request) is m.StartTlsRequest:
-                passed.append(request)  # it says nothing of who sent it, nor of what stands behind it
+                passed.append(request)  # it neither authenticates the client nor affects the requests after it
                 continue
             try:
                 answer = self._authenticate(request) if type(request) is m.AuthRequest else None
             except Unauthorized as error:
                 if version == 3:
-                    verdict.append(_refusal_v3(request))
-                return Verdict([], verdict, error)
+                    answers.append(_refusal_v3(request))
+                return Verdict([], answers, error)
             if answer is None:
                 answer = _refusal_v3(request) if version == 3 else _refusal_v2(request)
             if answer is None:
-                return Verdict([], verdict, Unauthorized("request before authentication"))
-            verdict.append(answer)
-        return Verdict(passed, verdict)
+                return Verdict([], answers, Unauthorized("request before authentication"))
+            answers.append(answer)
+        return Verdict(passed, answers)
 
     def _authenticate(self, request: m.AuthRequest) -> Response | None:
-        """None: not our plugin. Raises Unauthorized."""
+        """Return None for another plugin. Raises Unauthorized."""
         authenticator = self._authenticator
         if authenticator is None or request.plugin != authenticator.plugin:
             return None
@@ -183,7 +183,7 @@ def _refusal_v3(request: Request) -> Response:
 
 
 def _refusal_v2(request: Request) -> Response | None:
-    """None: there is no answer, only the end."""
+    """Return None if v2 has no response: the connection is closed."""
     match request:
         case m.AddRequest():
             return m.AddResponse(request.txn_id, Status.UNAUTHORIZED, request.ledger_id, request.entry_id)

@@ -1,8 +1,9 @@
-"""Frames that a client sends in clear between START_TLS and its handshake, read without touching the handshake.
+"""Read frames that a client sends in clear text between START_TLS and its handshake, without consuming the handshake.
 
-Apache's client sends its first AUTH together with START_TLS, before it knows the answer. TCP may deliver it after we
-answered, and then it would be taken for the handshake. Event loops cannot give bytes back, so the socket is looked at
-with MSG_PEEK first: a TLS record begins with 0x16, a frame, by its length, never does.
+Apache's client sends its first AUTH together with START_TLS, before it has the response. TCP may deliver it after the
+response was sent; the TLS library would then read it as a part of the handshake. Event loops cannot return bytes that
+were read, so this module peeks at the socket (MSG_PEEK): a TLS record begins with 0x16, and a frame never does because
+of its length field.
 """
 
 import asyncio
@@ -14,22 +15,22 @@ from typing import Final
 from bindery_core.errors import TooLarge
 
 CLEAR_FRAME_SIZE_MAX: Final = 64 * 1024
-"""A token has no need of more."""
+"""Maximum bytes of frames in clear text; a token is smaller."""
 _TLS_HANDSHAKE: Final = 0x16
 _LENGTH = struct.Struct(">i")
 _PAUSE_S: Final = 0.005
-"""Between two looks at half a frame: it is readable all the time, so its readability tells nothing."""
+"""Seconds between two checks for the rest of a partial frame, during which the socket is readable all the time."""
 
 
 async def frames_before_handshake(transport: asyncio.Transport) -> list[bytes]:
-    """Whole frames with their lengths, until a TLS record begins or the client is gone. Nothing else is consumed.
+    """Return whole frames with their length fields, until a TLS record begins or the client disconnects.
 
-    `transport` must not be reading. The caller bounds the time. All together may have CLEAR_FRAME_SIZE_MAX bytes.
-    Raises TooLarge, OSError.
+    Nothing else is consumed. `transport` must not be reading. The caller sets a timeout. All frames together may have
+    CLEAR_FRAME_SIZE_MAX bytes. Raises TooLarge, OSError.
     """
     of_transport = transport.get_extra_info("socket")
     if of_transport is None:
-        return []  # no socket, as in a simulation, where nothing is sent in clear
+        return []  # a simulation has no socket, and sends nothing in clear text
     frames: list[bytes] = []
     room = CLEAR_FRAME_SIZE_MAX
     with socket.socket(fileno=os.dup(of_transport.fileno())) as sock:
@@ -45,7 +46,7 @@ async def frames_before_handshake(transport: asyncio.Transport) -> list[bytes]:
             if len(start) == _LENGTH.size:
                 size = _LENGTH.size + _LENGTH.unpack(start)[0]
                 if not _LENGTH.size < size <= room:
-                    raise TooLarge("bytes in clear behind START_TLS", frame_size=size)
+                    raise TooLarge("bytes in clear text after START_TLS", frame_size=size)
                 if len(sock.recv(size, socket.MSG_PEEK)) == size:
                     frames.append(sock.recv(size))
                     room -= size

@@ -8,12 +8,11 @@ import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
 from typing import Annotated
 
 from bindery_core.auth_token import SharedSecrets, SignedTokens, TokenVerifier
 from bindery_core.errors import BadRequest
-from bindery_kit.admin.access import Access
+from bindery_kit.admin.access import Access, read_secrets
 from bindery_kit.configuration.bounds import Gt, Le
 from bindery_kit.configuration.settings import Settings, SettingsConfigDict
 
@@ -106,12 +105,13 @@ def load_security(auth: AuthSettings, tls: TlsSettings, *, now_s: Callable[[], f
     )
 
 
-def admin_access(auth: AuthSettings, *, now_s: Callable[[], float]) -> Access | None:
+def access_by_provider(auth: AuthSettings, *, now_s: Callable[[], float]) -> Access | None:
     """The check of requests to the admin API; None: no token is required. Raises BadRequest as `load_security`."""
     if auth.provider is AuthProvider.NONE:
         return None
     has_secrets = bool(auth.secrets_file or auth.keys_file)
-    return Access(_verifier(auth) if has_secrets else None, now_s=now_s)
+    hint = "set auth.secrets_file or auth.keys_file of this bookie"
+    return Access(_verifier(auth) if has_secrets else None, now_s=now_s, hint=hint)
 
 
 def _authenticator(auth: AuthSettings, now_s: Callable[[], float]) -> Authenticator | None:
@@ -133,15 +133,6 @@ def _verifier(auth: AuthSettings) -> TokenVerifier:
     return SignedTokens(read_secrets(auth.keys_file))
 
 
-def read_secrets(path: str) -> list[bytes]:
-    """The non-empty lines of a file, without surrounding blanks."""
-    try:
-        text = Path(path).read_bytes()
-    except OSError as error:
-        raise BadRequest(f"cannot read the file of secrets: {error.strerror}", path=path) from error
-    return [line.strip() for line in text.splitlines() if line.strip()]
-
-
 def _tls_context(auth: AuthSettings, tls: TlsSettings) -> ssl.SSLContext | None:
     mutual = auth.provider is AuthProvider.CERTIFICATE
     if not tls.certificate_file:
@@ -159,8 +150,10 @@ def _tls_context(auth: AuthSettings, tls: TlsSettings) -> ssl.SSLContext | None:
     except (OSError, ssl.SSLError) as error:
         raise BadRequest(
             f"cannot use the TLS files: {error.strerror or error}",
-            certificate_file=tls.certificate_file, key_file=tls.key_file, ca_file=tls.ca_file,
-        ) from error  # fmt: skip
+            certificate_file=tls.certificate_file,
+            key_file=tls.key_file,
+            ca_file=tls.ca_file,
+        ) from error
     if mutual:
         context.verify_mode = ssl.CERT_REQUIRED
     return context

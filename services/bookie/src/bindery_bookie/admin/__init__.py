@@ -1,4 +1,4 @@
-"""The bookie's admin HTTP API: BookKeeper's paths and answers, and what BookKeeper has no path for.
+"""The bookie's admin HTTP API: BookKeeper's paths and responses, and paths that BookKeeper does not have.
 
-Import `admin.app` only where the HTTP server starts: the ledger port serves before any of this is loaded.
+Import `admin.app` only where the HTTP server starts: the ledger port serves before this package is loaded.
 """

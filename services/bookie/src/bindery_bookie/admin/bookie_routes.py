@@ -1,18 +1,18 @@
-"""The bookie itself: is it there, how is it set, does it work.
+"""Routes about the bookie itself: liveness, settings, state, and a check that it works.
 
-| path                          | method   | answer                                                                    |
+| path                          | method   | response                                                                  |
 |-------------------------------|----------|---------------------------------------------------------------------------|
 | /heartbeat                    | GET      | text `OK`                                                                 |
 | /api/v1/config/server_config  | GET      | every setting as text, secrets masked                                     |
 | /api/v1/bookie/info           | GET      | `{"freeSpace", "totalSpace"}`, bytes                                      |
 | /api/v1/bookie/state          | GET      | running, readOnly, shuttingDown, availableForHighPriorityWrites, and      |
-|                               |          | `membership` of ours: intent, sinceMs, untilMs, reason, by                |
-| /api/v1/bookie/state/readonly | GET, PUT | `{"readOnly"}`, and `reasons` of ours; PUT sets the operator's own reason |
+|                               |          | membership (*): intent, sinceMs, untilMs, reason, by                      |
+| /api/v1/bookie/state/readonly | GET, PUT | `{"readOnly"}`, reasons (*); PUT sets or clears the operator's reason     |
 | /api/v1/bookie/is_ready       | GET      | text `OK`, or 503 with the reasons                                        |
-| /api/v1/bookie/sanity         | GET      | `{"passed", "readOnly"}`, and why not, a `reason` of ours; guarded        |
+| /api/v1/bookie/sanity         | GET      | `{"passed", "readOnly"}`, reason (*) of a failure; guarded                |
 
-Settings are read once, at the start, so there is no PUT to them: 405.
-Source: BookKeeper's ConfigurationService, BookieInfoService, BookieStateService, BookieSanityService and their like.
+(*) BookKeeper does not have these members. Settings are read once, at the start, so a PUT to them is answered with 405.
+Source: BookKeeper's ConfigurationService, BookieInfoService, BookieStateService, BookieSanityService and related ones.
 """
 
 from typing import Any, Final
@@ -59,7 +59,7 @@ async def _set_read_only(context: AdminContext, request: Request) -> Answer:
     wanted = boolean(request.json_object(), "readOnly")
     if wanted is None:
         raise BadRequest('the body must be {"readOnly": true} or {"readOnly": false}')
-    context.state.set_read_only(READ_ONLY_ADMIN, "an operator asked for it" if wanted else None)
+    context.state.set_read_only(READ_ONLY_ADMIN, "set by an operator" if wanted else None)
     return await _read_only(context, request)
 
 

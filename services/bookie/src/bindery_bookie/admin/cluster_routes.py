@@ -1,12 +1,12 @@
-"""The cluster as the metadata store shows it.
+"""Routes about the cluster, by the metadata store.
 
-| path                            | parameters                            | answer                                    |
+| path                            | parameters                            | response                                  |
 |---------------------------------|---------------------------------------|-------------------------------------------|
 | /api/v1/bookie/list_bookies     | type=rw (default) or ro; print_hostnames | `{bookie id: null or hostname}`        |
 | /api/v1/bookie/list_bookie_info |                                       | `{bookie id: text, "ClusterInfo: ": text}` |
 | /api/v1/bookie/cluster_info     |                                       | BookKeeper's eight members                |
 
-list_bookie_info asks every writable bookie itself; who does not answer is left out, as in BookKeeper.
+list_bookie_info queries every writable bookie. Bookies that do not answer are left out, as in BookKeeper.
 Source: BookKeeper's ListBookiesService, ListBookieInfoService, ClusterInfoService.
 """
 
@@ -54,7 +54,7 @@ async def _list_bookie_info(context: AdminContext, request: Request) -> Answer:
     client = await context.client()
     spaces = await client.disk_spaces()
     if not spaces:
-        raise NotThere("no bookie told its free space")
+        raise NotThere("no bookie reported its free space")
     answer = {
         str(bookie_id): f": {{Free: {_bytes(free)}, Total: {_bytes(total)}}},"
         for bookie_id, (total, free) in sorted(spaces.items())
@@ -65,7 +65,7 @@ async def _list_bookie_info(context: AdminContext, request: Request) -> Answer:
 
 
 def _bytes(number: int) -> str:
-    """`1536(1.536KB)`, as BookKeeper shows sizes: thousands, three decimals, rounded down."""
+    """Return a size as BookKeeper formats it, `1536(1.536KB)`: units of 1000, three decimals, rounded down."""
     shown, unit = float(number), ""
     for larger in ("KB", "MB", "GB", "TB"):
         if shown < 1000:

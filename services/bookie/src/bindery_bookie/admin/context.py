@@ -1,6 +1,6 @@
-"""AdminContext: what the admin API may see and touch of its bookie. Filled by `process`, and by tests.
+"""AdminContext: the parts of a bookie that the admin API reads and controls. `process` fills it, and so do tests.
 
-Parts that a bookie does not have (no drills, no scrub) are None or empty, and their paths say so.
+Parts that a bookie does not have (no fault injection, no scrub) are None or empty, and their paths return errors.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -41,22 +41,22 @@ class Scrubber(Protocol):
     def state(self) -> ScrubState: ...
 
     def request(self, *, rate: int | None = None) -> bool:
-        """Begin a round now, or go on without waiting. Whether a new one begins."""
+        """Begin a round now, or continue the current one without pauses. Returns whether a new one begins."""
         ...
 
     def regions(self) -> Sequence[Region]:
-        """Quarantined ones."""
+        """Return the quarantined regions."""
         ...
 
 
 class Shard(Protocol):
-    """What the admin API asks of one storage engine and what runs beside it (`shard`)."""
+    """One storage engine and its background work, as the admin API uses them (`shard`)."""
 
     stats: StorageStats
     journal_path: str
-    """Where its journal files are."""
+    """Directory of its journal files."""
     ledger_path: str
-    """Where its entry logs and its mark are."""
+    """Directory of its entry logs and its LastLogMark."""
     index_path: str
 
     @property
@@ -67,16 +67,16 @@ class Shard(Protocol):
 
     @property
     def limbo(self) -> LimboState | None:
-        """None: not in limbo."""
+        """None if the shard is not in limbo."""
         ...
 
     @property
     def is_gc_forced(self) -> bool:
-        """A run that `force_gc` asked for is not over."""
+        """Whether a run that `force_gc` requested is not complete."""
         ...
 
     def force_gc(self, *, minor: bool, major: bool) -> None:
-        """Only with a collector."""
+        """Request a run. Only if there is a collector."""
         ...
 
     @property
@@ -84,11 +84,11 @@ class Shard(Protocol):
 
     @property
     def last_index_compaction_ms(self) -> int:
-        """Wall clock; 0: none since the start."""
+        """Milliseconds since 1970; 0 if the index was not compacted since the start."""
         ...
 
     def compact_index(self) -> None:
-        """Have the index rewrite itself without what was deleted, in the background; at most one at a time."""
+        """Start a compaction of the index in the background, unless one runs."""
         ...
 
 
@@ -99,43 +99,43 @@ class AdminContext:
     state: BookieState
     health: Health
     settings: Callable[[], Mapping[str, str]]
-    """Every setting's name and value as text, secrets masked."""
+    """Name and value of each setting as text, with masked secrets."""
     is_open: Callable[[], bool]
-    """Whether storage is open: before that only few paths answer."""
+    """Whether the storage is open: before that, only routes with `during_start` are served."""
     disk: Disk
     layout: LedgersLayout
     randomness: RandomBits
     metadata: Callable[[], MetadataStore | None]
-    """None: not connected yet."""
+    """None until the bookie is connected."""
     ledger_client: Callable[[], Awaitable["LedgerClient"]] | None = None
-    """The process's own client, made when first asked for."""
+    """The ledger client of the process, which is connected by the first call."""
     access: Access | None = None
-    """None: nobody is asked for a token."""
+    """None if no token is required."""
     shards: Callable[[], Sequence[Shard]] = tuple
     directories: Callable[[], Sequence[Any]] = tuple
     """State of each configured directory: `storage_watch.DirectoryState`."""
     damage: DamageRegister | None = None
     repair: "Callable[[], RepairState | None]" = lambda: None
-    """The repairer's progress; None: there is none."""
+    """Progress of the repair; None until it runs."""
     drills: DrillControl | None = None
     recovery: Callable[[], Awaitable["RecoveryAdmin"]] | None = None
-    """What an operator may ask and tell the cluster's healing, made when first asked for."""
+    """Operations on the recovery of the cluster; built by the first call."""
 
     def metadata_store(self) -> MetadataStore:
-        """Raises MetadataUnavailable before there is one."""
+        """Raises MetadataUnavailable until the bookie is connected."""
         store = self.metadata()
         if store is None:
             raise MetadataUnavailable("the bookie has no connection to the metadata store yet")
         return store
 
     def ledger_manager(self) -> LedgerManager:
-        """For one request; it owns nothing that must be closed. Raises MetadataUnavailable."""
+        """Return a manager for one request, which need not be closed. Raises MetadataUnavailable."""
         return LedgerManager(self.metadata_store(), self.layout, randomness=self.randomness)
 
     async def recovery_admin(self) -> "RecoveryAdmin":
         """Raises MetadataUnavailable."""
         if self.recovery is None:
-            raise MetadataUnavailable("this bookie cannot ask for the cluster's healing")
+            raise MetadataUnavailable("this bookie has no access to the recovery of the cluster")
         return await self.recovery()
 
     async def client(self) -> "LedgerClient":

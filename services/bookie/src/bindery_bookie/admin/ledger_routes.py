@@ -1,17 +1,17 @@
-"""Ledgers of the whole cluster, as any bookie tells of them.
+"""Routes about the ledgers of the whole cluster; every bookie serves them.
 
-| path                    | method | parameters                                    | answer                         |
+| path                    | method | parameters                                    | response                       |
 |-------------------------|--------|-----------------------------------------------|--------------------------------|
 | /api/v1/ledger/list     | GET    | print_metadata, decode_meta (true), page      | `{id: null or metadata}`       |
 | /api/v1/ledger/metadata | GET    | ledger_id                                     | `{id: metadata}`               |
 | /api/v1/ledger/read     | GET    | ledger_id, start_entry_id, end_entry_id, page | `{entry id: payload}`; guarded |
 | /api/v1/ledger/delete   | DELETE | ledger_id                                     | JSON text; it fences first     |
 
-Pages are BookKeeper's: of the list they hold 100 ledgers, the first one 99, and count only with print_metadata; of a
-ledger 1000 entries. Lists and entries are sent as they are read, however many there are; an error behind the first
-member cuts the connection. An open ledger is read up to its last confirmed entry and is not recovered. Signs that are
-not ASCII become U+FFFD. Metadata that cannot be read is `{"error"}`. Who shows no token, where one is asked for, sees
-no passwords.
+Pages are those of BookKeeper: a page of the list has 100 ledgers, the first one 99, and applies only with
+print_metadata; a page of a ledger has 1000 entries. Lists and entries are streamed while they are read; an error after
+the first member aborts the connection. An open ledger is read up to its last confirmed entry and is not recovered.
+Characters outside ASCII become U+FFFD. Metadata that cannot be read is `{"error"}`. If tokens are required, passwords
+are masked for requests without one.
 Source: BookKeeper's ListLedgerService, GetLedgerMetaService, ReadLedgerEntryService, DeleteLedgerService.
 """
 
@@ -32,15 +32,15 @@ from bindery_bookie.admin.context import AdminContext
 LIST_PAGE: Final = 100
 READ_PAGE: Final = 1000
 _METADATA_READS: Final = 32
-"""Ledgers whose metadata is asked for side by side."""
+"""Number of concurrent reads of metadata."""
 _READ_SIZE: Final = 1024 * 1024
-"""Bytes of entries that are fetched at once, roughly."""
+"""Approximate bytes of entries that are fetched at once."""
 _READ_ENTRIES_MAX: Final = 100
 
 
 def metadata_json(ledger_id: int, found: Versioned[LedgerMetadata], *, with_password: bool) -> dict[str, Any]:
-    """As BookKeeper shows it: of a ledger that tells no time of its creation, its znode's. Without `with_password` the
-    password is stars."""
+    """Return metadata in BookKeeper's form. If it has no creation time, that of its znode is used. Without
+    `with_password` the password is masked."""
     metadata, password = found.value, found.value.password
     shown = base64.b64encode(password or b"").decode() if with_password else "********"
     return {
@@ -76,7 +76,7 @@ async def _list(context: AdminContext, request: Request) -> Answer:
 async def _ledgers(
     context: AdminContext, request: Request, first: int, last: int, *, with_metadata: bool
 ) -> AsyncIterator[tuple[str, Any]]:
-    """The ledgers of which `first`..`last` are the numbers; the first of all has number 1, as in BookKeeper."""
+    """Yield the ledgers with the numbers `first`..`last`; numbers begin with 1, as in BookKeeper."""
     manager = context.ledger_manager()
     decoded = request.flag("decode_meta", default=True)
 
@@ -130,7 +130,7 @@ async def _read(context: AdminContext, request: Request) -> Answer:
         first = max(first, (page - 1) * READ_PAGE)
         last = page * READ_PAGE - 1 if last < 0 else min(last, page * READ_PAGE - 1)
     if 0 <= last < first:
-        raise BadRequest("nothing lies between these entries", start_entry_id=first, end_entry_id=last, page=page)
+        raise BadRequest("the range of entries is empty", start_entry_id=first, end_entry_id=last, page=page)
     return Answer(200, "application/json", stream_object(_entries(context, ledger_id, first, last, page)))
 
 
@@ -158,7 +158,7 @@ async def _entries(
 
 async def _delete(context: AdminContext, request: Request) -> Answer:
     ledger_id = LedgerId(request.number("ledger_id"))
-    await context.ledger_manager().read(ledger_id)  # a ledger that is not there is a mistake of who asks
+    await context.ledger_manager().read(ledger_id)  # a missing ledger is the client's error
     client = await context.client()
     await client.delete(ledger_id)
     return json_answer(f"Deleted ledger: {ledger_id}")

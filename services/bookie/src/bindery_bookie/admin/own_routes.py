@@ -1,18 +1,18 @@
-"""What BookKeeper has no path for: disks, entry logs, limbo, damage, scrub, drills.
+"""Routes that BookKeeper does not have: disks, entry logs, limbo, damage, scrub, fault injection.
 
-| path                      | method           | answer                                                              |
-|---------------------------|------------------|---------------------------------------------------------------------|
-| /api/v1/bookie/disks      | GET              | each directory's state and why; readOnly and its reasons            |
-| /api/v1/bookie/gc/state   | GET              | what garbage collection does and did, by shard                      |
-| /api/v1/bookie/gc/logs    | GET              | each entry log and its live part at the last look; `look=true`: now |
-| /api/v1/bookie/gc/explain | GET              | what becomes of the `log`, and why, in sentences                    |
-| /api/v1/bookie/ledgers    | GET              | runs `[first, last]` of ids of ledgers of which something is stored |
-| /api/v1/bookie/limbo      | GET              | whether storage was lost, ledgers left to repair, why one is stuck  |
-| /api/v1/bookie/damage     | GET              | up to `limit` places that do not hold what they should              |
-| /api/v1/bookie/scrub      | GET, PUT         | what was verified; PUT `{"shard", "rate"}` begins a round now       |
-| /api/v1/bookie/drill      | GET, PUT, DELETE | faults on purpose; PUT `{"rules": [...]}` replaces them; or 404     |
+| path                      | method           | response                                                              |
+|---------------------------|------------------|-----------------------------------------------------------------------|
+| /api/v1/bookie/disks      | GET              | state of each directory with the cause; readOnly and its reasons      |
+| /api/v1/bookie/gc/state   | GET              | current and past work of garbage collection, by shard                 |
+| /api/v1/bookie/gc/logs    | GET              | each entry log and its live part at the last scan; `look=true`: now   |
+| /api/v1/bookie/gc/explain | GET              | what garbage collection will do with the `log`, and why, in sentences |
+| /api/v1/bookie/ledgers    | GET              | runs `[first, last]` of ids of ledgers of which something is stored   |
+| /api/v1/bookie/limbo      | GET              | whether storage was lost, ledgers left to repair, why one is stuck    |
+| /api/v1/bookie/damage     | GET              | up to `limit` damaged places                                          |
+| /api/v1/bookie/scrub      | GET, PUT         | what was verified; PUT `{"shard", "rate"}` begins a round now         |
+| /api/v1/bookie/drill      | GET, PUT, DELETE | fault injection; PUT `{"rules": [...]}` replaces rules; 404 if off    |
 
-`shard` narrows what is told by shard; a `log` is a decimal or 0x number or a file's name.
+`shard` restricts a response to one shard; a `log` is a decimal or 0x number or the name of a file.
 Members are the producers' fields in camelCase (`plain`); `...Ms` are wall clock milliseconds, 0: never.
 """
 
@@ -54,7 +54,7 @@ async def _disks(context: AdminContext, request: Request) -> Answer:
 
 
 def _chosen(context: AdminContext, request: Request) -> list[tuple[int, Shard]]:
-    """(number, shard) of the one that `shard` names, or of all."""
+    """Return (number, shard) of the shard that the parameter `shard` selects, or of all shards."""
     shards = list(enumerate(context.shards()))
     if "shard" not in request.query:
         return shards
@@ -79,7 +79,7 @@ async def _gc_logs(context: AdminContext, request: Request) -> Answer:
     logs: list[Any] = []
     for at, shard in _chosen(context, request):
         collector = _collector(shard)
-        found = await collector.look() if look else collector.logs()
+        found = await collector.refresh() if look else collector.logs()
         logs += [{"shard": at, **plain(one)} for one in found]
     return json_answer({"logs": logs})
 
@@ -97,19 +97,23 @@ async def _gc_explain(context: AdminContext, request: Request) -> Answer:
         raise NoSuchEntryLog("no such entry log", log=name, log_id=log_id)
     if len(found) > 1:
         shards = ",".join(str(at) for at, _ in found)
-        raise BadRequest("several shards have an entry log of that id: say which shard", log=name, shards=shards)
+        raise BadRequest(
+            "several shards have an entry log of that id: pass the parameter shard", log=name, shards=shards
+        )
     [(at, answer)] = found
     return json_answer({"shard": at, **answer.pop("log"), **answer})
 
 
 def _log_id(request: Request) -> int:
-    """`log`: a number, or a file's name, which is in hex."""
+    """Return the log id in the parameter `log`: a number, or a file name, which is in hex."""
     text = request.query.get("log", "")
     if text.endswith(FILE_SUFFIX):
         try:
             return int(text.removesuffix(FILE_SUFFIX), 16)
         except ValueError:
-            raise BadRequest(f"an entry log is called <hex>{FILE_SUFFIX}", parameter="log", found=text[:100]) from None
+            raise BadRequest(
+                f"the name of an entry log is <hex>{FILE_SUFFIX}", parameter="log", found=text[:100]
+            ) from None
     return request.number("log")
 
 
@@ -188,7 +192,7 @@ async def _scrub(context: AdminContext, request: Request) -> Answer:
     shards = []
     for at, shard in _chosen(context, request):
         if shard.scrubber is None:
-            raise NoScrub("nothing is scrubbed in this bookie")
+            raise NoScrub("scrub does not run in this bookie")
         state = plain(shard.scrubber.state())
         shards.append({"shard": at, **state, "quarantined": plain(shard.scrubber.regions())})
     return json_answer({"shards": shards})
@@ -204,13 +208,13 @@ async def _begin_scrub(context: AdminContext, request: Request) -> Answer:
         raise BadRequest(f"rate must be bytes per second in 1..{SCRUB_RATE_MAX}", member="rate")
     for at, shard in enumerate(shards):
         if shard.scrubber is None:
-            raise NoScrub("nothing is scrubbed in this bookie")
+            raise NoScrub("scrub does not run in this bookie")
         if number is None or number == at:
             shard.scrubber.request(rate=rate)
     return await _scrub(context, request)
 
 
-# --- drills -------------------------------------------------------------------------------------------------------
+# --- fault injection ----------------------------------------------------------------------------------------------
 
 
 def _control(context: AdminContext) -> DrillControl:

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def plain(value: Any) -> Any:
-    """`value` as `json` takes it: dataclasses become objects, by their fields."""
+    """Return `value` in the types of `json`; a dataclass becomes an object with its fields."""
     if isinstance(value, Enum):
         return value.value
     if value is None or isinstance(value, str | bool | int | float):
@@ -18,7 +18,7 @@ def plain(value: Any) -> Any:
         return {str(name): plain(one) for name, one in value.items()}
     if isinstance(value, Sequence | Set) and not isinstance(value, bytes | bytearray):
         return [plain(one) for one in value]
-    raise TypeError(f"not for an answer: {type(value).__name__}")
+    raise TypeError(f"no JSON form: {type(value).__name__}")
 
 
 def camel_case(name: str) -> str:

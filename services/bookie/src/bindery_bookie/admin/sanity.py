@@ -1,9 +1,8 @@
-"""The sanity check: a ledger of this bookie alone is written, read back and deleted.
+"""The sanity check: write a ledger to this bookie alone, read it back, and delete it.
 
-It goes the way of every entry: metadata store for the ledger's id, journal, write cache, reads; the network and the
-other bookies are left out. What a failed check leaves behind is an empty entry in the metadata, or a ledger without
-metadata, which garbage collection removes.
-Source: BookKeeper's SanityTestCommand, which does the same through a client.
+It uses the path of every entry: metadata store for the ledger's id, journal, write cache, reads. It uses neither the
+network nor other bookies. A failed check may leave a ledger without entries in the metadata, or a ledger without
+metadata, which garbage collection removes. Source: BookKeeper's SanityTestCommand, which uses a client.
 """
 
 import asyncio
@@ -27,7 +26,7 @@ _PASSWORD: Final = b"sanity"
 
 
 async def check_sanity(context: "AdminContext") -> None:
-    """Raises BinderyError or OSError, which say what went wrong."""
+    """Run the check. Raises BinderyError or OSError with the cause of a failure."""
     digester = Digester(DigestType.CRC32C, _PASSWORD)
     manager = context.ledger_manager()
     metadata = LedgerMetadata(
@@ -52,14 +51,16 @@ async def check_sanity(context: "AdminContext") -> None:
         for at, (frame, payload) in enumerate(zip(found, payloads, strict=True)):
             assert not isinstance(frame, int)
             if unpack(digester, frame, ledger_id=ledger_id, entry_id=at).payload != payload:
-                raise Corrupt("another entry was read than was written", ledger_id=ledger_id, entry_id=at)
+                raise Corrupt(
+                    "an entry that was read differs from the entry that was written", ledger_id=ledger_id, entry_id=at
+                )
     finally:
         await manager.delete(ledger_id)
         await context.store.delete_ledger(ledger_id)
 
 
 def _once(future: "asyncio.Future[T]") -> Callable[[T], None]:
-    """Sets the result, unless nobody waits any longer."""
+    """Return a function that sets the result, unless the future was cancelled."""
 
     def done(result: T) -> None:
         if not future.done():

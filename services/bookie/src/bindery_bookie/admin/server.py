@@ -4,6 +4,7 @@ Importing this module takes a tenth of a second (uvicorn, prometheus_client). `p
 ledger port serves or the start takes long.
 """
 
+import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -11,10 +12,11 @@ from bindery_core.ids import BookieId
 from bindery_core.sources import RandomBits
 from bindery_kit.http.http_server import HttpServer
 from bindery_kit.observability.health import Health, OpsApp
+from bindery_kit.observability.process_page import ProcessPage
 from bindery_metadata.layout.layout import LedgersLayout
 from bindery_metadata.stores.store import MetadataStore
 
-from bindery_bookie.access.security import admin_access
+from bindery_bookie.access.security import access_by_provider
 from bindery_bookie.admin.app import AdminApp
 from bindery_bookie.admin.context import AdminContext
 from bindery_bookie.admin.shard import EngineShard
@@ -23,7 +25,6 @@ from bindery_bookie.admin.shared_recovery import SharedRecovery
 from bindery_bookie.maintenance.repair import RepairState
 from bindery_bookie.maintenance.storage_watch import DirectoryState
 from bindery_bookie.metrics import BookieMetrics
-from bindery_bookie.metrics.process_page import ProcessPage
 from bindery_bookie.settings import BookieSettings
 from bindery_bookie.state import BookieState
 from bindery_bookie.storage.corruption.damage import DamageRegister
@@ -37,13 +38,13 @@ if TYPE_CHECKING:
 
 
 class AdminServer:
-    """`start`, then `stop`, which is idempotent. `close_clients` before the metadata store is closed."""
+    """Call `start`, then `stop` before the metadata store is closed. `stop` is idempotent."""
 
     def __init__(
         self,
         settings: BookieSettings,
         *,
-        port: int,
+        sock: socket.socket,
         bookie_id: BookieId,
         health: Health,
         state: BookieState,
@@ -61,8 +62,9 @@ class AdminServer:
         randomness: RandomBits,
         wall_clock_ms: Callable[[], int],
     ) -> None:
-        """`metadata`, `connect_client`, `repair`: None from them until the start is that far. `recovery_page`: metrics
-        of recovery inside this bookie, as text."""
+        """`sock`: bound, not listening yet; `start` listens on it, and `stop` closes it. `metadata`, `connect_client`,
+        `repair`: None from them until the start is that far. `recovery_page`: metrics of recovery inside this bookie,
+        as text."""
         layout = LedgersLayout(settings.ledgers_root)
         self._client = SharedClient(connect_client)
         self._recovery = SharedRecovery(
@@ -92,14 +94,14 @@ class AdminServer:
             damage=damage,
             repair=repair,
             ledger_client=self._client.get,
-            access=admin_access(settings.auth, now_s=lambda: wall_clock_ms() / 1000),
+            access=access_by_provider(settings.auth, now_s=lambda: wall_clock_ms() / 1000),
             shards=lambda: views,
             directories=directories,
             drills=drills,
             recovery=self._recovery.get,
         )
-        app = OpsApp(health, ProcessPage(metrics, more=recovery_page), app=AdminApp(context))
-        self._http = HttpServer(app, host=settings.host, port=port, insecure=settings.insecure)
+        app = OpsApp(health, ProcessPage("bookie", metrics.render, recovery_page), app=AdminApp(context))
+        self._http = HttpServer(app, host=settings.host, sock=sock)
 
     async def start(self) -> None:
         """Return once requests are accepted."""
@@ -110,9 +112,8 @@ class AdminServer:
         await self._http.wait()
 
     async def stop(self) -> None:
+        """Stop HTTP, then close the clients that its requests use."""
         await self._http.stop()
-
-    async def close_clients(self) -> None:
         await self._recovery.close()
         await self._client.close()
 

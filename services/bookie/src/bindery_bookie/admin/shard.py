@@ -1,4 +1,4 @@
-"""EngineShard: a storage engine as the admin API sees it, with what only the API keeps of it."""
+"""EngineShard: a storage engine as the admin API uses it, and the state that only the API needs."""
 
 import asyncio
 from collections.abc import Callable
@@ -19,7 +19,7 @@ log = get_logger(__name__)
 
 
 class Engine(Protocol):
-    """What is asked of a `StorageEngine`."""
+    """The part of a `StorageEngine` that is used here."""
 
     settings: StorageSettings
     stats: StorageStats
@@ -28,12 +28,13 @@ class Engine(Protocol):
     def limbo(self) -> LimboState | None: ...
 
     async def compact_index(self) -> None:
-        """Have the index rewrite itself without what was deleted. Raises OSError, DamagedStorage."""
+        """Rewrite the index without deleted entries. Raises OSError, DamagedStorage."""
         ...
 
 
 class EngineShard:
-    """A `context.Shard`. Invariant: at most one compaction of the index runs. `wall_clock_ms`: ms of 1970."""
+    """A `context.Shard`. Invariant: at most one compaction of the index runs. `wall_clock_ms`: milliseconds since
+    1970."""
 
     def __init__(
         self,
@@ -43,7 +44,7 @@ class EngineShard:
         collector: Callable[[], GarbageCollection | None],
         scrubber: "Callable[[], Scrubber | None]",
     ) -> None:
-        """`collector`, `scrubber`: None while there is none, as before the start."""
+        """`collector`, `scrubber` return None until the storage is open."""
         self._engine = engine
         self._wall_clock_ms = wall_clock_ms
         self._collector = collector
@@ -70,7 +71,7 @@ class EngineShard:
 
     @property
     def is_gc_forced(self) -> bool:
-        """Whether the run that was asked for last is not over yet."""
+        """Whether the run that was requested last is not complete."""
         return self._runs_before_forced is not None and self.stats.gc_runs <= self._runs_before_forced
 
     def force_gc(self, *, minor: bool, major: bool) -> None:

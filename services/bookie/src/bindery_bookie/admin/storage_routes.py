@@ -1,22 +1,22 @@
-"""Journal, entry logs, index and garbage collection of this bookie, under BookKeeper's paths.
+"""Routes about the journal, entry logs, index and garbage collection of this bookie, under BookKeeper's paths.
 
-| path                                  | method | parameters, body                        | answer                  |
+| path                                  | method | parameters, body                        | response                |
 |---------------------------------------|--------|-----------------------------------------|-------------------------|
-| /api/v1/bookie/last_log_mark          | GET    |                                         | one member a journal    |
-| /api/v1/bookie/list_disk_file         | GET    | file_type=journal, entrylog, index      | names, each with a tab  |
+| /api/v1/bookie/last_log_mark          | GET    |                                         | one member per journal  |
+| /api/v1/bookie/list_disk_file         | GET    | file_type=journal, entrylog, index      | names, a tab after each |
 | /api/v1/bookie/expand_storage         | PUT    |                                         | 501                     |
 | /api/v1/bookie/gc                     | GET    |                                         | `{"is_in_force_gc"}`    |
 |                                       | PUT    | empty or `{"forceMajor", "forceMinor"}` | JSON text               |
-| /api/v1/bookie/gc_details             | GET    |                                         | one object a shard      |
+| /api/v1/bookie/gc_details             | GET    |                                         | one object per shard    |
 | /api/v1/bookie/gc/suspend_compaction  | GET    |                                         | two members, as text    |
 |                                       | PUT    | `{"suspendMajor", "suspendMinor"}`      | JSON text               |
 | /api/v1/bookie/gc/resume_compaction   | PUT    | `{"resumeMajor", "resumeMinor"}`        | JSON text               |
 | /api/v1/bookie/entry_location_compact | GET    |                                         | `{index path: running}` |
 |                                       | PUT    | `{"entryLocationRocksDBCompact": true}` | JSON text               |
 
-An `entryLocations` beside it names indexes by their paths, joined by commas; else all are compacted. The index is
-LevelDB and not RocksDB, which the names hide. File names of several directories stand in
-one list, as in BookKeeper. "In force GC": a run that somebody asked for is under way or about to begin.
+A second member `entryLocations` names the indexes to compact by their paths, joined by commas; without it all are
+compacted. The index is LevelDB, although the names contain RocksDB. File names of several directories are in one list,
+as in BookKeeper. "In force GC": a requested run is in progress or about to begin.
 Source: BookKeeper's GetLastLogMarkService, ListDiskFilesService, TriggerGCService, GCDetailsService,
 SuspendCompactionService, ResumeCompactionService, TriggerLocationCompactService.
 """
@@ -79,8 +79,8 @@ async def _expand_storage(context: AdminContext, request: Request) -> Answer:
     return problem(
         501,
         "not_supported",
-        "directories cannot be added to a bookie: each ledger is in the directory that its id and their number say. "
-        "Start another bookie on the new disk, and retire this one if it is to go",
+        "directories cannot be added to a bookie: the id of a ledger and the number of directories determine its "
+        "directory. Start another bookie on the new disk, and retire this one if it is to be replaced",
     )
 
 
@@ -88,7 +88,7 @@ async def _expand_storage(context: AdminContext, request: Request) -> Answer:
 
 
 def collectors(context: AdminContext) -> list[GarbageCollection]:
-    """Of each shard. Raises NoGarbageCollection."""
+    """Return the collector of each shard. Raises NoGarbageCollection."""
     found = [shard.collector for shard in context.shards()]
     if not found or any(one is None for one in found):
         raise NoGarbageCollection("garbage collection does not run in this bookie")
@@ -210,7 +210,7 @@ def _text(value: bool) -> str:
 
 
 async def _in_thread(work: Callable[[], T]) -> T:
-    """Files are looked at away from the loop: a disk may be slow."""
+    """Run `work`, which reads files, in a thread, because a disk may be slow."""
     return await asyncio.get_running_loop().run_in_executor(None, work)
 
 

@@ -5,6 +5,6 @@ from bindery_recovery.settings import RecoverySettings
 
 
 class EmbeddedRecoverySettings(RecoverySettings):
-    """The settings of an auditor process, under other names in the environment."""
+    """The settings of an auditor process, with another prefix in the environment."""
 
     model_config = SettingsConfigDict(env_prefix="BOOKIE_RECOVERY_")

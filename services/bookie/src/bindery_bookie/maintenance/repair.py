@@ -1,26 +1,29 @@
-"""Repairer: refills what this bookie lost from the other bookies, and heals single entries that are damaged.
+"""Repairer: refill the storage that this bookie lost from the other bookies, and replace damaged entries.
 
-Per ledger in limbo
-1. metadata gone, which `is_gone` must confirm: the ledger was deleted; it is deleted here too.
-2. not closed, and this bookie in its last ensemble: it is recovered through the ledger client. This bookie answers
-   UNKNOWN meanwhile, which no recovery takes for a denial, so the others decide where the ledger ends.
-3. for every closed fragment that names this bookie: each entry that is missing here is read from the other members of
-   its write set, verified against the ledger's digest, and stored as a recovery add.
-4. all of them stored: the ledger leaves limbo. It stays fenced.
+Steps for a ledger in limbo:
+1. If its metadata is gone, which `is_gone` must confirm, the ledger was deleted, and it is deleted here too.
+2. If it is not closed and this bookie is in its last ensemble, it is recovered through the ledger client. This bookie
+   then answers UNKNOWN, which a recovery does not take as a denial, so the other bookies determine its last entry.
+3. For every closed fragment that names this bookie, each entry that is missing here is read from the other members of
+   its write set, verified by the ledger's digest, and stored as a recovery add.
+4. When all of them are stored, the ledger leaves limbo. It stays fenced.
 
-A ledger that cannot be repaired now stays in limbo, with its reason in the shard's `LimboState`, and is tried again
-later and later. Nothing is kept but the ledgers' own flags, so a repair goes on after a restart where it was.
-A damaged entry is fetched and stored the same way; the index then points to the good copy.
+A ledger that cannot be repaired now stays in limbo, with its reason in the shard's `LimboState`, and is retried with
+back-off. The only stored state is the flags of the ledgers, so a repair continues after a restart where it stopped. A
+damaged entry is fetched and stored in the same way; the index then points to the good copy.
 
-Invariants: one batch of entries in memory, paced to `rate` bytes a second over all; nothing unverified is stored; a
-ledger leaves limbo only after every entry that it should have here was acknowledged by this bookie's own journal.
+Invariants: one batch of entries is in memory, and all batches together are limited to `rate` bytes per second; no entry
+is stored without verification; a ledger leaves limbo only after this bookie's own journal has acknowledged every entry
+that it should have here.
 """
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
+from bindery_core.backoff import Backoff
 from bindery_core.errors import BinderyError, NoSuchLedger, TryAgain
 from bindery_core.formats.ledger_metadata import LedgerMetadata, LedgerState
 from bindery_core.ids import BookieId, EntryId, LedgerId
@@ -36,21 +39,24 @@ from bindery_bookie.storage.engine.engine import StorageEngine
 from bindery_bookie.storage.opening.opening import log_id_of
 
 BATCH_ENTRIES_MAX: Final = 64
+"""Maximum number of entries that one batch reads from another bookie."""
 BATCH_SIZE: Final = 2 * 1024 * 1024
-"""Bytes that a batch is meant to have, by the size of the entries before it."""
+"""Target size of a batch in bytes, estimated by the size of earlier entries."""
 RETRY_MIN_S: Final = 1.0
 RETRY_MAX_S: Final = 300.0
+_BACKOFF: Final = Backoff(RETRY_MIN_S, RETRY_MAX_S)
+_NEVER_FAILED: Final = (0, -math.inf)
 BUSY_PAUSE_S: Final = 0.2
 PROBLEMS_MAX: Final = 1000
-"""Damaged entries whose reason is kept."""
+"""Maximum number of damaged entries whose reason is kept."""
 _PLACE_ENTRIES: Final = 1000
-"""Entries of a damaged file looked up in the index at a time."""
+"""Number of entries of a damaged file that are read from the index at a time."""
 
 log = get_logger(__name__)
 
 
 class Client(Protocol):
-    """What is asked of `bindery_client.client.LedgerClient`."""
+    """The part of `bindery_client.client.LedgerClient` that is used here."""
 
     async def metadata(self, ledger_id: LedgerId) -> LedgerMetadata: ...
 
@@ -70,24 +76,24 @@ class Client(Protocol):
 
 @dataclass(slots=True)
 class RepairState:
-    """What the repair is doing: for health, metrics and the admin API."""
+    """Progress of the repair, for health, metrics and the admin API."""
 
     is_running: bool = False
     ledgers_done: int = 0
     """Ledgers that left limbo since the start."""
     ledgers_left: int = 0
     entries_back: int = 0
-    """Entries that are here of the ledgers that left limbo, whoever brought them: this repair, which counts its own in
-    `entries_copied`, or workers of an auditor; or they were not lost."""
+    """Number of entries that are stored here of the ledgers that left limbo. This repair copied some of them (see
+    `entries_copied`), replication workers copied others, and some were not lost."""
     entries_copied: int = 0
     bytes_copied: int = 0
     entries_failed: int = 0
-    """Fetches that failed; each is tried again."""
+    """Number of failed fetches; each is retried."""
     current_ledger: int | None = None
     blocked: str = ""
-    """Why nothing can be repaired at all; empty when it can."""
+    """Why no repair is possible; empty otherwise."""
     problems: dict[tuple[int, int], str] = field(default_factory=dict)
-    """(ledger id, entry id) -> why a damaged entry could not be healed. At most PROBLEMS_MAX."""
+    """(ledger id, entry id) -> why a damaged entry could not be replaced. At most PROBLEMS_MAX."""
 
     def set_problem(self, key: tuple[int, int], reason: str | None) -> None:
         if reason is None:
@@ -97,19 +103,13 @@ class RepairState:
 
 
 class _NotNow(TryAgain):
-    """Some entries could not be fetched or stored; the message says why."""
+    """Some entries could not be fetched or stored; the message has the cause."""
 
     code = "repair_incomplete"
 
 
-@dataclass(slots=True)
-class _Backoff:
-    pause_s: float
-    due_at_s: float
-
-
 class Repairer:
-    """`connect` gives the ledger client when there is something to repair; `clock`: monotonic seconds."""
+    """`connect`: connects the ledger client, when there is something to repair. `clock`: monotonic seconds."""
 
     def __init__(
         self,
@@ -125,9 +125,9 @@ class Repairer:
         changed: Callable[[], None] = lambda: None,
         refilled: Callable[[Refill], Awaitable[None]] | None = None,
     ) -> None:
-        """`damage`: what the shards report to. `is_gone`: whether a ledger was deleted for certain, as garbage
-        collection makes sure; one answer may come from a server that lags, or of another cluster. It raises
-        BinderyError. `rate`: bytes a second. `accepts`: whether this bookie takes entries. `changed` is called
+        """`damage`: the register to which the shards report. `is_gone`: whether a ledger was certainly deleted, as
+        garbage collection confirms it: a single read may reach a server that lags, or another cluster. It raises
+        BinderyError. `rate`: bytes per second. `accepts`: whether this bookie accepts entries. `changed` is called
         after progress, `refilled` when all shards have left limbo.
         """
         self.state = RepairState()
@@ -142,19 +142,20 @@ class Repairer:
         self._changed = changed
         self._refilled = refilled
         self._refills = Refill(0, 0, 0, 0)
-        """What was reported to `refilled` since the start."""
+        """Sum of the refills that were reported since the start."""
         self._client: Client | None = None
-        self._backoff: dict[object, _Backoff] = {}
+        self._retries: dict[object, tuple[int, float]] = {}
+        """Repairer, ledger id or key of a damage -> (failures in a row, time of the next attempt)."""
         self._wanted = asyncio.Event()
         self._entry_size = BATCH_SIZE / 8
-        """Bytes, of the entries copied lately: the first batch is a small one."""
+        """Bytes per entry, averaged over recent copies. The first batch is small."""
         self._free_at_s = 0.0
         damage.on_report(self._reported)
         damage.on_healed(self._healed)
 
     def request(self) -> None:
-        """Try everything now, whatever its back-off says."""
-        self._backoff.clear()
+        """Retry everything now, regardless of the back-off."""
+        self._retries.clear()
         self._wanted.set()
 
     async def run(self) -> None:
@@ -165,7 +166,7 @@ class Repairer:
                 if self._is_needed:
                     await self._round()
                 else:
-                    self._backoff.clear()  # what failed was healed or deleted by others
+                    self._retries.clear()  # what failed was repaired or deleted by other processes
                 self._changed()
                 await self._wait()
         finally:
@@ -185,7 +186,7 @@ class Repairer:
 
     async def _wait(self) -> None:
         now = self._clock()
-        due = min((backoff.due_at_s for backoff in self._backoff.values()), default=None)
+        due = min((due_at_s for _, due_at_s in self._retries.values()), default=None)
         if due is None and not self._is_needed:
             await self._disconnect()
             await self._wanted.wait()
@@ -197,7 +198,7 @@ class Repairer:
             pass
 
     async def _round(self) -> None:
-        """Try once whatever is due."""
+        """Try everything that is due once."""
         self.state.is_running = True
         try:
             if self._client is None:
@@ -210,13 +211,13 @@ class Repairer:
             self.state.is_running = False
             self._failed(self)
             return
-        self._backoff.pop(self, None)
+        self._retries.pop(self, None)
         try:
             for shard in self._shards:
                 if shard.limbo is not None:
                     await self._repair_limbo(shard)
             await self._heal()
-        except Exception as error:  # of the storage itself, or a fault of ours: neither is worth the bookie's end
+        except Exception as error:  # an error of the storage, or a defect: it must not end the bookie
             log.error("repair_interrupted", error=repr(error))
             self._failed(self)
         finally:
@@ -231,18 +232,17 @@ class Repairer:
     # --- back-off
 
     def _is_due(self, key: object) -> bool:
-        backoff = self._backoff.get(key)
-        return backoff is None or self._clock() >= backoff.due_at_s
+        _, due_at_s = self._retries.get(key, _NEVER_FAILED)
+        return self._clock() >= due_at_s
 
     def _due_of(self, ledger_ids: Sequence[int]) -> list[int]:
-        """Those that are to be tried now. There may be many, of which most wait."""
-        now, backoffs = self._clock(), self._backoff
-        return [one for one in ledger_ids if (found := backoffs.get(one)) is None or now >= found.due_at_s]
+        """The ledgers whose next attempt is due."""
+        now, retries = self._clock(), self._retries
+        return [one for one in ledger_ids if now >= retries.get(one, _NEVER_FAILED)[1]]
 
     def _failed(self, key: object) -> None:
-        before = self._backoff.get(key)
-        pause_s = RETRY_MIN_S if before is None else min(before.pause_s * 2, RETRY_MAX_S)
-        self._backoff[key] = _Backoff(pause_s, self._clock() + pause_s)
+        failures = self._retries.get(key, _NEVER_FAILED)[0] + 1
+        self._retries[key] = (failures, self._clock() + _BACKOFF.delay_s(failures))
 
     # --- ledgers in limbo
 
@@ -252,7 +252,7 @@ class Repairer:
         left = await shard.repair.limbo_ledger_ids()
         limbo.left = len(left)
         for ledger_id in [one for one in limbo.problems if not is_in(left, one)]:
-            limbo.set_problem(ledger_id, None)  # garbage collection was first
+            limbo.set_problem(ledger_id, None)  # garbage collection has deleted it
         self._count_left()
         for ledger_id in self._due_of(left):
             self.state.current_ledger = ledger_id
@@ -263,7 +263,7 @@ class Repairer:
                 limbo.set_problem(ledger_id, str(error))
                 log.warning("ledger_not_repaired", ledger_id=ledger_id, error=str(error))
             else:
-                self._backoff.pop(ledger_id, None)
+                self._retries.pop(ledger_id, None)
                 limbo.set_problem(ledger_id, None)
                 limbo.left -= 1
                 self.state.ledgers_done += 1
@@ -283,7 +283,7 @@ class Repairer:
                 await self._report_refill()
 
     async def _report_refill(self) -> None:
-        """All shards have left limbo: report what came back since the last report."""
+        """Report the refill since the last report. Called when all shards have left limbo."""
         state, before = self.state, self._refills
         self._refills = Refill(state.ledgers_done, state.entries_back, state.entries_copied, state.bytes_copied)
         if self._refilled is not None:
@@ -300,15 +300,15 @@ class Repairer:
         self.state.ledgers_left = sum(shard.limbo.left for shard in self._shards if shard.limbo is not None)
 
     async def _repair_ledger(self, shard: StorageEngine, ledger_id: LedgerId) -> None:
-        """Raises BinderyError when it is not whole yet."""
+        """Raises BinderyError if entries are still missing."""
         metadata = await self._closed_metadata(ledger_id)
         if metadata is None:
             if not await self._is_gone(ledger_id):
-                raise _NotNow("metadata said that there is no such ledger, and then that there is", ledger_id=ledger_id)
+                raise _NotNow("the ledger was missing from the metadata and is there again", ledger_id=ledger_id)
             await shard.delete_ledger(ledger_id)
             return
         if metadata.state is not LedgerState.CLOSED and self._bookie_id in metadata.last_segment.ensemble:
-            raise _NotNow("ledger is open again", ledger_id=ledger_id)
+            raise _NotNow("the ledger is open again", ledger_id=ledger_id)
         here = _Runs(await shard.repair.entries_here(ledger_id))
         ours = [fragment.entry_ids for fragment in closed_fragments(metadata) if fragment.bookie_id == self._bookie_id]
         wanted = (entry_id for entry_ids in ours for entry_id in entry_ids if entry_id not in here)
@@ -316,7 +316,7 @@ class Repairer:
         while batch := self._take_batch(wanted):
             try:
                 await self._copy(shard, ledger_id, metadata, batch)
-            except BinderyError as error:  # go on: what can be had now is good to have
+            except BinderyError as error:  # continue: the other batches may succeed
                 problem = error
         if problem is not None:
             raise problem
@@ -325,7 +325,7 @@ class Repairer:
         log.info("ledger_repaired", ledger_id=ledger_id)
 
     async def _closed_metadata(self, ledger_id: LedgerId) -> LedgerMetadata | None:
-        """After a recovery, if it is being written with this bookie. None: metadata say that there is no such one."""
+        """Return the metadata, after a recovery if the ledger is open on this bookie. None: there is no such ledger."""
         assert self._client is not None
         try:
             metadata = await self._client.metadata(ledger_id)
@@ -344,7 +344,7 @@ class Repairer:
     # --- damage
 
     def _damage(self) -> list[Damage]:
-        """What a fetch can heal: entries, and entry logs that lost some of theirs."""
+        """Return the damage that copying can repair: of entries, and of entry logs."""
         return [
             damage
             for damage in self._register.items()
@@ -369,11 +369,11 @@ class Repairer:
                 self._failed(key)
                 log.warning("damage_not_healed", path=damage.path, offset=damage.offset, error=str(error))
             else:
-                self._backoff.pop(key, None)
+                self._retries.pop(key, None)
             self._changed()
 
     async def _heal_place(self, shard: StorageEngine, damage: Damage) -> None:
-        """Every entry that the index places behind `damage`."""
+        """Replace every entry whose place in the index is at or after `damage`."""
         log_id = log_id_of(damage.path)
         assert log_id is not None
         after: tuple[int, int] = (-1, -1)
@@ -392,7 +392,7 @@ class Repairer:
                     problem = error
         if problem is not None:
             raise problem
-        self._register.healed_place(damage.path, damage.offset)
+        self._register.healed_region(damage.path, damage.offset)
         log.warning("damage_healed", path=damage.path, offset=damage.offset)
 
     async def _heal_entries(self, shard: StorageEngine, ledger_id: int, entry_ids: Sequence[int]) -> None:
@@ -400,7 +400,7 @@ class Repairer:
         try:
             metadata = await self._client.metadata(LedgerId(ledger_id))
         except NoSuchLedger:
-            self._register.ledger_gone(ledger_id)  # garbage collection removes it
+            self._register.ledger_deleted(ledger_id)  # garbage collection removes it
             return
         ids = iter(entry_ids)
         problem: BinderyError | None = None
@@ -408,7 +408,8 @@ class Repairer:
             try:
                 await self._copy(shard, LedgerId(ledger_id), metadata, batch)
             except NoSuchLedger:
-                self._register.ledger_gone(ledger_id)  # it was forgotten here: others have it
+                # deleted here, because its metadata no longer names this bookie
+                self._register.ledger_deleted(ledger_id)
                 return
             except BinderyError as error:
                 problem = error
@@ -426,7 +427,7 @@ class Repairer:
     async def _copy(
         self, shard: StorageEngine, ledger_id: LedgerId, metadata: LedgerMetadata, entry_ids: Sequence[EntryId]
     ) -> None:
-        """Fetch entries from the others and store them. Raises BinderyError when one of them could not be had."""
+        """Fetch entries from other bookies and store them. Raises BinderyError if one of them cannot be fetched."""
         assert self._client is not None
         await self._until_writable()
         left = list(entry_ids)
@@ -452,17 +453,17 @@ class Repairer:
                 await self._store(shard, ledger_id, frames)
         if left:
             self.state.entries_failed += len(left)
-            reason = reasons.get(left[0], "no other bookie should hold it")
-            raise _NotNow(f"{len(left)} entries cannot be had now, the first: {reason}", entry_id=left[0])
+            reason = reasons.get(left[0], "no other bookie is in its write set")
+            raise _NotNow(f"{len(left)} entries cannot be fetched now, the first: {reason}", entry_id=left[0])
 
     def _sources(self, metadata: LedgerMetadata, entry_id: int) -> list[BookieId]:
-        """The other bookies that hold an entry, in the order in which they are asked."""
+        """Return the other bookies in the write set of an entry, in the order in which they are tried."""
         segment = max(
             (one for one in metadata.segments if one.first_entry_id <= entry_id), key=lambda one: one.first_entry_id
         )
         indexes = write_set(entry_id=entry_id, ensemble_size=metadata.ensemble_size, write_quorum=metadata.write_quorum)
         members = [segment.ensemble[index] for index in indexes]
-        # Begin behind ourselves, so that the copies of one fragment come from the same neighbour in large batches.
+        # Begin after this bookie, so that the entries of one fragment come from the same bookie, in large batches.
         at = members.index(self._bookie_id) + 1 if self._bookie_id in members else 0
         return [member for member in members[at:] + members[:at] if member != self._bookie_id]
 
@@ -478,7 +479,7 @@ class Repairer:
             statuses = await shard.repair.store_recovered(ledger_id, frames)
         bad = [status for status in statuses if status != Status.OK]
         if bad:
-            raise _NotNow("this bookie did not take its own entries", ledger_id=ledger_id, status=bad[0])
+            raise _NotNow("this bookie refused the entries", ledger_id=ledger_id, status=bad[0])
         self.state.entries_copied += len(frames)
         self.state.bytes_copied += size
         self._changed()
@@ -489,14 +490,14 @@ class Repairer:
 
     async def _until_writable(self) -> None:
         while not self._accepts():
-            self.state.blocked = "this bookie is read-only and takes no recovered entries"
+            self.state.blocked = "this bookie is read-only and accepts no recovered entries"
             self._changed()
             await asyncio.sleep(RETRY_MIN_S)
         self.state.blocked = ""
 
 
 class _Runs:
-    """Membership in ascending runs (first, count), asked in ascending order per pass."""
+    """Membership in ascending runs (first, count), for tests in ascending order per pass."""
 
     def __init__(self, runs: Sequence[tuple[int, int]]) -> None:
         self._runs = runs
@@ -512,7 +513,7 @@ class _Runs:
 
 
 def _frame_or_reason(replica: Any) -> tuple[EntryId, bytes | None, str]:
-    """Of a `bindery_client.ledger.replica.ReplicaRead`: the entry if it is good, else why not."""
+    """Convert a `bindery_client.ledger.replica.ReplicaRead`: (entry id, entry or None, why it is not good)."""
     if replica.verdict.value == "good":
         return replica.entry_id, replica.frame, ""
-    return replica.entry_id, None, f"{replica.bookie_id} says {replica.reason or replica.verdict.value}"
+    return replica.entry_id, None, f"{replica.bookie_id}: {replica.reason or replica.verdict.value}"

@@ -13,11 +13,12 @@ from bindery_core.auth_token import sign
 from bindery_core.errors import BadRequest
 from bindery_core.ids import BookieId
 from bindery_core.sources import RandomSource
+from bindery_kit.admin.access import read_secrets
 from bindery_kit.process.late_imports import in_thread
 from bindery_metadata.layout.layout import LedgersLayout
 from bindery_metadata.stores.store import MetadataStore
 
-from bindery_bookie.access.security import AuthProvider, read_secrets
+from bindery_bookie.access.security import AuthProvider
 from bindery_bookie.settings import BookieSettings
 
 if TYPE_CHECKING:

@@ -1,24 +1,25 @@
-"""StorageWatch: looks after the disks and the journals while the bookie runs.
+"""StorageWatch: check the disks and the journals while the bookie runs.
 
-| a directory is | since                                                       | until                                 |
-|----------------|-------------------------------------------------------------|---------------------------------------|
-| full           | more than `disk_usage_max` is in use, or something found no | less than `disk_usage_low` is in use, |
-|                | space in it, or its reserve does not fit                    | and the reserve is back               |
-| failed         | the file system does not answer                             | it does                               |
-| warn           | more than `disk_usage_warn` is in use                       | that is over                          |
-| ok             | otherwise                                                   |                                       |
+| a directory is | since                                                        | until                                |
+|----------------|--------------------------------------------------------------|--------------------------------------|
+| full           | more than `disk_usage_max` is in use, or a write found       | less than `disk_usage_low` is used,  |
+|                | no space in it, or its reserve does not fit                  | and the reserve is restored          |
+| failed         | the file system does not answer                              | it answers                           |
+| warn           | more than `disk_usage_warn` is in use                        | less is in use                       |
+| ok             | otherwise                                                    |                                      |
 
-What is in use counts the reserve as held, so that giving it up does not look like room. Any full or failed directory,
-of journal or ledgers, makes the bookie read-only, and the last one that recovers makes it writable, both by itself.
-Reads are served throughout. BookKeeper's bookie (readOnlyModeOnAnyDiskFull, on since 4.18) does the same.
+The reserve counts as in use even while it is released, so that releasing it does not look like free space. If any
+directory of journal or ledgers is full or failed, the bookie is read-only; when the last one recovers, it is writable
+again. It serves reads throughout. BookKeeper does the same (readOnlyModeOnAnyDiskFull, the default since 4.18).
 
-When something found no space, the reserves of that shard's directories are given up, so that what is in memory finds
-its way to the entry logs and old journals can go; the watch looks at once, and every TICK_S while a directory is full.
-All that is asked of the file systems, putting a reserve back above all, is done by a worker: it may take seconds.
+When an operation of a shard finds no space, the reserves of that shard's directories are released, so that entries in
+memory can be flushed to the entry logs and old journals can be deleted. The watch then checks at once, and every TICK_S
+while a directory is full. A worker makes all calls to the file systems, above all the restoring of a reserve, because
+they may take seconds.
 
-Besides: flushes that go on failing make the bookie read-only until one succeeds, for what is taken meanwhile piles up
-in memory and journal. And when a journal failed nothing can be made durable any more; after a failed fdatasync nobody
-knows what the disk holds. The process ends with an error; the next start replays what is really there.
+If flushes keep failing, the bookie is read-only until one succeeds, because accepted entries accumulate in memory and
+journal. If a journal has failed, nothing can be made durable, and after a failed fdatasync the content of the disk is
+unknown. The process then ends with an error, and the next start replays what the disk holds.
 """
 
 import asyncio
@@ -39,7 +40,7 @@ from bindery_bookie.storage.stats import StorageStats
 
 TICK_S: Final = 1.0
 FLUSH_FAILED_TICKS_MAX: Final = 3
-"""Looks that may find the last flush failed before that counts: one failure may pass."""
+"""Consecutive checks that find a failed flush before the bookie is read-only, because one failure may be transient."""
 
 log = get_logger(__name__)
 
@@ -53,24 +54,24 @@ class DirectoryStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DirectoryState:
-    """One configured directory at the last look."""
+    """One configured directory at the last check."""
 
     path: str
     holds: tuple[str, ...]
     """`journal`, `ledgers` or both."""
     status: DirectoryStatus
     reason: str
-    """Why it is not `ok`, with bytes and per cent; empty when it is."""
+    """Why it is not `ok`, with bytes and per cent; empty if it is."""
     total: int
-    """Bytes of the file system."""
+    """Size of the file system in bytes."""
     free: int
     usage: float
-    """Part in use, the reserve counted as held, 0 .. 1."""
+    """Fraction in use including the whole reserve, 0 .. 1."""
     reserve_size: int
-    """Bytes that the reserves here are to hold."""
+    """Bytes of the reserves when they are complete."""
     reserve_held: int
     since_ms: int
-    """Wall clock of the look that found this status first."""
+    """Wall clock of the first check that found this status."""
     last_check_ms: int
 
     @property
@@ -79,31 +80,31 @@ class DirectoryState:
 
 
 class WatchedShard(Protocol):
-    """A StorageEngine, as its watch sees it."""
+    """The part of a StorageEngine that is watched."""
 
     stats: StorageStats
     journal_reserve: Reserve
     ledger_reserve: Reserve
     start_reserve: Reserve
-    """In the ledger directory; the watch puts it back, only a start gives it up."""
+    """In the ledger directory; the watch restores it, and only a start releases it."""
 
 
 @dataclass(slots=True)
 class _Watched:
-    """A configured directory and what is known of it."""
+    """A configured directory and its state."""
 
     path: str
     holds: list[str] = field(default_factory=list)
     reserves: list[Reserve] = field(default_factory=list)
-    """Given up when something found no space."""
+    """Released when an operation finds no space."""
     kept_reserves: list[Reserve] = field(default_factory=list)
-    """Put back, but not given up."""
+    """Restored, but not released."""
     journals_of: list[WatchedShard] = field(default_factory=list)
     no_space: str = ""
-    """What found no space here since the last look."""
+    """Error of an operation that found no space since the last check."""
     state: DirectoryState | None = None
     pressed_ms: int = 0
-    """Wall clock when its ledgers' garbage was asked for last."""
+    """Wall clock of the last request to collect garbage here."""
 
     @property
     def all_reserves(self) -> list[Reserve]:
@@ -113,8 +114,8 @@ class _Watched:
 class StorageWatch:
     """`on_journal_failed(reason)` is called once.
 
-    Invariants: a writable directory holds its reserve; the bookie has READ_ONLY_DISK exactly while a directory is not
-    writable, with the reasons of all that are not. Event loop only.
+    Invariants: a writable directory holds its reserve; the bookie has READ_ONLY_DISK exactly while some directory is
+    not writable, with the reasons of all of these. Event loop only.
     """
 
     def __init__(
@@ -130,10 +131,10 @@ class StorageWatch:
         on_pressure: Callable[[], None] = lambda: None,
         start_worker: Callable[[], Worker] | None = None,
     ) -> None:
-        """`shards`: in the order of `settings.resolved_storages()`. `on_pressure`: a ledger directory fills up, or is
-        full: called when that becomes so, and every `gc_wait_time_s` while it stays full: what can be collected, and
-        which logs are sparse, changes. `start_worker`: called by the first `check`, in the event loop; None, for
-        disks that are memory: the loop does the work."""
+        """`shards`: in the order of `settings.resolved_storages()`. `on_pressure`: called when a ledger directory
+        becomes `warn` or `full`, and every `gc_wait_time_s` while it is full, because more garbage may be collectable
+        by then. `start_worker`: called by the first `check`, in the event loop; None for disks in memory: the loop
+        does the work."""
         self._shards = tuple(shards)
         self._disk = disk
         self._state = state
@@ -144,10 +145,10 @@ class StorageWatch:
         self._on_pressure = on_pressure
         self._start_worker = start_worker
         self._worker: Worker | None = None
-        self._looking = asyncio.Lock()
+        self._checking = asyncio.Lock()
         self._journal_failed = False
         self._flush_failed_ticks = 0
-        self._look_now = asyncio.Event()
+        self._check_now = asyncio.Event()
         self._watched: dict[str, _Watched] = {}
         journals, ledgers = settings.journal_dirs, settings.ledger_dirs
         for at, shard in enumerate(self._shards):
@@ -166,30 +167,30 @@ class StorageWatch:
         return watched
 
     def _no_space(self, journal: _Watched, ledger: _Watched) -> Callable[[str], None]:
-        """What a shard calls that found no space; its message names a file."""
+        """Return the function that a shard calls with an error that names a file without space."""
 
         def found(reason: str) -> None:
             there = [one for one in (journal, ledger) if f"{one.path}/" in reason]
             for one in there or (journal, ledger):
                 one.no_space = reason
-            self._look_now.set()
+            self._check_now.set()
 
         return found
 
     @property
     def usage(self) -> float:
-        """Part in use of the fullest ledger directory, 0 .. 1; looked up now if it never was."""
+        """Fraction in use of the fullest ledger directory, 0 .. 1."""
         return max((one.usage for one in self.directories() if "ledgers" in one.holds), default=0.0)
 
     def directories(self) -> Sequence[DirectoryState]:
-        """All directories, the ledgers' first, as of the last look; the first call looks."""
+        """Return all directories by the last check, those of ledgers first. The first call checks them."""
         if any(watched.state is None for watched in self._watched.values()):
-            self._judge_all(self._look(restores=False))
+            self._judge_all(self._check_all(restores=False))
         states = [watched.state for watched in self._watched.values() if watched.state is not None]
         return sorted(states, key=lambda state: "ledgers" not in state.holds)
 
     async def run(self) -> None:
-        """Look until cancelled."""
+        """Check until cancelled."""
         try:
             await self._run()
         finally:
@@ -207,69 +208,70 @@ class StorageWatch:
                 self.check_flush()
                 try:
                     async with asyncio.timeout(pause_s):
-                        await self._look_now.wait()
+                        await self._check_now.wait()
                 except TimeoutError:
                     pass
-                if self._look_now.is_set() or READ_ONLY_DISK in self._state.reasons:
+                if self._check_now.is_set() or READ_ONLY_DISK in self._state.reasons:
                     break
 
     async def check(self) -> None:
-        """Look once at the space left everywhere, in the worker."""
+        """Check the space of all directories once, in the worker."""
         if self._worker is None and self._start_worker is not None:
             self._worker = self._start_worker()
         if self._worker is None:
             self.check_disk()
             return
-        async with self._looking:
+        async with self._checking:
             found = self._take_no_space()
-            self._judge_all(await run_in(self._worker, lambda: self._look(found)))
+            self._judge_all(await run_in(self._worker, lambda: self._check_all(found)))
 
     def check_disk(self) -> None:
         """As `check`, in the event loop."""
-        self._judge_all(self._look(self._take_no_space()))
+        self._judge_all(self._check_all(self._take_no_space()))
 
     def _take_no_space(self) -> dict[str, str]:
-        """By directory, what found no space since the last look; what finds none from now on asks for another look."""
-        self._look_now.clear()
+        """Return the errors without space since the last check, by directory, and reset them."""
+        self._check_now.clear()
         found = {watched.path: watched.no_space for watched in self._watched.values()}
         for watched in self._watched.values():
             watched.no_space = ""
         return found
 
-    def _look(self, no_space: Mapping[str, str] | None = None, *, restores: bool = True) -> list[DirectoryState]:
-        """At all directories. Any thread, one at a time: it changes reserves and nothing else. `restores`: put back the
-        reserves where there is room."""
+    def _check_all(self, no_space: Mapping[str, str] | None = None, *, restores: bool = True) -> list[DirectoryState]:
+        """Check all directories. In any thread, one at a time: it changes only reserves. `restores`: restore reserves
+        for which there is space."""
         found = no_space or {}
         return [
-            self._look_at(watched, found.get(watched.path, ""), restores=restores) for watched in self._watched.values()
+            self._check_directory(watched, found.get(watched.path, ""), restores=restores)
+            for watched in self._watched.values()
         ]
 
     def _judge_all(self, states: Sequence[DirectoryState]) -> None:
-        """Go by what a look found."""
+        """Apply the result of a check to the bookie's state."""
         free_min: int | None = None
         for watched, state in zip(self._watched.values(), states, strict=True):
             before = watched.state
             watched.state = state
             if "ledgers" in watched.holds:
                 free_min = state.free if free_min is None else min(free_min, state.free)
-            is_news = before is None or state.status != before.status
-            if is_news:
-                self._tell(state)
-            if "ledgers" in watched.holds and self._is_pressed(watched, state, is_news=is_news):
+            is_changed = before is None or state.status != before.status
+            if is_changed:
+                self._log_status(state)
+            if "ledgers" in watched.holds and self._is_pressed(watched, state, is_changed=is_changed):
                 watched.pressed_ms = state.last_check_ms
                 self._on_pressure()
         self._state.high_priority_writes = (free_min or 0) >= self._settings.high_priority_free_size_min
         reasons = [one.state.reason for one in self._watched.values() if one.state and not one.state.is_writable]
         self._state.set_read_only(READ_ONLY_DISK, "; ".join(reasons) or None)
 
-    def _is_pressed(self, watched: _Watched, state: DirectoryState, *, is_news: bool) -> bool:
-        """Whether its garbage is to be collected now."""
-        if is_news:
+    def _is_pressed(self, watched: _Watched, state: DirectoryState, *, is_changed: bool) -> bool:
+        """Return whether garbage must be collected now."""
+        if is_changed:
             return state.status in (DirectoryStatus.WARN, DirectoryStatus.FULL)
         since_ms = abs(state.last_check_ms - watched.pressed_ms)  # the clock may have been set back
         return state.status is DirectoryStatus.FULL and since_ms >= self._settings.storage.gc_wait_time_s * 1000
 
-    def _look_at(self, watched: _Watched, no_space: str, *, restores: bool) -> DirectoryState:
+    def _check_directory(self, watched: _Watched, no_space: str, *, restores: bool) -> DirectoryState:
         reserve_size = 0
         try:
             if no_space:
@@ -302,7 +304,7 @@ class StorageWatch:
     def _judge(
         self, watched: _Watched, usage: DiskUsage, reserve_size: int, no_space: str, *, restores: bool
     ) -> tuple[DirectoryStatus, str]:
-        """Status and reason. Takes the reserves back when there is room."""
+        """Return status and reason. Restores the reserves if there is space."""
         settings = self._settings
         held = sum(reserve.size_held for reserve in watched.all_reserves)
         part = _part_in_use(usage, missing=reserve_size - held)
@@ -323,14 +325,14 @@ class StorageWatch:
             return DirectoryStatus.WARN, f"{watched.path} fills up: {in_use}, more than {settings.disk_usage_warn:.0%}"
         return DirectoryStatus.OK, ""
 
-    def _tell(self, state: DirectoryState) -> None:
+    def _log_status(self, state: DirectoryState) -> None:
         if state.status == DirectoryStatus.OK:
             log.info("directory_has_room", path=state.path, free=state.free, usage=round(state.usage, 4))
         else:
             log.warning(f"directory_{state.status}", path=state.path, reason=state.reason)
 
     def check_journal(self) -> None:
-        """Look once whether the journals still work."""
+        """Check once whether a journal has failed."""
         if not self._journal_failed and any(shard.stats.journal_failed for shard in self._shards):
             self._journal_failed = True
             reason = "the journal could not be written"
@@ -339,7 +341,7 @@ class StorageWatch:
             self._on_journal_failed(reason)
 
     def check_flush(self) -> None:
-        """Look once whether what is in the journals can be moved to the ledger disks."""
+        """Check once whether flushes from the write caches to the ledger disks succeed."""
         if not any(shard.stats.flush_failed for shard in self._shards):
             self._flush_failed_ticks = 0
             if READ_ONLY_FLUSH in self._state.reasons:
@@ -354,5 +356,5 @@ class StorageWatch:
 
 
 def _part_in_use(usage: DiskUsage, *, missing: int) -> float:
-    """`missing`: bytes of the reserves that are not held."""
+    """Return the fraction in use. `missing`: bytes of the reserves that are not held."""
     return min(1.0, (usage.total - usage.free + missing) / usage.total) if usage.total else 1.0

@@ -1,1 +1,1 @@
-"""Who this bookie is: cookie, addresses, directory lock, registration."""
+"""The bookie in its cluster: cookie, addresses, directory lock, registration, membership."""

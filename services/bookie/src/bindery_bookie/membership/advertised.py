@@ -1,8 +1,8 @@
-"""AdvertisedName: whether others can find this bookie by the name that it gives them.
+"""AdvertisedName: check that the host name which this bookie advertises resolves.
 
-A name that does not resolve makes a bookie that looks well and that nobody reaches. It is no reason to end: a cluster's
-name service may learn of a new pod late. So it is asked again, and meanwhile a note stands on /readyz and a line in the
-log.
+If it does not, clients cannot connect although the bookie is otherwise healthy. The process does not end then, because
+a name service may learn the name of a new pod late. The check is repeated until it succeeds; meanwhile /readyz has a
+note and the log a warning.
 """
 
 import asyncio
@@ -20,14 +20,14 @@ log = get_logger(__name__)
 
 
 class AdvertisedName:
-    """`run` belongs to a task."""
+    """Call `run` as a task."""
 
     def __init__(self, host: str, health: Health) -> None:
         self._host = host
         self._health = health
 
     async def run(self) -> None:
-        """Ask until it resolves, then do nothing, until cancelled."""
+        """Check until the name resolves, then wait until cancelled."""
         never = asyncio.Event()
         while not await self._resolves():
             with contextlib.suppress(TimeoutError):
@@ -40,8 +40,8 @@ class AdvertisedName:
             await asyncio.get_running_loop().getaddrinfo(self._host, None, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:  # the latter: a part of the name is empty, or too long
             text = (
-                f"the name {self._host}, by which clients are to reach this bookie, does not resolve here "
-                f"({getattr(error, 'strerror', None) or error}); set BOOKIE_ADVERTISED_HOST to one that does"
+                f"the name {self._host}, under which clients connect to this bookie, does not resolve here "
+                f"({getattr(error, 'strerror', None) or error}); set BOOKIE_ADVERTISED_HOST to a name that does"
             )
             self._health.note(_NOTE, text)
             log.warning("advertised_host_not_resolved", host=self._host, reason=text)

@@ -1,9 +1,9 @@
-"""DirectoryLock: no two bookies use the same directories at once.
+"""DirectoryLock: keep two bookies from using the same directories at the same time.
 
-LevelDB's own lock comes too late for that: a start looks at the index's files, cuts entry logs and rebuilds the index
-before it opens it, and journals have no lock at all. So a bookie holds a lock (`flock`) on `current` of each of its
-directories from its identity until its process ends. It needs no file, and the kernel takes it back however the process
-ends; a file system that has no such locks goes without.
+LevelDB's own lock comes too late: before a start opens the index, it reads the index's files, truncates entry logs and
+may rebuild the index; journals have no lock at all. A bookie therefore holds a `flock` on `current` of each of its
+directories, from the check of its identity until its process ends. The lock needs no file, and the kernel releases it
+however the process ends. On a file system without such locks the bookie runs without it.
 """
 
 import contextlib
@@ -21,21 +21,21 @@ _HELD: Final = frozenset((errno.EWOULDBLOCK, errno.EACCES))
 
 
 class DirectoryInUse(Conflict):
-    """Another process, a bookie most likely, uses this directory."""
+    """Another process, probably a bookie, uses this directory."""
 
     code = "directory_in_use"
 
 
 class DirectoryLock:
-    """Of one process. `release` is for tests and for a start that failed; else the end of the process does it."""
+    """The locks of one process. Its end releases them; `release` is for tests and for a start that failed."""
 
     def __init__(self, *, locks: Path = LOCKS) -> None:
-        """`locks`: where the kernel lists who holds what."""
+        """`locks`: the kernel's list of file locks."""
         self._locks = locks
         self._fds: list[int] = []
 
     def take(self, directories: Iterable[str]) -> None:
-        """Lock `current` of each, which must be there. Raises DirectoryInUse, OSError; then none is locked."""
+        """Lock `current` of each directory; it must exist. Raises DirectoryInUse, OSError; then none is locked."""
         try:
             for directory in directories:
                 self._take(directory)
@@ -56,13 +56,13 @@ class DirectoryLock:
         except OSError as error:
             if error.errno in _HELD:
                 raise DirectoryInUse(
-                    f"{self._holder(fd)} uses {directory}: is this bookie started twice? End one of the two, or name "
-                    "directories of its own"
+                    f"{self._holder(fd)} uses {directory}: is this bookie started twice? Stop one of the two, or set "
+                    "other directories"
                 ) from error
-            # Some network file systems: better without than not at all.
+            # Some network file systems have no locks: run without.
 
     def _holder(self, fd: int) -> str:
-        """Who it is, as far as this container can see."""
+        """Describe the process that holds the lock, as far as this container can see it."""
         inode = os.fstat(fd).st_ino
         with contextlib.suppress(OSError):
             for line in self._locks.read_text().splitlines():

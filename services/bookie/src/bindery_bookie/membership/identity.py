@@ -1,28 +1,29 @@
-"""Identity: whether these disks are this bookie's, in this cluster. Asked at each start, before anything is opened.
+"""Identity: check at each start, before anything is opened, that the disks belong to this bookie and this cluster.
 
-The same cookie stands in ZooKeeper (`cookies/<bookie id>`) and in each directory (`current/VERSION`); expected is what
-settings and the cluster's INSTANCEID say.
+The same cookie is stored in ZooKeeper (`cookies/<bookie id>`) and in each directory (`current/VERSION`). The expected
+cookie follows from the settings and the cluster's INSTANCEID.
 
-| in ZooKeeper | in the directories             | verdict                                                              |
-|--------------|--------------------------------|----------------------------------------------------------------------|
-| another one, or another one in some directory | refused: expected and found side by side                            |
-| yes          | in all                         | good; a shard whose journal or ledgers are gone all the same goes    |
-|              |                                | into limbo, if the cluster has ledgers at all                        |
-| yes          | missing in some, these empty   | their content is lost: the shards that use them go into limbo, then  |
-|              |                                | get their VERSION; with on_lost_storage=refuse: refused              |
-| yes          | missing in some, with data     | refused: whose data these are is not known                           |
-| no           | none, or all else is empty     | a new bookie, or one whose first start was cut short: the cookie is  |
-|              |                                | written, to the directories first                                    |
-| no           | some hold other files          | refused: decommissioned, or the wrong ZooKeeper                      |
+| in ZooKeeper | in the directories           | result                                                                 |
+|--------------|------------------------------|------------------------------------------------------------------------|
+| another one, or another one in a directory  | refused, with expected and found values side by side                   |
+| yes          | in all                       | good; a shard whose journal or ledgers are missing nevertheless goes   |
+|              |                              | into limbo, if the cluster has any ledger                              |
+| yes          | missing in some, these empty | their content is lost: the shards that use them go into limbo, then    |
+|              |                              | get their VERSION; with on_lost_storage=refuse: refused                |
+| yes          | missing in some, with data   | refused: the owner of the data is unknown                              |
+| no           | none, or all others empty    | a new bookie, or one whose first start was interrupted: the cookie is  |
+|              |                              | written, to the directories first                                      |
+| no           | some have other files        | refused: the bookie was decommissioned, or this is another ZooKeeper   |
 
-Limbo comes first, always: a VERSION without it would make an empty directory look complete, and the bookie would answer
-"no such entry" for what it had acknowledged. A new bookie goes into limbo as well when the cluster has ledgers: its id
-may have been used before, by a bookie whose cookie was deleted; listing the ledgers shows that it was not.
+The limbo marker is always written first: a VERSION without it would make an empty directory look complete, and the
+bookie would answer "no such entry" for entries that it had acknowledged. A new bookie also goes into limbo if the
+cluster has ledgers, because another bookie, whose cookie was deleted, may have used its id; listing the ledgers then
+shows whether it did.
 
-A cookie names directories by absolute paths, wherever the bookie is started. Older ones may hold relative paths, as the
-settings had them: they are taken from the directory where the bookie is started now, as the settings' own are.
+A cookie has absolute paths, so it does not depend on the directory in which the bookie is started. Older cookies may
+have relative paths, as in the settings; both are then resolved from the current directory.
 
-Source: BookKeeper LegacyCookieValidation, which also refuses the start that was cut short, and BP-46 for limbo.
+Source: BookKeeper LegacyCookieValidation, which also refuses an interrupted first start, and BP-46 for limbo.
 """
 
 import os
@@ -46,34 +47,34 @@ REFUSE: Final = "refuse"
 
 _NEW_SUFFIX: Final = ".new"
 _NO_DATA: Final = frozenset({FILE_NAME, limbo.FILE_NAME, reserve.FILE_NAME})
-"""Files that a directory without data may hold, up to the first dot of their names."""
+"""Files that a directory without data may contain, by their names up to the first dot."""
 
 
 class WrongIdentity(Conflict):
-    """This bookie must not serve from these disks. The message is for an operator: what, where, what to do."""
+    """This bookie must not serve from these disks. The message has the cause, the place, and the fix."""
 
     code = "wrong_identity"
 
     def __init__(self, message: str, *, sentence: str = "") -> None:
-        """`sentence`: the same on one line, where the message has a table."""
+        """`sentence`: the message on one line, if it has a table."""
         super().__init__(message)
         self.sentence = sentence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """Who the bookie is, once that is settled."""
+    """The identity of a bookie that may start."""
 
     cookie: Cookie
     lost_directories: tuple[str, ...] = ()
-    """Configured directories whose content was found lost at this start. Their shards are in limbo."""
+    """Configured directories that this start found without their content. Their shards are in limbo."""
     is_new: bool = False
-    """The cluster did not know this bookie before."""
+    """The cluster had no cookie of this bookie."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """What the settings say: this id, these directories, in this order."""
+    """Id and directories by the settings. The order of the directories counts."""
 
     bookie_id: BookieId
     journal_dirs: tuple[str, ...]
@@ -83,7 +84,7 @@ class Claim:
 
     @property
     def directories(self) -> tuple[str, ...]:
-        """All of them, each once."""
+        """Journal and ledger directories, each once."""
         return tuple(dict.fromkeys((*self.journal_dirs, *self.ledger_dirs)))
 
     @property
@@ -91,7 +92,7 @@ class Claim:
         return max(len(self.journal_dirs), len(self.ledger_dirs))
 
     def cookie(self, instance_id: str) -> Cookie:
-        """With absolute paths."""
+        """Return the expected cookie, with absolute paths."""
         return absolute(
             Cookie(
                 bookie_id=self.bookie_id,
@@ -102,11 +103,11 @@ class Claim:
         )
 
     def directories_of(self, shard: int) -> tuple[str, str]:
-        """(journal, ledger) directory, as configured."""
+        """Return the configured (journal, ledger) directory."""
         return self.journal_dirs[shard % len(self.journal_dirs)], self.ledger_dirs[shard % len(self.ledger_dirs)]
 
     def places_of(self, shard: int) -> tuple[str, str]:
-        """Where the shard's (journal, entry logs and index) are: `current`, or a place of its own if it is shared."""
+        """Return the shard's places of (journal, entry logs and index): `current`, or `shard-<i>/current` if shared."""
         journals, ledgers = len(self.journal_dirs), len(self.ledger_dirs)
         journal_dir, ledger_dir = self.directories_of(shard)
         return self._place(journal_dir, shard, journals), self._place(ledger_dir, shard, ledgers)
@@ -116,7 +117,7 @@ class Claim:
         return f"{directory}/current" if len(sharing) == 1 else f"{directory}/shard-{shard}/current"
 
     def command(self, verb: str) -> str:
-        """`bindery bookie cookie <verb>` with this claim's options."""
+        """Return `bindery bookie cookie <verb>` with the options of this claim."""
         options = ["--bookie-id", self.bookie_id, "--journal-dir", ",".join(self.journal_dirs)]
         options += ["--ledger-dir", ",".join(self.ledger_dirs)]
         return " ".join(
@@ -133,11 +134,10 @@ async def establish_identity(
     now_ms: int,
     on_lost_storage: str = REPAIR,
 ) -> Identity:
-    """Compare the cookies, write what a new bookie or a lost directory lacks. Nothing was written when this raises
-    WrongIdentity.
+    """Compare the cookies, and write the missing ones of a new bookie or a lost directory.
 
-    `has_ledgers`: whether the cluster has any ledger at all; it is asked when something is missing or new.
-    `now_ms`: the wall clock. `on_lost_storage`: REPAIR or REFUSE.
+    `has_ledgers`: whether the cluster has any ledger; called if a cookie or data is missing. `now_ms`: the wall clock.
+    `on_lost_storage`: REPAIR or REFUSE. Raises WrongIdentity; nothing was written then.
     """
     assert on_lost_storage in (REPAIR, REFUSE)
     expected = claim.cookie(await instance_id_of(cookies))
@@ -167,12 +167,12 @@ async def establish_identity(
 
 
 def cluster_options(*, zookeeper: str, ledgers_root: str) -> str:
-    """What names a cluster on the command line of `bindery bookie cookie`."""
+    """Return the options of `bindery bookie cookie` that name the cluster."""
     return f"--zookeeper {shlex.quote(zookeeper)} --ledgers-root {shlex.quote(ledgers_root)}"
 
 
 def absolute(cookie: Cookie) -> Cookie:
-    """The same with absolute paths, relative ones taken from the current directory: to compare."""
+    """Return the cookie with absolute paths; relative ones are resolved from the current directory."""
     return replace(
         cookie,
         journal_dirs=tuple(map(os.path.abspath, cookie.journal_dirs)),
@@ -182,7 +182,7 @@ def absolute(cookie: Cookie) -> Cookie:
 
 
 async def any_ledger(ledger_ids: AsyncIterator[LedgerId]) -> bool:
-    """Whether there is one: for `has_ledgers`, over `LedgerManager.list()`."""
+    """Return whether `LedgerManager.list()` yields any ledger, for `has_ledgers`."""
     async for _ in ledger_ids:
         return True
     return False
@@ -191,7 +191,7 @@ async def any_ledger(ledger_ids: AsyncIterator[LedgerId]) -> bool:
 async def _incomplete(
     disk: Disk, claim: Claim, without: Sequence[str], *, is_new: bool, has_ledgers: Callable[[], Awaitable[bool]]
 ) -> list[tuple[int, str]]:
-    """(shard, reason) of each shard that may have held more than is there now."""
+    """Return (shard, reason) of each shard that may have lost data."""
     suspects: dict[int, str] = {}
     lost: dict[int, str] = {}
     empty = shards_without_data(disk, claim)
@@ -201,7 +201,7 @@ async def _incomplete(
             suspects[shard] = "the bookie is new, but its id may not be"
         elif gone:
             lost[shard] = f"storage lost: {', '.join(dict.fromkeys(gone))}"
-        elif shard in empty:  # lost, or never made: the power went right after the cookie was written
+        elif shard in empty:  # lost, or never created: the power failed after the cookie was written
             suspects[shard] = f"nothing is stored in {', '.join(empty[shard])}"
     if suspects and await has_ledgers():
         lost |= suspects
@@ -209,15 +209,15 @@ async def _incomplete(
 
 
 async def instance_id_of(cookies: CookieStore) -> str:
-    """The cluster's id. Raises WrongIdentity where there is no cluster."""
+    """Return the cluster's id. Raises WrongIdentity if there is no cluster."""
     try:
         return await cookies.instance_id()
     except NoSuchNode as error:
-        raise WrongIdentity("the cluster was never initialised; run `bindery cluster init` first") from error
+        raise WrongIdentity("the cluster was never initialized; run `bindery cluster init` first") from error
 
 
 def read_version(disk: Disk, directory: str) -> bytes | None:
-    """The cookie in a directory, None if there is none."""
+    """Return the cookie in a directory; None without one."""
     try:
         file = disk.open_read(f"{directory}/current/{FILE_NAME}")
     except FileNotFoundError:
@@ -229,7 +229,7 @@ def read_version(disk: Disk, directory: str) -> bytes | None:
 
 
 def write_version(disk: Disk, directory: str, text: bytes) -> None:
-    """The file is there with all of its text, or as it was before, whatever happens in between."""
+    """Write the VERSION file atomically: after a crash it has either its old or its new content."""
     current = f"{directory}/current"
     disk.make_directories(current)
     new = f"{FILE_NAME}{_NEW_SUFFIX}"
@@ -246,13 +246,13 @@ def write_version(disk: Disk, directory: str, text: bytes) -> None:
 
 
 def is_empty(disk: Disk, directory: str, shards_count: int) -> bool:
-    """Whether a configured directory holds no data of any of the shards."""
+    """Return whether a configured directory has no data of any shard."""
     places = [f"{directory}/current", *(f"{directory}/shard-{shard}/current" for shard in range(shards_count))]
     return not any(_data(disk, place) for place in places)
 
 
 def shards_without_data(disk: Disk, claim: Claim) -> dict[int, list[str]]:
-    """Shards whose journal or ledgers are not there, with the places that are empty."""
+    """Return the shards without journal or ledgers, with the directories that are empty."""
     empty = {
         shard: [place for place in dict.fromkeys(claim.places_of(shard)) if not _data(disk, place)]
         for shard in range(claim.shards_count)
@@ -265,7 +265,7 @@ def _data(disk: Disk, place: str) -> list[str]:
 
 
 def _compare(claim: Claim, expected: Cookie, texts: dict[str, bytes | None]) -> None:
-    """Raise WrongIdentity with everything that is wrong, in one message. `texts`: cookies by where they were found."""
+    """Raise WrongIdentity with all differences in one message. `texts`: cookies by place."""
     wrong: list[str] = []
     in_short: list[str] = []
     fields: set[str] = set()
@@ -281,7 +281,7 @@ def _compare(claim: Claim, expected: Cookie, texts: dict[str, bytes | None]) -> 
             continue
         problems = differences(expected, cookie)
         if problems:
-            wrong.append(f"{where} is not what the settings and the cluster say:\n{describe(problems)}")
+            wrong.append(f"{where} does not match the settings and the cluster:\n{describe(problems)}")
             in_short.append(f"{where} has {_in_short(problems)}")
             fields |= {problem.field for problem in problems}
             other_ids |= {cookie.bookie_id} - {expected.bookie_id}
@@ -292,7 +292,7 @@ def _compare(claim: Claim, expected: Cookie, texts: dict[str, bytes | None]) -> 
 
 
 def _in_short(problems: Sequence[Difference]) -> str:
-    """`bookie id b1, not b0`; index directories count only where ledger directories are right."""
+    """Return the form `bookie id b1, not b0`. Index directories are left out if ledger directories differ."""
     fields = {problem.field for problem in problems}
     shown = [p for p in problems if p.field != "index directories" or "ledger directories" not in fields]
     return " and ".join(f"{problem.field} {problem.found}, not {problem.expected}" for problem in shown)
@@ -310,7 +310,7 @@ def _advice(claim: Claim, fields: set[str], other_ids: set[str]) -> list[str]:
         advice.append(f"These are disks of {known}. Were disks swapped? Put them back, or start with the right id.")
     if not fields - {"bookie id"}:
         return [*advice, _adopt(claim)]
-    # Another number or order cannot be adopted: ledgers would be looked for in other shards.
+    # Another number or order cannot be adopted: it would assign ledgers to other shards.
     return [
         *advice,
         "Start with the directories that the cookie names, in that order.",
@@ -319,29 +319,29 @@ def _advice(claim: Claim, fields: set[str], other_ids: set[str]) -> list[str]:
 
 
 def _adopt(claim: Claim, which: str = "these disks") -> str:
-    return f"If {which} are to be this bookie's as they are now: {claim.command('adopt')}"
+    return f"To assign {which} to this bookie as they are: {claim.command('adopt')}"
 
 
 def _disk_lost(claim: Claim, directories: list[str]) -> str:
     return (
-        f"{claim.bookie_id} is known to the cluster, but there is no {FILE_NAME} file in: {', '.join(directories)}\n"
-        "Is a disk not mounted? Mount it and start again. If it is lost for good, start with "
-        "--storage-on-lost-storage=repair: the bookie then answers for nothing it is not sure of, and fetches what it "
-        "lost from the other copies."
+        f"{claim.bookie_id} has a cookie in the cluster, but no {FILE_NAME} file in: {', '.join(directories)}\n"
+        "Is a disk not mounted? Mount it and start again. If it is permanently lost, start with "
+        "--storage-on-lost-storage=repair: the bookie then denies no entry that it may have lost, and copies the lost "
+        "entries from other bookies."
     )
 
 
 def _data_without_version(claim: Claim, directories: list[str]) -> str:
     return (
-        f"these directories hold data, but no {FILE_NAME} file says whose: {', '.join(directories)}\n"
-        "Is the right disk mounted there? If they are of no use, empty them: the bookie then fetches its entries from "
-        f"the other copies.\n{_adopt(claim)}"
+        f"these directories contain data, but no {FILE_NAME} file with its owner: {', '.join(directories)}\n"
+        "Is the right disk mounted there? If the data is not needed, empty them: the bookie then copies its entries "
+        f"from other bookies.\n{_adopt(claim)}"
     )
 
 
 def _unknown_to_cluster(claim: Claim, directories: list[str]) -> str:
     return (
-        f"{claim.bookie_id} has no cookie in this cluster, but these directories hold its data: "
+        f"{claim.bookie_id} has no cookie in this cluster, but these directories contain its data: "
         f"{', '.join(directories)}\n"
         "Was it decommissioned, or is this another cluster's ZooKeeper? Start it with the right --zookeeper and "
         f"--ledgers-root; to reuse the disks for a new bookie, empty the directories first.\n{_adopt(claim)}"

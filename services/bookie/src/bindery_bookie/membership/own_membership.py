@@ -1,16 +1,16 @@
 """OwnMembership: apply what operators set for this bookie (`bindery_metadata.bookies.membership`).
 
-| it finds    | at its start                                      | while it runs                              |
-|-------------|---------------------------------------------------|--------------------------------------------|
-| nothing     | nothing; at its very first, it says joining       | writable again, as far as membership goes  |
-| joining     | once it is registered and serves, it ends that    | nothing                                    |
-| maintenance | once it is registered and serves, it ends that    | nothing: it is about to be stopped         |
-| draining    | registers read-only                               | turns read-only                            |
-| removed     | refuses to start                                  | turns read-only                            |
+| membership  | at its start                                     | while it runs                           |
+|-------------|--------------------------------------------------|-----------------------------------------|
+| none        | at its first start, it sets joining              | removes read-only reasons of membership |
+| joining     | cleared when the bookie is registered and serves | none                                    |
+| maintenance | cleared when the bookie is registered and serves | none: it will be stopped                |
+| draining    | registers read-only                              | turns read-only                         |
+| removed     | refuses to start                                 | turns read-only                         |
 
-Read-only, so that every client looks elsewhere for new ledgers, Apache's too; entries are served as ever, and adds of
-high priority are still taken. Only the maintenance that stood at the start is ended: one that is said meanwhile is for
-the next stop. What cannot be read changes nothing. Joining is for who looks: a bookie that stays so never got to serve.
+A read-only bookie gets no new ledgers from any client, Apache's included; it serves entries, and accepts adds of high
+priority. Only a maintenance that existed at the start is cleared, because a later one is for the next stop. Membership
+that cannot be read has no effect. Joining informs operators: a bookie that keeps this state has never served.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ log = get_logger(__name__)
 
 
 class BookieRemoved(Conflict):
-    """This bookie was taken out of the cluster; its entries are elsewhere."""
+    """This bookie was removed from the cluster; other bookies have its entries."""
 
     code = "bookie_removed"
 
@@ -56,7 +56,7 @@ class OwnMembership:
         wall_clock_ms: Callable[[], int],
         cluster_options: str = "",
     ) -> None:
-        """`cluster_options`: the options that name the cluster, for the command in the refusal."""
+        """`cluster_options`: the options that name the cluster, for the command in the error."""
         self._metadata = metadata
         self._bookie_id = bookie_id
         self._state = state
@@ -65,12 +65,12 @@ class OwnMembership:
         self._cluster_options = cluster_options
         self._path = BinderyLayout().membership(bookie_id)
         self._passing_version: int | None = None
-        """Of what ends once this bookie serves: the maintenance that stood at the start, or its joining."""
+        """Version of the maintenance or joining to clear when this bookie serves; None if there is none."""
 
     async def check_start(self) -> None:
         """Raises BookieRemoved, MetadataUnavailable."""
         if await self._metadata.exists(self._path) is None:
-            return  # as nearly always, and nothing more is imported
+            return  # the usual case; it needs no further imports
         try:
             membership = await (await self._store()).get(self._bookie_id)
         except Corrupt as error:
@@ -79,8 +79,8 @@ class OwnMembership:
         if membership.intent == "removed":
             command = f"bindery bookie drain {self._bookie_id} --cancel {self._cluster_options}".rstrip()
             raise BookieRemoved(
-                f"this bookie was removed from the cluster{_said(membership)}, and others hold what it held: it does "
-                f"not start. To take it back: `{command}`",
+                f"this bookie was removed from the cluster{_by(membership)}, and other bookies have its entries: it "
+                f"does not start. To add it again: `{command}`",
                 bookie_id=self._bookie_id,
             )
         if membership.intent in ("maintenance", "joining"):
@@ -88,7 +88,7 @@ class OwnMembership:
         self.changed(membership)
 
     async def join(self) -> None:
-        """Say that the first start has begun. It is not worth a start when that cannot be said."""
+        """Set joining at the first start. A failure is only logged, because it must not fail the start."""
         try:
             store = await self._store()
             from bindery_metadata.bookies.membership import ABSENT, Intent  # `_store` has imported it in a thread
@@ -96,12 +96,12 @@ class OwnMembership:
             membership = await store.set(self._bookie_id, Intent.JOINING, by=str(self._bookie_id), version=ABSENT)
             self._passing_version = membership.version
         except VersionConflict:
-            pass  # something else was said about it already, and that counts
+            pass  # an operator has set something else, which takes precedence
         except BinderyError as error:
-            log.warning("joining_not_said", **error_fields(error))
+            log.warning("joining_not_set", **error_fields(error))
 
     async def serves(self) -> None:
-        """It is registered and serves: end what was to last until then. What cannot be ended now, `run` ends."""
+        """Clear joining or maintenance, as the bookie is registered and serves. `run` retries after a failure."""
         if self._passing_version is not None:
             try:
                 await self._end(self._passing_version)
@@ -110,7 +110,7 @@ class OwnMembership:
                 log.warning("membership_not_ended", **error_fields(error))
 
     async def run(self) -> None:
-        """End the maintenance of this restart; then follow what is said, until cancelled."""
+        """Clear the maintenance of this restart, then apply changes of the membership, until cancelled."""
         store = await self._store()
         stop = store.watch(self._bookie_id, self.changed)
         try:
@@ -124,20 +124,20 @@ class OwnMembership:
             await store.close()
 
     def changed(self, membership: "Membership") -> None:
-        """`membership` is what is said now."""
+        """Apply the current `membership`."""
         intent = membership.effective(self._wall_clock_ms())
         shown = {"intent": str(intent), "sinceMs": membership.since_ms, "untilMs": membership.until_ms}
         self._state.membership = {**shown, "reason": membership.reason, "by": membership.by}
-        said = _said(membership)
+        by = _by(membership)
         self._state.set_read_only(
-            READ_ONLY_DRAINING, f"draining: its ledgers move to others{said}" if intent == "draining" else None
+            READ_ONLY_DRAINING, f"draining: its ledgers move to other bookies{by}" if intent == "draining" else None
         )
-        self._state.set_read_only(READ_ONLY_REMOVED, f"removed from the cluster{said}" if intent == "removed" else None)
-        self._health.note(_NOTE, None if intent == "active" else f"{intent}{said}")
+        self._state.set_read_only(READ_ONLY_REMOVED, f"removed from the cluster{by}" if intent == "removed" else None)
+        self._health.note(_NOTE, None if intent == "active" else f"{intent}{by}")
         log.info("bookie_membership", intent=str(intent), by=membership.by, reason=membership.reason)
 
     async def _end(self, version: int) -> None:
-        with contextlib.suppress(NoSuchNode, VersionConflict):  # ended, or said anew, by somebody else
+        with contextlib.suppress(NoSuchNode, VersionConflict):  # cleared or changed by another process
             await self._metadata.delete(self._path, version=version)
             log.info("membership_ended")
 
@@ -152,7 +152,7 @@ def import_membership_store() -> "type[MembershipStore]":
     return MembershipStore
 
 
-def _said(membership: "Membership") -> str:
-    """` (by ann: reason)`."""
+def _by(membership: "Membership") -> str:
+    """Return ` (by ann: reason)`, or an empty text."""
     words = ": ".join(word for word in (membership.by and f"by {membership.by}", membership.reason) if word)
     return f" ({words})" if words else ""

@@ -1,17 +1,17 @@
-"""Presence: keeps what the cluster sees of this bookie and what the bookie does in step.
+"""Presence: keep the bookie's registration and its state consistent.
 
-| ZooKeeper session | node stands | adds        | reads  |
-|-------------------|-------------|-------------|--------|
-| CONNECTED         | yes         | taken       | served |
-| SUSPENDED         | yes         | taken       | served |
-| LOST              | no          | READ_ONLY   | served |
-| new one           | yes, again  | taken       | served |
+| ZooKeeper session | registered | adds      | reads  |
+|-------------------|------------|-----------|--------|
+| CONNECTED         | yes        | accepted  | served |
+| SUSPENDED         | yes        | accepted  | served |
+| LOST              | no         | READ_ONLY | served |
+| new session       | yes, again | accepted  | served |
 
-Why READ_ONLY after LOST: without its node the bookie counts as dead, and its ledgers are being healed elsewhere; a
-writer that is refused moves to another bookie at once, while one that is left to time out stalls. Nothing unsafe would
-come of taking the adds; they would only land on a bookie that is about to be replaced.
+Adds are refused after LOST because an unregistered bookie counts as down, and its ledgers are re-replicated elsewhere:
+a writer that is refused replaces the bookie at once, while a writer that runs into its timeout stalls. Accepting the
+adds would be safe, but they would be stored on a bookie that is about to be replaced.
 
-A bookie that is read-only for a reason of its own (disk, journal, operator) moves to `available/readonly`.
+A bookie that is read-only for another reason (disk, journal, operator) moves to `available/readonly`.
 """
 
 import asyncio
@@ -27,20 +27,20 @@ log = get_logger(__name__)
 
 
 class Registration(Protocol):
-    """What is needed of bindery_metadata.bookies.registration.BookieRegistration."""
+    """The part of `bindery_metadata.bookies.registration.BookieRegistration` that is used here."""
 
     async def set_read_only(self, read_only: bool) -> None: ...
 
 
 class Presence:
-    """`registration_changed` is the registration's listener; `run` belongs to a task."""
+    """`registration_changed` is the registration's listener. Call `run` as a task."""
 
     def __init__(self, registration: Registration, state: BookieState, health: Health) -> None:
         self._registration = registration
         self._state = state
         self._health = health
-        self._look_again = asyncio.Event()
-        state.on_change(self._look_again.set)
+        self._state_changed = asyncio.Event()
+        state.on_change(self._state_changed.set)
 
     def registration_changed(self, registered: bool) -> None:
         self._state.registered = registered
@@ -54,13 +54,13 @@ class Presence:
             self._health.block("metadata", "the ZooKeeper session was lost; registering again")
 
     async def run(self) -> None:
-        """Move between the lists as the state says, until cancelled."""
+        """Move the registration between the writable and the read-only list with the state, until cancelled."""
         while True:
-            await self._look_again.wait()
-            self._look_again.clear()
+            await self._state_changed.wait()
+            self._state_changed.clear()
             read_only = self._state.has_reason_besides(READ_ONLY_SESSION)
             try:
                 await self._registration.set_read_only(read_only)
             except BinderyError as error:
-                # The registration keeps the wish and carries it out when ZooKeeper answers again.
+                # The registration repeats the change when ZooKeeper answers again.
                 log.warning("read_only_not_announced", read_only=read_only, **error_fields(error))

@@ -1,6 +1,7 @@
-"""ReadinessNotes: what /readyz and /startupz show of the storage: the progress of the start, read-only, limbo.
+"""ReadinessNotes: show the state of the storage on /readyz and /startupz: progress of the start, read-only, limbo.
 
-A bookie that is read-only or in limbo still serves reads, so these are notes, which leave it ready.
+A bookie that is read-only or in limbo still serves reads. These states are therefore shown as notes, which do not make
+the bookie unready.
 """
 
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ SHOWN_ELSEWHERE: Final = frozenset({READ_ONLY_SESSION, READ_ONLY_DRAINING, READ_
 
 
 class ReadinessNotes:
-    """Event loop only."""
+    """Keeps the notes and the progress in `health` up to date. Event loop only."""
 
     def __init__(self, health: Health, state: BookieState, shards: Sequence[StorageEngine]) -> None:
         self._health = health
@@ -28,7 +29,7 @@ class ReadinessNotes:
     def read_only(self) -> None:
         """Show why no adds are accepted, or remove the note."""
         reasons = [why for part, why in self._state.reasons.items() if part not in SHOWN_ELSEWHERE]
-        self._health.note("read_only", f"no adds are taken: {'; '.join(reasons)}" if reasons else None)
+        self._health.note("read_only", f"no adds are accepted: {'; '.join(reasons)}" if reasons else None)
 
     def limbo(self) -> None:
         """Show that storage is incomplete, or remove the note."""
@@ -39,14 +40,18 @@ class ReadinessNotes:
         reasons = "; ".join(dict.fromkeys(state.reason for state in states))
         left = sum(state.left for state in states)  # 0: not counted since the start
         counted = f" (ledgers left: {left})" if left else ""
-        self._health.note("limbo", f"storage is incomplete and refilled from the other bookies{counted}: {reasons}")
+        self._health.note(
+            "limbo", f"storage is incomplete and is being refilled from other bookies{counted}: {reasons}"
+        )
 
-    def listed_in_limbo(self, ledgers: int) -> None:
-        """Progress of the start: `ledgers` were found that this bookie held before its storage was lost."""
-        self._health.progress("storage was lost: finding out which ledgers were here", done=ledgers, unit="ledgers")
+    def ledgers_found(self, ledgers: int) -> None:
+        """Show the progress of a start after storage was lost: `ledgers` that were stored here were found so far."""
+        self._health.progress(
+            "storage was lost: finding the ledgers that were stored here", done=ledgers, unit="ledgers"
+        )
 
     def replayed(self, progress: ReplayProgress) -> None:
-        """Progress of the start: the journal."""
+        """Show the progress of the journal replay."""
         percent = 100 * progress.bytes_done // progress.bytes_total if progress.bytes_total else 100
         self._health.progress(
             f"replaying the journal ({percent} %, {progress.entries} entries)",

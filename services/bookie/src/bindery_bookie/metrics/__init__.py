@@ -1,4 +1,4 @@
-"""What a bookie counts, and how Prometheus reads it."""
+"""Metrics of a bookie, in the text format of Prometheus."""
 
 from bindery_kit.observability.op_stat import QUANTILES, WINDOW_S, Operation, OpStat
 

@@ -1,27 +1,27 @@
-"""BookieMetrics: what the server counts, under BookKeeper's names, so that its dashboards show our bookies too.
+"""BookieMetrics: the metrics of the server, under BookKeeper's names, so that its dashboards work for these bookies.
 
 | metric                                                   | shape   | meaning                                         |
 |----------------------------------------------------------|---------|-------------------------------------------------|
-| bookkeeper_server_<OP>_REQUEST                           | summary | a request from its arrival to its answer, ms    |
-| bookkeeper_server_<OP>                                   | summary | the same: no queue stands before the work       |
-| bookkeeper_server_ADD_ENTRY_IN_PROGRESS, READ_...        | gauge   | requests without an answer yet                  |
-| bookkeeper_server_ADD_ENTRY_BLOCKED, READ_...            | gauge   | those of them that wait for room                |
-| bookkeeper_server_ADD_ENTRY_REJECTED, READ_...           | counter | answered TOO_MANY_REQUESTS                      |
+| bookkeeper_server_<OP>_REQUEST                           | summary | a request from its arrival to its response, ms  |
+| bookkeeper_server_<OP>                                   | summary | the same: requests do not wait in a queue       |
+| bookkeeper_server_ADD_ENTRY_IN_PROGRESS, READ_...        | gauge   | requests in progress                            |
+| bookkeeper_server_ADD_ENTRY_BLOCKED, READ_...            | gauge   | those of them that wait for a budget            |
+| bookkeeper_server_ADD_ENTRY_REJECTED, READ_...           | counter | answered with TOO_MANY_REQUESTS                 |
 | bookie_BOOKIE_ADD_ENTRY, bookie_add_entry, READ, read    | summary | as bookkeeper_server_ADD_ENTRY, READ_ENTRY      |
 | bookie_BOOKIE_FORCE_LEDGER                               | counter | force requests                                  |
-| bookie_WRITE_BYTES, bookie_READ_BYTES                    | counter | entry bytes taken, entry bytes given            |
+| bookie_WRITE_BYTES, bookie_READ_BYTES                    | counter | bytes of entries stored, of entries read        |
 | bookie_SERVER_STATUS                                     | gauge   | 1 writable, 0 read-only, -1 not registered      |
 | bookie_ledger_num_dirs, bookie_JOURNAL_DIRS              | gauge   | directories                                     |
 | bookie_ledger_writable_dirs                              | gauge   | ledger directories that are not full            |
 | bookie_ledger_dir_<path>_usage                           | gauge   | per cent of its disk in use                     |
 | bindery_bookie_storage_<name>                            | gauge   | each number of StorageStats, by shard           |
-| bindery_bookie_connections, _long_polls, ..._size        | gauge   | now                                             |
-| bindery_bookie_bad_frames                                | counter | connections ended for bytes that are no request |
-| bindery_bookie_auth_failures                             | counter | connections whose client is not who it must be  |
+| bindery_bookie_connections, _long_polls, ..._size        | gauge   | current values                                  |
+| bindery_bookie_bad_frames                                | counter | connections closed because of malformed frames  |
+| bindery_bookie_auth_failures                             | counter | connections that failed to authenticate         |
 
 Journal, caches, flush and garbage collection: `storage_metrics`. OP: ADD_ENTRY, READ_ENTRY, READ_ENTRY_FENCE,
-READ_ENTRY_LONG_POLL, WRITE_LAC, READ_LAC, FORCE_LEDGER, GET_BOOKIE_INFO, GET_LIST_OF_ENTRIES_OF_LEDGER. Summaries carry
-`success` and quantiles over the last one to two minutes, to 10 %. Text is made only when somebody asks.
+READ_ENTRY_LONG_POLL, WRITE_LAC, READ_LAC, FORCE_LEDGER, GET_BOOKIE_INFO, GET_LIST_OF_ENTRIES_OF_LEDGER. Summaries have
+the label `success` and quantiles over the last one to two minutes, within 10 %. The text is rendered per request.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -50,7 +50,7 @@ _STORAGE_NAMES: Final = {
     "READ_ENTRY": ("bookie_BOOKIE_READ_ENTRY", "bookie_read_entry"),
     "GET_LIST_OF_ENTRIES_OF_LEDGER": ("bookie_BOOKIE_GET_LIST_OF_ENTRIES_OF_LEDGER",),
 }
-"""Names under which BookKeeper measures the same at other depths. We have one depth, so one number."""
+"""Names under which BookKeeper measures the same operation in other layers. Here they have the same value."""
 
 Samples = Callable[[], Sequence[tuple[Mapping[str, str], float]]]
 """Labels and value of each sample of a figure, as of now."""
@@ -58,19 +58,19 @@ Samples = Callable[[], Sequence[tuple[Mapping[str, str], float]]]
 
 @dataclass(frozen=True, slots=True)
 class DirectoryUsage:
-    """A journal or ledger directory as metrics show it."""
+    """A journal or ledger directory, for the metrics."""
 
     path: str
     kind: str
     """`ledger` or `journal`."""
     usage: float
-    """Part of its disk in use, 0 .. 1."""
+    """Fraction of its disk in use, 0 .. 1."""
     is_full: bool
 
 
 @dataclass(frozen=True, slots=True)
 class _Figure:
-    """A number that somebody else owns."""
+    """A number that another part of the process owns."""
 
     kind: str
     help: str
@@ -78,7 +78,7 @@ class _Figure:
 
 
 class BookieMetrics:
-    """`clock`: monotonic seconds. `storage`: of each shard, in their order. What others own is read when asked for."""
+    """`clock`: monotonic seconds. `storage`: one per shard, in order. Figures of other parts are read by `render`."""
 
     def __init__(
         self, *, clock: Callable[[], float], storage: StorageStats | Sequence[StorageStats] | None = None
@@ -101,19 +101,19 @@ class BookieMetrics:
         self._broken_figures = 0
 
     def gauge(self, name: str, help: str, read: Callable[[], float]) -> None:
-        """Show `read()` under `name` whenever metrics are asked for."""
+        """Add the gauge `name`; `render` reads its value."""
         self.figure(name, "gauge", help, lambda: [({}, read())])
 
     def counter(self, name: str, help: str, read: Callable[[], float]) -> None:
-        """As `gauge`, for a number that only grows."""
+        """Add a counter, as `gauge`."""
         self.figure(name, "counter", help, lambda: [({}, read())])
 
     def figure(self, name: str, kind: str, help: str, read: Samples) -> None:
-        """As `gauge` or `counter`, with labels: none, one or many samples."""
+        """Add a gauge or a counter with labels; `read` returns any number of samples."""
         self._figures[name] = _Figure(kind, help, read)
 
     def render(self) -> bytes:
-        """The page. In every state of the bookie: a figure that cannot be told now is left out, and counted."""
+        """Return the page, in any state of the bookie: a figure that cannot be read is left out and counted."""
         page = Page()
         self._add_operations(page)
         self._add_counts(page)
@@ -132,7 +132,7 @@ class BookieMetrics:
         return page.render()
 
     def _add_operations(self, page: Page) -> None:
-        help = "A request from its arrival to its answer, milliseconds."
+        help = "A request from its arrival to its response, milliseconds."
         for name, operation in self.operations.items():
             names = (f"bookkeeper_server_{name}_REQUEST", f"bookkeeper_server_{name}", *_STORAGE_NAMES.get(name, ()))
             page.summaries(names, help, _outcomes(operation))
@@ -140,21 +140,21 @@ class BookieMetrics:
     def _add_counts(self, page: Page) -> None:
         forces = self.operations["FORCE_LEDGER"]
         for name, help, value in (
-            ("bookkeeper_server_ADD_ENTRY_REJECTED", "Adds answered TOO_MANY_REQUESTS.", self.adds_rejected),
-            ("bookkeeper_server_READ_ENTRY_REJECTED", "Reads answered TOO_MANY_REQUESTS.", self.reads_rejected),
+            ("bookkeeper_server_ADD_ENTRY_REJECTED", "Adds answered with TOO_MANY_REQUESTS.", self.adds_rejected),
+            ("bookkeeper_server_READ_ENTRY_REJECTED", "Reads answered with TOO_MANY_REQUESTS.", self.reads_rejected),
             ("bookie_BOOKIE_FORCE_LEDGER", "Force requests.", forces.success.count + forces.failure.count),
-            ("bookie_WRITE_BYTES", "Entry bytes taken.", self.write_bytes),
-            ("bookie_READ_BYTES", "Entry bytes given.", self.read_bytes),
-            ("bindery_bookie_auth_failures", "Clients that did not show who they are.", self.auth_failures),
-            ("bindery_bookie_bad_frames", "Connections ended for bytes that are no request.", self.bad_frames),
+            ("bookie_WRITE_BYTES", "Bytes of entries stored.", self.write_bytes),
+            ("bookie_READ_BYTES", "Bytes of entries read.", self.read_bytes),
+            ("bindery_bookie_auth_failures", "Connections that failed to authenticate.", self.auth_failures),
+            ("bindery_bookie_bad_frames", "Connections closed because of malformed frames.", self.bad_frames),
         ):
             page.add(name, "counter", help, [("", value)])
         adds_blocked = sum(shard.stats.waiting_adds for shard in self.shards)
         for name, help, value in (
-            ("bookkeeper_server_ADD_ENTRY_IN_PROGRESS", "Adds without an answer yet.", self.adds_in_progress),
-            ("bookkeeper_server_READ_ENTRY_IN_PROGRESS", "Reads without an answer yet.", self.reads_in_progress),
+            ("bookkeeper_server_ADD_ENTRY_IN_PROGRESS", "Adds in progress.", self.adds_in_progress),
+            ("bookkeeper_server_READ_ENTRY_IN_PROGRESS", "Reads in progress.", self.reads_in_progress),
             ("bookkeeper_server_ADD_ENTRY_BLOCKED", "Adds that wait for a write cache.", adds_blocked),
-            ("bookkeeper_server_READ_ENTRY_BLOCKED", "Reads that wait for room.", self.reads_blocked()),
+            ("bookkeeper_server_READ_ENTRY_BLOCKED", "Reads that wait for the budget.", self.reads_blocked()),
         ):
             page.add(name, "gauge", help, [("", value)])
 
@@ -163,7 +163,11 @@ class BookieMetrics:
         ledger = [one for one in directories if one.kind == "ledger"]
         for name, help, value in (
             ("bookie_ledger_num_dirs", "Ledger directories.", len(ledger)),
-            ("bookie_ledger_writable_dirs", "Ledger directories with room.", sum(not one.is_full for one in ledger)),
+            (
+                "bookie_ledger_writable_dirs",
+                "Ledger directories that are not full.",
+                sum(not one.is_full for one in ledger),
+            ),
             ("bookie_JOURNAL_DIRS", "Journal directories.", len(directories) - len(ledger)),
         ):
             page.add(name, "gauge", help, [("", value)])

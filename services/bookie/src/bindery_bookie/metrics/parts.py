@@ -1,25 +1,25 @@
-"""Figures of disks, limbo, damage, repair, scrub and compaction, under names of ours: BookKeeper has none for them.
+"""Metrics of disks, limbo, damage, repair, scrub and compaction, for which BookKeeper has no names.
 
 | metric                                          | shape   | meaning                                                |
 |-------------------------------------------------|---------|--------------------------------------------------------|
 | bindery_bookie_directory_free_bytes{path}       | gauge   | of its file system                                     |
 | bindery_bookie_directory_total_bytes{path}      | gauge   | of its file system                                     |
 | bindery_bookie_directory_writable{path}         | gauge   | 0: full or failed                                      |
-| bindery_bookie_reserve_held_bytes{path}         | gauge   | kept free for a full disk                              |
+| bindery_bookie_reserve_held_bytes{path}         | gauge   | bytes kept free for a full disk                        |
 | bindery_bookie_limbo{shard}                     | gauge   | 1: storage was lost here and is not repaired yet       |
 | bindery_bookie_limbo_ledgers{shard}             | gauge   | ledgers not repaired yet                               |
-| bindery_bookie_damage                           | gauge   | places known that do not hold what they should         |
+| bindery_bookie_damage                           | gauge   | known damaged places                                   |
 | bindery_bookie_damage_found, _healed            | counter | since the start                                        |
-| bindery_bookie_repair_ledgers, _entries, _bytes | counter | ledgers out of limbo, entries copied for that          |
-| bindery_bookie_repair_failures                  | counter | fetches that failed and are tried again                |
-| bindery_bookie_scrub_progress{shard}            | gauge   | of the round under way, 0 .. 1                         |
-| bindery_bookie_scrub_rounds{shard}              | counter | finished, over all runs                                |
-| bindery_bookie_scrub_verified_seconds{shard}    | gauge   | wall clock: what is older was verified since; 0: never |
+| bindery_bookie_repair_ledgers, _entries, _bytes | counter | ledgers that left limbo, entries and bytes copied      |
+| bindery_bookie_repair_failures                  | counter | fetches that failed and are retried                    |
+| bindery_bookie_scrub_progress{shard}            | gauge   | of the current round, 0 .. 1                           |
+| bindery_bookie_scrub_rounds{shard}              | counter | complete rounds, including earlier processes           |
+| bindery_bookie_scrub_verified_seconds{shard}    | gauge   | wall clock: all older data was verified; 0: never      |
 | bindery_bookie_scrub_quarantined{shard}         | gauge   | regions known to be bad                                |
 | bindery_bookie_gc_live_ratio{shard}             | gauge   | live part of the entry logs; absent without any        |
-| bindery_bookie_gc_running{shard,kind}           | gauge   | 1 while removal, minor or major runs                   |
+| bindery_bookie_gc_running{shard,kind}           | gauge   | 1 while removal, minor or major compaction runs        |
 
-A part that is not there yet, as before storage is open, has no samples.
+A part has no samples until it exists, for example before the storage is open.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -51,7 +51,7 @@ def add_parts(
     damage: DamageRegister,
     repair: "Callable[[], RepairState | None]",
 ) -> None:
-    """Add all metrics of the table above, and BookKeeper's of the same parts. `repair`: None without a repairer."""
+    """Add all metrics of the table above, and BookKeeper's metrics of the same parts. `repair`: None before it runs."""
     _add_bookkeepers(metrics, shards, state, directories)
     _add_directories(metrics, directories)
     _add_damage(metrics, damage, repair)
@@ -69,20 +69,32 @@ def add_parts(
 
     by_shard("bindery_bookie_limbo", "gauge", "1: storage was lost.", lambda s: s.limbo is not None, always=True)
     by_shard(
-        "bindery_bookie_limbo_ledgers", "gauge", "Ledgers not repaired yet.",
-        lambda s: 0 if s.limbo is None else s.limbo.left, always=True,
-    )  # fmt: skip
-    by_shard("bindery_bookie_scrub_progress", "gauge", "Of the round.", lambda s: s.scrubber.state().percent / 100)
-    by_shard("bindery_bookie_scrub_rounds", "counter", "Finished rounds.", lambda s: s.scrubber.state().rounds)
+        "bindery_bookie_limbo_ledgers",
+        "gauge",
+        "Ledgers not repaired yet.",
+        lambda s: 0 if s.limbo is None else s.limbo.left,
+        always=True,
+    )
     by_shard(
-        "bindery_bookie_scrub_verified_seconds", "gauge", "What is older than this was verified since.",
+        "bindery_bookie_scrub_progress",
+        "gauge",
+        "Fraction of the current round.",
+        lambda s: s.scrubber.state().percent / 100,
+    )
+    by_shard("bindery_bookie_scrub_rounds", "counter", "Complete rounds.", lambda s: s.scrubber.state().rounds)
+    by_shard(
+        "bindery_bookie_scrub_verified_seconds",
+        "gauge",
+        "All data older than this was verified.",
         lambda s: s.scrubber.state().oldest_verified_ms / 1000,
-    )  # fmt: skip
-    by_shard("bindery_bookie_scrub_quarantined", "gauge", "Bad regions.", lambda s: s.scrubber.state().regions)
+    )
+    by_shard("bindery_bookie_scrub_quarantined", "gauge", "Quarantined regions.", lambda s: s.scrubber.state().regions)
     by_shard(
-        "bindery_bookie_gc_live_ratio", "gauge", "Live part of the entry logs.",
+        "bindery_bookie_gc_live_ratio",
+        "gauge",
+        "Live part of the entry logs.",
         lambda s: s.stats.live_bytes / s.stats.entry_log_bytes if s.stats.entry_log_bytes else None,
-    )  # fmt: skip
+    )
 
     def running() -> list[Sample]:
         if not is_open():
@@ -116,7 +128,7 @@ def _add_bookkeepers(
         ]
 
     metrics.gauge("bookie_SERVER_STATUS", "1 writable, 0 read-only, -1 not registered.", server_status)
-    metrics.figure("bookie_ledgers_count", "gauge", "Ledgers here.", ledger_counts)
+    metrics.figure("bookie_ledgers_count", "gauge", "Ledgers stored here.", ledger_counts)
     metrics.directories = directory_usages
 
 
@@ -124,16 +136,18 @@ def _add_directories(metrics: BookieMetrics, directories: "Callable[[], Sequence
     def show(name: str, help: str, read: "Callable[[DirectoryState], float]") -> None:
         metrics.figure(name, "gauge", help, lambda: [({"path": one.path}, read(one)) for one in directories()])
 
-    show("bindery_bookie_directory_free_bytes", "Of its file system.", lambda one: one.free)
-    show("bindery_bookie_directory_total_bytes", "Of its file system.", lambda one: one.total)
+    show("bindery_bookie_directory_free_bytes", "Bytes of the file system.", lambda one: one.free)
+    show("bindery_bookie_directory_total_bytes", "Bytes of the file system.", lambda one: one.total)
     show("bindery_bookie_directory_writable", "0: full or failed.", lambda one: one.is_writable)
-    show("bindery_bookie_reserve_held_bytes", "Kept free for a full disk.", lambda one: one.reserve_held)
+    show("bindery_bookie_reserve_held_bytes", "Bytes kept free for a full disk.", lambda one: one.reserve_held)
 
 
 def _add_damage(metrics: BookieMetrics, damage: DamageRegister, repair: "Callable[[], RepairState | None]") -> None:
-    metrics.gauge("bindery_bookie_damage", "Places known to be bad.", lambda: len(damage))
-    metrics.counter("bindery_bookie_damage_found", "Since the start.", lambda: damage.found_count)
-    metrics.counter("bindery_bookie_damage_healed", "Since the start.", lambda: damage.healed_count)
+    metrics.gauge("bindery_bookie_damage", "Known damaged places.", lambda: len(damage))
+    metrics.counter("bindery_bookie_damage_found", "Damaged places found since the start.", lambda: damage.found_count)
+    metrics.counter(
+        "bindery_bookie_damage_healed", "Damaged places repaired since the start.", lambda: damage.healed_count
+    )
 
     def show(name: str, help: str, read: "Callable[[RepairState], float]") -> None:
         def samples() -> list[Sample]:
@@ -144,5 +158,5 @@ def _add_damage(metrics: BookieMetrics, damage: DamageRegister, repair: "Callabl
 
     show("bindery_bookie_repair_ledgers", "Ledgers that left limbo.", lambda state: state.ledgers_done)
     show("bindery_bookie_repair_entries", "Entries copied from other bookies.", lambda state: state.entries_copied)
-    show("bindery_bookie_repair_bytes", "Bytes of them.", lambda state: state.bytes_copied)
+    show("bindery_bookie_repair_bytes", "Bytes copied from other bookies.", lambda state: state.bytes_copied)
     show("bindery_bookie_repair_failures", "Fetches that failed.", lambda state: state.entries_failed)

@@ -1,4 +1,4 @@
-"""What a shard's storage does, under BookKeeper's names.
+"""Metrics of a shard's storage, under BookKeeper's names.
 
 | metric                                            | shape   | meaning                                          |
 |---------------------------------------------------|---------|--------------------------------------------------|
@@ -9,25 +9,25 @@
 | bookie_journal_JOURNAL_WRITE_BYTES                | counter | bytes written to the journal                     |
 | bookie_journal_JOURNAL_QUEUE_SIZE                 | gauge   | batches of records that wait for their fdatasync |
 | bookie_journal_JOURNAL_FORCE_WRITE_QUEUE_SIZE     | gauge   | groups being written and synced                  |
-| bookie_journal_JOURNAL_MEMORY_USED                | gauge   | bytes accepted, not yet handed to the disk       |
+| bookie_journal_JOURNAL_MEMORY_USED                | gauge   | bytes accepted and not yet passed to the disk    |
 | bookie_flush                                      | summary | one flush of a write cache, ms                   |
 | bookie_write_cache_size, bookie_read_cache_size   | gauge   | bytes                                            |
-| bookie_write_cache_hits, _misses, read_cache_...  | counter | reads that found their entry there, or did not   |
-| bookie_readahead_batch_count                      | summary | entries a read job took beyond those asked for   |
+| bookie_write_cache_hits, _misses, read_cache_...  | counter | reads with and without their entry in that cache |
+| bookie_readahead_batch_count                      | summary | entries that a read job read ahead               |
 | bookie_throttled_write_requests                   | counter | adds that waited for a write cache               |
-| bookie_rejected_write_requests                    | counter | adds that waited in vain                         |
-| bookie_ACTIVE_ENTRY_LOG_TOTAL, _LOG_SPACE_BYTES   | gauge   | entry logs and their bytes, at the last look     |
+| bookie_rejected_write_requests                    | counter | adds refused because both caches stayed full     |
+| bookie_ACTIVE_ENTRY_LOG_TOTAL, _LOG_SPACE_BYTES   | gauge   | entry logs and their bytes, at the last scan     |
 | bookie_ACTIVE_LEDGER_TOTAL                        | gauge   | ledgers with bytes in them                       |
-| bookie_DELETED_LEDGER_TOTAL                       | counter | ledgers found gone from the metadata             |
+| bookie_DELETED_LEDGER_TOTAL                       | counter | ledgers deleted because their metadata is gone   |
 | bookie_MAJOR_COMPACTION_TOTAL, _MINOR_...         | counter | entry logs rewritten                             |
 | bookie_ENTRY_LOCATION_COMPACTION_TOTAL            | counter | compactions of the index                         |
-| bookie_RECLAIMED_COMPACTION_SPACE_BYTES           | counter | bytes won by rewriting                           |
+| bookie_RECLAIMED_COMPACTION_SPACE_BYTES           | counter | bytes reclaimed by rewriting logs                |
 | bookie_RECLAIMED_DELETION_SPACE_BYTES             | counter | bytes of dead logs removed                       |
 | bookie_RECLAIM_FAILED_TO_DELETE                   | counter | logs that could not be removed                   |
 | bookie_THREAD_RUNTIME                             | summary | one run of garbage collection, ms                |
 | bindery_bookie_storage_<name>                     | gauge   | each number of StorageStats, label `shard`       |
 
-Journal figures carry `journalIndex`, the shard. The counts are observed once a group, flush or job.
+Journal metrics have the label `journalIndex`, the shard. Summaries are observed once per group, flush or job.
 """
 
 from collections.abc import Callable, Sequence
@@ -50,7 +50,7 @@ _COUNTERS: Final[tuple[tuple[str, str, Callable[[StorageStats], float]], ...]] =
     ),
     ("bookie_throttled_write_requests", "Adds that waited for a write cache.", lambda s: s.adds_waited),
     ("bookie_rejected_write_requests", "Adds refused while both write caches were full.", lambda s: s.adds_rejected),
-    ("bookie_DELETED_LEDGER_TOTAL", "Ledgers found gone from the metadata.", lambda s: s.ledgers_deleted),
+    ("bookie_DELETED_LEDGER_TOTAL", "Ledgers deleted because their metadata is gone.", lambda s: s.ledgers_deleted),
     ("bookie_DELETED_LEDGER_COUNT", "As bookie_DELETED_LEDGER_TOTAL, its older name.", lambda s: s.ledgers_deleted),
     ("bookie_MAJOR_COMPACTION_TOTAL", "Entry logs rewritten by major compaction.", lambda s: s.compactions_major),
     ("bookie_MINOR_COMPACTION_TOTAL", "Entry logs rewritten by minor compaction.", lambda s: s.compactions_minor),
@@ -60,21 +60,25 @@ _COUNTERS: Final[tuple[tuple[str, str, Callable[[StorageStats], float]], ...]] =
         lambda s: s.compactions_minor,
     ),
     ("bookie_ENTRY_LOCATION_COMPACTION_TOTAL", "Compactions of the index.", lambda s: s.index_compactions),
-    ("bookie_RECLAIMED_COMPACTION_SPACE_BYTES", "Bytes won by rewriting.", lambda s: s.reclaimed_compaction_bytes),
+    (
+        "bookie_RECLAIMED_COMPACTION_SPACE_BYTES",
+        "Bytes reclaimed by rewriting logs.",
+        lambda s: s.reclaimed_compaction_bytes,
+    ),
     ("bookie_RECLAIMED_DELETION_SPACE_BYTES", "Bytes of dead logs removed.", lambda s: s.reclaimed_deletion_bytes),
     ("bookie_RECLAIM_FAILED_TO_DELETE", "Entry logs that could not be removed.", lambda s: s.log_removals_failed),
 )
 _GAUGES: Final[tuple[tuple[str, str, Callable[[StorageStats], float]], ...]] = (
     ("bookie_write_cache_size", "Bytes in both write caches.", lambda s: s.active_cache_size + s.flushing_cache_size),
     ("bookie_read_cache_size", "Bytes in the read cache.", lambda s: s.read_cache_size),
-    ("bookie_ACTIVE_ENTRY_LOG_TOTAL", "Entry logs at the last look.", lambda s: s.entry_logs),
-    ("bookie_ACTIVE_ENTRY_LOG_SPACE_BYTES", "Bytes of entry logs at the last look.", lambda s: s.entry_log_bytes),
-    ("bookie_ACTIVE_LEDGER_TOTAL", "Ledgers with bytes in entry logs at the last look.", lambda s: s.active_ledgers),
+    ("bookie_ACTIVE_ENTRY_LOG_TOTAL", "Entry logs at the last scan.", lambda s: s.entry_logs),
+    ("bookie_ACTIVE_ENTRY_LOG_SPACE_BYTES", "Bytes of entry logs at the last scan.", lambda s: s.entry_log_bytes),
+    ("bookie_ACTIVE_LEDGER_TOTAL", "Ledgers with bytes in entry logs at the last scan.", lambda s: s.active_ledgers),
 )
 
 
 class ShardMetrics:
-    """The distributions of one shard, and its plain numbers. Takes over the hooks of `stats`."""
+    """The distributions and numbers of one shard. It sets the hooks of `stats`."""
 
     def __init__(self, shard: int, stats: StorageStats, clock: Callable[[], float]) -> None:
         self.shard = shard
@@ -96,7 +100,7 @@ class ShardMetrics:
 
 
 def add_storage(page: Page, shards: Sequence[ShardMetrics]) -> None:
-    """Everything in the table above."""
+    """Add all metrics of the table above."""
     for names, help, stat in (
         (("JOURNAL_ADD_ENTRY",), "From a group's first record to its fdatasync, milliseconds.", "journal_add_ms"),
         (("JOURNAL_QUEUE_LATENCY",), "From a group's first record to its write, milliseconds.", "journal_queue_ms"),
@@ -111,15 +115,15 @@ def add_storage(page: Page, shards: Sequence[ShardMetrics]) -> None:
     for name, kind, help, field in (
         ("JOURNAL_WRITE_BYTES", "counter", "Bytes written to the journal.", "journal_bytes"),
         ("JOURNAL_QUEUE_SIZE", "gauge", "Batches that wait for their fdatasync.", "journal_queue_groups"),
-        ("JOURNAL_FORCE_WRITE_QUEUE_SIZE", "gauge", "Groups at the disk.", "journal_at_disk"),
-        ("JOURNAL_MEMORY_USED", "gauge", "Bytes not yet handed to the disk.", "journal_queue_size"),
+        ("JOURNAL_FORCE_WRITE_QUEUE_SIZE", "gauge", "Groups being written and synced.", "journal_at_disk"),
+        ("JOURNAL_MEMORY_USED", "gauge", "Bytes not yet passed to the disk.", "journal_queue_size"),
     ):
         page.add(
             f"bookie_journal_{name}", kind, help, [(_journal(shard), getattr(shard.stats, field)) for shard in shards]
         )
     for name, help, stat in (
         ("bookie_flush", "One flush of a write cache, milliseconds.", "flush_ms"),
-        ("bookie_readahead_batch_count", "Entries that a read job took beyond those asked for.", "read_ahead"),
+        ("bookie_readahead_batch_count", "Entries that a read job read ahead.", "read_ahead"),
         ("bookie_THREAD_RUNTIME", "One run of garbage collection, milliseconds.", "gc_ms"),
     ):
         page.summary(name, help, [(f'shard="{shard.shard}",success="true"', getattr(shard, stat)) for shard in shards])
@@ -130,7 +134,7 @@ def add_storage(page: Page, shards: Sequence[ShardMetrics]) -> None:
         page.add(
             f"bindery_bookie_storage_{name}",
             "gauge",
-            "As in StorageStats.",
+            "See StorageStats.",
             [(f'shard="{shard.shard}"', float(getattr(shard.stats, name))) for shard in shards],
         )
 

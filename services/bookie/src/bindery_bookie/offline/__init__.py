@@ -1,1 +1,1 @@
-"""Read and repair the files of a stopped bookie. The verbs of `bindery bookie` that take DIR call this package."""
+"""Tools that read and repair the files of a stopped bookie."""

@@ -1,4 +1,4 @@
-"""Read the files of a bookie record by record, past damage, for `journal dump`, `log dump` and `index dump`.
+"""Read the files of a bookie record by record, skipping damage, for `journal dump`, `log dump` and `index dump`.
 
 Each function yields facts, one dictionary per line of output. A dictionary with the key `problem` reports damage.
 """
@@ -16,7 +16,7 @@ from bindery_bookie.storage.entry_log.entry_log_scan import DamagedRegion, Entry
 from bindery_bookie.storage.index.index import Index
 from bindery_bookie.storage.io.disk import Disk
 from bindery_bookie.storage.journal import journal_format
-from bindery_bookie.storage.opening.opening import list_journals
+from bindery_bookie.storage.journal.journal_files import list_journals
 
 Facts = dict[str, Any]
 
@@ -25,12 +25,12 @@ Facts = dict[str, Any]
 
 
 def journal_files(target: str, disk: Disk) -> list[tuple[str, int]]:
-    """(path, journal id) of a file, or of all files of the places below a directory. Raises BadRequest."""
+    """Return (path, journal id) of a file, or of all files of the places in a directory. Raises BadRequest."""
     path = Path(target)
     if path.is_file():
         journal_id = journal_format.parse_file_name(path.name)
         if journal_id is None:
-            raise BadRequest("a journal is called <hex id>.txn", path=target)
+            raise BadRequest("the name of a journal is <hex id>.txn", path=target)
         return [(target, journal_id)]
     places = [place for place in find_places([target]) if place.has_journal]
     if not places:
@@ -43,7 +43,7 @@ def journal_files(target: str, disk: Disk) -> list[tuple[str, int]]:
 
 
 def dump_journal(path: str, journal_id: int, disk: Disk, *, records: bool = True) -> Iterator[Facts]:
-    """Header, groups, their records, damage and the end of one journal file. Goes on behind damage."""
+    """Yield header, groups, their records, damage and the end of one journal file. It continues after damage."""
     file = disk.open_read(path)
     try:
         head: Facts = {"what": "journal", "path": path, "journal_id": journal_id, "size": file.size()}
@@ -65,17 +65,20 @@ def dump_journal(path: str, journal_id: int, disk: Disk, *, records: bool = True
                     file, path=path, journal_id=journal_id, offset=offset, sequence=sequence or 0
                 ):
                     yield {
-                        "what": "group", "offset": group.offset, "size": group.size, "sequence": group.sequence,
+                        "what": "group",
+                        "offset": group.offset,
+                        "size": group.size,
+                        "sequence": group.sequence,
                         "records": len(group.records),
                         **({} if (following := journal_format.following(group)) is None else {"goes_on_in": following}),
-                    }  # fmt: skip
+                    }
                     if records:
                         yield from ({"what": "record", **record_facts(record)} for record in group.records)
                     offset = group.offset + group.size
             except DamagedStorage as error:
                 problem = error.message
                 offset = int(error.facts.get("offset", offset))
-                has_gap = "found" in error.facts  # the group there is sound, those before it are missing
+                has_gap = "found" in error.facts  # the group at this offset is good, and earlier ones are missing
             next_offset = offset + (0 if has_gap else journal_format.SECTOR_SIZE)
             next_group = journal_format.find_group(file, journal_id=journal_id, offset=next_offset)
             if problem:
@@ -93,12 +96,12 @@ def dump_journal(path: str, journal_id: int, disk: Disk, *, records: bool = True
 
 
 def log_files(target: str, log_id: str | None) -> list[tuple[str, int]]:
-    """(directory, log id) of a file, or of one or all logs of a directory. `log_id`: hex, as in the file's name."""
+    """Return (directory, log id) of a file, or of one or all logs of a directory. `log_id`: hex, as in file names."""
     path = Path(target)
     if path.is_file():
         found = log_format.parse_file_name(path.name)
         if found is None:
-            raise BadRequest("an entry log is called <hex id>.log", path=target)
+            raise BadRequest("the name of an entry log is <hex id>.log", path=target)
         return [(str(path.parent), found)]
     wanted = None if log_id is None else parse_log_id(log_id)
     places = [place for place in find_places([target]) if place.has_ledgers]
@@ -114,16 +117,16 @@ def log_files(target: str, log_id: str | None) -> list[tuple[str, int]]:
 
 
 def parse_log_id(text: str) -> int:
-    """`1f`, `0x1f` or `1f.log`. Raises BadRequest."""
+    """Parse `1f`, `0x1f` or `1f.log`. Raises BadRequest."""
     try:
         log_id = int(text.removesuffix(log_format.FILE_SUFFIX), 16)
     except ValueError:
-        raise BadRequest("not a log id; give it in hex, as in the file's name", log=text) from None
+        raise BadRequest("not a log id; pass it in hex, as in the file name", log=text) from None
     return log_id
 
 
 def dump_log(directory: str, log_id: int, disk: Disk, *, ledger_id: int | None = None) -> Iterator[Facts]:
-    """Records of one log, or those of one ledger, and damaged regions, ascending by offset."""
+    """Yield the records of one log, or those of one ledger, and damaged regions, ascending by offset."""
     scanner = EntryLogScanner(disk, directory)
     yield {"what": "log", "path": scanner.path(log_id), "log_id": log_id, "size": scanner.size(log_id)}
     for item in scanner.scan(log_id):
@@ -141,15 +144,19 @@ def log_record(record: LogRecord) -> Facts:
 
 
 def dump_log_map(directory: str, log_id: int, disk: Disk) -> Iterator[Facts]:
-    """Bytes of records by ledger: the log's own map, or counted."""
+    """Yield the bytes of records by ledger, from the map in the log or counted."""
     scanner = EntryLogScanner(disk, directory)
     ledgers = scanner.ledgers(log_id)
     head: Facts = {
-        "what": "log", "path": scanner.path(log_id), "log_id": log_id, "size": scanner.size(log_id),
-        "ledgers": len(ledgers.sizes), "sealed": ledgers.is_sealed,
-    }  # fmt: skip
+        "what": "log",
+        "path": scanner.path(log_id),
+        "log_id": log_id,
+        "size": scanner.size(log_id),
+        "ledgers": len(ledgers.sizes),
+        "sealed": ledgers.is_sealed,
+    }
     if not ledgers.is_complete:
-        head["problem"] = "parts of it cannot be read and may belong to any ledger"
+        head["problem"] = "parts of it cannot be read, and may belong to any ledger"
     yield head
     for ledger_id, size in sorted(ledgers.sizes.items()):
         yield {"what": "ledger", "ledger_id": ledger_id, "size": size}
@@ -159,22 +166,31 @@ def dump_log_map(directory: str, log_id: int, disk: Disk) -> Iterator[Facts]:
 
 
 def dump_index(index: Index, *, ledger_id: int | None, runs: bool) -> Iterator[Facts]:
-    """Generation, ledger rows and, if wanted, their runs. No key is shown. Raises DamagedStorage."""
+    """Yield generation, ledger rows and, with `runs`, their runs, without master keys. Raises DamagedStorage."""
     yield {"what": "index", "generation": index.generation()}
     for found in [ledger_id] if ledger_id is not None else index.ledger_ids():
         row = index.ledger_row(found)
         if row is not None:
             yield {
-                "what": "ledger", "ledger_id": found, "last_entry_id": row.last_entry_id, "lac": row.lac,
-                "fenced": row.is_fenced, "limbo": row.is_limbo, "key_size": len(row.master_key),
+                "what": "ledger",
+                "ledger_id": found,
+                "last_entry_id": row.last_entry_id,
+                "lac": row.lac,
+                "fenced": row.is_fenced,
+                "limbo": row.is_limbo,
+                "key_size": len(row.master_key),
                 "explicit_lac": row.explicit_lac is not None,
-            }  # fmt: skip
+            }
         if runs:
             for run in index.runs(found):
                 count = sum(1 for size in run.sizes if size)
                 yield {
-                    "what": "run", "ledger_id": found, "first_entry_id": run.first_entry_id,
-                    "last_entry_id": run.last_entry_id, "entries": count, "size": sum(run.sizes),
+                    "what": "run",
+                    "ledger_id": found,
+                    "first_entry_id": run.first_entry_id,
+                    "last_entry_id": run.last_entry_id,
+                    "entries": count,
+                    "size": sum(run.sizes),
                     "log": log_format.file_name(run.location >> log_format.OFFSET_BITS),
                     "offset": run.location & log_format.OFFSET_MASK,
-                }  # fmt: skip
+                }

@@ -1,12 +1,12 @@
-"""Find a bookie's directories by what they hold, and open their index without changing a byte.
+"""Find a bookie's directories by their content, and open their index without changing a byte.
 
-A *place* is a directory with data of one shard: `<dir>/current`, or `<dir>/shard-<i>/current` where several shards
-share a directory. One place may hold a journal, or ledgers (entry logs, index, LastLogMark), or both.
+A *place* is a directory with data of one shard: `<dir>/current`, or `<dir>/shard-<i>/current` if several shards share a
+directory. A place contains a journal, or ledgers (entry logs, index, LastLogMark), or both.
 
-LevelDB writes to what it opens. So the index is opened as a copy: its tables, which never change, as links, and the few
-small files beside them copied, in a temporary directory that is removed at the end. A link bears the older ending of a
-table's name, which LevelDB reads and never writes: with a damaged MANIFEST it counts new tables from where that ends,
-and would write one over the table that has the number.
+LevelDB writes to an index that it opens, so a copy is opened: a temporary directory with links to the tables, which
+never change, and copies of the few small other files. A link has the older suffix of tables, which LevelDB reads and
+never writes. If the MANIFEST is damaged, LevelDB numbers new tables from an older state, and would otherwise overwrite
+the table that has the number.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ from bindery_bookie.storage.journal import journal_format, mark
 
 INDEX: Final = "index"
 _COPY_ATTEMPTS: Final = 5
-"""Of the index under a running bookie: its files come and go."""
+"""Attempts to copy the index of a running bookie, whose files change meanwhile."""
 _TABLE_SUFFIXES: Final = (".ldb", ".sst")
 _LINK_SUFFIX: Final = ".sst"
 """Source: LevelDB, SSTTableFileName in db/filename.h, and TableCache::FindTable."""
@@ -44,7 +44,7 @@ _FLOCK: Final = struct.Struct("@hhqqi4x")
 
 
 class BookieMayRun(Conflict):
-    """Its index is locked."""
+    """A process, probably the bookie, has locked the index."""
 
     code = "bookie_runs"
 
@@ -76,40 +76,40 @@ class ReadOnlyDisk(RealDisk):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """See above."""
+    """A directory with data of one shard."""
 
     path: str
-    """Ends in `current`, unless it is a copy under another name."""
+    """It ends in `current`, unless it is a copy with another name."""
     shard: int | None
-    """From the path: None where it has the directory for itself."""
+    """Number of the shard by the path; None if the shard does not share its directory."""
     has_journal: bool
     has_ledgers: bool
 
     @property
     def directory(self) -> str:
-        """The configured directory it belongs to."""
+        """The configured directory of this place."""
         own = Path(self.own_directory)
         return str(own if self.shard is None else own.parent)
 
     @property
     def own_directory(self) -> str:
-        """What to name for this place alone, and not for those of other shards beside it."""
+        """The directory that selects this place alone, without the other shards of a shared directory."""
         path = Path(self.path)
         return str(path.parent if path.name == "current" else path)
 
 
 @dataclass(frozen=True, slots=True)
 class ShardPlaces:
-    """What belongs together. One of the two may not have been given."""
+    """The places of one shard. One of the two may be missing."""
 
     ledgers: Place | None
     journal: Place | None
 
 
 def find_places(directories: Sequence[str]) -> list[Place]:
-    """Every place at or below the given directories, at most three levels down. Raises BadRequest where there is none.
+    """Return all places in the given directories, up to three levels below. Raises BadRequest if there is none.
 
-    A bookie's configured directory, its `current`, a copy of either, and the parent of several all do.
+    A directory may be a configured directory, its `current`, a copy of either, or the parent of several.
     """
     found: dict[str, Place] = {}
     for directory in directories:
@@ -121,23 +121,23 @@ def find_places(directories: Sequence[str]) -> list[Place]:
             if place is not None:
                 found.setdefault(os.path.realpath(path), place)
         if len(found) == before and not any(_is_below(known, directory) for known in found):
-            raise BadRequest("no bookie's directory: neither journals nor entry logs nor an index", path=directory)
+            raise BadRequest("not a bookie's directory: it has no journals, no entry logs and no index", path=directory)
     return list(found.values())
 
 
 def find_ledgers(directories: Sequence[str]) -> list[ShardPlaces]:
-    """The places with ledgers, each with its journal if that was given too. Raises BadRequest where there is none."""
+    """Return the places with ledgers, each with its journal if it was found. Raises BadRequest without ledgers."""
     pairs = [pair for pair in pair_places(find_places(directories)) if pair.ledgers is not None]
     if not pairs:
-        raise BadRequest("only journals here; give a ledger directory", path=directories[0])
+        raise BadRequest("only journals here; pass a ledger directory", path=directories[0])
     return pairs
 
 
 def pair_places(places: Sequence[Place]) -> list[ShardPlaces]:
-    """Ledgers and journals of the same shard. Raises BadRequest where that would be a guess.
+    """Pair ledgers and journals by shard. Raises BadRequest if the pairs are ambiguous.
 
-    The path or the cookie says which shard a place is of. Where neither does, one of each belong together, and where
-    there are as many of both, and none is missing, they are taken in the order given.
+    The path or the cookie determines the shard of a place. If neither does, a single place of each kind form a pair;
+    equal numbers of both kinds, with none missing, are paired in the given order.
     """
     ledgers = [place for place in places if place.has_ledgers]
     journals = [place for place in places if place.has_journal]
@@ -151,7 +151,7 @@ def pair_places(places: Sequence[Place]) -> list[ShardPlaces]:
 
 
 def _matched(ledgers: Sequence[Place], journals: Sequence[Place]) -> dict[Place, Place]:
-    """Ledgers and their journal. Each is a place of one shard."""
+    """Return ledgers and their journals; each is the place of one shard."""
     if not ledgers or not journals:
         return {}
     ours = [_shard_of(place, is_journal=False) for place in ledgers]
@@ -161,13 +161,13 @@ def _matched(ledgers: Sequence[Place], journals: Sequence[Place]) -> dict[Place,
         return {} if is_other else {ledgers[0]: journals[0]}
     if len(ledgers) == len(journals):
         in_order: list[int | None] = list(range(len(ledgers)))
-        told = [shards for shards in (ours, theirs) if set(shards) != {None}]
-        if all(set(shards) == set(in_order) for shards in told):
-            ours, theirs = (shards if shards in told else in_order for shards in (ours, theirs))
+        known = [shards for shards in (ours, theirs) if set(shards) != {None}]
+        if all(set(shards) == set(in_order) for shards in known):
+            ours, theirs = (shards if shards in known else in_order for shards in (ours, theirs))
     if None in (*ours, *theirs) or len(set(ours)) < len(ours) or len(set(theirs)) < len(theirs):
         raise BadRequest(
-            "neither paths nor VERSION files say which journal belongs to which ledgers; name those of one shard at a "
-            f"time: one of the journals, such as {journals[-1].own_directory}, and one directory with ledgers",
+            "neither paths nor VERSION files show which journal belongs to which ledgers; pass the directories of one "
+            f"shard at a time: one journal, such as {journals[-1].own_directory}, and one directory with ledgers",
             ledgers=[place.path for place in ledgers],
             journals=[place.path for place in journals],
         )
@@ -176,14 +176,14 @@ def _matched(ledgers: Sequence[Place], journals: Sequence[Place]) -> dict[Place,
 
 
 def _shard_of(place: Place, *, is_journal: bool) -> int | None:
-    """None where neither path nor cookie tell."""
+    """Return the shard by path or cookie; None if neither determines it."""
     if place.shard is not None:
         return place.shard
     try:
         found = cookie.parse((Path(place.path) / cookie.FILE_NAME).read_bytes())
     except (OSError, BinderyError):
         return None
-    # It is the only shard there, so its kind of directory is the one of which there are as many as shards.
+    # The place is not shared, so there are as many directories of its kind as shards.
     directories = found.journal_dirs if is_journal else found.ledger_dirs
     names = [Path(directory).name for directory in directories]
     name = Path(place.directory).name
@@ -209,7 +209,7 @@ def _classify(path: Path) -> Place | None:
     )
     if not has_journal and not has_ledgers:
         return None
-    # A directory that somebody called so has a cookie of its own.
+    # A configured directory that has such a name contains a cookie.
     shard = None if cookie.FILE_NAME in names else _SHARD.fullmatch(path.parent.name)
     return Place(str(path), int(shard[1]) if shard else None, has_journal, has_ledgers)
 
@@ -218,11 +218,11 @@ def _is_below(path: str, directory: str) -> bool:
     return Path(path).is_relative_to(os.path.realpath(directory))
 
 
-# --- a bookie that runs on it
+# --- a running bookie
 
 
 def running_pid(place: Place) -> int | None:
-    """The process that holds the index open, if one does. Reads the lock's state without taking the lock."""
+    """Return the pid of the process that has the index open, or None. The lock is not taken."""
     try:
         with open(f"{place.path}/{INDEX}/LOCK", "rb") as lock:
             answer = fcntl.fcntl(lock, fcntl.F_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
@@ -233,12 +233,12 @@ def running_pid(place: Place) -> int | None:
 
 
 def bookie_of(pid: int | None) -> str:
-    """The running bookie in words. The kernel says 0 of a process that this container cannot see."""
+    """Describe the running bookie. The kernel reports pid 0 for a process outside of this container."""
     return f"a bookie (pid {pid})" if pid else "a bookie in another container"
 
 
 def running_on(places: Sequence[ShardPlaces]) -> str:
-    """The running bookie and its directory, in words; empty if no bookie runs on any of them."""
+    """Describe the running bookie and its directory; empty if no bookie runs on any of them."""
     for pair in places:
         pid = None if pair.ledgers is None else running_pid(pair.ledgers)
         if pid is not None and pair.ledgers is not None:
@@ -248,14 +248,14 @@ def running_on(places: Sequence[ShardPlaces]) -> str:
 
 @contextmanager
 def locked(place: Place) -> Iterator[None]:
-    """Holds LevelDB's own lock, so that no bookie can open the index. Raises BookieMayRun.
+    """Hold LevelDB's own lock, so that no bookie can open the index. Raises BookieMayRun.
 
-    No other open file of that name may be closed by this process meanwhile: the operating system would drop the lock.
+    This process must not close another open file of that path meanwhile: the operating system would release the lock.
     """
     try:
         fd = os.open(f"{place.path}/{INDEX}/LOCK", os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
-        yield  # no bookie has this index open: it would have made the file
+        yield  # no bookie has this index open, because it would have created the file
         return
     try:
         try:
@@ -272,9 +272,9 @@ def locked(place: Place) -> Iterator[None]:
 
 @contextmanager
 def opened_index(place: Place, *, verify: bool = True) -> Iterator[Index | None]:
-    """The place's index, opened as a copy; None if there is none. Raises DamagedStorage, OSError.
+    """Open a copy of the place's index; None without one. Raises DamagedStorage, OSError.
 
-    `verify`: refuse, as a start does, an index of which something is missing that LevelDB does not miss.
+    `verify`: refuse, as a start does, an index with missing parts that LevelDB does not detect.
     """
     source = Path(place.path) / INDEX
     if not (source / "CURRENT").exists():
@@ -315,7 +315,7 @@ def _open_copy(source: Path, temporary: Path, *, attempts: int, verify: bool) ->
 
 
 def copy_index(source: Path, target: Path) -> None:
-    """What LevelDB may write to is copied, its tables are linked. `target` must not be there."""
+    """Copy the files to which LevelDB may write, and link its tables. `target` must not exist."""
     target.mkdir()
     for path in sorted(source.iterdir(), key=lambda path: path.suffix in _TABLE_SUFFIXES):
         if path.suffix in _TABLE_SUFFIXES:

@@ -1,14 +1,14 @@
-"""Rebuild the index of a stopped bookie from its entry logs, beside the old index, then replace that one.
+"""Rebuild the index of a stopped bookie from its entry logs, next to the old index, then replace that one.
 
 | step                                             | after a crash here                                             |
 |--------------------------------------------------|----------------------------------------------------------------|
-| take LevelDB's lock of the old index             | nothing happened                                               |
-| make `index.new` from the entry logs             | `index.new`, removed by the next rebuild                       |
+| take LevelDB's lock of the old index             | nothing has changed                                            |
+| create `index.new` from the entry logs           | `index.new`, removed by the next rebuild                       |
 | a shard in limbo goes back to phase listing      | more ledgers than necessary go into limbo: safe                |
-| rename `index` to `index.old-<time>`             | no index: a start makes one from the entry logs                |
+| rename `index` to `index.old-<time>`             | no index: a start builds it from the entry logs                |
 | rename `index.new` to `index`, sync directory    | done                                                           |
 
-The flags that say which ledgers are in limbo are stored only in the index, hence the third step.
+The third step is necessary because only the index stores which ledgers are in limbo.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ def rebuild(directory: str, *, discard: bool, now_ms: int) -> Iterator[dict[str,
     """Rebuild the index of every shard of `directory`. Raises BookieMayRun, DamagedStorage, OSError.
 
     All locks are taken before anything is written: if a bookie runs on one of the shards, nothing is changed.
-    `now_ms`: wall clock, ms of 1970.
+    `now_ms`: wall clock, milliseconds since 1970.
     """
     places = [pair.ledgers for pair in find_ledgers([directory]) if pair.ledgers is not None]
     with contextlib.ExitStack() as locks:
@@ -52,7 +52,7 @@ def _rebuild(place: Place, *, discard: bool, now_ms: int) -> dict[str, Any]:
     disk = RealDisk()
     mark = read_mark(disk, place.path)
     if mark is None:
-        raise NotThere("no LastLogMark here, so nothing says how far the entry logs go", path=place.path)
+        raise NotThere("no LastLogMark here, so the ends of the entry logs are unknown", path=place.path)
     current = Path(place.path)
     new, old = current / NEW_NAME, current / INDEX
     if new.exists():
@@ -60,14 +60,14 @@ def _rebuild(place: Place, *, discard: bool, now_ms: int) -> dict[str, Any]:
     is_limbo = limbo.read_marker(disk, place.path) is not None
     index = Index(LevelDbKV(str(new)))
     try:
-        # The shard is in limbo and lists again, so it denies no entry that a damaged log keeps out of the index.
+        # The shard is in limbo and lists its ledgers again, so it answers "unknown" for entries of damaged logs.
         work = IndexRebuild(disk, place.path, index, mark, may_be_partial=is_limbo)
         work.run()
         ledgers = sum(1 for _ in index.ledger_ids())
     except DamagedStorage as error:
         raise DamagedStorage(
             f"{error.message}; an index without these entries would deny them. Start the bookie: it rebuilds what can "
-            "be read, goes into limbo, and fetches the rest from the others",
+            "be read, goes into limbo, and copies the rest from other bookies",
             **error.facts,
         ) from error
     finally:
@@ -75,8 +75,8 @@ def _rebuild(place: Place, *, discard: bool, now_ms: int) -> dict[str, Any]:
     if is_limbo:
         limbo.write_marker(disk, place.path, "the index was rebuilt", now_ms)
     kept = _swap(disk, current, old=old, new=new, now_ms=now_ms)
-    if opening.REBUILD_WISH in disk.list_names(place.path):
-        disk.remove(f"{place.path}/{opening.REBUILD_WISH}")  # the request is fulfilled
+    if opening.REBUILD_REQUEST in disk.list_names(place.path):
+        disk.remove(f"{place.path}/{opening.REBUILD_REQUEST}")  # the request is fulfilled
         disk.sync_directory(place.path)
     if discard and kept is not None:
         shutil.rmtree(kept)

@@ -1,4 +1,4 @@
-"""Salvage the shards of a stopped bookie: see `storage.opening.salvage` for what is done and why."""
+"""Salvage the shards of a stopped bookie. `storage.opening.salvage` describes the steps."""
 
 import contextlib
 import shutil
@@ -18,15 +18,15 @@ from bindery_bookie.storage.opening.salvage import salvage
 def run_salvage(directories: Sequence[str], *, yes: bool, now_ms: int) -> Iterator[dict[str, Any]]:
     """Yield each step of each shard as facts for JSON. Without `yes` nothing is changed.
 
-    All locks are taken first: if a bookie runs on one of the shards, nothing is changed. `now_ms`: wall clock, ms of
+    All locks are taken first: if a bookie runs on one of the shards, nothing is changed. `now_ms`: milliseconds since
     1970. Raises BookieMayRun, BadRequest, OSError.
     """
     pairs = find_ledgers(directories)
     for pair in pairs:
         if pair.journal is None and pair.ledgers is not None:
             raise BadRequest(
-                "no journal was found for these ledgers: name its directory too (one whose journals are all gone needs "
-                "no salvage: a start goes into limbo by itself)",
+                "no journal was found for these ledgers: pass its directory, too (a shard whose journals are all lost "
+                "needs no salvage: its next start goes into limbo)",
                 ledgers=pair.ledgers.path,
             )
     with contextlib.ExitStack() as locks:
@@ -43,7 +43,7 @@ def _salvage(pair: ShardPlaces, *, yes: bool, now_ms: int) -> Iterator[dict[str,
     with tempfile.TemporaryDirectory(prefix="bindery-index-") as temporary:
 
         def open_copy(path: str) -> KV:
-            """The index as it is, without a change to its own files."""
+            """Open a copy of the index, so that its own files do not change."""
             target = Path(temporary) / INDEX
             shutil.rmtree(target, ignore_errors=True)
             copy_index(Path(path), target)
@@ -60,6 +60,10 @@ def _salvage(pair: ShardPlaces, *, yes: bool, now_ms: int) -> Iterator[dict[str,
         )
     for step in steps:
         yield {
-            "path": step.path, "offset": step.offset, "problem": step.problem, "moved_to": step.moved_to,
-            "is_copy": step.is_copy, "done": yes,
-        }  # fmt: skip
+            "path": step.path,
+            "offset": step.offset,
+            "problem": step.problem,
+            "moved_to": step.moved_to,
+            "is_copy": step.is_copy,
+            "done": yes,
+        }

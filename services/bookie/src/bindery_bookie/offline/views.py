@@ -1,4 +1,4 @@
-"""Read ledgers and entries from a shard's files: index, entry logs, and the part of the journal not flushed yet."""
+"""Read ledgers and entries from a shard's files: index, entry logs, and the part of the journal that is not flushed."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -14,10 +14,9 @@ from bindery_bookie.storage.entry_log.entry_log import EntryLogReader
 from bindery_bookie.storage.index.index import Index
 from bindery_bookie.storage.io.disk import Disk
 from bindery_bookie.storage.io.kv import MemoryKV
-from bindery_bookie.storage.journal import journal_format
+from bindery_bookie.storage.journal import journal_files, journal_format
 from bindery_bookie.storage.journal.journal_format import JournalPosition
 from bindery_bookie.storage.journal.mark import LastLogMark, read_mark
-from bindery_bookie.storage.opening import opening
 from bindery_bookie.storage.opening.rebuild import IndexRebuild
 
 CONTROL_NAMES: Final = {
@@ -26,17 +25,16 @@ CONTROL_NAMES: Final = {
     control.EXPLICIT_LAC: "explicit lac",
     control.DELETED: "deleted",
     control.CONTINUED: "continued",
-    control.CONTINUED: "continued",
 }
 
 
 JournalPlace = tuple[JournalPosition, int]
-"""The group, and the record's place in it."""
+"""The group, and the index of the record in it."""
 
 
 @dataclass(slots=True)
 class JournalLedger:
-    """One ledger in the journal behind LastLogMark."""
+    """One ledger in the journal after LastLogMark."""
 
     entries: dict[int, "JournalPlace"] = field(default_factory=dict)
     is_fenced: bool = False
@@ -54,25 +52,27 @@ class Shard:
         self.disk = disk
         self.index = index
         self.index_problem = index_problem
-        """Why `index` is one rebuilt in memory, or None. Empty: it is the shard's own."""
+        """Why `index` was rebuilt in memory or is None; empty if it is the shard's own."""
         self.mark = _mark_of(disk, self.ledgers_path)
         self._journal: dict[int, JournalLedger] | None = None
 
     @property
     def number(self) -> int:
-        """0 where the place has its directory for itself and nothing else tells."""
+        """Number of the shard; 0 if the path does not have it."""
         assert self.places.ledgers is not None
         return self.places.ledgers.shard or 0
 
     def journal(self) -> dict[int, JournalLedger]:
-        """By ledger; empty when no journal was given. Raises DamagedStorage."""
+        """Return the ledgers in the journal by id; empty without a journal. Raises DamagedStorage."""
         if self._journal is None:
             self._journal = {}
             if self.places.journal is not None and self.mark is not None:
-                for journal_id, group in opening.replay_groups(self.disk, self.places.journal.path, self.mark.journal):
+                for journal_id, group in journal_files.replay_groups(
+                    self.disk, self.places.journal.path, self.mark.journal
+                ):
                     position = JournalPosition(journal_id, group.offset, group.sequence)
                     for at, record in enumerate(group.records):
-                        _note(self._journal, record, (position, at))
+                        _add_record(self._journal, record, (position, at))
         return self._journal
 
     def journal_path(self, journal_id: int) -> str:
@@ -80,7 +80,7 @@ class Shard:
         return f"{self.places.journal.path}/{journal_format.file_name(journal_id)}"
 
     def journal_record(self, place: JournalPlace) -> bytes:
-        """The record that `journal` pointed to. Raises DamagedStorage."""
+        """Return a record that `journal` found. Raises DamagedStorage."""
         position, at = place
         path = self.journal_path(position.journal_id)
         file = self.disk.open_read(path)
@@ -126,12 +126,12 @@ class Shard:
         }
 
     def ledger_ids(self) -> list[int]:
-        """Ascending, those in the journal too."""
+        """Return the ids of all ledgers, including those in the journal, ascending."""
         indexed = set(self.index.ledger_ids()) if self.index is not None else set()
         return sorted(indexed | {ledger_id for ledger_id, new in self.journal().items() if new.has_key})
 
     def find(self, ledger_id: int, entry_id: int) -> "Found | None":
-        """Find the newest copy of an entry; one that is damaged in an entry log is returned with `problem`.
+        """Find the newest copy of an entry. If it is damaged in an entry log, it is returned with `problem`.
 
         Raises DamagedStorage if the journal is damaged.
         """
@@ -169,17 +169,17 @@ class Found:
     """`entry log` or `journal`."""
     path: str
     offset: int
-    """Of the body in an entry log; of the group in a journal."""
+    """Offset of the body in an entry log, or of the group in a journal."""
     body: bytes
     record: int | None = None
-    """Its place in the group of a journal."""
+    """Its index in the group of a journal."""
     problem: str = ""
-    """The bookie's own digest, size or ids contradict the bytes; empty: all is well."""
+    """Which of the bookie's own digest, size or ids does not match the bytes; empty if all match."""
 
 
 @contextmanager
 def opened_shard(places: ShardPlaces) -> Iterator[Shard]:
-    """The shard with its index, or with one rebuilt in memory from the entry logs when its own is lost or damaged."""
+    """Open a shard with its index, or with one rebuilt in memory from the entry logs if its own is lost or damaged."""
     assert places.ledgers is not None
     disk = ReadOnlyDisk()
     index, problem = None, "there is no index"
@@ -207,19 +207,19 @@ def rebuilt_in_memory(place: Place, disk: Disk) -> Index | None:
 
 
 def _mark_of(disk: Disk, directory: str) -> LastLogMark | None:
-    """Raises DamagedStorage with what shows more all the same."""
+    """Return the LastLogMark. Raises DamagedStorage with the commands that work without it."""
     try:
         return read_mark(disk, directory)
     except DamagedStorage as error:
         raise DamagedStorage(
-            f"{error.message}, so nothing says how far the rest goes; `bindery bookie log dump` shows the entry logs, "
-            "`bindery bookie check` what mends it",
+            f"{error.message}, so the ends of the other files are unknown; `bindery bookie log dump` shows the entry "
+            "logs, `bindery bookie check` how to repair it",
             **error.facts,
         ) from error
 
 
 def record_facts(body: bytes) -> dict[str, Any]:
-    """A record of a journal or an entry log as JSON. No key is shown."""
+    """Return a record of a journal or an entry log as JSON, without master keys."""
     if len(body) < control.CONTROL_SIZE_MIN:
         return {"kind": "short", "size": len(body)}
     ledger_id, entry_id = control.unpack_ids(body)
@@ -240,7 +240,7 @@ def record_facts(body: bytes) -> dict[str, Any]:
     return facts
 
 
-def _note(ledgers: dict[int, JournalLedger], record: bytes, place: JournalPlace) -> None:
+def _add_record(ledgers: dict[int, JournalLedger], record: bytes, place: JournalPlace) -> None:
     if len(record) < control.CONTROL_SIZE_MIN:
         return
     ledger_id, entry_id = control.unpack_ids(record)

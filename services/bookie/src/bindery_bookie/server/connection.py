@@ -100,7 +100,7 @@ class BookieConnection(asyncio.Protocol):
         self._gate_timer: asyncio.TimerHandle | None = None
         self._tls = TlsUpgrade(is_offered=owner.security.tls is not None, is_required=owner.security.tls_required)
         self._upgrading: asyncio.Task[None] | None = None
-        """Runs the handshake that `_tls` asked for."""
+        """Runs the handshake that `_tls` requested."""
         self._transport: asyncio.Transport | None = None
         self.peer_name = "?"
         self._reasons: set[str] = set()
@@ -399,7 +399,7 @@ class BookieConnection(asyncio.Protocol):
         return True
 
     def _issue_batch(self, count_max: int) -> int:
-        """The reads in it, at most `count_max`."""
+        """Issue one batch and return the number of its reads, at most `count_max`."""
         budget = self._operations.reads_budget
         pending = self._pending_reads
         codec: Codec = v3 if self._pending_v3 else v2

@@ -1,28 +1,24 @@
-"""Operations: what each request of the ledger protocol does to the store, and what it is answered.
+"""Operations: what each request of the ledger protocol does to the store, and how it is answered.
 
-A batch of requests is what one socket read brought. Its adds go to the store as one group and its plain reads as
-another, with no task, future or closure per entry; everything else is rare and gets a task of its own.
+A batch is the requests of one socket read. Its adds go to the store as one group, and its plain reads as another,
+without a task, future or closure per entry. Every other request gets a task of its own: batch reads here, the rest in
+`single_operations`.
 
-Order. The adds of a batch are handed to the store before anything else of it, so a force or a read that was sent behind
-an add finds it. Answers come in any order: clients tell them apart by transaction id, in v2 by operation and ids.
+Order: the adds of a batch are passed to the store before its other requests, so a force or a read that was sent after
+an add finds it. Responses are sent in any order: clients match them by transaction id, in v2 by operation and ids.
 
-Limits. Back-pressure comes first: a connection is not read while what it brings is over a budget. What very many
-connections bring at once all the same is bounded by refusals: adds beyond twice `adds_size_max`, and reads beyond
-`pending_reads_max`, are answered TOO_MANY_REQUESTS.
+Limits: back-pressure comes first: a connection is not read while its requests exceed a budget. Very many connections
+can exceed the budgets together; adds beyond twice `adds_size_max`, and reads beyond `pending_reads_max`, are therefore
+answered with TOO_MANY_REQUESTS.
 
-What stands behind each answer
-- add OK: the store says so, after its journal record was fdatasynced (DEFERRED_SYNC: written);
-- fencing read: `store.fence` returned, that is the fence is durable, before the entry is even looked up;
-- write LAC OK: its record is durable; force OK: everything added before it is.
-Source: BookKeeper's request processors, observed on 4.17.2.
+An add is answered with OK after the store has reported it, which means that its journal record is synced
+(DEFERRED_SYNC: written). Source: BookKeeper's request processors, observed on 4.17.2.
 """
 
-import asyncio
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Final, Protocol, TypeVar, cast
+from collections.abc import Callable, Sequence
+from typing import Final, cast
 
-from bindery_core.errors import BinderyError, NoSuchLedger
-from bindery_core.formats import availability
+from bindery_core.errors import BinderyError
 from bindery_core.ids import ID_MAX
 from bindery_core.wire import messages as m
 from bindery_core.wire import v2, v3
@@ -34,7 +30,6 @@ from bindery_core.wire.messages import (
     ReadRequest,
     ReadResponse,
     Request,
-    Response,
     Status,
 )
 from bindery_core.wire.status import of_error
@@ -42,39 +37,21 @@ from bindery_kit.observability.logs import error_fields
 
 from bindery_bookie.metrics import BookieMetrics
 from bindery_bookie.server.back_pressure import BackPressureBudget
+from bindery_bookie.server.peer import Peer
 from bindery_bookie.server.quiet_log import QuietLog
 from bindery_bookie.server.read_turns import ReadTurns
+from bindery_bookie.server.refusals import failed
+from bindery_bookie.server.single_operations import SingleOperations, read_some
 from bindery_bookie.settings import ServerSettings
 from bindery_bookie.state import BookieState
 from bindery_bookie.storage.store import EntryStore
 
-OK = int(Status.OK)
-RequestT = TypeVar("RequestT", bound=Request)
-Work = Callable[[RequestT], Coroutine[Any, Any, Response]]
+OK: Final = int(Status.OK)
 ADD_OVERHEAD: Final = 512
-"""Bytes that an add under way takes beside its body: request, queue entries, its answer."""
+"""Memory of an add in progress in bytes, in addition to its body: request, queue entries, response."""
 BATCH_STEP_COUNT_MAX: Final = 256
-"""Entries that a batch read asks the store for at once; how many of them fit is known only afterwards."""
-
-
-class Peer(Protocol):
-    """A connection as the operations see it."""
-
-    def send(self, data: bytes) -> None:
-        """Write frames; forgotten when the connection is gone."""
-
-    def enqueue_reads(self, reads: Sequence[ReadRequest | BatchReadRequest], codec: Codec) -> None:
-        """Read these when there is room for their answers."""
-
-    def start_tls(self, request: m.StartTlsRequest) -> None:
-        """Answer, and secure the connection if that is offered."""
-
-    def spawn(self, work: Coroutine[Any, Any, None], *, until_gone: bool = False) -> asyncio.Task[None]:
-        """Run `work` in a task, which the peer's owner holds; `until_gone`: cancel it when the connection goes."""
-        ...
-
-    def wait_for_adds(self) -> None:
-        """Stop reading from this connection until the budget of adds is low."""
+"""Maximum number of entries that a batch read requests from the store at once. Only their sizes show how many fit into
+the response."""
 
 
 class Operations:
@@ -98,12 +75,17 @@ class Operations:
         self.adds_budget = BackPressureBudget(settings.adds_size_max)
         self.reads_budget = BackPressureBudget(settings.reads_size_max)
         self.read_turns = ReadTurns()
-        self.long_polls = 0
+        self._single = SingleOperations(store, state, metrics, settings, clock=clock, log=self._log)
         self.pending_reads = 0
-        """Plain and batch reads of all connections that were not issued yet; connections count them down."""
+        """Number of plain and batch reads of all connections that are not issued yet; the connections decrement it."""
+
+    @property
+    def long_polls(self) -> int:
+        """Number of long polls in progress."""
+        return self._single.long_polls
 
     def handle(self, peer: Peer, requests: Sequence[Request], codec: Codec = v3) -> None:
-        """Start everything in `requests`; answers go to `peer`, written by `codec`, as they come."""
+        """Start all `requests`. Responses are encoded by `codec` and sent to `peer` as they become available."""
         adds: list[AddRequest] = []
         reads: list[ReadRequest | BatchReadRequest] = []
         others: list[Request] = []
@@ -120,6 +102,15 @@ class Operations:
             self._enqueue(peer, reads, codec)
         for request in others:
             self._start(peer, request, codec)
+
+    def _start(self, peer: Peer, request: Request, codec: Codec) -> None:
+        match request:
+            case BatchReadRequest():
+                self._enqueue(peer, [request], codec)
+            case ReadRequest() if request.flag != ReadFlag.FENCE_LEDGER and request.previous_lac is None:
+                self._enqueue(peer, [request], codec)  # ENTRY_PIGGYBACK without a previous LAC is a plain read
+            case _:
+                self._single.start(peer, request, codec)
 
     def _enqueue(self, peer: Peer, reads: list[ReadRequest | BatchReadRequest], codec: Codec) -> None:
         room = self._settings.pending_reads_max - self.pending_reads
@@ -183,14 +174,14 @@ class Operations:
 
         try:
             self._store.add_many(adds, done)
-        except Exception as error:  # some may be stored, which IO_ERROR does not deny
+        except Exception as error:  # some may be stored; IO_ERROR does not exclude that
             self._log.warning("operation_broken", operation="ADD_ENTRY", **error_fields(error))
             done([int(Status.IO_ERROR)] * count)
         if self.adds_budget.is_over:
             peer.wait_for_adds()
 
     def _refuse_writes(self, peer: Peer, adds: list[AddRequest], codec: Codec) -> list[AddRequest]:
-        """Answer READ_ONLY where it applies; return the adds that are taken all the same."""
+        """Answer adds that are refused with READ_ONLY, and return the adds that are accepted nevertheless."""
         accepted = [add for add in adds if self._state.accepts_add(priority=add.priority)]
         refused = [add for add in adds if not self._state.accepts_add(priority=add.priority)]
         if refused:
@@ -204,9 +195,9 @@ class Operations:
     # --- plain reads --------------------------------------------------------------------------------------------------
 
     def read(self, peer: Peer, reads: Sequence[ReadRequest], codec: Codec, sent: Callable[[int], None]) -> None:
-        """Answer plain reads with body and, in v3, the ledger's LAC; then `sent(bytes of the answers)`.
+        """Answer plain reads with the body and, in v3, the ledger's LAC; then call `sent(bytes of the responses)`.
 
-        What the caches hold is answered before this returns. Each is answered once, whatever breaks.
+        Entries in the caches are answered before this returns. Each read is answered exactly once, even after an error.
         """
         started = self._clock()
         self._metrics.reads_in_progress += len(reads)
@@ -236,7 +227,7 @@ class Operations:
     def _answer_reads(
         self, peer: Peer, reads: Sequence[ReadRequest], results: Sequence[bytes | int], started: float, codec: Codec
     ) -> int:
-        """The bytes sent."""
+        """Return the number of bytes sent."""
         with_lac = codec.VERSION == v3.VERSION
         responses: list[ReadResponse] = []
         answer = responses.append
@@ -264,7 +255,7 @@ class Operations:
         return len(data)
 
     def _lac_or_none(self, ledger_id: int) -> int | None:
-        """The LAC beside a body is a courtesy; an entry that was read is worth answering without it."""
+        """Return the LAC, which is optional in a response: if it cannot be read, the entry is sent without it."""
         try:
             return self._store.last_add_confirmed(ledger_id)
         except (BinderyError, OSError):
@@ -273,17 +264,18 @@ class Operations:
     # --- batch reads --------------------------------------------------------------------------------------------------
 
     def batch_limits(self, request: BatchReadRequest) -> tuple[int, int]:
-        """(entries at most, bytes at most) of the answer."""
+        """Return the maximum numbers of entries and of bytes of the response."""
         size_max = min(request.size_max, self._settings.batch_read_size_max)
         return (request.count_max if request.count_max > 0 else 2**31 - 1), size_max
 
     def read_batch(
         self, peer: Peer, request: BatchReadRequest, codec: Codec, entry_size: float, sent: Callable[[int, int], None]
     ) -> None:
-        """Answer with consecutive entries; then `sent(bytes of the answer, entries in it)`.
+        """Answer with consecutive entries; then call `sent(bytes of the response, number of its entries)`.
 
-        The first entry comes whatever its size; the rest while the answer fits. What is missing or cannot be read ends
-        the batch, and is an error of the whole only if it is the first. `entry_size`: what entries are likely to have.
+        The first entry is sent whatever its size, the others while the response does not exceed its limits. An entry
+        that is missing or cannot be read ends the batch; only if it is the first, the response is an error.
+        `entry_size`: expected bytes per entry.
         Source: BookKeeper BatchedReadEntryProcessor.
         """
         peer.spawn(self._answer_batch(peer, request, codec, entry_size, sent))
@@ -316,7 +308,7 @@ class Operations:
         metrics.operations["READ_ENTRY"].observe(self._clock() - started, ok=status == OK)
 
     async def _collect_batch(self, request: BatchReadRequest, bodies: list[bytes], entry_size: float) -> int:
-        """Append the batch's entries to `bodies`; the answer's status."""
+        """Append the entries of the batch to `bodies` and return the status of the response."""
         if request.flag == ReadFlag.FENCE_LEDGER:
             if request.master_key is None:
                 return int(Status.UNAUTHORIZED)
@@ -329,7 +321,7 @@ class Operations:
             count = max(1, min(likely, BATCH_STEP_COUNT_MAX, count_max - len(bodies), ID_MAX - first + 1))
             if first > ID_MAX:
                 return OK
-            for found in await self._read_some([(request.ledger_id, first + n) for n in range(count)]):
+            for found in await read_some(self._store, [(request.ledger_id, first + n) for n in range(count)]):
                 if isinstance(found, int):
                     return OK if bodies else found
                 size += len(found) + v2.BATCH_ENTRY_OVERHEAD
@@ -340,223 +332,3 @@ class Operations:
             if size >= size_max:
                 return OK
         return OK
-
-    # --- everything else ----------------------------------------------------------------------------------------------
-
-    def _start(self, peer: Peer, request: Request, codec: Codec) -> None:
-        match request:
-            case ReadRequest() if request.flag == ReadFlag.FENCE_LEDGER:
-                self._spawn(peer, "READ_ENTRY_FENCE", self._fence_read, request, codec)
-            case BatchReadRequest():
-                self._enqueue(peer, [request], codec)
-            case ReadRequest() if request.previous_lac is not None:
-                self._start_long_poll(peer, request)
-            case ReadRequest():
-                self._enqueue(peer, [request], codec)  # ENTRY_PIGGYBACK without a previous LAC is a plain read
-            case m.WriteLacRequest():
-                self._spawn(peer, "WRITE_LAC", self._write_lac, request)
-            case m.ReadLacRequest():
-                self._spawn(peer, "READ_LAC", self._read_lac, request)
-            case m.ForceLedgerRequest():
-                self._spawn(peer, "FORCE_LEDGER", self._force, request)
-            case m.ListEntriesRequest():
-                self._spawn(peer, "GET_LIST_OF_ENTRIES_OF_LEDGER", self._list_entries, request)
-            case m.BookieInfoRequest():
-                self._spawn(peer, "GET_BOOKIE_INFO", self._bookie_info, request)
-            case m.AuthRequest():
-                # Nobody is asked to authenticate, or no longer: BookKeeper's clients take this name as "done".
-                txn_id = request.txn_id if codec.VERSION == v3.VERSION else v2.VERSION
-                peer.send(codec.encode_response(m.AuthResponse(txn_id, OK, v3.AUTH_DISABLED_PLUGIN)))
-            case m.StartTlsRequest():
-                peer.start_tls(request)
-            case m.OtherRequest():
-                peer.send(codec.encode_response(refuse_other(request, codec)))
-
-    def _spawn(
-        self,
-        peer: Peer,
-        name: str,
-        work: Work[RequestT],
-        request: RequestT,
-        codec: Codec = v3,
-        *,
-        until_gone: bool = False,
-    ) -> asyncio.Task[None]:
-        return peer.spawn(self._answer(peer, name, work, request, codec), until_gone=until_gone)
-
-    async def _answer(self, peer: Peer, name: str, work: Work[RequestT], request: RequestT, codec: Codec) -> None:
-        started = self._clock()
-        try:
-            response = await work(request)
-        except BinderyError as error:
-            response = failed(request, of_error(error))
-            if response.status in (Status.IO_ERROR, Status.UNKNOWN_LEDGER_STATE):
-                self._log.warning("operation_failed", operation=name, **error_fields(error))
-        except Exception as error:
-            # A fault of ours must cost one request, not the connection's other thousand.
-            self._log.warning("operation_broken", operation=name, **error_fields(error))
-            response = failed(request, Status.IO_ERROR)
-        peer.send(codec.encode_response(response))
-        self._metrics.operations[name].observe(self._clock() - started, ok=response.status == OK)
-
-    async def _read_some(self, keys: Sequence[tuple[int, int]]) -> Sequence[bytes | int]:
-        answer: asyncio.Future[Sequence[bytes | int]] = asyncio.get_running_loop().create_future()
-
-        def done(results: Sequence[bytes | int]) -> None:
-            if not answer.done():
-                answer.set_result(results)
-
-        self._store.read_many(keys, done)
-        return await answer
-
-    async def _read_one(self, ledger_id: int, entry_id: int) -> bytes | int:
-        return (await self._read_some([(ledger_id, entry_id)]))[0]
-
-    async def _fence_read(self, request: ReadRequest) -> Response:
-        if request.master_key is None:
-            return failed(request, Status.UNAUTHORIZED)
-        await self._store.fence(request.ledger_id, request.master_key)
-        result = await self._read_one(request.ledger_id, request.entry_id)
-        if isinstance(result, int):
-            return failed(request, result)
-        return ReadResponse(request.txn_id, OK, request.ledger_id, request.entry_id, result)
-
-    def _start_long_poll(self, peer: Peer, request: ReadRequest) -> None:
-        if request.flag == ReadFlag.ENTRY_PIGGYBACK and request.entry_id != -1:
-            peer.send(v3.encode_response(failed(request, Status.BAD_REQUEST)))
-        elif self.long_polls >= self._settings.long_polls_max:
-            self._metrics.reads_rejected += 1
-            peer.send(v3.encode_response(failed(request, Status.TOO_MANY_REQUESTS)))
-        else:
-            self.long_polls += 1
-            task = self._spawn(peer, "READ_ENTRY_LONG_POLL", self._long_poll, request, until_gone=True)
-            task.add_done_callback(self._long_poll_ended)  # also when it is cancelled before its first step
-
-    def _long_poll_ended(self, _: asyncio.Task[None]) -> None:
-        self.long_polls -= 1
-
-    async def _long_poll(self, request: ReadRequest) -> Response:
-        previous = request.previous_lac
-        assert previous is not None
-        lac = await self._wait_for_lac(request.ledger_id, previous, request.timeout_ms)
-        ledger_id, entry_id = request.ledger_id, request.entry_id
-        if request.flag != ReadFlag.ENTRY_PIGGYBACK:
-            result = await self._read_one(ledger_id, entry_id)
-            if isinstance(result, int):
-                return failed(request, result)
-            return ReadResponse(request.txn_id, OK, ledger_id, entry_id, result, lac)
-        if lac <= previous:
-            return ReadResponse(request.txn_id, OK, ledger_id, entry_id, None, lac)
-        updated_at_ms = self._store.lac_updated_at_ms(ledger_id) or None
-        result = await self._read_one(ledger_id, previous + 1)
-        if not isinstance(result, int):
-            return ReadResponse(request.txn_id, OK, ledger_id, previous + 1, result, lac, updated_at_ms)
-        if result == Status.NO_ENTRY:
-            # Striped ledgers: the next entry may well be on other bookies only.
-            return ReadResponse(request.txn_id, OK, ledger_id, entry_id, None, lac, updated_at_ms)
-        return failed(request, result)
-
-    async def _wait_for_lac(self, ledger_id: int, previous: int, timeout_ms: int | None) -> int:
-        """The LAC, once it is above `previous`, the time is over, or the ledger was fenced. Raises NoSuchLedger."""
-        lac = self._store.last_add_confirmed(ledger_id)
-        if lac > previous or not timeout_ms or timeout_ms < 0:
-            return lac
-        woken = asyncio.Event()
-        cancel = self._store.watch_lac(ledger_id, woken.set)
-        try:
-            lac = self._store.last_add_confirmed(ledger_id)  # it may have moved before we watched
-            if lac <= previous:
-                timeout_s = min(timeout_ms / 1000, self._settings.long_poll_timeout_max_s)
-                try:
-                    async with asyncio.timeout(timeout_s):
-                        await woken.wait()
-                except TimeoutError:
-                    pass
-                lac = self._store.last_add_confirmed(ledger_id)
-        finally:
-            cancel()
-        return lac
-
-    async def _write_lac(self, request: m.WriteLacRequest) -> Response:
-        if not self._state.accepts_add(priority=0):
-            return failed(request, Status.READ_ONLY)
-        await self._store.write_lac(request.ledger_id, request.master_key, request.lac, request.body)
-        return m.WriteLacResponse(request.txn_id, OK, request.ledger_id)
-
-    async def _read_lac(self, request: m.ReadLacRequest) -> Response:
-        try:
-            lac = await self._store.read_lac(request.ledger_id)
-        except NoSuchLedger:
-            return failed(request, Status.NO_ENTRY)
-        if lac.last_entry is not None:
-            status = Status.OK
-        elif lac.explicit_packet is not None:
-            status = Status.IO_ERROR  # what BookKeeper answers for a ledger with an explicit LAC but no entry
-        else:
-            status = Status.NO_ENTRY
-        return m.ReadLacResponse(request.txn_id, status, request.ledger_id, lac.explicit_packet, lac.last_entry)
-
-    async def _force(self, request: m.ForceLedgerRequest) -> Response:
-        await self._store.force(request.ledger_id)
-        return m.ForceLedgerResponse(request.txn_id, OK, request.ledger_id)
-
-    async def _list_entries(self, request: m.ListEntriesRequest) -> Response:
-        encoded = availability.encode(await self._store.entry_ids(request.ledger_id))
-        return m.ListEntriesResponse(request.txn_id, OK, request.ledger_id, encoded)
-
-    async def _bookie_info(self, request: m.BookieInfoRequest) -> Response:
-        total, free = self._store.disk_usage()
-        return m.BookieInfoResponse(
-            request.txn_id, OK, total if request.requested & 1 else None, free if request.requested & 2 else None
-        )
-
-
-def failed(request: Request, status: int) -> Response:
-    """`request` answered with `status` in both places, ids echoed."""
-    match request:
-        case AddRequest():
-            return m.AddResponse(request.txn_id, status, request.ledger_id, request.entry_id)
-        case ReadRequest():
-            return ReadResponse(request.txn_id, status, request.ledger_id, request.entry_id)
-        case BatchReadRequest():
-            return m.BatchReadResponse(request.txn_id, status, request.ledger_id, request.entry_id, request.request_id)
-        case m.WriteLacRequest():
-            return m.WriteLacResponse(request.txn_id, status, request.ledger_id)
-        case m.ReadLacRequest():
-            return m.ReadLacResponse(request.txn_id, status, request.ledger_id)
-        case m.ForceLedgerRequest():
-            return m.ForceLedgerResponse(request.txn_id, status, request.ledger_id)
-        case m.ListEntriesRequest():
-            return m.ListEntriesResponse(request.txn_id, status, request.ledger_id)
-        case m.BookieInfoRequest():
-            return m.BookieInfoResponse(request.txn_id, status)
-        case m.StartTlsRequest():
-            return m.StartTlsResponse(request.txn_id, status)
-        case m.AuthRequest():
-            return m.AuthResponse(request.txn_id, status)
-        case m.OtherRequest():
-            return m.ErrorResponse(request.txn_id, request.operation, status)
-
-
-def refuse_other(request: m.OtherRequest, codec: Codec = v3) -> Response:
-    """BAD_VERSION in the operation's own answer for versions 1 and 2 (in v2: above 2), else BAD_REQUEST without one."""
-    txn_id, ledger_id, status = request.txn_id, request.ledger_id, int(Status.BAD_VERSION)
-    if request.version != v3.VERSION or codec.VERSION == v2.VERSION:
-        match request.operation:
-            case m.Operation.ADD_ENTRY:
-                return m.AddResponse(txn_id, status, ledger_id, request.entry_id)
-            case m.Operation.READ_ENTRY:
-                return ReadResponse(txn_id, status, ledger_id, request.entry_id)
-            case m.Operation.BATCH_READ_ENTRY if codec.VERSION == v2.VERSION:
-                return m.BatchReadResponse(txn_id, status, ledger_id, request.entry_id, request.request_id)
-            case m.Operation.WRITE_LAC:
-                return m.WriteLacResponse(txn_id, status, ledger_id)
-            case m.Operation.READ_LAC:
-                return m.ReadLacResponse(txn_id, status, ledger_id)
-            case m.Operation.FORCE_LEDGER:
-                return m.ForceLedgerResponse(txn_id, status, ledger_id)
-            case m.Operation.GET_LIST_OF_ENTRIES_OF_LEDGER:
-                return m.ListEntriesResponse(txn_id, status, ledger_id)
-            case m.Operation.GET_BOOKIE_INFO:
-                return m.BookieInfoResponse(txn_id, status)
-    return m.ErrorResponse(txn_id, request.operation, Status.BAD_REQUEST)

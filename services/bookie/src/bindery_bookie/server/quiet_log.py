@@ -1,4 +1,4 @@
-"""QuietLog: warnings that strangers can cause, at most one a second of each kind; the next counts those left out."""
+"""QuietLog: rate-limit warnings that any client can cause: one per second and event, with a count of those left out."""
 
 from collections.abc import Callable
 from typing import Any, Final
@@ -18,7 +18,7 @@ class QuietLog:
         self._left_out: dict[str, int] = {}
 
     def warning(self, event: str, **fields: Any) -> None:
-        """`event` is one of our fixed names, so the memory is bounded by our own vocabulary."""
+        """Log `event`, or count it. Event names are constants of the code, so their number bounds the memory."""
         now = self._clock()
         if now < self._next.get(event, now):
             self._left_out[event] = self._left_out.get(event, 0) + 1

@@ -1,8 +1,9 @@
-"""ReadTurns: how many reads are issued in one turn of the event loop, by whom.
+"""ReadTurns: limit the number of reads that connections issue in one turn of the event loop.
 
-Caches answer at once, so that nothing else would end a turn while clients ask for more: adds, and other connections,
-wait meanwhile. All connections together issue READ_TURN_COUNT_MAX reads a turn, one of them READ_SHARE_COUNT_MAX at a
-time. Who has more to issue goes to the end of the queue; the next turn begins with those who wait longest.
+Reads served from a cache do not yield. Without a limit, one turn of the event loop could last as long as clients send
+reads, and adds and other connections would be delayed. All connections together issue at most READ_TURN_COUNT_MAX reads
+per turn, and one connection at most READ_SHARE_COUNT_MAX at a time. A connection with more reads joins the end of a
+queue; the next turn begins with the connection that has waited longest.
 """
 
 import asyncio
@@ -11,11 +12,14 @@ from collections.abc import Callable
 from typing import Final
 
 READ_TURN_COUNT_MAX: Final = 1024
+"""Maximum number of reads that all connections together issue in one turn of the event loop."""
 READ_SHARE_COUNT_MAX: Final = 256
+"""Maximum number of reads that one connection issues before the next one is served."""
 
 
 class ReadTurns:
-    """Invariants: who queues is called once, in a later turn; who does not queue goes first only if nobody waits."""
+    """Invariants: a queued connection is called once, in a later turn. While a connection is queued, no other
+    connection may issue reads."""
 
     __slots__ = ("_is_scheduled", "_left", "_waiting")
 
@@ -25,17 +29,17 @@ class ReadTurns:
         self._is_scheduled = False
 
     def share(self) -> int:
-        """Reads that somebody who did not queue may issue now; 0: queue."""
+        """Return the number of reads that a connection may issue in this turn. 0: none; call `queue`."""
         return 0 if self._waiting else min(self._left, READ_SHARE_COUNT_MAX)
 
     def spend(self, count: int) -> None:
-        """So many were issued."""
+        """Subtract `count` issued reads from the limit of this turn."""
         self._left -= count
-        if self._left <= READ_TURN_COUNT_MAX // 2:  # not for each lone read: a callback costs a turn of its own
+        if self._left <= READ_TURN_COUNT_MAX // 2:  # not after each single read: a callback costs an extra turn
             self._schedule()
 
     def queue(self, issue: Callable[[int], None]) -> None:
-        """Call `issue` once, with the reads that it may issue."""
+        """Call `issue` once in a later turn, with the number of reads that it may issue."""
         self._waiting.append(issue)
         self._schedule()
 

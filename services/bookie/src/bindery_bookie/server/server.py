@@ -1,16 +1,14 @@
-"""BookieServer: the ledger port. Accepts connections, owns what runs for them, ends them in order.
+"""BookieServer: the ledger port. It accepts connections, holds the tasks of their requests, and closes them in order.
 
 Invariants: never more than `connections_max` connections; every task started for a request is held here until it ends.
 """
 
 import asyncio
-import ipaddress
 import socket
 from collections.abc import Callable
 from typing import Final
 
-from bindery_core.errors import BadRequest, BinderyError, TooManyRequests, Unauthorized
-from bindery_kit.observability.last_words import bind_fix
+from bindery_core.errors import BinderyError, TooManyRequests, Unauthorized
 from bindery_kit.observability.logs import error_fields
 
 from bindery_bookie.access.security import OPEN, Security
@@ -23,36 +21,6 @@ from bindery_bookie.state import BookieState
 from bindery_bookie.storage.store import EntryStore
 
 BACKLOG: Final = 512
-
-
-def bind(host: str, port: int, *, insecure: bool) -> socket.socket:
-    """A bound socket that does not listen yet, so that the port is known, and ours, before storage is open.
-
-    Raises BadRequest for an address that other machines can reach, unless `insecure`, and for one that cannot be bound.
-    """
-    if not insecure and not _is_loopback(host):
-        raise BadRequest(
-            f"refusing to listen on {host}, where other machines can connect without authentication; use 127.0.0.1, "
-            "or say --insecure (BOOKIE_INSECURE=true) if the network itself is trusted"
-        )
-    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind((host, port))
-    except OSError as error:
-        sock.close()
-        raise BadRequest(f"cannot listen on {host}:{port}: {error.strerror or error}; {bind_fix(error)}") from error
-    sock.setblocking(False)
-    return sock
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 class BookieServer:
@@ -75,28 +43,33 @@ class BookieServer:
         self._metrics = metrics
         self._log = QuietLog(__name__, clock=clock)
         self._connections: dict[BookieConnection, None] = {}
-        """In the order in which they came, so that they end in an order that can be replayed."""
+        """In the order of their arrival, so that a simulation closes them in a reproducible order."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
         self._all_closed: asyncio.Event | None = None
+        operations = self.operations
         metrics.gauge("bindery_bookie_connections", "Connections of clients.", lambda: len(self._connections))
-        metrics.gauge("bindery_bookie_long_polls", "Parked long-poll reads.", lambda: self.operations.long_polls)
-        metrics.gauge("bindery_bookie_adds_size", "Bytes of adds under way.", lambda: self.operations.adds_budget.used)
-        metrics.gauge("bindery_bookie_reads_size", "Bytes of read answers.", lambda: self.operations.reads_budget.used)
+        metrics.gauge("bindery_bookie_long_polls", "Long-poll reads in progress.", lambda: operations.long_polls)
+        metrics.gauge("bindery_bookie_adds_size", "Bytes of adds in progress.", lambda: operations.adds_budget.used)
+        metrics.gauge(
+            "bindery_bookie_reads_size",
+            "Bytes of read responses in progress.",
+            lambda: self.operations.reads_budget.used,
+        )
 
     @property
     def connection_count(self) -> int:
         return len(self._connections)
 
     async def start(self, sock: socket.socket) -> None:
-        """Listen on `sock` (see `bind`) and serve from now on."""
+        """Listen on `sock` (see `bind_tcp`) and serve."""
         assert self._server is None
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(lambda: BookieConnection(self), sock=sock, backlog=BACKLOG)
         self._state.running = True
 
     async def close(self) -> None:
-        """Accept no more, answer what is under way within `drain_timeout_s`, end all connections. Idempotent."""
+        """Stop accepting, answer requests in progress within `drain_timeout_s`, close all connections. Idempotent."""
         if self._server is None:
             return
         server, self._server = self._server, None
@@ -125,7 +98,7 @@ class BookieServer:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.sleep(0)  # lets aborted transports tell their protocols
+        await asyncio.sleep(0)  # aborted transports call their protocols in the next turn
 
     # --- connection.ConnectionOwner -------------------------------------------------------------------------------
 

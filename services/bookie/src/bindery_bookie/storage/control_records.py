@@ -1,19 +1,19 @@
-"""Control records: what a bookie knows of a ledger besides its entries, in journals and entry logs.
+"""Control records: the state of a ledger besides its entries, in journals and entry logs.
 
-A control record begins like an entry frame, with a negative entry id that says what follows. Integers are big-endian.
+A control record begins like an entry frame. Its negative entry id is the type of the record. Integers are big-endian.
 
 | entry id | name         | rest of the record                            |
 |---------:|--------------|-----------------------------------------------|
 |   -4096  | master key   | u32 size, then the key                        |
 |   -8192  | fence        | nothing                                       |
 |  -32768  | explicit LAC | u32 size, then the LAC packet (ids, digest)   |
-|  -65536  | deleted      | nothing: forget what was said before          |
+|  -65536  | deleted      | nothing: earlier records are void             |
 | -131072  | continued    | u64 id of the journal that follows this one   |
 
-`continued` stands in journals only, and has the ledger id -1.
+`continued` occurs in journals only, with the ledger id -1.
 
-Clients never send negative entry ids: the engine refuses such an add, or a client could forge these.
-Source: BookKeeper's BookieImpl.METAENTRY_ID_*; `deleted` and `continued` are ours.
+The engine refuses adds with negative entry ids, so that a client cannot forge control records.
+Source: BookKeeper's BookieImpl.METAENTRY_ID_*; `deleted` and `continued` are Bindery's.
 """
 
 import struct
@@ -34,16 +34,16 @@ _CONTINUED = struct.Struct(">qqQ")
 _IDS_AND_LAC = struct.Struct(">qqq")
 
 ENTRY_SIZE_MIN: Final = _IDS_AND_LAC.size
-"""What the bookie reads of an entry frame: ledger id, entry id, last add confirmed."""
+"""Size of the fields of an entry frame that the bookie reads: ledger id, entry id, last add confirmed."""
 
 LAC_PACKET_SIZE_MIN: Final = _IDS.size
 CONTROL_SIZE_MIN: Final = _IDS.size
 
 unpack_ids = _IDS.unpack_from
-"""(ledger id, entry id) of an entry frame or control record."""
+"""Returns (ledger id, entry id) of an entry frame or control record."""
 
 unpack_ids_and_lac = _IDS_AND_LAC.unpack_from
-"""(ledger id, entry id, last add confirmed) of an entry frame."""
+"""Returns (ledger id, entry id, last add confirmed) of an entry frame."""
 
 assert ENTRY_SIZE_MIN == 24
 assert CONTROL_SIZE_MIN == 16
@@ -70,22 +70,22 @@ def pack_continued(journal_id: int) -> bytes:
 
 
 def unpack_continued(record: bytes) -> int | None:
-    """The journal that follows, None if the record is another one."""
+    """Return the id of the next journal; None for any other record."""
     if len(record) != _CONTINUED.size or unpack_ids(record) != (NO_LEDGER, CONTINUED):
         return None
     return int(_CONTINUED.unpack(record)[2])
 
 
 def unpack_sized(record: bytes) -> bytes:
-    """The bytes that follow the size word of a master key or explicit LAC record."""
+    """Return the bytes after the size word of a master key or explicit LAC record. Raises DamagedStorage."""
     if len(record) < _SIZED.size:
         raise DamagedStorage("control record is short", size=len(record))
     _, _, size = _SIZED.unpack_from(record)
     if _SIZED.size + size != len(record):
-        raise DamagedStorage("control record has another size", size=len(record), expected=_SIZED.size + size)
+        raise DamagedStorage("control record has the wrong size", size=len(record), expected=_SIZED.size + size)
     return record[_SIZED.size :]
 
 
 def lac_of_packet(packet: bytes) -> int:
-    """The last add confirmed that an explicit LAC packet states."""
+    """Return the last add confirmed in an explicit LAC packet."""
     return int(_IDS.unpack_from(packet)[1])

@@ -1,8 +1,8 @@
-"""StorageStats: what the engine did, as plain numbers that /metrics copies.
+"""StorageStats: counters and gauges of one shard, as plain numbers from which /metrics is built.
 
-Counters only grow; gauges are the state of now. The hooks are called in the event loop, once per group, flush, read job
-or collection: an exporter sets them to the `observe` of its histograms. One object a shard; fields are written in the
-event loop only.
+Counters never decrease; gauges are the current state. The hooks are called in the event loop, once per group, flush,
+read job or collection; an exporter sets them to the `observe` of its histograms. Fields are written in the event loop
+only.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ def _ignore_count(_: float, count: int) -> None:
 
 @dataclass(slots=True)
 class StorageStats:
-    """All counts since the start. `*_bytes` and `*_size` are bytes, `*_s` seconds."""
+    """Counts since the start. `*_bytes` and `*_size` are bytes, `*_s` seconds."""
 
     # Counters: adds
     adds_ok: int = 0
@@ -39,13 +39,13 @@ class StorageStats:
     # Counters: journal
     journal_groups: int = 0
     journal_bytes: int = 0
-    """Written to the journal, headers and padding included."""
+    """Bytes written to the journal, including headers and padding."""
     journal_files_created: int = 0
     journal_files_dropped: int = 0
     journal_sync_s: float = 0.0
     """Time spent in write and fdatasync."""
 
-    # Counters: reads, by the tier that answered
+    # Counters: reads, by the cache or disk that answered
     reads_active_cache: int = 0
     reads_flushing_cache: int = 0
     reads_read_cache: int = 0
@@ -57,7 +57,7 @@ class StorageStats:
     read_jobs: int = 0
     read_ahead_entries: int = 0
     damage_found: int = 0
-    """Places where bytes on disk contradict their checksum or format, or are missing."""
+    """Regions of the disk whose bytes contradict their checksum or format, or are missing."""
 
     # Counters: flush
     flushes: int = 0
@@ -70,44 +70,44 @@ class StorageStats:
     gc_runs: int = 0
     gc_s: float = 0.0
     ledgers_deleted: int = 0
-    """Found gone from the metadata, and forgotten here."""
+    """Ledgers deleted here because their metadata was deleted."""
     logs_removed: int = 0
-    """Entry logs removed because nothing in them was alive."""
+    """Entry logs removed because they had no live entries."""
     compactions_minor: int = 0
     """Entry logs rewritten by minor compaction."""
     compactions_major: int = 0
     index_compactions: int = 0
     compacted_bytes: int = 0
-    """Live bytes that compaction copied."""
+    """Live bytes copied by compaction."""
     reclaimed_deletion_bytes: int = 0
-    """Bytes of logs removed because nothing in them was alive."""
+    """Bytes of logs removed because they had no live entries."""
     reclaimed_compaction_bytes: int = 0
-    """Bytes won by rewriting logs: of the old ones, less those of the new."""
+    """Bytes freed by rewriting logs: the size of the old logs minus that of the new ones."""
     log_removals_failed: int = 0
 
     # Gauges
     entry_logs: int = 0
-    """Entry logs at the last look of garbage collection."""
+    """Number of entry logs at the last run of garbage collection."""
     entry_log_bytes: int = 0
     live_bytes: int = 0
-    """Bytes of ledgers that exist, of `entry_log_bytes`."""
+    """Part of `entry_log_bytes` that belongs to existing ledgers."""
     active_ledgers: int = 0
-    """Ledgers with bytes in entry logs, at the last look."""
+    """Ledgers with bytes in entry logs, at the last run of garbage collection."""
     journal_failed: bool = False
-    """The journal could not be written. Nothing more is accepted until a restart."""
+    """The journal could not be written. No more adds are accepted until a restart."""
     journal_full: bool = False
-    """Records wait for room for a journal file; adds are refused meanwhile."""
+    """There is no space for a journal file; adds are refused until there is."""
     flush_failed: bool = False
-    """The last flush failed; it is tried again and adds wait meanwhile."""
+    """The last flush failed; it is retried. Adds wait once both write caches are full."""
     journal_queue_size: int = 0
-    """Bytes accepted and not yet handed to the disk."""
+    """Bytes accepted whose write has not begun."""
     journal_queue_groups: int = 0
     """Batches of adds that wait for their group or for its fdatasync."""
     journal_at_disk: int = 0
     """Groups being written and synced: 0 or 1."""
     waiting_size: int = 0
     waiting_adds: int = 0
-    """Adds that wait now because both write caches are full."""
+    """Adds that wait because both write caches are full."""
     active_cache_size: int = 0
     flushing_cache_size: int = 0
     read_cache_size: int = 0
@@ -118,7 +118,7 @@ class StorageStats:
 
     # Hooks
     no_space: Callable[[str], None] = _ignore_reason
-    """Something found no space on a disk; what, and where. The watch over the disks looks at once."""
+    """Called with operation and path when a disk has no space. The disk monitor then checks the disks at once."""
     observe_sync_s: Callable[[float], None] = _ignore
     """Seconds of one group's write and fdatasync."""
     observe_group_size: Callable[[float], None] = _ignore
@@ -128,8 +128,8 @@ class StorageStats:
     observe_journal_add: Callable[[float, int], None] = _ignore_count
     """Seconds from a group's first record to its durability, and the group's records."""
     observe_journal_queue: Callable[[float, int], None] = _ignore_count
-    """Seconds from a group's first record to its way to the disk, and the group's records."""
+    """Seconds from a group's first record to the start of its write, and the group's records."""
     observe_read_ahead: Callable[[float], None] = _ignore
-    """Entries that one read job took beyond those asked for."""
+    """Entries that one read job read in addition to the requested ones."""
     observe_gc_s: Callable[[float], None] = _ignore
     """Seconds of one run of garbage collection."""

@@ -1,11 +1,11 @@
-"""EntryStore: the bookie's storage engine as its server sees it.
+"""EntryStore: the interface of the storage engine to the bookie's server.
 
-Every call comes from the event loop. Batches in, one callback a batch out; a callback runs in the loop, possibly before
-the call returns (when everything was in memory).
+All calls come from the event loop. Adds and reads are batches with one callback per batch. A callback runs in the loop,
+possibly before the call returns (if all data is in memory).
 
-Invariants: an add, fence or explicit LAC is reported done only after the journal record that holds it was fdatasynced;
-after a fence was reported no ordinary add of that ledger is ever reported OK; damage and lost storage are IO_ERROR or
-UNKNOWN_LEDGER_STATE, never NO_ENTRY or NO_LEDGER.
+Invariants: an add, fence or explicit LAC is reported as done only after its journal record was synced with fdatasync;
+after a fence was reported, no ordinary add of that ledger is reported OK; damage and lost storage are answered with
+IO_ERROR or UNKNOWN_LEDGER_STATE, never with NO_ENTRY or NO_LEDGER.
 Source: BookKeeper's Bookie, LedgerDescriptor and LedgerStorage (semantics), spec of each operation in `server`.
 """
 
@@ -16,10 +16,10 @@ from typing import Protocol
 from bindery_core.wire.messages import AddRequest
 
 AddDone = Callable[[Sequence[int]], None]
-"""Gets one Status per add, in the order of the adds."""
+"""Called with one Status per add, in the order of the adds."""
 
 ReadDone = Callable[[Sequence["bytes | int"]], None]
-"""Gets per read the entry frame, or a Status when there is none."""
+"""Called with the entry frame per read, or a Status if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class ReplayProgress:
 
 @dataclass(frozen=True, slots=True)
 class LacState:
-    """What READ_LAC answers from."""
+    """The data for an answer to READ_LAC."""
 
     explicit_packet: bytes | None
     last_entry: bytes | None
@@ -39,68 +39,76 @@ class LacState:
 
 class EntryStore(Protocol):
     async def open(self, *, on_progress: Callable[[ReplayProgress], None] | None = None) -> None:
-        """Open files and index, replay the journal behind LastLogMark. Raises DamagedStorage with file and offset."""
+        """Open files and index, replay the journal after LastLogMark. Raises DamagedStorage with file and offset."""
         ...
 
     async def close(self) -> None:
-        """Flush, advance LastLogMark, close. After it, a start replays nothing."""
+        """Flush, advance LastLogMark, close. The next start then has nothing to replay."""
         ...
 
     def add_many(self, adds: Sequence[AddRequest], done: AddDone) -> None:
         """Journal and cache `adds`; `done` gets their statuses after one group commit.
 
-        Ids come from inside each body. OK also for an entry that is there already (the last write wins). FENCED for an
-        ordinary add to a fenced ledger, UNAUTHORIZED for another master key, BAD_REQUEST for a body that is no entry,
-        TOO_MANY_REQUESTS over a byte budget, IO_ERROR when the journal failed. With DEFERRED_SYNC the status comes once
-        the record was written, before its fdatasync.
+        Ids are taken from each body. OK also for an entry that is stored already (the last write wins). FENCED for an
+        ordinary add to a fenced ledger, UNAUTHORIZED for a wrong master key, BAD_REQUEST for a body that is not an
+        entry, TOO_MANY_REQUESTS above a byte budget, READ_ONLY if the journal is full, IO_ERROR if it failed. With
+        DEFERRED_SYNC the status is sent once the record is written, before its fdatasync.
         """
         ...
 
     def read_many(self, keys: Sequence[tuple[int, int]], done: ReadDone) -> None:
-        """Read (ledger_id, entry_id) pairs; entry id -1: the ledger's last entry. NO_LEDGER, NO_ENTRY, IO_ERROR."""
+        """Read (ledger_id, entry_id) pairs; entry id -1: the ledger's last entry.
+
+        Statuses: NO_LEDGER, NO_ENTRY, UNKNOWN_LEDGER_STATE, TOO_MANY_REQUESTS, IO_ERROR.
+        """
         ...
 
     async def fence(self, ledger_id: int, master_key: bytes) -> None:
-        """Fence (creating an unknown ledger); returns once that is durable. Idempotent. Raises Unauthorized."""
+        """Fence a ledger, creating an unknown one; durable on return. Idempotent. Raises Unauthorized."""
         ...
 
     async def write_lac(self, ledger_id: int, master_key: bytes, lac: int, packet: bytes) -> None:
-        """Store an explicit LAC durably, creating an unknown ledger; allowed after a fence. Raises Unauthorized."""
+        """Store an explicit LAC, creating an unknown ledger; durable on return. Allowed after a fence.
+
+        Raises Unauthorized.
+        """
         ...
 
     async def read_lac(self, ledger_id: int) -> LacState:
-        """Both None when there is neither. Raises NoSuchLedger."""
+        """Return the explicit LAC and the last entry, each None if there is none. Raises NoSuchLedger."""
         ...
 
     def last_add_confirmed(self, ledger_id: int) -> int:
-        """Highest LAC seen in entries and explicit LACs; -1: none. Never goes back. Raises NoSuchLedger,
-        DamagedStorage, OSError."""
+        """Return the highest LAC of entries and explicit LACs; -1: none. Never decreases.
+
+        Raises NoSuchLedger, DamagedStorage, OSError.
+        """
         ...
 
     def watch_lac(self, ledger_id: int, wake: Callable[[], None]) -> Callable[[], None]:
-        """Call `wake` once when the ledger's LAC advances, it is fenced or deleted. The result cancels."""
+        """Call `wake` once when the LAC advances or the ledger is fenced or deleted. Return a function that cancels."""
         ...
 
     def lac_updated_at_ms(self, ledger_id: int) -> int:
-        """Wall-clock ms of the last advance, 0 if not known since the start."""
+        """Return the wall-clock time of the last advance in ms; 0 if there was none since the start."""
         ...
 
     async def force(self, ledger_id: int) -> None:
-        """Return once everything added before this call is durable."""
+        """Return once all adds before this call are durable."""
         ...
 
     async def entry_ids(self, ledger_id: int) -> Sequence[tuple[int, int]]:
-        """Runs (first, count) of entry ids present, ascending. Raises NoSuchLedger."""
+        """Return runs (first, count) of the stored entry ids, ascending. Raises NoSuchLedger."""
         ...
 
     async def list_ledger_ids(self) -> Sequence[int]:
-        """Every ledger here, ascending, without holding up the event loop. Raises DamagedStorage, OSError."""
+        """Return all stored ledgers, ascending, without blocking the event loop. Raises DamagedStorage, OSError."""
         ...
 
     async def delete_ledger(self, ledger_id: int) -> None:
-        """Forget a ledger whose metadata is gone; its space is won back by garbage collection."""
+        """Delete a ledger whose metadata was deleted. Garbage collection frees its space."""
         ...
 
     def disk_usage(self) -> tuple[int, int]:
-        """(total, free) bytes over the ledger directories' file systems."""
+        """Return (total, free) bytes of the file systems of the ledger directories."""
         ...

@@ -1,4 +1,4 @@
-"""Damage is never an empty answer: the register, missing entry logs, whatever can happen to the files of LevelDB."""
+"""Damage is never answered as absence: the register, missing entry logs, damaged files of LevelDB."""
 
 import os
 import random
@@ -28,7 +28,7 @@ SEEDS = int(os.environ.get("BINDERY_DAMAGE_SEEDS", "10"))
 # --- register ---------------------------------------------------------------------------------------------------------
 
 
-def test_damage_is_told_once_and_forgotten_when_healed() -> None:
+def test_damage_is_reported_once_and_removed_when_healed() -> None:
     register = DamageRegister(items_max=3)
     told: list[Damage] = []
     register.on_report(told.append)
@@ -41,8 +41,8 @@ def test_damage_is_told_once_and_forgotten_when_healed() -> None:
     assert (len(told), register.found_count, register.overflow_count) == (3, 3, 1)
     register.healed(5, 1)
     register.healed(5, 1)
-    register.healed_place("/1.log", 10)
-    register.ledger_gone(6)
+    register.healed_region("/1.log", 10)
+    register.ledger_deleted(6)
     assert (len(register), register.healed_count) == (0, 2)
     assert register.report(first)
 
@@ -51,7 +51,7 @@ def test_damage_is_told_once_and_forgotten_when_healed() -> None:
 
 
 async def two_logs(world: Any, kit: Any) -> list[list[bytes]]:
-    """Ledgers 5 and 6, each in an entry log of its own, flushed and closed."""
+    """Write ledgers 5 and 6 to separate entry logs, flushed and closed."""
     written = []
     for ledger_id in (5, 6):
         engine = await world.opened()
@@ -61,7 +61,7 @@ async def two_logs(world: Any, kit: Any) -> list[list[bytes]]:
 
 
 @pytest.mark.parametrize("how", ["missing", "short"])
-async def test_a_lost_entry_log_costs_its_entries_and_nothing_else(world: Any, kit: Any, how: str) -> None:
+async def test_a_lost_entry_log_loses_only_its_entries(world: Any, kit: Any, how: str) -> None:
     first, second = await two_logs(world, kit)
     path = {"missing": "/ledgers/current/1.log", "short": "/ledgers/current/2.log"}[how]
     lost, kept = (first, second) if how == "missing" else (second, first)
@@ -93,19 +93,19 @@ async def test_a_lost_entry_log_costs_its_entries_and_nothing_else(world: Any, k
     assert await engine.repair.entries_in_log(log_id, start=damage.offset, after=(-1, -1), count=9) == []
     assert await kit.read(engine, *((ledger_id, e) for e in range(10))) == lost
     await engine.close()
-    engine = await world.opened()  # what nothing points to is not missed again
+    engine = await world.opened()  # a log without entries in the index is not reported again
     assert await kit.read(engine, *((ledger_id, e) for e in range(10))) == lost
     if how == "missing":
         assert not engine.damage.items()
     await engine.close()
 
 
-async def test_a_fence_that_was_in_a_lost_log_is_not_forgotten_with_the_index(world: Any, kit: Any) -> None:
+async def test_a_fence_in_a_lost_log_survives_the_loss_of_the_index(world: Any, kit: Any) -> None:
     await two_logs(world, kit)
     engine = await world.opened()
     await engine.fence(5, kit.KEY)
     await engine.close()
-    world.disk.remove("/ledgers/current/3.log")  # with the fence, and nothing that the index points to
+    world.disk.remove("/ledgers/current/3.log")  # it has the fence, and no entry of the index
     for _ in range(2):
         engine = await world.opened()
         assert not engine.damage.items()
@@ -118,7 +118,7 @@ async def test_a_fence_that_was_in_a_lost_log_is_not_forgotten_with_the_index(wo
     await engine.close()
 
 
-async def test_entries_whose_key_is_in_no_log_are_not_denied_by_a_rebuild(world: Any, kit: Any) -> None:
+async def test_after_a_rebuild_entries_without_a_key_are_not_answered_as_absent(world: Any, kit: Any) -> None:
     engine = await world.opened()
     await engine.fence(5, kit.KEY)
     await engine.flush()
@@ -128,9 +128,9 @@ async def test_entries_whose_key_is_in_no_log_are_not_denied_by_a_rebuild(world:
     assert await kit.add(engine, kit.add_request(body, recovery=True)) == [Status.OK]
     await engine.close()
     header = world.disk.contents("/ledgers/current/1.log")[: fmt.HEADER_SIZE]
-    world.disk.remove("/ledgers/current/1.log")  # as if it were one that a crash left without records
+    world.disk.remove("/ledgers/current/1.log")  # as if a crash had left it without records
     world.disk.create("/ledgers/current/1.log").write_at(header, 0)
-    world.disk.remove("/ledgers/current/entry-logs")  # which knows that none was left so
+    world.disk.remove("/ledgers/current/entry-logs")  # the manifest would contradict that
     world.kv.clear()
     engine = await world.opened()
     assert engine.limbo is not None
@@ -139,7 +139,7 @@ async def test_entries_whose_key_is_in_no_log_are_not_denied_by_a_rebuild(world:
     await engine.close()
 
 
-async def test_a_damaged_list_of_entry_logs_is_made_anew(world: Any, kit: Any) -> None:
+async def test_a_damaged_log_manifest_is_recreated(world: Any, kit: Any) -> None:
     first, second = await two_logs(world, kit)
     world.disk.truncate("/ledgers/current/entry-logs", 7)
     engine = await world.opened()
@@ -155,7 +155,7 @@ def commit(index: Index, number: int) -> None:
     index.commit(runs=[], merges={}, ledgers={number: row}, deleted=(), generation=number)
 
 
-def test_a_batch_that_is_missing_in_the_middle_is_noticed() -> None:
+def test_a_missing_batch_in_the_middle_is_detected() -> None:
     for lost in (2, 3, 4):
         kv = MemoryKV()
         index = Index(kv)
@@ -182,7 +182,7 @@ def test_batch_rows_of_an_earlier_run_are_dropped() -> None:
     assert len(list(kv.scan(start=b"B", stop=b"C"))) == 11
 
 
-def test_who_met_damage_of_the_index_is_told() -> None:
+def test_every_kv_operation_reports_damage_of_the_index() -> None:
     class Broken(MemoryKV):
         def _check_open(self) -> None:
             raise DamagedIndex("bad block")
@@ -204,7 +204,7 @@ def test_who_met_damage_of_the_index_is_told() -> None:
 
 
 @pytest.mark.parametrize("what", ["write_batch", "floor"])
-async def test_damage_of_a_running_index_costs_answers_until_the_restart_that_rebuilds_it(
+async def test_a_damaged_index_causes_read_errors_until_a_restart_rebuilds_it(
     world: Any, kit: Any, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     engine = await world.opened()
@@ -225,13 +225,13 @@ async def test_damage_of_a_running_index_costs_answers_until_the_restart_that_re
     assert engine.repair.is_index_damaged
     assert [damage.path for damage in engine.damage.items()] == ["/ledgers/current/index"]
     await engine.close()
-    assert opening.REBUILD_WISH in world.disk.list_names("/ledgers/current")
+    assert opening.REBUILD_REQUEST in world.disk.list_names("/ledgers/current")
     monkeypatch.undo()
     engine = await world.opened()
     assert await kit.read(engine, *((5, e) for e in range(26))) == [*bodies, Status.NO_ENTRY]
     assert engine.limbo is None
     assert not engine.repair.is_index_damaged
-    assert opening.REBUILD_WISH not in world.disk.list_names("/ledgers/current")
+    assert opening.REBUILD_REQUEST not in world.disk.list_names("/ledgers/current")
     await engine.close()
 
 
@@ -246,7 +246,7 @@ def leveldb(path: Path, *, batches: int) -> list[Path]:
     return sorted(path.iterdir())
 
 
-def test_a_sound_store_is_no_damage(tmp_path: Path) -> None:
+def test_an_intact_store_passes_the_check(tmp_path: Path) -> None:
     disk = RealDisk()
     check_files(disk, str(tmp_path / "nothing"))
     leveldb(tmp_path / "index", batches=1)
@@ -256,7 +256,7 @@ def test_a_sound_store_is_no_damage(tmp_path: Path) -> None:
     assert [file for file in files if file.suffix == ".log" and file.stat().st_size]
 
 
-def test_zeros_in_the_middle_of_a_log_are_damage_and_at_its_end_a_crash(tmp_path: Path) -> None:
+def test_zeros_in_the_middle_of_a_log_are_damage_but_at_its_end_they_are_not(tmp_path: Path) -> None:
     leveldb(tmp_path / "index", batches=1)
     (log,) = (tmp_path / "index").glob("*.log")
     kv = LevelDbKV(str(tmp_path / "index"), write_buffer_size=1 << 20)
@@ -283,14 +283,14 @@ def test_zeros_in_the_middle_of_a_log_are_damage_and_at_its_end_a_crash(tmp_path
             check(data[:start] + bytes(end - start) + data[end:])
 
 
-def test_a_damaged_block_at_either_end_of_the_store_is_no_empty_answer(tmp_path: Path) -> None:
-    """LevelDB's iterators step over a bad block; at an end of the store nothing but its edge is left to stand on."""
+def test_a_damaged_block_at_either_end_of_the_store_is_detected(tmp_path: Path) -> None:
+    """LevelDB's iterators skip a damaged block; at an end of the store they then reach the end without an error."""
     path = tmp_path / "index"
     keys = [b"E%06d" % n for n in range(4000)]
     kv = LevelDbKV(str(path))
     kv.write_batch([(key, key * 3) for key in keys], sync=True)
     kv.close()
-    LevelDbKV(str(path)).close()  # moves them into a table
+    LevelDbKV(str(path)).close()  # moves the pairs into a table
     (table,) = path.glob("*.ldb")
     good = table.read_bytes()
     for key in (keys[0], keys[-1]):
@@ -309,7 +309,7 @@ def test_a_damaged_block_at_either_end_of_the_store_is_no_empty_answer(tmp_path:
 
 
 @pytest.mark.parametrize("data", [b"", b"MANIFEST-000002", b"MANIFEST-999999\n", b"../LOCK\n", b"\0" * 16])
-def test_a_damaged_current_is_noticed(tmp_path: Path, data: bytes) -> None:
+def test_a_damaged_current_file_is_detected(tmp_path: Path, data: bytes) -> None:
     leveldb(tmp_path / "index", batches=2)
     (tmp_path / "index" / "CURRENT").write_bytes(data)
     with pytest.raises(DamagedIndex):
@@ -321,7 +321,7 @@ def test_a_damaged_current_is_noticed(tmp_path: Path, data: bytes) -> None:
 
 
 def spoil(path: Path, lots: random.Random) -> str:
-    """One of the things that happen to files."""
+    """Damage a file in one of several ways."""
     size = path.stat().st_size
     kind = lots.choice(["flip", "flip", "zero", "zero", "cut", "empty", "delete"])
     if kind == "delete":
@@ -343,8 +343,8 @@ def spoil(path: Path, lots: random.Random) -> str:
     return f"{kind} {at}/{size}"
 
 
-async def test_whatever_happens_to_the_index_no_entry_is_denied(tmp_path: Path, kit: Any) -> None:
-    """Real engines, real LevelDB with tables, logs and a manifest; then one file is spoilt, by seed."""
+async def test_no_damage_of_the_index_makes_an_entry_absent(tmp_path: Path, kit: Any) -> None:
+    """Real engines and LevelDB with tables, logs and a manifest; then one file is damaged, chosen by seed."""
     template, written = tmp_path / "template", await index_template(tmp_path / "template", kit)
     for seed in range(SEEDS):
         lots = random.Random(seed)
@@ -368,7 +368,7 @@ async def test_whatever_happens_to_the_index_no_entry_is_denied(tmp_path: Path, 
             await engine.close()
             engine = real_engine(home, kit)
             await engine.open()
-            for ledger_id, bodies in written.items():  # the next start rebuilt it
+            for ledger_id, bodies in written.items():  # the next start rebuilt the index
                 assert await kit.read(engine, *((ledger_id, e) for e in range(len(bodies)))) == bodies, what
         assert engine.limbo is None, what
         await engine.close()

@@ -1,4 +1,4 @@
-"""Limbo: what was lost is never denied, whatever is cut off when, and it ends only when all of it is back."""
+"""Limbo: lost entries are never answered with "no such entry", at any truncation; it ends when all are restored."""
 
 import errno
 from typing import Any
@@ -26,7 +26,7 @@ async def unknown(call: Any) -> None:
 # --- marker -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_marker_tells_why_and_since_when() -> None:
+def test_a_marker_has_its_reason_and_start_time() -> None:
     disk = CrashableDisk()
     assert read_marker(disk, CURRENT) is None
     write_marker(disk, CURRENT, "the disk is empty", 5)
@@ -43,11 +43,11 @@ def test_a_marker_tells_why_and_since_when() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"\0" * 80, b"{}", b'{"version": 9}', b"[1]", b'{"phase": "repairing"}'])
-def test_a_marker_that_cannot_be_read_says_the_worst(data: bytes) -> None:
+def test_an_unreadable_marker_counts_as_phase_listing(data: bytes) -> None:
     assert LimboMarker.unpack(data).phase is LimboPhase.LISTING
 
 
-def test_a_written_marker_survives_a_power_cut_at_every_operation() -> None:
+def test_a_marker_survives_a_power_loss_at_every_operation() -> None:
     for operations in range(20):
         disk = CrashableDisk()
         write_marker(disk, CURRENT, "first", 1)
@@ -68,7 +68,7 @@ def test_a_written_marker_survives_a_power_cut_at_every_operation() -> None:
         raise AssertionError("never written")
 
 
-def test_a_limbo_row_is_an_old_row_with_one_more_flag() -> None:
+def test_a_limbo_row_has_one_additional_flag() -> None:
     row = LedgerRow(b"k" * 20, True, 7, 9, b"p" * 20)
     old = pack_ledger_row(row)
     new = pack_ledger_row(LedgerRow(b"k" * 20, True, 7, 9, b"p" * 20, is_limbo=True))
@@ -82,7 +82,7 @@ def test_a_limbo_row_is_an_old_row_with_one_more_flag() -> None:
 
 
 async def in_limbo(world: Any, kit: Any) -> tuple[Any, list[bytes]]:
-    """Ledger 5 with ten entries, and ledger 7 with none, in limbo; ledger 6 is not."""
+    """Put ledger 5 with ten entries, and ledger 7 without entries, into limbo; ledger 6 is not in limbo."""
     engine = await world.opened()
     bodies = await kit.fill(engine, 5, 10)
     await kit.fill(engine, 6, 10)
@@ -114,22 +114,22 @@ async def check_limbo(engine: Any, kit: Any, bodies: list[bytes]) -> None:
     assert list(await engine.repair.limbo_ledger_ids()) == [5, 7]
 
 
-async def test_of_a_ledger_in_limbo_hits_are_served_and_nothing_is_denied(world: Any, kit: Any) -> None:
+async def test_a_ledger_in_limbo_serves_stored_entries_and_reports_none_as_absent(world: Any, kit: Any) -> None:
     engine, bodies = await in_limbo(world, kit)
     await check_limbo(engine, kit, bodies)
     await engine.close()
-    engine = await world.opened()  # nothing of it is in memory now
+    engine = await world.opened()  # the ledger is not in memory now
     assert (engine.limbo.reason, engine.limbo.since_ms, engine.limbo.phase) == ("a test", 1, LimboPhase.REPAIRING)
     await check_limbo(engine, kit, bodies)
     await engine.fence(7, kit.KEY)
     assert await kit.read(engine, (7, -1)) == [UNKNOWN]
     new = [kit.entry(8, 0)]
-    assert await kit.add(engine, kit.add_request(new[0])) == [Status.OK]  # a ledger made since is an ordinary one
+    assert await kit.add(engine, kit.add_request(new[0])) == [Status.OK]  # a ledger created later is not in limbo
     assert await kit.read(engine, (8, 0), (8, 1)) == [*new, Status.NO_ENTRY]
     await engine.close()
 
 
-async def test_recovered_entries_are_taken_and_a_whole_ledger_leaves_limbo(world: Any, kit: Any) -> None:
+async def test_recovered_entries_are_accepted_and_a_complete_ledger_leaves_limbo(world: Any, kit: Any) -> None:
     engine, bodies = await in_limbo(world, kit)
     more = [kit.entry(5, e) for e in range(10, 15)]
     assert await engine.repair.store_recovered(5, more) == [Status.OK] * 5
@@ -151,7 +151,7 @@ async def test_recovered_entries_are_taken_and_a_whole_ledger_leaves_limbo(world
     await engine.close()
 
 
-async def test_a_key_that_metadata_does_not_tell_is_learned_once(world: Any, kit: Any) -> None:
+async def test_a_key_that_metadata_lacks_is_taken_from_the_first_client(world: Any, kit: Any) -> None:
     write_marker(world.disk, CURRENT, "a test", 1)
     engine = await world.opened()
     await engine.repair.enter_limbo_ledgers([LimboLedger(5, b""), LimboLedger(6, b"")])
@@ -167,7 +167,7 @@ async def test_a_key_that_metadata_does_not_tell_is_learned_once(world: Any, kit
     await engine.close()
 
 
-async def test_a_power_cut_at_every_operation_never_lets_anything_be_denied(kit: Any) -> None:
+async def test_after_a_power_loss_at_any_operation_no_entry_is_reported_as_absent(kit: Any) -> None:
     """From an empty directory with a marker to the end of limbo, cut after each change of disk and index."""
     step = 0
     for operations in range(1, 2000):
@@ -179,7 +179,7 @@ async def test_a_power_cut_at_every_operation_never_lets_anything_be_denied(kit:
         engine = await world.opened()
         answers = await kit.read(engine, (7, 0), (7, 1), (7, -1))
         if engine.limbo is None:
-            assert step >= 3, "limbo ended before anybody said so"
+            assert step >= 3, "limbo ended before end_limbo was called"
         else:
             assert engine.limbo.is_listing or step >= 1
         if step < 2:
@@ -195,7 +195,7 @@ async def test_a_power_cut_at_every_operation_never_lets_anything_be_denied(kit:
 
 
 async def limbo_until_cut(world: Any, kit: Any) -> int:
-    """How far it came: 1 about to say that all is listed, 2 entry stored, 3 about to end limbo, 4 done."""
+    """Return the last step: 1 before finish_listing, 2 entry stored, 3 before end_limbo, 4 limbo ended."""
     step = 0
     engine = world.engine()
     try:
@@ -218,10 +218,10 @@ async def limbo_until_cut(world: Any, kit: Any) -> int:
     return step
 
 
-# --- what a start does by itself --------------------------------------------------------------------------------------
+# --- limbo entered by a start --------------------------------------------------------------------------------------
 
 
-async def test_an_index_lost_during_the_repair_is_listed_anew(world: Any, kit: Any) -> None:
+async def test_the_listing_is_repeated_if_the_index_is_lost_during_the_repair(world: Any, kit: Any) -> None:
     engine, bodies = await in_limbo(world, kit)
     await engine.close()
     world.kv.clear()
@@ -231,8 +231,8 @@ async def test_an_index_lost_during_the_repair_is_listed_anew(world: Any, kit: A
     await engine.close()
 
 
-async def test_a_fence_of_limbo_survives_a_crash_in_the_listing_and_then_the_loss_of_the_index(kit: Any) -> None:
-    """No journal has it, so the listing that follows the crash must put it into the entry log once more."""
+async def test_a_fence_of_limbo_survives_a_crash_in_the_listing_and_a_later_loss_of_the_index(kit: Any) -> None:
+    """No journal has the fence, so the listing after the crash must write it to the entry log again."""
     faults: list[str] = []
 
     def fault(operation: str, path: str) -> OSError | None:
@@ -247,7 +247,7 @@ async def test_a_fence_of_limbo_survives_a_crash_in_the_listing_and_then_the_los
     engine = await world.opened()
     faults.append("LastLogMark")
     with pytest.raises(OSError, match="flush failed"):
-        await engine.repair.enter_limbo_ledgers(listed)  # the index has it, LastLogMark does not
+        await engine.repair.enter_limbo_ledgers(listed)  # the index has the flush, LastLogMark does not
     faults.clear()
     world.lose_power(1)
     engine = await world.opened()
@@ -267,7 +267,7 @@ async def test_a_fence_of_limbo_survives_a_crash_in_the_listing_and_then_the_los
 
 
 async def check_copies_are_taken(kit: Any, engine: Any, ledger_id: int) -> None:
-    """Metadata do not name this bookie for the ledger. A worker has the key, which was lost here."""
+    """Check that a worker can store copies with the key, which was lost here. Metadata does not name this bookie."""
     await engine.repair.finish_listing()
     await engine.repair.end_limbo()
     assert await kit.add(engine, kit.add_request(kit.entry(ledger_id, 400))) == [Status.FENCED]
@@ -280,7 +280,7 @@ async def check_copies_are_taken(kit: Any, engine: Any, ledger_id: int) -> None:
     await engine.close()
 
 
-async def test_copies_of_a_ledger_whose_key_was_lost_with_its_journal_are_taken(kit: Any) -> None:
+async def test_copies_are_accepted_if_the_key_was_lost_with_the_journal(kit: Any) -> None:
     world = kit.World(reserve_size=0)
     engine = await world.opened()
     await kit.fill(engine, 7, 300)
@@ -297,7 +297,7 @@ async def test_copies_of_a_ledger_whose_key_was_lost_with_its_journal_are_taken(
     await check_copies_are_taken(kit, engine, 7)
 
 
-async def test_copies_of_a_ledger_whose_key_was_lost_with_its_entry_log_are_taken(kit: Any) -> None:
+async def test_copies_are_accepted_if_the_key_was_lost_with_the_entry_log(kit: Any) -> None:
     world = kit.World(reserve_size=0)
     engine = await world.opened()
     await kit.fill(engine, 7, 10)
@@ -318,7 +318,7 @@ def groups_of(world: Any, path: str) -> list[int]:
 
 
 async def journaled(world: Any, kit: Any, count: int) -> list[bytes]:
-    """A bookie that crashed with so many groups in its journal."""
+    """Return a bookie that crashed with this number of groups in its journal."""
     engine = await world.opened()
     bodies = []
     for entry_id in range(count):
@@ -343,7 +343,7 @@ def run_salvage(world: Any, *, apply: bool) -> list[str]:
 
 
 @pytest.mark.parametrize("what", ["journal", "mark", "mark-lost"])
-async def test_salvage_lets_a_refused_bookie_start_and_keeps_what_can_be_read(world: Any, kit: Any, what: str) -> None:
+async def test_salvage_makes_a_refused_bookie_start_and_keeps_readable_entries(world: Any, kit: Any, what: str) -> None:
     bodies = await journaled(world, kit, 6)
     (journal,) = [path for path in world.disk.paths() if path.endswith(".txn")][-1:]
     mark = f"{CURRENT}/LastLogMark"
@@ -374,7 +374,7 @@ async def test_salvage_lets_a_refused_bookie_start_and_keeps_what_can_be_read(wo
     assert run_salvage(world, apply=False) == []
 
 
-async def test_salvage_of_a_sound_bookie_does_nothing(world: Any, kit: Any) -> None:
+async def test_salvage_of_an_intact_bookie_changes_nothing(world: Any, kit: Any) -> None:
     assert run_salvage(world, apply=True) == []
     await journaled(world, kit, 3)
     assert run_salvage(world, apply=True) == []

@@ -36,7 +36,7 @@ CURRENT = "/ledgers/current"
 
 
 class Peers(MemoryLedgerClient):
-    """The other bookies: each holds what it should, but for what a test says of it."""
+    """The other bookies. Each has all entries of its write sets, except for the faults that a test sets."""
 
     def __init__(self, ledgers: MemoryLedgers) -> None:
         super().__init__(ledgers)
@@ -85,7 +85,7 @@ class Peers(MemoryLedgerClient):
 
 
 class Manager:
-    """Ledger metadata, as the listing reads it."""
+    """Ledger metadata for the listing."""
 
     def __init__(self, ledgers: MemoryLedgers) -> None:
         self.ledgers = ledgers
@@ -93,7 +93,7 @@ class Manager:
         self.list_errors: list[Exception] = []
         """Each ends one listing, before its third ledger."""
         self.is_fresh = False
-        """Whether a sync was asked for since the last error: without one, a read may show what was."""
+        """True if a sync was requested since the last error: without a sync, a read may return an old state."""
 
     async def sync(self) -> None:
         self.is_fresh = True
@@ -108,7 +108,9 @@ class Manager:
 
     async def list(self) -> AsyncIterator[LedgerId]:
         assert self.is_fresh
-        for number, ledger_id in enumerate((*sorted(self.ledgers.ledgers), LedgerId(999))):  # one is deleted meanwhile
+        for number, ledger_id in enumerate(
+            (*sorted(self.ledgers.ledgers), LedgerId(999))
+        ):  # the last one was deleted in the meantime
             if number == 2 and self.list_errors:
                 self.is_fresh = False
                 raise self.list_errors.pop()
@@ -116,7 +118,7 @@ class Manager:
 
 
 class Setting:
-    """An engine whose storage was lost, and the cluster around it."""
+    """An engine whose storage was lost, and its cluster."""
 
     def __init__(self, world: Any, kit: Any) -> None:
         self.world = world
@@ -159,7 +161,7 @@ class Setting:
         return Repairer([engine], engine.damage, US, **values)
 
     async def run(self, repairer: Repairer, true: Callable[[], bool]) -> None:
-        """Let it run until something is so."""
+        """Run the repair until a condition holds."""
         task = asyncio.create_task(repairer.run())
         try:
             async with asyncio.timeout(30):
@@ -170,7 +172,7 @@ class Setting:
             await asyncio.gather(task, return_exceptions=True)
 
     def share(self, ledger_id: int) -> list[int]:
-        """Entries that we should hold."""
+        """Return the entries that this bookie must have."""
         ledger = self.ledgers.find(LedgerId(ledger_id))
         metadata = ledger.metadata
         index = metadata.last_segment.ensemble.index(US)
@@ -190,7 +192,7 @@ def setting(world: Any, kit: Any) -> Setting:
     return Setting(world, kit)
 
 
-async def test_everything_that_we_should_hold_comes_back(setting: Setting) -> None:
+async def test_all_entries_of_this_bookie_are_restored(setting: Setting) -> None:
     ids = [
         await setting.ledger(150),
         await setting.ledger(100, write_quorum=2),
@@ -213,8 +215,8 @@ async def test_everything_that_we_should_hold_comes_back(setting: Setting) -> No
     await engine.close()
 
 
-async def test_what_others_brought_is_told_as_back_and_not_as_copied(setting: Setting) -> None:
-    """Workers of an auditor may be first with some of it, or with all."""
+async def test_entries_stored_by_replication_workers_are_not_counted_as_copied(setting: Setting) -> None:
+    """Replication workers may restore some or all of the entries first."""
     some, everything = await setting.ledger(30), await setting.ledger(20)
     engine = await setting.start()
     for ledger_id, entry_ids in ((some, range(25)), (everything, range(20))):
@@ -225,7 +227,7 @@ async def test_what_others_brought_is_told_as_back_and_not_as_copied(setting: Se
     await engine.close()
 
 
-async def test_a_repair_goes_on_after_a_restart_where_it_was(setting: Setting) -> None:
+async def test_a_repair_continues_after_a_restart(setting: Setting) -> None:
     ledger_id = await setting.ledger(200)
     engine = await setting.start()
     repairer = setting.repairer(engine)
@@ -242,7 +244,7 @@ async def test_a_repair_goes_on_after_a_restart_where_it_was(setting: Setting) -
     await engine.close()
 
 
-async def test_what_one_denies_or_spoils_is_had_from_the_next(setting: Setting) -> None:
+async def test_entries_that_one_bookie_lacks_or_damages_are_fetched_from_the_next(setting: Setting) -> None:
     ledger_id = await setting.ledger(10)
     for entry_id, answer in enumerate((Status.NO_ENTRY, Status.IO_ERROR, Status.UNKNOWN_LEDGER_STATE, b"short")):
         setting.peers.answers[OTHERS[1], entry_id] = answer
@@ -256,22 +258,22 @@ async def test_what_one_denies_or_spoils_is_had_from_the_next(setting: Setting) 
     await engine.close()
 
 
-async def test_what_nobody_has_keeps_its_ledger_in_limbo_with_the_reason_and_is_tried_again(setting: Setting) -> None:
+async def test_a_ledger_with_unavailable_entries_stays_in_limbo_and_is_retried(setting: Setting) -> None:
     bad, good = await setting.ledger(10), await setting.ledger(5)
     for other in OTHERS:
         setting.peers.answers[other, 7] = Status.NO_ENTRY
     engine = await setting.start()
     repairer = setting.repairer(engine)
     await setting.run(repairer, lambda: bad in engine.limbo.problems and repairer.state.ledgers_done == 1)
-    assert "bookie-2 says absent; bookie-0 says absent" in engine.limbo.problems[bad]
+    assert "bookie-2: absent; bookie-0: absent" in engine.limbo.problems[bad]
     assert list(await engine.repair.limbo_ledger_ids()) == [bad]
     assert await setting.kit.read(engine, (bad, 7), (bad, -1)) == [Status.UNKNOWN_LEDGER_STATE] * 2
-    assert await setting.kit.read(engine, (bad, 6)) == [setting.peers.frame(bad, 6)]  # what could be had is here
+    assert await setting.kit.read(engine, (bad, 6)) == [setting.peers.frame(bad, 6)]  # available entries are stored
     await setting.check(engine, good)
     setting.peers.asked.clear()
     turns = iter(range(300))
     await setting.run(repairer, lambda: next(turns) == 299)
-    assert not setting.peers.asked  # not before its time
+    assert not setting.peers.asked  # not before the retry is due
     setting.peers.answers.clear()
     setting.now_s += 2
     await setting.run(repairer, lambda: engine.limbo is None)
@@ -281,8 +283,10 @@ async def test_what_nobody_has_keeps_its_ledger_in_limbo_with_the_reason_and_is_
     await engine.close()
 
 
-async def test_rounds_in_which_nothing_is_due_read_no_index(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a hundred thousand ledgers left, a look at all their rows every second is most of what the bookie does."""
+async def test_rounds_without_due_ledgers_do_not_read_the_index(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With 100,000 ledgers left, reading all their rows every second would use most of the bookie's time."""
     bad, good = await setting.ledger(10), await setting.ledger(5)
     for other in OTHERS:
         setting.peers.answers[other, 7] = Status.NO_ENTRY
@@ -300,12 +304,12 @@ async def test_rounds_in_which_nothing_is_due_read_no_index(setting: Setting, mo
     setting.peers.answers.clear()
     setting.now_s += 2
     await setting.run(repairer, lambda: engine.limbo is None)
-    assert looks  # before it says that nothing is left, it looks
+    assert looks  # it reads the index before it reports that nothing is left
     await setting.check(engine, good)
     await engine.close()
 
 
-async def test_what_left_limbo_is_not_listed_whenever_that_was(setting: Setting) -> None:
+async def test_ledgers_that_left_limbo_are_never_listed(setting: Setting) -> None:
     ledger_ids = [await setting.ledger(3) for _ in range(6)]
     engine = await setting.start()
     looking = asyncio.create_task(engine.repair.limbo_ledger_ids(reread=True))
@@ -323,7 +327,7 @@ async def test_what_left_limbo_is_not_listed_whenever_that_was(setting: Setting)
     await engine.close()
 
 
-async def test_a_ledger_that_cannot_be_recovered_waits(setting: Setting) -> None:
+async def test_a_ledger_that_cannot_be_recovered_stays_in_limbo(setting: Setting) -> None:
     ledger_id = await setting.ledger(10, is_closed=False)
     setting.ledgers.fail_next("open", BookieUnavailable("too few bookies answer"))
     engine = await setting.start()
@@ -337,7 +341,7 @@ async def test_a_ledger_that_cannot_be_recovered_waits(setting: Setting) -> None
     await engine.close()
 
 
-async def test_a_ledger_deleted_meanwhile_is_deleted_here(setting: Setting) -> None:
+async def test_a_ledger_deleted_from_metadata_is_deleted_here(setting: Setting) -> None:
     ledger_id = await setting.ledger(10)
     engine = await setting.start()
     await setting.peers.delete(LedgerId(ledger_id))
@@ -346,14 +350,14 @@ async def test_a_ledger_deleted_meanwhile_is_deleted_here(setting: Setting) -> N
     await engine.close()
 
 
-async def test_what_is_not_gone_for_certain_is_not_deleted(
+async def test_a_ledger_is_not_deleted_unless_its_deletion_is_certain(
     setting: Setting, kit: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server that lags, or one of another cluster, says once that there is no such ledger."""
+    """A lagging metadata server, or one of another cluster, answers once that there is no such ledger."""
     ledger_id = await setting.ledger(20)
     engine = await setting.start()
     frames = [setting.peers.frame(ledger_id, e) for e in range(15)]
-    await engine.repair.store_recovered(ledger_id, frames)  # not all of it was lost
+    await engine.repair.store_recovered(ledger_id, frames)  # not all entries were lost
     await engine.flush()
     real, wrong = setting.peers.metadata, [NoSuchLedger(ledger_id=ledger_id)] * 2
 
@@ -365,7 +369,7 @@ async def test_what_is_not_gone_for_certain_is_not_deleted(
     monkeypatch.setattr(setting.peers, "metadata", metadata)
     setting.doubts = [Conflict("this is not the cluster of the bookie's cookie")]
     repairer = setting.repairer(engine)
-    for left, problem in ((1, "not the cluster"), (0, "no such ledger, and then that there is")):
+    for left, problem in ((1, "not the cluster"), (0, "was missing from the metadata and is there again")):
         repairer.request()
         await setting.run(repairer, lambda left=left: len(wrong) == left and bool(engine.limbo.problems))  # type: ignore[misc]
         assert problem in engine.limbo.problems[ledger_id]
@@ -376,7 +380,9 @@ async def test_what_is_not_gone_for_certain_is_not_deleted(
     await engine.close()
 
 
-async def test_listing_takes_the_ledgers_that_name_us_and_those_it_cannot_read(setting: Setting, kit: Any) -> None:
+async def test_the_listing_includes_ledgers_of_this_bookie_and_ledgers_with_unreadable_metadata(
+    setting: Setting, kit: Any
+) -> None:
     ours = await setting.ledger(3, ensemble=2, write_quorum=2)
     other = await setting.ledger(3)
     unreadable = await setting.ledger(3)
@@ -393,21 +399,21 @@ async def test_listing_takes_the_ledgers_that_name_us_and_those_it_cannot_read(s
         await engine.fence(ours, b"x" * 20)
     await engine.fence(ours, key)
     await engine.fence(unreadable, key)
-    assert await kit.read(engine, (other, 0)) == [Status.UNKNOWN_LEDGER_STATE]  # unknown here, while in limbo
+    assert await kit.read(engine, (other, 0)) == [Status.UNKNOWN_LEDGER_STATE]  # not listed, but the shard is in limbo
     await engine.close()
 
 
-async def test_a_bookie_that_nobody_named_is_whole_at_once(setting: Setting) -> None:
+async def test_limbo_of_a_bookie_without_ledgers_ends_at_once(setting: Setting) -> None:
     engine = await setting.start()
     assert engine.limbo is None
     assert "LIMBO" not in setting.world.disk.list_names(CURRENT)
     await engine.close()
 
 
-async def test_a_listing_waits_for_metadata_that_goes_away_and_looks_at_nothing_twice(
+async def test_a_listing_waits_for_unavailable_metadata_and_checks_no_ledger_twice(
     setting: Setting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A bookie that ended would replay its journal anew, and begin the listing again."""
+    """If the bookie stopped instead, it would replay its journal and begin the listing again."""
     monkeypatch.setattr(cluster_wait, "RETRY_S", 0.0)
     monkeypatch.setattr(limbo_listing, "READS_MAX", 2)
     ledger_ids = [await setting.ledger(1) for _ in range(7)]
@@ -423,7 +429,7 @@ async def test_a_listing_waits_for_metadata_that_goes_away_and_looks_at_nothing_
     await engine.close()
 
 
-async def test_without_a_client_it_says_why_and_goes_on_trying(setting: Setting) -> None:
+async def test_without_a_client_the_reason_is_reported_and_the_repair_retried(setting: Setting) -> None:
     ledger_id = await setting.ledger(5)
     engine = await setting.start()
 
@@ -452,7 +458,7 @@ async def test_a_read_only_bookie_waits(setting: Setting) -> None:
     await engine.close()
 
 
-async def test_the_pace_is_kept(setting: Setting) -> None:
+async def test_the_repair_is_rate_limited(setting: Setting) -> None:
     ledger_id = await setting.ledger(20)
     engine = await setting.start()
     size = sum(len(setting.peers.frame(ledger_id, e)) for e in range(20))
@@ -464,7 +470,7 @@ async def test_the_pace_is_kept(setting: Setting) -> None:
     await engine.close()
 
 
-async def test_a_damaged_entry_is_fetched_and_the_index_points_to_the_good_copy(setting: Setting, kit: Any) -> None:
+async def test_a_damaged_entry_is_fetched_and_the_index_refers_to_the_new_copy(setting: Setting, kit: Any) -> None:
     ledger_id = await setting.ledger(20)
     engine = await setting.start()
     await setting.run(setting.repairer(engine), lambda: engine.limbo is None)
@@ -490,7 +496,7 @@ async def test_a_damaged_entry_is_fetched_and_the_index_points_to_the_good_copy(
     await engine.close()
 
 
-async def test_damage_that_cannot_be_healed_keeps_its_reason(setting: Setting, kit: Any) -> None:
+async def test_damage_that_cannot_be_healed_stays_reported(setting: Setting, kit: Any) -> None:
     ledger_id = await setting.ledger(3)
     engine = await setting.start()
     await setting.run(setting.repairer(engine), lambda: engine.limbo is None)
@@ -498,7 +504,7 @@ async def test_damage_that_cannot_be_healed_keeps_its_reason(setting: Setting, k
         setting.peers.answers[other, 1] = Status.IO_ERROR
     engine.damage.report(Damage("/ledgers/current/1.log", 5, "bad", ledger_id, 1))
     engine.damage.report(Damage("/ledgers/current/1.log", 5, "bad", 77, 1))  # of a ledger that was deleted
-    engine.damage.report(Damage("/ledgers/current/index", 0, "bad block"))  # a restart's business
+    engine.damage.report(Damage("/ledgers/current/index", 0, "bad block"))  # repaired by a restart
     repairer = setting.repairer(engine)
     await setting.run(repairer, lambda: bool(repairer.state.problems) and len(engine.damage) == 2)
     assert "bookie answers IO_ERROR" in repairer.state.problems[ledger_id, 1]
@@ -511,7 +517,7 @@ async def test_damage_that_cannot_be_healed_keeps_its_reason(setting: Setting, k
     await engine.close()
 
 
-async def test_a_ledger_that_garbage_collection_took_is_no_problem_any_more(setting: Setting) -> None:
+async def test_problems_of_a_ledger_deleted_by_garbage_collection_are_removed(setting: Setting) -> None:
     ledger_id, other = await setting.ledger(3), await setting.ledger(3)
     for bookie_id in OTHERS:
         setting.peers.answers[bookie_id, 1] = Status.IO_ERROR
@@ -520,12 +526,12 @@ async def test_a_ledger_that_garbage_collection_took_is_no_problem_any_more(sett
     await setting.run(repairer, lambda: len(engine.limbo.problems) == 2)
     await engine.delete_ledger(ledger_id)
     repairer.request()
-    await setting.run(repairer, lambda: list(engine.limbo.problems) == [other] and other in repairer._backoff)
+    await setting.run(repairer, lambda: list(engine.limbo.problems) == [other] and other in repairer._retries)
     await engine.delete_ledger(other)
     closed = setting.peers.closed
     task = asyncio.create_task(repairer.run())
     async with asyncio.timeout(30):
-        while setting.peers.closed == closed:  # it has nothing to do and nobody to talk to
+        while setting.peers.closed == closed:  # it has nothing to do and needs no connection
             await asyncio.sleep(0.01)
     assert engine.limbo is None
     assert not task.done()
@@ -534,8 +540,8 @@ async def test_a_ledger_that_garbage_collection_took_is_no_problem_any_more(sett
     await engine.close()
 
 
-async def test_damage_of_a_ledger_that_was_forgotten_here_goes_with_it(setting: Setting, kit: Any) -> None:
-    """Its metadata are there still, for it only moved away: nothing else would ever end its damage."""
+async def test_damage_of_a_ledger_that_moved_away_is_removed_with_the_ledger(setting: Setting, kit: Any) -> None:
+    """Its metadata still exists, because the ledger only moved away, so nothing else would remove its damage."""
     ledger_id = await setting.ledger(5)
     engine = await setting.start()
     repairer = setting.repairer(engine)

@@ -1,4 +1,4 @@
-"""Background work that meets a full disk, a curious admin, an end of the bookie, or a fault of its own."""
+"""Background work during a full disk, an admin request, a stop of the bookie, or a bug."""
 
 import asyncio
 import errno
@@ -13,6 +13,7 @@ from bindery_bookie.storage.engine.engine import StorageEngine
 from bindery_bookie.storage.entry_log.entry_log_scan import EntryLogScanner
 from bindery_bookie.storage.io.disk import RealDisk
 from bindery_bookie.storage.io.fault_injection import FaultyDisk
+from bindery_bookie.storage.io.worker import ThreadWorker
 from bindery_bookie.storage.memory.read_cache import ReadCache
 from bindery_bookie.storage.opening import opening
 from bindery_bookie.storage.scrub.scrub_walk import ScrubWalk
@@ -22,7 +23,7 @@ FAST = {"compaction_rate": 2**30}
 
 
 async def one_dead_log(kit: Any, engine: StorageEngine) -> None:
-    """Log 1: closed, and all dead."""
+    """Write log 1, closed and without live entries."""
     await kit.fill(engine, 7, 50)
     await engine.flush()
     await engine.parts.flush_loop.roll()
@@ -30,7 +31,7 @@ async def one_dead_log(kit: Any, engine: StorageEngine) -> None:
     await engine.flush()
 
 
-async def test_dead_logs_go_although_the_disk_is_too_full_to_close_the_open_one(kit: Any) -> None:
+async def test_dead_logs_are_removed_although_the_disk_is_too_full_to_close_the_open_log(kit: Any) -> None:
     is_full = False
 
     def fault(operation: str, path: str) -> OSError | None:
@@ -56,7 +57,7 @@ async def test_dead_logs_go_although_the_disk_is_too_full_to_close_the_open_one(
     await engine.close()
 
 
-async def test_who_looks_while_logs_are_removed_does_not_end_the_run(kit: Any) -> None:
+async def test_a_refresh_during_the_removal_of_logs_does_not_fail_the_run(kit: Any) -> None:
     world = kit.World(**FAST)
     engine = await world.opened()
     await one_dead_log(kit, engine)
@@ -64,7 +65,7 @@ async def test_who_looks_while_logs_are_removed_does_not_end_the_run(kit: Any) -
     forget_log = parts.forget_log
 
     async def look_first(log_id: int) -> None:
-        await engine.compactor.look()
+        await engine.compactor.refresh()
         await forget_log(log_id)
 
     parts.forget_log = look_first
@@ -75,7 +76,7 @@ async def test_who_looks_while_logs_are_removed_does_not_end_the_run(kit: Any) -
     await engine.close()
 
 
-async def test_a_flush_asked_for_after_the_end_fails_at_once(kit: Any) -> None:
+async def test_a_flush_requested_after_the_stop_fails_at_once(kit: Any) -> None:
     is_broken = False
 
     def fault(operation: str, path: str) -> OSError | None:
@@ -91,7 +92,7 @@ async def test_a_flush_asked_for_after_the_end_fails_at_once(kit: Any) -> None:
             await engine.flush()
 
 
-async def test_a_fault_of_ours_in_a_flush_counts_as_a_failed_flush(kit: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_bug_in_a_flush_counts_as_a_failed_flush(kit: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     world = kit.World()
     engine = await world.opened()
     bodies = await kit.fill(engine, 1, 5)
@@ -112,7 +113,7 @@ async def test_a_fault_of_ours_in_a_flush_counts_as_a_failed_flush(kit: Any, mon
     await engine.close()
 
 
-async def test_a_fault_of_ours_in_a_scrub_step_is_told_and_the_scrub_goes_on(
+async def test_a_bug_in_a_scrub_step_is_reported_and_the_scrub_continues(
     kit: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("bindery_bookie.storage.scrub.scrub.RETRY_S", 0.01)
@@ -152,7 +153,7 @@ async def test_many_deletions_are_flushed_in_parts(kit: Any, monkeypatch: pytest
     await engine.close()
 
 
-async def test_a_read_that_waited_while_its_ledger_was_deleted_leaves_nothing_in_the_cache(kit: Any) -> None:
+async def test_a_read_waiting_during_the_deletion_of_its_ledger_leaves_nothing_in_the_cache(kit: Any) -> None:
     world = kit.World()
     engine = await world.opened()
     await kit.fill(engine, 1, 5)
@@ -172,7 +173,7 @@ async def test_a_read_that_waited_while_its_ledger_was_deleted_leaves_nothing_in
     await engine.close()
 
 
-def test_the_read_cache_keeps_no_trace_of_deleted_ledgers() -> None:
+def test_the_read_cache_drops_the_keys_of_deleted_ledgers() -> None:
     cache = ReadCache(1024 * 1024)
     cache.put_many([((1, entry_id), b"kept") for entry_id in range(5)])
     for ledger_id in range(2, 50_000):
@@ -185,7 +186,7 @@ def test_the_read_cache_keeps_no_trace_of_deleted_ledgers() -> None:
     assert (cache.size, len(cache)) == (0, 0)
 
 
-async def test_an_entry_that_is_flushed_while_it_is_looked_for_is_no_damage(kit: Any) -> None:
+async def test_an_entry_flushed_during_its_lookup_is_not_reported_as_damage(kit: Any) -> None:
     world = kit.World()
     engine = await world.opened()
     bodies = await kit.fill(engine, 1, 5)
@@ -202,7 +203,7 @@ async def test_an_entry_that_is_flushed_while_it_is_looked_for_is_no_damage(kit:
     await engine.close()
 
 
-# --- a start that nobody waits for any more ---------------------------------------------------------------------------
+# --- cancelled starts ---------------------------------------------------------------------------
 
 
 def on_real_disk(tmp_path: Path, kit: Any) -> StorageEngine:
@@ -212,7 +213,7 @@ def on_real_disk(tmp_path: Path, kit: Any) -> StorageEngine:
     return StorageEngine.on_real_disk(settings, wall_clock_ms=lambda: 1)
 
 
-async def test_a_cancelled_start_holds_up_nobody_while_its_worker_ends(
+async def test_a_cancelled_start_does_not_block_the_loop_while_its_worker_ends(
     tmp_path: Path, kit: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at_work, may_end = threading.Event(), threading.Event()
@@ -231,24 +232,48 @@ async def test_a_cancelled_start_holds_up_nobody_while_its_worker_ends(
         while not at_work.is_set():
             await asyncio.sleep(0.001)
         start.cancel()
-        await asyncio.sleep(0.01)  # the loop goes on, and the start waits for its threads
+        await asyncio.sleep(0.01)  # the loop continues, and the start waits for its threads
         assert not start.done()
         may_end.set()
         await asyncio.gather(start, return_exceptions=True)
     assert heard == [True]
     engine = on_real_disk(tmp_path, kit)
-    await engine.open()  # the index that nobody took was closed
+    await engine.open()  # the index of the cancelled start was closed
     await engine.close()
 
 
-async def test_a_cancelled_start_gives_up_the_rebuild_of_its_index(
+async def test_a_cancelled_start_closes_an_index_whose_result_is_lost(
+    tmp_path: Path, kit: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cancellation arrives after the worker opened the index and before the start receives it."""
+    real_finished = ThreadWorker._finished
+    opened: list[Any] = []
+
+    def finished(self: ThreadWorker, done: Any, result: Any, error: BaseException | None) -> None:
+        if isinstance(result, opening.Opened) and not opened:
+            opened.append(result)
+            start.cancel()
+        real_finished(self, done, result, error)
+
+    monkeypatch.setattr(ThreadWorker, "_finished", finished)
+    engine = on_real_disk(tmp_path, kit)
+    start = asyncio.create_task(engine.open())
+    with pytest.raises(asyncio.CancelledError):
+        async with asyncio.timeout(30):
+            await start
+    assert len(opened) == 1
+    with pytest.raises(OSError, match="closed"):
+        opened[0].index.generation()
+
+
+async def test_a_cancelled_start_stops_the_index_rebuild(
     tmp_path: Path, kit: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = on_real_disk(tmp_path, kit)
     await engine.open()
     bodies = await kit.fill(engine, 5, 50)
     await engine.close()
-    opening.ask_rebuild(RealDisk(), str(tmp_path / "l" / "current"), "a test")
+    opening.request_rebuild(RealDisk(), str(tmp_path / "l" / "current"), "a test")
     real, at_work = EntryLogScanner.scan, threading.Event()
 
     def endless(*args: Any, **others: Any) -> Iterator[Any]:
@@ -267,6 +292,6 @@ async def test_a_cancelled_start_gives_up_the_rebuild_of_its_index(
             start.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await start
-    await engine.open()  # rebuilds it
+    await engine.open()  # rebuilds the index
     assert await kit.read(engine, *((5, e) for e in range(50))) == bodies
     await engine.close()

@@ -1,19 +1,19 @@
-"""Power cuts by seed: what was acknowledged is there after the restart, and nothing else that was never sent.
+"""Power losses by seed: after the restart all acknowledged entries are stored, and none that was never sent.
 
-The search itself, and that it notices broken promises, is in `bindery_simulation.storage`. A failure names its point:
+The search, and tests that it detects violations, are in `bindery_simulation.storage`. A failure names its point:
 `python -m bindery_simulation storage crash --point SEED:OPERATION` replays it alone.
 """
 
 import time
 
+from bindery_simulation.runner import quietly
 from bindery_simulation.storage import crash
-from bindery_simulation.storage.runner import quietly
 
 BUDGET_S = 3.0
 """Of the processor: a busy machine takes longer and sees as much."""
 
 
-def test_acknowledged_writes_survive_power_cuts() -> None:
+def test_acknowledged_writes_survive_power_loss() -> None:
     until = time.process_time() + BUDGET_S
     seed = points = read = 0
     while time.process_time() < until:
@@ -23,10 +23,10 @@ def test_acknowledged_writes_survive_power_cuts() -> None:
         read += outcome.reached["acknowledged entries read"]
         seed += 1
     assert points >= 20
-    assert read > 500, "the seeds acknowledged hardly anything: this checks nothing"
+    assert read > 500, "too few entries were acknowledged for a meaningful check"
 
 
-def test_every_operation_of_one_life_is_cut() -> None:
+def test_power_loss_at_every_operation_of_one_run() -> None:
     outcome = quietly(lambda seed: crash.play(seed, wanted=lambda operation: operation < 120), 1)
     assert not outcome.problems, str(outcome.problems[0])
     assert outcome.points == min(120, outcome.operations)

@@ -1,4 +1,4 @@
-"""What the engine answers. Sections of the protocol: master key, fence, LAC, reads, back-pressure, deletion."""
+"""Adds, fences and LAC requests of the engine, its back-pressure, stop and start."""
 
 import asyncio
 from collections.abc import Sequence
@@ -8,13 +8,13 @@ import pytest
 from bindery_bookie.storage.io.fault_injection import FaultyDisk
 from bindery_bookie.storage.memory.write_cache import ENTRY_OVERHEAD
 from bindery_bookie.storage.store import EntryStore
-from bindery_core.errors import BadRequest, DamagedStorage, NoSuchLedger, Unauthorized
+from bindery_core.errors import BadRequest, NoSuchLedger, Unauthorized
 from bindery_core.wire.messages import Status, WriteFlag
 
 OK = Status.OK
 
 
-async def test_it_is_an_entry_store(world: Any) -> None:
+async def test_the_engine_is_an_entry_store(world: Any) -> None:
     store: EntryStore = await world.opened()
     total, free = store.disk_usage()
     assert 0 < free <= total
@@ -24,7 +24,7 @@ async def test_it_is_an_entry_store(world: Any) -> None:
 # --- adds
 
 
-async def test_ids_count_that_are_inside_the_body(world: Any, kit: Any) -> None:
+async def test_the_ids_in_the_body_are_used(world: Any, kit: Any) -> None:
     engine = await world.opened()
     request = kit.add_request(kit.entry(5, 0, b"x"))
     request.ledger_id, request.entry_id = 99, 98
@@ -33,7 +33,7 @@ async def test_ids_count_that_are_inside_the_body(world: Any, kit: Any) -> None:
     await engine.close()
 
 
-async def test_an_entry_added_twice_is_ok_and_the_last_one_stays(world: Any, kit: Any) -> None:
+async def test_an_entry_may_be_added_twice_and_the_last_body_is_kept(world: Any, kit: Any) -> None:
     engine = await world.opened()
     first, second, third = (kit.entry(5, 0, payload) for payload in (b"1", b"22", b"333"))
     assert await kit.add(engine, kit.add_request(first), kit.add_request(second)) == [OK, OK]
@@ -47,8 +47,8 @@ async def test_an_entry_added_twice_is_ok_and_the_last_one_stays(world: Any, kit
     await engine.close()
 
 
-async def test_the_greatest_ids_there_are_survive_flushes(world: Any, kit: Any) -> None:
-    """A client may send them at any time; the index has no key behind them."""
+async def test_the_maximum_ids_survive_flushes(world: Any, kit: Any) -> None:
+    """A client may send them at any time, and the index has no key after them."""
     top = 2**63 - 1
     engine = await world.opened()
     for payload in (b"1", b"22"):
@@ -56,8 +56,10 @@ async def test_the_greatest_ids_there_are_survive_flushes(world: Any, kit: Any) 
             assert await kit.add(engine, kit.add_request(kit.entry(*key, payload))) == [OK]
         await engine.flush()
     assert await kit.read(engine, (5, top), (5, -1), (top, top)) == [
-        kit.entry(5, top, b"22"), kit.entry(5, top, b"22"), kit.entry(top, top, b"22")
-    ]  # fmt: skip
+        kit.entry(5, top, b"22"),
+        kit.entry(5, top, b"22"),
+        kit.entry(top, top, b"22"),
+    ]
     assert await engine.entry_ids(5) == [(top - 1, 2)]
     await engine.close()
     again = await world.opened()
@@ -66,7 +68,7 @@ async def test_the_greatest_ids_there_are_survive_flushes(world: Any, kit: Any) 
 
 
 @pytest.mark.parametrize("body", [b"", b"x" * 23], ids=["empty", "no LAC"])
-async def test_a_body_that_is_no_entry_is_refused_alone(world: Any, kit: Any, body: bytes) -> None:
+async def test_an_invalid_body_is_refused_without_affecting_other_adds(world: Any, kit: Any, body: bytes) -> None:
     engine = await world.opened()
     good = kit.add_request(kit.entry(5, 0))
     bad = kit.add_request(kit.entry(5, 1))
@@ -76,7 +78,7 @@ async def test_a_body_that_is_no_entry_is_refused_alone(world: Any, kit: Any, bo
 
 
 @pytest.mark.parametrize(("ledger_id", "entry_id"), [(5, -1), (5, -0x1000), (5, -0x2000), (-1, 0)])
-async def test_nobody_forges_a_control_record(world: Any, kit: Any, ledger_id: int, entry_id: int) -> None:
+async def test_a_client_cannot_forge_a_control_record(world: Any, kit: Any, ledger_id: int, entry_id: int) -> None:
     engine = await world.opened()
     await kit.fill(engine, 5, 1)
     assert await kit.add(engine, kit.add_request(kit.entry(ledger_id, entry_id))) == [Status.BAD_REQUEST]
@@ -86,7 +88,7 @@ async def test_nobody_forges_a_control_record(world: Any, kit: Any, ledger_id: i
     await engine.close()
 
 
-async def test_the_first_master_key_is_the_ledgers(world: Any, kit: Any) -> None:
+async def test_the_first_master_key_becomes_the_key_of_the_ledger(world: Any, kit: Any) -> None:
     engine = await world.opened()
     await kit.fill(engine, 5, 1)
     for _ in range(2):
@@ -110,7 +112,9 @@ async def test_a_deferred_add_is_answered_before_the_sync_and_force_waits_for_it
 
     world = kit.World(wrap=lambda disk: FaultyDisk(disk, note))
     engine = await world.opened()
-    assert await kit.add(engine, kit.add_request(kit.entry(5, 1))) == [OK]  # with zeros ahead, for the next one too
+    assert await kit.add(engine, kit.add_request(kit.entry(5, 1))) == [
+        OK
+    ]  # writes zeros ahead, also for the next group
     order.clear()
     request = kit.add_request(kit.entry(5, 0), flags=WriteFlag.DEFERRED_SYNC)
     engine.add_many([request], lambda statuses: order.append(f"answer {list(map(int, statuses))}"))
@@ -126,7 +130,7 @@ async def test_a_deferred_add_is_answered_before_the_sync_and_force_waits_for_it
 # --- fence
 
 
-async def test_after_a_fence_only_recovery_adds_pass(world: Any, kit: Any) -> None:
+async def test_after_a_fence_only_recovery_adds_are_accepted(world: Any, kit: Any) -> None:
     engine = await world.opened()
     await kit.fill(engine, 5, 3)
     await engine.fence(5, kit.KEY)
@@ -139,7 +143,7 @@ async def test_after_a_fence_only_recovery_adds_pass(world: Any, kit: Any) -> No
     await engine.close()
 
 
-async def test_a_fence_creates_the_ledger_it_fences(world: Any, kit: Any) -> None:
+async def test_a_fence_creates_an_unknown_ledger(world: Any, kit: Any) -> None:
     engine = await world.opened()
     await engine.fence(5, kit.KEY)
     assert await kit.read(engine, (5, 0), (5, -1)) == [Status.NO_ENTRY, Status.NO_ENTRY]
@@ -165,7 +169,7 @@ async def test_adds_before_a_fence_are_answered_before_it_and_later_ones_are_ref
 # --- last add confirmed
 
 
-async def test_the_lac_is_the_greatest_seen_and_never_goes_back(world: Any, kit: Any) -> None:
+async def test_the_lac_is_the_greatest_one_seen_and_never_decreases(world: Any, kit: Any) -> None:
     engine = await world.opened()
     with pytest.raises(NoSuchLedger):
         engine.last_add_confirmed(5)
@@ -182,7 +186,7 @@ async def test_the_lac_is_the_greatest_seen_and_never_goes_back(world: Any, kit:
     await engine.close()
 
 
-async def test_an_explicit_lac_creates_the_ledger_and_passes_a_fence(world: Any, kit: Any) -> None:
+async def test_an_explicit_lac_creates_the_ledger_and_is_accepted_after_a_fence(world: Any, kit: Any) -> None:
     engine = await world.opened()
     await engine.write_lac(5, kit.KEY, 3, kit.lac_packet(5, 3))
     assert (await engine.read_lac(5)).last_entry is None
@@ -221,134 +225,10 @@ async def test_watchers_are_woken_once_by_an_advance_a_fence_or_a_deletion(world
     await engine.close()
 
 
-# --- reads
-
-
-async def test_each_tier_answers_in_its_turn(world: Any, kit: Any) -> None:
-    engine = await world.opened()
-    stats = engine.stats
-    (body,) = await kit.fill(engine, 5, 1)
-    assert await kit.read(engine, (5, 0), (5, -1)) == [body, body]
-    assert stats.reads_active_cache == 2
-    flush = asyncio.ensure_future(engine.flush())
-    while engine.parts.caches.flushing is None:
-        await asyncio.sleep(0)
-    assert await kit.read(engine, (5, 0)) == [body]
-    assert stats.reads_flushing_cache == 1
-    await flush
-    assert await kit.read(engine, (5, 0)) == [body]
-    assert (stats.reads_disk, stats.read_jobs) == (1, 1)
-    assert await kit.read(engine, (5, -1)) == [body]
-    assert (stats.reads_read_cache, stats.read_jobs) == (1, 1)
-    assert await kit.read(engine, (5, 1), (6, 0), (6, -1)) == [Status.NO_ENTRY, Status.NO_LEDGER, Status.NO_LEDGER]
-    assert stats.reads_absent == 3
-    await engine.close()
-
-
-async def test_reading_on_reads_ahead_in_growing_windows(kit: Any) -> None:
-    world = kit.World(write_cache_size_max=2**20, read_cache_size_max=2**20)
-    engine = await world.opened()
-    bodies = await kit.fill(engine, 5, 1000)
-    await engine.flush()
-    jobs = []
-    for entry_id, body in enumerate(bodies):
-        before = engine.stats.read_jobs
-        assert await kit.read(engine, (5, entry_id)) == [body]
-        if engine.stats.read_jobs != before:
-            jobs.append(entry_id)
-    assert jobs[:3] == [0, 33, 98]
-    assert len(jobs) <= 8
-    assert engine.stats.read_ahead_entries >= 950
-    await engine.close()
-
-
-async def test_reading_around_reads_little_ahead(kit: Any) -> None:
-    world = kit.World(write_cache_size_max=2**20, read_cache_size_max=2**20)
-    engine = await world.opened()
-    bodies = await kit.fill(engine, 5, 1000)
-    await engine.flush()
-    for entry_id in (900, 500, 100, 700, 300):
-        assert await kit.read(engine, (5, entry_id)) == [bodies[entry_id]]
-    assert engine.stats.read_ahead_entries == 5 * 16
-    await engine.close()
-
-
-async def test_many_cold_reads_take_one_job(world: Any, kit: Any) -> None:
-    engine = await world.opened()
-    bodies = {ledger_id: (await kit.fill(engine, ledger_id, 1))[0] for ledger_id in range(20)}
-    await engine.flush()
-    reads = [kit.read(engine, (ledger_id, 0)) for ledger_id in range(20)]
-    assert await asyncio.gather(*reads) == [[body] for body in bodies.values()]
-    assert engine.stats.read_jobs <= 2
-    await engine.close()
-
-
-async def test_entry_ids_are_runs_over_all_tiers(world: Any, kit: Any) -> None:
-    engine = await world.opened()
-    with pytest.raises(NoSuchLedger):
-        await engine.entry_ids(5)
-    await kit.fill(engine, 5, 3)
-    await kit.fill(engine, 5, 2, first=10)
-    await engine.flush()
-    await kit.fill(engine, 5, 4, first=12)
-    await kit.fill(engine, 5, 1, first=3)
-    assert await engine.entry_ids(5) == [(0, 4), (10, 6)]
-    await engine.close()
-
-
-async def test_striped_and_late_entries_are_found_after_every_flush(world: Any, kit: Any) -> None:
-    """Holes of a striped ledger, filled later by re-replication, some entries overwritten."""
-    engine = await world.opened()
-    expected: dict[int, bytes] = {}
-    for step, ids in enumerate([range(0, 300, 4), range(1, 300, 4), range(100, 160), [5, 299, 3], range(2, 300, 4)]):
-        for entry_id in ids:
-            expected[entry_id] = kit.entry(5, entry_id, b"%d" % step)
-            assert await kit.add(engine, kit.add_request(expected[entry_id])) == [OK]
-        await engine.flush()
-        found = await kit.read(engine, *((5, entry_id) for entry_id in range(300)))
-        assert found == [expected.get(entry_id, Status.NO_ENTRY) for entry_id in range(300)]
-    await engine.close()
-
-
-# --- damage
-
-
-@pytest.mark.parametrize("harm", ["flip", "missing", "short"])
-async def test_damage_is_an_io_error_and_never_absence(world: Any, kit: Any, harm: str) -> None:
-    engine = await world.opened()
-    bodies = await kit.fill(engine, 5, 3)
-    await engine.flush()
-    path = "/ledgers/current/1.log"
-    if harm == "flip":
-        world.disk.corrupt(path, world.disk.contents(path).index(bodies[1]) + 40)
-    elif harm == "missing":
-        world.disk.remove(path)
-    else:
-        world.disk.truncate(path, world.disk.contents(path).index(bodies[1]) + 40)
-    found = await kit.read(engine, (5, 1), (5, 0))
-    assert found[0] == Status.IO_ERROR
-    assert found[1] == (Status.IO_ERROR if harm == "missing" else bodies[0])
-    assert engine.stats.damage_found >= 1
-    if harm == "flip":
-        world.disk.corrupt(path, world.disk.contents(path).index(bodies[2]) + 40)
-    engine.parts.reads.cache.drop_ledger(5)
-    with pytest.raises(DamagedStorage):
-        await engine.read_lac(5)
-
-
-async def test_an_index_that_forgot_the_last_entry_is_damage(world: Any, kit: Any) -> None:
-    engine = await world.opened()
-    await kit.fill(engine, 5, 3)
-    await engine.flush()
-    for key, _ in list(world.kv.scan(start=b"E", stop=b"F")):
-        world.kv.write_batch([], [key])
-    assert await kit.read(engine, (5, -1)) == [Status.IO_ERROR]
-
-
 # --- journal failure and full disk
 
 
-async def test_a_failed_journal_answers_io_error_and_takes_nothing_more(kit: Any) -> None:
+async def test_after_a_journal_failure_all_adds_get_io_error(kit: Any) -> None:
     failing = False
 
     def fault(operation: str, path: str) -> OSError | None:
@@ -372,8 +252,8 @@ async def test_a_failed_journal_answers_io_error_and_takes_nothing_more(kit: Any
     await engine.close()
 
 
-async def test_the_index_never_holds_what_the_journal_may_still_lose(kit: Any) -> None:
-    """A flush waits for the journal first: its rows would outlive entry logs that the next start cuts back."""
+async def test_a_flush_waits_until_its_entries_are_durable_in_the_journal(kit: Any) -> None:
+    """Otherwise its rows could outlive entry logs that the next start truncates."""
     failing = False
 
     def fault(operation: str, path: str) -> OSError | None:
@@ -399,7 +279,7 @@ async def test_the_index_never_holds_what_the_journal_may_still_lose(kit: Any) -
     await engine.close()
 
 
-async def test_a_full_ledger_disk_makes_adds_wait_then_refuses_then_recovers(kit: Any) -> None:
+async def test_on_a_full_ledger_disk_adds_wait_then_are_refused_then_recover(kit: Any) -> None:
     is_full = False
 
     def fault(operation: str, path: str) -> OSError | None:
@@ -453,7 +333,7 @@ async def test_adds_that_wait_are_answered_in_order(kit: Any) -> None:
 # --- bounds
 
 
-async def test_caches_keep_their_bounds(world: Any, kit: Any) -> None:
+async def test_caches_stay_within_their_limits(world: Any, kit: Any) -> None:
     engine = await world.opened()
     settings, stats = engine.settings, engine.stats
     batch_size = 50 * (132 + ENTRY_OVERHEAD)
@@ -473,7 +353,7 @@ async def test_caches_keep_their_bounds(world: Any, kit: Any) -> None:
     await engine.close()
 
 
-async def test_idle_ledgers_leave_memory_and_come_back(kit: Any) -> None:
+async def test_idle_ledgers_are_evicted_and_read_from_the_index(kit: Any) -> None:
     world = kit.World(ledgers_max=16)
     engine = await world.opened()
     for ledger_id in range(100):
@@ -490,7 +370,7 @@ async def test_idle_ledgers_leave_memory_and_come_back(kit: Any) -> None:
     await engine.close()
 
 
-async def test_old_journals_are_dropped(world: Any, kit: Any) -> None:
+async def test_old_journals_are_deleted(world: Any, kit: Any) -> None:
     engine = await world.opened()
     for first in range(0, 3000, 500):
         await kit.fill(engine, 5, 500, first=first)
@@ -498,65 +378,14 @@ async def test_old_journals_are_dropped(world: Any, kit: Any) -> None:
     journals = [path for path in world.disk.paths() if path.endswith(".txn")]
     assert len(journals) <= 2
     assert engine.stats.journal_files_dropped >= 4
-    assert len([path for path in world.disk.paths() if path.endswith(".log")]) >= 4, "entry logs rolled, too"
+    assert len([path for path in world.disk.paths() if path.endswith(".log")]) >= 4, "entry logs are rolled too"
     await engine.close()
 
 
-# --- deletion
+# --- stop and start
 
 
-async def test_a_deleted_ledger_is_gone_from_every_tier(world: Any, kit: Any) -> None:
-    engine = await world.opened()
-    await kit.fill(engine, 5, 30)
-    await kit.fill(engine, 6, 1)
-    await engine.flush()
-    await kit.fill(engine, 5, 3, first=30)
-    await kit.read(engine, (5, 0))
-    await engine.delete_ledger(5)
-    await engine.delete_ledger(5)
-    for _ in range(3):
-        assert await kit.read(engine, (5, 0), (5, 31), (5, -1)) == [Status.NO_LEDGER] * 3
-        assert list(await engine.list_ledger_ids()) == [6]
-        with pytest.raises(NoSuchLedger):
-            engine.last_add_confirmed(5)
-        await engine.flush()
-    await engine.close()
-    engine = await world.opened()
-    assert await kit.read(engine, (5, 0), (5, -1)) == [Status.NO_LEDGER] * 2
-    await engine.close()
-
-
-async def test_a_deleted_ledger_can_be_written_anew_without_its_old_entries(world: Any, kit: Any) -> None:
-    engine = await world.opened()
-    await kit.fill(engine, 5, 30)
-    await engine.flush()
-    await engine.delete_ledger(5)
-    body = kit.entry(5, 7, b"new")
-    assert await kit.add(engine, kit.add_request(body, key=b"new key")) == [OK]
-    for _ in range(3):
-        assert await kit.read(engine, (5, 7), (5, 8), (5, 6), (5, -1)) == [body, Status.NO_ENTRY, Status.NO_ENTRY, body]
-        await engine.flush()
-    assert await engine.entry_ids(5) == [(7, 1)]
-    await engine.close()
-
-
-async def test_a_late_writer_does_not_bring_a_fenced_and_deleted_ledger_back(world: Any, kit: Any) -> None:
-    engine = await world.opened()
-    await kit.fill(engine, 5, 3)
-    await engine.fence(5, kit.KEY)
-    await engine.delete_ledger(5)
-    assert await kit.add(engine, kit.add_request(kit.entry(5, 3))) == [Status.FENCED]
-    with pytest.raises(NoSuchLedger):
-        await engine.fence(5, kit.KEY)
-    with pytest.raises(NoSuchLedger):
-        await engine.write_lac(5, kit.KEY, 1, kit.lac_packet(5, 1))
-    await engine.close()
-
-
-# --- ends
-
-
-async def test_after_an_orderly_close_nothing_is_replayed(world: Any, kit: Any) -> None:
+async def test_after_a_clean_stop_nothing_is_replayed(world: Any, kit: Any) -> None:
     engine = await world.opened()
     bodies = await kit.fill(engine, 5, 300)
     await engine.close()
@@ -569,7 +398,7 @@ async def test_after_an_orderly_close_nothing_is_replayed(world: Any, kit: Any) 
 
 
 async def test_nothing_is_replayed_when_the_last_flush_began_before_its_group_was_written(world: Any, kit: Any) -> None:
-    """A full cache is swapped in the same turn in which its last entries reach the journal's queue."""
+    """A full cache is swapped in the same iteration in which its last entries reach the journal's queue."""
     engine = await world.opened()
     requests = [kit.add_request(kit.entry(5, e, bytes(200))) for e in range(60)]
     assert await kit.add(engine, *requests) == [OK] * 60
@@ -597,7 +426,7 @@ async def test_replay_reports_its_progress(kit: Any) -> None:
 
 
 async def test_the_order_of_syncs_is_entry_log_then_index_then_mark_then_old_journals(kit: Any) -> None:
-    """The order is the promise: changed, it shows here before it shows as a loss."""
+    """Durability depends on this order."""
     world = kit.World()
     engine = await world.opened()
     await kit.fill(engine, 5, 1)
@@ -623,7 +452,7 @@ async def test_the_order_of_syncs_is_entry_log_then_index_then_mark_then_old_jou
     await engine.close()
 
 
-async def test_what_arrives_during_a_sync_is_one_group(kit: Any) -> None:
+async def test_adds_that_arrive_during_a_sync_form_one_group(kit: Any) -> None:
     world = kit.World()
     engine = await world.opened()
     answers: list[Sequence[int]] = []
@@ -637,7 +466,7 @@ async def test_what_arrives_during_a_sync_is_one_group(kit: Any) -> None:
     await engine.close()
 
 
-async def test_a_batch_larger_than_a_group_takes_the_barriers_behind_it_along(kit: Any) -> None:
+async def test_barriers_belong_to_the_group_of_the_batch_before_them(kit: Any) -> None:
     world = kit.World(write_cache_size_max=2**20)
     engine = await world.opened()
     answers: list[Sequence[int]] = []
@@ -652,8 +481,8 @@ async def test_a_batch_larger_than_a_group_takes_the_barriers_behind_it_along(ki
     await engine.close()
 
 
-async def test_a_bookie_that_forgot_a_fenced_ledger_takes_copies_of_it_and_no_late_writer(world: Any, kit: Any) -> None:
-    """It may be given copies again, by whoever heals; the ledger's former writer stays locked out, restarts or not."""
+async def test_a_deleted_fenced_ledger_accepts_copies_but_no_adds_of_a_late_writer(world: Any, kit: Any) -> None:
+    """Replication workers may store copies again; the former writer stays fenced, also after restarts."""
     engine = await world.opened()
     await kit.add(engine, kit.add_request(kit.entry(7, 0)))
     await engine.fence(7, kit.KEY)

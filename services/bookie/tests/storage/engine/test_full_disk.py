@@ -1,4 +1,4 @@
-"""Full disks on real, small file systems: a short form of `bench/full_disk.py`; and LevelDB on one."""
+"""Full disks on real, small file systems: a short run of `bench/full_disk.py`, and LevelDB."""
 
 import json
 import subprocess
@@ -13,8 +13,8 @@ BENCH = ROOT / "bench/full_disk.py"
 
 
 @pytest.mark.integration
-def test_a_bookie_comes_back_by_itself_whenever_a_full_disk_becomes_free() -> None:
-    """Filled by somebody else (with a start on the full disk) and by its own writes; every write may find no space."""
+def test_a_bookie_recovers_by_itself_when_a_full_disk_has_space_again() -> None:
+    """The disk is filled by another process (with a start on the full disk) or by the bookie; any write may fail."""
     found = subprocess.run(
         [sys.executable, str(BENCH), "--cycles", "3", "--bookie", "enospc", "--restart-every", "3", "--json"],
         capture_output=True,
@@ -67,7 +67,7 @@ _LEVELDB = textwrap.dedent(
     kv.write_batch(rows(b"a", 20), sync=True)
     known = dict(rows(b"a", 20))
     for turn in range(6):
-        # Even turns: no space at all, for the log. Odd ones: some, so that tables and compactions fail half way.
+        # Even rounds: no space, so the log fails. Odd rounds: some space, so tables and compactions fail half-way.
         fill(leave=200_000 * (turn % 2))
         failed = 0
         for attempt in range(12):
@@ -79,7 +79,7 @@ _LEVELDB = textwrap.dedent(
                 failed += 1
                 has_room[0] = False
         assert failed
-        assert all(kv.get(key) == value for key, value in known.items()), "reads go on"
+        assert all(kv.get(key) == value for key, value in known.items()), "reads continue"
         assert len(list(kv.scan(start=b"a", stop=b"b"))) == 20
         os.unlink(junk)
         has_room[0] = True
@@ -92,7 +92,7 @@ _LEVELDB = textwrap.dedent(
     refused(lambda: LevelDbKV(path))
     os.unlink(junk)
     kv = LevelDbKV(path)
-    assert all(kv.get(key) == value for key, value in known.items()), "what was written after a failure is there"
+    assert all(kv.get(key) == value for key, value in known.items()), "writes after a failure are stored"
     assert len(list(kv.scan(start=b"", stop=b"z"))) == len(known)
     kv.close()
     print("held", len(known))
@@ -101,8 +101,8 @@ _LEVELDB = textwrap.dedent(
 
 
 @pytest.mark.integration
-def test_leveldb_goes_on_after_writes_that_found_no_space() -> None:
-    """Not opened anew, it would acknowledge what the next start cannot read."""
+def test_leveldb_recovers_after_writes_without_space() -> None:
+    """If the store were not reopened, it would acknowledge writes that the next start cannot read."""
     how = "unshare --map-root-user --mount"
     found = subprocess.run(
         [*how.split(), sys.executable, "-c", _LEVELDB], capture_output=True, text=True, timeout=60, check=False

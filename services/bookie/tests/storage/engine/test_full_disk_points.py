@@ -29,14 +29,14 @@ OPERATIONS = ("create", "write_at", "rename", "sync_directory", "write_batch")
 
 
 class Scene:
-    """One bookie's storage and its watch, on a disk whose operations are counted."""
+    """One bookie's storage and its disk monitor, on a disk whose operations are counted."""
 
     def __init__(self, kit: Any, *, reserve_size: int) -> None:
         self.kit = kit
         self.points = 0
         """Operations so far that a full disk can refuse."""
         self.at_point: Callable[[int], bool] = lambda point: False
-        """Asked before each; True: it finds no space."""
+        """Called before each operation; True: the operation finds no space."""
         self.world = kit.World(
             wrap=lambda disk: FaultyDisk(disk, self._before),
             journal_file_size_max=64 * KIB,
@@ -77,7 +77,7 @@ class Scene:
         self.watch.check_disk()
 
     async def add(self) -> set[int]:
-        """Three batches at once, as the server lets them pass: one goes to the disk, the others queue up."""
+        """Send three batches at once: one is written, the others are queued."""
         if self.state.read_only:
             return {Status.READ_ONLY}
         found = await asyncio.gather(*(self._add_batch(2) for _ in range(3)))
@@ -111,15 +111,15 @@ class Scene:
             self.watch.check_journal()
 
     async def check(self) -> None:
-        """Everything acknowledged is readable, with its bytes."""
+        """Check that all acknowledged entries are readable and unchanged."""
         keys = list(self.acknowledged)
         found = await self.kit.read(self.engine, *keys)
         wrong = [key for key, body in zip(keys, found, strict=True) if body != self.acknowledged[key]]
         assert not wrong, (wrong, found[keys.index(wrong[0])])
 
     async def recover(self) -> None:
-        """There is room: writable in two looks, and adds are taken."""
-        for _ in range(100):  # turns of the loop for retries that have begun
+        """Check that with free space the bookie is writable after two checks, and adds are accepted."""
+        for _ in range(100):  # iterations of the loop for retries that have begun
             await asyncio.sleep(0.0005)
             if not (self.engine.stats.flush_failed or self.engine.stats.journal_full):
                 break
@@ -128,7 +128,7 @@ class Scene:
         assert not self.state.read_only, self.state.reasons
         assert not self.failures
         async with asyncio.timeout(30):
-            while (found := await self.add()) != {Status.OK}:  # a flush that was tried again may hold the caches still
+            while (found := await self.add()) != {Status.OK}:  # a retried flush may still use a cache
                 assert found <= {Status.OK, Status.TOO_MANY_REQUESTS}, found
                 await asyncio.sleep(0.001)
         await self.check()
@@ -145,7 +145,7 @@ class Scene:
 
 
 async def count_points(kit: Any, *, reserve_size: int) -> range:
-    """The operations of a run that come after its first start."""
+    """Return the number of operations after the first start."""
     scene = Scene(kit, reserve_size=reserve_size)
     await scene.start()
     first = scene.points
@@ -156,7 +156,7 @@ async def count_points(kit: Any, *, reserve_size: int) -> range:
 
 
 @pytest.mark.parametrize("reserve_size", RESERVES)
-async def test_no_space_once_at_every_single_operation(kit: Any, reserve_size: int) -> None:
+async def test_no_space_once_at_each_operation(kit: Any, reserve_size: int) -> None:
     for failing in await count_points(kit, reserve_size=reserve_size):
         scene = Scene(kit, reserve_size=reserve_size)
         await scene.start()
@@ -168,7 +168,8 @@ async def test_no_space_once_at_every_single_operation(kit: Any, reserve_size: i
 
 
 async def run_full_from(kit: Any, failing: int, *, reserve_size: int, restart: bool = False) -> bool:
-    """Somebody takes all room before operation `failing`; with `restart`, the power goes while the disk is full.
+    """Another process takes all space before operation `failing`; with `restart`, the power goes while the disk is
+    full.
 
     Whether the journal found no room at all.
     """
@@ -189,7 +190,7 @@ async def run_full_from(kit: Any, failing: int, *, reserve_size: int, restart: b
         scene.world.disk.fill()
         await scene.start()
         await scene.check()
-        scene.world.disk.fill()  # the start may have won room: journals were dropped
+        scene.world.disk.fill()  # the start may have freed space by deleting journals
         scene.watch.check_disk()
         assert scene.state.read_only
         await scene.check()
@@ -202,13 +203,13 @@ async def run_full_from(kit: Any, failing: int, *, reserve_size: int, restart: b
 
 
 @pytest.mark.parametrize("reserve_size", RESERVES)
-async def test_no_space_from_every_single_operation_on_until_there_is_room_again(kit: Any, reserve_size: int) -> None:
+async def test_no_space_from_each_operation_on_until_there_is_space_again(kit: Any, reserve_size: int) -> None:
     points = await count_points(kit, reserve_size=reserve_size)
     was_full = [await run_full_from(kit, failing, reserve_size=reserve_size) for failing in points]
     if not reserve_size:
-        assert any(was_full), "the journal itself must find no room now and then"
+        assert any(was_full), "the journal must have been full in some runs"
 
 
-async def test_a_start_on_a_full_disk_comes_up_and_reads(kit: Any) -> None:
+async def test_a_start_on_a_full_disk_succeeds_and_serves_reads(kit: Any) -> None:
     for failing in await count_points(kit, reserve_size=RESERVES[0]):
         await run_full_from(kit, failing, reserve_size=RESERVES[0], restart=True)

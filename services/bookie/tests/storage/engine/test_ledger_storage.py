@@ -1,6 +1,6 @@
 """One contract for both forms of LedgerStorage, on the disk that loses power and on real files with LevelDB.
 
-What a test may use is LedgerStorage and the files; how entries lie in the logs is the one thing that differs.
+What a test may use is LedgerStorage and the files; only the layout of entries in the logs differs.
 """
 
 import asyncio
@@ -82,7 +82,7 @@ class RealPlace:
         return storage
 
     async def crash(self, storage: LedgerStorage) -> None:
-        """Go on with a copy of the files as they were before the end."""
+        """Continue with a copy of the files as they were before the stop."""
         copy = self.root.with_name(str(int(self.root.name) + 1))
         shutil.copytree(self.root, copy)
         await storage.close()
@@ -121,7 +121,7 @@ async def storage(place: Place, form: str) -> AsyncIterator[LedgerStorage]:
 async def add_mixed(
     kit: Any, storage: LedgerStorage, ledgers: range, count: int, *, first: int = 0
 ) -> dict[Any, bytes]:
-    """Entries of all ledgers in turn, as several writers send them. Bodies by (ledger id, entry id)."""
+    """Add entries of all ledgers alternately, as several writers do. Return the bodies by (ledger id, entry id)."""
     bodies = {
         (ledger_id, entry_id): kit.entry(ledger_id, entry_id, b"%d." % entry_id * 20, lac=entry_id - 1)
         for entry_id in range(first, first + count)
@@ -131,7 +131,7 @@ async def add_mixed(
     for start in range(0, len(requests), 40):
         left = requests[start : start + 40]
         async with asyncio.timeout(60):
-            while left:  # a real disk may be slow: then a bookie asks its clients to wait
+            while left:  # a real disk may be slow, and adds are then rejected
                 statuses = await kit.add(storage, *left)
                 assert set(statuses) <= {OK, Status.TOO_MANY_REQUESTS}
                 left = [one for one, status in zip(left, statuses, strict=True) if status != OK]
@@ -145,7 +145,7 @@ async def check(kit: Any, storage: LedgerStorage, bodies: dict[Any, bytes]) -> N
 
 
 async def scrub(storage: LedgerStorage) -> int:
-    """Verify everything. The entries that were looked at."""
+    """Scrub everything; return the number of verified entries."""
     storage.scrubber.request()
     async with asyncio.timeout(30):
         while not storage.scrubber.state().rounds:
@@ -154,7 +154,7 @@ async def scrub(storage: LedgerStorage) -> int:
     return storage.scrubber.state().entries
 
 
-async def test_entries_are_there_in_every_tier_and_every_life(kit: Any, place: Place, form: str) -> None:
+async def test_entries_are_readable_from_caches_and_disk_and_after_restarts(kit: Any, place: Place, form: str) -> None:
     storage = await place.open(form)
     bodies = await add_mixed(kit, storage, range(5), 60)
     await check(kit, storage, bodies)
@@ -194,7 +194,7 @@ async def test_a_crash_is_replayed_and_a_lost_index_rebuilt(kit: Any, place: Pla
     await storage.close()
 
 
-async def test_the_last_of_several_adds_stays(kit: Any, place: Place, form: str) -> None:
+async def test_the_last_of_several_adds_is_kept(kit: Any, place: Place, form: str) -> None:
     storage = await place.open(form)
     versions = [kit.entry(5, 7, payload) for payload in (b"1", b"22" * 30, b"333")]
     same = kit.add_request(versions[0])
@@ -214,7 +214,7 @@ async def test_the_last_of_several_adds_stays(kit: Any, place: Place, form: str)
         await storage.close()
 
 
-async def test_fences_hold_and_the_lac_never_goes_back(kit: Any, place: Place, form: str) -> None:
+async def test_fences_persist_and_the_lac_never_decreases(kit: Any, place: Place, form: str) -> None:
     storage = await place.open(form)
     await add_mixed(kit, storage, range(5, 6), 10)
     await storage.fence(5, kit.KEY)
@@ -242,7 +242,7 @@ async def test_refused_adds_leave_nothing_behind(kit: Any, storage: LedgerStorag
     assert storage.stats.flush_entries == len(bodies)
 
 
-async def test_a_deleted_ledger_is_gone_and_a_new_one_of_its_id_is_new(kit: Any, place: Place, form: str) -> None:
+async def test_a_deleted_ledger_is_removed_and_can_be_created_again(kit: Any, place: Place, form: str) -> None:
     storage = await place.open(form)
     bodies = await add_mixed(kit, storage, range(3), 30)
     await storage.flush()
@@ -275,7 +275,7 @@ async def test_a_ledger_deleted_during_its_flush_stays_deleted(kit: Any, storage
     await check(kit, storage, {key: body for key, body in bodies.items() if key[0] != 1})
 
 
-async def test_a_full_disk_costs_nothing_but_time(kit: Any, place: Place, form: str) -> None:
+async def test_a_full_disk_delays_adds_and_loses_nothing(kit: Any, place: Place, form: str) -> None:
     storage = await place.open(form)
     bodies = await add_mixed(kit, storage, range(3), 20)
     place.drills.set_rules(["write_at *.log fail ENOSPC after 1 times 1", "datasync *.log fail EIO times 2"])
@@ -299,7 +299,7 @@ async def test_a_full_disk_costs_nothing_but_time(kit: Any, place: Place, form: 
     await storage.close()
 
 
-async def test_logs_are_rolled_and_none_is_forgotten(kit: Any, place: Place, form: str) -> None:
+async def test_full_logs_are_closed_and_all_are_readable(kit: Any, place: Place, form: str) -> None:
     storage = await place.open(form)
     bodies = {}
     for round_number in range(6):
@@ -317,7 +317,7 @@ async def test_logs_are_rolled_and_none_is_forgotten(kit: Any, place: Place, for
     await storage.close()
 
 
-async def test_damage_is_an_error_that_is_told_and_no_absence(kit: Any, place: Place, form: str) -> None:
+async def test_damage_is_answered_with_an_error_and_reported(kit: Any, place: Place, form: str) -> None:
     storage = await place.open(form)
     bodies = await add_mixed(kit, storage, range(3), 30)
     await storage.close()
@@ -342,7 +342,7 @@ async def test_damage_is_an_error_that_is_told_and_no_absence(kit: Any, place: P
     await storage.close()
 
 
-async def test_in_limbo_nothing_is_denied(kit: Any, place: Place, form: str) -> None:
+async def test_in_limbo_no_entry_is_reported_as_absent(kit: Any, place: Place, form: str) -> None:
     place.disk.make_directories(place.current)
     limbo.write_marker(place.disk, place.current, "a test took its disk away", 1)
     storage = await place.open(form)
@@ -351,8 +351,9 @@ async def test_in_limbo_nothing_is_denied(kit: Any, place: Place, form: str) -> 
     await storage.repair.finish_listing()
     body = kit.entry(5, 3, b"refilled")
     assert await kit.add(storage, kit.add_request(kit.entry(5, 4)), kit.add_request(body, recovery=True)) == [
-        Status.FENCED, OK
-    ]  # fmt: skip
+        Status.FENCED,
+        OK,
+    ]
     await storage.flush()
     assert list(await storage.repair.limbo_ledger_ids()) == [5]
     assert list(await storage.repair.entries_here(5)) == [(3, 1)]
@@ -371,7 +372,7 @@ async def test_in_limbo_nothing_is_denied(kit: Any, place: Place, form: str) -> 
     await storage.close()
 
 
-async def test_each_form_opens_what_the_other_wrote(kit: Any, place: Place, form: str) -> None:
+async def test_each_form_opens_a_directory_of_the_other_form(kit: Any, place: Place, form: str) -> None:
     other = next(one for one in FORMS if one != form)
     bodies: dict[Any, bytes] = {}
     for life, kind in enumerate((form, other, form)):
@@ -389,9 +390,7 @@ async def test_each_form_opens_what_the_other_wrote(kit: Any, place: Place, form
 
 
 @pytest.mark.parametrize("crashes", [False, True])
-async def test_entries_lie_in_the_order_that_the_forms_name_says(
-    kit: Any, place: Place, form: str, crashes: bool
-) -> None:
+async def test_entries_are_written_in_the_order_of_the_form(kit: Any, place: Place, form: str, crashes: bool) -> None:
     storage = await place.open(form)
     bodies = await add_mixed(kit, storage, range(3), 20)
     again = bytes(bytearray(bodies.pop((2, 0))))
@@ -414,7 +413,7 @@ async def test_entries_lie_in_the_order_that_the_forms_name_says(
 
 
 async def test_a_second_attempt_replaces_the_rows_of_the_first(kit: Any, tmp_path: Path, form: str) -> None:
-    """The index took the batch and then failed; what is flushed again lies elsewhere, in other runs."""
+    """The index applied the batch and then failed; the second attempt writes to other locations, in other runs."""
     place = CrashablePlace(kit, tmp_path)
     storage = await place.open(form)
     bodies = await add_mixed(kit, storage, range(2), 15)
@@ -434,7 +433,7 @@ async def test_a_second_attempt_replaces_the_rows_of_the_first(kit: Any, tmp_pat
     await storage.flush()
     kept = {key: body for key, body in bodies.items() if key[0] == 0}
     await check(kit, storage, kept)
-    assert await scrub(storage) == len(kept), "rows that overlap would be looked at too, and told"
+    assert await scrub(storage) == len(kept), "overlapping rows would be verified and reported too"
     await storage.close()
     storage = await place.open(form)
     await check(kit, storage, kept)
@@ -442,7 +441,7 @@ async def test_a_second_attempt_replaces_the_rows_of_the_first(kit: Any, tmp_pat
 
 
 async def test_a_flush_writes_in_chunks(kit: Any, form: str) -> None:
-    """One large write would keep a good part of the cache in memory twice, and the journal's sync waiting."""
+    """One large write would keep a large part of the cache in memory twice, and delay the journal's sync."""
     sizes: list[int] = []
 
     class Counted(WrappedDisk):
@@ -515,9 +514,7 @@ async def test_both_forms_give_the_same_answers(kit: Any, tmp_path: Path, seed: 
     assert answers[0] == answers[1]
 
 
-async def test_an_entry_that_is_missing_in_the_order_of_arrival_is_flushed_all_the_same(
-    kit: Any, tmp_path: Path
-) -> None:
+async def test_an_entry_missing_from_the_order_of_arrival_is_flushed(kit: Any, tmp_path: Path) -> None:
     place = CrashablePlace(kit, tmp_path)
     storage = await place.open("interleaved")
     bodies = await add_mixed(kit, storage, range(3), 10)

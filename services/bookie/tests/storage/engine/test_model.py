@@ -1,4 +1,4 @@
-"""The engine against a dict: any order of adds, overwrites, flushes, fences, deletions, crashes and restarts."""
+"""Compare the engine with a dict, for any order of adds, overwrites, flushes, fences, deletions, crashes, restarts."""
 
 import asyncio
 from typing import Any
@@ -47,7 +47,7 @@ def make_machine(kit: Any) -> type[RuleBasedStateMachine]:
                 assert statuses == [Status.FENCED] * count
             else:
                 assert statuses == [Status.OK] * count
-                if ledger_id in self.tombstones:  # it is given copies again, and stays fenced
+                if ledger_id in self.tombstones:  # copies are stored again, and the ledger stays fenced
                     self.tombstones.discard(ledger_id)
                     self.fenced.add(ledger_id)
                 self.entries.setdefault(ledger_id, {}).update(zip(ids, bodies, strict=True))
@@ -65,7 +65,7 @@ def make_machine(kit: Any) -> type[RuleBasedStateMachine]:
             if self.entries.pop(ledger_id, None) is not None and ledger_id in self.fenced:
                 self.tombstones.add(ledger_id)
             self.fenced.discard(ledger_id)
-            self.run(self.engine.flush())  # a deletion that was not flushed may be forgotten by a crash
+            self.run(self.engine.flush())  # a crash may undo a deletion that is not flushed
 
         @rule()
         def flush(self) -> None:
@@ -122,7 +122,7 @@ def make_machine(kit: Any) -> type[RuleBasedStateMachine]:
     return Engine
 
 
-def test_the_engine_agrees_with_a_dict(kit: Any) -> None:
+def test_the_engine_behaves_like_a_dict(kit: Any) -> None:
     run_state_machine_as_test(
         make_machine(kit),
         settings=settings(

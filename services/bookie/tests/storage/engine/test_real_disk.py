@@ -47,7 +47,7 @@ async def opened(directory: Path, **changes: Any) -> AsyncIterator[StorageEngine
         await engine.close()
 
 
-async def test_entries_go_through_every_tier_and_a_restart(tmp_path: Path, kit: Any) -> None:
+async def test_entries_are_readable_from_caches_and_disk_and_after_a_restart(tmp_path: Path, kit: Any) -> None:
     async with opened(tmp_path) as engine:
         bodies = await kit.fill(engine, 5, 3000)
         await engine.fence(5, kit.KEY)
@@ -62,9 +62,7 @@ async def test_entries_go_through_every_tier_and_a_restart(tmp_path: Path, kit: 
 
 
 @pytest.mark.parametrize("past_cache", [True, False])
-async def test_the_journal_goes_past_the_page_cache_unless_it_is_told_not_to(
-    tmp_path: Path, kit: Any, past_cache: bool
-) -> None:
+async def test_the_journal_uses_direct_io_unless_disabled(tmp_path: Path, kit: Any, past_cache: bool) -> None:
     def is_direct(path: str) -> bool:
         (fd,) = [fd for fd in os.listdir("/proc/self/fd") if os.path.realpath(f"/proc/self/fd/{fd}") == path]
         flags = Path(f"/proc/self/fdinfo/{fd}").read_text().split("flags:")[1].split()[0]
@@ -82,7 +80,7 @@ async def test_the_journal_goes_past_the_page_cache_unless_it_is_told_not_to(
 
 
 def open_files() -> list[str]:
-    """Of this process; the kernel says of some that they are deleted."""
+    """Return the open files of this process; the kernel marks deleted ones."""
     names = []
     for fd in os.listdir("/proc/self/fd"):
         with contextlib.suppress(FileNotFoundError):
@@ -91,8 +89,8 @@ def open_files() -> list[str]:
 
 
 @pytest.mark.parametrize("kind", LedgerStorageKind)
-async def test_compaction_wins_space_back(tmp_path: Path, kit: Any, kind: LedgerStorageKind) -> None:
-    """While entries are added and read; then from a restart, and from the entry logs alone."""
+async def test_compaction_frees_space(tmp_path: Path, kit: Any, kind: LedgerStorageKind) -> None:
+    """While entries are added and read; checked again after a restart and after an index rebuild."""
     current = tmp_path / "ledgers/current"
     changes = {"ledger_storage": kind, "compaction_rate": 2**30, "read_cache_size_max": 0, "reserve_size": 0}
 
@@ -246,7 +244,7 @@ def test_real_disk_reads_what_it_wrote(tmp_path: Path) -> None:
     assert disk.usage(directory).total > 0
 
 
-async def test_a_thread_worker_keeps_order_and_hands_back_errors() -> None:
+async def test_a_thread_worker_keeps_order_and_returns_errors() -> None:
     worker = ThreadWorker("test", asyncio.get_running_loop())
     order: list[object] = []
     worker.submit(lambda: worker.post(order.append, "posted"), lambda result, error: order.append("first"))

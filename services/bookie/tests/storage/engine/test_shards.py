@@ -1,4 +1,4 @@
-"""Several engines as one store: every promise of an EntryStore holds over any number of directories."""
+"""Several engines as one store: the contract of an EntryStore holds for any number of directories."""
 
 import asyncio
 import random
@@ -25,7 +25,7 @@ LAYOUTS = {"1+1": ("/j", "/l"), "3+1": ("/j", "/l,/m,/n"), "2+2": ("/j,/k", "/l,
 
 
 class Bookie:
-    """The shards of one bookie, on disks that can lose power, through several lives."""
+    """The shards of one bookie, on disks that can lose power, over several runs."""
 
     def __init__(self, kit: Any, journal_dir: str, ledger_dir: str) -> None:
         self.kit = kit
@@ -74,7 +74,7 @@ async def fill(kit: Any, store: EntryStore, ledgers: Sequence[int], entries: int
     return bodies
 
 
-async def test_entries_of_all_ledgers_are_there_also_after_a_power_cut(kit: Any, bookie: Bookie) -> None:
+async def test_entries_of_all_ledgers_survive_a_power_loss(kit: Any, bookie: Bookie) -> None:
     store: EntryStore = await bookie.opened()
     bodies = await fill(kit, store, range(7), 30)
     assert await kit.read(store, *bodies) == list(bodies.values())
@@ -84,7 +84,7 @@ async def test_entries_of_all_ledgers_are_there_also_after_a_power_cut(kit: Any,
     assert list(await store.list_ledger_ids()) == list(range(7))
     assert await store.entry_ids(3) == [(0, 30)]
     total, free = store.disk_usage()
-    assert 0 < free < total == bookie.disk.capacity, "one file system counts once"
+    assert 0 < free < total == bookie.disk.capacity, "a file system is counted once"
     await store.close()
 
 
@@ -106,7 +106,7 @@ async def test_answers_come_once_and_in_the_order_of_the_batch(kit: Any, bookie:
     await store.close()
 
 
-async def test_each_ledger_is_asked_in_its_own_shard(kit: Any, bookie: Bookie) -> None:
+async def test_calls_for_a_ledger_go_to_its_shard(kit: Any, bookie: Bookie) -> None:
     store = await bookie.opened()
     await fill(kit, store, range(6), 3)
     woken: list[int] = []
@@ -129,7 +129,7 @@ async def test_each_ledger_is_asked_in_its_own_shard(kit: Any, bookie: Bookie) -
     await store.close()
 
 
-async def test_a_batch_of_one_shard_takes_no_detour(kit: Any) -> None:
+async def test_a_batch_for_one_shard_is_passed_unchanged(kit: Any) -> None:
     store = await Bookie(kit, *LAYOUTS["3+1"]).opened()
     seen: list[Any] = []
     for shard in store.shards:
@@ -164,7 +164,7 @@ async def test_progress_is_the_sum_of_all_shards(kit: Any) -> None:
 
 
 class Fragile:
-    """Opens and closes as told."""
+    """A shard whose open and close may fail."""
 
     def __init__(self, *, opens: Exception | None = None, closes: Exception | None = None) -> None:
         self._opens, self._closes = opens, closes
@@ -182,7 +182,7 @@ class Fragile:
             raise self._closes
 
 
-async def test_one_shard_that_does_not_open_closes_the_others() -> None:
+async def test_if_one_shard_fails_to_open_the_others_are_closed() -> None:
     shards: list[Any] = [Fragile(), Fragile(opens=DamagedStorage("bad")), Fragile(closes=OSError("too"))]
     with pytest.raises(DamagedStorage, match="bad"):
         await ShardedStorage(shards).open()
@@ -190,17 +190,17 @@ async def test_one_shard_that_does_not_open_closes_the_others() -> None:
 
 
 class Slow(Fragile):
-    """Has much to replay; cancelled, it takes a moment to end."""
+    """A shard with a long replay, which takes a moment to end after a cancellation."""
 
     async def open(self, *, on_progress: Any = None) -> None:
         try:
             await asyncio.sleep(3600)
         finally:
             await asyncio.sleep(0.01)
-            self.calls.append("given up")
+            self.calls.append("cancelled")
 
 
-async def test_a_start_that_is_cancelled_closes_what_is_open() -> None:
+async def test_a_cancelled_start_closes_the_opened_shards() -> None:
     shards: list[Any] = [Fragile(), Slow(), Fragile(closes=OSError("too"))]
     opening = asyncio.create_task(ShardedStorage(shards).open())
     while not all(shard.calls for shard in (shards[0], shards[2])):
@@ -208,10 +208,10 @@ async def test_a_start_that_is_cancelled_closes_what_is_open() -> None:
     opening.cancel()
     with pytest.raises(asyncio.CancelledError):
         await opening
-    assert [shard.calls for shard in shards] == [["open", "close"], ["given up"], ["open", "close"]]
+    assert [shard.calls for shard in shards] == [["open", "close"], ["cancelled"], ["open", "close"]]
 
 
-async def test_after_a_start_that_was_cancelled_the_same_directories_open(
+async def test_after_a_cancelled_start_the_same_directories_can_be_opened(
     tmp_path: Path, kit: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = BookieSettings(
@@ -248,15 +248,15 @@ async def test_after_a_start_that_was_cancelled_the_same_directories_open(
     await store.close()
 
 
-async def test_all_are_closed_also_when_one_fails() -> None:
+async def test_all_shards_are_closed_even_if_one_fails() -> None:
     shards: list[Any] = [Fragile(closes=OSError("no")), Fragile(), Fragile()]
     with pytest.raises(OSError, match="no"):
         await ShardedStorage(shards).close()
     assert [shard.calls for shard in shards] == [["close"]] * 3
 
 
-async def test_files_lie_where_the_layout_says(tmp_path: Path, kit: Any) -> None:
-    """A directory of one shard as ever; one of several with a place for each."""
+async def test_files_are_in_the_directories_of_the_layout(tmp_path: Path, kit: Any) -> None:
+    """With one shard the files are directly in the directory, with several in a subdirectory per shard."""
     settings = BookieSettings(
         journal_dir=str(tmp_path / "j"),
         ledger_dir=f"{tmp_path}/l,{tmp_path}/m",

@@ -1,4 +1,4 @@
-"""The read-only entry logger finds every sound record, tells every damaged byte, and takes bounded steps."""
+"""Scans find every intact record, report every damaged byte, and take bounded steps."""
 
 import random
 from typing import Any
@@ -16,7 +16,7 @@ PATH = f"{DIRECTORY}/1.log"
 def make_log(
     kit: Any, *, payloads: list[bytes], sealed: bool = True, ledgers: int = 3
 ) -> tuple[CrashableDisk, list[Any]]:
-    """A log with an entry a payload, and (offset of body, body) of each."""
+    """Return a log with one entry per payload, and (offset of body, body) of each."""
     disk = CrashableDisk()
     logs = EntryLogWriter(disk, DIRECTORY, log_id=0, offset=0, sync_size=1 << 20)
     placed = []
@@ -44,7 +44,7 @@ def scan(disk: Any) -> tuple[list[tuple[int, bytes]], list[DamagedRegion]]:
 
 
 @pytest.mark.parametrize("sealed", [True, False])
-def test_a_sound_log_is_scanned_whole(kit: Any, sealed: bool) -> None:
+def test_an_intact_log_is_scanned_completely(kit: Any, sealed: bool) -> None:
     disk, placed = make_log(kit, payloads=[b"x" * n for n in range(50)], sealed=sealed)
     scanner = EntryLogScanner(disk, DIRECTORY)
     assert scanner.log_ids() == [1]
@@ -58,7 +58,7 @@ def test_a_sound_log_is_scanned_whole(kit: Any, sealed: bool) -> None:
     assert (first.ledger_id, first.entry_id, first.location, first.is_anchored) == (0, 0, 1 << 32 | 40, True)
 
 
-def test_a_damaged_body_costs_one_record(kit: Any) -> None:
+def test_a_damaged_body_loses_one_record(kit: Any) -> None:
     disk, placed = make_log(kit, payloads=[b"x" * 100] * 9)
     disk.corrupt(PATH, placed[4][0] + 50)
     records, (region,) = scan(disk)
@@ -66,11 +66,12 @@ def test_a_damaged_body_costs_one_record(kit: Any) -> None:
     assert (region.path, region.offset, region.size) == (PATH, placed[4][0] - 8, len(placed[4][1]) + 8)
     assert region.reason == "entry digest mismatch"
     assert [item.is_anchored for item in EntryLogScanner(disk, DIRECTORY).scan(1) if isinstance(item, LogRecord)] == [
-        *[True] * 4, *[False] * 4
-    ]  # fmt: skip
+        *[True] * 4,
+        *[False] * 4,
+    ]
 
 
-def test_a_damaged_size_word_costs_one_record(kit: Any) -> None:
+def test_a_damaged_size_word_loses_one_record(kit: Any) -> None:
     disk, placed = make_log(kit, payloads=[b"x" * 100] * 9)
     disk.corrupt(PATH, placed[4][0] - 3)
     records, (region,) = scan(disk)
@@ -78,7 +79,7 @@ def test_a_damaged_size_word_costs_one_record(kit: Any) -> None:
     assert (region.offset, region.size) == (placed[4][0] - 8, len(placed[4][1]) + 8)
 
 
-def test_a_log_cut_short_says_what_is_missing(kit: Any) -> None:
+def test_a_truncated_log_reports_the_missing_bytes(kit: Any) -> None:
     disk, placed = make_log(kit, payloads=[b"x" * 100] * 9, sealed=False)
     end = placed[-1][0] + len(placed[-1][1])
     disk.truncate(PATH, placed[7][0] + 5)
@@ -90,8 +91,8 @@ def test_a_log_cut_short_says_what_is_missing(kit: Any) -> None:
     assert not EntryLogScanner(disk, DIRECTORY).ledgers(1, stop=end).is_complete
 
 
-def test_a_record_inside_a_payload_is_never_taken_for_certain(kit: Any) -> None:
-    """Whoever can make a client store bytes must not be able to forge entries of another ledger by a bit of luck."""
+def test_a_record_inside_a_payload_is_never_anchored(kit: Any) -> None:
+    """A client that stores chosen bytes must not be able to forge entries of another ledger."""
     forged = fmt.pack_record(kit.entry(2, 777, b"forged"))
     disk, placed = make_log(kit, payloads=[b"a" * 40, b"p" * 16 + forged + b"q" * 16, b"b" * 40])
     assert scan(disk)[0] == placed
@@ -101,7 +102,7 @@ def test_a_record_inside_a_payload_is_never_taken_for_certain(kit: Any) -> None:
             assert item.is_anchored == (item.offset == placed[0][0])
 
 
-def test_whatever_is_damaged_all_other_records_are_found_and_every_byte_is_told(kit: Any) -> None:
+def test_all_other_records_are_found_and_every_damaged_byte_is_reported(kit: Any) -> None:
     for seed in range(150):
         lots = random.Random(seed)
         sealed = lots.random() < 0.7
@@ -122,14 +123,14 @@ def test_whatever_is_damaged_all_other_records_are_found_and_every_byte_is_told(
         assert [item for item in records if item not in touched] == untouched, seed
         assert not set(touched) & set(records), seed
         told = {n for region in damage for n in range(region.offset, region.offset + region.size)}
-        zeros = set(range(20, 32))  # of the header: they are checked as a whole
+        zeros = set(range(20, 32))  # zeros of the header, which are checked together
         assert hit <= told | zeros, seed
         kept = {n for start, end in spans if spans[start, end] in untouched for n in range(start, end)}
         assert not told & kept, seed
         assert told | kept | zeros >= set(range(32, size if not sealed else placed[-1][0] + len(placed[-1][1]))), seed
 
 
-def test_a_search_through_a_large_damage_goes_in_bounded_steps(kit: Any) -> None:
+def test_a_search_through_a_large_damaged_region_has_bounded_steps(kit: Any) -> None:
     lots = random.Random(1)
     disk, placed = make_log(kit, payloads=[b"first", lots.randbytes(3_000_000), b"last"], sealed=False)
     overwrite(disk, placed[1][0] - 8, lots.randbytes(2_900_000))
@@ -140,11 +141,11 @@ def test_a_search_through_a_large_damage_goes_in_bounded_steps(kit: Any) -> None
         records += [(record.offset, record.body) for record in step.records]
     assert records == [placed[0], placed[2]]
     assert len(sizes) >= 3_000_000 // 128 // 1024
-    assert max(sizes) < 2 * 128 * 1024 + 2 * 3_000_100, "a step may end with one candidate, read and digested"
+    assert max(sizes) < 2 * 128 * 1024 + 2 * 3_000_100, "a step may include one large candidate"
 
 
 class BadSector:
-    """A disk one of whose sectors cannot be read."""
+    """A disk with an unreadable sector."""
 
     def __init__(self, disk: CrashableDisk, start: int) -> None:
         self.disk, self.start = disk, start
@@ -165,7 +166,7 @@ class BadSector:
         return file
 
 
-def test_a_sector_that_cannot_be_read_costs_what_lies_in_it(kit: Any) -> None:
+def test_an_unreadable_sector_loses_only_its_records(kit: Any) -> None:
     disk, placed = make_log(kit, payloads=[b"x" * 1000] * 30)
     records, (region,) = scan(BadSector(disk, 8192))
     lost = [item for item in placed if item[0] - 8 < 8192 + 4096 and item[0] + len(item[1]) > 8192]

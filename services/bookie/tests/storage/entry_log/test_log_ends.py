@@ -1,4 +1,4 @@
-"""A closed entry log that was cut between two records is damage, also where nothing but its end could tell."""
+"""A closed entry log that was truncated between two records is damage, even if only its end shows it."""
 
 import asyncio
 import errno
@@ -22,7 +22,7 @@ FAST = 100 * 1024**3
 
 
 def boundaries(world: Any, log_id: int, *, stop: int) -> list[int]:
-    """Where a record begins or the last one ends, before `stop`."""
+    """Return the offsets before `stop` at which a record begins or the last one ends."""
     records = [
         one for one in EntryLogScanner(world.disk, CURRENT).scan(log_id, stop=stop) if isinstance(one, LogRecord)
     ]
@@ -30,7 +30,10 @@ def boundaries(world: Any, log_id: int, *, stop: int) -> list[int]:
 
 
 async def two_logs(world: Any, kit: Any, *, first_dies: bool) -> list[bytes]:
-    """Ledger 5 in log 1, which was sealed, or left open by a power cut, ledger 6 in log 2. The bodies of ledger 5."""
+    """Write ledger 5 to log 1, which is sealed or left open by a power loss, and ledger 6 to log 2.
+
+    Return the bodies of ledger 5.
+    """
     engine = await world.opened()
     bodies: list[bytes] = await kit.fill(engine, 5, 10)
     await engine.flush()
@@ -51,14 +54,14 @@ def cut_and_lose_index(world: Any, log_id: int, size: int) -> None:
 
 async def in_limbo(world: Any) -> StorageEngine:
     engine: StorageEngine = await world.opened()
-    assert engine.limbo is not None, "what was cut off would be denied"
+    assert engine.limbo is not None, "lost entries would be reported as absent"
     await engine.repair.enter_limbo_ledgers([LimboLedger(5, b"")])
     await engine.repair.finish_listing()
     return engine
 
 
 @pytest.mark.parametrize("first_dies", [False, True])
-async def test_a_log_cut_at_any_record_is_damage_when_the_index_is_lost_too(kit: Any, first_dies: bool) -> None:
+async def test_a_log_truncated_at_any_record_is_damage_even_if_the_index_is_lost(kit: Any, first_dies: bool) -> None:
     world = kit.World()
     bodies = await two_logs(world, kit, first_dies=first_dies)
     size = len(world.disk.contents(f"{CURRENT}/1.log"))
@@ -77,7 +80,7 @@ async def test_a_log_cut_at_any_record_is_damage_when_the_index_is_lost_too(kit:
         await engine.close()
 
 
-async def test_a_log_whose_trailer_alone_is_gone_is_told_too(world: Any, kit: Any) -> None:
+async def test_a_log_without_its_trailer_is_reported(world: Any, kit: Any) -> None:
     bodies = await two_logs(world, kit, first_dies=False)
     size = len(world.disk.contents(f"{CURRENT}/1.log"))
     cut_and_lose_index(world, 1, size - fmt.TRAILER_SIZE)
@@ -86,7 +89,7 @@ async def test_a_log_whose_trailer_alone_is_gone_is_told_too(world: Any, kit: An
     await engine.close()
 
 
-async def test_what_a_crash_left_open_is_rebuilt_without_doubt(world: Any, kit: Any) -> None:
+async def test_a_log_left_open_by_a_crash_is_rebuilt_without_limbo(world: Any, kit: Any) -> None:
     bodies = await two_logs(world, kit, first_dies=True)
     manifest = read_manifest(world.disk, CURRENT)
     assert manifest.unsealed == {1: len(world.disk.contents(f"{CURRENT}/1.log"))}
@@ -98,7 +101,7 @@ async def test_what_a_crash_left_open_is_rebuilt_without_doubt(world: Any, kit: 
     await engine.close()
 
 
-async def test_a_start_tells_that_an_unsealed_log_is_short(world: Any, kit: Any) -> None:
+async def test_a_start_reports_a_short_unsealed_log(world: Any, kit: Any) -> None:
     bodies = await two_logs(world, kit, first_dies=True)
     size = len(world.disk.contents(f"{CURRENT}/1.log"))
     world.disk.truncate(f"{CURRENT}/1.log", size - 400)
@@ -111,8 +114,8 @@ async def test_a_start_tells_that_an_unsealed_log_is_short(world: Any, kit: Any)
     await engine.close()
 
 
-async def test_a_log_that_a_failed_flush_left_is_known_before_the_mark_leaves_it(kit: Any) -> None:
-    """No start comes in between: the flush that goes on in the next log says so itself."""
+async def test_a_log_of_a_failed_flush_is_listed_before_the_mark_leaves_it(kit: Any) -> None:
+    """Without a start in between: the flush that continues in the next log lists it."""
     drills = DrillControl(sleep=lambda seconds: None)
     world = kit.World(wrap=drills.wrap_disk, flush_retry_s=0.01)
     engine = await world.opened()
@@ -141,7 +144,7 @@ async def test_a_log_that_a_failed_flush_left_is_known_before_the_mark_leaves_it
         await engine.close()
 
 
-async def test_a_list_that_cannot_be_written_holds_the_mark_back(kit: Any) -> None:
+async def test_the_mark_does_not_advance_if_the_manifest_cannot_be_written(kit: Any) -> None:
     drills = DrillControl(sleep=lambda seconds: None)
     world = kit.World(wrap=drills.wrap_disk, flush_retry_s=0.01)
     engine = await world.opened()
@@ -161,8 +164,8 @@ async def test_a_list_that_cannot_be_written_holds_the_mark_back(kit: Any) -> No
 
 
 @pytest.mark.parametrize("map_offset", [0, 39, 2**40, 2**64 - 1])
-async def test_an_entry_that_ends_like_a_trailer_seals_nothing(kit: Any, map_offset: int) -> None:
-    """Clients choose what entries hold."""
+async def test_an_entry_that_ends_like_a_trailer_does_not_seal_its_log(kit: Any, map_offset: int) -> None:
+    """Clients choose the content of entries."""
     world = kit.World()
     engine = await world.opened()
     body = kit.entry(5, 0, bytes(100) + fmt.pack_trailer(map_offset))
@@ -177,14 +180,14 @@ async def test_an_entry_that_ends_like_a_trailer_seals_nothing(kit: Any, map_off
     await engine.close()
 
 
-async def test_a_log_whose_end_cannot_be_read_refuses_no_start(kit: Any) -> None:
+async def test_a_start_succeeds_if_the_end_of_a_log_cannot_be_read(kit: Any) -> None:
     reads: list[str] = []
     is_bad = False
 
     def fault(operation: str, path: str) -> OSError | None:
         if operation == "read_at" and path.endswith("/1.log"):
             reads.append(path)
-            if is_bad and len(reads) > 1:  # the header is all right
+            if is_bad and len(reads) > 1:  # the header is intact
                 return OSError(errno.EIO, "Input/output error", path)
         return None
 
@@ -207,7 +210,7 @@ async def test_a_log_whose_end_cannot_be_read_refuses_no_start(kit: Any) -> None
     await engine.close()
 
 
-async def test_a_lost_mark_takes_no_knowledge_of_ends_along(world: Any, kit: Any) -> None:
+async def test_the_ends_of_logs_stay_known_if_the_mark_is_lost(world: Any, kit: Any) -> None:
     await two_logs(world, kit, first_dies=True)
     size = len(world.disk.contents(f"{CURRENT}/1.log"))
     world.disk.truncate(f"{CURRENT}/1.log", size - 400)
@@ -224,7 +227,7 @@ async def test_a_lost_mark_takes_no_knowledge_of_ends_along(world: Any, kit: Any
 
 
 @pytest.mark.parametrize("how", ["no list", "version 1", "damaged"])
-async def test_a_directory_without_that_knowledge_opens_as_it_did_and_has_it_then(kit: Any, how: str) -> None:
+async def test_opening_a_directory_of_an_older_version_records_the_ends_of_its_logs(kit: Any, how: str) -> None:
     world = kit.World()
     bodies = await two_logs(world, kit, first_dies=True)
     size = len(world.disk.contents(f"{CURRENT}/1.log"))
@@ -246,7 +249,7 @@ async def test_a_directory_without_that_knowledge_opens_as_it_did_and_has_it_the
     await (await in_limbo(world)).close()
 
 
-async def test_an_orderly_end_leaves_nothing_to_write_down(world: Any, kit: Any) -> None:
+async def test_after_a_clean_stop_no_log_is_unsealed(world: Any, kit: Any) -> None:
     await two_logs(world, kit, first_dies=False)
     before = world.disk.contents(LIST)
     assert read_manifest(world.disk, CURRENT).unsealed == {}
@@ -258,11 +261,11 @@ async def test_an_orderly_end_leaves_nothing_to_write_down(world: Any, kit: Any)
     assert world.disk.contents(LIST) == before
 
 
-# --- while the index is there -----------------------------------------------------------------------------------------
+# --- with an intact index -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("first_dies", [False, True])
-async def test_the_scrub_finds_a_log_that_was_cut(kit: Any, first_dies: bool) -> None:
+async def test_the_scrub_finds_a_truncated_log(kit: Any, first_dies: bool) -> None:
     world = kit.World()
     await two_logs(world, kit, first_dies=first_dies)
     engine = await world.opened()
@@ -277,7 +280,7 @@ async def test_the_scrub_finds_a_log_that_was_cut(kit: Any, first_dies: bool) ->
     await engine.close()
 
 
-async def test_the_scrub_takes_no_log_that_is_being_written_for_a_cut_one(kit: Any) -> None:
+async def test_the_scrub_does_not_report_the_open_log_as_truncated(kit: Any) -> None:
     world = kit.World()
     engine = await world.opened()
     for first in range(0, 2000, 100):
@@ -293,8 +296,8 @@ async def test_the_scrub_takes_no_log_that_is_being_written_for_a_cut_one(kit: A
     await engine.close()
 
 
-async def test_compaction_keeps_a_cut_log_whose_entries_the_index_still_has(kit: Any) -> None:
-    """By what is left of it nothing in it is alive."""
+async def test_compaction_keeps_a_truncated_log_with_entries_in_the_index(kit: Any) -> None:
+    """The rest of the log has no live entries."""
     world = kit.World(compaction_rate=2**30)
     engine = await world.opened()
     await kit.fill(engine, 4, 10)

@@ -1,4 +1,4 @@
-"""The list of entry logs, the ids of new ones, and the header and map of logs that compaction writes."""
+"""The log manifest, the assignment of log ids, and the header and ledgers map of compacted logs."""
 
 import random
 import struct
@@ -27,7 +27,7 @@ def sample(version: int = 1) -> LogManifest:
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_the_golden_list_is_read_and_written_byte_by_byte(version: int) -> None:
+def test_the_golden_manifest_is_read_and_written_byte_for_byte(version: int) -> None:
     golden = (GOLDEN / f"log-manifest-v{version}").read_bytes()
     assert LogManifest.unpack(golden, path="p") == sample(version)
     assert sample(version).pack() == golden
@@ -36,7 +36,7 @@ def test_the_golden_list_is_read_and_written_byte_by_byte(version: int) -> None:
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_every_flipped_byte_and_every_cut_of_a_list_is_noticed(version: int) -> None:
+def test_every_flipped_byte_and_every_truncation_of_a_manifest_is_detected(version: int) -> None:
     golden = (GOLDEN / f"log-manifest-v{version}").read_bytes()
     for at in range(len(golden)):
         damaged = bytearray(golden)
@@ -47,7 +47,7 @@ def test_every_flipped_byte_and_every_cut_of_a_list_is_noticed(version: int) -> 
             LogManifest.unpack(golden[:at], path="p")
 
 
-def test_a_list_of_another_version_or_one_that_contradicts_itself_is_refused() -> None:
+def test_a_manifest_of_an_unknown_version_or_with_contradictions_is_refused() -> None:
     def signed(version: int, *rows: tuple[int, int, int]) -> bytes:
         data = struct.pack(">4sIQI", b"BNDG", version, 0, len(rows)) + b"".join(
             struct.pack(">QQQ", *row) for row in rows
@@ -62,29 +62,29 @@ def test_a_list_of_another_version_or_one_that_contradicts_itself_is_refused() -
             LogManifest.unpack(signed(1, *rows), path="p")
 
 
-def test_unsealed_logs_that_contradict_the_rest_are_refused() -> None:
+def test_a_manifest_with_contradicting_unsealed_logs_is_refused() -> None:
     for unsealed in ({3: 40}, {12: 40}, {0: 40}):
         with pytest.raises(DamagedStorage, match="contradicts"):
             LogManifest.unpack(replace(sample(), unsealed=unsealed).pack(), path="p")
     data = bytearray(sample(2).pack()[:-4])
-    data[-33] = 3  # rows of which there are two
+    data[-33] = 3  # three rows, but only two exist
     with pytest.raises(DamagedStorage, match="damaged"):
         LogManifest.unpack(bytes(data) + struct.pack(">I", crc32c(bytes(data))), path="p")
 
 
-def test_what_is_known_of_the_end_of_a_log() -> None:
+def test_the_expected_end_of_a_log() -> None:
     known = sample(2)
     ends = {log_id: known.end(log_id, mark=(10, 500)) for log_id in (1, 6, 10, 11, 12)}
     assert ends == {
         1: LogEnd(stop=32),
         6: LogEnd(is_sealed=True),
         10: LogEnd(stop=500),
-        11: LogEnd(),  # of a flush that is not over
+        11: LogEnd(),  # of an unfinished flush
         12: LogEnd(is_sealed=True),
     }
     assert sample().end(6, mark=(10, 500)) == LogEnd()
     assert known.with_absent(1).unsealed == {8: 2**33}
-    assert known.with_unsealed({2: 77, 6: 88}).unsealed == {1: 32, 6: 88, 8: 2**33}  # the former is no more
+    assert known.with_unsealed({2: 77, 6: 88}).unsealed == {1: 32, 6: 88, 8: 2**33}  # log 2 is absent
 
 
 def test_expected_logs_come_in_the_order_of_a_rebuild() -> None:
@@ -99,7 +99,7 @@ def test_expected_logs_come_in_the_order_of_a_rebuild() -> None:
     assert with_source.pairs(10) == [(4, 12)]
 
 
-def test_ids_change_state_as_a_model_of_sets_says() -> None:
+def test_id_states_agree_with_a_model_of_sets() -> None:
     lots = random.Random(3)
     manifest, absent, compacted = LogManifest(), set(), {}
     for _ in range(600):
@@ -118,7 +118,7 @@ def test_ids_change_state_as_a_model_of_sets_says() -> None:
         assert LogManifest.unpack(manifest.pack(), path="p") == manifest
 
 
-def test_flushes_take_the_ids_that_a_crash_left_and_compaction_never_does() -> None:
+def test_flushes_use_the_ids_that_a_crash_left_and_compaction_does_not() -> None:
     ids = LogIds.after(LogManifest(((7, 7),), {9: 2}), mark_log_id=4)
     assert [ids.for_flush(), ids.for_compaction(), ids.for_flush(), ids.for_flush(), ids.for_flush()] == [
         5,
@@ -129,7 +129,7 @@ def test_flushes_take_the_ids_that_a_crash_left_and_compaction_never_does() -> N
     ]
 
 
-def test_a_list_survives_every_power_cut_old_or_new() -> None:
+def test_after_any_power_loss_the_manifest_is_the_old_or_the_new_one() -> None:
     for operations in range(8):
         for seed in range(6):
             disk = CrashableDisk()
@@ -172,7 +172,7 @@ def test_the_golden_log_of_a_compaction() -> None:
         disk.corrupt("/f", at)
 
 
-def test_a_failed_flush_gives_its_log_ids_to_the_next(kit: Any) -> None:
+def test_the_log_ids_of_a_failed_flush_are_used_by_the_next_attempt(kit: Any) -> None:
     disk = CrashableDisk()
     ids = LogIds(1)
     writer = EntryLogWriter(disk, CURRENT, log_id=0, offset=0, sync_size=2**20, new_id=ids.for_flush)
@@ -199,7 +199,7 @@ def test_a_failed_flush_gives_its_log_ids_to_the_next(kit: Any) -> None:
     assert writer.next_place == (5, logs.HEADER_SIZE)
 
 
-async def test_a_lost_list_beside_compacted_logs_is_made_anew(kit: Any) -> None:
+async def test_a_lost_manifest_is_recreated_from_compacted_logs(kit: Any) -> None:
     world = kit.World(compaction_rate=2**30)
     engine = await world.opened()
     for ledger_id in (1, 2):

@@ -1,4 +1,4 @@
-"""Compaction of the index on request: it wins space back, serves meanwhile, and is waited for at the end."""
+"""Compaction of the index on request: it frees space, reads continue, and a stop waits for it."""
 
 import asyncio
 import time
@@ -36,7 +36,7 @@ def test_the_steps_cover_all_rows_and_are_few(ledgers: int) -> None:
     assert len(bounds) - 1 <= COMPACTION_STEPS + 1
 
 
-def test_it_wins_back_what_deleted_rows_took(tmp_path: Path) -> None:
+def test_compaction_frees_the_space_of_deleted_rows(tmp_path: Path) -> None:
     kv = LevelDbKV(str(tmp_path / "index"), write_buffer_size=64 * 1024)
     index = Index(kv)
     filled(index, 20_000)
@@ -49,7 +49,7 @@ def test_it_wins_back_what_deleted_rows_took(tmp_path: Path) -> None:
     index.close()
 
 
-async def test_the_engine_serves_meanwhile_and_its_end_ends_it(tmp_path: Path) -> None:
+async def test_the_engine_serves_during_a_compaction_and_its_stop_ends_it(tmp_path: Path) -> None:
     settings = StorageSettings(journal_directory=str(tmp_path / "journal"), ledger_directory=str(tmp_path / "ledgers"))
     engine = StorageEngine.on_real_disk(settings, wall_clock_ms=lambda: 1)
     await engine.open()
@@ -67,7 +67,7 @@ async def test_the_engine_serves_meanwhile_and_its_end_ends_it(tmp_path: Path) -
 
 
 class SlowlyCompacting(MemoryKV):
-    """Tells whether it was closed while it was busy."""
+    """A KV that records whether it was closed during a compaction."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class SlowlyCompacting(MemoryKV):
         super().close()
 
 
-async def test_the_end_waits_for_one_step_and_no_more(tmp_path: Path) -> None:
+async def test_a_stop_waits_for_one_step_only(tmp_path: Path) -> None:
     settings = StorageSettings(journal_directory=str(tmp_path / "journal"), ledger_directory=str(tmp_path / "ledgers"))
     kv = SlowlyCompacting()
     loop = asyncio.get_running_loop()

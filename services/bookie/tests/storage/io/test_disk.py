@@ -1,4 +1,4 @@
-"""One contract for every Disk: the real one, the ones of drills while nothing is wrong, and the one of crash tests."""
+"""One contract for every Disk: the real one, those of fault injection without faults, and that of crash tests."""
 
 import errno
 import fcntl
@@ -47,7 +47,7 @@ def read(disk: Disk, path: str) -> bytes:
         file.close()
 
 
-def test_reads_what_was_written_where_it_was_written(disk: Disk, root: str) -> None:
+def test_written_bytes_are_read_at_their_offsets(disk: Disk, root: str) -> None:
     file = disk.create(f"{root}/f")
     file.write_at(b"head", 0)
     file.write_at(memoryview(b"tail"), 10)
@@ -58,13 +58,16 @@ def test_reads_what_was_written_where_it_was_written(disk: Disk, root: str) -> N
     assert read(disk, f"{root}/f") == b"Head" + bytes(6) + b"tail"
     reader = disk.open_read(f"{root}/f")
     assert [reader.read_at(12, 100), reader.read_at(14, 1), reader.read_at(99, 1), reader.read_at(0, 0)] == [
-        b"il", b"", b"", b""
-    ]  # fmt: skip
+        b"il",
+        b"",
+        b"",
+        b"",
+    ]
     reader.close()
 
 
-def test_data_is_found_behind_what_was_only_allocated(disk: Disk, root: str) -> None:
-    """Where it may be: a file system that cannot tell says that it may be anywhere."""
+def test_data_ranges_skip_allocated_bytes(disk: Disk, root: str) -> None:
+    """A file system that cannot search for holes reports the whole file."""
     file = disk.create(f"{root}/f", allocate=8 * 2**20)
     file.write_at(b"head", 0)
     file.write_at(b"tail", 6 * 2**20 + 100)
@@ -84,7 +87,7 @@ def test_data_is_found_behind_what_was_only_allocated(disk: Disk, root: str) -> 
 
 
 @pytest.mark.parametrize("number", [errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS])
-def test_a_file_system_that_cannot_tell_where_data_is(
+def test_data_ranges_on_a_file_system_without_hole_search(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     disk = RealDisk()
@@ -109,15 +112,21 @@ def test_allocated_space_reads_as_zeros(disk: Disk, root: str) -> None:
     assert read(disk, f"{root}/f") == b"x" + bytes(999)
 
 
-def test_pieces_of_all_sizes_stand_where_they_were_written(disk: Disk, root: str) -> None:
-    """Whole units go past the page cache on a real disk, larger ones in several goes, and the rest does not."""
+def test_writes_of_all_sizes_are_read_at_their_offsets(disk: Disk, root: str) -> None:
+    """On a real disk whole units use direct I/O, large ones in several writes; other writes use the page cache."""
     size = 3 * DIRECT_BUFFER_SIZE
     expected = bytearray(size)
     file = disk.create(f"{root}/f", allocate=size)
     for offset, length in (
-        (0, 512), (512, 1536), (2048, 100 * 512), (DIRECT_BUFFER_SIZE - 512, 2 * DIRECT_BUFFER_SIZE), (4096, 512),
-        (5000, 10), (8192, 512), (9000, 9000),
-    ):  # fmt: skip
+        (0, 512),
+        (512, 1536),
+        (2048, 100 * 512),
+        (DIRECT_BUFFER_SIZE - 512, 2 * DIRECT_BUFFER_SIZE),
+        (4096, 512),
+        (5000, 10),
+        (8192, 512),
+        (9000, 9000),
+    ):
         data = os.urandom(length)
         expected[offset : offset + length] = data
         file.write_at(memoryview(data) if length > 512 else bytearray(data), offset)
@@ -128,13 +137,13 @@ def test_pieces_of_all_sizes_stand_where_they_were_written(disk: Disk, root: str
 
 
 def flags_of(path: str) -> int:
-    """Of the one descriptor that this process has open for `path`."""
+    """Return the flags of the descriptor that this process has open for `path`."""
     (fd,) = [fd for fd in os.listdir("/proc/self/fd") if os.path.realpath(f"/proc/self/fd/{fd}") == path]
     text = Path(f"/proc/self/fdinfo/{fd}").read_text()
     return int(text.split("flags:")[1].split()[0], 8)
 
 
-def test_what_is_allocated_ahead_goes_past_the_page_cache_until_a_write_does_not_fit(tmp_path: Path) -> None:
+def test_preallocated_files_use_direct_io_until_a_write_is_not_aligned(tmp_path: Path) -> None:
     path = os.path.realpath(tmp_path / "f")
     file = RealDisk().create(path, allocate=64 * 1024)
     probe = os.open(path, os.O_WRONLY)
@@ -155,10 +164,10 @@ def test_what_is_allocated_ahead_goes_past_the_page_cache_until_a_write_does_not
 
 
 @pytest.mark.parametrize("number", [errno.EINVAL, errno.EOPNOTSUPP])
-def test_a_file_system_that_wants_larger_units_gets_them_through_its_cache(
+def test_writes_fall_back_to_the_page_cache_if_the_disk_needs_larger_units(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    """As one does on a disk with sectors of 4 KiB: the write is refused, and nothing of it was done."""
+    """A disk with sectors of 4 KiB refuses the direct write, and writes nothing."""
     path = os.path.realpath(tmp_path / "f")
     write_really = os.pwrite
 
@@ -176,7 +185,9 @@ def test_a_file_system_that_wants_larger_units_gets_them_through_its_cache(
     assert read(RealDisk(), path)[512:1536] == b"a" * 512 + b"b" * 512
 
 
-def test_a_file_system_without_such_a_way_is_written_as_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_without_direct_io_is_written_through_the_page_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(fd: int, command: int, argument: int = 0) -> int:
         raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
 
@@ -190,7 +201,7 @@ def test_a_file_system_without_such_a_way_is_written_as_ever(tmp_path: Path, mon
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
-def test_an_error_of_the_disk_names_the_file_and_is_not_tried_again(
+def test_a_disk_error_names_the_file_and_is_not_retried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     calls: list[int] = []
@@ -211,7 +222,7 @@ def test_an_error_of_the_disk_names_the_file_and_is_not_tried_again(
     file.close()
 
 
-def test_a_write_that_the_disk_cuts_short_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_partial_write_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_really = os.pwrite
     monkeypatch.setattr(os, "pwrite", lambda fd, data, offset: write_really(fd, data[:512], offset))
     data = os.urandom(4 * 512)
@@ -221,7 +232,7 @@ def test_a_write_that_the_disk_cuts_short_is_gone_on_with(tmp_path: Path, monkey
     assert read(RealDisk(), f"{tmp_path}/f")[1024 : 1024 + len(data)] == data
 
 
-def test_a_file_is_created_once(disk: Disk, root: str) -> None:
+def test_creating_an_existing_file_fails(disk: Disk, root: str) -> None:
     write(disk, f"{root}/f", b"first")
     with pytest.raises(FileExistsError):
         disk.create(f"{root}/f")
@@ -245,7 +256,7 @@ def test_a_rename_replaces_and_a_removal_removes(disk: Disk, root: str) -> None:
     assert list(disk.list_names(root)) == []
 
 
-def test_what_nobody_reads_is_removed_in_steps_but_not_from_under_another_name(tmp_path: Path) -> None:
+def test_an_unread_file_is_freed_in_steps_unless_it_has_another_name(tmp_path: Path) -> None:
     disk, size = RealDisk(), 5 * REMOVE_STEP + 1
     for name in ("lone", "linked"):
         write(disk, f"{tmp_path}/{name}", bytes(size))
@@ -255,14 +266,14 @@ def test_what_nobody_reads_is_removed_in_steps_but_not_from_under_another_name(t
         disk.remove(f"{tmp_path}/{name}", is_unread=True)
     assert list(disk.list_names(str(tmp_path))) == ["backup"]
     assert (tmp_path / "backup").stat().st_size == size
-    assert held.size() == 1  # the last step is the close
+    assert held.size() == 1  # the last step is done by the close
     held.close()
 
 
-def test_space_that_cannot_be_given_back_in_steps_goes_with_the_file(
+def test_a_file_that_cannot_be_freed_in_steps_is_removed_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A full disk that copies on write has no room for the step, and the flush that removes must not fail for it."""
+    """A full copy-on-write file system has no space for the step; the flush that removes the file must not fail."""
 
     def refuse(_fd: int, _size: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -280,19 +291,21 @@ def test_a_truncated_file_is_short(disk: Disk, root: str) -> None:
     assert read(disk, f"{root}/f") == b"0123"
 
 
-def test_what_is_not_there_is_said_to_be_missing(disk: Disk, root: str) -> None:
+def test_operations_on_a_missing_file_raise_file_not_found(disk: Disk, root: str) -> None:
     path = f"{root}/none"
     operations: list[Callable[[], object]] = [
-        lambda: disk.open_read(path), lambda: disk.truncate(path, 0), lambda: disk.remove(path),
+        lambda: disk.open_read(path),
+        lambda: disk.truncate(path, 0),
+        lambda: disk.remove(path),
         lambda: disk.rename(path, f"{root}/other"),
-    ]  # fmt: skip
+    ]
     for operation in operations:
         with pytest.raises(FileNotFoundError) as failed:
             operation()
         assert failed.value.filename == path
 
 
-def test_usage_adds_up(disk: Disk, root: str) -> None:
+def test_usage_of_the_file_system(disk: Disk, root: str) -> None:
     usage = disk.usage(root)
     assert 0 < usage.free <= usage.total
     assert usage.file_system_id == disk.usage(root).file_system_id

@@ -1,4 +1,4 @@
-"""One contract for every KV: LevelDB, memory, the ones of drills while nothing is wrong, and the one of crash tests."""
+"""One contract for every KV: LevelDB, memory, those of fault injection without faults, and that of crash tests."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -29,7 +29,7 @@ def kv(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[KV]:
     store.close()
 
 
-def test_gets_what_was_put(kv: KV) -> None:
+def test_get_returns_the_value_of_a_put(kv: KV) -> None:
     kv.write_batch([(b"a", b"1"), (b"b", b"")], sync=True)
     assert kv.get(b"a") == b"1"
     assert kv.get_many([b"b", b"c", b"a"]) == [b"", None, b"1"]
@@ -41,7 +41,7 @@ def test_a_batch_deletes_before_it_puts(kv: KV) -> None:
     assert kv.get_many([b"a", b"b"]) == [b"3", None]
 
 
-def test_scan_takes_the_start_and_leaves_out_the_stop(kv: KV) -> None:
+def test_a_scan_includes_the_start_and_excludes_the_stop(kv: KV) -> None:
     kv.write_batch([(bytes([i]), b"v") for i in range(10)])
     assert [key for key, _ in kv.scan(start=b"\x03", stop=b"\x06")] == [b"\x03", b"\x04", b"\x05"]
     assert list(kv.scan(start=b"\x0b", stop=b"\xff")) == []
@@ -54,7 +54,7 @@ def test_a_scan_shows_the_store_as_it_was_when_it_began(kv: KV) -> None:
     assert list(pairs) == [(b"a", b"1"), (b"b", b"2")]
 
 
-def test_compacting_changes_nothing_that_can_be_read(kv: KV) -> None:
+def test_compaction_changes_no_values(kv: KV) -> None:
     kv.write_batch([(bytes([i]), b"v" * 100) for i in range(1, 50)])
     kv.write_batch([], [bytes([i]) for i in range(1, 50, 2)])
     kv.compact(start=b"\x01", stop=b"\x20")
@@ -63,7 +63,7 @@ def test_compacting_changes_nothing_that_can_be_read(kv: KV) -> None:
 
 
 @pytest.mark.parametrize("lowest", [b"", b"b"])
-def test_floor_finds_a_lone_pair_at_or_below_the_key(kv: KV, lowest: bytes) -> None:
+def test_floor_finds_a_single_pair_at_or_below_the_key(kv: KV, lowest: bytes) -> None:
     kv.write_batch([(b"b", b"2")])
     assert kv.floor(lowest=lowest, key=b"b") == (b"b", b"2")
     assert kv.floor(lowest=lowest, key=b"c") == (b"b", b"2")
@@ -96,7 +96,7 @@ def test_all_agree_on_scan_and_floor(
     level.close()
 
 
-def test_leveldb_keeps_its_data_and_reports_damage_as_damage(tmp_path: Path) -> None:
+def test_leveldb_keeps_its_data_and_reports_damage(tmp_path: Path) -> None:
     path = str(tmp_path / "db")
     store = LevelDbKV(path)
     store.write_batch([(b"key%d" % i, b"v" * 100) for i in range(1000)], sync=True)
@@ -130,7 +130,7 @@ class Store:
         self.is_closed = True
 
 
-def test_a_store_is_closed_behind_its_last_reader() -> None:
+def test_a_store_is_closed_after_its_last_reader() -> None:
     store = Store()
     handle = LevelDbHandle(lambda: store, has_room=lambda: True)
     closing = threading.Thread(target=handle.close)
@@ -147,7 +147,7 @@ def test_a_store_is_closed_behind_its_last_reader() -> None:
         pass
 
 
-def test_a_reader_that_does_not_end_keeps_its_store_and_does_not_hold_up_the_end(
+def test_a_long_reader_keeps_its_store_open_and_does_not_block_the_close(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("bindery_bookie.storage.io.leveldb_handle.SWITCH_WAIT_MAX_S", 0.01)
@@ -158,7 +158,7 @@ def test_a_reader_that_does_not_end_keeps_its_store_and_does_not_hold_up_the_end
         assert not store.is_closed
 
 
-def test_a_write_after_the_end_opens_nothing_although_the_last_one_failed() -> None:
+def test_a_write_after_the_close_does_not_reopen_the_store() -> None:
     opened: list[Store] = []
 
     def open_db() -> Store:

@@ -1,4 +1,4 @@
-"""What the system refuses LevelDB is told by its number, not as a failing disk: the last words advise by it."""
+"""System errors of LevelDB keep their error number, from which the final error message derives its advice."""
 
 import errno
 import subprocess
@@ -36,7 +36,7 @@ def test_a_directory_that_is_mounted_read_only() -> None:
     )
     number, _, sentence = found.stdout.partition(" ")
     assert number == str(errno.EROFS), found.stderr
-    assert "Read-only file system; mount a volume that is writable there" in sentence
+    assert "Read-only file system; mount a writable volume there" in sentence
 
 
 def test_an_index_that_another_process_has_open(tmp_path: Path) -> None:
@@ -49,5 +49,5 @@ def test_an_index_that_another_process_has_open(tmp_path: Path) -> None:
     assert f"[Errno {errno.EAGAIN}]" in found.stderr.splitlines()[-1]
     error = OSError(errno.EAGAIN, "index does not open", "/x")
     assert sentence_of(error) == (
-        "cannot use /x: index does not open; another process uses it: end that one, or name another directory"
+        "cannot use /x: index does not open; another process uses it: stop that process, or set another directory"
     )

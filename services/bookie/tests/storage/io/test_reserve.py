@@ -1,4 +1,4 @@
-"""The reserve: whole or not there, on real files and on a disk that is full."""
+"""The reserve is complete or absent, on real files and on a full disk."""
 
 import errno
 from pathlib import Path
@@ -10,21 +10,21 @@ from bindery_bookie.storage.settings import KIB, MIB
 from bindery_simulation.disk import CrashableDisk
 
 
-def test_it_takes_space_and_gives_it_back(tmp_path: Path) -> None:
+def test_a_reserve_takes_and_releases_space(tmp_path: Path) -> None:
     reserve = Reserve(RealDisk(), str(tmp_path), size=256 * KIB)
     assert reserve.size_held == 0
     assert reserve.restore()
     assert reserve.size_held == (tmp_path / "reserve").stat().st_size == 256 * KIB
-    assert (tmp_path / "reserve").stat().st_blocks * 512 >= 256 * KIB, "allocated, not only named"
+    assert (tmp_path / "reserve").stat().st_blocks * 512 >= 256 * KIB, "the space must be allocated"
     assert reserve.release() == 256 * KIB
     assert not (tmp_path / "reserve").exists()
     assert reserve.release() == reserve.size_held == 0
 
 
-def test_what_an_earlier_life_left_counts_and_another_size_is_made_anew(tmp_path: Path) -> None:
+def test_a_reserve_of_an_earlier_run_is_used_unless_its_size_differs(tmp_path: Path) -> None:
     assert Reserve(RealDisk(), str(tmp_path), size=64 * KIB).restore()
     later = Reserve(RealDisk(), str(tmp_path), size=64 * KIB)
-    assert later.release() == 64 * KIB, "a start that finds the disk full has not looked at it before"
+    assert later.release() == 64 * KIB, "a start on a full disk releases it without an earlier restore"
     assert later.restore()
     grown = Reserve(RealDisk(), str(tmp_path), size=128 * KIB)
     assert grown.restore()
@@ -32,7 +32,7 @@ def test_what_an_earlier_life_left_counts_and_another_size_is_made_anew(tmp_path
     assert Reserve(RealDisk(), str(tmp_path), size=0).restore()
 
 
-def test_without_room_nothing_is_held_and_it_survives_a_power_cut_once_it_is() -> None:
+def test_a_reserve_needs_space_and_survives_a_power_loss() -> None:
     disk = CrashableDisk(capacity=1 * MIB)
     reserve = Reserve(disk, "/d", size=100 * KIB)
     disk.taken = 1 * MIB - 50 * KIB
@@ -44,7 +44,7 @@ def test_without_room_nothing_is_held_and_it_survives_a_power_cut_once_it_is() -
         assert len(disk.after_power_cut(seed).contents("/d/reserve")) == 100 * KIB
 
 
-def test_a_small_file_system_keeps_a_part_for_entries() -> None:
+def test_the_reserve_is_at_most_an_eighth_of_the_file_system() -> None:
     reserve = Reserve(CrashableDisk(capacity=800 * KIB), "/d", size=64 * MIB)
     assert reserve.size() == 800 * KIB // FILE_SYSTEM_PARTS
     main, start = reserves_of(CrashableDisk(), "/d", size=1024 * MIB)
@@ -53,7 +53,7 @@ def test_a_small_file_system_keeps_a_part_for_entries() -> None:
     assert start.size() == START_SIZE_MAX
 
 
-def test_work_is_tried_again_after_each_reserve_and_no_longer() -> None:
+def test_a_job_is_repeated_after_each_released_reserve() -> None:
     calls: list[str] = []
     reserves = ["second", "first"]
 
@@ -77,7 +77,7 @@ def test_work_is_tried_again_after_each_reserve_and_no_longer() -> None:
         with_room(lambda: (_ for _ in ()).throw(OSError(errno.EIO, "Input/output error")), lambda: True)
 
 
-def test_errors_of_real_files_name_them(tmp_path: Path) -> None:
+def test_file_errors_contain_the_path(tmp_path: Path) -> None:
     disk = RealDisk()
     file = disk.create(str(tmp_path / "f"))
     file.close()

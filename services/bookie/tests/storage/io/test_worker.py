@@ -21,13 +21,13 @@ async def worker() -> AsyncIterator[ThreadWorker]:
     worker.close()
 
 
-async def test_a_short_job_runs_in_the_loop_while_nothing_else_is_under_way(worker: ThreadWorker, here: int) -> None:
+async def test_a_short_job_runs_in_the_loop_if_no_other_job_is_unfinished(worker: ThreadWorker, here: int) -> None:
     heard: list[Any] = []
     submit_short(worker, threading.get_ident, lambda result, error: heard.append((result, error)))
     assert heard == [(here, None)]
 
 
-async def test_a_short_job_keeps_its_place_behind_those_under_way(worker: ThreadWorker, here: int) -> None:
+async def test_a_short_job_runs_after_unfinished_jobs(worker: ThreadWorker, here: int) -> None:
     ready, heard, over = threading.Event(), [], asyncio.Event()
     worker.submit(lambda: ready.wait(30) and "first", lambda result, error: heard.append(result))
 
@@ -44,7 +44,7 @@ async def test_a_short_job_keeps_its_place_behind_those_under_way(worker: Thread
     assert heard[2] == here
 
 
-async def test_a_short_job_may_be_given_by_the_end_of_another(worker: ThreadWorker, here: int) -> None:
+async def test_a_short_job_may_be_submitted_by_the_callback_of_another(worker: ThreadWorker, here: int) -> None:
     heard: list[Any] = []
     submit_short(
         worker,
@@ -54,7 +54,7 @@ async def test_a_short_job_may_be_given_by_the_end_of_another(worker: ThreadWork
     assert heard == [1, 2]
 
 
-async def test_the_error_of_a_short_job_is_told_like_any(worker: ThreadWorker) -> None:
+async def test_the_error_of_a_short_job_is_passed_to_its_callback(worker: ThreadWorker) -> None:
     heard: list[Any] = []
     submit_short(worker, lambda: 1 // 0, lambda result, error: heard.append((result, type(error))))
     assert heard == [(None, ZeroDivisionError)]
@@ -62,7 +62,7 @@ async def test_the_error_of_a_short_job_is_told_like_any(worker: ThreadWorker) -
     assert heard[1] == 3
 
 
-async def test_other_workers_take_a_short_job_as_any() -> None:
+async def test_other_workers_run_a_short_job_like_any_job() -> None:
     class Slow:
         def __init__(self) -> None:
             self.jobs: list[Any] = []
@@ -79,7 +79,7 @@ async def test_other_workers_take_a_short_job_as_any() -> None:
     assert len(slow.jobs) == 1
 
 
-async def test_a_worker_is_closed_behind_its_last_job_while_the_loop_goes_on() -> None:
+async def test_closing_a_worker_waits_for_its_last_job_without_blocking_the_loop() -> None:
     worker = ThreadWorker("test", asyncio.get_running_loop())
     ready, heard = threading.Event(), []
     worker.submit(lambda: ready.wait(30), lambda result, error: heard.append(result))
@@ -92,7 +92,7 @@ async def test_a_worker_is_closed_behind_its_last_job_while_the_loop_goes_on() -
     assert heard == [True]
 
 
-async def test_workers_end_though_nobody_waits_for_the_first_of_them() -> None:
+async def test_all_workers_end_if_the_wait_for_the_first_is_cancelled() -> None:
     workers = [ThreadWorker(f"test-{number}", asyncio.get_running_loop()) for number in range(3)]
     ready = threading.Event()
     workers[0].submit(lambda: ready.wait(30), lambda result, error: None)

@@ -1,4 +1,4 @@
-"""How a journal ends: what a crash explains, and what only a lost or a cut file does."""
+"""The end of a journal: what a crash explains, and what only a lost or truncated file explains."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from crc32c import crc32c
 
 
 async def crashed_with_journals(kit: Any) -> Any:
-    """A bookie that died with acknowledged entries in several journals and none flushed."""
+    """Return a bookie that crashed with acknowledged entries in several journals and none flushed."""
     world = kit.World(3, write_cache_size_max=1 << 20)
     engine = await world.opened()
     world.bodies = await kit.fill(engine, 1, 400, size=500)
@@ -23,7 +23,7 @@ def journals(world: Any) -> list[str]:
     return sorted(path for path in world.disk.paths() if path.endswith(".txn"))
 
 
-async def test_files_are_linked_one_to_the_next(kit: Any) -> None:
+async def test_each_file_is_linked_to_the_next(kit: Any) -> None:
     world = await crashed_with_journals(kit)
     before = journals(world)[:-1]
     assert len(before) >= 3
@@ -41,7 +41,7 @@ async def test_files_are_linked_one_to_the_next(kit: Any) -> None:
     await engine.close()
 
 
-async def test_the_newest_journal_lost_is_no_tear(kit: Any) -> None:
+async def test_a_lost_last_journal_is_not_a_tear(kit: Any) -> None:
     world = await crashed_with_journals(kit)
     newest = journals(world)[-1]
     world.disk.remove(newest)
@@ -51,7 +51,7 @@ async def test_the_newest_journal_lost_is_no_tear(kit: Any) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 100, 512, 1536, 40_000])
-async def test_the_newest_journal_cut_is_no_tear(kit: Any, size: int) -> None:
+async def test_a_truncated_last_journal_is_not_a_tear(kit: Any, size: int) -> None:
     world = await crashed_with_journals(kit)
     newest = journals(world)[-1]
     world.disk.truncate(newest, size)
@@ -61,7 +61,7 @@ async def test_the_newest_journal_cut_is_no_tear(kit: Any, size: int) -> None:
 
 
 async def test_a_crash_before_the_next_file_is_linked_leaves_it_empty_or_absent(kit: Any) -> None:
-    """Cut the power at every operation of a roll-over: what was acknowledged is there, and the start is no refusal."""
+    """After a power loss at any operation of a file change the start succeeds and all acknowledged entries exist."""
     for operations in range(8, 80):
         world = kit.World(operations, write_cache_size_max=1 << 20)
         engine = await world.opened()
@@ -80,8 +80,8 @@ async def test_a_crash_before_the_next_file_is_linked_leaves_it_empty_or_absent(
         await engine.close()
 
 
-async def test_journals_of_version_1_are_replayed_and_gone_on_from(kit: Any) -> None:
-    """They have neither links nor a size in their header: what an update of a crashed bookie finds."""
+async def test_journals_of_version_1_are_replayed_and_continued(kit: Any) -> None:
+    """They have no links and no size in their header, and exist after an upgrade of a crashed bookie."""
     world = await crashed_with_journals(kit)
     sequence = 1
     for path in journals(world):
@@ -108,7 +108,7 @@ async def test_journals_of_version_1_are_replayed_and_gone_on_from(kit: Any) -> 
 
 
 def as_version_1(file: Any, path: str, sequence: int) -> bytes:
-    """A journal's records in groups that count from `sequence`, as version 1 wrote them."""
+    """Return a journal's records in groups that count from `sequence`, as version 1 wrote them."""
     journal_id, at = _id(path), journal_format.HEADER_SIZE
     head = journal_format.MAGIC + (1).to_bytes(4, "big") + journal_id.to_bytes(8, "big")
     data = (head + crc32c(head).to_bytes(4, "big")).ljust(at, b"\0")

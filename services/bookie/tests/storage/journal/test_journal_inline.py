@@ -1,4 +1,4 @@
-"""Journal: which groups the event loop writes itself."""
+"""Journal groups that the event loop writes itself."""
 
 import asyncio
 import contextlib
@@ -10,8 +10,9 @@ from typing import Any, cast
 import pytest
 from bindery_bookie.storage.io.worker import ThreadWorker
 from bindery_bookie.storage.journal import journal_format as fmt
-from bindery_bookie.storage.journal.journal import COMPANY_MIN, INLINE_TIME_MAX_S, Journal, JournalStart, JournalWriter
+from bindery_bookie.storage.journal.journal import BUSY_GROUP_RECORDS, INLINE_TIME_MAX_S, Journal, JournalStart
 from bindery_bookie.storage.journal.journal_format import JournalPosition
+from bindery_bookie.storage.journal.journal_writer import JournalWriter
 from bindery_bookie.storage.settings import StorageSettings
 from bindery_bookie.storage.stats import StorageStats
 
@@ -20,7 +21,7 @@ QUICK_S, SLOW_S = INLINE_TIME_MAX_S / 4, INLINE_TIME_MAX_S * 20
 
 
 class Writer:
-    """Writes nothing, takes as long as it is told, and notes where it ran."""
+    """A writer that writes nothing, takes `seconds`, and records in which thread it ran."""
 
     room = 2**30
     is_short = False
@@ -30,14 +31,14 @@ class Writer:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.naps: list[float] = []
+        self.pauses: list[float] = []
         self.seconds = QUICK_S
         self.fails = False
         self.places: list[bool] = []
         self._loop_thread = threading.get_ident()
 
-    def nap(self, seconds: float) -> None:
-        self.naps.append(seconds)
+    def pause(self, seconds: float) -> None:
+        self.pauses.append(seconds)
         self.now += seconds
 
     def write(self, group: bytes, position: JournalPosition, written: Callable[[], None] | None, link: Any) -> float:
@@ -57,7 +58,7 @@ async def writer() -> Writer:
 @contextlib.contextmanager
 def journal_of(writer: Writer, *, next_journal_id: int | None = None) -> Iterator[Journal]:
     loop = asyncio.get_running_loop()
-    worker = ThreadWorker("journal", loop, sleep=writer.nap)
+    worker = ThreadWorker("journal", loop, sleep=writer.pause)
     yield Journal(
         writer=cast(JournalWriter, writer),
         worker=worker,
@@ -81,7 +82,7 @@ async def append(journal: Journal, size: int, *, when_written: bool = False) -> 
     return bool(await asyncio.wait_for(synced, 30))
 
 
-async def test_a_lone_small_group_is_written_by_the_loop(journal: Journal, writer: Writer) -> None:
+async def test_a_small_group_is_written_by_the_loop(journal: Journal, writer: Writer) -> None:
     assert await append(journal, 100)
     assert await append(journal, 100, when_written=True)
     assert writer.places == [True, True]
@@ -92,9 +93,7 @@ async def test_a_large_group_goes_to_the_worker(journal: Journal, writer: Writer
     assert writer.places == [False]
 
 
-async def test_slow_syncs_send_all_groups_to_the_worker_until_they_are_quick_again(
-    journal: Journal, writer: Writer
-) -> None:
+async def test_while_syncs_are_slow_the_worker_writes_all_groups(journal: Journal, writer: Writer) -> None:
     writer.seconds = SLOW_S
     for _ in range(10):
         assert await append(journal, 100)
@@ -127,7 +126,7 @@ async def test_the_worker_creates_the_first_file_too(writer: Writer) -> None:
     assert writer.places == [False, True]
 
 
-async def test_a_write_that_fails_in_the_loop_ends_the_journal_all_the_same(journal: Journal, writer: Writer) -> None:
+async def test_a_failed_inline_write_fails_the_journal(journal: Journal, writer: Writer) -> None:
     writer.fails = True
     assert not await append(journal, 100)
     assert journal.failed
@@ -136,7 +135,7 @@ async def test_a_write_that_fails_in_the_loop_ends_the_journal_all_the_same(jour
 
 
 @pytest.mark.parametrize("when_written", [False, True])
-async def test_an_answer_that_breaks_takes_no_other_with_it(journal: Journal, when_written: bool) -> None:
+async def test_a_failing_callback_does_not_prevent_others(journal: Journal, when_written: bool) -> None:
     told: list[bool] = []
 
     def broken(ok: bool) -> None:
@@ -150,7 +149,7 @@ async def test_an_answer_that_breaks_takes_no_other_with_it(journal: Journal, wh
     assert not journal.failed
 
 
-async def test_groups_keep_their_order_when_the_loop_and_the_worker_take_turns(journal: Journal) -> None:
+async def test_groups_keep_their_order_when_loop_and_worker_alternate(journal: Journal) -> None:
     heard: list[int] = []
     for n in range(60):
         size = SIZE_MAX if n % 3 == 0 else 50
@@ -161,8 +160,8 @@ async def test_groups_keep_their_order_when_the_loop_and_the_worker_take_turns(j
     assert heard == list(range(60))
 
 
-async def test_who_waits_for_the_worker_hears_before_the_loop_writes_the_next(journal: Journal, writer: Writer) -> None:
-    """And in the order of the records."""
+async def test_callbacks_of_a_group_run_before_the_next_inline_write(journal: Journal, writer: Writer) -> None:
+    """Callbacks also run in the order of the records."""
     heard: list[tuple[str, int]] = []
     journal.append([bytes(SIZE_MAX)], SIZE_MAX, lambda ok: heard.append(("large", len(writer.places))))
     await asyncio.sleep(0)
@@ -172,8 +171,8 @@ async def test_who_waits_for_the_worker_hears_before_the_loop_writes_the_next(jo
     assert heard == [("large", 1), ("small", 2)]
 
 
-async def test_large_groups_keep_the_disk_busy_while_their_clients_are_told(journal: Journal, writer: Writer) -> None:
-    """The next one is handed to the worker first: it has it even if a callback takes its time."""
+async def test_the_next_large_group_is_written_while_callbacks_run(journal: Journal, writer: Writer) -> None:
+    """The next group is submitted to the worker before the callbacks, which may take long."""
     seen: list[int] = []
 
     def wait_for_next(ok: bool) -> None:
@@ -188,7 +187,7 @@ async def test_large_groups_keep_the_disk_busy_while_their_clients_are_told(jour
     assert seen == [2]
 
 
-async def test_figures_of_a_group_that_the_loop_wrote(writer: Writer) -> None:
+async def test_statistics_of_an_inline_group(writer: Writer) -> None:
     now = 100.0
     adds: list[tuple[float, int]] = []
     queued: list[tuple[float, int]] = []
@@ -224,32 +223,38 @@ async def append_records(journal: Journal, count: int) -> bool:
     return await asyncio.wait_for(add_records(journal, count), 30)
 
 
-async def test_groups_with_company_keep_the_pace_and_take_what_came_meanwhile(journal: Journal, writer: Writer) -> None:
-    assert await append_records(journal, COMPANY_MIN)
-    assert writer.naps == []
+async def test_busy_groups_are_paced_and_include_adds_that_arrive_meanwhile(journal: Journal, writer: Writer) -> None:
+    assert await append_records(journal, BUSY_GROUP_RECORDS)
+    assert writer.pauses == []
     writer.now += PACE_S / 3
     first = add_records(journal, 1)
     await asyncio.sleep(0)
-    assert writer.naps == [pytest.approx(PACE_S * 2 / 3)]
-    second = add_records(journal, 1)  # as if it came through a socket while the loop rested
+    assert writer.pauses == [pytest.approx(PACE_S * 2 / 3)]
+    second = add_records(journal, 1)  # as if it arrived at a socket during the pause
     assert await asyncio.wait_for(first, 30)
     assert second.done()
     assert writer.places == [True, True], "one group for both"
     assert await append_records(journal, 1)
-    assert len(writer.naps) == 1, "the group before was a small one"
+    assert len(writer.pauses) == 1, "the group before was a small one"
 
 
-async def test_lone_adds_and_late_ones_never_wait(journal: Journal, writer: Writer) -> None:
+async def test_every_busy_group_after_the_first_is_paced(journal: Journal, writer: Writer) -> None:
+    for _ in range(4):
+        assert await append_records(journal, BUSY_GROUP_RECORDS)
+    assert writer.pauses == [pytest.approx(PACE_S)] * 3
+
+
+async def test_single_and_late_adds_never_wait(journal: Journal, writer: Writer) -> None:
     for _ in range(5):
-        assert await append_records(journal, COMPANY_MIN - 1)
+        assert await append_records(journal, BUSY_GROUP_RECORDS - 1)
     for _ in range(5):
         writer.now += PACE_S
-        assert await append_records(journal, COMPANY_MIN)
-    assert writer.naps == []
+        assert await append_records(journal, BUSY_GROUP_RECORDS)
+    assert writer.pauses == []
 
 
-async def test_a_clock_that_stands_still_holds_up_nobody(journal: Journal, writer: Writer) -> None:
-    writer.nap = writer.naps.append  # type: ignore[method-assign]
+async def test_a_stopped_clock_does_not_delay_groups(journal: Journal, writer: Writer) -> None:
+    writer.pause = writer.pauses.append  # type: ignore[method-assign]
     for _ in range(3):
-        assert await append_records(journal, COMPANY_MIN)
+        assert await append_records(journal, BUSY_GROUP_RECORDS)
     assert len(writer.places) == 3

@@ -1,4 +1,4 @@
-"""Which ledgers were given copies lately; what is not known counts as seen."""
+"""Ledgers that recently received copies; unknown ones count as seen."""
 
 import asyncio
 from typing import Any
@@ -7,10 +7,10 @@ from bindery_bookie.storage.memory.copies_seen import CopiesSeen
 from bindery_core.wire.messages import Status
 
 
-def test_what_was_seen_is_remembered_and_what_was_before_the_start_is_not_known() -> None:
+def test_copies_are_recorded_and_copies_before_the_start_are_unknown() -> None:
     seen = CopiesSeen(100.0)
-    seen.note([1, 2], 110.0)
-    seen.note([1], 120.0)
+    seen.record([1, 2], 110.0)
+    seen.record([1], 120.0)
     assert seen.since(1, 120.0)
     assert not seen.since(1, 120.5)
     assert seen.since(2, 110.0)
@@ -20,19 +20,19 @@ def test_what_was_seen_is_remembered_and_what_was_before_the_start_is_not_known(
     assert seen.since(3, 50.0)
 
 
-def test_what_was_forgotten_counts_as_seen() -> None:
+def test_dropped_records_count_as_seen() -> None:
     seen = CopiesSeen(0.0, kept_max=2)
-    seen.note([1], 10.0)
-    seen.note([2], 20.0)
-    seen.note([1], 30.0)
-    seen.note([3], 40.0)
+    seen.record([1], 10.0)
+    seen.record([2], 20.0)
+    seen.record([1], 30.0)
+    seen.record([3], 40.0)
     assert seen.since(2, 20.0)
-    assert seen.since(9, 20.0), "it may have been the one that was forgotten"
+    assert seen.since(9, 20.0), "it may be the dropped record"
     assert not seen.since(9, 20.5)
     assert seen.since(1, 30.0)
 
 
-async def test_copies_are_recovery_adds_and_a_closed_ledger_stays_shut(world: Any, kit: Any) -> None:
+async def test_copies_are_recovery_adds_and_a_deleted_closed_ledger_stays_fenced(world: Any, kit: Any) -> None:
     engine = await world.opened()
     start = asyncio.get_running_loop().time()
     await kit.add(engine, kit.add_request(kit.entry(1, 0)), kit.add_request(kit.entry(2, 0), recovery=True))

@@ -1,4 +1,4 @@
-"""The number of ledgers here: counted once behind the start, then kept, exact whatever happens meanwhile."""
+"""The number of stored ledgers is counted once after the start, then updated, and always exact."""
 
 import asyncio
 import threading
@@ -22,11 +22,11 @@ async def opened(tmp_path: Path) -> StorageEngine:
 
 
 @pytest.mark.parametrize("flush", [False, True])
-async def test_it_is_exact_through_creations_deletions_and_restarts(tmp_path: Path, flush: bool) -> None:
+async def test_the_count_is_exact_after_creations_deletions_and_restarts(tmp_path: Path, flush: bool) -> None:
     expected: set[int] = set()
     for start in range(3):
         engine = await opened(tmp_path)
-        for ledger_id in range(10 * start, 10 * start + 10):  # the count of what is on disk is still under way
+        for ledger_id in range(10 * start, 10 * start + 10):  # while the count of ledgers on disk is running
             await engine.fence(ledger_id, b"k" * 20)
             expected.add(ledger_id)
         if flush:
@@ -44,7 +44,7 @@ async def test_it_is_exact_through_creations_deletions_and_restarts(tmp_path: Pa
         await engine.close()
 
 
-def test_what_is_in_memory_too_counts_once_and_what_happens_after_the_call_is_in_the_balance() -> None:
+def test_ledgers_in_memory_count_once_and_later_changes_are_in_the_balance() -> None:
     index = Index(MemoryKV())
     rows = {ledger_id: LedgerRow(b"k" * 20, False, -1, -1, None) for ledger_id in range(10)}
     index.commit(runs=[], merges={}, ledgers=rows, deleted=[], generation=1, sync=True)

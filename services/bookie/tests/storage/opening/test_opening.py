@@ -1,4 +1,4 @@
-"""What a start accepts, repairs, and refuses with file and offset (the table in `opening`)."""
+"""States of the files that a start accepts, repairs, or refuses with file and offset (the table in `opening`)."""
 
 import asyncio
 from typing import Any
@@ -12,7 +12,7 @@ MARK = "/ledgers/current/LastLogMark"
 
 
 async def crashed(world: Any, kit: Any, *, flushed: int = 0, journaled: int = 0) -> list[bytes]:
-    """A bookie that lost power with so many entries flushed, and so many only in the journal, one group each."""
+    """Return a bookie that lost power with `flushed` entries flushed, and others only in the journal, one per group."""
     engine = await world.opened()
     bodies = await kit.fill(engine, 5, flushed)
     if flushed:
@@ -56,7 +56,7 @@ def groups(world: Any, path: str) -> list[int]:
     return [at for at in range(512, len(data), 512) if data[at : at + 4] == journal_format.GROUP_MAGIC]
 
 
-async def test_a_torn_tail_is_left_out_and_the_rest_replayed(world: Any, kit: Any) -> None:
+async def test_a_torn_last_group_is_skipped_and_the_others_replayed(world: Any, kit: Any) -> None:
     bodies = await crashed(world, kit, journaled=5)
     path = last_journal(world)
     at = groups(world, path)[-1]
@@ -67,7 +67,7 @@ async def test_a_torn_tail_is_left_out_and_the_rest_replayed(world: Any, kit: An
     await check(world, kit, bodies[:4], is_fenced=False)
 
 
-async def test_a_bad_group_in_the_middle_refuses_to_start(world: Any, kit: Any) -> None:
+async def test_a_damaged_group_in_the_middle_refuses_the_start(world: Any, kit: Any) -> None:
     await crashed(world, kit, journaled=5)
     path = last_journal(world)
     at = groups(world, path)[2]
@@ -76,7 +76,7 @@ async def test_a_bad_group_in_the_middle_refuses_to_start(world: Any, kit: Any) 
     assert (error.facts["path"], error.facts["offset"]) == (path, at)
 
 
-async def test_groups_lost_at_the_end_of_an_earlier_file_refuse_to_start(kit: Any) -> None:
+async def test_groups_lost_at_the_end_of_an_earlier_file_refuse_the_start(kit: Any) -> None:
     world = kit.World(write_cache_size_max=2**20)
     engine = await world.opened()
     await kit.fill(engine, 5, 400, size=400)
@@ -94,8 +94,8 @@ async def test_groups_lost_at_the_end_of_an_earlier_file_refuse_to_start(kit: An
 
 
 @pytest.mark.parametrize("which", ["journal", "log", "mark"])
-async def test_lost_storage_is_not_an_empty_bookie(world: Any, kit: Any, which: str) -> None:
-    """Without limbo a start refuses; with it (the default), nothing is denied."""
+async def test_lost_storage_is_not_treated_as_an_empty_bookie(world: Any, kit: Any, which: str) -> None:
+    """With `refuse` the start fails; with `repair`, the default, no entry is reported as absent."""
     await crashed(world, kit, flushed=5, journaled=5)
     suffix = {"journal": ".txn", "log": ".log", "mark": "LastLogMark"}[which]
     for path in world.disk.paths():
@@ -116,13 +116,13 @@ async def test_lost_storage_is_not_an_empty_bookie(world: Any, kit: Any, which: 
     await engine.close()
 
 
-async def test_a_flipped_mark_refuses_to_start(world: Any, kit: Any) -> None:
+async def test_a_damaged_mark_refuses_the_start(world: Any, kit: Any) -> None:
     await crashed(world, kit, flushed=5)
     world.disk.corrupt(MARK, 9)
     assert (await refused(world)).facts["path"] == MARK
 
 
-async def test_an_older_mark_refuses_to_start(world: Any, kit: Any) -> None:
+async def test_an_older_mark_refuses_the_start(world: Any, kit: Any) -> None:
     await crashed(world, kit, flushed=5)
     old = world.disk.contents(MARK)
     engine = await world.opened()
@@ -146,7 +146,7 @@ async def test_a_lost_index_is_rebuilt_with_keys_fences_and_explicit_lacs(world:
 
 
 async def test_an_index_that_lost_its_last_flush_is_rebuilt(world: Any, kit: Any) -> None:
-    """A disk that lies about syncing the index: the generation tells."""
+    """If the disk did not sync the index, its generation shows it."""
     engine = await world.opened()
     bodies = await kit.fill(engine, 5, 50)
     await engine.flush()
@@ -159,7 +159,7 @@ async def test_an_index_that_lost_its_last_flush_is_rebuilt(world: Any, kit: Any
     await check(world, kit, bodies, is_fenced=False)
 
 
-async def test_a_rebuild_does_not_bring_a_deleted_ledger_back(world: Any, kit: Any) -> None:
+async def test_a_rebuild_does_not_restore_a_deleted_ledger(world: Any, kit: Any) -> None:
     engine = await world.opened()
     await kit.fill(engine, 6, 50)
     await engine.flush()
@@ -174,7 +174,7 @@ async def test_a_rebuild_does_not_bring_a_deleted_ledger_back(world: Any, kit: A
     await engine.close()
 
 
-async def test_a_rebuild_from_a_damaged_log_denies_nothing(world: Any, kit: Any) -> None:
+async def test_after_a_rebuild_from_a_damaged_log_no_entry_is_reported_as_absent(world: Any, kit: Any) -> None:
     bodies = await crashed(world, kit, flushed=50)
     path = "/ledgers/current/1.log"
     at = world.disk.contents(path).index(bodies[20])
@@ -193,7 +193,7 @@ async def test_a_rebuild_from_a_damaged_log_denies_nothing(world: Any, kit: Any)
     assert error.facts["path"] == path
 
 
-async def test_a_flush_that_did_not_finish_is_cut_off(world: Any, kit: Any) -> None:
+async def test_an_unfinished_flush_is_truncated(world: Any, kit: Any) -> None:
     bodies = await crashed(world, kit, flushed=50, journaled=5)
     path = "/ledgers/current/2.log"
     world.disk.create(path).write_at(b"half a log", 0)
@@ -205,7 +205,7 @@ async def test_a_flush_that_did_not_finish_is_cut_off(world: Any, kit: Any) -> N
 async def test_a_crash_between_index_and_mark_may_be_followed_by_a_crash_anywhere_in_the_start(
     kit: Any, operations: int
 ) -> None:
-    """The index is one flush ahead; however far the next start gets, the one after it finds everything."""
+    """The index is one flush ahead. Wherever the next start crashes, the start after it finds all entries."""
     world = kit.World(operations)
     engine = await world.opened()
     bodies = await kit.fill(engine, 5, 60)

@@ -1,4 +1,4 @@
-"""Reading ahead: windows are there before anybody waits for them, and never keep what is gone or damaged."""
+"""Read-ahead: windows are read before a client waits for them, and deleted or damaged entries are not kept."""
 
 import asyncio
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ SETTINGS = {"write_cache_size_max": 2**20, "read_cache_size_max": 2**20, "read_a
 
 
 class Held:
-    """A worker whose jobs wait until they are let go."""
+    """A worker whose jobs wait until they are released."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
@@ -38,7 +38,7 @@ class Held:
 
 
 async def flushed(kit: Any, count: int = 1000, **changes: Any) -> tuple[Any, list[bytes], Held]:
-    """An engine with ledger 5 on disk and nothing cached; its entries; its reader's worker."""
+    """Return an engine with ledger 5 on disk and nothing cached, the entries, and the read worker."""
     engine = await kit.World(**(SETTINGS | changes)).opened()
     bodies = await kit.fill(engine, 5, count)
     await engine.flush()
@@ -53,7 +53,7 @@ async def settled() -> None:
 
 
 def started(engine: Any, *keys: tuple[int, int]) -> list[list[bytes | int]]:
-    """Begin one `read_many`; the list gets its answers."""
+    """Begin one `read_many`; return the list that receives its answers."""
     answers: list[list[bytes | int]] = []
 
     def done(found: Sequence[bytes | int]) -> None:
@@ -63,7 +63,7 @@ def started(engine: Any, *keys: tuple[int, int]) -> list[list[bytes | int]]:
     return answers
 
 
-async def test_who_reads_in_order_waits_for_the_disk_once(kit: Any) -> None:
+async def test_a_sequential_reader_waits_for_the_disk_once(kit: Any) -> None:
     engine, bodies, _ = await flushed(kit)
     for entry_id, body in enumerate(bodies):
         assert await kit.read(engine, (5, entry_id)) == [body]
@@ -75,7 +75,7 @@ async def test_who_reads_in_order_waits_for_the_disk_once(kit: Any) -> None:
     await engine.close()
 
 
-async def test_readers_at_their_own_places_of_one_ledger_do_not_disturb_one_another(kit: Any) -> None:
+async def test_readers_at_different_positions_of_a_ledger_do_not_affect_each_other(kit: Any) -> None:
     engine, bodies, _ = await flushed(kit)
     places = [0, 300, 600]
     for _ in range(300):
@@ -84,15 +84,15 @@ async def test_readers_at_their_own_places_of_one_ledger_do_not_disturb_one_anot
             await settled()
             places[reader] += 1
     stats = engine.stats
-    assert stats.read_jobs <= 3 + 2, "the second window of those that began in the middle is asked for"
+    assert stats.read_jobs <= 3 + 2, "readers that began in the middle wait for their second window"
     ahead = stats.read_ahead_entries + stats.reads_disk
-    assert ahead <= 1000 + 2 * 200, "the last windows of two run into where the next one began, and that is all"
+    assert ahead <= 1000 + 2 * 200, "only the last windows of two readers overlap those of the next reader"
     await engine.close()
 
 
 @pytest.mark.parametrize("step", [1, 3, 9])
-async def test_striped_readers_read_ahead_too(kit: Any, step: int) -> None:
-    """A bookie may be asked for each third entry, say."""
+async def test_striped_reads_are_read_ahead(kit: Any, step: int) -> None:
+    """A client may read, for example, each third entry from a bookie."""
     engine, bodies, _ = await flushed(kit)
     for entry_id in range(0, 1000, step):
         assert await kit.read(engine, (5, entry_id)) == [bodies[entry_id]]
@@ -102,8 +102,8 @@ async def test_striped_readers_read_ahead_too(kit: Any, step: int) -> None:
 
 
 @pytest.mark.parametrize("held", [{0}, {0, 1}, {1, 2}])
-async def test_striped_ledgers_are_read_ahead_too(kit: Any, held: set[int]) -> None:
-    """Where the ensemble is larger than the write quorum a bookie has some of each three entries only."""
+async def test_striped_ledgers_are_read_ahead(kit: Any, held: set[int]) -> None:
+    """If the ensemble is larger than the write quorum, a bookie has only a part of the entries."""
     engine = await kit.World(**SETTINGS).opened()
     here = [entry_id for entry_id in range(900) if entry_id % 3 in held]
     for entry_id in here:
@@ -118,7 +118,7 @@ async def test_striped_ledgers_are_read_ahead_too(kit: Any, held: set[int]) -> N
 
 
 @pytest.mark.parametrize("gone", ["deleted", "evicted"])
-async def test_a_window_of_a_ledger_that_left_the_cache_breaks_nothing(kit: Any, gone: str) -> None:
+async def test_a_window_of_an_evicted_ledger_does_no_harm(kit: Any, gone: str) -> None:
     engine, bodies, _ = await flushed(kit)
     (other,) = await kit.fill(engine, 6, 1)
     await kit.fill(engine, 6, 99, first=1)
@@ -138,7 +138,7 @@ async def test_a_window_of_a_ledger_that_left_the_cache_breaks_nothing(kit: Any,
     await engine.close()
 
 
-async def test_an_answer_that_breaks_takes_no_other_with_it(kit: Any) -> None:
+async def test_a_failing_callback_does_not_prevent_others(kit: Any) -> None:
     engine, bodies, worker = await flushed(kit)
     worker.hold()
 
@@ -156,7 +156,7 @@ async def test_an_answer_that_breaks_takes_no_other_with_it(kit: Any) -> None:
 
 
 async def test_windows_are_read_a_few_at_a_time(kit: Any) -> None:
-    """Whoever asks for something else does not wait for all of them."""
+    """So that another cold read does not wait for all of them."""
     engine = await kit.World(**SETTINGS).opened()
     for ledger_id in range(10):
         await kit.fill(engine, ledger_id, 100)
@@ -175,7 +175,7 @@ async def test_windows_are_read_a_few_at_a_time(kit: Any) -> None:
     await engine.close()
 
 
-async def test_a_cache_for_a_few_windows_only_is_not_filled_ahead(kit: Any) -> None:
+async def test_windows_are_not_read_in_advance_into_a_small_cache(kit: Any) -> None:
     engine, bodies, _ = await flushed(kit, read_cache_size_max=7 * 64 * 1024)
     for entry_id, body in enumerate(bodies):
         assert await kit.read(engine, (5, entry_id)) == [body]
@@ -184,7 +184,7 @@ async def test_a_cache_for_a_few_windows_only_is_not_filled_ahead(kit: Any) -> N
     await engine.close()
 
 
-async def test_what_waits_is_answered_by_what_the_job_before_brought(kit: Any) -> None:
+async def test_waiting_reads_are_answered_by_the_result_of_the_previous_job(kit: Any) -> None:
     engine, bodies, worker = await flushed(kit)
     worker.hold()
     first = started(engine, (5, 0), (5, 1))
@@ -205,12 +205,12 @@ async def test_what_waits_is_answered_by_what_the_job_before_brought(kit: Any) -
     await engine.close()
 
 
-async def test_a_ledger_deleted_while_it_is_read_ahead_leaves_nothing(kit: Any) -> None:
+async def test_a_ledger_deleted_during_read_ahead_leaves_nothing_in_the_cache(kit: Any) -> None:
     engine, _, worker = await flushed(kit)
     await kit.read(engine, *((5, entry_id) for entry_id in range(17)))
     worker.hold()
     await kit.read(engine, *((5, entry_id) for entry_id in range(17)))
-    assert worker.jobs == 2, "the next window is on its way"
+    assert worker.jobs == 2, "the next window is being read"
     await engine.delete_ledger(5)
     worker.release()
     await settled()
@@ -219,7 +219,7 @@ async def test_a_ledger_deleted_while_it_is_read_ahead_leaves_nothing(kit: Any) 
     await engine.close()
 
 
-async def test_an_entry_overwritten_while_it_is_read_ahead_is_not_kept(kit: Any) -> None:
+async def test_an_entry_overwritten_during_read_ahead_is_not_cached(kit: Any) -> None:
     engine, bodies, worker = await flushed(kit)
     await kit.read(engine, *((5, entry_id) for entry_id in range(17)))
     worker.hold()
@@ -236,7 +236,7 @@ async def test_an_entry_overwritten_while_it_is_read_ahead_is_not_kept(kit: Any)
     await engine.close()
 
 
-async def test_damage_is_reported_when_somebody_asks_for_it_not_before(kit: Any) -> None:
+async def test_damage_found_by_read_ahead_is_reported_when_the_entry_is_requested(kit: Any) -> None:
     world = kit.World(**SETTINGS)
     engine = await world.opened()
     bodies = await kit.fill(engine, 5, 200)
@@ -257,7 +257,7 @@ async def test_damage_is_reported_when_somebody_asks_for_it_not_before(kit: Any)
 
 
 @pytest.mark.parametrize("turns", range(12))
-async def test_closing_while_windows_are_read_ends_in_order(kit: Any, turns: int) -> None:
+async def test_close_during_read_ahead(kit: Any, turns: int) -> None:
     engine, _, worker = await flushed(kit)
     worker.hold()
     begun = started(engine, *((5, entry_id) for entry_id in range(40)))
@@ -267,4 +267,4 @@ async def test_closing_while_windows_are_read_ends_in_order(kit: Any, turns: int
     if begun:
         started(engine, *((5, entry_id) for entry_id in range(40)))
     await engine.close()
-    assert not engine.parts.reads._ahead_wanted
+    assert not engine.parts.reads._ahead_waiting

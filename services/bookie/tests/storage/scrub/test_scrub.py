@@ -1,4 +1,4 @@
-"""The scrub looks at everything, calls damage only what is damage, changes nothing, and goes on where it was."""
+"""The scrub verifies everything, reports only damage, changes nothing, and continues after a restart."""
 
 import asyncio
 import random
@@ -37,19 +37,19 @@ FAST = 100 * 1024**3
 
 
 def walk(disk: Any, kv: Any, directory: str = CURRENT) -> tuple[list[ScrubStep], list[Damage]]:
-    """A whole round."""
+    """Run a complete round."""
     one = ScrubWalk(disk, directory, Index(kv))
     steps: list[ScrubStep] = []
     cursor: ScrubCursor | None = ScrubCursor()
     while cursor is not None:
         steps.append(one.step(cursor))
-        assert steps[-1].cursor != cursor, "a round must come to its end"
+        assert steps[-1].cursor != cursor, "a round must end"
         cursor = steps[-1].cursor
     return steps, [damage for step in steps for damage, _ in step.damage]
 
 
 async def stored(kit: Any, *, ledgers: Sequence[int] = (3, 5), count: int = 300, **settings: Any) -> Any:
-    """A bookie that was stopped in order, with `count` entries in each ledger, over several flushes and logs."""
+    """Return a cleanly stopped bookie with `count` entries per ledger, over several flushes and logs."""
     world = kit.World(**settings)
     engine = await world.opened()
     for first in range(0, count, 100):
@@ -61,7 +61,7 @@ async def stored(kit: Any, *, ledgers: Sequence[int] = (3, 5), count: int = 300,
 
 
 def place(world: Any, ledger_id: int, entry_id: int) -> tuple[str, int, int]:
-    """(path, offset, size) of an entry."""
+    """Return (path, offset, size) of an entry."""
     run = Index(world.kv).run_before(ledger_id, entry_id)
     assert run is not None
     found = run.find(entry_id)
@@ -76,7 +76,7 @@ def snapshot(world: Any) -> tuple[dict[str, bytes], list[tuple[bytes, bytes]]]:
     )
 
 
-async def test_a_round_over_sound_storage_looks_at_all_of_it_and_changes_nothing(kit: Any) -> None:
+async def test_a_round_over_intact_storage_verifies_everything_and_changes_nothing(kit: Any) -> None:
     world = await stored(kit)
     before = snapshot(world)
     steps, damage = walk(world.disk, world.kv)
@@ -88,7 +88,7 @@ async def test_a_round_over_sound_storage_looks_at_all_of_it_and_changes_nothing
 
 
 @pytest.mark.parametrize("payload_size", [0, 100, 40_000])
-async def test_every_flipped_entry_is_found_with_its_place(kit: Any, payload_size: int) -> None:
+async def test_every_damaged_entry_is_found_with_its_location(kit: Any, payload_size: int) -> None:
     world = kit.World()
     engine = await world.opened()
     await kit.fill(engine, 5, 30, size=payload_size)
@@ -103,7 +103,7 @@ async def test_every_flipped_entry_is_found_with_its_place(kit: Any, payload_siz
     assert walk(world.disk, world.kv)[1] == []
 
 
-async def test_a_missing_log_is_one_damage(kit: Any) -> None:
+async def test_a_missing_log_is_reported_once(kit: Any) -> None:
     world = await stored(kit)
     path, _, _ = place(world, 3, 0)
     world.disk.remove(path)
@@ -111,7 +111,7 @@ async def test_a_missing_log_is_one_damage(kit: Any) -> None:
     assert (damage.path, damage.offset, damage.entry_id, damage.reason) == (path, 0, None, "entry log is missing")
 
 
-async def test_a_log_cut_short_costs_the_entries_behind_the_cut(kit: Any) -> None:
+async def test_a_truncated_log_loses_the_entries_after_its_end(kit: Any) -> None:
     world = await stored(kit, ledgers=(5,), count=100)
     path, offset, _ = place(world, 5, 90)
     world.disk.truncate(path, offset + 10)
@@ -121,7 +121,7 @@ async def test_a_log_cut_short_costs_the_entries_behind_the_cut(kit: Any) -> Non
 
 
 @pytest.mark.parametrize(("at", "reason"), [(9, "entry log header is damaged"), (-30, "entry digest mismatch")])
-async def test_header_and_ledgers_map_are_looked_at(kit: Any, at: int, reason: str) -> None:
+async def test_header_and_ledgers_map_are_verified(kit: Any, at: int, reason: str) -> None:
     world = await stored(kit)
     path, _, _ = place(world, 3, 0)
     size = len(world.disk.contents(path))
@@ -131,7 +131,7 @@ async def test_header_and_ledgers_map_are_looked_at(kit: Any, at: int, reason: s
     assert damage.offset == 0 if at > 0 else damage.offset > place(world, 3, 99)[1]
 
 
-async def test_an_index_that_lost_rows_is_noticed(kit: Any) -> None:
+async def test_missing_index_rows_are_detected(kit: Any) -> None:
     world = await stored(kit, ledgers=(3, 5, 7), count=100)
     last = Index(world.kv).run_before(3, 99)
     assert last is not None
@@ -144,7 +144,7 @@ async def test_an_index_that_lost_rows_is_noticed(kit: Any) -> None:
     assert {one.path for one in damage} == {f"{CURRENT}/index"}
 
 
-async def test_rows_that_make_no_sense_are_noticed_and_the_others_looked_at(kit: Any) -> None:
+async def test_damaged_rows_are_detected_and_the_others_verified(kit: Any) -> None:
     world = await stored(kit, ledgers=(3, 5, 7), count=300)
     good = world.kv.get(index_format.run_key(5, 100))
     world.kv.write_batch(
@@ -169,7 +169,7 @@ async def test_rows_that_make_no_sense_are_noticed_and_the_others_looked_at(kit:
 
 @pytest.mark.parametrize("size", [100, 128], ids=["step ends in a run", "step ends with a run"])
 @pytest.mark.parametrize("first", [0, 1, 150, 255, 256, 290])
-async def test_a_row_inside_another_is_noticed_wherever_a_step_ends(kit: Any, first: int, size: int) -> None:
+async def test_overlapping_rows_are_detected_wherever_a_step_ends(kit: Any, first: int, size: int) -> None:
     world = kit.World(write_cache_size_max=2**20)
     engine = await world.opened()
     for start in range(0, 300, size):
@@ -189,7 +189,7 @@ async def test_a_row_inside_another_is_noticed_wherever_a_step_ends(kit: Any, fi
     assert ("index rows overlap", 5, first) in [(one.reason, one.ledger_id, one.entry_id) for one in damage]
 
 
-async def test_the_greatest_ids_there_are_end_a_round(kit: Any) -> None:
+async def test_a_round_ends_after_the_maximum_ids(kit: Any) -> None:
     top = 2**63 - 1
     world = kit.World()
     engine = await world.opened()
@@ -200,8 +200,8 @@ async def test_the_greatest_ids_there_are_end_a_round(kit: Any) -> None:
     assert (sum(step.entries for step in steps), damage) == (4, [])
 
 
-async def test_what_moves_or_goes_meanwhile_is_no_damage(kit: Any) -> None:
-    """Between any two steps entries are overwritten, ledgers deleted, logs filled; half of the steps see old rows."""
+async def test_entries_moved_or_deleted_during_a_round_are_not_damage(kit: Any) -> None:
+    """Between steps entries are overwritten, ledgers deleted and logs filled; half of the steps see outdated rows."""
     for seed in range(12):
         lots = random.Random(seed)
         world = kit.World(seed, entry_log_size_max=64 * 1024)
@@ -232,7 +232,7 @@ async def test_what_moves_or_goes_meanwhile_is_no_damage(kit: Any) -> None:
 
 
 class Moving:
-    """An index whose runs are those of an earlier time, as a long scan shows them."""
+    """An index that returns outdated runs, as a long scan does."""
 
     def __init__(self, index: Index, old: dict[bytes, bytes]) -> None:
         self.index, self.old = index, old
@@ -244,7 +244,7 @@ class Moving:
         return ((key, value) for key, value in sorted(self.old.items()) if start <= key < stop)
 
 
-async def test_rows_of_a_moment_ago_are_looked_up_again(kit: Any) -> None:
+async def test_outdated_rows_are_looked_up_again(kit: Any) -> None:
     world = await stored(kit, ledgers=(5,), count=200)
     index = Index(world.kv)
     old = dict(index.rows(start=b"", stop=b"\xff" * 20))
@@ -257,7 +257,7 @@ async def test_rows_of_a_moment_ago_are_looked_up_again(kit: Any) -> None:
     location = 0xFF << 32 | fmt.HEADER_SIZE + fmt.RECORD_HEADER_SIZE
     index.commit(runs=[], merges={5: [(50, location, len(body))]}, ledgers={}, deleted=(), generation=None)
     path, offset, _ = place(world, 5, 49)
-    disk.corrupt(path, offset + 200)  # somewhere in what was entry 50
+    disk.corrupt(path, offset + 200)  # in the old location of entry 50
     one = ScrubWalk(disk, CURRENT, Moving(index, old))  # type: ignore[arg-type]
     step = one.step(ScrubCursor(ScrubPhase.ENTRIES))
     assert step.damage == []
@@ -271,7 +271,7 @@ async def test_rows_of_a_moment_ago_are_looked_up_again(kit: Any) -> None:
 
 
 async def scrubbed(engine: StorageEngine, **how: Any) -> Any:
-    """Ask for a round and wait for its end."""
+    """Request a round and wait for its end."""
     rounds = engine.scrubber.state().rounds
     engine.scrubber.request(**how)
     async with asyncio.timeout(30):
@@ -280,7 +280,7 @@ async def scrubbed(engine: StorageEngine, **how: Any) -> Any:
     return engine.scrubber.state()
 
 
-async def test_a_bookie_scrubs_on_request_and_remembers(kit: Any) -> None:
+async def test_a_bookie_scrubs_on_request_and_saves_the_result(kit: Any) -> None:
     world = await stored(kit, scrub_rate=FAST)
     engine = await world.opened()
     before = engine.scrubber.state()
@@ -296,7 +296,7 @@ async def test_a_bookie_scrubs_on_request_and_remembers(kit: Any) -> None:
     await again.close()
 
 
-async def test_damage_is_told_quarantined_and_forgotten_once_it_is_healed(kit: Any) -> None:
+async def test_damage_is_reported_and_quarantined_until_it_is_healed(kit: Any) -> None:
     world = await stored(kit, scrub_rate=FAST)
     for entry_id in (40, 41, 42, 60):
         path, offset, size = place(world, 5, entry_id)
@@ -325,7 +325,7 @@ async def test_damage_is_told_quarantined_and_forgotten_once_it_is_healed(kit: A
     await engine.close()
 
 
-async def test_a_region_is_quarantined_until_it_is_healed_not_until_the_next_round(kit: Any) -> None:
+async def test_a_region_stays_quarantined_until_it_is_healed(kit: Any) -> None:
     world = await stored(kit, scrub_rate=FAST)
     for entry_id in (40, 41, 42, 60):
         path, offset, size = place(world, 5, entry_id)
@@ -345,36 +345,36 @@ async def test_a_region_is_quarantined_until_it_is_healed_not_until_the_next_rou
         assert quarantined(engine) == everything
     engine.damage.healed(5, 41)
     assert quarantined(engine) == [(3, 7, 1), (5, 60, 1)]
-    engine.damage.ledger_gone(3)
+    engine.damage.ledger_deleted(3)
     assert quarantined(engine) == [(5, 60, 1)]
     assert engine.scrubber.state().regions == 1
     await engine.close()
     engine = await world.opened()
     assert quarantined(engine) == [(5, 60, 1)]
-    engine.damage.healed(5, 60)  # without a round in this run
+    engine.damage.healed(5, 60)  # without a round since the start
     await engine.close()
     engine = await world.opened()
     assert quarantined(engine) == []
     await engine.close()
 
 
-async def test_a_place_that_was_healed_is_quarantined_no_longer(kit: Any) -> None:
+async def test_a_healed_region_leaves_quarantine(kit: Any) -> None:
     world = await stored(kit, scrub_rate=FAST)
     lost, _, _ = place(world, 3, 0)
     engine = await world.opened()
     world.disk.remove(lost)
     await scrubbed(engine)
     assert [region.path for region in engine.scrubber.regions()] == [lost]
-    engine.damage.healed_place(lost, 1)
-    engine.damage.healed_place(lost + "x", 0)
+    engine.damage.healed_region(lost, 1)
+    engine.damage.healed_region(lost + "x", 0)
     assert len(engine.scrubber.regions()) == 1
-    engine.damage.healed_place(lost, 0)
+    engine.damage.healed_region(lost, 0)
     assert list(engine.scrubber.regions()) == []
     await engine.close()
 
 
-async def test_the_old_place_of_an_entry_that_was_stored_anew_is_no_damage(kit: Any) -> None:
-    """Healed, but not flushed yet: reads get it from a write cache."""
+async def test_the_old_location_of_an_entry_stored_again_is_not_damage(kit: Any) -> None:
+    """The entry is healed but not flushed yet: reads get it from a write cache."""
     world = await stored(kit, scrub_rate=FAST)
     for entry_id in (40, 41, 60):
         path, offset, size = place(world, 5, entry_id)
@@ -393,8 +393,8 @@ async def test_the_old_place_of_an_entry_that_was_stored_anew_is_no_damage(kit: 
     await engine.close()
 
 
-async def test_an_entry_that_is_flushed_while_the_scrub_looks_is_no_damage(kit: Any) -> None:
-    """It leaves the write caches only when the index knows its new place, so the index is asked last."""
+async def test_an_entry_flushed_during_a_scrub_step_is_not_damage(kit: Any) -> None:
+    """It leaves the write caches only after the index has its new location, so the index must be checked last."""
     world = await stored(kit, ledgers=(5,), count=100)
     path, offset, size = place(world, 5, 40)
     world.disk.corrupt(path, offset + size - 1)
@@ -414,7 +414,7 @@ async def test_an_entry_that_is_flushed_while_the_scrub_looks_is_no_damage(kit: 
     assert asked == [(5, 40)]
 
 
-async def test_a_round_goes_on_after_a_restart(kit: Any) -> None:
+async def test_a_round_continues_after_a_restart(kit: Any) -> None:
     world = await stored(kit, ledgers=range(6), count=300, scrub_rate=400_000)
     path, offset, _ = place(world, 0, 7)
     world.disk.corrupt(path, offset)
@@ -423,7 +423,7 @@ async def test_a_round_goes_on_after_a_restart(kit: Any) -> None:
     async with asyncio.timeout(30):
         while engine.scrubber.state().entries < 600:
             await asyncio.sleep(0.002)
-    assert not engine.scrubber.request(), "one is under way"
+    assert not engine.scrubber.request(), "a round is running"
     await engine.close()
     kept = read_scrub_record(world.disk, CURRENT)
     assert kept.start_ms
@@ -434,11 +434,11 @@ async def test_a_round_goes_on_after_a_restart(kit: Any) -> None:
     assert (state.is_running, state.phase, state.entries) == (True, "entries", kept.entries)
     assert 0 < state.percent < 100
     state = await scrubbed(engine, rate=FAST)
-    assert (state.entries, state.regions) == (1800, 1), "each entry once, and what the first part found"
+    assert (state.entries, state.regions) == (1800, 1), "each entry once, and the finding of the first part"
     await engine.close()
 
 
-async def test_the_pace_is_kept(kit: Any) -> None:
+async def test_the_scrub_is_rate_limited(kit: Any) -> None:
     world = await stored(kit, ledgers=(5,), count=300, scrub_rate=200_000)
     engine = await world.opened()
     began = asyncio.get_running_loop().time()
@@ -450,10 +450,10 @@ async def test_the_pace_is_kept(kit: Any) -> None:
 
 
 @pytest.mark.parametrize("delay_s", [600.0, 0.0])
-async def test_the_first_round_begins_some_time_after_a_start(
+async def test_the_first_round_is_delayed_after_a_start(
     kit: Any, monkeypatch: pytest.MonkeyPatch, delay_s: float
 ) -> None:
-    """With the delay nothing begins; without it, in the same time, a whole round is made."""
+    """With the delay no round begins; without it, a complete round runs in the same time."""
     assert scrub.START_DELAY_S == 600
     monkeypatch.setattr(scrub, "START_DELAY_S", delay_s)
     world = await stored(kit, scrub_rate=FAST)
@@ -470,7 +470,7 @@ async def test_the_first_round_begins_some_time_after_a_start(
     await engine.close()
 
 
-async def test_a_scrub_lives_with_a_full_disk(kit: Any) -> None:
+async def test_a_scrub_continues_on_a_full_disk(kit: Any) -> None:
     control = DrillControl(sleep=lambda seconds: None)
     world = kit.World(wrap=control.wrap_disk, scrub_rate=FAST)
     engine = await world.opened()
@@ -508,7 +508,7 @@ def test_golden_scrub_state() -> None:
     assert RECORD.pack() == stored
 
 
-def test_every_flipped_byte_and_every_cut_of_the_state_is_noticed() -> None:
+def test_every_flipped_byte_and_every_truncation_of_the_state_is_detected() -> None:
     packed = RECORD.pack()
     for at in range(len(packed)):
         for damaged in (packed[:at] + bytes([packed[at] ^ 1]) + packed[at + 1 :], packed[:at]):
@@ -516,7 +516,7 @@ def test_every_flipped_byte_and_every_cut_of_the_state_is_noticed() -> None:
                 ScrubRecord.unpack(damaged)
 
 
-async def test_a_damaged_state_begins_anew(kit: Any) -> None:
+async def test_a_damaged_state_counts_as_missing(kit: Any) -> None:
     world = await stored(kit, scrub_rate=FAST)
     engine = await world.opened()
     await scrubbed(engine)
@@ -528,7 +528,7 @@ async def test_a_damaged_state_begins_anew(kit: Any) -> None:
     await engine.close()
 
 
-async def test_a_copied_directory_is_walked_without_a_bookie(kit: Any, tmp_path: Path) -> None:
+async def test_a_copied_directory_can_be_verified_without_a_bookie(kit: Any, tmp_path: Path) -> None:
     settings = kit.small_settings(journal_directory=f"{tmp_path}/j", ledger_directory=f"{tmp_path}/l")
     engine = StorageEngine.on_real_disk(settings, wall_clock_ms=lambda: 1)
     await engine.open()
@@ -548,7 +548,7 @@ async def test_a_copied_directory_is_walked_without_a_bookie(kit: Any, tmp_path:
     kv.close()
 
 
-def test_an_empty_ledger_is_no_damage(world: Any) -> None:
+def test_an_empty_ledger_is_not_damage(world: Any) -> None:
     row = LedgerRow(b"k", True, -1, -1, None)
     world.kv.write_batch([(index_format.ledger_key(9), index_format.pack_ledger_row(row))])
     assert walk(world.disk, world.kv)[1] == []

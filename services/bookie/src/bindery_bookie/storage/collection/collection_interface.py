@@ -1,6 +1,6 @@
-"""What garbage collection knows and says: per entry log, and of itself. Plain values for the HTTP API and the CLI.
+"""The interface of garbage collection, and its values for the HTTP API and the command line.
 
-`GarbageCollection` is what a caller may ask of it; `compaction.Compactor` does it.
+`GarbageCollection` is the interface; `compaction.Compactor` implements it.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from typing import Final, Protocol
 from bindery_core.errors import NotThere
 
 LEDGERS_SHOWN_MAX: Final = 1000
-"""Ledgers of either kind that one explanation lists."""
+"""Maximum number of live ledgers, and of dead ledgers, in one explanation."""
 
 
 class NoSuchEntryLog(NotThere):
@@ -20,68 +20,68 @@ class NoSuchEntryLog(NotThere):
 
 class LogState(StrEnum):
     OPEN = "open"
-    """Being written by flushes, or holding what the last flush has not finished."""
+    """Being written by flushes, or left by an unfinished flush."""
     SEALED = "sealed"
     """Written by flushes and closed."""
     COMPACTED = "compacted"
     """Written by compaction."""
     DAMAGED = "damaged"
-    """Live entries in it cannot be read; kept until they are healed from other bookies or their ledger is gone."""
+    """Live entries cannot be read. Kept until they are repaired from other bookies or their ledgers are deleted."""
 
 
 class CollectionKind(StrEnum):
     REMOVAL = "removal"
-    """Logs in which nothing is alive."""
+    """Removal of logs without live entries."""
     MINOR = "minor"
     MAJOR = "major"
 
 
 @dataclass(frozen=True, slots=True)
 class LogInfo:
-    """One entry log at the last look."""
+    """One entry log at the last refresh."""
 
     log_id: int
     file: str
     state: LogState
     size: int
-    """Bytes of the file."""
+    """Size of the file in bytes."""
     live_bytes: int
-    """Bytes of records of ledgers that exist here, and of what must be kept for an index rebuild."""
+    """Bytes of records of ledgers that are stored here, and of records needed for an index rebuild."""
     live_ratio: float
-    """`live_bytes` of `size`: 0..1."""
+    """`live_bytes` / `size`: 0..1."""
     live_ledgers: int
     dead_ledgers: int
     order: int
-    """Where it stands when the index is rebuilt: its id, or that of the log it came from."""
+    """Position in an index rebuild: its id, or the order of the log that it replaced."""
     looked_at_ms: int
-    """Wall clock ms of 1970; 0: never."""
+    """Time of the refresh in ms since 1970; 0: never."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogExplanation:
-    """What will happen to a log, and why."""
+    """The next action on a log, and the reason."""
 
     log: LogInfo
     live_ledger_ids: Sequence[int]
     """Ascending, at most LEDGERS_SHOWN_MAX."""
     dead_ledger_ids: Sequence[int]
     next_kind: CollectionKind | None
-    """What takes it, as things stand; None: nothing."""
+    """The kind of collection that will remove or rewrite it; None: none."""
     due_in_s: float | None
-    """Seconds until then; None: nothing takes it."""
+    """Seconds until that collection; None: none."""
     sentences: Sequence[str]
-    """For people: why it is taken or left, most important first."""
+    """The reasons, for operators, the most important one first."""
 
 
 @dataclass(frozen=True, slots=True)
 class GarbageState:
-    """What garbage collection of one shard does now and did last. `*_ms`: wall clock ms of 1970, 0: never."""
+    """Current and last activity of one shard's garbage collection. `*_ms`: ms since 1970; 0: never."""
 
     running: CollectionKind | None
     log_id: int | None
-    """The log being rewritten or removed."""
+    """The log that is being rewritten or removed."""
     bytes_done: int
-    """Of the log being rewritten."""
+    """Bytes copied of the log that is being rewritten."""
     bytes_total: int
     minor_suspended: bool
     major_suspended: bool
@@ -90,10 +90,10 @@ class GarbageState:
     last_major_ms: int
     next_run_in_s: float
     minor_due_in_s: float | None
-    """None: switched off or suspended."""
+    """None: disabled or suspended."""
     major_due_in_s: float | None
     last_error: str
-    """Why the last run left something undone; empty: it did not."""
+    """Why the last run could not complete; empty if it did."""
     logs: int
     log_bytes: int
     live_bytes: int
@@ -101,49 +101,49 @@ class GarbageState:
 
 @dataclass(frozen=True, slots=True)
 class CollectionResult:
-    """What one run did."""
+    """The result of one run."""
 
     removed: Sequence[int] = ()
-    """Logs removed because nothing in them was alive."""
+    """Logs removed because they had no live entries."""
     rewritten: Sequence[int] = ()
-    """Logs whose live part moved to a new log."""
+    """Logs whose live entries were copied to a new log."""
     left: Sequence[tuple[int, str]] = ()
-    """(log id, why) of those that were due and could not be taken."""
+    """(log id, reason) of logs that were due but could not be removed or rewritten."""
     copied_bytes: int = 0
     reclaimed_bytes: int = 0
-    """Bytes of the old logs less those of the new ones."""
+    """Bytes of the old logs minus those of the new logs."""
 
 
 class GarbageCollection(Protocol):
-    """One shard's. Event loop only."""
+    """Garbage collection of one shard. Event loop only."""
 
     def state(self) -> GarbageState: ...
 
     def logs(self) -> Sequence[LogInfo]:
-        """As of the last look, ascending by id. `look` makes a new one."""
+        """Return the logs as of the last refresh, ascending by id."""
         ...
 
-    async def look(self) -> Sequence[LogInfo]:
-        """Look at all logs now. Raises OSError."""
+    async def refresh(self) -> Sequence[LogInfo]:
+        """Determine the usage of all logs, and return them. Raises OSError."""
         ...
 
     async def explain(self, log_id: int) -> LogExplanation:
-        """Looks first. Raises NoSuchEntryLog, OSError."""
+        """Refresh, and explain what will happen to a log. Raises NoSuchEntryLog, OSError."""
         ...
 
     def request(self, *, minor: bool = False, major: bool = False, force: bool = False) -> None:
-        """Have a run soon, in the background; with `minor` or `major` as if its interval were over.
+        """Start a run soon, in the background. `minor`, `major`: include this compaction before its interval is over.
 
-        `force`: also when suspended, and the open log is closed first if it is sparse.
+        `force`: even if it is suspended; and close the open log first if it is sparse.
         """
         ...
 
     async def run(self, *, minor: bool = False, major: bool = False, force: bool = False) -> CollectionResult:
-        """As `request`, and wait for it. Never raises for what a disk can do: see `CollectionResult.left`."""
+        """Request a run, wait for it, and return its result. Disk errors are in `CollectionResult.left`, not raised."""
         ...
 
     def suspend(self, *, minor: bool = False, major: bool = False) -> None:
-        """Start no compaction of that kind; one under way ends with its log. Logs without live ledgers still go."""
+        """Start no compaction of that kind; a running one ends with its current log. Dead logs are still removed."""
         ...
 
     def resume(self, *, minor: bool = False, major: bool = False) -> None: ...

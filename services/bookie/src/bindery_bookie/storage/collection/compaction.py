@@ -1,23 +1,23 @@
-"""Compactor: wins back the space of deleted ledgers, one entry log at a time.
+"""Compactor: free the space of deleted ledgers, one entry log at a time.
 
-A log in which nothing is alive is removed. One that is sparse enough is rewritten, the sparsest first:
+A log without live entries is removed. Logs whose live ratio is below a threshold are rewritten, the sparsest first:
 
-| step                                                              | a crash behind it finds, and the start does    |
-|-------------------------------------------------------------------|------------------------------------------------|
-| 1 the list of entry logs calls the new id absent                  | nothing                                        |
-| 2 `rewrite` copies to `<id>.log.compacting`, and syncs            | an unfinished file: removed                    |
-| 3 rename to `<id>.log`, directory synced                          | an absent log: removed                         |
-| 4 the list calls the new log compacted                            | both logs, index not switched: new log removed |
-| 5 the index points to the new log: one synced batch, with a count | both logs, index switched: old log removed     |
-| 6 the list calls the old log absent                               | an absent log: removed                         |
-| 7 the reader closes the old log, which is removed                 | nothing                                        |
+| step                                                               | after a crash following it, the start finds     |
+|--------------------------------------------------------------------|-------------------------------------------------|
+| 1 the manifest lists the new id as absent                          | nothing to do                                   |
+| 2 `rewrite` copies to `<id>.log.compacting`, and syncs             | an unfinished file, which it removes            |
+| 3 rename to `<id>.log`, sync the directory                         | an absent log, which it removes                 |
+| 4 the manifest lists the new log as compacted                      | both logs, not switched: it removes the new log |
+| 5 one synced batch with a counter: the index refers to the new log | both logs, switched: it removes the old log     |
+| 6 the manifest lists the old log as absent                         | an absent log, which it removes                 |
+| 7 the reader closes the old log, and it is removed                 | nothing to do                                   |
 
-Copying runs in a worker of its own, paced in bytes a second, with small syncs, so that acknowledgements do not feel it.
-All that flushes could cross (steps 1 and 3 to 7) runs in the flush's worker.
+Copying runs in a separate worker. Its rate in bytes per second is limited and its syncs are small, so that adds are not
+delayed. Steps that must not run concurrently with a flush (1 and 3 to 7) run in the flush worker.
 
-Invariants: one log is rewritten at a time, so that no more room is needed than its live bytes; a log is removed only
-when the index, durably, points to nothing in it; what failed half-way is finished or undone before anything else is
-begun. Everything here runs in the event loop.
+Invariants: only one log is rewritten at a time, so the additional space is at most its live bytes; a log is removed
+only after the index durably refers to nothing in it; a failed change is completed or undone before the next one begins.
+Everything here runs in the event loop.
 """
 
 import asyncio
@@ -49,26 +49,23 @@ from bindery_bookie.storage.stats import StorageStats
 
 log = structlog.get_logger(__name__)
 
-ROOM_MARGIN: Final = 1024 * 1024
-"""Bytes beside the copy: index rows, lists, control records."""
-
-SMALL_PARTS: Final = 16
-"""A log being written is closed for compaction when it has reached that part of a full one: a sixteenth."""
+OPEN_LOG_PARTS: Final = 16
+"""The open log is closed for compaction only if it has at least 1/16 of the size of a full log."""
 
 _SLEEP_MIN_S: Final = 0.01
-"""Shorter pauses are saved up."""
+"""Minimum length of a pause in seconds. Shorter pauses are accumulated."""
 
 _ERRORS = (OSError, BinderyError)
 
 
 class _Stopping(TryAgain):
-    """The bookie stops: leave the log as it is."""
+    """The bookie is stopping, so the rewrite is abandoned."""
 
     code = "stopping"
 
 
 @dataclass(slots=True)
-class _Wish:
+class _Request:
     minor: bool = False
     major: bool = False
     force: bool = False
@@ -88,7 +85,7 @@ class _Outcome:
 
 
 class Compactor:
-    """See GarbageCollection. Decides what to do; `log_replacement` does it."""
+    """Implements GarbageCollection. Selects the logs; `log_replacement` performs the changes."""
 
     def __init__(
         self,
@@ -101,15 +98,15 @@ class Compactor:
     ) -> None:
         self._parts = parts
         self.on_forced: Callable[[], None] = lambda: None
-        """Hears of each forced request: whose ledgers' metadata is gone should be found out, too."""
+        """Called at each forced request, to start a search for ledgers whose metadata was deleted too."""
         self._replacement = LogReplacement(parts, manifest, ids, stats)
         self._settings = settings
         self._stats = stats
         self._table = UsageTable(parts.disk, parts.directory, parts.index)
         self._damaged: set[int] = set()
-        self._looking = asyncio.Lock()
-        self._wish: _Wish | None = None
-        self._wanted = asyncio.Event()
+        self._refreshing = asyncio.Lock()
+        self._request: _Request | None = None
+        self._wake = asyncio.Event()
         self._stopping = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._suspended = {CollectionKind.MINOR: False, CollectionKind.MAJOR: False}
@@ -124,7 +121,7 @@ class Compactor:
         self._next_run = 0.0
         self._last = {CollectionKind.MINOR: 0.0, CollectionKind.MAJOR: 0.0}
 
-    # --- what others ask
+    # --- interface
 
     def start(self) -> None:
         now = self._parts.clock()
@@ -133,25 +130,25 @@ class Compactor:
         self._task = asyncio.get_running_loop().create_task(self._loop(), name="bookie-compaction")
 
     async def stop(self) -> None:
-        """End; a copy under way is dropped."""
+        """Stop. An unfinished copy is deleted."""
         self._stopping.set()
-        self._wanted.set()
+        self._wake.set()
         if self._task is not None:
             await self._task
-        async with self._looking:
+        async with self._refreshing:
             pass
-        wish, self._wish = self._wish, None
-        for waiter in wish.waiters if wish is not None else ():
+        request, self._request = self._request, None
+        for waiter in request.waiters if request is not None else ():
             if not waiter.done():
                 waiter.set_result(CollectionResult(left=((0, "the bookie is stopping"),)))
 
     def request(self, *, minor: bool = False, major: bool = False, force: bool = False) -> None:
         """See GarbageCollection."""
-        wish = self._wish = self._wish or _Wish()
-        wish.minor |= minor
-        wish.major |= major
-        wish.force |= force
-        self._wanted.set()
+        request = self._request = self._request or _Request()
+        request.minor |= minor
+        request.major |= major
+        request.force |= force
+        self._wake.set()
         if force:
             self.on_forced()
 
@@ -160,9 +157,9 @@ class Compactor:
         if self._task is None or self._stopping.is_set():
             return CollectionResult(left=((0, "the bookie is not running"),))
         self.request(minor=minor, major=major, force=force)
-        assert self._wish is not None
+        assert self._request is not None
         waiter: asyncio.Future[CollectionResult] = asyncio.get_running_loop().create_future()
-        self._wish.waiters.append(waiter)
+        self._request.waiters.append(waiter)
         return await waiter
 
     def suspend(self, *, minor: bool = False, major: bool = False) -> None:
@@ -201,15 +198,15 @@ class Compactor:
         """See GarbageCollection."""
         return [self._table.infos[log_id] for log_id in sorted(self._table.infos)]
 
-    async def look(self) -> Sequence[LogInfo]:
+    async def refresh(self) -> Sequence[LogInfo]:
         """See GarbageCollection."""
         parts = self._parts
-        async with self._looking:
+        async with self._refreshing:
             while True:
                 open_ledgers = await parts.open_ledgers()
                 manifest, closed_below = self._replacement.manifest, parts.closed_below()
                 await self._pump(
-                    self._table.look(
+                    self._table.refresh(
                         manifest,
                         closed_below,
                         end=parts.log_end,
@@ -218,14 +215,14 @@ class Compactor:
                         now_ms=parts.wall_clock_ms(),
                     )
                 )
-                if manifest is self._replacement.manifest:  # else logs came and went meanwhile
+                if manifest is self._replacement.manifest:  # otherwise logs were added or removed meanwhile
                     break
             self._table.accept(self._stats)
         return self.logs()
 
     async def explain(self, log_id: int) -> LogExplanation:
         """See GarbageCollection."""
-        await self.look()
+        await self.refresh()
         info = self._table.infos.get(log_id)
         if info is None:
             raise NoSuchEntryLog("no such entry log", log_id=log_id, file=fmt.file_name(log_id))
@@ -245,7 +242,7 @@ class Compactor:
             sentences,
         )
 
-    # --- when
+    # --- schedule
 
     def _is_on(self, kind: CollectionKind) -> bool:
         if kind is CollectionKind.MINOR:
@@ -266,7 +263,10 @@ class Compactor:
         return settings.minor_compaction_interval_s if is_minor else settings.major_compaction_interval_s
 
     def _due_in_s(self, kind: CollectionKind) -> float | None:
-        """Until the run that takes it: runs are `gc_wait_time_s` apart."""
+        """Return the seconds until the next run that includes this kind; None if disabled or suspended.
+
+        Runs are `gc_wait_time_s` apart.
+        """
         until_run = max(self._next_run - self._parts.clock(), 0.0)
         if kind is CollectionKind.REMOVAL:
             return until_run
@@ -275,61 +275,61 @@ class Compactor:
         return max(until_run, self._last[kind] + self._interval_s(kind) - self._parts.clock())
 
     def _verdict(self, info: LogInfo) -> tuple[CollectionKind | None, list[str]]:
-        """What takes the log, and why."""
+        """Return the kind of collection that will remove or rewrite the log, and the reasons."""
         percent = f"{100 * info.live_ratio:.1f} %"
         if info.state is LogState.OPEN:
             return None, ["It is being written; garbage collection takes closed logs only."]
-        said: list[str] = []
+        sentences: list[str] = []
         if self._replacement.is_blocked:
-            said.append(f"Nothing is begun before an earlier step succeeds: {self._last_error}")
+            sentences.append(f"An earlier step must succeed first; it failed: {self._last_error}")
         if info.log_id == self._log_id:
-            said.append(f"It is being worked on: {self._bytes_done} of {self._bytes_total} bytes.")
+            sentences.append(f"It is being rewritten: {self._bytes_done} of {self._bytes_total} bytes.")
         if not info.live_bytes:
-            return CollectionKind.REMOVAL, [*said, "Nothing in it is alive; the next run removes it."]
+            return CollectionKind.REMOVAL, [*sentences, "It has no live entries; the next run removes it."]
         if info.state is LogState.DAMAGED:
-            said.append(
-                "Live entries in it cannot be read. It is kept until they are healed from other bookies or their "
-                "ledgers are gone."
+            sentences.append(
+                "Live entries in it cannot be read. It is kept until they are repaired from other bookies or their "
+                "ledgers are deleted."
             )
         for kind in (CollectionKind.MINOR, CollectionKind.MAJOR):
             threshold = self._threshold(kind)
             if not self._is_on(kind):
-                said.append(f"{kind.capitalize()} compaction is switched off.")
+                sentences.append(f"{kind.capitalize()} compaction is disabled.")
             elif info.live_ratio >= threshold:
-                said.append(f"{percent} of it is alive: not below the {threshold:.0%} of {kind} compaction.")
+                sentences.append(f"{percent} of it is live: not below the {threshold:.0%} of {kind} compaction.")
             elif self._suspended[kind]:
-                said.append(f"{percent} of it is alive, below {threshold:.0%}, but {kind} compaction is suspended.")
+                sentences.append(f"{percent} of it is live, below {threshold:.0%}, but {kind} compaction is suspended.")
             else:
                 due = self._due_in_s(kind)
                 return kind, [
-                    f"{percent} of it is alive, below {threshold:.0%}: {kind} compaction rewrites it, due in "
-                    f"{due:.0f} s, at {self._settings.compaction_rate} bytes a second.",
-                    *said,
+                    f"{percent} of it is live, below {threshold:.0%}: {kind} compaction rewrites it, due in "
+                    f"{due:.0f} s, at {self._settings.compaction_rate} bytes per second.",
+                    *sentences,
                 ]
-        return None, said
+        return None, sentences
 
     async def _loop(self) -> None:
         while not self._stopping.is_set():
             try:
                 async with asyncio.timeout(max(self._next_run - self._parts.clock(), 0.0)):
-                    await self._wanted.wait()
+                    await self._wake.wait()
             except TimeoutError:
                 pass
-            self._wanted.clear()
+            self._wake.clear()
             if self._stopping.is_set():
                 return
-            wish, self._wish = self._wish or _Wish(), None
+            request, self._request = self._request or _Request(), None
             outcome = _Outcome()
             started = self._parts.clock()
             self._last_error = ""
             try:
-                await self._collect(wish, outcome)
+                await self._collect(request, outcome)
             except _Stopping:
                 self._last_error = "the bookie is stopping"
             except _ERRORS as error:
                 self._failed(outcome, self._log_id or 0, error)
-            except Exception as error:  # a bug here must not end the bookie, which serves all the same
-                log.exception("collection_broke")
+            except Exception as error:  # a bug here must not stop the bookie, which can still serve
+                log.exception("collection_crashed")
                 self._failed(outcome, self._log_id or 0, error)
             finally:
                 self._running = self._log_id = None
@@ -341,57 +341,57 @@ class Compactor:
             self._stats.gc_s += seconds
             self._stats.observe_gc_s(seconds)
             self._next_run = self._parts.clock() + self._settings.gc_wait_time_s
-            for waiter in wish.waiters:
+            for waiter in request.waiters:
                 if not waiter.done():
                     waiter.set_result(outcome.result())
 
     # --- one run
 
-    async def _collect(self, wish: _Wish, outcome: _Outcome) -> None:
-        self._running, self._is_forced = CollectionKind.REMOVAL, wish.force
+    async def _collect(self, request: _Request, outcome: _Outcome) -> None:
+        self._running, self._is_forced = CollectionKind.REMOVAL, request.force
         await self._replacement.finish()
         try:
             await self._parts.flush_deletions()
-        except _ERRORS as error:  # what was deleted before is known to be dead all the same
+        except _ERRORS as error:  # ledgers whose deletion was flushed before can still be collected
             log.warning("collection_without_flush", error=str(error))
-        await self.look()
-        wished = {CollectionKind.MINOR: wish.minor, CollectionKind.MAJOR: wish.major}
-        kinds = [kind for kind in wished if (wished[kind] or self._is_due(kind)) and self._is_taken(kind)]
+        await self.refresh()
+        requested = {CollectionKind.MINOR: request.minor, CollectionKind.MAJOR: request.major}
+        kinds = [kind for kind in requested if (requested[kind] or self._is_due(kind)) and self._is_allowed(kind)]
         if await self._roll_sparse(kinds):
-            await self.look()
+            await self.refresh()
         await self._remove_dead(outcome)
         for kind in kinds:
             await self._compact(kind, outcome)
             self._last[kind] = self._parts.clock()
             self._last_ms[kind] = self._parts.wall_clock_ms()
         if outcome.rewritten:
-            await self.look()
+            await self.refresh()
             await self._remove_dead(outcome)
 
-    def _is_taken(self, kind: CollectionKind) -> bool:
+    def _is_allowed(self, kind: CollectionKind) -> bool:
         return self._is_forced or not self._suspended[kind]
 
     async def _roll_sparse(self, kinds: Sequence[CollectionKind]) -> bool:
-        """Close the log being written when that is what keeps space. Whether it was."""
+        """Close the open log if it is dead or sparse enough to be collected; return True if it was closed."""
         info = self._table.open_info
         if info is None or not self._table.open_ledgers:
             return False
         if info.live_ledgers and not any(info.live_ratio < self._threshold(kind) for kind in kinds):
             return False
-        if not self._is_forced and info.size < self._settings.entry_log_size_max // SMALL_PARTS:
-            return False  # it would leave many small logs
+        if not self._is_forced and info.size < self._settings.entry_log_size_max // OPEN_LOG_PARTS:
+            return False  # closing it would create many small logs
         try:
             await self._parts.roll()
-        except _ERRORS as error:  # no space, perhaps: what is closed can be taken all the same
+        except _ERRORS as error:  # perhaps no space; closed logs can still be collected
             log.warning("log_not_closed", error=str(error))
             return False
         return True
 
     async def _remove_dead(self, outcome: _Outcome) -> None:
-        """Oldest first: a `deleted` record is needed only while an older log holds the ledger."""
+        """Remove dead logs, the oldest first. A `deleted` record is needed only while an older log has the ledger."""
         self._running = CollectionKind.REMOVAL
         while dead := self._table.dead():
-            sizes = {log_id: self._table.usages[log_id].size for log_id in dead}  # a look meanwhile drops them
+            sizes = {log_id: self._table.usages[log_id].size for log_id in dead}  # a concurrent refresh drops them
             await self._replacement.remove_logs(dead)
             for log_id, size in sizes.items():
                 self._table.drop(log_id)
@@ -401,12 +401,12 @@ class Compactor:
                 self._stats.logs_removed += 1
                 self._stats.reclaimed_deletion_bytes += size
             log.info("entry_logs_removed", logs=len(dead))
-            await self.look()
+            await self.refresh()
 
     async def _compact(self, kind: CollectionKind, outcome: _Outcome) -> None:
         self._running = kind
         for log_id in self._table.below(self._threshold(kind)):
-            if self._stopping.is_set() or not self._is_taken(kind):
+            if self._stopping.is_set() or not self._is_allowed(kind):
                 return
             try:
                 await self._rewrite(log_id, kind, outcome)
@@ -434,9 +434,9 @@ class Compactor:
         self._log_id, self._bytes_total, self._bytes_done = log_id, alive.live_bytes, 0
         if not await self._replacement.has_room(alive.live_bytes):
             self._last_error = (
-                f"entry log {fmt.file_name(log_id)}: no room for the {alive.live_bytes} bytes alive in it"
+                f"entry log {fmt.file_name(log_id)}: no space for a copy of its {alive.live_bytes} live bytes"
             )
-            outcome.left.append((log_id, "no room"))
+            outcome.left.append((log_id, "no space"))
             return
         target_id = await self._replacement.new_log_id()
         rewrite = Rewrite(
@@ -466,25 +466,25 @@ class Compactor:
         target = rewrite.target
         self._table.replace(log_id, target, self._parts.wall_clock_ms())
         self._damaged.discard(log_id)
-        won = source.size - target.size
+        freed = source.size - target.size
         outcome.rewritten.append(log_id)
         outcome.copied_bytes += rewrite.copied_bytes
-        outcome.reclaimed_bytes += won
+        outcome.reclaimed_bytes += freed
         self._stats.compacted_bytes += rewrite.copied_bytes
-        self._stats.reclaimed_compaction_bytes += max(won, 0)
+        self._stats.reclaimed_compaction_bytes += max(freed, 0)
         if kind is CollectionKind.MINOR:
             self._stats.compactions_minor += 1
         else:
             self._stats.compactions_major += 1
-        log.info("entry_log_compacted", source=log_id, target=target.log_id, bytes=target.size, won=won)
+        log.info("entry_log_compacted", source=log_id, target=target.log_id, bytes=target.size, freed=freed)
 
-    # --- pace
+    # --- rate limit
 
     async def _pump(self, steps: Generator[int, None, None], *, copied: Callable[[], int] | None = None) -> None:
-        """Run a worker's steps to their end, no faster than `compaction_rate`. Raises _Stopping.
+        """Run all steps in the worker, no faster than `compaction_rate`. Raises _Stopping.
 
-        A step's size is the work that it did: what it read, also of the index, and what it wrote. `copied`: live bytes
-        copied so far, which is what the state shows; None: the state does not change.
+        The size of a step is the number of bytes that it read, also from the index, and wrote. `copied`: returns the
+        live bytes copied so far, which `state` shows; None: the state does not change.
         """
         worker = self._parts.worker
         try:

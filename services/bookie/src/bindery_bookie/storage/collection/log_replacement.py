@@ -1,8 +1,8 @@
-"""LogReplacement: change the list of entry logs and their files in steps that survive a crash or an error.
+"""LogReplacement: change the log manifest and the entry log files in steps that survive a crash or an error.
 
-See `compaction` for the steps of a replacement and what a start finds after a crash behind each of them. After an error
-`finish` completes or undoes what is left, and no other change is begun before that succeeded. Steps that must not run
-beside a flush run in the flush's worker. Event loop only.
+See `compaction` for the steps of a replacement and what a start finds after a crash. After an error `finish` completes
+or undoes the change, and no other change begins before that succeeded. Steps that must not run concurrently with a
+flush run in the flush worker. Event loop only.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -24,14 +24,14 @@ from bindery_bookie.storage.stats import StorageStats
 log = structlog.get_logger(__name__)
 
 ROOM_MARGIN: Final = 1024 * 1024
-"""Bytes beside the copy: index rows, lists, control records."""
+"""Bytes needed in addition to the copy: index rows, manifest, control records."""
 
 _ERRORS = (OSError, BinderyError)
 
 
 @dataclass(slots=True)
 class CollectionEnvironment:
-    """What compaction uses of the open storage. `closed_below`, `log_end`: see Flusher."""
+    """The parts of the open storage that compaction uses. `closed_below`, `log_end`: see Flusher."""
 
     disk: Disk
     directory: str
@@ -39,26 +39,29 @@ class CollectionEnvironment:
     closed_below: Callable[[], int]
     log_end: Callable[[int], LogEnd]
     open_ledgers: Callable[[], Awaitable[dict[int, int]]]
-    """Bytes of records by ledger id in the log being written."""
+    """Returns the bytes of records by ledger id in the open log."""
     flush_deletions: Callable[[], Awaitable[None]]
-    """Return once no deletion waits for a flush. Raises OSError."""
+    """Returns once no deletion waits for a flush. Raises OSError."""
     roll: Callable[[], Awaitable[None]]
-    """Close the log being written. Raises OSError or BinderyError."""
+    """Closes the open log. Raises OSError, BinderyError."""
     forget_log: Callable[[int], Awaitable[None]]
-    """Return once no reader has the log open."""
+    """Returns once no reader has the log open."""
     make_room: Callable[[], bool]
-    """Give up a reserve; False when there is none. In a worker."""
+    """Releases a reserve; False if there is none. Called in a worker."""
     damaged: Callable[[Damage], object]
     flush_worker: Worker
     worker: Worker
-    """Of the compactor alone."""
+    """Used by the compactor only."""
     clock: Callable[[], float]
     wall_clock_ms: Callable[[], int]
 
 
 class LogReplacement:
-    """Invariants: no file is removed while the list on the disk may name it as a log; an id that was taken is listed as
-    absent or is a log; after an error either nothing has changed, or `finish` completes the change."""
+    """Changes of the manifest and the entry log files.
+
+    Invariants: no file is removed while the manifest on disk may list it as a log; a used id is listed as absent or is
+    a log; after an error either nothing has changed, or `finish` completes the change.
+    """
 
     def __init__(self, parts: CollectionEnvironment, manifest: ManifestFile, ids: LogIds, stats: StorageStats) -> None:
         self._parts = parts
@@ -66,7 +69,7 @@ class LogReplacement:
         self._ids = ids
         self._stats = stats
         self._spare_id: int | None = None
-        """Taken and listed as absent, but not used yet."""
+        """An id that is listed as absent but not used yet."""
         self._unremoved: set[str] = set()
         """Files that could not be removed."""
         self._unfinished: Callable[[], Awaitable[None]] | None = None
@@ -74,16 +77,16 @@ class LogReplacement:
 
     @property
     def manifest(self) -> LogManifest:
-        """The list as it is now. A flush may change it, too."""
+        """The current manifest. Flushes change it too."""
         return self._manifest.manifest
 
     @property
     def is_blocked(self) -> bool:
-        """Whether `finish` has to succeed before anything else."""
+        """True if `finish` must succeed before any other change."""
         return self._unfinished is not None
 
     async def finish(self) -> None:
-        """Do what an earlier step left. Raises OSError or BinderyError."""
+        """Complete or undo an earlier change. Raises OSError, BinderyError."""
         if self._unfinished is not None:
             await self._unfinished()
             self._unfinished = None
@@ -91,23 +94,23 @@ class LogReplacement:
             await self.remove_file(path)
 
     async def new_log_id(self) -> int:
-        """An id that the list calls absent, for a log to be written. Raises OSError."""
+        """Return an id for a new log, which the manifest lists as absent. Raises OSError."""
         if self._unremoved:  # one of these files may have the spare id
             self._spare_id = None
         log_id = self._spare_id or self._ids.for_compaction()
-        self._spare_id = log_id  # until a log has it; an id that is neither absent nor a log looks like a lost log
+        self._spare_id = log_id  # until a log uses it: an id that is neither absent nor a log looks like a lost log
         if not self.manifest.is_absent(log_id):
             await self._change(lambda manifest: manifest.with_absent(log_id))
         return log_id
 
     async def remove_logs(self, log_ids: Sequence[int]) -> None:
-        """Logs that nothing needs. Raises OSError; then call it again."""
+        """Remove logs without live entries. Raises OSError; the call may be repeated."""
         await self._change(lambda manifest: manifest.with_absent(*log_ids))
         for log_id in log_ids:
             await self._remove_log(log_id)
 
     async def install(self, rewrite: Rewrite) -> None:
-        """Steps 3 to 7. After an error `_unfinished` says what is left, or all of it was undone."""
+        """Perform steps 3 to 7. After an error the rest is in `_unfinished`, or the change was undone."""
         parts = self._parts
         target_id = rewrite.target_id
 
@@ -124,7 +127,7 @@ class LogReplacement:
         try:
             await self._change(lambda manifest: manifest.with_compacted(target_id, rewrite.source.order))
         except _ERRORS:
-            # Which of the two lists is on the disk is not known: no file may go before it says so.
+            # It is unknown which manifest is on disk. No file may be removed before it is listed as absent.
             self._unfinished = lambda: self._abandon(rewrite)
             await self.finish()
             raise
@@ -133,8 +136,7 @@ class LogReplacement:
         await self.finish()
 
     async def _switch(self, rewrite: Rewrite) -> None:
-        """Steps 5 to 7. A switch that failed may be on the disk all the same, so that it is only ever repeated: what it
-        did already it leaves alone."""
+        """Perform steps 5 to 7. A failed switch may be on disk, so it is repeated, never undone; it is idempotent."""
         parts, source_id = self._parts, rewrite.source.log_id
         switches = self.manifest.switches + 1
 
@@ -161,7 +163,7 @@ class LogReplacement:
         await self.remove_file(f"{self._parts.directory}/{fmt.file_name(log_id)}")
 
     async def remove_file(self, path: str) -> None:
-        """Of what the list does not count: not a failure if it has to wait for the next run, or start."""
+        """Remove a file that the manifest does not list as a log. If it fails, the next run or start tries again."""
         try:
             await run_in(self._parts.flush_worker, lambda: self._parts.disk.remove(path))
         except FileNotFoundError:
@@ -174,14 +176,14 @@ class LogReplacement:
             self._unremoved.discard(path)
 
     async def has_room(self, size: int) -> bool:
-        """Whether `size` bytes fit, the reserves given up if need be."""
+        """Return True if there is space for `size` bytes, after releasing reserves if necessary."""
         parts = self._parts
         needed = size + size // 16 + ROOM_MARGIN
 
-        def look() -> bool:
+        def check() -> bool:
             while parts.disk.usage(parts.directory).free < needed:
                 if not parts.make_room():
                     return False
             return True
 
-        return await run_in(parts.worker, look)
+        return await run_in(parts.worker, check)

@@ -1,16 +1,16 @@
-"""Log usage: which ledgers each entry log holds, and how much of it is alive.
+"""Log usage: determine the ledgers of each entry log, and how much of the log is live.
 
-`UsageTable` keeps the usage of all entry logs between two runs of garbage collection: a closed log never changes.
+`UsageTable` keeps the usage of all entry logs between runs of garbage collection, because a closed log never changes.
 
-A ledger is alive while the index has a row for it: a deleted one dies when a flush has removed its rows, not before,
-so that a crash cannot leave rows that point into a removed log. Which ledgers a log holds is told by its ledgers map; a
-log without one (its bookie crashed) is scanned, and one that is damaged is looked up in the index as well.
+A ledger is live while the index has a row for it. A deleted ledger counts as live until a flush has removed its rows,
+so that no crash can leave rows that refer to a removed log. The ledgers of a log are read from its ledgers map. A log
+without a map (its bookie crashed) is scanned; for a damaged log the index is read too.
 
-A `deleted` record keeps an index rebuild from bringing back what older logs hold of that ledger. It is needed, and
-counts as alive, as long as such a log exists.
+A `deleted` record prevents an index rebuild from restoring entries of that ledger from older logs. It is needed, and
+counts as live, as long as an older log has records of the ledger.
 
-Everything blocks, for a worker, except `LogUsage` and what `UsageTable` says of itself. Memory: 16 bytes per ledger and
-log.
+Everything here blocks and must run in a worker, except LogUsage and the methods of UsageTable for the event loop.
+Memory: 16 bytes per ledger and log.
 """
 
 from array import array
@@ -39,34 +39,34 @@ _ROW_SIZE: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class LogUsage:
-    """What one log that is closed holds."""
+    """The content of one closed log."""
 
     log_id: int
     order: int
     """See `log_manifest`."""
     size: int
-    """Bytes of the file."""
+    """Size of the file in bytes."""
     ledger_ids: Sequence[int]
-    """Ascending."""
+    """Ledgers with records in the log, ascending."""
     sizes: Sequence[int]
-    """Bytes of records, as `ledger_ids`."""
+    """Bytes of records per ledger, in the order of `ledger_ids`."""
     deletions: frozenset[int]
     """Ledgers with a `deleted` record."""
     is_exact: bool
-    """False: parts of the log cannot be read; control records of any ledger may have been there."""
+    """False: parts of the log cannot be read, and may have had control records of any ledger."""
 
 
 @dataclass(frozen=True, slots=True)
 class Liveness:
-    """What of a log is alive."""
+    """The live part of a log."""
 
     live_bytes: int
-    """Of the file: all but the records of dead ledgers; 0 when nothing in it is needed."""
+    """Bytes of the file without the records of dead ledgers; 0 if nothing in it is needed."""
     live_ledgers: int
     deletions: frozenset[int]
-    """`deleted` records that are needed."""
+    """Ledgers whose `deleted` record is needed."""
     may_hold_control: bool = False
-    """Parts cannot be read that may have held keys or fences of living ledgers: to be rewritten, with those of all."""
+    """Unreadable parts may have had keys or fences of live ledgers. A rewrite writes those of all live ledgers."""
 
     @property
     def is_dead(self) -> bool:
@@ -78,12 +78,18 @@ def usage_of(
 ) -> LogUsage:
     ids = array("q", sorted(sizes))
     return LogUsage(
-        log_id, order, size, ids, array("Q", (sizes[one] for one in ids)), frozenset(deletions), is_exact=is_exact
+        log_id,
+        order,
+        size,
+        ids,
+        array("Q", (sizes[ledger_id] for ledger_id in ids)),
+        frozenset(deletions),
+        is_exact=is_exact,
     )
 
 
 def read_usage(disk: Disk, directory: str, log_id: int, order: int) -> LogUsage | None:
-    """By its ledgers map; None when it has none that can be read: then `count_usage`. Raises OSError."""
+    """Return the usage from the ledgers map; None if there is no readable map (see UsageCount). Raises OSError."""
     path = f"{directory}/{fmt.file_name(log_id)}"
     file = disk.open_read(path)
     try:
@@ -97,10 +103,10 @@ def read_usage(disk: Disk, directory: str, log_id: int, order: int) -> LogUsage 
 
 
 class UsageCount:
-    """Counts a log without a ledgers map, in steps."""
+    """Counts the usage of a log without a ledgers map, in steps."""
 
     def __init__(self, disk: Disk, directory: str, log_id: int, order: int, index: Index, end: LogEnd) -> None:
-        """`end`: a log that was cut may have held anything behind the cut."""
+        """`end`: the expected end of the log. A truncated log is not exact."""
         self._end = end
         self._scanner = EntryLogScanner(disk, directory)
         self._log_id = log_id
@@ -112,23 +118,23 @@ class UsageCount:
         self.usage: LogUsage | None = None
 
     def steps(self) -> Iterator[int]:
-        """Bytes worked, step by step; `usage` is there at the end. Raises OSError, DamagedStorage (the index)."""
+        """Count; yield the bytes read per step. `usage` is set at the end. Raises OSError, DamagedStorage (index)."""
         for step in self._scanner.steps(self._log_id, stop=self._end.stop, is_sealed=self._end.is_sealed):
             self._is_exact = self._is_exact and not step.damage
             for record in step.records:
                 size = fmt.RECORD_HEADER_SIZE + len(record.body)
                 self._sizes[record.ledger_id] = self._sizes.get(record.ledger_id, 0) + size
-                # Behind damage a record may be part of a payload, which must not delete anything.
+                # After damage a record may be part of a payload, which must not delete anything.
                 if record.entry_id == control.DELETED and record.is_anchored:
                     self._deletions.add(record.ledger_id)
             yield step.work_size
         if not self._is_exact:
-            yield from self._ask_index()
+            yield from self._count_rows()
         size = self._scanner.size(self._log_id)
         self.usage = usage_of(self._log_id, self._order, size, self._sizes, self._deletions, is_exact=self._is_exact)
 
-    def _ask_index(self) -> Iterator[int]:
-        """The index says which entries lie where the scan saw nothing."""
+    def _count_rows(self) -> Iterator[int]:
+        """Count entries that the index places in parts of the log that could not be scanned."""
         counted: dict[int, int] = {}
         work = 0
         rows = self._index.rows(start=index_format.RUN_KEY_START, stop=index_format.RUN_KEY_STOP)
@@ -145,20 +151,21 @@ class UsageCount:
 
 
 def live_ledger_ids(index: Index) -> Sequence[int]:
-    """Ledgers with a row in the index, ascending."""
+    """Return the ledgers with a row in the index, ascending."""
     return array("q", index.ledger_ids())
 
 
 def is_in(ascending: Sequence[int], wanted: int) -> bool:
+    """Return True if the ascending sequence contains `wanted`, by binary search."""
     at = bisect_left(ascending, wanted)
     return at < len(ascending) and ascending[at] == wanted
 
 
 def livenesses(usages: Mapping[int, LogUsage], live: Sequence[int]) -> Iterator[tuple[int, Liveness]]:
-    """By log id. `usages`: all logs that are closed; `live`: ledgers alive, ascending."""
+    """Yield (log id, liveness). `usages`: all closed logs; `live`: live ledgers, ascending."""
     deleted = frozenset[int]().union(*(usage.deletions for usage in usages.values()))
     oldest: dict[int, int] = {}
-    """Ledgers with a `deleted` record somewhere -> the order of the first log that holds them."""
+    """Ledgers with a `deleted` record in any log -> the order of the first log with records of the ledger."""
     for usage in usages.values():
         for ledger_id in deleted.intersection(usage.ledger_ids) if deleted else ():
             oldest[ledger_id] = min(usage.order, oldest.get(ledger_id, usage.order))
@@ -169,8 +176,9 @@ def livenesses(usages: Mapping[int, LogUsage], live: Sequence[int]) -> Iterator[
                 live_count += 1
             else:
                 dead += size
-        needed = frozenset(one for one in usage.deletions if oldest.get(one, usage.order) < usage.order)
-        dead -= DELETION_SIZE * sum(not is_in(live, one) for one in needed)
+        deletions = usage.deletions
+        needed = frozenset(deleted_id for deleted_id in deletions if oldest.get(deleted_id, usage.order) < usage.order)
+        dead -= DELETION_SIZE * sum(not is_in(live, ledger_id) for ledger_id in needed)
         has_nothing = not live_count and not needed
         may_hold_control = not usage.is_exact and len(live) > 0
         live_bytes = int(may_hold_control) if has_nothing else max(usage.size - dead, 0)
@@ -178,8 +186,8 @@ def livenesses(usages: Mapping[int, LogUsage], live: Sequence[int]) -> Iterator[
 
 
 @dataclass(slots=True)
-class _Look:
-    """What one look found."""
+class _Refresh:
+    """The result of one refresh."""
 
     open_ledgers: Mapping[int, int]
     usages: dict[int, LogUsage] = field(default_factory=dict)
@@ -190,26 +198,29 @@ class _Look:
 
 
 class UsageTable:
-    """`look` runs in a worker, one at a time, and changes nothing that others see; the rest runs in the event loop."""
+    """Usage of all entry logs. `refresh` runs in a worker, one at a time, and changes only its own result.
+
+    The other methods are for the event loop; `accept` replaces the table by the result of the last `refresh`.
+    """
 
     def __init__(self, disk: Disk, directory: str, index: Index) -> None:
         self._disk = disk
         self._directory = directory
         self._index = index
         self.usages: dict[int, LogUsage] = {}
-        """Of closed logs."""
+        """Usage of closed logs."""
         self.alive: dict[int, Liveness] = {}
-        """As `usages`. Ledgers only die: what this calls dead stays dead."""
+        """Liveness of closed logs. A dead ledger never becomes live again, so a log that is dead here stays dead."""
         self.infos: dict[int, LogInfo] = {}
-        """Of all."""
+        """All logs."""
         self.live: Sequence[int] = ()
-        """Ledgers alive at the last look, ascending."""
+        """Live ledgers at the last refresh, ascending."""
         self.open_ledgers: Mapping[int, int] = {}
-        """Bytes by ledger id in the log being written."""
+        """Bytes by ledger id in the open log."""
         self.open_info: LogInfo | None = None
-        self._looked = _Look({})
+        self._refreshed = _Refresh({})
 
-    def look(
+    def refresh(
         self,
         manifest: LogManifest,
         closed_below: int,
@@ -219,11 +230,11 @@ class UsageTable:
         damaged: Container[int],
         now_ms: int,
     ) -> Generator[int, None, None]:
-        """Bytes worked, step by step; `accept` makes it count. Raises OSError, DamagedStorage (the index).
+        """Determine the usage of all logs; yield the bytes read per step. Raises OSError, DamagedStorage (index).
 
-        `closed_below`, `end`: see Flusher. `open_ledgers`: of the log being written. `damaged`: logs to be called so.
+        `closed_below`, `end`: see Flusher. `open_ledgers`: of the open log. `damaged`: logs known to be damaged.
         """
-        looked = self._looked = _Look(open_ledgers=open_ledgers)
+        result = self._refreshed = _Refresh(open_ledgers=open_ledgers)
         sizes: dict[int, int] = {}
         for log_id in list_logs(self._disk, self._directory):
             if manifest.is_absent(log_id):
@@ -240,35 +251,35 @@ class UsageTable:
                 yield from count.steps()
                 usage = count.usage
                 assert usage is not None
-            looked.usages[log_id] = usage
-        looked.live = live_ledger_ids(self._index)
-        for log_id, alive in livenesses(looked.usages, looked.live):
-            looked.alive[log_id] = alive
+            result.usages[log_id] = usage
+        result.live = live_ledger_ids(self._index)
+        for log_id, alive in livenesses(result.usages, result.live):
+            result.alive[log_id] = alive
             state = LogState.DAMAGED if log_id in damaged else None
-            looked.infos[log_id] = _info(looked.usages[log_id], alive, now_ms, state)
+            result.infos[log_id] = _info(result.usages[log_id], alive, now_ms, state)
             yield 0
         for log_id, size in sizes.items():
             ledgers = open_ledgers if log_id == min(sizes) else {}
-            info = looked.infos[log_id] = _open_info(log_id, size, ledgers, looked.live, now_ms)
-            looked.open_info = looked.open_info or info
+            info = result.infos[log_id] = _open_info(log_id, size, ledgers, result.live, now_ms)
+            result.open_info = result.open_info or info
 
     def accept(self, stats: StorageStats) -> None:
-        """Go by what `look` found, and put the gauges."""
-        looked = self._looked
-        self.usages, self.alive, self.infos = looked.usages, looked.alive, looked.infos
-        self.live, self.open_ledgers, self.open_info = looked.live, looked.open_ledgers, looked.open_info
+        """Use the result of the last `refresh`, and set the gauges."""
+        result = self._refreshed
+        self.usages, self.alive, self.infos = result.usages, result.alive, result.infos
+        self.live, self.open_ledgers, self.open_info = result.live, result.open_ledgers, result.open_info
         stats.entry_logs = len(self.infos)
         stats.entry_log_bytes = sum(info.size for info in self.infos.values())
         stats.live_bytes = sum(info.live_bytes for info in self.infos.values())
         stats.active_ledgers = len(self.live)
 
     def dead(self) -> list[int]:
-        """Logs in which nothing is needed, by order."""
+        """Return the logs without live entries or needed records, by order."""
         found = [log_id for log_id, alive in self.alive.items() if alive.is_dead]
         return sorted(found, key=lambda log_id: self.usages[log_id].order)
 
     def below(self, threshold: float) -> list[int]:
-        """Closed logs with a smaller live ratio, the sparsest first."""
+        """Return the closed logs with a live ratio below `threshold`, the sparsest first."""
         ratios = {
             log_id: alive.live_bytes / self.usages[log_id].size
             for log_id, alive in self.alive.items()
@@ -278,12 +289,12 @@ class UsageTable:
         return sorted(found, key=lambda log_id: (ratios[log_id], log_id))
 
     def drop(self, log_id: int) -> None:
-        """It was removed."""
+        """Record that a log was removed."""
         for by_log in (self.usages, self.alive, self.infos):
             by_log.pop(log_id, None)
 
     def replace(self, log_id: int, target: LogUsage, now_ms: int) -> None:
-        """It was rewritten."""
+        """Record that a log was replaced by `target`."""
         alive = Liveness(target.size, len(target.ledger_ids), target.deletions)
         self.drop(log_id)
         self.usages[target.log_id], self.alive[target.log_id] = target, alive
@@ -297,7 +308,7 @@ class UsageTable:
         try:
             file = self._disk.open_read(f"{self._directory}/{fmt.file_name(log_id)}")
         except FileNotFoundError:
-            return 0  # a flush that failed took it back
+            return 0  # a failed flush removed it
         try:
             return file.size()
         finally:

@@ -1,11 +1,11 @@
-"""Rewrite: copies what is alive of one entry log into a new one. For the compaction's worker, step by step.
+"""Rewrite: copy the live entries of one entry log into a new one, step by step, in the compaction worker.
 
-What is copied is found through the index, not by scanning: damage among dead records does not matter. Per ledger its
-control state as of now is written first (its records may have been in the old log only, and an index rebuild needs
-them), then its entries, digests checked, verbatim. `deleted` records that are needed come before all.
+Live entries are found through the index, not by a scan, so damage of dead records does not matter. The new log begins
+with the `deleted` records that are still needed. For each ledger it has the current control state (its records may be
+in the old log only, and an index rebuild needs them), then the entries, unchanged, after verification of their digests.
 
-Invariants: the new log has its final name only when it is whole and synced; a log of which a live entry cannot be read
-is not replaced, and every such entry of it is told in `damage`.
+Invariants: the new log gets its final name only when it is complete and synced; a log with an unreadable live entry is
+not replaced, and every such entry is reported in `damage`.
 """
 
 from array import array
@@ -24,14 +24,14 @@ from bindery_bookie.storage.index.index_format import LedgerRow, Run
 from bindery_bookie.storage.io.disk import Disk, ReadableFile, WritableFile
 
 STEP_SIZE: Final = 256 * 1024
-"""Bytes read or written in one step, unless one entry is larger."""
+"""Maximum number of bytes read or written per step, unless one entry is larger."""
 
 DAMAGE_MAX: Final = 1000
-"""Damaged entries of one log that are told."""
+"""Maximum number of damaged entries reported per log."""
 
 
 class Rewrite:
-    """One log's. Use: `steps` to its end (or close it), then, unless `damage`, `moved` and `ledgers` for the index."""
+    """The rewrite of one log. Run `steps` to the end or close it; without `damage`, use `moved` and `ledgers` then."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Rewrite:
         deletions: frozenset[int],
         sync_size: int,
     ) -> None:
-        """`live`: ledgers alive, ascending. `deletions`: ledgers whose `deleted` record is needed."""
+        """`live`: live ledgers, ascending. `deletions`: ledgers whose `deleted` record is needed."""
         self._disk = disk
         self._index = index
         self.source = source
@@ -63,21 +63,21 @@ class Rewrite:
         self._buffer = bytearray()
         self._sizes: dict[int, int] = {}
         self._starts = array("Q")
-        """Offsets in the old log of parts that were copied as they are, in the order of copying; then sorted."""
+        """Offsets in the old log of parts that were copied unchanged, in the order of copying; sorted at the end."""
         self._lengths = array("Q")
         self._targets = array("Q")
         self.ledgers: list[tuple[int, int, int]] = []
-        """(ledger id, first entry id, last) of what was copied."""
+        """(ledger id, first entry id, last entry id) of the copied entries."""
         self.copied_bytes = 0
         self.damage: list[Damage] = []
 
     @property
     def target(self) -> LogUsage:
-        """The new log, once it is whole."""
+        """The usage of the new log, once it is complete."""
         return usage_of(self.target_id, self.source.order, self._offset, self._sizes, self._deletions)
 
     def moved(self, offset: int, size: int) -> int | None:
-        """The new location of `size` bytes whose body lay at `offset`; None: not copied as one piece."""
+        """Return the new location of `size` bytes that were at `offset`; None: not copied as one piece."""
         start = offset - fmt.RECORD_HEADER_SIZE
         at = bisect_right(self._starts, start) - 1
         if at < 0 or offset + size > self._starts[at] + self._lengths[at]:
@@ -85,7 +85,10 @@ class Rewrite:
         return self.target_id << fmt.OFFSET_BITS | self._targets[at] + offset - self._starts[at]
 
     def steps(self) -> Generator[int, None, None]:
-        """Bytes worked, step by step. Raises OSError, DamagedStorage (the index). Close it to stop early."""
+        """Copy; yield the bytes read and written per step. Close it to stop early.
+
+        Raises OSError, DamagedStorage (index).
+        """
         source = self._disk.open_read(self.source_path)
         try:
             yield from self._copy(source)
@@ -119,9 +122,9 @@ class Rewrite:
         self._sort()
 
     def _ledger_ids(self) -> Sequence[int]:
-        """Those whose records may be in the old log, and that are alive."""
+        """Return the live ledgers whose records may be in the old log."""
         if not self.source.is_exact:
-            return self._live  # nobody knows whose control records were in the part that cannot be read
+            return self._live  # the unreadable part may have had control records of any ledger
         return [ledger_id for ledger_id in self.source.ledger_ids if is_in(self._live, ledger_id)]
 
     def _copy_ledger(self, source: ReadableFile, ledger_id: int) -> Iterator[int]:
@@ -152,12 +155,12 @@ class Rewrite:
                 yield from self._copy_part(source, ledger_id, start, end)
             except DamagedStorage:
                 self.damage += self._find_damage(source, ledger_id)
-                if not self.damage:  # what is damaged was written anew since
+                if not self.damage:  # the damaged entries were stored elsewhere since
                     self.damage.append(Damage(self.source_path, start, "entries cannot be read", ledger_id))
                 return
 
     def _copy_part(self, source: ReadableFile, ledger_id: int, start: int, end: int) -> Iterator[int]:
-        """Whole records of the ledger, one after the other."""
+        """Copy adjacent records of the ledger."""
         self._starts.append(start)
         self._lengths.append(end - start)
         self._targets.append(self._offset)
@@ -176,20 +179,20 @@ class Rewrite:
                     yield from self._worked(self._write())
 
     def _worked(self, size: int) -> Iterator[int]:
-        """Tell the bytes worked once they are a step."""
+        """Count `size` bytes of work, and yield the sum once it is a step."""
         self._work += size
         if self._work >= STEP_SIZE:
             work, self._work = self._work, 0
             yield work
 
     def _whole_records(self, data: bytes, ledger_id: int, offset: int) -> tuple[int, int]:
-        """Bytes of whole records at the beginning of `data`, each checked; and how many bytes to read next."""
+        """Verify the records in `data`. Return the bytes of whole records, and the number of bytes to read next."""
         at = 0
         while at + fmt.RECORD_HEADER_SIZE <= len(data):
             _, size = fmt.unpack_record_header(data, at)
             body_at = at + fmt.RECORD_HEADER_SIZE
             if not fmt.BODY_SIZE_MIN <= size <= fmt.BODY_SIZE_MAX:
-                raise DamagedStorage("entry size is impossible", path=self.source_path, offset=offset + body_at)
+                raise DamagedStorage("entry size is out of range", path=self.source_path, offset=offset + body_at)
             if body_at + size > len(data):
                 if at == 0 and len(data) >= STEP_SIZE:
                     return 0, fmt.RECORD_HEADER_SIZE + size
@@ -215,7 +218,7 @@ class Rewrite:
         return data
 
     def _find_damage(self, source: ReadableFile, ledger_id: int) -> list[Damage]:
-        """The ledger's entries in this log that cannot be read, one by one."""
+        """Return the ledger's unreadable entries in this log."""
         found: list[Damage] = []
         for run in self._index.runs_in_log(ledger_id, self.source.log_id):
             for entry_id, location, size in run.entries() if isinstance(run, Run) else ():
@@ -243,7 +246,7 @@ class Rewrite:
             self._sizes[ledger_id] = self._sizes.get(ledger_id, 0) + len(data)
 
     def _write(self) -> int:
-        """Write what is buffered, unless the new log will not be: bytes written."""
+        """Write the buffer and return its size. After damage, discard it and return 0: there will be no new log."""
         assert self._file is not None
         size = len(self._buffer)
         if self.damage:
@@ -258,7 +261,7 @@ class Rewrite:
         return size
 
     def _sort(self) -> None:
-        """By offset in the old log, for `moved`."""
+        """Sort the parts by offset in the old log, for `moved`."""
         order = sorted(range(len(self._starts)), key=self._starts.__getitem__)
         self._starts, self._lengths, self._targets = (
             array("Q", (values[at] for at in order)) for values in (self._starts, self._lengths, self._targets)

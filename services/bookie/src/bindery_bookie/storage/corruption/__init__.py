@@ -1,1 +1,1 @@
-"""What is known to be damaged or lost: the damage registry and limbo."""
+"""Known damage and loss: the damage register and limbo."""

@@ -1,11 +1,11 @@
-"""DamageRegister: the damage that is known of now, and who wants to hear of it.
+"""DamageRegister: the known damage of a bookie's storage, and its listeners.
 
-Whatever finds damage (a cold read, the scrub, a compaction, the opening) reports it here; the repairer fetches the
-entry from other bookies, stores it again, and says `healed`. Nothing is kept on disk: damage that is still there after
-a restart is found again.
+Cold reads, the scrub, compaction and the opening report damage here. The repair then fetches the entry from other
+bookies, stores it again, and calls `healed`. The register is not stored on disk, because damage that remains after a
+restart is found again.
 
-Invariants: one item per entry, or per place in a file when no entry is known there; at most `items_max` items, what
-comes beyond is counted and found again later; answering damage as absence is nobody's right.
+Invariants: one item per entry, or per offset in a file if the entry is unknown; at most `items_max` items: further
+reports are only counted, because that damage is found again later.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,26 +18,26 @@ log = structlog.get_logger(__name__)
 
 ITEMS_MAX: Final = 10_000
 _LINES_MAX: Final = 20
-"""Lines logged for damage in a row; the register itself tells the rest."""
+"""Maximum number of log lines until the register is empty again. The register itself has all items."""
 
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """One place that does not hold what it should."""
+    """A damaged or missing entry, or a damaged region of a file."""
 
     path: str
     """The file."""
     offset: int
-    """Bytes from its start."""
+    """Offset in bytes."""
     reason: str
     """What was expected and found, in a few words."""
     ledger_id: int | None = None
     entry_id: int | None = None
-    """The entry that lies there; None when that is not known: everything of this file from `offset` on is suspect."""
+    """The damaged entry; None: unknown, so everything in this file from `offset` on may be damaged."""
 
     @property
     def key(self) -> tuple[object, object]:
-        """Two reports with one key are the same damage."""
+        """Reports with the same key are of the same damage."""
         if self.ledger_id is not None and self.entry_id is not None:
             return self.ledger_id, self.entry_id
         return self.path, self.offset
@@ -45,7 +45,7 @@ class Damage:
 
 @dataclass(frozen=True, slots=True)
 class Healed:
-    """What is in order again: an entry; a whole ledger, because it was deleted; or a file from an offset on."""
+    """What is no longer damaged: an entry; a whole ledger, because it was deleted; or a file from an offset on."""
 
     ledger_id: int | None = None
     entry_id: int | None = None
@@ -55,7 +55,7 @@ class Healed:
 
 
 class DamageRegister:
-    """Event loop only."""
+    """The known damage. Event loop only."""
 
     def __init__(self, *, items_max: int = ITEMS_MAX) -> None:
         self._items_max = items_max
@@ -64,20 +64,20 @@ class DamageRegister:
         self._healed_listeners: list[Callable[[Healed], None]] = []
         self._lines_left = _LINES_MAX
         self.found_count = 0
-        """Distinct reports since the start."""
+        """Number of distinct reports since the start."""
         self.healed_count = 0
         self.overflow_count = 0
-        """Reports that found no room. A later read or scrub reports them again."""
+        """Number of reports dropped because the register was full. A later read or scrub reports the damage again."""
 
     def __len__(self) -> int:
         return len(self._items)
 
     def items(self) -> Sequence[Damage]:
-        """Damage not healed yet, oldest first."""
+        """Return the damage that is not repaired yet, oldest first."""
         return tuple(self._items.values())
 
     def report(self, damage: Damage) -> bool:
-        """Keep it and tell the listeners, unless it is known. Whether it is news."""
+        """Add the damage and call the listeners, unless it is known already; return True if it was added."""
         if damage.key in self._items:
             return False
         if len(self._items) >= self._items_max:
@@ -101,30 +101,30 @@ class DamageRegister:
         return True
 
     def healed(self, ledger_id: int, entry_id: int) -> None:
-        """The entry is readable again."""
+        """Record that the entry is readable again."""
         self._remove((ledger_id, entry_id), is_healed=True)
-        self._tell_healed(Healed(ledger_id, entry_id))
+        self._notify_healed(Healed(ledger_id, entry_id))
 
-    def healed_place(self, path: str, offset: int) -> None:
-        """All entries that the index places in `path` from `offset` on are readable again, or belong elsewhere now."""
+    def healed_region(self, path: str, offset: int) -> None:
+        """Record that all entries that were in `path` from `offset` on are readable again, there or elsewhere."""
         self._remove((path, offset), is_healed=True)
-        self._tell_healed(Healed(path=path, offset=offset))
+        self._notify_healed(Healed(path=path, offset=offset))
 
-    def ledger_gone(self, ledger_id: int) -> None:
-        """The ledger was deleted: nobody misses its entries."""
+    def ledger_deleted(self, ledger_id: int) -> None:
+        """Record that the ledger was deleted, so its entries need no repair."""
         for key in [key for key, damage in self._items.items() if damage.ledger_id == ledger_id]:
             self._remove(key, is_healed=False)
-        self._tell_healed(Healed(ledger_id))
+        self._notify_healed(Healed(ledger_id))
 
     def on_report(self, listener: Callable[[Damage], None]) -> None:
         """Call `listener` with each new damage. It must not raise."""
         self._listeners.append(listener)
 
     def on_healed(self, listener: Callable[[Healed], None]) -> None:
-        """Call `listener` whenever something is in order again, known damage or not. It must not raise."""
+        """Call `listener` whenever something is healed, whether its damage was known or not. It must not raise."""
         self._healed_listeners.append(listener)
 
-    def _tell_healed(self, healed: Healed) -> None:
+    def _notify_healed(self, healed: Healed) -> None:
         for listener in tuple(self._healed_listeners):
             listener(healed)
 

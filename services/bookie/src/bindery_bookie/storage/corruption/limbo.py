@@ -1,24 +1,24 @@
-"""Limbo: storage was lost or is known to be incomplete, so "no such entry" would be a guess.
+"""Limbo: the state of a shard that lost data, or may have lost data. It must not answer "no such entry".
 
-The marker is the file `LIMBO` in a shard's ledger directory (`current`). It is written, durably, before anything is
-opened or made anew there, and removed when the last ledger was repaired from other bookies.
+The marker is the file `LIMBO` in a shard's ledger directory (`current`). It is durable before any file is opened or
+created there, and is removed when the last ledger was repaired from other bookies.
 
-| phase     | what is known                          | what the shard does                                             |
+| phase     | ledgers in limbo                       | behaviour of the shard                                          |
 |-----------|----------------------------------------|-----------------------------------------------------------------|
-| listing   | nothing: any ledger may be incomplete  | does not serve; finds out from metadata which ledgers it held   |
-| repairing | ledger rows with the limbo flag        | serves; of those ledgers it denies nothing, and refills them    |
+| listing   | all: any ledger may be incomplete      | does not serve; lists its ledgers from metadata                 |
+| repairing | those with the limbo flag in their row | serves; answers "unknown" for missing entries, and refills them |
 
-The file is JSON, at most SIZE_MAX bytes, replaced as a whole (new file synced, renamed, directory synced):
+The file is JSON, at most SIZE_MAX bytes, replaced atomically (new file synced, renamed, directory synced):
 
 | field    | type   | meaning                                            |
 |----------|--------|----------------------------------------------------|
 | version  | int    | 1                                                  |
-| reason   | string | why, for the operator                              |
-| since_ms | int    | when it began, ms of 1970                          |
+| reason   | string | reason, for the operator                           |
+| since_ms | int    | start of the limbo, ms since 1970                  |
 | phase    | string | `listing` or `repairing`                           |
 
-A marker that cannot be read counts as one in phase listing: believing less is always safe.
-Source: BookKeeper's data integrity check (`datainteg`), which keeps no more than a flag and refuses fewer answers.
+An unreadable marker counts as one in phase listing, which is always safe.
+Source: BookKeeper's data integrity check (`datainteg`), which has only a flag and refuses fewer answers.
 """
 
 import json
@@ -47,7 +47,7 @@ class LimboPhase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LimboMarker:
-    """What the file says."""
+    """The content of the file."""
 
     reason: str
     since_ms: int
@@ -59,29 +59,29 @@ class LimboMarker:
 
     @classmethod
     def unpack(cls, data: bytes) -> "LimboMarker":
-        """Never raises: what cannot be read is believed to say the worst."""
+        """Return the marker; one in phase listing if the data cannot be read. Never raises."""
         try:
             fields = json.loads(data)
             if fields["version"] == VERSION:
                 return cls(str(fields["reason"]), int(fields["since_ms"]), LimboPhase(fields["phase"]))
         except (ValueError, KeyError, TypeError):
             pass
-        return cls("the LIMBO marker itself cannot be read", 0)
+        return cls("the LIMBO marker cannot be read", 0)
 
 
 @dataclass(slots=True)
 class LimboState:
-    """A shard's limbo while its bookie runs: for health, metrics and the admin API. Event loop only."""
+    """The limbo of a shard of a running bookie, for health, metrics and the admin API. Event loop only."""
 
     reason: str
     since_ms: int
     phase: LimboPhase
     left: int = 0
-    """Ledgers that still have the flag; not final in phase listing."""
+    """Number of ledgers in limbo; not final in phase listing."""
     listed: int = 0
-    """Ledgers looked at so far in phase listing."""
+    """Number of ledgers checked so far in phase listing."""
     problems: dict[int, str] = field(default_factory=dict)
-    """Ledger id -> why its last repair failed. At most PROBLEMS_MAX."""
+    """Ledger id -> why its last repair failed. At most PROBLEMS_MAX items."""
 
     @classmethod
     def of_marker(cls, marker: LimboMarker) -> "LimboState":
@@ -92,7 +92,7 @@ class LimboState:
         return self.phase is LimboPhase.LISTING
 
     def set_problem(self, ledger_id: int, reason: str | None) -> None:
-        """Why `ledger_id` could not be repaired; None: no longer."""
+        """Record why `ledger_id` could not be repaired; None: remove the record."""
         if reason is None:
             self.problems.pop(ledger_id, None)
         elif ledger_id in self.problems or len(self.problems) < PROBLEMS_MAX:
@@ -105,11 +105,11 @@ class LimboLedger:
 
     ledger_id: int
     master_key: bytes
-    """Empty when metadata does not say: the first key that a client shows is taken."""
+    """Empty if metadata does not have it: the key of the first client is then used."""
 
 
 def read_marker(disk: Disk, directory: str) -> LimboMarker | None:
-    """The marker in `directory` (a shard's `current`), None if there is none. Raises OSError."""
+    """Return the marker in `directory` (a shard's `current`); None if there is none. Raises OSError."""
     try:
         file = disk.open_read(f"{directory}/{FILE_NAME}")
     except FileNotFoundError:
@@ -121,23 +121,23 @@ def read_marker(disk: Disk, directory: str) -> LimboMarker | None:
 
 
 def write_marker(disk: Disk, directory: str, reason: str, now_ms: int) -> LimboMarker:
-    """Put the shard of `directory` (its `current`, made if need be) into phase listing; durable on return.
+    """Put the shard of `directory` (its `current`, created if missing) into phase listing; durable on return.
 
-    A marker that is there keeps the time when it began, and its reason is told too. Raises OSError.
+    If there is a marker, its start time and its reason are kept, and `reason` is appended. Raises OSError.
     """
     disk.make_directories(directory)
     before = read_marker(disk, directory)
     marker = LimboMarker(reason[:_REASON_SIZE_MAX], now_ms)
     if before is not None:
-        told = before.reason if reason in before.reason else f"{before.reason}; {reason}"
-        marker = LimboMarker(told[:_REASON_SIZE_MAX], before.since_ms or now_ms)
+        reasons = before.reason if reason in before.reason else f"{before.reason}; {reason}"
+        marker = LimboMarker(reasons[:_REASON_SIZE_MAX], before.since_ms or now_ms)
     _replace(disk, directory, marker)
     log.warning("limbo_entered", directory=directory, reason=marker.reason)
     return marker
 
 
 def set_phase(disk: Disk, directory: str, phase: LimboPhase) -> None:
-    """Durable on return. The marker must be there."""
+    """Change the phase of the existing marker; durable on return."""
     marker = read_marker(disk, directory)
     assert marker is not None
     if marker.phase is not phase:
@@ -145,7 +145,7 @@ def set_phase(disk: Disk, directory: str, phase: LimboPhase) -> None:
 
 
 def remove_marker(disk: Disk, directory: str) -> None:
-    """The limbo is over; durable on return."""
+    """Remove the marker, which ends the limbo; durable on return."""
     if FILE_NAME in disk.list_names(directory):
         disk.remove(f"{directory}/{FILE_NAME}")
         disk.sync_directory(directory)

@@ -1,8 +1,9 @@
-"""Adds: put entries into journal and write cache, or answer with the reason for the refusal.
+"""Put added entries into the journal and the write cache, or answer with the reason for the refusal.
 
-While both write caches are full, adds wait in order, for a bounded time and in bounded memory, and are then refused.
-The journal's order decides between an add and a fence: a fence sets `is_fenced` before its record is appended, so no
-later add passes, and the adds before it are answered before it is.
+While both write caches are full, adds wait in order, for a bounded time and in bounded memory; then they are refused.
+
+Adds and fences of a ledger are ordered by the journal. A fence sets `is_fenced` before its record is appended, so no
+later add is accepted. Adds that were accepted before the fence are answered before it.
 """
 
 import asyncio
@@ -18,8 +19,8 @@ from bindery_core.wire.messages import AddRequest, Status, WriteFlag
 from bindery_bookie.storage import control_records as control
 from bindery_bookie.storage.entry_log.entry_log_format import BODY_SIZE_MAX
 from bindery_bookie.storage.flushing.flush_loop import FlushLoop
-from bindery_bookie.storage.journal.journal import Journal, record_parts
-from bindery_bookie.storage.journal.journal_format import RECORD_OVERHEAD, pack_record_size
+from bindery_bookie.storage.journal.journal import Journal
+from bindery_bookie.storage.journal.journal_format import RECORD_OVERHEAD, pack_record_size, record_parts
 from bindery_bookie.storage.memory.copies_seen import CopiesSeen
 from bindery_bookie.storage.memory.ledgers import LedgerState, LedgerTable
 from bindery_bookie.storage.memory.write_cache import ENTRY_OVERHEAD, WriteCaches
@@ -32,11 +33,11 @@ log = structlog.get_logger(__name__)
 _DEFERRED: Final = int(WriteFlag.DEFERRED_SYNC)
 
 _Waiting = tuple[Sequence[AddRequest], AddDone, int, float]
-"""Adds, their callback, their bytes, the loop's time at which they are refused."""
+"""Adds, their callback, their bytes, the loop's time at which they are refused if still waiting."""
 
 
 class Adds:
-    """Event loop only."""
+    """The add path of one shard. Event loop only."""
 
     def __init__(
         self,
@@ -58,16 +59,16 @@ class Adds:
         self._stats = stats
         self._loop = asyncio.get_running_loop()
         self.copies_seen = CopiesSeen(self._loop.time())
-        """By the loop's clock."""
+        """Times are of the loop's clock."""
         self._waiting: deque[_Waiting] = deque()
         self._waiting_timer: asyncio.TimerHandle | None = None
 
     def add_many(self, adds: Sequence[AddRequest], done: AddDone) -> None:
-        """See EntryStore. Answers in the order of the calls, unless an add was refused at once."""
+        """See EntryStore. Answers in the order of the calls, except for adds that are refused at once."""
         if self._journal.failed:
             done([Status.IO_ERROR] * len(adds))
         elif self._journal.is_full:
-            done([Status.READ_ONLY] * len(adds))  # the client takes another bookie
+            done([Status.READ_ONLY] * len(adds))  # the client replaces this bookie
         elif self._waiting or (self._caches.active.is_full and not self._flush_loop.make_room()):
             self._wait(adds, done)
         else:
@@ -95,7 +96,7 @@ class Adds:
             self._refuse_first()
 
     def _accept(self, adds: Sequence[AddRequest], done: AddDone) -> None:
-        """Put adds into cache and journal. The hot loop: no call per entry that could be one per batch."""
+        """Put adds into cache and journal. This is the hot loop: calls are made per batch where possible."""
         statuses = [int(Status.OK)] * len(adds)
         parts: list[bytes] = []
         append = parts.append
@@ -118,7 +119,7 @@ class Adds:
                 statuses[at] = Status.BAD_REQUEST
                 continue
             ledger_id, entry_id, lac = unpack(body)
-            if entry_id < 0 or ledger_id < 0:  # negative entry ids are control records: nobody may forge one
+            if entry_id < 0 or ledger_id < 0:  # negative entry ids are control records, which clients may not write
                 statuses[at] = Status.BAD_REQUEST
                 continue
             if ledger_id != ledger_id_before or state is None:
@@ -149,7 +150,7 @@ class Adds:
                 advanced[ledger_id] = state
         self._added(adds, done, statuses, parts, size, is_deferred=bool(flags_all))
         if copied:
-            self.copies_seen.note(copied, self._loop.time())
+            self.copies_seen.record(copied, self._loop.time())
         if advanced:
             now_ms = self._wall_clock_ms()
             for state in advanced.values():
@@ -160,7 +161,10 @@ class Adds:
     def _find_for_add(
         self, add: AddRequest, ledger_id: int, parts: list[bytes], statuses: list[int], at: int
     ) -> LedgerState | None:
-        """A ledger that is not in memory: from the index, or new, its key journaled. None: `statuses` says why."""
+        """Return a ledger that is not in memory, read from the index or created with its key added to `parts`.
+
+        None: the add is refused, and its status is set.
+        """
         was_deleted = self._ledgers.is_tombstone(ledger_id)
         if was_deleted and not add.recovery:
             statuses[at] = Status.FENCED
@@ -174,7 +178,7 @@ class Adds:
         if state is None:
             state = self._ledgers.create(ledger_id, add.master_key)
             parts += record_parts(control.pack_master_key(ledger_id, add.master_key))
-            if was_deleted:  # this bookie is given copies again, and its late writer is refused as before
+            if was_deleted:  # recovery adds store copies again; the former writer stays fenced
                 self._ledgers.fence(state)
                 parts += record_parts(control.pack_fence(ledger_id))
         return state
@@ -189,7 +193,7 @@ class Adds:
         *,
         is_deferred: bool,
     ) -> None:
-        """Count a batch and hand it to the journal."""
+        """Update the counters for a batch and append it to the journal."""
         stats = self._stats
         if not parts:
             self._count_refused(statuses)
@@ -219,8 +223,8 @@ class Adds:
 
     def _answer(self, done: AddDone, statuses: list[int], is_durable: bool) -> None:
         if not is_durable:
-            instead = Status.READ_ONLY if self._journal.is_full else Status.IO_ERROR
-            statuses = [instead if status == Status.OK else status for status in statuses]
+            failed = Status.READ_ONLY if self._journal.is_full else Status.IO_ERROR
+            statuses = [failed if status == Status.OK else status for status in statuses]
         done(statuses)
 
     def _wait(self, adds: Sequence[AddRequest], done: AddDone) -> None:
@@ -234,16 +238,16 @@ class Adds:
         self._stats.adds_waited += len(adds)
         self._waiting.append((adds, done, size, self._loop.time() + self._settings.waiting_time_max_s))
         if self._waiting_timer is None:
-            self._waiting_timer = self._loop.call_at(self._waiting[0][3], self._give_up_waiting)
+            self._waiting_timer = self._loop.call_at(self._waiting[0][3], self._refuse_expired)
 
-    def _give_up_waiting(self) -> None:
+    def _refuse_expired(self) -> None:
         """Refuse adds that waited longer than `waiting_time_max_s`."""
         self._waiting_timer = None
         now = self._loop.time()
         while self._waiting and self._waiting[0][3] <= now:
             self._refuse_first()
         if self._waiting:
-            self._waiting_timer = self._loop.call_at(self._waiting[0][3], self._give_up_waiting)
+            self._waiting_timer = self._loop.call_at(self._waiting[0][3], self._refuse_expired)
 
     def _refuse_first(self) -> None:
         adds, done, size, _ = self._waiting.popleft()

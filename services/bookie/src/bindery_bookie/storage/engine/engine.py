@@ -1,12 +1,12 @@
-"""StorageEngine: journal, write caches, entry logs and index joined into an EntryStore.
+"""StorageEngine: an EntryStore made of a journal, write caches, entry logs and an index.
 
-An add goes to the journal and to the active write cache at once, and is answered when its journal group was synced
-(`adds`, `journal`). When the active cache is full or old, it becomes the flushing one and a fresh one takes its place
-(`flush_loop`, `flush`). A read looks into active cache, flushing cache and read cache, and then goes to the reader's
-worker (`reads`, `cold_reads`). `open_storage` builds these parts; the engine holds them while the storage is open.
+An add goes to the journal and to the active write cache at once, and is answered after its journal group is synced
+(`adds`, `journal`). When the active cache is full or old, it becomes the flushing cache, and an empty cache replaces it
+(`flush_loop`, `flush`). A read checks the active cache, the flushing cache and the read cache, and then goes to the
+read worker (`reads`, `cold_reads`). `open_storage` builds these parts; the engine holds them while the storage is open.
 
-Invariant: what was answered OK is in the journal behind LastLogMark, or in entry log and index. Everything here runs in
-the event loop; workers own what they write.
+Invariant: every entry whose add was answered OK is in the journal after LastLogMark, or in an entry log and the index.
+Everything here runs in the event loop. Each file is written by one worker only.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ from bindery_bookie.storage.io.fault_injection import DrillControl
 from bindery_bookie.storage.io.kv import LevelDbKV, OpenKV
 from bindery_bookie.storage.io.reserve import Reserve, reserves_of
 from bindery_bookie.storage.io.worker import ThreadWorker, Worker, close_worker, run_in
-from bindery_bookie.storage.journal.journal import record_parts
+from bindery_bookie.storage.journal.journal_format import record_parts
 from bindery_bookie.storage.memory.ledgers import DELETIONS_MAX, LedgerState
 from bindery_bookie.storage.scrub.scrub import Scrubber
 from bindery_bookie.storage.settings import StorageSettings
@@ -64,13 +64,13 @@ def _thread_worker(name: str) -> Worker:
 
 
 def _has_room(disk: Disk, settings: StorageSettings) -> bool:
-    """Whether the index can be opened: it writes a log, a manifest, and the old log's content as a table."""
+    """Return True if there is space to open the index. LevelDB writes a log, a manifest, and the old log as a table."""
     usage = disk.usage(settings.ledger_directory)
     return usage.free >= min(2 * settings.index_write_buffer_size, usage.total // 32)
 
 
 class StorageEngine:
-    """An EntryStore on disk. Before `open` returned and after `close` it answers IO_ERROR."""
+    """An EntryStore on disk. Before `open` returns and after `close` it answers IO_ERROR."""
 
     def __init__(
         self,
@@ -85,10 +85,10 @@ class StorageEngine:
         stats: StorageStats | None = None,
         damage: DamageRegister | None = None,
     ) -> None:
-        """`destroy_kv` removes a store that `open_kv` finds damaged, before it is rebuilt.
+        """`destroy_kv` removes a store that `open_kv` found damaged, before it is rebuilt.
 
-        `clock`: monotonic seconds for measuring work, called from any thread; the loop's own if None. uvloop's clock
-        does not advance within one turn of the loop.
+        `clock`: monotonic seconds for measuring work, called from any thread; None: the loop's clock. uvloop's clock
+        does not advance within one iteration of the loop.
         """
         self.settings = settings
         self.stats = stats or StorageStats()
@@ -111,7 +111,7 @@ class StorageEngine:
             start_reserve=self.start_reserve,
         )
         self._parts: StorageParts | None = None
-        """None before the first `open` returned. They stay after `close`, when `is_open` is False."""
+        """None before the first `open` returns. Kept after `close`, when `is_open` is False."""
         self._is_open = False
         self._watch_ids = count()
         self._index_in_use = asyncio.Lock()
@@ -126,7 +126,7 @@ class StorageEngine:
         damage: DamageRegister | None = None,
         drills: DrillControl | None = None,
     ) -> "StorageEngine":
-        """The engine as a bookie runs it: real files, LevelDB, its own threads. Call `open` in the event loop.
+        """Return the engine that a bookie runs: real files, LevelDB, threads. Call `open` in the event loop.
 
         `drills` injects faults between the engine and its disk; None: no fault injection.
         """
@@ -146,7 +146,7 @@ class StorageEngine:
             destroy_kv=LevelDbKV.destroy,
             start_worker=_thread_worker,
             wall_clock_ms=wall_clock_ms,
-            clock=time.monotonic,  # noqa: TID251 - this is where the real parts are put together
+            clock=time.monotonic,  # noqa: TID251 - the real components are chosen here
             stats=stats,
             damage=damage,
         )
@@ -159,28 +159,28 @@ class StorageEngine:
 
     @property
     def parts(self) -> StorageParts:
-        """The parts of the open storage. Only after `open` returned."""
+        """The parts of the open storage. Valid once `open` returned."""
         assert self._parts is not None, "the storage was never opened"
         return self._parts
 
     @property
     def scrubber(self) -> Scrubber:
-        """Verifies what is stored, in the background. Only after `open` returned."""
+        """Verifies stored entries in the background. Valid once `open` returned."""
         return self.parts.scrubber
 
     @property
     def compactor(self) -> Compactor:
-        """Frees space in entry logs. Only after `open` returned."""
+        """Frees space in entry logs. Valid once `open` returned."""
         return self.parts.compactor
 
     @property
     def repair(self) -> StorageRepair:
-        """Refills what was lost or damaged. Only after `open` returned."""
+        """Restores lost or damaged entries. Valid once `open` returned."""
         return self.parts.repair
 
     @property
     def limbo(self) -> LimboState | None:
-        """None: an entry that is not stored here was never stored here. Valid once `open` returned."""
+        """None: the shard is complete, so a missing entry was never stored here. Valid once `open` returned."""
         return None if self._parts is None else self._parts.repair.limbo
 
     @property
@@ -191,8 +191,8 @@ class StorageEngine:
     async def open(self, *, on_progress: Callable[[ReplayProgress], None] | None = None) -> None:
         """See EntryStore. Raises DamagedStorage with the file and offset.
 
-        Cancelled, it returns once its workers have ended: a rebuild of the index stops soon, what else they do may take
-        some seconds.
+        If cancelled, it returns once its workers have ended. An index rebuild stops soon; other work may take some
+        seconds to finish.
         """
         assert not self._is_open
         loop = asyncio.get_running_loop()
@@ -202,15 +202,15 @@ class StorageEngine:
                 loop.call_soon_threadsafe(self._index_damaged, reason)
 
         parts = await open_storage(self._environment, index_damaged=index_damaged, on_progress=on_progress)
-        # From here on nothing is awaited: a caller that is cancelled has an open storage or none.
+        # No await from here on: after a cancellation the storage is either open or not, never in between.
         self._parts = parts
         self._is_open = True
         parts.start()
 
     async def close(self) -> None:
-        """Flush, advance LastLogMark, close. After it, a start replays nothing.
+        """Flush, advance LastLogMark, close. The next start then has nothing to replay.
 
-        What cannot be flushed stays in the journal for the next start. Adds still waiting get TOO_MANY_REQUESTS.
+        Entries that cannot be flushed stay in the journal for the next start. Waiting adds get TOO_MANY_REQUESTS.
         """
         if not self._is_open:
             return
@@ -232,7 +232,7 @@ class StorageEngine:
             await run_in(workers.journal, parts.journal_writer.close)
             parts.reads.stop_reading_ahead()
             await run_in(workers.read, parts.reader.close)
-            async with self._index_in_use:  # by a step of its compaction
+            async with self._index_in_use:  # wait for the current step of an index compaction
                 await run_in(workers.flush, parts.index.close)
             await workers.stop()
 
@@ -243,7 +243,7 @@ class StorageEngine:
     # --- adds and reads
 
     def add_many(self, adds: Sequence[AddRequest], done: AddDone) -> None:
-        """See EntryStore. Answers in the order of the calls, unless an add was refused at once."""
+        """See EntryStore. Answers in the order of the calls, except for adds that are refused at once."""
         if self._is_open:
             self.parts.adds.add_many(adds, done)
         else:
@@ -257,7 +257,7 @@ class StorageEngine:
             done([Status.IO_ERROR] * len(keys))
 
     async def flush(self) -> None:
-        """Return once what was accepted before this call is flushed. Raises OSError when that fails now."""
+        """Return once everything accepted before this call is flushed. Raises OSError if the flush fails."""
         await self.parts.flush_loop.flush()
 
     # --- fence, explicit LAC, force
@@ -273,12 +273,12 @@ class StorageEngine:
         await self._journaled(parts)
 
     async def write_lac(self, ledger_id: int, master_key: bytes, lac: int, packet: bytes) -> None:
-        """See EntryStore. The LAC that counts is the packet's own, which a replay sees too.
+        """See EntryStore. The LAC in the packet is used, not `lac`, because a replay has only the packet.
 
-        Raises BadRequest for a packet that holds none, else as `fence`.
+        Raises BadRequest for a packet without a LAC, and the errors of `fence`.
         """
         if len(packet) < control.LAC_PACKET_SIZE_MIN:
-            raise BadRequest("explicit LAC packet is short", ledger_id=ledger_id, lac=lac, size=len(packet))
+            raise BadRequest("explicit LAC packet is too short", ledger_id=ledger_id, lac=lac, size=len(packet))
         parts: list[bytes] = []
         state = self._state_for(ledger_id, master_key, parts)
         if state.set_explicit_lac(packet):
@@ -288,10 +288,10 @@ class StorageEngine:
         await self._journaled([*parts, *record_parts(control.pack_explicit_lac(ledger_id, packet))])
 
     def _state_for(self, ledger_id: int, master_key: bytes, parts: list[bytes]) -> LedgerState:
-        """The ledger, created if unknown: then `parts` gets its key record."""
+        """Return the ledger's state. A new ledger is created, and its key record is appended to `parts`."""
         if not self._is_open or self.parts.journal.failed:
             raise JournalFailed("storage takes no writes", ledger_id=ledger_id)
-        if self.parts.journal.is_full:  # before anything is kept: ledgers without end may be asked for meanwhile
+        if self.parts.journal.is_full:  # checked before a ledger is created: requests could name any number of ledgers
             raise JournalFull("there is no room in the journal", ledger_id=ledger_id)
         if self.parts.ledgers.is_tombstone(ledger_id):
             raise NoSuchLedger(ledger_id=ledger_id)
@@ -304,7 +304,7 @@ class StorageEngine:
         return state
 
     async def _journaled(self, parts: Sequence[bytes]) -> None:
-        """Return once `parts`, and all that was appended before, are durable."""
+        """Return once `parts` and all records appended before are durable."""
         if parts:
             self.parts.flush_loop.start_age_timer()
         await synced(self.parts.journal, parts)
@@ -313,19 +313,19 @@ class StorageEngine:
         """See EntryStore. Raises JournalFailed."""
         await self._journaled(())
 
-    # --- what is known of a ledger
+    # --- queries about a ledger
 
     def _known(self, ledger_id: int) -> LedgerState:
         state = self.parts.ledgers.find(ledger_id)
-        is_denied = state is None and self.limbo is None
-        if not is_denied and (state is None or state.is_limbo or (self.limbo is not None and self.limbo.is_listing)):
+        is_absent = state is None and self.limbo is None
+        if not is_absent and (state is None or state.is_limbo or (self.limbo is not None and self.limbo.is_listing)):
             raise LedgerStateUnknown("storage was lost and is not repaired yet", ledger_id=ledger_id)
         if state is None:
             raise NoSuchLedger(ledger_id=ledger_id)
         return state
 
     async def read_lac(self, ledger_id: int) -> LacState:
-        """See EntryStore. Raises NoSuchLedger, DamagedStorage when the last entry cannot be read."""
+        """See EntryStore. Raises NoSuchLedger, and DamagedStorage if the last entry cannot be read."""
         state = self._known(ledger_id)
         if state.last_entry_id < 0:
             return LacState(state.explicit_lac, None)
@@ -339,7 +339,7 @@ class StorageEngine:
         last = await read
         if isinstance(last, bytes):
             return LacState(state.explicit_lac, last)
-        if last in (Status.NO_LEDGER, Status.NO_ENTRY):  # deleted meanwhile
+        if last in (Status.NO_LEDGER, Status.NO_ENTRY):  # deleted in the meantime
             raise NoSuchLedger(ledger_id=ledger_id)
         raise DamagedStorage("last entry cannot be read", ledger_id=ledger_id, entry_id=state.last_entry_id)
 
@@ -375,16 +375,16 @@ class StorageEngine:
         )
 
     async def delete_ledger(self, ledger_id: int, *, is_closed: bool = False) -> None:
-        """See EntryStore. `is_closed`: its former writers are kept out even if it was never fenced here.
+        """See EntryStore. `is_closed`: reject adds of its former writers even if it was never fenced here.
 
-        Nothing happens if there is none. Raises OSError when many wait and no flush succeeds.
+        Does nothing for an unknown ledger. Raises OSError if too many deletions are pending and the flush fails.
         """
-        if len(self.parts.ledgers.deleted) >= DELETIONS_MAX:  # their rows are one batch in memory
+        if len(self.parts.ledgers.deleted) >= DELETIONS_MAX:  # a flush deletes their rows in one batch in memory
             await self.flush()
         state = self.parts.ledgers.delete(ledger_id, is_closed=is_closed)
         if state is None:
             return
-        self.damage.ledger_gone(ledger_id)
+        self.damage.ledger_deleted(ledger_id)
         if state.is_limbo:
             self.repair.ledger_deleted(ledger_id)
         self.parts.caches.drop_ledger(ledger_id)
@@ -393,13 +393,13 @@ class StorageEngine:
         state.wake()
 
     def was_given_copies(self, ledger_id: int, *, since_s: float) -> bool:
-        """Whether copies of its entries came at `since_s` (the loop's clock) or later, as far as that is known."""
+        """Return True if copies of its entries may have been stored at `since_s` (the loop's clock) or later."""
         return self.parts.adds.copies_seen.since(ledger_id, since_s)
 
     async def compact_index(self) -> None:
-        """Have the index rewrite itself without what was deleted, in a thread of its own.
+        """Compact the index, which frees the space of deleted rows, in a separate thread.
 
-        Raises OSError (also when storage is closed meanwhile), DamagedIndex.
+        Raises OSError (also if the storage is closed in the meantime), DamagedIndex.
         """
         worker = self._environment.start_worker("index-compaction")
         try:
@@ -421,7 +421,7 @@ class StorageEngine:
         return usage.total, usage.free
 
     def ledger_disk_usage(self) -> DiskUsage:
-        """Of the file system of the ledger directory. Raises OSError."""
+        """Return the usage of the file system of the ledger directory. Raises OSError."""
         return self._environment.disk.usage(self.settings.ledger_directory)
 
 

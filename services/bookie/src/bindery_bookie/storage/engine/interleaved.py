@@ -1,10 +1,11 @@
-"""Interleaved form: a flush writes entries in the order in which they arrived, whatever ledger they are of.
+"""The interleaved form of the storage: a flush writes entries of all ledgers in the order of their arrival.
 
-The write cache keeps a list of bodies besides its dictionaries. A body in that list counts only while it is the very
-object that the dictionaries hold: so one that was overwritten, or whose ledger was deleted, drops out by itself, and an
-entry that is in no list (there is no way to it, but nothing must depend on that) is written behind the others.
+The write cache keeps a list of bodies in addition to its dictionaries. A flush writes a body of that list only if the
+dictionaries hold the same object, so overwritten bodies and bodies of deleted ledgers are skipped. Entries that are in
+the dictionaries but not in the list are written after the others. No code path should produce such an entry, but none
+must be lost.
 
-See `ledger_storage` for what this form is good for.
+See `ledger_storage` for a comparison of the forms.
 """
 
 from collections.abc import Sequence
@@ -22,11 +23,11 @@ from bindery_bookie.storage.memory.write_cache import WriteCache
 from bindery_bookie.storage.store import AddDone
 
 _SLICE_ENTRIES = 256
-"""Entries encoded between two looks at the clock."""
+"""Number of entries encoded between two checks of the clock."""
 
 
 class InterleavedCache(WriteCache):
-    """A WriteCache that remembers in which order its entries came. Eight bytes more an entry."""
+    """A WriteCache that keeps the order of arrival. It needs eight more bytes per entry."""
 
     __slots__ = ("order",)
 
@@ -38,8 +39,8 @@ class InterleavedCache(WriteCache):
         super().put(ledger_id, entry_id, body)
         self.order.append(body)
 
-    def note(self, adds: Sequence[AddRequest]) -> None:
-        """These were offered just now: put those into the list that were taken."""
+    def record_order(self, adds: Sequence[AddRequest]) -> None:
+        """Append the accepted ones of these adds to the list."""
         ledgers, append = self.ledgers, self.order.append
         for add in adds:
             body = add.body
@@ -55,17 +56,17 @@ class InterleavedCache(WriteCache):
 
 
 class InterleavedAdds(Adds):
-    """Adds that keep an InterleavedCache's order."""
+    """Adds that record the order of arrival in an InterleavedCache."""
 
     def _accept(self, adds: Sequence[AddRequest], done: AddDone) -> None:
         cache = self._caches.active  # the call below may swap it for an empty one
         assert isinstance(cache, InterleavedCache)
         super()._accept(adds, done)
-        cache.note(adds)
+        cache.record_order(adds)
 
 
 class InterleavedEncoder(Encoder):
-    """Turns a flush into an entry log in order of arrival."""
+    """Encodes a flush in order of arrival."""
 
     async def _add_entries(self, flush: Flush) -> None:
         assert isinstance(flush.cache, InterleavedCache)
@@ -77,19 +78,19 @@ class InterleavedEncoder(Encoder):
                 ledger_id, entry_id = control.unpack_ids(body)
                 if flush.cache.get(ledger_id, entry_id) is body:
                     entries = located.setdefault(ledger_id, {})
-                    if entry_id not in entries:  # one object may be added twice
+                    if entry_id not in entries:  # the same object may be added twice
                         entries[entry_id] = self._add_entry(ledger_id, entry_id, body)
                 if self._offset - self._chunk_offset >= self._chunk_size:
-                    await self._breathe()
+                    await self._yield_if_due()
                     await self._open_next_log_if_full()
-            await self._breathe()
+            await self._yield_if_due()
         for ledger_id, entry_ids, bodies in flush.cache.sorted_ledgers():
             entries = located.setdefault(ledger_id, {})
             for entry_id in entry_ids:
                 if entry_id not in entries:
                     await self._open_next_log_if_full()
                     entries[entry_id] = self._add_entry(ledger_id, entry_id, bodies[entry_id])
-                    await self._breathe()
+                    await self._yield_if_due()
         for ledger_id, entries in located.items():
             await self._add_rows(flush, ledger_id, [entries[entry_id] for entry_id in sorted(entries)])
 
@@ -103,17 +104,17 @@ class InterleavedEncoder(Encoder):
         return entry_id, location, size
 
     async def _add_rows(self, flush: Flush, ledger_id: int, located: Sequence[Located]) -> None:
-        """Index rows of a ledger's entries, ascending."""
+        """Add the index rows of a ledger's entries, which are ascending."""
         state = flush.states[ledger_id]
         last = state.indexed_entry_id
         for start in range(0, len(located), _SLICE_ENTRIES):
             part = located[start : start + _SLICE_ENTRIES]
-            # As in the sorted form: what the index may hold already is merged with the rows there.
-            known = [one for one in part if flush.attempts > 1 or one[0] <= state.indexed_entry_id]
+            # As in the sorted form: entries that the index may already have are merged with its rows.
+            known = [entry for entry in part if flush.attempts > 1 or entry[0] <= state.indexed_entry_id]
             if known:
                 self.merges.setdefault(ledger_id, []).extend(known)
                 flush.overwritten += [(ledger_id, entry_id) for entry_id, _, _ in known]
             self.rows += run_rows(ledger_id, part[len(known) :])
             last = max(last, part[-1][0])
-            await self._breathe()
+            await self._yield_if_due()
         self.ledgers[ledger_id] = state.row(indexed_entry_id=last)

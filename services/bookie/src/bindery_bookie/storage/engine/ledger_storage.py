@@ -3,23 +3,23 @@
 |                        | sorted (the default)                       | interleaved                                 |
 |------------------------|--------------------------------------------|---------------------------------------------|
 | a flush writes entries | by ledger, then by entry id                | in the order in which they arrived          |
-| index rows             | about one for 128 entries of a busy ledger | one for each time that the ledger changes:  |
-|                        |                                            | up to one an entry                          |
-| reading a ledger back  | long sequential reads                      | one disk read for each piece between others |
+| index rows             | about one per 128 entries of a busy ledger | one per change of ledger:                   |
+|                        |                                            | up to one per entry                         |
+| reading a ledger back  | long sequential reads                      | one disk read per run of adjacent entries   |
 | tailing readers        | answered from the write cache              | answered from the write cache               |
-| adds                   | a dictionary entry                         | and a place in a list                       |
-| good for               | everything usual: many ledgers, read again | few ledgers at a time, and comparing with   |
+| memory per add         | a dictionary entry                         | a dictionary entry and a list item          |
+| use                    | normal operation: many ledgers, read again | few ledgers at a time, and comparison with  |
 |                        | long after they were written               | BookKeeper's form of that name              |
 
-Measured with 200,000 entries of 128 bytes in 20 ledgers that take turns, processor time an entry, sorted / interleaved
+Measured with 200,000 entries of 128 bytes in 20 alternating ledgers; processor time per entry, sorted / interleaved
 (CPython 3.11, LevelDB, one process): adds 1.3 / 2.1 us, flush 1.2 / 4.2 us, catching up from disk 5 / 14 us; index rows
 1,601 / 200,021.
 
-Records, index rows and every other file are the same: a directory written by one form is opened by the other, and the
-setting `ledger_storage` may change at any restart.
+Both forms write the same file formats. A directory written by one form can be opened by the other, so the setting
+`ledger_storage` may change at any restart.
 
-Both are the same `StorageEngine`, put together from different parts. The sorted form pays nothing for the other one:
-what the interleaved form does besides is in classes of its own (`interleaved`).
+Both are the same `StorageEngine` with different parts. The sorted form has no overhead for the other one, because the
+additional work of the interleaved form is in separate classes (`interleaved`).
 
 Source: BookKeeper's LedgerStorage, with SortedLedgerStorage / DbLedgerStorage and InterleavedLedgerStorage.
 """
@@ -43,34 +43,34 @@ from bindery_bookie.storage.store import EntryStore
 
 
 class LedgerStorage(EntryStore, Protocol):
-    """An EntryStore with what its upkeep needs. One shard: a ledger directory and a journal."""
+    """The storage of one shard (a ledger directory and a journal): an EntryStore with methods for its maintenance."""
 
     settings: StorageSettings
     stats: StorageStats
     damage: DamageRegister
-    """What is known to be damaged, until it is healed."""
+    """Known damage that is not repaired yet."""
 
     @property
     def scrubber(self) -> Scrubber:
-        """Verifies in the background. Only after `open` returned."""
+        """Verifies stored entries in the background. Valid once `open` returned."""
         ...
 
     @property
     def repair(self) -> StorageRepair:
-        """Puts ledgers into limbo and refills them. Only after `open` returned."""
+        """Puts ledgers into limbo and refills them. Valid once `open` returned."""
         ...
 
     @property
     def limbo(self) -> LimboState | None:
-        """None: an entry that is not stored here was never stored here. Valid once `open` returned."""
+        """None: the shard is complete, so a missing entry was never stored here. Valid once `open` returned."""
         ...
 
     async def flush(self) -> None:
-        """Return once what was accepted before this call is in entry log and index. Raises OSError when that fails."""
+        """Return once everything accepted before this call is in entry log and index. Raises OSError if that fails."""
         ...
 
     def ledger_disk_usage(self) -> DiskUsage:
-        """Of the file system of the ledger directory. Raises OSError."""
+        """Return the usage of the file system of the ledger directory. Raises OSError."""
         ...
 
 
@@ -79,7 +79,7 @@ class StorageForm:
     """The parts in which the forms differ."""
 
     make_cache: Callable[[int], WriteCache]
-    """Gets the bytes that it may hold."""
+    """Called with the maximum size of the cache in bytes."""
     adds: type[Adds]
     encoder: type[Encoder]
 

@@ -3,12 +3,13 @@
 `open_storage` returns a `StorageParts` in which every part exists and is connected; there is no half-open storage. The
 steps are:
 
-1. open the files and the index, and rebuild the index if it is damaged or behind LastLogMark (`opening`)
-2. replay the journal behind LastLogMark and flush what it held (`replay`)
+1. open the files and the index, and rebuild the index if it is damaged or older than LastLogMark (`opening`)
+2. replay the journal after LastLogMark and flush the replayed entries (`replay`)
 3. create the journal file that this run writes to
 4. connect the parts for reading, adding, flushing, scrubbing and compaction
 
 If a step fails or the caller is cancelled, the index is closed and all workers have ended before the error is raised.
+This includes an index that a worker opened while the caller was being cancelled, whose result is lost.
 A rebuild of the index checks a flag that cancellation sets, and stops within a fraction of a second; other work in a
 worker may take some seconds to finish.
 """
@@ -33,15 +34,16 @@ from bindery_bookie.storage.flushing.flush import Flush, Flusher
 from bindery_bookie.storage.flushing.flush_loop import FlushLoop
 from bindery_bookie.storage.index.index import Index
 from bindery_bookie.storage.io.disk import Disk
-from bindery_bookie.storage.io.errors import JournalFailed, JournalFull, StartGivenUp
+from bindery_bookie.storage.io.errors import JournalFailed, JournalFull
 from bindery_bookie.storage.io.kv import OpenKV
 from bindery_bookie.storage.io.kv_watch import WatchedKV
 from bindery_bookie.storage.io.reserve import Reserve, with_room
 from bindery_bookie.storage.io.worker import Worker, close_workers, run_in
-from bindery_bookie.storage.journal import journal_format
-from bindery_bookie.storage.journal.journal import Journal, JournalStart, JournalWriter
+from bindery_bookie.storage.journal import journal_files, journal_format
+from bindery_bookie.storage.journal.journal import Journal, JournalStart
 from bindery_bookie.storage.journal.journal_format import JournalPosition
 from bindery_bookie.storage.journal.journal_needed import needed_journals
+from bindery_bookie.storage.journal.journal_writer import JournalWriter
 from bindery_bookie.storage.memory.ledgers import LedgerTable
 from bindery_bookie.storage.memory.write_cache import WriteCaches
 from bindery_bookie.storage.opening import opening
@@ -57,12 +59,12 @@ from bindery_bookie.storage.store import ReplayProgress
 log = structlog.get_logger(__name__)
 
 StartWorker = Callable[[str], Worker]
-"""Starts a worker of that name; called in the event loop."""
+"""Starts a worker with the given name. Called in the event loop."""
 
 
 @dataclass(frozen=True, slots=True)
 class StorageEnvironment:
-    """What a storage is built on. It outlives an open storage: the same environment can be opened again."""
+    """Settings, disk, clocks and reserves of a shard. The same environment can be opened several times in a row."""
 
     settings: StorageSettings
     stats: StorageStats
@@ -71,7 +73,7 @@ class StorageEnvironment:
     disk: Disk
     open_kv: OpenKV
     destroy_kv: Callable[[str], None]
-    """Removes a store that `open_kv` finds damaged, before it is rebuilt."""
+    """Removes a store that `open_kv` found damaged, before it is rebuilt."""
     start_worker: StartWorker
     wall_clock_ms: Callable[[], int]
     clock: Callable[[], float] | None
@@ -90,12 +92,12 @@ class StorageEnvironment:
         return f"{self.settings.ledger_directory}/current"
 
     def make_room(self) -> bool:
-        """Give up one more reserve of the ledger directory; False when none was left. In the flush's worker."""
+        """Release one more reserve of the ledger directory; False if none was left. Runs in the flush worker."""
         return any(reserve.release() for reserve in (self.ledger_reserve, self.start_reserve))
 
 
 class StorageWorkers:
-    """The workers of one open storage: started together, ended together."""
+    """The workers of one open storage, started and stopped together."""
 
     def __init__(self, start_worker: StartWorker) -> None:
         self._start_worker = start_worker
@@ -106,7 +108,7 @@ class StorageWorkers:
         self.compaction = self.start("compaction")
 
     def start(self, name: str) -> Worker:
-        """Start one more worker; `stop` ends it too."""
+        """Start one more worker, which `stop` stops too."""
         worker = self._start_worker(name)
         self._started.append(worker)
         return worker
@@ -119,7 +121,7 @@ class StorageWorkers:
 
 @dataclass(frozen=True, slots=True)
 class StorageParts:
-    """An open storage. Every part is connected to the others; nothing runs by itself before `start`."""
+    """The connected parts of an open storage. Background tasks run only after `start`."""
 
     workers: StorageWorkers
     index: Index
@@ -131,7 +133,7 @@ class StorageParts:
     flush_loop: FlushLoop
     adds: Adds
     reader: ColdReader
-    """Belongs to the read worker."""
+    """Used by the read worker only."""
     reads: Reads
     scrubber: Scrubber
     compactor: Compactor
@@ -140,7 +142,7 @@ class StorageParts:
     """The result of the last scrub before this start."""
 
     def start(self) -> None:
-        """Begin what runs by itself: flushing, compaction, scrubbing. Does not wait and cannot be cancelled."""
+        """Start the background tasks: flushing, compaction, scrubbing. Does not wait and cannot be cancelled."""
         self.flush_loop.start()
         self.ledgers.start_count(self.workers.compaction)
         self.compactor.start()
@@ -155,15 +157,18 @@ async def open_storage(
 ) -> StorageParts:
     """Open one shard's storage. Raises DamagedStorage with the file and offset, OSError.
 
-    `index_damaged`: called from any thread with the reason when a read or write finds the index damaged.
+    `index_damaged` is called from any thread with the reason if a read or write finds the index damaged.
     """
     workers = StorageWorkers(environment.start_worker)
     opener = _Opener(environment, workers, index_damaged)
     try:
         return await opener.open(on_progress)
     except BaseException:
-        opener.is_given_up.set()
-        await workers.stop()
+        opener.is_cancelled.set()
+        try:
+            await run_in(workers.flush, opener.close_index)  # runs after the job that opens it
+        finally:
+            await workers.stop()
         raise
 
 
@@ -185,7 +190,7 @@ async def synced(journal: Journal, parts: Sequence[bytes] = ()) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Replayed:
-    """The parts that a replay uses, and where this run's journal begins."""
+    """The parts that a replay uses, and the position where this run's journal begins."""
 
     ledgers: LedgerTable
     caches: WriteCaches
@@ -207,8 +212,10 @@ class _Opener:
         self._loop = asyncio.get_running_loop()
         self._clock = environment.clock or self._loop.time
         self._form = FORMS[environment.settings.ledger_storage]
-        self.is_given_up = threading.Event()
-        """The caller no longer waits for this start. Read by workers."""
+        self._index: Index | None = None
+        """The open index. Flush worker only."""
+        self.is_cancelled = threading.Event()
+        """Set when the start failed or was cancelled. Read by workers."""
 
     async def open(self, on_progress: Callable[[ReplayProgress], None] | None) -> StorageParts:
         environment, workers = self._environment, self._workers
@@ -216,15 +223,11 @@ class _Opener:
         now_ms = environment.wall_clock_ms()
         opened = await run_in(workers.flush, lambda: with_room(lambda: self._open_files(now_ms), environment.make_room))
         limbo = None if opened.limbo is None else LimboState.of_marker(opened.limbo)
-        try:
-            listed = await run_in(workers.flush, lambda: read_manifest(environment.disk, environment.directory))
-            manifest = ManifestFile(environment.disk, environment.directory, listed)
-            log_ids = LogIds.after(listed, opened.mark.log_id)
-            replayed = await self._bring_up_to_date(opened, manifest, log_ids, limbo, on_progress)
-            scrub_record = await load_scrub_record(environment.disk, environment.directory, workers.read)
-        except BaseException:
-            await run_in(workers.flush, opened.index.close)
-            raise
+        listed = await run_in(workers.flush, lambda: read_manifest(environment.disk, environment.directory))
+        manifest = ManifestFile(environment.disk, environment.directory, listed)
+        log_ids = LogIds.after(listed, opened.mark.log_id)
+        replayed = await self._bring_up_to_date(opened, manifest, log_ids, limbo, on_progress)
+        scrub_record = await load_scrub_record(environment.disk, environment.directory, workers.read)
         parts = self._connect(opened.index, replayed, manifest, log_ids, limbo, scrub_record)
         for damage in opened.damage:
             environment.damage.report(damage)
@@ -232,9 +235,8 @@ class _Opener:
         return parts
 
     def _open_files(self, now_ms: int) -> opening.Opened:
-        """In the flush's worker. Raises StartGivenUp."""
+        """Open the files and the index. Runs in the flush worker. Raises StartCancelled."""
         environment = self._environment
-        is_given_up = self.is_given_up.is_set
         opened = opening.open_storage(
             environment.disk,
             lambda path: WatchedKV(environment.open_kv(path), self._index_damaged),
@@ -243,12 +245,15 @@ class _Opener:
             ledger_directory=environment.directory,
             now_ms=now_ms,
             refuse_lost=environment.settings.on_lost_storage is LostStorage.REFUSE,
-            is_given_up=is_given_up,
+            is_cancelled=self.is_cancelled.is_set,
         )
-        if is_given_up():
-            opened.index.close()
-            raise StartGivenUp
+        self._index = opened.index
         return opened
+
+    def close_index(self) -> None:
+        """Close the index if it is open. Runs in the flush worker."""
+        if self._index is not None:
+            self._index.close()
 
     async def _bring_up_to_date(
         self,
@@ -258,7 +263,7 @@ class _Opener:
         limbo: LimboState | None,
         on_progress: Callable[[ReplayProgress], None] | None,
     ) -> _Replayed:
-        """Replay the journal, create this run's journal file, and flush what was replayed."""
+        """Replay the journal, create this run's journal file, and flush the replayed entries."""
         environment, workers = self._environment, self._workers
         settings, mark = environment.settings, opened.mark
         ledgers = LedgerTable(opened.index, ledgers_max=settings.ledgers_max, tombstones_max=settings.tombstones_max)
@@ -306,19 +311,19 @@ class _Opener:
         start = await run_in(workers.journal, lambda: self._start_journal(journal_writer, end))
         await replay.flush(start.position)
         if start.next_journal_id is None and flusher.mark.journal.journal_id < start.position.journal_id:
-            journal_writer.say_needed()
+            journal_writer.require_needed_file()
         return _Replayed(ledgers, caches, journal_writer, flusher, replay.unfinished, start)
 
     def _start_journal(self, writer: JournalWriter, end: JournalPosition) -> JournalStart:
-        """Create the file that this run writes to. An existing file is never continued: a torn end stays as it is."""
+        """Create the file that this run writes to. An existing file is never continued, so a torn end is kept."""
         environment = self._environment
-        existing = opening.list_journals(environment.disk, environment.journal_directory)
+        existing = journal_files.list_journals(environment.disk, environment.journal_directory)
         # A needed file may be lost. The new id must be above it too, or the next start would report it missing again.
         needed = needed_journals(environment.disk, environment.journal_directory)
         journal_id = max([end.journal_id, *existing, *needed]) + 1
         try:
             writer.create(journal_id)
-        except JournalFull as error:  # reads can be served all the same
+        except JournalFull as error:  # start anyway, to serve reads
             log.error("journal_full", error=str(error))
             self._loop.call_soon_threadsafe(environment.stats.no_space, str(error))
             return JournalStart(end, next_journal_id=journal_id)
@@ -334,7 +339,7 @@ class _Opener:
         limbo: LimboState | None,
         scrub_record: ScrubRecord,
     ) -> StorageParts:
-        """Build the parts that serve from now on. Does not wait."""
+        """Build the remaining parts. Does not wait."""
         environment, workers = self._environment, self._workers
         settings, stats = environment.settings, environment.stats
         ledgers, caches, flusher = replayed.ledgers, replayed.caches, replayed.flusher
@@ -400,7 +405,7 @@ class _Opener:
         )
 
         async def flush_deletions() -> None:
-            """Return once the rows of all ledgers deleted so far are gone from the index. Raises OSError."""
+            """Return once the rows of all ledgers deleted so far are removed from the index. Raises OSError."""
             if ledgers.has_deletions:
                 await flush_loop.flush()
 
@@ -415,7 +420,7 @@ class _Opener:
                 flush_deletions=flush_deletions,
                 roll=flush_loop.roll,
                 forget_log=lambda log_id: run_in(workers.read, lambda: logs.forget(log_id)),
-                make_room=lambda: bool(environment.ledger_reserve.release()),  # the start reserve is kept for a start
+                make_room=lambda: bool(environment.ledger_reserve.release()),  # the start reserve is for the next start
                 damaged=environment.damage.report,
                 flush_worker=workers.flush,
                 worker=workers.compaction,

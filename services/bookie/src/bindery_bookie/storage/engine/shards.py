@@ -1,10 +1,10 @@
-"""ShardedStorage: several engines, each with a ledger directory and a journal of its own, as one EntryStore.
+"""ShardedStorage: several engines as one EntryStore. Each engine has its own ledger directory and journal.
 
-A ledger belongs to shard `ledger_id mod n` for good: fences, master keys and the last entry of a ledger are one
-engine's business, and two shards never share a lock, a file or a thread.
+A ledger always belongs to shard `ledger_id mod n`. That engine alone keeps its fence, master key and last entry, and
+shards never share a lock, a file or a thread.
 
-Invariants: a batch is answered once, in the order it was asked, when all shards have answered their parts; a batch of
-one shard goes to it as it is; every shard is closed, also when another one fails.
+Invariants: a batch is answered once, in the order of its requests, after all shards answered their parts; a batch for
+one shard is passed to it unchanged; every shard is closed, even if closing another one fails.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ class Shard(EntryStore, Protocol):
     """One of the engines."""
 
     def ledger_disk_usage(self) -> DiskUsage:
-        """Of the file system of its ledger directory. Raises OSError."""
+        """Return the usage of the file system of its ledger directory. Raises OSError."""
         ...
 
 
@@ -37,12 +37,14 @@ class ShardedStorage:
         self.shards = tuple(shards)
 
     def shard_of(self, ledger_id: int) -> Shard:
-        """Where the ledger is. A negative id, which no shard accepts, goes to any of them for its answer."""
+        """Return the shard of a ledger. A negative id goes to some shard, which refuses it."""
         return self.shards[ledger_id % len(self.shards)]
 
     async def open(self, *, on_progress: Callable[[ReplayProgress], None] | None = None) -> None:
-        """See EntryStore. All at once; progress is the sum. An error, or to be cancelled, closes those that did open,
-        once none is opening any more, and is raised."""
+        """See EntryStore. Opens all shards concurrently and reports the sum of their progress.
+
+        After an error or a cancellation it waits for all shards, closes those that opened, and raises the error.
+        """
         seen: dict[int, ReplayProgress] = {}
 
         def reporter(at: int) -> Callable[[ReplayProgress], None] | None:
@@ -62,24 +64,24 @@ class ShardedStorage:
 
             return report
 
-        opening = [asyncio.create_task(shard.open(on_progress=reporter(at))) for at, shard in enumerate(self.shards)]
+        tasks = [asyncio.create_task(shard.open(on_progress=reporter(at))) for at, shard in enumerate(self.shards)]
         errors: list[BaseException] = []
         try:
-            results = await asyncio.gather(*opening, return_exceptions=True)
+            results = await asyncio.gather(*tasks, return_exceptions=True)
             errors = [result for result in results if isinstance(result, BaseException)]
-        except asyncio.CancelledError as error:  # `gather` cancelled them all, and none is under way any more
+        except asyncio.CancelledError as error:  # `gather` cancelled all tasks, and all have ended
             errors = [error]
         if errors:
             opened = [
                 shard
-                for shard, task in zip(self.shards, opening, strict=True)
+                for shard, task in zip(self.shards, tasks, strict=True)
                 if not task.cancelled() and task.exception() is None
             ]
             await asyncio.gather(*(shard.close() for shard in opened), return_exceptions=True)
             raise errors[0]
 
     async def close(self) -> None:
-        """See EntryStore. Raises the first error once all shards are closed."""
+        """See EntryStore. Raises the first error, after all shards were closed."""
         results = await asyncio.gather(*(shard.close() for shard in self.shards), return_exceptions=True)
         for result in results:
             if isinstance(result, BaseException):
@@ -88,7 +90,7 @@ class ShardedStorage:
     # --- batches
 
     def add_many(self, adds: Sequence[AddRequest], done: AddDone) -> None:
-        """See EntryStore. The ledger that counts is the one inside the body, as it is for each shard."""
+        """See EntryStore. The shard is chosen by the ledger id in the body, which the shards use too."""
         if len(self.shards) == 1:
             self.shards[0].add_many(adds, done)
             return
@@ -117,7 +119,7 @@ class ShardedStorage:
             self.shards[shard].read_many([keys[place] for place in at], gather.part(at))
 
     def _places(self, ledger_ids: Sequence[int]) -> dict[int, list[int]]:
-        """Shard -> places in the batch."""
+        """Return the shards of a batch, each with its places in the batch."""
         count = len(self.shards)
         places: dict[int, list[int]] = {}
         for place, ledger_id in enumerate(ledger_ids):
@@ -153,7 +155,7 @@ class ShardedStorage:
     async def delete_ledger(self, ledger_id: int) -> None:
         await self.shard_of(ledger_id).delete_ledger(ledger_id)
 
-    # --- all of them
+    # --- all shards
 
     async def list_ledger_ids(self) -> Sequence[int]:
         """See EntryStore."""
@@ -163,13 +165,13 @@ class ShardedStorage:
         return await asyncio.get_running_loop().run_in_executor(None, lambda: array("q", heapq.merge(*listed)))
 
     def disk_usage(self) -> tuple[int, int]:
-        """See EntryStore. A file system that holds several ledger directories counts once."""
+        """See EntryStore. A file system with several ledger directories is counted once."""
         usages = {usage.file_system_id: usage for usage in (shard.ledger_disk_usage() for shard in self.shards)}
         return sum(usage.total for usage in usages.values()), sum(usage.free for usage in usages.values())
 
 
 class _Gather(Generic[T]):
-    """Answers of several shards, put together. Invariant: `done` is called once, after the last part."""
+    """Joins the answers of several shards. Invariant: `done` is called once, after the last part."""
 
     __slots__ = ("_answers", "_done", "_missing")
 
@@ -179,7 +181,7 @@ class _Gather(Generic[T]):
         self._done = done
 
     def part(self, places: Sequence[int]) -> Callable[[Sequence[T]], None]:
-        """Takes the answers that belong to `places`."""
+        """Return the callback for the answers that belong to `places`."""
 
         def answered(part: Sequence[T]) -> None:
             answers = self._answers

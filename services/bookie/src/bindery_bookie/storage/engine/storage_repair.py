@@ -1,7 +1,7 @@
-"""StorageRepair: one shard's part in limbo and in healing damage.
+"""Change one shard's storage for limbo and for the repair of damage.
 
-`bindery_bookie.maintenance.repair` and `limbo_listing` call it: they find out which ledgers and entries are affected
-and fetch them from other bookies; this object changes what is stored here.
+`bindery_bookie.maintenance.repair` and `limbo_listing` use StorageRepair. They determine which ledgers and entries are
+affected and fetch them from other bookies; this module changes what is stored on this bookie.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ log = structlog.get_logger(__name__)
 
 
 class StorageRepair:
-    """Event loop only."""
+    """Limbo and repair of one shard. Event loop only."""
 
     def __init__(
         self,
@@ -45,11 +45,11 @@ class StorageRepair:
         flush_loop: FlushLoop,
         flush_worker: Worker,
     ) -> None:
-        """`directory`: the shard's ledger directory (its `current`)."""
+        """`directory`: `current` of the shard's ledger directory."""
         self.limbo = limbo
-        """None: an entry that is not stored here was never stored here."""
+        """None: the shard is complete, so a missing entry was never stored here."""
         self.is_index_damaged = False
-        """A read or write met damage of the index; the next start rebuilds it."""
+        """A read or write found the index damaged; the next start rebuilds it."""
         self._disk = disk
         self._directory = directory
         self._damage = damage
@@ -60,16 +60,16 @@ class StorageRepair:
         self._flush_loop = flush_loop
         self._flush_worker = flush_worker
         self._limbo_ids: Sequence[int] | None = None
-        """Ledgers in limbo, ascending, except those in `_left_limbo`; None: not read from the index yet."""
+        """Ledgers in limbo, ascending; those in `_left_limbo` are to be removed. None: not read from the index yet."""
         self._left_limbo: set[int] = set()
         """Ledgers that left limbo or were deleted since `_limbo_ids` was read."""
 
     # --- limbo: see `limbo`
 
     async def enter_limbo_ledgers(self, ledgers: Sequence[LimboLedger]) -> None:
-        """Put these ledgers into limbo, fenced; durable on return. Only in phase listing.
+        """Put these ledgers into limbo and fence them; durable on return. Only in phase listing.
 
-        At most some thousand at a time: they are kept in memory until they are flushed. Raises OSError, DamagedStorage.
+        Pass at most some thousand, because they are kept in memory until flushed. Raises OSError, DamagedStorage.
         """
         assert self.limbo is not None
         assert self.limbo.is_listing
@@ -78,9 +78,9 @@ class StorageRepair:
         await self._flush_loop.flush()
 
     async def finish_listing(self) -> None:
-        """End phase listing: all ledgers that may have lost entries are in limbo, others may be denied from now on.
+        """End phase listing: all ledgers that may have lost entries are in limbo.
 
-        Raises OSError.
+        From now on other ledgers are result with "no such ledger". Raises OSError.
         """
         assert self.limbo is not None
         if self.limbo.is_listing:
@@ -91,19 +91,20 @@ class StorageRepair:
     async def limbo_ledger_ids(self, *, reread: bool = False) -> Sequence[int]:
         """Return the ledgers in limbo, ascending. Raises DamagedStorage, OSError.
 
-        The first call, and each with `reread`, flushes and then reads all ledger rows of the index. After that ledgers
-        only leave limbo, and each way out (`leave_limbo`, `ledger_deleted`) is recorded here.
+        The first call, and each call with `reread`, flushes and then reads all ledger rows of the index. Later calls
+        use that list without the ledgers that left limbo since, which `leave_limbo` and `ledger_deleted` record.
         """
         if reread or self._limbo_ids is None:
             await self._flush_loop.flush()
             self._limbo_ids = await run_in(self._flush_worker, lambda: array("q", self._index.limbo_ids()))
         if self._left_limbo:
-            self._limbo_ids = array("q", (one for one in self._limbo_ids if one not in self._left_limbo))
+            kept = (ledger_id for ledger_id in self._limbo_ids if ledger_id not in self._left_limbo)
+            self._limbo_ids = array("q", kept)
             self._left_limbo = set()
         return self._limbo_ids
 
     def leave_limbo(self, ledger_id: int) -> None:
-        """End the limbo of a ledger: every entry that it should have was stored and acknowledged. It stays fenced."""
+        """End the limbo of a ledger, after all its missing entries were stored and acknowledged. It stays fenced."""
         if self._ledgers.leave_limbo(ledger_id):
             self._left_limbo.add(ledger_id)
             self._flush_loop.start_age_timer()
@@ -113,13 +114,13 @@ class StorageRepair:
         self._left_limbo.add(ledger_id)
 
     async def end_limbo(self) -> None:
-        """End the shard's limbo: no ledger is in limbo any more. Raises OSError."""
+        """End the shard's limbo, after all ledgers left limbo. Raises OSError."""
         await self._flush_loop.flush()
         await run_in(self._flush_worker, lambda: remove_marker(self._disk, self._directory))
         self.limbo = None
         self._limbo_ids, self._left_limbo = None, set()
 
-    # --- damaged places and their entries
+    # --- damaged regions and their entries
 
     def holds(self, path: str) -> bool:
         """Return True for a file in this shard's ledger directory."""
@@ -135,9 +136,9 @@ class StorageRepair:
     async def entries_in_log(
         self, log_id: int, *, start: int, after: tuple[int, int], count: int
     ) -> Sequence[tuple[int, int]]:
-        """Return up to `count` (ledger id, entry id) behind `after`, ascending, that the index places in a log.
+        """Return up to `count` (ledger id, entry id) after `after`, ascending, that the index places in a log.
 
-        `start`: only at this offset of the log or behind it. Raises DamagedStorage, OSError.
+        `start`: lowest offset in the log. Raises DamagedStorage, OSError.
         """
         await self._flush_loop.flush()
         return await run_in(
@@ -146,22 +147,22 @@ class StorageRepair:
         )
 
     async def store_recovered(self, ledger_id: int, bodies: Sequence[bytes]) -> Sequence[int]:
-        """Add entries that were fetched from other bookies, with the ledger's own key; return their statuses.
+        """Add entries that were fetched from other bookies, with the stored ledger key; return their statuses.
 
         Raises NoSuchLedger.
         """
         state = self._ledgers.find(ledger_id)
         if state is None:
             raise NoSuchLedger(ledger_id=ledger_id)
-        answered: asyncio.Future[Sequence[int]] = asyncio.get_running_loop().create_future()
+        result: asyncio.Future[Sequence[int]] = asyncio.get_running_loop().create_future()
         adds = [AddRequest(0, ledger_id, control.unpack_ids(body)[1], state.master_key, body, True) for body in bodies]
 
         def done(statuses: Sequence[int]) -> None:
-            if not answered.done():
-                answered.set_result(statuses)
+            if not result.done():
+                result.set_result(statuses)
 
         self._adds.add_many(adds, done)
-        return await answered
+        return await result
 
     # --- damage of the index
 
@@ -172,11 +173,11 @@ class StorageRepair:
         self.is_index_damaged = True
         self._damage.report(Damage(f"{self._directory}/index", 0, f"{reason}; a restart rebuilds it"))
         self._flush_worker.submit(
-            lambda: opening.ask_rebuild(self._disk, self._directory, reason),
+            lambda: opening.request_rebuild(self._disk, self._directory, reason),
             _rebuild_requested,
         )
 
 
 def _rebuild_requested(_: None, error: BaseException | None) -> None:
     if error is not None:
-        log.error("index_rebuild_not_asked", error=str(error))
+        log.error("index_rebuild_request_failed", error=str(error))

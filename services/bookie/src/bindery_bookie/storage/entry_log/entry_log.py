@@ -1,8 +1,8 @@
-"""Entry logs: written by flushes, read by location.
+"""Append to entry logs and read entries by location.
 
-Invariants: what flushes wrote up to `durable`, in (log, offset) order, is synced; a log is created, filled, closed,
-never reopened for writing; what a failed flush left behind is cut off before the next one writes, and its log ids are
-taken by the next.
+Invariants: all records of flushes up to `durable`, in (log, offset) order, are synced. A log is created, filled and
+closed, and is never reopened for writing. The remains of a failed flush are removed before the next attempt writes, and
+that attempt uses the same log ids.
 """
 
 from collections import OrderedDict
@@ -17,12 +17,15 @@ from bindery_bookie.storage.entry_log.entry_log_format import Located
 from bindery_bookie.storage.io.disk import Disk, ReadableFile, WritableFile
 
 _READ_SIZE_MAX: Final = 8 * 1024 * 1024
-"""Bytes read in one go, unless one entry is larger."""
+"""Maximum number of bytes per read, unless one entry is larger."""
 
 
 class EntryLogWriter:
-    """Owns the log being written. Methods run in the flush's worker; `next_place` and `next_log_id` in the event loop,
-    while the worker has no job of a flush."""
+    """Owns the log that is being written.
+
+    Methods run in the flush worker. `next_place` and `next_log_id` are for the event loop, while the worker has no job
+    of a flush.
+    """
 
     def __init__(
         self,
@@ -34,10 +37,10 @@ class EntryLogWriter:
         sync_size: int,
         new_id: Callable[[], int] | None = None,
     ) -> None:
-        """(`log_id`, `offset`): where durable records end; (0, 0) when there is no log.
+        """(`log_id`, `offset`): end of the durable records; (0, 0) if there is no log.
 
-        `sync_size`: bytes after which the disk is given the data, so that the last sync is a short one.
-        `new_id`: gives ascending log ids above `log_id`; None: the ones that follow.
+        `sync_size`: number of bytes after which data is synced, so that the last sync is short.
+        `new_id`: returns ascending log ids above `log_id`; None: the next integers.
         """
         self._sync_size = sync_size
         self._unsynced = 0
@@ -48,11 +51,11 @@ class EntryLogWriter:
         self._created: list[int] = []
         """Logs created since `durable`, ascending."""
         self._spare: list[int] = []
-        """Ids for the next logs, ascending; all below what `new_id` gives."""
+        """Ids for the next logs, ascending; all lower than the next one from `new_id`."""
         self._is_tail_open = False
-        """Whether the log of `durable` may have grown since."""
+        """True if the log of `durable` may have grown since."""
         self.unsealed: dict[int, int] = {}
-        """Log id -> size of logs that a roll-back closed without a trailer, until the list of logs names them."""
+        """Log id -> size of logs that a roll-back closed without a trailer, until the manifest lists them."""
         self._file: WritableFile | None = None
         self._log_id = log_id
         self._offset = offset
@@ -61,12 +64,12 @@ class EntryLogWriter:
 
     @property
     def durable(self) -> tuple[int, int]:
-        """(log id, offset) where synced records end."""
+        """(log id, offset): end of the synced records."""
         return self._durable
 
     @property
     def is_open(self) -> bool:
-        """Whether a log is open: the one of `durable` or a later one."""
+        """True if a log is open: that of `durable` or a later one."""
         return self._file is not None
 
     @property
@@ -84,13 +87,13 @@ class EntryLogWriter:
         return self._spare[0]
 
     def open_ledgers(self) -> dict[int, int]:
-        """Bytes of records by ledger id in the open log; empty when none is open."""
+        """Return the bytes of records by ledger id in the open log; empty if no log is open."""
         return dict(self._sizes) if self._file is not None else {}
 
     def append(
         self, data: bytes, *, log_id: int, offset: int, sizes: Mapping[int, int], deletions: Iterable[int] = ()
     ) -> None:
-        """Write whole records, whose headers start at `offset` of `log_id`: the end of this log, or a new one's start.
+        """Write whole records at `offset` of `log_id`, which is the end of the open log or the start of a new one.
 
         For the ledgers map: `sizes`, their bytes by ledger id, and `deletions`, the ledgers with a `deleted` record.
         """
@@ -110,16 +113,16 @@ class EntryLogWriter:
         self._deletions.update(deletions)
 
     def sync(self) -> None:
-        """Make everything appended durable."""
+        """Make all appended records durable."""
         if self._file is not None:
             self._file.datasync()
             self._unsynced = 0
-            self._settle(is_tail_open=True)
+            self._advance_durable(is_tail_open=True)
 
     def seal(self) -> None:
-        """Close the log, if one is open, with its ledgers map. Synced, but `durable` moves only with the next `sync`.
+        """Write the ledgers map and close the log, if one is open. All of it is synced.
 
-        The caller that seals without a `sync` after it must not: see `close`.
+        `durable` advances only with the next `sync`; if none follows, use `close` instead.
         """
         if self._file is None:
             return
@@ -132,34 +135,33 @@ class EntryLogWriter:
         self._file = None
 
     def close(self) -> None:
-        """Seal. Everything is durable after it."""
+        """Seal the log. All records are durable on return."""
         if self._file is not None:
             self.seal()
-            self._settle(is_tail_open=False)
+            self._advance_durable(is_tail_open=False)
 
     def roll_back(self) -> None:
-        """Cut off what was written behind `durable`. The next record opens a new log.
+        """Remove everything written after `durable`. The next record begins a new log.
 
-        After a failed sync the kernel may have dropped the pages, so nothing written since is kept.
+        Nothing after `durable` is kept, because the kernel may have dropped the pages after a failed sync.
         """
         if self._file is not None:
             self._file.close()
             self._file = None
         log_id, offset = self._durable
-        there = set(self._disk.list_names(self._directory))
+        existing = set(self._disk.list_names(self._directory))
         for created in self._created:
-            if fmt.file_name(created) in there:
+            if fmt.file_name(created) in existing:
                 self._disk.remove(f"{self._directory}/{fmt.file_name(created)}")
         if self._is_tail_open:
-            _cut(self._disk, f"{self._directory}/{fmt.file_name(log_id)}", offset)
+            _truncate(self._disk, f"{self._directory}/{fmt.file_name(log_id)}", offset)
             self.unsealed[log_id] = offset
         self._disk.sync_directory(self._directory)
         self._log_id, self._offset = self._durable
         self._spare = self._created + self._spare
         self._created = []
 
-    def _settle(self, *, is_tail_open: bool) -> None:
-        """All of it is durable."""
+    def _advance_durable(self, *, is_tail_open: bool) -> None:
         self._durable = (self._log_id, self._offset)
         self._is_tail_open = is_tail_open
         self._created = []
@@ -182,12 +184,12 @@ class EntryLogWriter:
 
 
 def list_logs(disk: Disk, directory: str) -> list[int]:
-    """Log ids, ascending."""
+    """Return the ids of the entry logs in a directory, ascending."""
     found = (fmt.parse_file_name(name) for name in disk.list_names(directory))
     return sorted(log_id for log_id in found if log_id is not None)
 
 
-def _cut(disk: Disk, path: str, offset: int) -> None:
+def _truncate(disk: Disk, path: str, offset: int) -> None:
     file = disk.open_read(path)
     try:
         size = file.size()
@@ -200,7 +202,7 @@ def _cut(disk: Disk, path: str, offset: int) -> None:
 
 
 class EntryLogReader:
-    """Reads entries by location. For one thread; keeps the most recently used logs open."""
+    """Reads entries by location. Used by one thread; keeps the most recently used logs open."""
 
     def __init__(self, disk: Disk, directory: str, *, open_logs_max: int) -> None:
         self._disk = disk
@@ -212,10 +214,10 @@ class EntryLogReader:
         return f"{self._directory}/{fmt.file_name(log_id)}"
 
     def read(self, located: Sequence[Located], *, ledger_id: int) -> list[bytes]:
-        """Bodies of entries of one ledger that lie one after the other in one log, ascending.
+        """Return the bodies of entries of one ledger that are adjacent in one log, ascending.
 
-        Stops before the first one that is damaged, or when a good deal was read; raises DamagedStorage if that is the
-        first of all. Every body was checked against its digest and its ids.
+        Stops before a damaged entry, or after `_READ_SIZE_MAX` bytes; raises DamagedStorage if the first entry is
+        damaged. Each body is verified against its digest and its ids.
         """
         log_id, offset = located[0][1] >> fmt.OFFSET_BITS, located[0][1] & fmt.OFFSET_MASK
         path = self.path(log_id)
@@ -243,13 +245,13 @@ class EntryLogReader:
                     raise DamagedStorage("another entry is there", path=path, offset=start + at, entry_id=entry_id)
             except DamagedStorage:
                 if bodies:
-                    break  # read ahead of demand: it is reported when somebody asks for it
+                    break  # only read ahead; reported once a client requests the entry
                 raise
-            raise AssertionError("a record that nothing is wrong with")
+            raise AssertionError("intact_entry rejected an intact record")
         return bodies
 
     def forget(self, log_id: int) -> None:
-        """Close a log that is about to be removed."""
+        """Close a log before it is removed."""
         file = self._files.pop(log_id, None)
         if file is not None:
             file.close()

@@ -1,10 +1,10 @@
-"""Entry log file: `<hex id>.log`, the entries of all ledgers, sorted by (ledger, entry) within each flush.
+"""Entry log file `<hex id>.log`: the entries of all ledgers, sorted by (ledger, entry) within each flush.
 
-Compaction writes the same under `<hex id>.log.compacting`, and renames it when it is whole (see `log_manifest`).
+Compaction writes `<hex id>.log.compacting` in the same format and renames it when it is complete (see `log_manifest`).
 
-Integers are big-endian. Offsets and sizes are in bytes. Logs are only ever appended to; ids count up from 1.
+Integers are big-endian. Offsets and sizes are in bytes. Logs are append-only; ids count up from 1.
 
-File header of a flush's log
+File header of a log that a flush wrote
 | offset | size | type | field   | meaning                  |
 |-------:|-----:|------|---------|--------------------------|
 |      0 |    4 | raw  | magic   | `BNDL`                   |
@@ -19,7 +19,7 @@ File header of a log that compaction wrote
 |      0 |    4 | raw  | magic   | `BNDL`                                           |
 |      4 |    4 | u32  | version | 2                                                |
 |      8 |    8 | u64  | log_id  | as in the file's name                            |
-|     16 |    8 | u64  | order   | that of the log it replaced (see `log_manifest`) |
+|     16 |    8 | u64  | order   | of the log that it replaced (see `log_manifest`) |
 |     24 |    4 | u32  | digest  | CRC32C over [0, 24)                              |
 |     28 |    4 | raw  | zeros   |                                                  |
 
@@ -30,11 +30,10 @@ Record
 |      4 |    4 | u32  | size   | n, bytes of body; 16 <= n                                           |
 |      8 |    n | raw  | body   | an entry frame or a control record; verbatim                        |
 
-An entry's *location* is `log_id << 32 | offset of its body`: the size word stands at location - 4, as in BookKeeper,
-and the digest at location - 8. The digest is the bookie's own: with it damage is told from absence without the ledger's
-key.
+An entry's *location* is `log_id << 32 | offset of its body`: the size word is at location - 4, as in BookKeeper, and
+the digest at location - 8. The bookie computes this digest itself, so it can detect damage without the ledger's key.
 
-Ledgers map: a record written when the log is closed, the last in the file. Its body:
+Ledgers map: the last record of the file, written when the log is closed. Its body:
 | offset | size | type | field  | meaning                                                             |
 |-------:|-----:|------|--------|---------------------------------------------------------------------|
 |      0 |    8 | i64  |        | -1                                                                  |
@@ -43,7 +42,7 @@ Ledgers map: a record written when the log is closed, the last in the file. Its 
 |     20 | 16 c | rows | ledger | i64 ledger id, u64 bytes of its records in this log; ascending;     |
 |        |      |      |        | bit 63 of the bytes: a `deleted` record of the ledger is among them |
 
-Trailer: the last bytes of a closed log. A log without it is open, or its bookie crashed; it is read by scanning.
+Trailer: the last bytes of a closed log. A log without it is open, or its bookie crashed; it must be scanned.
 | offset | size | type | field      | meaning                                  |
 |-------:|-----:|------|------------|------------------------------------------|
 |      0 |    4 | raw  | magic      | `LEND`                                   |
@@ -75,7 +74,7 @@ RECORD_HEADER_SIZE: Final = 8
 TRAILER_SIZE: Final = 16
 BODY_SIZE_MIN: Final = CONTROL_SIZE_MIN
 BODY_SIZE_MAX: Final = 256 * 1024 * 1024
-"""Far above any frame; bounds what a reader allocates for a damaged size."""
+"""Maximum size of a body in bytes, so that a reader allocates no more for a damaged size. Frames are much smaller."""
 
 LOG_ID_MAX: Final = 2**31 - 1
 OFFSET_BITS: Final = 32
@@ -93,7 +92,7 @@ _MAP_ENTRY: Final = -2
 _HAS_DELETION: Final = 1 << 63
 
 pack_record_header = _RECORD.pack
-"""(digest, size) before a body; digest = crc32c(body, size)."""
+"""Packs (digest, size), which precede a body; digest = crc32c(body, size)."""
 
 unpack_record_header = _RECORD.unpack_from
 
@@ -113,7 +112,7 @@ def file_name(log_id: int) -> str:
 
 
 def parse_file_name(name: str) -> int | None:
-    """The log id, or None for a file that is no entry log."""
+    """Return the log id; None for a file that is not an entry log."""
     stem, dot, suffix = name.rpartition(".")
     if not dot or "." + suffix != FILE_SUFFIX:
         return None
@@ -125,7 +124,7 @@ def parse_file_name(name: str) -> int | None:
 
 
 def pack_file_header(log_id: int, *, order: int | None = None) -> bytes:
-    """`order`: of a log that compaction writes; None: a flush does."""
+    """Return a file header. `order`: set for a log that compaction writes; None: a flush writes it."""
     if order is None:
         head = _HEADER.pack(MAGIC, VERSION, log_id)
     else:
@@ -134,7 +133,7 @@ def pack_file_header(log_id: int, *, order: int | None = None) -> bytes:
 
 
 def check_file_header(file: ReadableFile, *, path: str, log_id: int) -> int | None:
-    """The order of a log that compaction wrote, None for a flush's. Raises DamagedStorage or BadVersion."""
+    """Return the order of a log that compaction wrote; None if a flush wrote it. Raises DamagedStorage, BadVersion."""
     head = file.read_at(0, HEADER_SIZE)
     if len(head) < HEADER_SIZE:
         raise DamagedStorage("entry log header is damaged", path=path, offset=0)
@@ -147,7 +146,7 @@ def check_file_header(file: ReadableFile, *, path: str, log_id: int) -> int | No
     if version == COMPACTED_VERSION:
         return int(_COMPACTED_HEADER.unpack_from(head)[3])
     if version != VERSION:
-        raise BadVersion("entry log version is not spoken", path=path, version=version)
+        raise BadVersion("entry log has an unknown version", path=path, version=version)
     return None
 
 
@@ -157,8 +156,10 @@ def pack_record(body: bytes) -> bytes:
 
 
 def intact_entry(data: bytes, at: int, size: int, ledger_id: int, entry_id: int) -> bytes | None:
-    """The body of `size` bytes at `at`, behind its record header, if it is whole and of this entry. What is wrong with
-    it otherwise is for `check_record` to say."""
+    """Return the body of `size` bytes at `at`, after its record header, if it is intact and of this entry.
+
+    None otherwise; `check_record` then gives the reason.
+    """
     body = data[at : at + size]
     if at < RECORD_HEADER_SIZE or len(body) != size or size < BODY_SIZE_MIN:
         return None
@@ -169,7 +170,7 @@ def intact_entry(data: bytes, at: int, size: int, ledger_id: int, entry_id: int)
 
 
 def check_record(header: bytes, body: bytes, *, path: str, offset: int) -> None:
-    """Raises DamagedStorage unless `header` guards exactly `body`. `offset`: of the body, for the message."""
+    """Raise DamagedStorage unless `header` matches `body`. `offset`: of the body, for the message."""
     if len(header) != RECORD_HEADER_SIZE:
         raise DamagedStorage("entry log is short", path=path, offset=offset)
     digest, size = _RECORD.unpack(header)
@@ -180,7 +181,7 @@ def check_record(header: bytes, body: bytes, *, path: str, offset: int) -> None:
 
 
 def pack_ledgers_map(sizes: Mapping[int, int], deletions: Container[int] = ()) -> bytes:
-    """The map's body. `sizes`: bytes of records by ledger id; `deletions`: those of them with a `deleted` record."""
+    """Return the map's body. `sizes`: bytes of records by ledger id; `deletions`: ledgers with a `deleted` record."""
     rows = [
         _MAP_ROW.pack(ledger_id, sizes[ledger_id] | (_HAS_DELETION if ledger_id in deletions else 0))
         for ledger_id in sorted(sizes)
@@ -194,23 +195,23 @@ def pack_trailer(map_offset: int) -> bytes:
 
 
 def read_ledgers_map(file: ReadableFile, *, path: str) -> dict[int, int] | None:
-    """Bytes of records by ledger id; None for a log that was not closed. Raises DamagedStorage."""
+    """Return the bytes of records by ledger id; None for a log that was not closed. Raises DamagedStorage."""
     found = read_ledgers_and_deletions(file, path=path)
     return None if found is None else found[0]
 
 
 def read_ledgers_and_deletions(file: ReadableFile, *, path: str) -> tuple[dict[int, int], frozenset[int]] | None:
-    """As `read_ledgers_map`, and the ledgers of which a `deleted` record is there. Raises DamagedStorage."""
+    """Return the result of `read_ledgers_map`, and the ledgers with a `deleted` record. Raises DamagedStorage."""
     size = file.size()
     tail = file.read_at(max(size - TRAILER_SIZE, 0), TRAILER_SIZE)
     if len(tail) < TRAILER_SIZE or tail[:4] != TRAILER_MAGIC:
         return None
     (digest,) = _DIGEST.unpack_from(tail, _TRAILER.size)
     if digest != crc32c(tail[: _TRAILER.size]):
-        return None  # these may be the bytes of an entry: the log is read by scanning, which checks every record
+        return None  # these may be bytes of an entry; the caller scans the log, which verifies every record
     _, offset = _TRAILER.unpack_from(tail)
     if not HEADER_SIZE + RECORD_HEADER_SIZE <= offset <= size - TRAILER_SIZE:
-        return None  # nor is this a trailer: whoever wrote the entry chose its bytes
+        return None  # not a trailer either, but bytes that a client chose for its entry
     header = file.read_at(offset - RECORD_HEADER_SIZE, RECORD_HEADER_SIZE)
     body = file.read_at(offset, size - TRAILER_SIZE - offset)
     check_record(header, body, path=path, offset=offset)

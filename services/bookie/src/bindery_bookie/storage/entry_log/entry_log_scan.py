@@ -1,12 +1,13 @@
-"""Read-only entry logger: lists entry logs and scans them, past damage, for scrub, compaction, rebuild and tools.
+"""List entry logs and scan them, continuing after damage. Used by scrub, compaction, index rebuild and tools.
 
-It needs nothing but the files, so it works on a copied directory, and it writes nothing. Everything here blocks: call
-it in a worker. Work comes in steps of bounded size, so that the caller can pace it or stop.
+It needs only the files, so it works on a copied directory, and it writes nothing. Everything here blocks and must run
+in a worker. The work is done in steps of bounded size, so that the caller can limit its rate or stop.
 
-What follows a damaged place is found in two ways. If the size word leads to another sound record, the damage ends
-there. Else every byte is tried as a record's beginning until a digest agrees. Both can be led astray: a client's
-payload may hold the bytes of a record. So every record behind the first damage of a log has `is_anchored` False: good
-for showing and for comparing with an index that says the same, not for believing it alone.
+The end of a damaged region is found in two ways. If the size word of the damaged record leads to another intact record,
+the damage ends there. Otherwise each following byte is tried as the start of a record until a digest matches. Both can
+be wrong, because a client's payload may contain the bytes of a record. Every record after the first damage of a log
+therefore has `is_anchored` False: it may be displayed, or compared with an index row that refers to it, but it must not
+be trusted alone.
 """
 
 import re
@@ -22,47 +23,48 @@ from bindery_bookie.storage.entry_log.entry_log import list_logs
 from bindery_bookie.storage.io.disk import Disk, ReadableFile
 
 STEP_SIZE: Final = 1024 * 1024
-"""Bytes read (and, in a search, digested) in one step, unless one record is larger."""
+"""Maximum number of bytes read (and, in a search, digested) per step, unless one record is larger."""
 
 CUT: Final = "entry log is cut: it was closed, and its trailer is not at its end"
+"""Reason of the damage of a truncated log."""
 
 _SECTOR_SIZE: Final = 4096
-"""What is given up at once when the disk cannot read it."""
+"""Number of bytes skipped at once if the disk cannot read them."""
 
 _SEARCH_STEP_SIZE: Final = 64 * 1024
 
 _CANDIDATE: Final = re.compile(
     rb"(?s)(?=....\x00(?!\x00\x00[\x00-\x0f])...(?:[\x00-\x7f].{7}[\x00-\x7f\xff].{7}|\xff{15}\xfe))"
 )
-"""What could be a record: a size from 16 to 2^24 - 1 bytes (frames are below 6 MiB), a ledger id that is not negative
-and an entry id or a control record's; or the ledgers map."""
+"""Matches a possible record: a size from 16 to 2^24 - 1 bytes (frames are smaller than 6 MiB), a ledger id that is not
+negative, and the id of an entry or control record; or the ledgers map."""
 
 _CANDIDATE_SIZE: Final = fmt.RECORD_HEADER_SIZE + fmt.BODY_SIZE_MIN
 
 
 @dataclass(frozen=True, slots=True)
 class LogRecord:
-    """An entry or a control record whose digest is right."""
+    """An entry or a control record whose digest matches."""
 
     log_id: int
     offset: int
-    """Of the body in the file, bytes."""
+    """Offset of the body in the file in bytes."""
     body: bytes
     ledger_id: int
     entry_id: int
-    """Negative: a control record, see `control_records`."""
+    """Negative for a control record, see `control_records`."""
     is_anchored: bool
-    """Whether nothing before it in this log is damaged; else it may be part of some payload."""
+    """True if nothing before it in this log is damaged; otherwise it may be part of a payload."""
 
     @property
     def location(self) -> int:
-        """As in the index."""
+        """Location as in the index."""
         return self.log_id << fmt.OFFSET_BITS | self.offset
 
 
 @dataclass(frozen=True, slots=True)
 class DamagedRegion:
-    """Bytes of a log that are no record."""
+    """Bytes of a log that are not a record."""
 
     log_id: int
     path: str
@@ -73,44 +75,44 @@ class DamagedRegion:
 
 @dataclass(frozen=True, slots=True)
 class ScanStep:
-    """What one step found. Records and regions ascend; a region is told once its end is known."""
+    """The result of one step. Records and regions are ascending; a region is reported once its end is known."""
 
     records: list[LogRecord] = field(default_factory=list)
     damage: list[DamagedRegion] = field(default_factory=list)
     offset: int = 0
-    """Where the next step goes on. Everything before it is told, unless a search is under way."""
+    """Start of the next step. Everything before it is reported, unless a search is in progress."""
     work_size: int = 0
-    """Bytes read or digested: what to pace by."""
+    """Number of bytes read or digested, for rate limits."""
 
 
 @dataclass(frozen=True, slots=True)
 class LedgersInLog:
-    """Which ledgers have records in a log."""
+    """The ledgers that have records in a log."""
 
     sizes: dict[int, int]
-    """Bytes of records, headers included, by ledger id."""
+    """Bytes of records, including headers, by ledger id."""
     is_complete: bool
     """False: parts of the log could not be read, and may belong to any ledger."""
     is_sealed: bool
-    """Whether it is the log's own map; else it was counted record by record."""
+    """True: from the log's ledgers map. False: counted by a scan."""
 
 
 class EntryLogScanner:
-    """Reads the entry logs of one directory (a ledger directory's `current`). Opens a file only while it reads it."""
+    """Reads the entry logs of one directory (`current` of a ledger directory). Opens a file only while reading it."""
 
     def __init__(self, disk: Disk, directory: str) -> None:
         self._disk = disk
         self._directory = directory
 
     def log_ids(self) -> list[int]:
-        """Ascending."""
+        """Return the ids of the entry logs, ascending."""
         return list_logs(self._disk, self._directory)
 
     def path(self, log_id: int) -> str:
         return f"{self._directory}/{fmt.file_name(log_id)}"
 
     def size(self, log_id: int) -> int:
-        """Bytes of the file. Raises FileNotFoundError."""
+        """Return the size of the file in bytes. Raises FileNotFoundError."""
         file = self._disk.open_read(self.path(log_id))
         try:
             return file.size()
@@ -118,7 +120,7 @@ class EntryLogScanner:
             file.close()
 
     def ledgers_map(self, log_id: int) -> dict[int, int] | None:
-        """Bytes of records by ledger id, as the sealed log says; None for one that was not sealed.
+        """Return the bytes of records by ledger id from the ledgers map; None for a log that was not sealed.
 
         Raises DamagedStorage, FileNotFoundError, OSError.
         """
@@ -131,7 +133,7 @@ class EntryLogScanner:
             file.close()
 
     def ledgers(self, log_id: int, *, stop: int | None = None) -> LedgersInLog:
-        """The log's own map, or, if it has none or a damaged one, counted by scanning up to `stop`. Raises OSError."""
+        """Return the ledgers map; if it is missing or damaged, the result of a scan up to `stop`. Raises OSError."""
         try:
             sizes = self.ledgers_map(log_id)
         except BinderyError:
@@ -150,7 +152,7 @@ class EntryLogScanner:
     def scan(
         self, log_id: int, *, start: int = fmt.HEADER_SIZE, stop: int | None = None, is_sealed: bool = False
     ) -> Iterator[LogRecord | DamagedRegion]:
-        """Everything in [start, stop), ascending by offset. See `steps`."""
+        """Yield the records and damaged regions in [start, stop), ascending by offset. See `steps`."""
         for step in self.steps(log_id, start=start, stop=stop, is_sealed=is_sealed):
             found: list[LogRecord | DamagedRegion] = [*step.records, *step.damage]
             yield from sorted(found, key=lambda item: item.offset)
@@ -164,12 +166,13 @@ class EntryLogScanner:
         is_sealed: bool = False,
         step_size: int = STEP_SIZE,
     ) -> Iterator[ScanStep]:
-        """Scan a log from the record that starts (with its header) at `start` up to `stop`.
+        """Scan a log from the record whose header is at `start` up to `stop`.
 
-        `stop`: a record's end, such as LastLogMark's offset; None: the end of the file. A torn end is a region like any
-        other: one that reaches `stop`. A file shorter than `stop` is told as a region behind its end. `is_sealed`: the
-        log must end with its trailer; if not, it was cut, and an empty region at its end tells that.
-        Raises FileNotFoundError, or OSError when the file cannot be opened; what cannot be read inside it is damage.
+        `stop`: the end of a record, such as LastLogMark's offset; None: the end of the file. A torn end is reported as
+        a region that reaches `stop`. If the file is shorter than `stop`, the missing part is reported as a region.
+        `is_sealed`: the log must end with its trailer; if it does not, it was truncated, which is reported as an empty
+        region at its end. Raises FileNotFoundError, and OSError if the file cannot be opened; unreadable parts of it
+        are damage.
         """
         path = self.path(log_id)
         file = self._disk.open_read(path)
@@ -210,13 +213,13 @@ class _Scan:
         while self._offset < self._stop:
             reason = self._take_record()
             if reason is not None:
-                yield from self._pass_damage(reason)
+                yield from self._skip_damage(reason)
             if self._work >= self._step_size:
                 yield self._step()
         if self._stop < self._wanted:
-            self._tell_damage(self._stop, self._wanted, "entry log is short")
+            self._report_damage(self._stop, self._wanted, "entry log is short")
         elif is_sealed and not self._has_trailer:
-            self._tell_damage(self._stop, self._stop, CUT)
+            self._report_damage(self._stop, self._stop, CUT)
         yield self._step()
 
     def _step(self) -> ScanStep:
@@ -224,7 +227,7 @@ class _Scan:
         self._records, self._damage, self._work = [], [], 0
         return step
 
-    def _tell_damage(self, start: int, end: int, reason: str) -> None:
+    def _report_damage(self, start: int, end: int, reason: str) -> None:
         self._is_anchored = False
         self._damage.append(DamagedRegion(self._log_id, self._path, start, end - start, reason))
 
@@ -232,10 +235,10 @@ class _Scan:
         try:
             fmt.check_file_header(self._file, path=self._path, log_id=self._log_id)
         except (BinderyError, OSError) as error:
-            self._tell_damage(0, min(fmt.HEADER_SIZE, self._wanted), _reason(error))
+            self._report_damage(0, min(fmt.HEADER_SIZE, self._wanted), _reason(error))
 
     def _take_record(self) -> str | None:
-        """Go behind the record at the offset. A reason if there is none, and then nothing moved."""
+        """Read the record at the current offset and advance. If there is none, return the reason and do not advance."""
         offset = self._offset
         body, reason = self._record_at(offset)
         if body is None:
@@ -253,7 +256,7 @@ class _Scan:
         return None
 
     def _record_at(self, offset: int) -> tuple[bytes | None, str]:
-        """The body of the record that starts at `offset`, empty for the trailer; or (None, why there is none)."""
+        """Return (body, "") of the record that starts at `offset`; the trailer's is empty. None: no record, and why."""
         left = self._stop - offset
         try:
             head = self._read(offset, min(fmt.TRAILER_SIZE, left))
@@ -263,7 +266,7 @@ class _Scan:
                 return None, "entry log ends inside a record"
             digest, size = fmt.unpack_record_header(head)
             if not fmt.BODY_SIZE_MIN <= size <= min(fmt.BODY_SIZE_MAX, left - fmt.RECORD_HEADER_SIZE):
-                return None, "entry size is impossible"
+                return None, "entry size is out of range"
             body = self._read(offset + fmt.RECORD_HEADER_SIZE, size)
         except OSError as error:
             return None, _reason(error)
@@ -273,8 +276,8 @@ class _Scan:
             return None, "entry digest mismatch"
         return body, ""
 
-    def _pass_damage(self, reason: str) -> Iterator[ScanStep]:
-        """Find where the next record starts, and tell what lies before it. In steps."""
+    def _skip_damage(self, reason: str) -> Iterator[ScanStep]:
+        """Find the start of the next record, and report the region before it. Yields steps."""
         start = self._offset
         following = self._by_size(start)
         if following is None:
@@ -287,10 +290,10 @@ class _Scan:
                 if self._work >= self._step_size:
                     yield self._step()
         self._offset = min(following, self._stop)
-        self._tell_damage(start, self._offset, reason)
+        self._report_damage(start, self._offset, reason)
 
     def _by_size(self, offset: int) -> int | None:
-        """Where the damaged record at `offset` ends, if its size word leads to a sound one or to the end."""
+        """Return the end of the damaged record at `offset` if its size word leads to an intact record or to the end."""
         try:
             head = self._read(offset, fmt.RECORD_HEADER_SIZE)
         except OSError:
@@ -304,7 +307,7 @@ class _Scan:
         return end if end == self._stop or self._record_at(end)[0] is not None else None
 
     def _read_ledgers(self) -> None:
-        """What the log says about its ledgers makes a search quick and sure."""
+        """Read the ledgers map, which makes a search faster and more reliable."""
         if self._ledgers is None and self._stop == self._size:
             try:
                 self._ledgers = fmt.read_ledgers_map(self._file, path=self._path)
@@ -312,7 +315,7 @@ class _Scan:
                 self._ledgers = None
 
     def _search(self, offset: int) -> tuple[bool, int]:
-        """Try the bytes from `offset` on: (True, where a record starts) or (False, where to go on)."""
+        """Try each byte from `offset` on. Return (True, start of a record) or (False, where to continue)."""
         end = min(offset + _SEARCH_STEP_SIZE, self._stop)
         try:
             data = self._read(offset, min(end + _CANDIDATE_SIZE, self._stop) - offset)
@@ -330,18 +333,18 @@ class _Scan:
                 return True, offset + at
             if self._work >= self._step_size:
                 return False, offset + at + 1
-        if end > self._stop - fmt.TRAILER_SIZE and self._is_trailer_left():
+        if end > self._stop - fmt.TRAILER_SIZE and self._ends_with_trailer():
             return True, self._stop - fmt.TRAILER_SIZE
         return False, end
 
-    def _is_trailer_left(self) -> bool:
+    def _ends_with_trailer(self) -> bool:
         try:
             return _is_trailer(self._read(self._stop - fmt.TRAILER_SIZE, fmt.TRAILER_SIZE))
         except OSError:
             return False
 
     def _read(self, offset: int, size: int) -> bytes:
-        """Bytes of the log, through one chunk kept in memory. Fewer only at the end. Raises OSError."""
+        """Return `size` bytes, fewer only at the end of the file. Keeps one chunk in memory. Raises OSError."""
         at = offset - self._chunk_start
         if at < 0 or at + size > len(self._chunk):
             wanted = min(max(size, self._step_size), max(self._size - offset, 0))
@@ -350,7 +353,7 @@ class _Scan:
             except OSError:
                 if size >= wanted:
                     raise
-                data = self._file.read_at(offset, size)  # perhaps only what lies behind is bad
+                data = self._file.read_at(offset, size)  # perhaps only bytes after these are unreadable
             self._work += len(data)
             self._chunk, self._chunk_start, at = data, offset, 0
         return self._chunk[at : at + size]

@@ -1,23 +1,23 @@
-"""Log manifest: which entry logs exist, once compaction made that more than a count.
+"""Log manifest: the list of entry logs that must exist, and of their order.
 
-Log ids come from one row of numbers: flushes and compaction both take the next (`LogIds`). Without this file every id
-from 1 to LastLogMark's is a log of a flush. The file names what differs from that; it is `entry-logs`, replaced as a
-whole (written, synced, renamed, directory synced), and written with each
-step of a compaction that must not be forgotten.
+Flushes and compaction take log ids from one ascending sequence (`LogIds`). Without this file, every id from 1 to that
+of LastLogMark is a log that a flush wrote. The file `entry-logs` lists the differences. It is replaced atomically (new
+file written, synced, renamed, directory synced), at each step of a compaction that must survive a crash.
 
 | state of an id | meaning                                                                                            |
 |----------------|----------------------------------------------------------------------------------------------------|
-| not named      | up to LastLogMark's id: a flush's log, which must be there; above: what an unfinished flush left   |
-| absent         | its absence is no damage; a file of that id is rubbish (unfinished, or replaced by another)        |
-| compacted      | a whole log, made by compaction: it must be there even if its id is above LastLogMark's            |
+| not listed     | up to LastLogMark's id: a log of a flush, which must exist; above: left by an unfinished flush     |
+| absent         | a missing file is no damage; a file of that id is unfinished or was replaced, and can be removed   |
+| compacted      | a complete log, written by compaction: it must exist even if its id is above LastLogMark's         |
 
-The *order* of a log says where it stands among the others when the index is rebuilt, where later records win: a
-flush's log stands at its id, a compacted one where the log stood that it replaced.
+When the index is rebuilt, logs are read by their *order*, and later records replace earlier ones. The order of a log
+that a flush wrote is its id; a compacted log has the order of the log that it replaced.
 
-*Unsealed* logs have no ledgers map and trailer: a crash left them open, or a flush that failed was cut off. The file
-says where each of them ends, so that a log that ends otherwise was cut: LastLogMark's own ends where the mark says, an
-unsealed one where the list says, and all others with their trailer. Else a log cut between two records would look like
-one that a crash left open, and an index rebuilt from it would deny what was cut off.
+*Unsealed* logs have no ledgers map and trailer, because a crash left them open or a failed flush was truncated. The
+file lists their sizes, so that a truncation is detected: the log of LastLogMark ends at the mark's offset, an unsealed
+log at its listed size, and every other log with its trailer. Otherwise a log truncated between two records would look
+like one that a crash left open, and the bookie would answer "no such entry" for the lost entries after an index
+rebuild.
 
 Integers are big-endian.
 
@@ -25,16 +25,16 @@ Integers are big-endian.
 |---------:|-----:|------|----------|------------------------------------------------------------------------------|
 |        0 |    4 | raw  | magic    | `BNDG`                                                                       |
 |        4 |    4 | u32  | version  | 2                                                                            |
-|        8 |    8 | u64  | switches | compactions finished; the index holds the same number or one more            |
+|        8 |    8 | u64  | switches | finished compactions; the index has the same number or one more              |
 |       16 |    4 | u32  | count    | c                                                                            |
 |       20 | 24 c | rows |          | u64 first id, u64 last id, u64 order (0: absent; else compacted, one id);    |
-|          |      |      |          | ascending, apart                                                             |
+|          |      |      |          | ascending, not adjacent                                                      |
 | 20 + 24c |    4 | u32  | unsealed | u                                                                            |
 | 24 + 24c | 16 u | rows |          | u64 log id, u64 size in bytes; ids ascending                                 |
 |          |    4 | u32  | digest   | CRC32C over all before                                                       |
 
-Version 1 had nothing between rows and digest: which logs are unsealed was not known. It is still read, and the start
-then takes each log without a trailer for unsealed, as long as it is found; so it does when the file is lost.
+Version 1 has nothing between rows and digest, so the unsealed logs are unknown. It can still be read. The start then
+treats each existing log without a trailer as unsealed, as it does if the file is lost.
 """
 
 import heapq
@@ -55,7 +55,7 @@ VERSION: Final = 2
 FILE_NAME: Final = "entry-logs"
 _TEMPORARY_NAME: Final = "entry-logs.new"
 SIZE_MAX: Final = 64 * 1024 * 1024
-"""Far above any: two million rows."""
+"""Maximum size of the file in bytes: more than two million rows."""
 
 _HEAD = struct.Struct(">4sIQI")
 _ROW = struct.Struct(">QQQ")
@@ -69,20 +69,20 @@ assert _HEAD.size == 20
 
 @dataclass(frozen=True, slots=True)
 class LogEnd:
-    """What is known of the end of a log."""
+    """The expected end of a log."""
 
     stop: int | None = None
-    """Where its records end, bytes; None: at the end of the file."""
+    """End of its records in bytes; None: the end of the file."""
     is_sealed: bool = False
-    """It must end with its trailer: one that does not was cut."""
+    """True if it must end with its trailer: a log without one was truncated."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogManifest:
-    """What the file says. The empty one is what a missing file means.
+    """The content of the file. A missing file means an empty manifest.
 
-    Invariants: the ranges of `absent` are ascending and apart (never adjacent); no id is both absent and compacted, and
-    none of either is unsealed.
+    Invariants: the ranges of `absent` are ascending and not adjacent; no id is both absent and compacted; an unsealed
+    id is neither.
     """
 
     absent: tuple[tuple[int, int], ...] = ()
@@ -90,25 +90,25 @@ class LogManifest:
     compacted: Mapping[int, int] = field(default_factory=dict)
     """Log id -> order."""
     switches: int = 0
-    """Compactions whose index switch is known to be done."""
+    """Number of compactions after which the index is known to refer to the new log."""
     unsealed: Mapping[int, int] | None = None
-    """Log id -> size of logs without a trailer; None: not known which."""
+    """Log id -> size of logs without a trailer; None: unknown."""
 
     def is_absent(self, log_id: int) -> bool:
         return any(first <= log_id <= last for first, last in self.absent)
 
     def order(self, log_id: int) -> int:
-        """Where the log stands among the others when the index is rebuilt."""
+        """Return the position of the log in an index rebuild."""
         return self.compacted.get(log_id, log_id)
 
-    def knows(self, log_id: int) -> bool:
-        """Whether the file names the id."""
+    def lists(self, log_id: int) -> bool:
+        """Return True if the manifest lists the id as compacted or absent."""
         return log_id in self.compacted or self.is_absent(log_id)
 
     def end(self, log_id: int, *, mark: tuple[int, int]) -> LogEnd:
-        """What is known of the end of a log that should be there. `mark`: (log id, offset) of LastLogMark."""
+        """Return the expected end of a log that must exist. `mark`: (log id, offset) of LastLogMark."""
         if log_id in self.compacted:
-            return LogEnd(is_sealed=True)  # it got its name when it was whole
+            return LogEnd(is_sealed=True)  # renamed only when complete
         if log_id == mark[0]:
             return LogEnd(stop=mark[1])
         if self.unsealed is None or log_id > mark[0]:
@@ -116,16 +116,16 @@ class LogManifest:
         return LogEnd(stop=self.unsealed.get(log_id), is_sealed=log_id not in self.unsealed)
 
     def expected(self, mark_log_id: int) -> list[int]:
-        """The logs that must be there when LastLogMark ends at `mark_log_id`; in the order of a rebuild."""
+        """Return the logs that must exist if LastLogMark is in log `mark_log_id`, in the order of an index rebuild."""
         ids = set(range(1, mark_log_id + 1)) | self.compacted.keys()
         for first, last in self.absent:
             ids.difference_update(range(first, last + 1))
         return sorted(ids, key=lambda log_id: (self.order(log_id), log_id))
 
     def pairs(self, mark_log_id: int) -> list[tuple[int, int]]:
-        """(source, target) of compactions whose end is not written down: both are expected at one place of the order.
+        """Return (source, target) of unfinished compactions: both are expected, with the same order.
 
-        One at most, unless the list itself was lost.
+        At most one, unless the manifest was lost.
         """
         found: list[tuple[int, int]] = []
         before = 0
@@ -136,39 +136,40 @@ class LogManifest:
         return found
 
     def unused(self, mark_log_id: int) -> list[int]:
-        """Ids behind LastLogMark's and below the greatest named here that nobody has: flushes must take them next.
+        """Return the unused ids between that of LastLogMark and the greatest listed one. Flushes must use them next.
 
-        A flush lost its log in a crash while compaction took a later id. Skipped, they would look like lost logs.
+        Such an id is left if a flush lost its log in a crash after compaction took a later id. If it were skipped, it
+        would look like a lost log.
         """
-        return [log_id for log_id in range(mark_log_id + 1, self._greatest()) if not self.knows(log_id)]
+        return [log_id for log_id in range(mark_log_id + 1, self._greatest()) if not self.lists(log_id)]
 
     def next_id(self, mark_log_id: int) -> int:
-        """The first id that was never used."""
+        """Return the lowest id above all used ones."""
         return max(mark_log_id, self._greatest()) + 1
 
     def with_absent(self, *log_ids: int) -> "LogManifest":
-        """These ids absent, whatever they were."""
-        gone = set(log_ids)
-        compacted = {log_id: order for log_id, order in self.compacted.items() if log_id not in gone}
+        """Return a manifest in which these ids are absent."""
+        removed = set(log_ids)
+        compacted = {log_id: order for log_id, order in self.compacted.items() if log_id not in removed}
         unsealed = self.unsealed
         if unsealed is not None:
-            unsealed = {log_id: size for log_id, size in unsealed.items() if log_id not in gone}
-        absent = _joined([*self.absent, *((one, one) for one in gone)])
+            unsealed = {log_id: size for log_id, size in unsealed.items() if log_id not in removed}
+        absent = _joined([*self.absent, *((log_id, log_id) for log_id in removed)])
         return replace(self, absent=absent, compacted=compacted, unsealed=unsealed)
 
     def with_compacted(self, log_id: int, order: int) -> "LogManifest":
-        """This id, absent before, a whole log that stands at `order`."""
+        """Return a manifest in which this id, absent before, is a compacted log of this order."""
         assert order > 0
         absent = [part for found in self.absent for part in _without(found, log_id)]
         return replace(self, absent=tuple(absent), compacted={**self.compacted, log_id: order})
 
     def with_unsealed(self, sizes: Mapping[int, int]) -> "LogManifest":
-        """These logs unsealed, of these sizes, unless they were removed meanwhile."""
-        there = {log_id: size for log_id, size in sizes.items() if not self.is_absent(log_id)}
-        return replace(self, unsealed={**(self.unsealed or {}), **there})
+        """Return a manifest in which these logs are unsealed, with these sizes, except logs that are absent."""
+        present = {log_id: size for log_id, size in sizes.items() if not self.is_absent(log_id)}
+        return replace(self, unsealed={**(self.unsealed or {}), **present})
 
     def pack(self) -> bytes:
-        """Version 1 when it is not known which logs are unsealed."""
+        """Return the file's content; in version 1 if the unsealed logs are unknown."""
         rows = [(first, last, _ABSENT) for first, last in self.absent]
         rows += [(log_id, log_id, order) for log_id, order in self.compacted.items()]
         version = 1 if self.unsealed is None else VERSION
@@ -181,7 +182,7 @@ class LogManifest:
 
     @classmethod
     def unpack(cls, data: bytes, *, path: str) -> "LogManifest":
-        """Raises DamagedStorage, or BadVersion for a version that is not known."""
+        """Raises DamagedStorage, BadVersion for an unknown version."""
         if len(data) < _HEAD.size + _DIGEST.size:
             raise DamagedStorage("list of entry logs is short", path=path, offset=0, size=len(data))
         body, (digest,) = data[: -_DIGEST.size], _DIGEST.unpack(data[-_DIGEST.size :])
@@ -190,7 +191,7 @@ class LogManifest:
         if magic != MAGIC or digest != crc32c(body) or (len(body) != end if version == 1 else len(body) < end):
             raise DamagedStorage("list of entry logs is damaged", path=path, offset=0)
         if version not in (1, VERSION):
-            raise BadVersion("version of the list of entry logs is not spoken", path=path, version=version)
+            raise BadVersion("list of entry logs has an unknown version", path=path, version=version)
         absent: list[tuple[int, int]] = []
         compacted: dict[int, int] = {}
         before = 0
@@ -211,7 +212,7 @@ class LogManifest:
         unsealed: dict[int, int] = {}
         before = 0
         for log_id, size in _UNSEALED_ROW.iter_unpack(data[_COUNT.size :]):
-            if log_id <= before or self.knows(log_id):
+            if log_id <= before or self.lists(log_id):
                 raise DamagedStorage("list of entry logs contradicts itself", path=path, offset=0, log_id=log_id)
             unsealed[log_id] = size
             before = log_id
@@ -222,10 +223,10 @@ class LogManifest:
 
 
 class LogIds:
-    """Hands out log ids, for flushes ascending. Event loop only; a flush and a compaction may ask in turns."""
+    """Assigns log ids to flushes, ascending, and to compaction. Event loop only."""
 
     def __init__(self, next_id: int, unused: Iterable[int] = ()) -> None:
-        """`next_id`: the first never used; `unused`: smaller ones that flushes must take first."""
+        """`next_id`: the lowest id above all used ones; `unused`: lower ids that flushes must use first."""
         self._next_id = next_id
         self._unused = list(unused)
         heapq.heapify(self._unused)
@@ -246,7 +247,10 @@ class LogIds:
 
 
 def read_manifest(disk: Disk, directory: str) -> LogManifest:
-    """What stands in `directory`; the empty one if there is no file. Raises DamagedStorage, BadVersion, OSError."""
+    """Return the manifest of a directory; an empty one if there is no file.
+
+    Raises DamagedStorage, BadVersion, OSError.
+    """
     path = f"{directory}/{FILE_NAME}"
     try:
         file = disk.open_read(path)
@@ -259,7 +263,7 @@ def read_manifest(disk: Disk, directory: str) -> LogManifest:
 
 
 def write_manifest(disk: Disk, directory: str, manifest: LogManifest) -> None:
-    """Replace the file; durable on return. After an OSError either the old or the new one stands there."""
+    """Replace the file; durable on return. After an OSError the file is either the old or the new one."""
     temporary = f"{directory}/{_TEMPORARY_NAME}"
     if _TEMPORARY_NAME in disk.list_names(directory):
         disk.remove(temporary)
@@ -274,14 +278,14 @@ def write_manifest(disk: Disk, directory: str, manifest: LogManifest) -> None:
 
 
 def unsealed_sizes(disk: Disk, directory: str, manifest: LogManifest, mark_log_id: int) -> dict[int, int]:
-    """Return log id -> size of the logs without a trailer, for a directory whose list does not name them.
+    """Return log id -> size of the logs without a trailer, for a directory whose manifest does not list them.
 
-    That is one of an older version, or one whose list or mark was lost. A log that was cut or whose end cannot be read
-    counts as one of them. Raises OSError.
+    This is the case after an upgrade, or if the manifest or the mark was lost. Logs that were truncated, or whose end
+    cannot be read, are included. Raises OSError.
     """
-    there = set(list_logs(disk, directory)).intersection(manifest.expected(mark_log_id))
+    present = set(list_logs(disk, directory)).intersection(manifest.expected(mark_log_id))
     found: dict[int, int] = {}
-    for log_id in sorted(there - manifest.compacted.keys() - {mark_log_id}):
+    for log_id in sorted(present - manifest.compacted.keys() - {mark_log_id}):
         if not is_sealed(disk, directory, log_id):
             file = disk.open_read(f"{directory}/{fmt.file_name(log_id)}")
             found[log_id] = file.size()
@@ -292,8 +296,8 @@ def unsealed_sizes(disk: Disk, directory: str, manifest: LogManifest, mark_log_i
 def is_sealed(disk: Disk, directory: str, log_id: int) -> bool:
     """Return True if the log exists and certainly ends with ledgers map and trailer.
 
-    If its end cannot be read, such as behind a bad sector, the answer is False: the caller then records the size, which
-    fixes the log's end as well. Raises OSError if the file cannot be opened.
+    If its end cannot be read, for example in an unreadable sector, the result is False. The caller then records the
+    size, which fixes the log's end as well. Raises OSError if the file cannot be opened.
     """
     path = f"{directory}/{fmt.file_name(log_id)}"
     try:
@@ -309,18 +313,19 @@ def is_sealed(disk: Disk, directory: str, log_id: int) -> bool:
 
 
 class ManifestFile:
-    """The file, and what it says. `change` is for the flush's worker, where one change comes after the other; the rest
-    is for any thread."""
+    """The manifest and its file. `change` runs in the flush worker, one at a time; `manifest` is for any thread."""
 
     def __init__(self, disk: Disk, directory: str, manifest: LogManifest) -> None:
-        """`manifest`: what stands there."""
+        """`manifest`: the current content of the file."""
         self._disk = disk
         self._directory = directory
         self.manifest = manifest
 
     def change(self, change: Callable[[LogManifest], LogManifest]) -> None:
-        """Replace the file by what `change` makes of it; durable on return. After an OSError `manifest` is as before,
-        and either of the two stands in the file."""
+        """Replace the manifest by `change(manifest)`; durable on return.
+
+        After an OSError `manifest` is unchanged, and the file has either the old or the new one.
+        """
         manifest = change(self.manifest)
         write_manifest(self._disk, self._directory, manifest)
         self.manifest = manifest

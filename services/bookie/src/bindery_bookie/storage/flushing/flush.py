@@ -1,10 +1,11 @@
-"""Flush: moves a full write cache into an entry log and the index.
+"""Flush: move the entries of a full write cache into an entry log and the index.
 
-Order, each step durable before the next: entry log, index (one batch with the next generation), LastLogMark; then old
-journals are dropped. A crash between any two leaves a journal that replays to the same state.
+A flush writes the entry log, then the index (one batch with the next generation), then LastLogMark; each step is
+durable before the next. Then it deletes old journals. After a crash between two steps, a replay of the journal leads to
+the same state.
 
-The event loop encodes in slices of `flush_slice_s` and lets others run in between; writing, syncing and the index
-happen in the flush's worker. Adds do not wait for any of it.
+The event loop encodes entries in slices of `flush_slice_s` and runs other tasks in between. Writes, syncs and index
+updates run in the flush worker. Adds do not wait for a flush.
 """
 
 import asyncio
@@ -35,33 +36,33 @@ from bindery_bookie.storage.settings import StorageSettings
 from bindery_bookie.storage.stats import StorageStats
 
 _SLICE_ENTRIES: Final = 2 * RUN_SLOTS_MAX
-"""Entries encoded between two looks at the clock: well under a millisecond of small ones."""
+"""Number of entries encoded between two checks of the clock: far less than a millisecond if they are small."""
 
 assert _SLICE_ENTRIES % RUN_SLOTS_MAX == 0
 
 
 @dataclass(slots=True)
 class Flush:
-    """What one flush moves: everything accepted before `position`."""
+    """The input and progress of one flush: everything accepted before `position`."""
 
     cache: WriteCache
     position: JournalPosition
-    """Replay need not go back behind this once the flush is done."""
+    """Start of a replay after this flush."""
     states: dict[int, LedgerState]
-    """Ledgers with entries in `cache`, and those that changed otherwise."""
+    """Ledgers with entries in `cache`, and ledgers with other changes."""
     deleted: Sequence[int]
     control_records: list[bytes] | None = None
-    """Taken from `states` by the first attempt, kept for the next ones."""
+    """Taken from `states` by the first attempt, and used by the next ones too."""
     attempts: int = 0
-    """From the second on it is not known whether rows of the one before are in the index."""
+    """Number of attempts. After the first it is unknown whether its rows are in the index."""
     is_stored: bool = False
-    """Entry log and index hold it; only the mark is left to do."""
+    """The entries are in entry log and index; only the mark is to be written."""
     overwritten: list[tuple[int, int]] = field(default_factory=list)
-    """(ledger id, entry id) written again though the index may have held them."""
+    """(ledger id, entry id) of entries that the index may have had before."""
 
 
 class Flusher:
-    """Runs one flush at a time. Owns entry log writer, index commits and the mark."""
+    """Runs one flush at a time. Owns the entry log writer, index commits and the mark."""
 
     def __init__(
         self,
@@ -79,7 +80,7 @@ class Flusher:
         stats: StorageStats,
         encoder: "type[Encoder] | None" = None,
     ) -> None:
-        """`encoder`: in which order entries go to the entry log; sorted if None."""
+        """`encoder`: determines the order of entries in the entry log; None: sorted."""
         self._encoder = encoder or Encoder
         self._disk = disk
         self._directory = directory
@@ -93,12 +94,12 @@ class Flusher:
         self._settings = settings
         self._stats = stats
         self.closed_below = mark.log_id + 1
-        """Every log of a flush with a smaller id is closed, and the index knows what is in it."""
+        """All logs of flushes with lower ids are closed, and their entries are in the index."""
 
     async def store(self, flush: Flush) -> None:
-        """Make `flush` durable in entry log and index. Raises OSError or DamagedStorage; then call it again.
+        """Make `flush` durable in entry log and index. Raises OSError, DamagedStorage; the call may be repeated.
 
-        Entries stay readable from the cache until the caller drops it.
+        Entries stay readable from the cache until the caller drops the cache.
         """
         if flush.attempts:
             await run_in(self._worker, self._logs.roll_back)
@@ -115,9 +116,10 @@ class Flusher:
         self._stats.index_rows_written += rows
 
     async def advance_mark(self, position: JournalPosition, *, is_stored: bool = True) -> None:
-        """Write LastLogMark, then drop the journals that lie before it.
+        """Write LastLogMark, then delete the journals before it.
 
-        `is_stored`: a `store` came first. The journal must be durable up to `position`.
+        `is_stored`: follows a `store`, which incremented the generation of the index. The journal must be durable up to
+        `position`.
         """
         generation = self.mark.generation + (1 if is_stored else 0)
         log_id, log_offset = self._logs.durable
@@ -128,9 +130,9 @@ class Flusher:
         self._stats.journal_files_dropped += dropped
 
     async def close(self, position: JournalPosition) -> None:
-        """Seal the open entry log, so that tools need not scan it, and mark all of the journal as flushed.
+        """Seal the open entry log, so that tools need not scan it, and advance the mark to the end of the journal.
 
-        `position`: the journal's end; everything before it is stored and synced.
+        `position`: the end of the journal; everything before it is stored and synced.
         """
         durable = self._logs.durable
         await run_in(self._worker, self._logs.close)
@@ -138,9 +140,9 @@ class Flusher:
             await self.advance_mark(position, is_stored=False)
 
     async def roll(self) -> None:
-        """Close the open entry log, if there is one, sealed if the disk lets that be. Only between flushes.
+        """Close the open entry log, if there is one, and seal it if the disk allows. Only between flushes.
 
-        Raises OSError when what half a seal left cannot be cut off; then call it again.
+        Raises OSError if the remains of a failed seal cannot be truncated; the call may be repeated.
         """
         try:
             await self.close(self.mark.journal)
@@ -151,27 +153,27 @@ class Flusher:
     async def write(
         self, data: bytes, *, log_id: int, offset: int, sizes: dict[int, int], deletions: Sequence[int] = ()
     ) -> None:
-        """For the encoder."""
+        """Append to the entry log. Called by the encoder."""
         await run_in(
             self._worker,
             lambda: self._logs.append(data, log_id=log_id, offset=offset, sizes=sizes, deletions=deletions),
         )
 
     def log_end(self, log_id: int) -> LogEnd:
-        """What is known of the end of a log that is closed, or LastLogMark's. Any thread."""
-        mark = self.mark  # before the list, which names an unsealed log before the mark leaves it
+        """Return the expected end of a closed log, or of the log of LastLogMark. Any thread."""
+        mark = self.mark  # read before the manifest, which lists an unsealed log before the mark leaves it
         return self._manifest.manifest.end(log_id, mark=(mark.log_id, mark.log_offset))
 
     def next_place(self) -> tuple[int, int]:
-        """(log id, offset) of the next record. Only while no job of a flush is under way."""
+        """Return (log id, offset) of the next record. Only while no job of a flush is running."""
         return self._logs.next_place
 
     def next_log_id(self) -> int:
-        """The id of the log after the open one. As `next_place`."""
+        """Return the id of the log after the open one. Only while no job of a flush is running."""
         return self._logs.next_log_id
 
     async def open_ledgers(self) -> dict[int, int]:
-        """Bytes of records by ledger id in the log being written."""
+        """Return the bytes of records by ledger id in the open log."""
         return await run_in(self._worker, self._logs.open_ledgers)
 
     def _commit(self, encoder: "Encoder", deleted: Sequence[int], generation: int) -> int:
@@ -182,7 +184,7 @@ class Flusher:
 
     def _write_mark(self, mark: LastLogMark) -> int:
         left = {log_id: size for log_id, size in self._logs.unsealed.items() if log_id != mark.log_id}
-        if left:  # their ends are known by the mark only until it moves on
+        if left:  # the manifest must list their sizes before the mark leaves these logs
             self._manifest.change(lambda manifest: manifest.with_unsealed(left))
             for log_id in left:
                 del self._logs.unsealed[log_id]
@@ -198,7 +200,7 @@ class Flusher:
 
 
 class Encoder:
-    """Turns one flush into bytes of entry log and rows of index, in slices. Sorts entries by ledger and id."""
+    """Encodes one flush into entry log records and index rows, in slices. Sorts entries by ledger and id."""
 
     def __init__(self, flusher: Flusher, flush: Flush) -> None:
         self._flusher = flusher
@@ -229,12 +231,12 @@ class Encoder:
                 flush.control_records += state.take_control_records()
         for record in flush.control_records:
             self._add_control(record)
-            await self._breathe()
+            await self._yield_if_due()
         await self._add_entries(flush)
         for ledger_id, state in flush.states.items():
             if ledger_id not in self.ledgers:
                 self.ledgers[ledger_id] = state.row(indexed_entry_id=state.indexed_entry_id)
-                await self._breathe()
+                await self._yield_if_due()
         await self._write_chunk()
 
     async def _add_entries(self, flush: Flush) -> None:
@@ -257,7 +259,7 @@ class Encoder:
 
     async def _add_ledger(self, state: LedgerState, entry_ids: Sequence[int], bodies: dict[int, bytes]) -> None:
         ledger_id = state.ledger_id
-        # Ids that the index may hold already, and on a second attempt all, are merged with the rows there.
+        # Entries that the index may already have are merged with its rows. After the first attempt these are all.
         known = bisect_right(entry_ids, state.indexed_entry_id) if self._flush.attempts == 1 else len(entry_ids)
         at = 0
         while at < len(entry_ids):
@@ -277,11 +279,11 @@ class Encoder:
             else:
                 self.rows += run_rows(ledger_id, _located(part, location, sizes))
             self.entries_count += len(part)
-            await self._breathe()
+            await self._yield_if_due()
         self.ledgers[ledger_id] = state.row(indexed_entry_id=max(state.indexed_entry_id, entry_ids[-1]))
 
     def _add_records(self, entry_ids: Sequence[int], bodies: dict[int, bytes]) -> list[int]:
-        """Encode entries until about a chunk is full; at least one. Their sizes."""
+        """Encode entries until a chunk is about full, at least one; return their sizes."""
         append = self._parts.append
         pack, checksum = fmt.pack_record_header, crc32c
         sizes: list[int] = []
@@ -302,8 +304,8 @@ class Encoder:
         self._offset += size
         self.bytes_count += size
 
-    async def _breathe(self) -> None:
-        """Write a full chunk; let others run when this slice is over."""
+    async def _yield_if_due(self) -> None:
+        """Write a full chunk; let other tasks run if the time slice is over."""
         if self._offset - self._chunk_offset >= self._chunk_size:
             await self._write_chunk()
         elif self._clock() >= self._slice_end:

@@ -1,7 +1,7 @@
-"""FlushLoop: decides when to flush, tries again what failed, and lets go of what was flushed.
+"""FlushLoop: start flushes, retry failed ones, and release flushed entries from memory.
 
-A flush begins when the active write cache is full or its oldest entry is `flush_interval_s` old, on request, and at the
-end. While one fails, its cache stays readable and the other fills up; then adds wait (`adds`).
+A flush begins when the active write cache is full, when its oldest entry is `flush_interval_s` old, on request, and at
+the stop. While a flush fails, its cache stays readable and the other one fills up; then adds wait (`adds`).
 """
 
 import asyncio
@@ -23,13 +23,13 @@ from bindery_bookie.storage.stats import StorageStats
 log = structlog.get_logger(__name__)
 
 _RELEASE_ENTRIES: Final = 4096
-"""Entries of a flushed cache freed in one turn of the loop: about 0.3 ms."""
+"""Number of entries of a flushed cache freed per iteration of the event loop: about 0.3 ms."""
 
 
 def take_flush(
     caches: WriteCaches, ledgers: LedgerTable, stats: StorageStats, position: JournalPosition
 ) -> Flush | None:
-    """Swap the caches. None when there is nothing to flush. `position`: the end of what was journaled so far."""
+    """Swap the caches and return a flush; None if there is nothing to flush. `position`: the end of the journal."""
     if not (caches.active.ledgers or ledgers.has_changes):
         return None
     cache = caches.swap()
@@ -41,9 +41,9 @@ def take_flush(
 
 
 def drop_flushed(caches: WriteCaches, ledgers: LedgerTable, stats: StorageStats) -> None:
-    """The index answers for the flushed entries from now on."""
+    """Drop the flushing cache after its flush. From now on reads find the entries through the index."""
     caches.flushing = None
-    ledgers.forgotten()
+    ledgers.deletions_flushed()
     ledgers.evict(caches.active.ledgers)
     stats.flushing_cache_size = 0
     stats.ledgers_in_memory = len(ledgers.states)
@@ -66,8 +66,9 @@ class FlushLoop:
         flushed: Callable[[Flush], None],
         unfinished: Flush | None = None,
     ) -> None:
-        """`journal_synced` returns once everything appended is durable, or raises. `flushed` hears of each flush.
-        `unfinished`: one that the start found no space for.
+        """`journal_synced` returns once all appended records are durable, or raises. `flushed` is called after a flush.
+
+        `unfinished`: a flush for which the start found no space.
         """
         self._caches = caches
         self._ledgers = ledgers
@@ -77,15 +78,15 @@ class FlushLoop:
         self._clock = clock
         self._settings = settings
         self._stats = stats
-        self._tell_flushed = flushed
+        self._flushed = flushed
         self._loop = asyncio.get_running_loop()
         self._is_stopping = False
-        self._wanted = asyncio.Event()
+        self._wake = asyncio.Event()
         self._next = unfinished
         self._done_count = 0
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
         self._rolls: list[asyncio.Future[None]] = []
-        """Those who wait for the open entry log to be closed."""
+        """Callers that wait for the open entry log to be closed."""
         self._age_timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -95,9 +96,9 @@ class FlushLoop:
             self.start_age_timer()
 
     async def stop(self) -> None:
-        """Flush what there is, once, and end. What fails stays in the journal."""
+        """Flush everything once, and end. If the flush fails, the entries stay in the journal."""
         self._is_stopping = True
-        self._wanted.set()
+        self._wake.set()
         if self._task is not None:
             await self._task
         if self._age_timer is not None:
@@ -105,24 +106,26 @@ class FlushLoop:
 
     @property
     def is_done(self) -> bool:
-        """Whether everything is flushed."""
+        """True if everything is flushed."""
         return self._next is None and not self._has_more()
 
     def start_age_timer(self) -> None:
-        """Something is there to flush: do so in `flush_interval_s` at the latest."""
+        """Make sure that a flush begins within `flush_interval_s`."""
         if self._age_timer is None and not self._is_stopping:
             self._age_timer = self._loop.call_later(self._settings.flush_interval_s, self._aged)
 
     def make_room(self) -> bool:
-        """Swap a full cache if the other is free. Whether the active one has room now."""
+        """Swap a full cache if the other one is free. Return True if the active cache has room."""
         if self._caches.active.is_full and self._caches.flushing is None and self._next is None:
             self._next = self._take()
-            self._wanted.set()
+            self._wake.set()
         return not self._caches.active.is_full
 
     async def flush(self) -> None:
-        """Return once what was accepted before this call is flushed. Raises OSError when that fails now, and at the
-        end of the bookie."""
+        """Return once everything accepted before this call is flushed.
+
+        Raises OSError if the flush fails, and if the storage is closing.
+        """
         needed = self._done_count + (self._next is not None) + self._has_more()
         if needed == self._done_count:
             return
@@ -130,21 +133,21 @@ class FlushLoop:
             raise OSError("storage is closing")
         waiter: asyncio.Future[None] = self._loop.create_future()
         self._waiters.append((needed, waiter))
-        self._wanted.set()
+        self._wake.set()
         await waiter
 
     async def roll(self) -> None:
-        """Return once the entry log that was being written is closed. Raises OSError or BinderyError."""
+        """Return once the open entry log is closed. Raises OSError, BinderyError."""
         if self._is_stopping:
             raise OSError("storage is closing")
         waiter: asyncio.Future[None] = self._loop.create_future()
         self._rolls.append(waiter)
-        self._wanted.set()
+        self._wake.set()
         await waiter
 
     def _aged(self) -> None:
         self._age_timer = None
-        self._wanted.set()
+        self._wake.set()
 
     def _take(self) -> Flush | None:
         return take_flush(self._caches, self._ledgers, self._stats, self._journal.position)
@@ -155,9 +158,9 @@ class FlushLoop:
     async def _run(self) -> None:
         while not self._is_stopping or self._next is not None or self._has_more():
             if not self._is_stopping and (self._next is None or self._journal.failed):
-                await self._wanted.wait()
-            self._wanted.clear()
-            if self._journal.failed:  # nothing more is accepted; what is in memory is in the journal or was refused
+                await self._wake.wait()
+            self._wake.clear()
+            if self._journal.failed:  # entries in memory are in the journal, or their adds were refused
                 self._fail_waiters()
                 if self._is_stopping:
                     return
@@ -190,10 +193,10 @@ class FlushLoop:
         start = self._clock()
         try:
             await self._flush(flush)
-        except Exception as error:  # a fault of ours, too, must not end the loop: adds would wait for ever
+        except Exception as error:  # a bug must not end the loop either, or adds would wait forever
             self._stats.flush_failed = True
-            is_ours = not isinstance(error, OSError | BinderyError)
-            log.error("flush_failed", error=str(error), attempts=flush.attempts, exc_info=is_ours)
+            is_bug = not isinstance(error, OSError | BinderyError)
+            log.error("flush_failed", error=str(error), attempts=flush.attempts, exc_info=is_bug)
             if is_no_space(error):
                 self._stats.no_space(str(error))
             self._fail_waiters()
@@ -204,16 +207,16 @@ class FlushLoop:
         self._stats.observe_flush_s(seconds)
         self._next = None
         drop_flushed(self._caches, self._ledgers, self._stats)
-        self._tell_flushed(flush)
-        self._tell_waiters()
+        self._flushed(flush)
+        self._complete_waiters()
         if self._has_more():
             self.start_age_timer()
         await self._release(flush.cache)
         return True
 
     async def _flush(self, flush: Flush) -> None:
-        # The index must not point to what the journal could still lose: should the crash come before the mark is
-        # written, the entry log is cut back, and only a replay of the very same entries mends such rows.
+        # The index must not refer to entries that the journal could still lose. After a crash before the mark is
+        # written, the entry log is truncated, and only a replay of the same entries makes such rows valid.
         await self._journal_synced()
         if not flush.is_stored:
             await self._flusher.store(flush)
@@ -227,15 +230,15 @@ class FlushLoop:
             await asyncio.sleep(0)
 
     async def _pause(self) -> None:
-        """Wait before trying again, or until somebody wants it."""
-        self._wanted.clear()
+        """Wait before a retry, or until a flush is requested."""
+        self._wake.clear()
         try:
             async with asyncio.timeout(self._settings.flush_retry_s):
-                await self._wanted.wait()
+                await self._wake.wait()
         except TimeoutError:
             pass
 
-    def _tell_waiters(self) -> None:
+    def _complete_waiters(self) -> None:
         self._done_count += 1
         ready = [waiter for needed, waiter in self._waiters if needed <= self._done_count]
         self._waiters = [item for item in self._waiters if item[0] > self._done_count]
@@ -243,7 +246,7 @@ class FlushLoop:
             if not waiter.done():
                 waiter.set_result(None)
         if self._waiters:
-            self._wanted.set()
+            self._wake.set()
 
     def _fail_waiters(self) -> None:
         waiters = [*(waiter for _, waiter in self._waiters), *self._rolls]

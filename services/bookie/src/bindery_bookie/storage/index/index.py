@@ -1,4 +1,4 @@
-"""Index: finds entries and ledgers in the KV that `index_format` describes.
+"""Index: read and write the rows of entries and ledgers in the KV that `index_format` describes.
 
 Invariants: runs of a ledger never overlap; a flush changes runs, ledger rows and the generation in one synced batch.
 """
@@ -17,33 +17,33 @@ from bindery_bookie.storage.io.errors import DamagedIndex
 from bindery_bookie.storage.io.kv import KV
 
 _MERGE_GAP: Final = 1024
-"""Entries that far apart are looked up apart, so that two re-added entries do not rewrite all the rows between them."""
+"""Distance of entry ids above which entries are merged separately, so that rows between them are not rewritten."""
 
 COMPACTION_STEPS: Final = 64
-"""A compaction of the whole index goes in so many steps: at the end of the bookie only one of them is waited for."""
+"""Number of steps of a compaction of the index. A stop of the bookie waits for the current step only."""
 
-# Rows made from both sides of such a gap cannot join across rows in between that were left alone.
+# Rows made from the entries on both sides of a gap must not join across unchanged rows in between.
 assert _MERGE_GAP > 2 * fmt.RUN_SLOTS_MAX + fmt.RUN_HOLE_MAX
 
 Rows = list[tuple[bytes, bytes]]
 
 
 class Index:
-    """Reads may come from any thread, `commit` from one at a time."""
+    """The index of one shard. Any thread may read; only one thread at a time may write."""
 
     def __init__(self, kv: KV) -> None:
         """Raises DamagedIndex, OSError."""
         self._kv = kv
         self._batch = self._number(fmt.BATCH_KEY)
         self._base = max(self._batch, 1)
-        """The batch after which nothing may be missing: the last one when the store was opened."""
+        """The last batch when the store was opened. No later batch may be missing."""
         self._stale = [key for key, _ in kv.scan(start=fmt.BATCH_ROW_START, stop=fmt.batch_row_key(self._base))]
         """Batch rows that the next batch removes."""
 
     def check_complete(self) -> None:
-        """Raise DamagedIndex unless every batch is there that was written since the store was opened the last time.
+        """Raise DamagedIndex if a batch is missing that was written after the last time the store was opened.
 
-        Call it before anything is written. That the *last* batches are there, only the generation tells.
+        Call it before any write. Missing *last* batches are not detected here, but by the generation.
         """
         if not self._batch:
             return
@@ -51,16 +51,14 @@ class Index:
         start, stop = fmt.batch_row_key(first), fmt.batch_row_key(self._batch + 1)
         found = sum(1 for _ in self._kv.scan(start=start, stop=stop))
         if not 0 < first <= self._batch or found != self._batch - first + 1:
-            raise DamagedIndex(
-                "index lost something that was written to it", batches=found, first=first, last=self._batch
-            )
+            raise DamagedIndex("batches are missing from the index", batches=found, first=first, last=self._batch)
 
     def _number(self, key: bytes) -> int:
         value = self._kv.get(key)
         return 0 if value is None else fmt.unpack_generation(value)
 
     def _write(self, puts: Iterable[tuple[bytes, bytes]], deletes: Iterable[bytes] = (), *, sync: bool = False) -> None:
-        """One batch, with its number."""
+        """Write one batch, with its number."""
         number = self._batch + 1
         rows = (
             (fmt.BATCH_KEY, fmt.pack_generation(number)),
@@ -71,15 +69,15 @@ class Index:
         self._stale = []
 
     def generation(self) -> int:
-        """Flushes so far; 0 for an empty index."""
+        """Return the number of flushes; 0 for an empty index."""
         return self._number(fmt.GENERATION_KEY)
 
     def switches(self) -> int:
-        """Compactions whose rows are in here; see `log_manifest`."""
+        """Return the number of compactions that switched rows of this index; see `log_manifest`."""
         return self._number(fmt.SWITCHES_KEY)
 
     def set_switches(self, switches: int) -> None:
-        """For a rebuild: not durable before the next `commit` with `sync`."""
+        """Set the number of compactions, for a rebuild. Durable with the next `commit` with `sync`."""
         self._write([(fmt.SWITCHES_KEY, fmt.pack_generation(switches))])
 
     def ledger_row(self, ledger_id: int) -> LedgerRow | None:
@@ -91,15 +89,17 @@ class Index:
             yield fmt.unpack_ledger_key(key)
 
     def log_ids(self) -> set[int]:
-        """Entry logs that rows point to. Reads the whole index."""
+        """Return the entry logs that rows refer to. Reads the whole index."""
         rows = self._kv.scan(start=fmt.RUN_KEY_START, stop=fmt.RUN_KEY_STOP)
         return {fmt.location_of(value) >> OFFSET_BITS for _, value in rows}
 
     def entries_in_log(
         self, log_id: int, *, start: int, after: tuple[int, int] = (-1, -1)
     ) -> Iterator[tuple[int, int]]:
-        """(ledger id, entry id) of what the index places in an entry log from offset `start` on, ascending and behind
-        `after`. Reads all of it."""
+        """Yield (ledger id, entry id) of the entries in a log from offset `start` on, ascending and after `after`.
+
+        Reads the whole index after `after`.
+        """
         before = self.run_before(*after) if after[0] >= 0 else None
         first = fmt.RUN_KEY_START if before is None else fmt.run_key(before.ledger_id, before.first_entry_id)
         for key, value in self._kv.scan(start=first, stop=fmt.RUN_KEY_STOP):
@@ -110,19 +110,19 @@ class Index:
                         yield run.ledger_id, entry_id
 
     def limbo_ids(self) -> Iterator[int]:
-        """Ledgers in limbo, ascending."""
+        """Yield the ledgers in limbo, ascending."""
         for key, value in self._kv.scan(start=fmt.LEDGER_KEY_START, stop=fmt.LEDGER_KEY_STOP):
             ledger_id = fmt.unpack_ledger_key(key)
             if fmt.unpack_ledger_row(value, ledger_id=ledger_id).is_limbo:
                 yield ledger_id
 
     def run_before(self, ledger_id: int, entry_id: int) -> Run | None:
-        """The run with the greatest first entry <= `entry_id`. Whether it holds the entry is for the caller to see."""
+        """Return the run with the greatest first entry <= `entry_id`. It need not contain the entry."""
         found = self._kv.floor(lowest=fmt.run_key(ledger_id, 0), key=fmt.run_key(ledger_id, entry_id))
         return None if found is None else fmt.unpack_run(*found)
 
     def runs(self, ledger_id: int, *, first: int = 0, last: int = ID_MAX) -> Iterator[Run]:
-        """Runs that *begin* in [first, last], ascending. `first` may lie one behind the greatest id there is."""
+        """Yield the runs that *begin* in [first, last], ascending. `first` may be ID_MAX + 1."""
         if first > last:
             return
         stop = fmt.run_key(ledger_id, last) + b"\0"
@@ -130,8 +130,10 @@ class Index:
             yield fmt.unpack_run(key, value)
 
     def runs_in_log(self, ledger_id: int, log_id: int) -> Iterator[Run | int]:
-        """The ledger's runs in one entry log, ascending by entry id, as of this call; in between, of each other row,
-        its size in bytes, so that the caller can pace a walk over a long ledger."""
+        """Yield the ledger's runs in one entry log, ascending by entry id, as of this call.
+
+        For each other row of the ledger its size in bytes is yielded, so that the caller can limit the rate.
+        """
         stop = fmt.run_key(ledger_id, ID_MAX) + b"\0"
         for key, value in self._kv.scan(start=fmt.run_key(ledger_id, 0), stop=stop):
             if fmt.location_of(value) >> OFFSET_BITS == log_id:
@@ -147,12 +149,12 @@ class Index:
         *,
         switches: int,
     ) -> None:
-        """Point what was copied out of `log_id` to where it is now, in one synced batch with the count `switches`.
+        """Replace the locations of entries that were copied from `log_id`, and set `switches`, in one synced batch.
 
-        `ledgers`: (ledger id, first entry id, last) that held all that was copied. `moved`: the new location of what
-        lay at an offset of that log with so many bytes of body (and the records between); None: that was not copied as
-        one piece. Rows that point elsewhere by now stay. Raises Conflict, and changes nothing, when a row points into
-        the log and was not copied.
+        `ledgers`: (ledger id, first entry id, last entry id) that cover all copied entries. `moved(offset, size)`: the
+        new location of a run whose bodies, with the record headers between them, had that offset and size in the log;
+        None if it was not copied as one piece. Rows that refer to other logs are kept. Raises Conflict, and changes
+        nothing, if a row refers to an entry of the log that was not copied.
         """
         mark = (fmt.SWITCHES_KEY, fmt.pack_generation(switches))
         self._write(chain(self._switched(log_id, ledgers, moved), (mark,)), sync=True)
@@ -170,10 +172,10 @@ class Index:
                 target = moved(location & OFFSET_MASK, run.size)
                 if target is not None:
                     yield key, fmt.relocated(value, target)
-                else:  # flushes joined what was copied in parts
-                    yield from fmt.run_rows(ledger_id, self._moved_apart(run, moved))
+                else:  # a flush joined runs that were copied separately
+                    yield from fmt.run_rows(ledger_id, self._moved_entries(run, moved))
 
-    def _moved_apart(self, run: Run, moved: Callable[[int, int], int | None]) -> Iterator[Located]:
+    def _moved_entries(self, run: Run, moved: Callable[[int, int], int | None]) -> Iterator[Located]:
         for entry_id, location, size in run.entries():
             target = moved(location & OFFSET_MASK, size)
             if target is None:
@@ -181,7 +183,7 @@ class Index:
             yield entry_id, target, size
 
     def last_entry_id(self, ledger_id: int) -> int | None:
-        """The greatest entry id indexed, by floor search."""
+        """Return the greatest entry id in the index, by floor search."""
         run = self.run_before(ledger_id, ID_MAX)
         return None if run is None else run.last_entry_id
 
@@ -195,20 +197,20 @@ class Index:
         generation: int | None,
         sync: bool = True,
     ) -> int:
-        """Apply one flush: forget `deleted`, then write. Returns the rows written.
+        """Apply one flush: delete the rows of `deleted`, then write. Return the number of rows written.
 
-        `runs`: rows that overlap nothing there. `merges`: located entries by ledger, ascending, which may; the last
-        wins. `generation`: None leaves it as it is (a rebuild in parts).
+        `runs`: rows that overlap no existing row. `merges`: located entries by ledger, ascending, that may overlap
+        rows; the new ones replace the old. `generation`: None keeps the current one, for a rebuild in parts.
         """
         puts = list(runs)
         deletes: list[bytes] = []
-        gone = set(deleted)
-        for ledger_id in gone:
+        deleted_ids = set(deleted)
+        for ledger_id in deleted_ids:
             deletes.append(fmt.ledger_key(ledger_id))
             start, stop = fmt.run_key(ledger_id, 0), fmt.run_key(ledger_id, ID_MAX) + b"\0"
             deletes += [key for key, _ in self._kv.scan(start=start, stop=stop)]
         for ledger_id, located in merges.items():
-            if ledger_id in gone:
+            if ledger_id in deleted_ids:
                 puts += fmt.run_rows(ledger_id, located)
                 continue
             rows, replaced = self._merged(ledger_id, located)
@@ -222,11 +224,11 @@ class Index:
         return len(puts)
 
     def rows(self, *, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Rows as they are, start <= key < stop, ascending: for a scrub, which goes on behind one that is damaged."""
+        """Yield raw rows, start <= key < stop, ascending, for a scrub, which continues after a damaged row."""
         return self._kv.scan(start=start, stop=stop)
 
     def compaction_bounds(self) -> list[bytes]:
-        """Keys between which `compact` is called, one pair after the other; a few more than COMPACTION_STEPS at most.
+        """Return keys: `compact` is called for each adjacent pair. At most a few more than COMPACTION_STEPS.
 
         Any thread. Raises OSError, DamagedIndex.
         """
@@ -243,7 +245,7 @@ class Index:
         self._kv.close()
 
     def _merged(self, ledger_id: int, located: Sequence[Located]) -> tuple[Rows, list[bytes]]:
-        """Rows that hold `located` over what was there, and the keys that they replace."""
+        """Return the rows of `located` merged with the overlapping rows, and the keys of those."""
         overlapping: dict[int, Run] = {}
         for part in _clusters(located):
             before = self.run_before(ledger_id, part[0][0])

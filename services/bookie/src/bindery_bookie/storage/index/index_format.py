@@ -1,26 +1,25 @@
-"""Index keyspace: where each entry is, and what is known of each ledger. One KV, written by flushes and rebuilds only.
+"""Index keyspace: the location of each entry, and the state of each ledger. One KV.
 
-Integers are big-endian, so that the order of keys is the order of ids. Sizes are in bytes.
+Flushes, compactions and rebuilds write it. Integers are big-endian, so keys sort by id. Sizes are in bytes.
 
 | key                                      | value                                                                    |
 |------------------------------------------|--------------------------------------------------------------------------|
 | `E` i64 ledger id, i64 first entry id    | a run: u64 location of the first entry's body, then u32 body sizes       |
 | `L` i64 ledger id                        | a ledger row, below                                                      |
-| `M` `generation`                         | u64: flushes so far; one batch with the rows of its flush                |
-| `M` `batch`                              | u64: number of the last batch, whatever it wrote                         |
-| `B` u64 number                           | u64: the first number whose row must be there still; one a batch         |
-| `M` `switches`                           | u64: compactions so far; one batch with the rows that each moved         |
+| `M` `generation`                         | u64: number of flushes; in one batch with the rows of the flush          |
+| `M` `batch`                              | u64: number of the last batch of any kind                                |
+| `B` u64 number                           | u64: the lowest number whose row must still exist; one row per batch     |
+| `M` `switches`                           | u64: number of compactions; in one batch with the rows that each moved   |
 
-Run: entries of one ledger that follow one another in one entry log. Slot i of the sizes is entry `first + i`; 0 marks
-an entry that is not in this run (striped ledgers have such holes). So the location of slot i is the run's location plus
-the sizes before it and one record header for each of them that is not 0. A run has 1..RUN_SLOTS_MAX slots; its first
-and last slot are not 0. Runs of a ledger never overlap, so the run of an entry is found by one floor search. A row per
-run instead of a row per entry makes a flush write about a hundredth of the rows, and a lookup finds at once what can be
-read ahead.
+Run: adjacent entries of one ledger in one entry log. Slot i of the sizes is entry `first + i`; 0 marks an entry that is
+not in this run (striped ledgers have such holes). The location of slot i is the run's location plus the sizes before it
+and one record header for each of them that is not 0. A run has 1..RUN_SLOTS_MAX slots; its first and last slot are not
+0. Runs of a ledger never overlap, so the run of an entry is found by one floor search. With a row per run instead of a
+row per entry, a flush writes about a hundredth of the rows, and one lookup finds the entries to read ahead too.
 
-Batch rows tell whether the store holds all that was written to it. LevelDB keeps the newest batches in logs of its
-own, whose loss it may not notice; each batch has its row, so a lost one leaves a hole in the numbers. Rows of batches
-that were there when the store was opened are not needed any more, because opening it moved them into tables.
+Batch rows detect lost writes. LevelDB keeps the newest batches in its own logs, whose loss it may not notice. Each
+batch writes a row, so a lost batch leaves a gap in the numbers. Rows of batches from before the store was opened are
+not needed, because opening the store moved them into tables.
 
 Ledger row
 | offset | size | type | field          | meaning                                                          |
@@ -47,7 +46,7 @@ from bindery_bookie.storage.io.errors import DamagedIndex
 ROW_VERSION: Final = 1
 RUN_SLOTS_MAX: Final = 128
 RUN_HOLE_MAX: Final = 8
-"""Longest hole inside a run. Wider ones start a new run: a row costs about as much as so many empty slots."""
+"""Maximum size of a hole in a run, in slots. A larger hole starts a new run: a row costs as much as that many slots."""
 
 GENERATION_KEY: Final = b"Mgeneration"
 SWITCHES_KEY: Final = b"Mswitches"
@@ -90,12 +89,12 @@ class Run:
 
     @property
     def size(self) -> int:
-        """Bytes from the first body's start to the last one's end."""
+        """Bytes from the start of the first body to the end of the last."""
         bodies = [size for size in self.sizes if size]
         return sum(bodies) + RECORD_HEADER_SIZE * (len(bodies) - 1)
 
     def entries(self) -> Iterator[Located]:
-        """What is there, ascending."""
+        """Yield the entries of the run, ascending."""
         entry_id, location = self.first_entry_id, self.location
         for size in self.sizes:
             if size:
@@ -104,7 +103,7 @@ class Run:
             entry_id += 1
 
     def find(self, entry_id: int) -> tuple[int, int] | None:
-        """(location, size) of an entry, None if it is not in the run."""
+        """Return (location, size) of an entry; None if it is not in the run."""
         slot = entry_id - self.first_entry_id
         if not 0 <= slot < len(self.sizes) or not self.sizes[slot]:
             return None
@@ -120,7 +119,7 @@ class LedgerRow:
     last_entry_id: int
     explicit_lac: bytes | None
     is_limbo: bool = False
-    """Entries of it may have been lost here, and were not looked for elsewhere yet."""
+    """Entries may have been lost here, and are not fetched from other bookies yet."""
 
 
 def run_key(ledger_id: int, first_entry_id: int) -> bytes:
@@ -133,7 +132,7 @@ def ledger_key(ledger_id: int) -> bytes:
 
 def unpack_ledger_key(key: bytes) -> int:
     if len(key) != _LEDGER_KEY.size:
-        raise DamagedIndex("ledger key has another size", key=key.hex())
+        raise DamagedIndex("ledger key has the wrong size", key=key.hex())
     return int(_LEDGER_KEY.unpack(key)[1])
 
 
@@ -147,19 +146,19 @@ def pack_generation(generation: int) -> bytes:
 
 def unpack_generation(value: bytes) -> int:
     if len(value) != _GENERATION.size:
-        raise DamagedIndex("generation has another size", value=value.hex())
+        raise DamagedIndex("generation has the wrong size", value=value.hex())
     return int(_GENERATION.unpack(value)[0])
 
 
 def location_of(value: bytes) -> int:
-    """The location in a run's value, the sizes left alone. Raises DamagedIndex."""
+    """Return the location in a run's value, without decoding the sizes. Raises DamagedIndex."""
     if len(value) < _LOCATION.size:
         raise DamagedIndex("index row is damaged", size=len(value))
     return int(_LOCATION.unpack_from(value)[0])
 
 
 def relocated(value: bytes, location: int) -> bytes:
-    """A run's value with another location."""
+    """Return a run's value with another location."""
     return _LOCATION.pack(location) + value[_LOCATION.size :]
 
 
@@ -213,7 +212,7 @@ def unpack_ledger_row(value: bytes, *, ledger_id: int) -> LedgerRow:
 def dense_run_rows(
     ledger_id: int, first_entry_id: int, location: int, sizes: Sequence[int]
 ) -> list[tuple[bytes, bytes]]:
-    """Rows for entries without holes that lie one after the other in a log: the common case of a flush."""
+    """Return the rows of entries without holes that are adjacent in a log, the common case of a flush."""
     rows: list[tuple[bytes, bytes]] = []
     for start in range(0, len(sizes), RUN_SLOTS_MAX):
         part = sizes[start : start + RUN_SLOTS_MAX]
@@ -223,7 +222,7 @@ def dense_run_rows(
 
 
 def run_rows(ledger_id: int, entries: Iterable[Located]) -> list[tuple[bytes, bytes]]:
-    """Rows for any entries of a ledger, ascending by entry id, wherever they lie."""
+    """Return the rows of any entries of a ledger, ascending by entry id, in any locations."""
     rows: list[tuple[bytes, bytes]] = []
     first = start = end = 0
     sizes: list[int] = []

@@ -1,1 +1,1 @@
-"""Adapters to the operating system and LevelDB: disk, key-value store, worker threads, injected faults."""
+"""Adapters to the operating system and LevelDB: disk, key-value store, worker threads, fault injection."""

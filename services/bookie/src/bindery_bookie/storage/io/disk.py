@@ -1,7 +1,8 @@
-"""Disk: all that the storage engine asks of a file system, so that tests can hand in one that crashes.
+"""Disk: the file system operations of the storage engine, and their implementation on real files.
 
-A new file survives a power cut only once it was synced *and* its directory was; a rename once the directory was.
-All paths are absolute or relative to the process; they use `/`. Every method may raise OSError, which names the path.
+Tests and the simulator pass a Disk that crashes. A new file survives a power loss only after it *and* its directory
+were synced; a rename only after the directory was synced. Paths are absolute or relative to the process and use `/`.
+Every method may raise OSError, which names the path.
 """
 
 import contextlib
@@ -14,24 +15,24 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 REMOVE_STEP: Final = 2 * 1024 * 1024
-"""Bytes given back at a time, in about 2 ms. A journal file of 64 MiB in one go lets every sync of the same file system
-wait for 50 ms."""
+"""Number of bytes freed at a time, which takes about 2 ms. Freeing a journal file of 64 MiB at once would delay every
+sync on the same file system by 50 ms."""
 
 DIRECT_UNIT: Final = 512
-"""What a place and a size must be multiples of to be written past the page cache. Disks that want more say so."""
+"""Unit in bytes of offsets and sizes for direct I/O. Disks that need a larger unit return an error."""
 
 DIRECT_BUFFER_SIZE: Final = 1024 * 1024
-"""Bytes written past the page cache in one go, from a buffer that lies as the disk wants it."""
+"""Maximum number of bytes per direct write, and size of the aligned buffer."""
 
 _NO_SPACE: Final = frozenset((errno.ENOSPC, errno.EDQUOT))
-_CANNOT_TELL: Final = frozenset((errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.ENOTTY))
-"""What systems answer who do not know where a file has holes."""
-_NOT_PAST_CACHE: Final = frozenset((errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP))
-"""What a write past the page cache is answered that must go through it. Nothing of it was written."""
+_NO_HOLE_SEARCH: Final = frozenset((errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.ENOTTY))
+"""Errors of systems that cannot find the holes of a file."""
+_NO_DIRECT_WRITE: Final = frozenset((errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP))
+"""Errors of a direct write that must go through the page cache instead. Nothing was written."""
 
 
 def is_no_space(error: BaseException | None) -> bool:
-    """Whether something failed for want of space, on the disk or in its owner's quota."""
+    """Return True if an operation failed because the disk or the quota is full."""
     return isinstance(error, OSError) and error.errno in _NO_SPACE
 
 
@@ -46,33 +47,36 @@ class DiskUsage:
 
 
 class WritableFile(Protocol):
-    """A file its one owner writes. Not for several threads."""
+    """A file with one writer. Not thread-safe."""
 
     def write_at(self, data: bytes | bytearray | memoryview, offset: int) -> None:
         """Write all of `data` or raise."""
         ...
 
     def datasync(self) -> None:
-        """Return once the data, and a size needed to read it, are on the disk."""
+        """Return once the data, and the file size needed to read it, are on the disk."""
         ...
 
     def sync(self) -> None:
-        """As `datasync`, with all of the file's metadata."""
+        """Return once the data and all metadata of the file are on the disk."""
         ...
 
     def close(self) -> None: ...
 
 
 class ReadableFile(Protocol):
-    """A file open for reading; several threads may read at once."""
+    """A file that is open for reading. Thread-safe."""
 
     def read_at(self, offset: int, size: int) -> bytes:
-        """Up to `size` bytes; fewer only at the end of the file."""
+        """Return `size` bytes; fewer only at the end of the file."""
         ...
 
     def data_ranges(self, offset: int) -> Sequence[tuple[int, int]]:
-        """[start, end) of all places from `offset` on where bytes may be that are not zero, in order: what was
-        allocated and never written need not be read. Ask before reading: what the system reads ahead counts as data."""
+        """Return [start, end) of all ranges from `offset` on that may have bytes other than zero, ascending.
+
+        Allocated ranges that were never written are left out. Call it before reading, because ranges that the system
+        has read ahead count as data.
+        """
         ...
 
     def size(self) -> int: ...
@@ -84,20 +88,23 @@ class Disk(Protocol):
     """Files and directories."""
 
     def create(self, path: str, *, allocate: int = 0) -> WritableFile:
-        """A new file; FileExistsError if there is one. `allocate` bytes are reserved and read as zeros; such a file is
-        written in order, and read only by who opens it after a crash: it need not be in the page cache."""
+        """Create a file. Raises FileExistsError.
+
+        `allocate`: number of bytes to allocate, which read as zeros. Such a file is written in order and read only
+        after a crash, so it need not be in the page cache.
+        """
         ...
 
     def open_read(self, path: str) -> ReadableFile:
-        """FileNotFoundError if there is none."""
+        """Open a file for reading. Raises FileNotFoundError."""
         ...
 
     def list_names(self, directory: str) -> Sequence[str]:
-        """Names in `directory`, sorted; none when it does not exist."""
+        """Return the names in `directory`, sorted; none if it does not exist."""
         ...
 
     def truncate(self, path: str, size: int) -> None:
-        """Cut to `size` bytes and sync."""
+        """Truncate to `size` bytes and sync."""
         ...
 
     def rename(self, source: str, target: str) -> None:
@@ -105,16 +112,19 @@ class Disk(Protocol):
         ...
 
     def remove(self, path: str, *, is_unread: bool = False) -> None:
-        """`is_unread`: nobody has the file open, nor another name for it, so its space may go before its last byte:
-        in steps, which let the syncs of other files through."""
+        """Remove a file.
+
+        `is_unread`: no process has the file open, and it has no other name. Its space is then freed in steps, so that
+        syncs of other files are not delayed.
+        """
         ...
 
     def make_directories(self, path: str) -> None:
-        """With parents, each synced into its own parent; no error if there already."""
+        """Create a directory and its parents, and sync each into its parent. Existing directories are kept."""
         ...
 
     def sync_directory(self, path: str) -> None:
-        """Makes creates, renames and removals in `path` durable."""
+        """Make creations, renames and removals in `path` durable."""
         ...
 
     def usage(self, path: str) -> DiskUsage: ...
@@ -122,7 +132,7 @@ class Disk(Protocol):
 
 @contextlib.contextmanager
 def _naming(path: str) -> Iterator[None]:
-    """Calls by file descriptor do not say which file failed."""
+    """Add the path to errors of calls by file descriptor, which do not have it."""
     try:
         yield
     except OSError as error:
@@ -139,12 +149,12 @@ class _RealWritableFile:
     def write_at(self, data: bytes | bytearray | memoryview, offset: int) -> None:
         with _naming(self._path):
             written = os.pwrite(self._fd, data, offset)
-            while written < len(data):  # a signal or a nearly full disk can cut a write short
+            while written < len(data):  # a signal or an almost full disk can cause a partial write
                 with memoryview(data) as view:
                     written += os.pwrite(self._fd, view[written:], offset + written)
 
     def datasync(self) -> None:
-        try:  # as `_naming` does: every add waits for this, and the context costs it a microsecond and a half
+        try:  # hot path: without `_naming`, whose context manager takes 1.5 microseconds
             os.fdatasync(self._fd)
         except OSError as error:
             error.filename = error.filename or self._path
@@ -162,17 +172,19 @@ class _RealWritableFile:
 
 
 class _DirectWritableFile(_RealWritableFile):
-    """Written past the page cache: where no page has to be found, marked, written back and waited for, a write and its
-    sync take a tenth (1.5 KiB) to a fifth (150 KiB) less time, and a third less of the processor's.
+    """A file written with direct I/O, past the page cache.
 
-    Only whole units go that way. The first bytes that do not, or a file system that will not have them, end it for
-    good, and then this file is as any other; what was written before is as durable as `datasync` makes it.
+    Because no pages have to be found, marked and written back, a write and its sync take a tenth (1.5 KiB) to a fifth
+    (150 KiB) less time, and a third less processor time.
+
+    Direct writes must be whole units. After the first write that is not, or that the file system refuses, all writes go
+    through the page cache. Earlier writes are made durable by `datasync` all the same.
     """
 
     def __init__(self, fd: int, path: str) -> None:
         super().__init__(fd, path)
         self._buffer: memoryview | None = memoryview(mmap.mmap(-1, DIRECT_BUFFER_SIZE))
-        """Begins with a page. None: written as any other file."""
+        """Page-aligned buffer. None: writes go through the page cache."""
 
     def write_at(self, data: bytes | bytearray | memoryview, offset: int) -> None:
         if self._buffer is None or (offset | len(data)) % DIRECT_UNIT:
@@ -187,7 +199,7 @@ class _DirectWritableFile(_RealWritableFile):
                     for start in range(0, len(rest), DIRECT_BUFFER_SIZE):
                         self._write_buffer(rest[start : start + DIRECT_BUFFER_SIZE], offset + start)
         except OSError as error:
-            if error.errno not in _NOT_PAST_CACHE:
+            if error.errno not in _NO_DIRECT_WRITE:
                 error.filename = error.filename or self._path
                 raise
             self._use_cache()
@@ -238,7 +250,7 @@ class _RealReadableFile:
                     end = os.lseek(self._fd, start, os.SEEK_HOLE)
                     ranges.append((start, end))
             except OSError as error:
-                if error.errno in _CANNOT_TELL:
+                if error.errno in _NO_HOLE_SEARCH:
                     return [(offset, self.size())] if offset < self.size() else []
                 if error.errno != errno.ENXIO:
                     raise
@@ -254,7 +266,7 @@ class _RealReadableFile:
 
 
 def _bypass_cache(fd: int) -> bool:
-    """Have writes go past the page cache; False where the file system does not offer that."""
+    """Enable direct I/O; return False if the file system does not support it."""
     try:
         fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_DIRECT)
     except OSError:
@@ -263,10 +275,10 @@ def _bypass_cache(fd: int) -> bool:
 
 
 class RealDisk:
-    """The operating system's files: the only place in the bookie that opens one."""
+    """The files of the operating system. Only this class of the bookie opens files of the storage."""
 
     def __init__(self, *, past_cache: bool = True) -> None:
-        """`past_cache`: what is allocated ahead is written past the page cache, where that is possible."""
+        """`past_cache`: write preallocated files with direct I/O if possible."""
         self._past_cache = past_cache
 
     def create(self, path: str, *, allocate: int = 0) -> WritableFile:
@@ -311,8 +323,8 @@ class RealDisk:
         try:
             os.unlink(path)
             found = os.fstat(fd)
-            if found.st_nlink == 0:  # a backup may be made of links
-                with contextlib.suppress(OSError):  # it is removed: then its space goes in one go
+            if found.st_nlink == 0:  # otherwise another hard link exists, such as that of a backup
+                with contextlib.suppress(OSError):  # the file is removed already; its space is then freed at once
                     for size in range(found.st_size - REMOVE_STEP, 0, -REMOVE_STEP):
                         os.ftruncate(fd, size)
         finally:

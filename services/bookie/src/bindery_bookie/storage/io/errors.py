@@ -1,27 +1,27 @@
-"""Errors of the storage engine that are not in the common tree."""
+"""Errors of the storage engine, in addition to the common error tree."""
 
 from bindery_core.errors import BinderyError, DamagedStorage, OutcomeUnknown, ReadOnly
 
 
 class JournalFailed(OutcomeUnknown):
-    """The journal could not be written: whether the record is on disk is not known, and nothing more is accepted."""
+    """The journal could not be written. It is unknown whether the record is on disk; no more records are accepted."""
 
     code = "journal_failed"
 
 
 class DamagedIndex(DamagedStorage):
-    """The index, not an entry log: no entry was lost, and the index can be rebuilt from the logs."""
+    """The index is damaged. No entry is lost, because the index can be rebuilt from the entry logs."""
 
     code = "damaged_index"
 
 
 class JournalFull(ReadOnly):
-    """There is no room for a journal file: nothing was written, and it is tried again."""
+    """There is no space for a journal file. Nothing was written; the write is retried."""
 
     code = "journal_full"
 
 
-class StartGivenUp(BinderyError):
-    """Whoever opened the storage does not wait for it any more. Only workers see it."""
+class StartCancelled(BinderyError):
+    """The opening of the storage was cancelled. Raised in workers only."""
 
-    code = "start_given_up"
+    code = "start_cancelled"

@@ -1,26 +1,26 @@
-"""Drills: a disk and an index that are slow or fail on purpose, also in a running bookie.
+"""Fault injection ("drills"): delays and errors of disk and index operations, for tests and for running bookies.
 
-`SlowDisk`, `FaultyDisk`, `SlowKV` and `FaultyKV` wrap any Disk or KV and ask a function before each operation. A bookie
-that was started with `drills` puts `DrillControl` between itself and its disk; its rules are set, listed and cleared
-while the bookie runs. Without that setting nothing of this stands in the way of a single call.
+`SlowDisk`, `FaultyDisk`, `SlowKV` and `FaultyKV` wrap any Disk or KV and call a function before each operation. A
+bookie that was started with the setting `drills` puts `DrillControl` between its storage and its disk; rules are set,
+listed and cleared while the bookie runs. Without that setting there is no overhead.
 
-A rule says what it hits and what happens then. It is a line of words, and prints itself as the line it was read from:
+A rule selects operations and defines their fault. It is one line of text, and `str(rule)` is the line it was read from:
 
     OPERATIONS PATTERN [fail ERRNO] [delay SECONDS] [chance P] [after N] [times N] [seed N]
 
 | word       | meaning                                                                                            |
 |------------|----------------------------------------------------------------------------------------------------|
-| OPERATIONS | names below joined by commas, or `*`                                                               |
-| PATTERN    | of the whole path, as in a shell, where `*` spans directories too; in quotes if it holds a space   |
-| fail       | raise that error, such as EIO or ENOSPC, instead of doing it                                       |
-| delay      | wait first; seconds, at most 60                                                                    |
-| chance     | how likely, 0 < P <= 1; the lots are drawn from `seed`, so that a drill can be repeated            |
-| after      | let so many matching operations pass first                                                         |
-| times      | act so often at most                                                                               |
+| OPERATIONS | names below separated by commas, or `*`                                                            |
+| PATTERN    | shell pattern for the whole path; `*` matches `/` too; quoted if it contains a space               |
+| fail       | raise this error, such as EIO or ENOSPC, instead of performing the operation                       |
+| delay      | delay in seconds before the operation, at most 60                                                  |
+| chance     | probability, 0 < P <= 1; pseudo-random from `seed`, so that a drill can be repeated                |
+| after      | number of matching operations that are not affected first                                          |
+| times      | maximum number of operations affected                                                              |
 
-    datasync *.txn delay 0.2                    every acknowledgement waits a fifth of a second
+    datasync *.txn delay 0.2                    every acknowledgement is delayed by 0.2 s
     write_at,create */ledgers/* fail ENOSPC     the ledger disk is full
-    read_at *.log fail EIO chance 0.01          one read of an entry log in a hundred fails
+    read_at *.log fail EIO chance 0.01          one percent of the reads of entry logs fail
 
 Source: BookKeeper's SlowBufferedChannel, SlowInterleavedLedgerStorage and SlowSortedLedgerStorage (delays in tests).
 """
@@ -67,10 +67,10 @@ RULES_MAX: Final = 32
 DELAY_S_MAX: Final = 60.0
 
 Fault = Callable[[str, str], OSError | None]
-"""(operation, path) -> the error to raise, or None."""
+"""Called with (operation, path); returns the error to raise, or None."""
 
 Delay = Callable[[str, str], float]
-"""(operation, path) -> seconds to wait."""
+"""Called with (operation, path); returns the delay in seconds."""
 
 _Before = Callable[[str, str], None]
 
@@ -89,7 +89,7 @@ class _WrappedFile:
         try:
             self._before("close", self._path)
         finally:
-            self._file.close()  # an error does not keep a descriptor open: the kernel's close is like that
+            self._file.close()  # as in the kernel, a failed close still releases the descriptor
 
 
 class _WrappedReadable(_WrappedFile):
@@ -127,7 +127,7 @@ class _WrappedWritable(_WrappedFile):
 
 
 class WrappedDisk:
-    """A Disk that calls `before(operation, path)` ahead of each operation of another one, and of its files."""
+    """A Disk that calls `before(operation, path)` before each operation of another Disk and its files."""
 
     def __init__(self, disk: Disk, before: _Before) -> None:
         self._disk = disk
@@ -180,7 +180,7 @@ class WrappedDisk:
 
 
 class WrappedKV:
-    """A KV that calls `before(operation, path)` ahead of each read or write of another one."""
+    """A KV that calls `before(operation, path)` before each read and write of another KV."""
 
     def __init__(self, kv: KV, path: str, before: _Before) -> None:
         self._kv = kv
@@ -246,28 +246,28 @@ def _waiting(delay_s: Delay, sleep: Callable[[float], None]) -> _Before:
 
 
 class FaultyDisk(WrappedDisk):
-    """Fails chosen operations of another disk. `fault(operation, path)` returns the error to raise, or None."""
+    """Fails selected operations of another disk. `fault(operation, path)` returns the error to raise, or None."""
 
     def __init__(self, disk: Disk, fault: Fault) -> None:
         super().__init__(disk, _raising(fault))
 
 
 class SlowDisk(WrappedDisk):
-    """Delays chosen operations of another disk: `delay_s(operation, path)` seconds, spent in `sleep` (for threads)."""
+    """Delays selected operations of another disk by `delay_s(operation, path)` seconds. `sleep` blocks the thread."""
 
     def __init__(self, disk: Disk, delay_s: Delay, sleep: Callable[[float], None]) -> None:
         super().__init__(disk, _waiting(delay_s, sleep))
 
 
 class FaultyKV(WrappedKV):
-    """Fails chosen operations of another store, as FaultyDisk does."""
+    """Fails selected operations of another store, as FaultyDisk does."""
 
     def __init__(self, kv: KV, path: str, fault: Fault) -> None:
         super().__init__(kv, path, _raising(fault))
 
 
 class SlowKV(WrappedKV):
-    """Delays chosen operations of another store, as SlowDisk does."""
+    """Delays selected operations of another store, as SlowDisk does."""
 
     def __init__(self, kv: KV, path: str, delay_s: Delay, sleep: Callable[[float], None]) -> None:
         super().__init__(kv, path, _waiting(delay_s, sleep))
@@ -275,23 +275,23 @@ class SlowKV(WrappedKV):
 
 @dataclass(frozen=True, slots=True)
 class DrillRule:
-    """One line of the language above."""
+    """One rule; see the module docstring."""
 
     operations: tuple[str, ...]
-    """Empty: all."""
+    """Empty: all operations."""
     pattern: str
     fail: str = ""
-    """Name of an errno; empty: it only waits."""
+    """Name of an errno; empty: delay only."""
     delay: float = 0.0
     chance: float = 1.0
     after: int = 0
     times: int = 0
-    """0: without end."""
+    """0: unlimited."""
     seed: int = 0
 
     @classmethod
     def parse(cls, text: str) -> "DrillRule":
-        """Raises BadRequest that says which word is wrong."""
+        """Raises BadRequest, which names the wrong word."""
         try:
             words = shlex.split(text)
         except ValueError as error:
@@ -313,7 +313,7 @@ class DrillRule:
             except ValueError as error:
                 raise BadRequest(f"drill rule: {error}", word=name, value=value) from error
         if not values.keys() & {"fail", "delay"}:
-            raise BadRequest("drill rule: neither fail nor delay", rule=text)
+            raise BadRequest("drill rule: needs fail or delay", rule=text)
         return cls(operations, words[1], **values)  # type: ignore[arg-type]  # by name, each read by its reader
 
     def __str__(self) -> str:
@@ -327,8 +327,8 @@ class DrillRule:
                 words += [option.name, f"{value:g}" if isinstance(value, float) else str(value)]
         return " ".join(words)
 
-    def hits(self, operation: str, path: str) -> bool:
-        """Whether the rule speaks of this operation."""
+    def matches(self, operation: str, path: str) -> bool:
+        """Return True if the rule selects this operation."""
         return (not self.operations or operation in self.operations) and fnmatchcase(path, self.pattern)
 
 
@@ -338,7 +338,7 @@ def _needs_quotes(pattern: str) -> bool:
 
 def _read_errno(text: str) -> str:
     if text not in errno.errorcode.values():
-        raise ValueError("no such error, say EIO or ENOSPC")
+        raise ValueError("unknown error name; use one such as EIO or ENOSPC")
     return text
 
 
@@ -371,53 +371,53 @@ _READERS: Final[dict[str, Callable[[str], str | float | int]]] = {
 
 @dataclass(frozen=True, slots=True)
 class DrillState:
-    """A rule in force, and what it did so far."""
+    """An active rule and its counters."""
 
     rule: str
     matched: int
-    """Operations that the rule speaks of."""
+    """Number of operations that matched the rule."""
     acted: int
-    """Times it failed or delayed one."""
+    """Number of operations that the rule failed or delayed."""
     is_spent: bool
-    """It has acted as often as it may."""
+    """True if `acted` has reached `times`."""
 
 
 class _Drill:
-    """A rule with its counts and lots."""
+    """A rule with its counters and its random number generator."""
 
     def __init__(self, rule: DrillRule) -> None:
         self.rule = rule
         self.matched = 0
         self.acted = 0
-        self._lots = random.Random(rule.seed)  # noqa: S311 - reproducible, not secret
+        self._rng = random.Random(rule.seed)  # noqa: S311 - reproducible, not secret
 
     @property
     def is_spent(self) -> bool:
         return bool(self.rule.times) and self.acted >= self.rule.times
 
     def acts(self) -> bool:
-        """Count one more matching operation. Whether the rule does something to it."""
+        """Count a matching operation; return True if the rule affects it."""
         self.matched += 1
-        if self.is_spent or self.matched <= self.rule.after or self._lots.random() >= self.rule.chance:
+        if self.is_spent or self.matched <= self.rule.after or self._rng.random() >= self.rule.chance:
             return False
         self.acted += 1
         return True
 
 
 class DrillControl:
-    """The rules in force in one bookie. Safe for several threads: the loop sets them, workers run into them.
+    """The active rules of one bookie. Thread-safe: the event loop sets the rules, workers apply them.
 
-    Invariant: with no rules every operation passes at once.
+    Invariant: without rules no operation is delayed or failed.
     """
 
     def __init__(self, *, sleep: Callable[[float], None]) -> None:
-        """`sleep` blocks its thread for so many seconds."""
+        """`sleep`: block the calling thread for this number of seconds."""
         self._sleep = sleep
         self._lock = threading.Lock()
         self._drills: tuple[_Drill, ...] = ()
 
     def set_rules(self, rules: Iterable[str]) -> list[DrillState]:
-        """Replace all rules; counts begin at 0. Nothing changes when one is refused. Raises BadRequest."""
+        """Replace all rules; counters begin at 0. If a rule is invalid, nothing changes. Raises BadRequest."""
         parsed = [_Drill(DrillRule.parse(text)) for text in rules]
         if len(parsed) > RULES_MAX:
             raise BadRequest("too many drill rules", rules=len(parsed), rules_max=RULES_MAX)
@@ -426,27 +426,27 @@ class DrillControl:
         return self.states()
 
     def clear(self) -> None:
-        """The disk is itself again. A delay under way still ends in its own time."""
+        """Remove all rules. A delay that has begun is not shortened."""
         self.set_rules(())
 
     def states(self) -> list[DrillState]:
-        """What is in force, in the order given."""
+        """Return the active rules, in the order of `set_rules`."""
         with self._lock:
-            return [DrillState(str(one.rule), one.matched, one.acted, one.is_spent) for one in self._drills]
+            return [DrillState(str(drill.rule), drill.matched, drill.acted, drill.is_spent) for drill in self._drills]
 
     def wrap_disk(self, disk: Disk) -> Disk:
-        """`disk`, under these rules."""
+        """Return `disk` with these rules applied."""
         return WrappedDisk(disk, self._before)
 
     def wrap_open_kv(self, open_kv: OpenKV) -> OpenKV:
-        """`open_kv`, whose stores are under these rules."""
+        """Return `open_kv` with these rules applied to its stores."""
         return lambda path: WrappedKV(open_kv(path), path, self._before)
 
     def _before(self, operation: str, path: str) -> None:
         if not self._drills:
             return
         with self._lock:
-            acting = [one.rule for one in self._drills if one.rule.hits(operation, path) and one.acts()]
+            acting = [drill.rule for drill in self._drills if drill.rule.matches(operation, path) and drill.acts()]
         delay_s = sum(rule.delay for rule in acting)
         if delay_s:
             self._sleep(delay_s)

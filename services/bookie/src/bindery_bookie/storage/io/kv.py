@@ -1,8 +1,8 @@
-"""KV: an ordered store of bytes, and its two implementations: LevelDB and memory.
+"""KV: an ordered key-value store of bytes, and its two implementations: LevelDB and memory.
 
-Keys sort by their bytes. A batch is applied whole or not at all, also across a crash; a batch written with `sync` (and
-every batch before it) survives a power cut.
-Errors: OSError for input and output, DamagedIndex when the store finds that its own files are not what it wrote.
+Keys are sorted by their bytes. A batch is atomic, also in a crash. A batch written with `sync`, and every batch before
+it, survives a power loss.
+Errors: OSError for input and output, DamagedIndex if the store finds its own files damaged.
 """
 
 import bisect
@@ -18,7 +18,7 @@ from bindery_bookie.storage.io.leveldb_handle import LevelDbHandle
 
 
 class KV(Protocol):
-    """Safe for several threads; an iterator belongs to one."""
+    """Thread-safe. An iterator must be used by one thread."""
 
     def get(self, key: bytes) -> bytes | None: ...
 
@@ -31,34 +31,34 @@ class KV(Protocol):
         ...
 
     def scan(self, *, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Pairs with start <= key < stop, ascending, as of this call. Close it (or exhaust it) when done."""
+        """Yield pairs with start <= key < stop, ascending, as of this call. Exhaust or close the iterator."""
         ...
 
     def floor(self, *, lowest: bytes, key: bytes) -> tuple[bytes, bytes] | None:
-        """The pair with the greatest key in [lowest, key]; None if there is none."""
+        """Return the pair with the greatest key in [lowest, key]; None if there is none."""
         ...
 
     def approximate_size(self) -> int:
-        """Bytes, roughly."""
+        """Return the approximate size in bytes."""
         ...
 
     def compact(self, *, start: bytes, stop: bytes) -> None:
-        """Rewrite keys from `start` to `stop` without what was deleted or overwritten. Reads and writes go on."""
+        """Free the space of deleted and overwritten keys from `start` to `stop`. Reads and writes continue."""
         ...
 
     def close(self) -> None: ...
 
 
 OpenKV = Callable[[str], KV]
-"""Opens the store in a directory, creating it when missing. Raises DamagedIndex or OSError."""
+"""Opens the store in a directory, and creates it if it is missing. Raises DamagedIndex, OSError."""
 
 _LOWEST: Final = b""
 _HIGHEST: Final = b"\xff" * 64
-"""Two keys of LevelDbKV's own, below and above all others (which are neither empty nor so long).
+"""Two keys that LevelDbKV adds, below and above all other keys (which are neither empty nor that long).
 
-LevelDB's iterators step over a block that they cannot read, and plyvel asks for the error only while the iterator
-stands somewhere: one that falls off the end of the store seems to have found nothing. With these two pairs in place a
-walk within the bounds of others' keys never ends at the end of the store, so one that does so met damage.
+LevelDB's iterators skip a block that they cannot read, and plyvel checks for errors only while the iterator has a
+position: an iterator that reaches the end of the store seems to have found nothing. With these two pairs an iteration
+over other keys never reaches the end of the store, unless there is damage.
 """
 
 _KNOWN_NUMBERS: Final = {
@@ -75,13 +75,13 @@ _KNOWN_NUMBERS: Final = {
         errno.EAGAIN,
     )
 }
-"""LevelDB tells errors of the system in words only. None of these speaks of damaged files."""
-_PASSING_FAILURES: Final = ("/LOCK", *_KNOWN_NUMBERS)
-"""Parts of LevelDB's messages that do not speak of damaged files."""
+"""Texts and numbers of system errors that do not mean damage. LevelDB reports system errors only as text."""
+_SYSTEM_ERRORS: Final = ("/LOCK", *_KNOWN_NUMBERS)
+"""Parts of LevelDB's messages that do not mean damage."""
 
 
 class LevelDbKV:
-    """KV on LevelDB, with its own checks switched on: damage becomes an error, never absence."""
+    """KV on LevelDB, with LevelDB's checks enabled: damage causes an error and is never treated as a missing key."""
 
     def __init__(
         self,
@@ -91,8 +91,9 @@ class LevelDbKV:
         write_buffer_size: int = 8 * 1024 * 1024,
         has_room: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`has_room`: whether the disk has room for a log and a table. Asked before the store is opened anew because a
-        write failed (`leveldb_handle`)."""
+        """`has_room`: returns True if the disk has space for a log and a table. Checked before the store is reopened
+        after a failed write (`leveldb_handle`).
+        """
         self._path = path
         self._block_cache_size = block_cache_size
         self._write_buffer_size = write_buffer_size
@@ -113,14 +114,14 @@ class LevelDbKV:
                 lru_cache_size=self._block_cache_size,
                 write_buffer_size=self._write_buffer_size,
                 bloom_filter_bits=10,
-                compression=None,  # keys and sizes hardly compress; the time is worth more
+                compression=None,  # keys and sizes compress too little to be worth the time
             )
         except plyvel.CorruptionError as error:
-            raise DamagedIndex("index does not open", path=self._path, reason=str(error)) from error
+            raise DamagedIndex("index cannot be opened", path=self._path, reason=str(error)) from error
         except plyvel.Error as error:
-            if any(failure in str(error) for failure in _PASSING_FAILURES):
-                raise self._os_error("index does not open", error) from error
-            raise DamagedIndex("index does not open", path=self._path, reason=str(error)) from error
+            if any(failure in str(error) for failure in _SYSTEM_ERRORS):
+                raise self._os_error("index cannot be opened", error) from error
+            raise DamagedIndex("index cannot be opened", path=self._path, reason=str(error)) from error
 
     @staticmethod
     def destroy(path: str) -> None:
@@ -157,13 +158,13 @@ class LevelDbKV:
 
     def scan(self, *, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
         walk = self._walk(start, stop)
-        next(walk)  # up to here it is as of this call, and lets the store go when it is dropped
+        next(walk)  # creates LevelDB's iterator now, so that it shows the state as of this call
         return walk
 
     def _walk(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """First a pair that is none."""
+        """Yield an empty pair, then the pairs of a scan."""
         try:
-            # No `stop`: the walk must come to a pair behind it, if only to _HIGHEST.
+            # No `stop`: the iterator must reach a pair after it, at least _HIGHEST, to prove that nothing was skipped.
             with (
                 self._handle.reading() as db,
                 db.iterator(start=start, verify_checksums=True, fill_cache=False) as pairs,
@@ -176,10 +177,10 @@ class LevelDbKV:
                         yield pair
         except plyvel.Error as error:
             raise self._unreadable(error) from error
-        raise DamagedIndex("index ends before its end", path=self._path)
+        raise DamagedIndex("the last key of the index is missing", path=self._path)
 
     def floor(self, *, lowest: bytes, key: bytes) -> tuple[bytes, bytes] | None:
-        # No `start`: plyvel's reverse iterator misses a lone pair that stands exactly there.
+        # No `start`: plyvel's reverse iterator misses a single pair whose key is `start`.
         try:
             with (
                 self._handle.reading() as db,
@@ -189,7 +190,7 @@ class LevelDbKV:
         except plyvel.Error as error:
             raise self._unreadable(error) from error
         if found is None:
-            raise DamagedIndex("index begins behind its beginning", path=self._path)
+            raise DamagedIndex("the first key of the index is missing", path=self._path)
         return found if found[0] >= lowest and found[0] != _LOWEST else None
 
     def approximate_size(self) -> int:
@@ -213,13 +214,13 @@ class LevelDbKV:
         return self._os_error("index", error)
 
     def _unreadable(self, error: Exception) -> Exception:
-        """What cannot be read is damaged, whoever's fault it is: to LevelDB a file cut short is an "IO error"."""
-        if any(failure in str(error) for failure in _PASSING_FAILURES):
+        """Return the error of a failed read. Most are damage: LevelDB reports a truncated file as "IO error"."""
+        if any(failure in str(error) for failure in _SYSTEM_ERRORS):
             return self._os_error("index", error)
         return DamagedIndex("index cannot be read", path=self._path, reason=str(error))
 
     def _os_error(self, what: str, error: Exception) -> OSError:
-        """With the path, and with the number that callers and operators go by; EIO where the words tell none."""
+        """Return an OSError with the path and the error number that the text names; EIO if it names none."""
         message = error.args[0] if error.args else error
         text = message.decode(errors="replace") if isinstance(message, bytes) else str(message)
         number = next((number for words, number in _KNOWN_NUMBERS.items() if words in text), errno.EIO)
@@ -227,7 +228,7 @@ class LevelDbKV:
 
 
 class MemoryKV:
-    """KV in memory, under the same contract suite: for tests and for tools that need no disk."""
+    """KV in memory, tested by the same contract suite. For tests and for tools without a disk."""
 
     def __init__(self) -> None:
         self._keys: list[bytes] = []

@@ -1,4 +1,4 @@
-"""WatchedKV: tells when the store met damage in its own files, whoever was asking and in which thread."""
+"""WatchedKV: a KV that reports damage of its files to a callback."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -8,7 +8,7 @@ from bindery_bookie.storage.io.kv import KV
 
 
 class WatchedKV:
-    """A KV, unchanged but for that. `damaged` is called in the thread that met it, before the error is raised on."""
+    """Passes all calls to another KV. `damaged` is called in the calling thread before a DamagedIndex is raised."""
 
     def __init__(self, kv: KV, damaged: Callable[[str], None]) -> None:
         self._kv = kv
@@ -23,7 +23,7 @@ class WatchedKV:
             raise
 
     def get(self, key: bytes) -> bytes | None:
-        try:  # the hot one: no generator
+        try:  # hot path: without the context manager, which is slower
             return self._kv.get(key)
         except DamagedIndex as error:
             self._damaged(str(error))

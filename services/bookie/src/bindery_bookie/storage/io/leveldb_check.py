@@ -1,9 +1,9 @@
-"""A strict look at LevelDB's own logs before it opens them.
+"""Check LevelDB's logs strictly before LevelDB opens them.
 
-LevelDB reads its write-ahead logs and its MANIFEST up to the end of each 32 KiB block that it can make sense of, skips
-zeros without a word, and goes on with the next block. So zeros in the middle of a file cost it what it had written
-there, and nothing tells. Here a log must be good up to some point and have nothing good behind it, which is what a
-crash leaves; what such an end costs is found by the numbers of the index's batches (`index`).
+LevelDB reads its write-ahead logs and its MANIFEST block by block (32 KiB). It skips zeros and the rest of a damaged
+block silently, and continues with the next block. Zeros in the middle of a file therefore lose writes without an error.
+This check requires that a log is valid up to some point and has no valid record after it, which is the state after a
+crash. Writes lost at the end are detected by the batch numbers of the index (`index`).
 
 A log is a sequence of blocks of 32768 bytes, each a sequence of records; a record never spans blocks, and fewer than 7
 bytes at the end of a block are zeros. Integers are little-endian.
@@ -38,11 +38,11 @@ assert _HEADER.size == 7
 
 
 def check_files(disk: Disk, directory: str) -> None:
-    """Raises DamagedIndex with path and offset, or OSError. A directory without a store is fine."""
+    """Check all logs of a store. A missing store is accepted. Raises DamagedIndex with path and offset, OSError."""
     names = disk.list_names(directory)
     if "CURRENT" not in names:
         if any(name.endswith(".ldb") for name in names):
-            raise DamagedIndex("index lost its file CURRENT", path=f"{directory}/CURRENT", offset=0)
+            raise DamagedIndex("file CURRENT of the index is missing", path=f"{directory}/CURRENT", offset=0)
         return
     file = disk.open_read(f"{directory}/CURRENT")
     try:
@@ -50,7 +50,7 @@ def check_files(disk: Disk, directory: str) -> None:
     finally:
         file.close()
     if found is None or found[1].decode() not in names:
-        raise DamagedIndex("CURRENT of the index names no file", path=f"{directory}/CURRENT", offset=0)
+        raise DamagedIndex("CURRENT of the index names no existing file", path=f"{directory}/CURRENT", offset=0)
     for name in names:
         if _LOG.fullmatch(name):
             path = f"{directory}/{name}"
@@ -62,22 +62,22 @@ def check_files(disk: Disk, directory: str) -> None:
 
 
 def check_log(file: ReadableFile, *, path: str) -> None:
-    """Raises DamagedIndex when something good comes after something that is not."""
+    """Raise DamagedIndex if a valid record follows invalid bytes."""
     bad_at: int | None = None
     offset = 0
     while block := file.read_at(offset, BLOCK_SIZE):
         if bad_at is not None:
             if _record_size(block, 0) is not None:
-                raise DamagedIndex("a log of the index is damaged", path=path, offset=bad_at, good_again=offset)
+                raise DamagedIndex("a log of the index is damaged", path=path, offset=bad_at, valid_again=offset)
         else:
-            end = _good_size(block)
+            end = _valid_size(block)
             if any(block[end:]) or len(block) - end >= _HEADER.size:
                 bad_at = offset + end
         offset += len(block)
 
 
-def _good_size(block: bytes) -> int:
-    """Bytes of whole good records at the start of a block."""
+def _valid_size(block: bytes) -> int:
+    """Return the bytes of valid records at the start of a block."""
     at = 0
     while (size := _record_size(block, at)) is not None:
         at += size
@@ -85,7 +85,7 @@ def _good_size(block: bytes) -> int:
 
 
 def _record_size(block: bytes, at: int) -> int | None:
-    """Bytes of the good record at `at`, None if there is none."""
+    """Return the size of the valid record at `at`; None if there is none."""
     if at + _HEADER.size > len(block):
         return None
     digest, size, kind = _HEADER.unpack_from(block, at)

@@ -1,12 +1,13 @@
-"""LevelDbHandle: an open LevelDB that survives a write that failed.
+"""LevelDbHandle: an open LevelDB that is reopened after a failed write.
 
-After a failed write LevelDB's log ends in half a record. It goes on writing behind it as if nothing had happened, and
-what it acknowledges from then on is gone at the next start: the log is not read past the half record (seen with 1.23:
-"checksum mismatch"). After a failed compaction it refuses every write until it is opened anew. So the first write after
-a failed one opens the store again, which sets the old log aside and begins a new one.
+After a failed write LevelDB's log ends with an incomplete record. LevelDB appends further records after it, and these
+acknowledged writes are lost at the next start, because the log is not read past the incomplete record (seen with 1.23:
+"checksum mismatch"). After a failed compaction LevelDB refuses every write until it is reopened. The first write after
+a failed one therefore reopens the store, which keeps the old log and begins a new one.
 
-Reads go on with the old store meanwhile; it is let go only when there is room for the new one's first files. Opening
-needs the old one closed, so it waits for a moment in which nobody reads; who comes during the switch waits for it.
+Reads continue with the old store in the meantime; it is closed only if there is space for the first files of the new
+one. The old store must be closed before it is opened again, so the switch waits until there are no readers, and new
+readers wait for the switch.
 """
 
 import contextlib
@@ -15,31 +16,32 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 SWITCH_WAIT_MAX_S: Final = 5.0
-"""Longest wait for a moment without readers; then the write fails once more, and a store to be closed is left to its
-last reader."""
+"""Maximum time in seconds to wait for readers. After it a write fails again, and `close` leaves the store to its last
+reader."""
 
 
 class LevelDbHandle:
-    """`open_db` opens the store; `has_room` says whether the disk has room for that. Safe for several threads.
+    """Thread-safe access to an open store.
 
-    Invariants: nobody uses a store that is closed; no write goes to a store after one that failed.
+    Invariants: a closed store is never used; no write goes to a store after a failed one.
     """
 
     def __init__(self, open_db: Callable[[], Any], *, has_room: Callable[[], bool]) -> None:
-        """Opens the store; raises what `open_db` raises."""
+        """Open the store with `open_db`; raises its errors. `has_room`: returns True if there is space to reopen it."""
         self._open_db = open_db
         self._has_room = has_room
         self._changed = threading.Condition()
         self._users = 0
-        self._is_wanted = False
-        """Somebody waits for `_users` to be 0."""
-        self._is_spoilt = False
+        self._is_awaited = False
+        """True while a thread waits for `_users` to be 0."""
+        self._has_failed = False
+        """True if a write failed since the store was opened."""
         self._is_closed = False
         self._db: Any = open_db()
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[Any]:
-        """The store, for one read. Raises what opening it raises, when it had to be let go and did not open."""
+        """Use the store for one read. If an earlier reopening failed, open it, and raise the errors of `open_db`."""
         with self._changed:
             if self._is_closed:
                 raise OSError("index: closed")
@@ -54,20 +56,22 @@ class LevelDbHandle:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[Any]:
-        """The store, for one write at a time. Raises OSError when the last write failed and it cannot be opened anew
-        yet."""
-        if self._is_spoilt:
+        """Use the store for one write at a time. Raises OSError if the last write failed and it cannot be reopened."""
+        if self._has_failed:
             self._reopen()
         with self.reading() as db:
             try:
                 yield db
             except BaseException:
-                self._is_spoilt = True
+                self._has_failed = True
                 raise
 
     def close(self) -> None:
-        """Take no more users, wait for those there are, and close the store. LevelDB crashes when it is closed during a
-        scan, so that one that goes on for too long closes it itself by letting it go."""
+        """Accept no more users, wait for the current ones, and close the store.
+
+        LevelDB crashes if it is closed during a scan. If a scan takes too long, the store is closed when the scan ends
+        and drops the last reference.
+        """
         with self._changed:
             self._is_closed = True
             is_unused = self._wait_for_readers()
@@ -78,7 +82,7 @@ class LevelDbHandle:
     def _release(self) -> None:
         with self._changed:
             self._users -= 1
-            if self._is_wanted and not self._users:
+            if self._is_awaited and not self._users:
                 self._changed.notify_all()
 
     def _reopen(self) -> None:
@@ -93,12 +97,12 @@ class LevelDbHandle:
                 self._db.close()
                 self._db = None
             self._db = self._open_db()
-            self._is_spoilt = False
+            self._has_failed = False
 
     def _wait_for_readers(self) -> bool:
-        """Whether nobody uses the store any more. `_changed` is held, but for the wait itself."""
-        self._is_wanted = True
+        """Wait, with `_changed` held, until the store has no users; return False after a timeout."""
+        self._is_awaited = True
         try:
             return self._changed.wait_for(lambda: not self._users, SWITCH_WAIT_MAX_S)
         finally:
-            self._is_wanted = False
+            self._is_awaited = False

@@ -1,12 +1,12 @@
-"""Reserve: space that is kept so that a full disk is no dead end.
+"""Reserve: disk space that is kept so that a bookie can recover from a full disk.
 
-A file `reserve` of allocated, unused bytes lies in each journal and each ledger directory of a shard. When the disk is
-full, it is removed: what must go on then has room, that is moving what is in memory to the entry logs, writing the
-records that were taken already, starting, and compaction, which wins space back. Once there is room again it is put
-back, and only then are adds taken again.
+Each journal directory and each ledger directory of a shard has a file `reserve` of allocated, unused bytes. When the
+disk is full, the file is removed. Its space is used for flushes of entries in memory, for journal records that were
+already accepted, for a start, and for compaction, which frees space. Once there is space again, the file is restored;
+only then are adds accepted again.
 
-Invariants: the file is whole or not there; a disk with less than FILE_SYSTEM_PARTS times the reserve keeps a smaller
-one. Each method is a few calls of the file system that any number of threads may make at once; they may block.
+Invariants: the file has its full size or does not exist; a disk smaller than FILE_SYSTEM_PARTS times the reserve has a
+smaller reserve. Each method makes a few file system calls, may block, and may be called by several threads.
 """
 
 import contextlib
@@ -24,19 +24,19 @@ log = structlog.get_logger(__name__)
 
 FILE_NAME: Final = "reserve"
 START_FILE_NAME: Final = "reserve.start"
-"""A part set aside that only a start gives up: after all else went into a disk that then stayed full, the next start
-still needs room for the index's log and manifest."""
+"""Name of a second reserve that only a start releases. If the disk stays full after the first reserve was used, a start
+still needs space for the log and manifest of the index."""
 
 START_SIZE_MAX: Final = 16 * 1024 * 1024
 FILE_SYSTEM_PARTS: Final = 8
-"""The reserve takes at most this part of the file system: an eighth."""
+"""The reserve takes at most an eighth of the file system."""
 
 
 class Reserve:
-    """Of one directory. Nothing is held until `restore` says so."""
+    """The reserve of one directory. No space is reserved before `restore` returned True."""
 
     def __init__(self, disk: Disk, directory: str, *, size: int, name: str = FILE_NAME) -> None:
-        """`directory`: where the file lies, `<dir>/current`. `size`: bytes wanted; 0: no reserve at all."""
+        """`directory`: `<dir>/current`, which has the file. `size`: bytes to reserve; 0: none."""
         self._disk = disk
         self.directory = directory
         self._name = name
@@ -49,17 +49,17 @@ class Reserve:
 
     @property
     def size_held(self) -> int:
-        """Bytes held now; 0 after `release`."""
+        """Bytes currently reserved; 0 after `release`."""
         return self._held
 
     def size(self) -> int:
-        """Bytes to hold on this file system. Raises OSError."""
+        """Return the bytes to reserve on this file system. Raises OSError."""
         if not self._wanted:
             return 0
         return min(self._wanted, self._disk.usage(self.directory).total // FILE_SYSTEM_PARTS)
 
     def release(self) -> int:
-        """Give the space to whoever writes next. Bytes freed, 0 if none were held. Never raises."""
+        """Free the space; return the bytes freed, 0 if none were reserved. Never raises."""
         try:
             self._held = self._found_size() or 0
             self._disk.remove(self.path)
@@ -75,7 +75,7 @@ class Reserve:
         return freed
 
     def restore(self) -> bool:
-        """Take the space again. False: there is no room for it. Raises OSError for what is not want of space."""
+        """Reserve the space again. False: there is not enough space. Raises OSError for other errors."""
         size = self.size()
         if not size:
             self._held = 0
@@ -118,7 +118,7 @@ class Reserve:
 
 
 def reserves_of(disk: Disk, directory: str, *, size: int) -> tuple[Reserve, Reserve]:
-    """The reserve of `directory`, and the part of it for starts: a quarter, at most START_SIZE_MAX."""
+    """Return the two reserves of `directory`. That for starts is a quarter of `size`, at most START_SIZE_MAX."""
     for_start = min(size // 4, START_SIZE_MAX)
     return (
         Reserve(disk, directory, size=size - for_start),
@@ -127,7 +127,10 @@ def reserves_of(disk: Disk, directory: str, *, size: int) -> tuple[Reserve, Rese
 
 
 def with_room(job: Callable[[], T], make_room: Callable[[], bool]) -> T:
-    """What `job` returns, run again after each reserve that `make_room` gave up, until there are none."""
+    """Run `job` and return its result. If there is no space, release a reserve with `make_room` and run it again.
+
+    Raises the error of `job` once `make_room` returns False.
+    """
     while True:
         try:
             return job()

@@ -1,12 +1,13 @@
-"""Worker: the one door between the event loop and work that blocks.
+"""Worker: run blocking jobs outside the event loop.
 
-The engine hands over a job and goes on; the job's result comes back to the loop in one call. Jobs of one worker run one
-after the other in the order they were given, so that a worker is also the owner of the files it writes.
+All blocking work of the storage goes through a worker. The engine submits a job and continues; the job's result comes
+back to the loop in one call. The jobs of a worker run one after the other, in the order of their submission, so that a
+worker can own the files that it writes.
 
-Cost: a hop to the thread and back needs the interpreter lock twice. While the loop is busy a thread waits for it up to
-`sys.getswitchinterval()` (the process sets 0.2-0.5 ms; Python's default of 5 ms would show in every acknowledgement).
-That is why jobs are batches: one for a whole journal group, one for all cold reads that piled up. A lone job that is
-over sooner than two hops is better done in the loop itself: `submit_short`.
+Cost: passing a job to the thread and its result back needs the interpreter lock twice. While the loop is busy, a thread
+waits for the lock up to `sys.getswitchinterval()` (the process sets 0.2-0.5 ms; Python's default of 5 ms would delay
+every acknowledgement). Jobs are therefore batches: one for a whole journal group, one for all waiting cold reads. A
+single job that takes less time than this is better run in the loop itself: see `submit_short`.
 """
 
 import queue
@@ -19,53 +20,54 @@ from typing import Any, Protocol, TypeVar
 T = TypeVar("T")
 
 Done = Callable[[Any, BaseException | None], None]
-"""Gets (result, None) or (None, error), in the event loop."""
+"""Called with (result, None) or (None, error), in the event loop."""
 
 
 class Worker(Protocol):
-    """Runs jobs in order, away from the caller."""
+    """Runs jobs in order, without blocking the caller."""
 
     def submit(self, job: Callable[[], Any], done: Done) -> None:
-        """Run `job` after the jobs before it, then `done` in the loop. Never blocks."""
+        """Run `job` after the jobs submitted before, then `done` in the loop. Never blocks."""
         ...
 
     def post(self, callback: Callable[..., None], *args: Any) -> None:
-        """For jobs: run `callback(*args)` in the loop, before the job's own `done`."""
+        """Run `callback(*args)` in the loop, before the `done` of the current job. Called by jobs."""
         ...
 
     def close(self) -> None:
-        """Take no more jobs; the ones submitted still run. Returns when the last has (at most 30 s).
+        """Accept no more jobs, and return once the submitted ones have ended, after 30 s at the latest.
 
-        In the event loop `close_worker` is meant."""
+        In the event loop, use `close_worker`.
+        """
         ...
 
 
 class ThreadWorker:
-    """A Worker with a thread of its own."""
+    """A Worker with its own thread."""
 
     CLOSE_TIMEOUT_S = 30.0
 
     def __init__(self, name: str, loop: AbstractEventLoop, *, sleep: Callable[[float], None] = time.sleep) -> None:
-        """`sleep`: of a thread, for seconds."""
+        """`sleep`: block the calling thread for this number of seconds."""
         self._loop = loop
         self.sleep = sleep
-        self._under_way = 0
-        """Jobs whose `done` did not run yet. Event loop only."""
+        self._unfinished = 0
+        """Number of jobs whose `done` did not run yet. Event loop only."""
         self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], Done] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def submit(self, job: Callable[[], Any], done: Done) -> None:
-        self._under_way += 1
+        self._unfinished += 1
         self._jobs.put((job, done))
 
     def run_here(self, job: Callable[[], Any], done: Done) -> None:
-        """Run `job` in the event loop, which stands still meanwhile, and then `done`. `submit` it instead while others
-        are under way, so that the order holds."""
-        if self._under_way:
+        """Run `job` in the event loop, which blocks it, and then `done`. If other jobs are unfinished, submit it, to
+        keep the order."""
+        if self._unfinished:
             self.submit(job, done)
             return
-        self._under_way += 1
+        self._unfinished += 1
         try:
             result = job()
         except Exception as error:
@@ -74,22 +76,22 @@ class ThreadWorker:
             self._finished(done, result, None)
 
     def _finished(self, done: Done, result: Any, error: BaseException | None) -> None:
-        self._under_way -= 1
+        self._unfinished -= 1
         done(result, error)
 
     def post(self, callback: Callable[..., None], *args: Any) -> None:
         try:
             self._loop.call_soon_threadsafe(callback, *args)
-        except RuntimeError:  # the loop is closed: nobody is left to hear it
+        except RuntimeError:  # the loop is closed, so the result is not needed
             if not self._loop.is_closed():
                 raise
 
-    def ask_to_end(self) -> None:
-        """After the jobs that are waiting. Returns at once."""
+    def request_stop(self) -> None:
+        """Make the thread end after the submitted jobs. Returns at once."""
         self._jobs.put(None)
 
     def close(self) -> None:
-        self.ask_to_end()
+        self.request_stop()
         self._thread.join(self.CLOSE_TIMEOUT_S)
 
     def _run(self) -> None:
@@ -101,13 +103,13 @@ class ThreadWorker:
                 self.post(self._finished, done, None, error)
             else:
                 self.post(self._finished, done, result, None)
-            del item, job, done  # do not keep a group's buffers alive while idle
+            del item, job, done  # do not keep the buffers of a group in memory while idle
 
 
 def submit_short(worker: Worker, job: Callable[[], Any], done: Done) -> None:
-    """Have `worker` do a job that is likely over before a hand-over would be: perhaps here and now, `done` included.
+    """Run a job that probably takes less time than passing it to a thread: in the caller, `done` included, if possible.
 
-    Only threads are worth going without; other workers (a simulation's) take it as any job.
+    Only a ThreadWorker does so. Other workers, such as those of a simulation, run it like any job.
     """
     if isinstance(worker, ThreadWorker):
         worker.run_here(job, done)
@@ -115,9 +117,11 @@ def submit_short(worker: Worker, job: Callable[[], Any], done: Done) -> None:
         worker.submit(job, done)
 
 
-def nap(worker: Worker, seconds: float) -> bool:
-    """Have the event loop stand still for a moment, since its own timers know no less than a millisecond. False: it did
-    not. Where no thread works, as in a simulation, there is no core to leave to others either."""
+def pause(worker: Worker, seconds: float) -> bool:
+    """Block the event loop for less than a millisecond, which its timers cannot do. False: `worker` has no thread.
+
+    Without threads, as in a simulation, a pause would free no processor time for others.
+    """
     if not isinstance(worker, ThreadWorker):
         return False
     worker.sleep(seconds)
@@ -125,7 +129,7 @@ def nap(worker: Worker, seconds: float) -> bool:
 
 
 async def close_worker(worker: Worker) -> None:
-    """As its `close`, while the event loop goes on: nobody knows how long a job takes that is under way."""
+    """Close a worker without blocking the event loop, because a running job may take long."""
     if isinstance(worker, ThreadWorker):
         await get_running_loop().run_in_executor(None, worker.close)
     else:
@@ -133,19 +137,16 @@ async def close_worker(worker: Worker) -> None:
 
 
 async def close_workers(workers: Sequence[Worker]) -> None:
-    """All of them end, also if the caller has no time to wait for it."""
+    """Close workers. All are requested to stop before the first wait, in case the caller is cancelled."""
     for worker in workers:
         if isinstance(worker, ThreadWorker):
-            worker.ask_to_end()
+            worker.request_stop()
     for worker in workers:
         await close_worker(worker)
 
 
 async def run_in(worker: Worker, job: Callable[[], T]) -> T:
-    """Await one job's result; raises what it raised.
-
-    Cancelling the caller does not stop the job.
-    """
+    """Run one job and return its result; raises the job's error. Cancelling the caller does not stop the job."""
     future: Future[T] = get_running_loop().create_future()
 
     def done(result: T, error: BaseException | None) -> None:

@@ -1,1 +1,1 @@
-"""The journal: group commit, its file format, and LastLogMark."""
+"""The journal: group commit, file format, reading, and LastLogMark."""

@@ -1,258 +1,86 @@
-"""Journal: makes records durable, many with one fdatasync.
+"""Journal: make records durable, with one fdatasync per group of records.
 
-Flow: `append` puts records into the pending group. While the disk is idle the group leaves at the end of this turn of
-the event loop; what arrives while one group is being written is the next group. The worker does one write and one
-fdatasync per group and comes back to the loop once, where the group's callbacks run in the order of their records.
-All but large groups are written by the loop itself while syncs are quick: the way to the worker and back, through the
-interpreter lock, costs more than the disk does, and what arrives meanwhile is read from the sockets in one go. It
-does so in a turn of its own, so that nobody who waits for a group that the worker wrote waits for the next one too.
+Flow. `append` adds records to the pending group. If no group is being written, the pending group is written at the end
+of the current iteration of the event loop; records that arrive while a group is being written form the next group. The
+worker does one write and one fdatasync per group, then the callbacks of the group run in the loop, in the order of
+their records.
 
-Pace. Clients with many adds under way send the next ones as soon as the last are answered. On a quick disk that makes
-many small groups, each with the system calls of a large one, here and at every client. So groups that the loop writes
-itself begin at least `journal_pace_s` apart while the last held COMPANY_MIN records or more: it rests for what is left
-of that, and reads the sockets once more. A lone add finds the last group small, and goes at once.
+Inline writes. While syncs are quick, the loop itself writes all but large groups: passing a group to the worker and
+back, through the interpreter lock, takes longer than the disk, and requests that arrive during the write are read from
+the sockets together. An inline write has its own iteration of the loop, so that the answers of the group before it are
+not delayed.
 
-No space. A group goes only to allocated space, so a full disk shows when a file is to be created: nothing was written
-yet, and nothing is wrong. The writer then makes a short file, just for the group, if need be in the room of the
-reserve. Is there no room for that either, the journal is *full*: who waits hears False at once, the records are kept in
-their order (they are in the write caches, and a flush must not pass a journal that lacks them), and writing is tried
-again every `journal_retry_s`. Whoever hands over adds looks at `is_full` first, so no more than what was under way is
-kept. A journal is `is_short` from its first short file until a file of full size is made.
+Pace. Clients with many pending adds send the next ones as soon as the last are answered. On a quick disk this would
+produce many small groups, each with the system calls of a large one, in the bookie and in each client. Inline groups
+therefore begin at least `journal_pace_s` apart if the last group had BUSY_GROUP_RECORDS records or more: the loop
+pauses for the rest of that time and then reads the sockets once more. A single add follows a small group and is
+written at once.
 
-Invariants: at most one group is at the disk; groups are written in sequence without gaps; a callback hears True only
-after its records were synced (or written, when it asked for no more); after one failed write nothing is accepted again,
-because a page cache that failed to write once cannot be trusted (fail-stop, and `stats.journal_failed` says so).
+No space. Groups are written only to allocated space, so a full disk is noticed when a file is created, before
+anything is written. The writer then creates a short file for this group, if necessary in the space of the reserve. If
+there is no space for that either, the journal is *full*: all waiting callbacks get False at once, the records are kept
+in order (they are in the write caches, and no flush may advance past records that the journal lacks), and the write is
+retried every `journal_retry_s`. Callers check `is_full` before they append adds, so only adds that were already on
+their way are kept. `JournalWriter.is_short` is set from the first short file until a file of full size is created.
+
+Invariants: at most one group is being written; groups are written in sequence without gaps; a callback gets True only
+after its records were synced (or written, for deferred sync); after a failed write no more records are accepted,
+because a page cache that failed to write once cannot be trusted (fail-stop; `stats.journal_failed` is set).
 """
 
 from asyncio import AbstractEventLoop, TimerHandle
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import structlog
 
-from bindery_bookie.storage.io.disk import Disk, WritableFile, is_no_space
 from bindery_bookie.storage.io.errors import JournalFull
-from bindery_bookie.storage.io.reserve import Reserve
-from bindery_bookie.storage.io.worker import Worker, nap, submit_short
+from bindery_bookie.storage.io.worker import Worker, pause, submit_short
 from bindery_bookie.storage.journal import journal_format as fmt
 from bindery_bookie.storage.journal.journal_format import JournalPosition
-from bindery_bookie.storage.journal.journal_needed import write_needed
+from bindery_bookie.storage.journal.journal_writer import JournalWriter, Link
 from bindery_bookie.storage.settings import StorageSettings
 from bindery_bookie.storage.stats import StorageStats
 
 log = structlog.get_logger(__name__)
 
-SHORT_FILE_SIZE: Final = 1024 * 1024
-"""Bytes of a short file, unless its group is larger."""
-
-ZEROS_AHEAD: Final = bytes(256 * 1024)
-"""Written behind a group now and then. A sync of bytes that were only allocated makes the file system record that they
-are written now, in a journal of its own, for which it waits: half as long again, and longer while a flush is at it.
-So the sync of one group does that for the next ones too. The bytes were zeros before; larger steps cost more than they
-save."""
-
-ZEROS_UNIT: Final = 4096
-"""They end where a block of the file system does: it would fill half a one up by itself, with a write of its own."""
-
-ZEROS_GROUP_SIZE_MAX: Final = 64 * 1024
-"""Bytes of the largest group worth it: the sync of a larger one takes its time anyway."""
-
 INLINE_TIME_MAX_S: Final = 0.001
-"""How quick the last syncs must have been for the event loop to write a group itself: it stands still as long, and as
-a flush's slice."""
+"""Maximum average duration of recent syncs, in seconds, for inline writes. The event loop is blocked that long."""
 
-COMPANY_MIN: Final = 4
-"""Records of a group after which more are expected soon."""
+BUSY_GROUP_RECORDS: Final = 4
+"""Number of records in a group from which on more records are expected soon."""
 
 Synced = Callable[[bool], None]
-"""Hears once whether the records are durable; False: the journal failed, it is not known what the disk holds, or it is
-full."""
+"""Called once. True: the records are durable. False: the journal is full (not durable) or failed (unknown)."""
 
 _Batch = tuple[Sequence[bytes], int, Synced, bool]
-"""Record parts, their bytes, who waits, and whether it waits for the write only."""
-
-
-def record_parts(body: bytes) -> tuple[bytes, bytes]:
-    """One record as `append` takes it."""
-    return fmt.pack_record_size(len(body)), body
-
-
-class JournalWriter:
-    """Owns the file being written. All methods run in the journal's worker."""
-
-    def __init__(
-        self,
-        disk: Disk,
-        directory: str,
-        *,
-        file_size: int,
-        clock: Callable[[], float],
-        reserve: Reserve | None = None,
-    ) -> None:
-        """`clock`: monotonic seconds. `reserve`: given up when there is no room for a short file."""
-        self._disk = disk
-        self._directory = directory
-        self._file_size = file_size
-        self.clock = clock
-        self._reserve = reserve
-        self._file: WritableFile | None = None
-        self._journal_id = 0
-        self._spoilt_id = 0
-        """A file of this id may have been left behind by a `create` that failed. It holds no group."""
-        self._linked: WritableFile | None = None
-        """The file before, while it lacks its link to the one being written."""
-        self.room = 0
-        """Bytes allocated for the file being written. Read by the event loop while no job is under way."""
-        self._zeros_end = 0
-        """Where the zeros end that were written ahead."""
-        self._is_unnamed = False
-        """Whether nothing says yet that the file being written must be there: no link, no LastLogMark."""
-
-    @property
-    def is_short(self) -> bool:
-        """Whether there was no room for a file of full size."""
-        return self.room < self._file_size
-
-    @property
-    def path(self) -> str:
-        """Of the file being written."""
-        return f"{self._directory}/{fmt.file_name(self._journal_id)}"
-
-    def say_needed(self) -> None:
-        """LastLogMark stays behind the file that was created: its first group says that it is needed."""
-        self._is_unnamed = True
-
-    def create(self, journal_id: int, *, group_size: int = 0) -> None:
-        """Start a new file with room for a group of `group_size`, durable itself and in its directory before a record
-        relies on it. Raises JournalFull when there is no room, and OSError."""
-        self._close_file()
-        path = f"{self._directory}/{fmt.file_name(journal_id)}"
-        needed = fmt.HEADER_SIZE + group_size + (fmt.LINK_SIZE if group_size else 0)
-        sizes = [max(self._file_size, needed)]
-        if self._reserve is not None:
-            sizes += [max(min(SHORT_FILE_SIZE, self._file_size), needed)] * 2
-        for attempt, size in enumerate(sizes):
-            if attempt == 2 and self._reserve is not None:
-                self._reserve.release()
-            try:
-                self._make(journal_id, path, size)
-            except OSError as error:
-                if not is_no_space(error):
-                    raise
-                last = error
-            else:
-                self.room = size
-                return
-        raise JournalFull("no room for a journal file", path=path, size=sizes[-1]) from last
-
-    def _make(self, journal_id: int, path: str, size: int) -> None:
-        if journal_id == self._spoilt_id:
-            with suppress(FileNotFoundError):
-                self._disk.remove(path)
-        file = self._disk.create(path, allocate=size)
-        self._spoilt_id = journal_id
-        try:
-            file.write_at(fmt.pack_file_header(journal_id, file_size=size), 0)
-            file.sync()
-            self._disk.sync_directory(self._directory)
-        except BaseException:
-            file.close()
-            with suppress(OSError):
-                self._disk.remove(path)
-            raise
-        self._file, self._journal_id, self._spoilt_id = file, journal_id, 0
-        self._zeros_end = 0
-
-    def write(
-        self, group: bytes, position: JournalPosition, written: Callable[[], None] | None, link: "_Link | None" = None
-    ) -> float:
-        """Write and sync one group. Returns the seconds that took. `written` runs between the two.
-
-        `link`: the last group of the file before, when this one begins a file. Raises JournalFull, when nothing was
-        written, or OSError.
-        """
-        if position.journal_id != self._journal_id:
-            if link is not None and self._file is not None:
-                self._linked, self._file = self._file, None
-            self.create(position.journal_id, group_size=len(group))
-            if link is not None:
-                self._write_link(link)
-            # A link names nothing if it stands in a file that may be lost unseen.
-            self._is_unnamed = self._is_unnamed or link is None
-        if self._is_unnamed:
-            self._write_needed()
-        assert self._file is not None
-        start = self.clock()
-        end = position.offset + len(group)
-        if end > self._zeros_end and len(group) <= ZEROS_GROUP_SIZE_MAX:
-            self._zeros_end = min(end + len(ZEROS_AHEAD) - end % ZEROS_UNIT, self.room - self.room % fmt.SECTOR_SIZE)
-            group += ZEROS_AHEAD[: max(0, self._zeros_end - end)]
-        self._file.write_at(group, position.offset)
-        if written is not None:
-            written()
-        self._file.datasync()
-        return self.clock() - start
-
-    def _write_needed(self) -> None:
-        try:
-            write_needed(self._disk, self._directory, self._journal_id)
-        except OSError as error:
-            if not is_no_space(error):
-                raise
-            raise JournalFull("no room to say that a journal file is needed", path=self.path) from error
-        self._is_unnamed = False
-
-    def _write_link(self, link: "_Link") -> None:
-        assert self._linked is not None
-        self._linked.write_at(link.group, link.offset)
-        self._linked.datasync()
-        self._linked.close()
-        self._linked = None
-
-    def close(self) -> None:
-        if self._linked is not None:
-            self._linked.close()
-            self._linked = None
-        self._close_file()
-
-    def _close_file(self) -> None:
-        if self._file is not None:
-            self._file.close()
-        self._file, self._journal_id, self.room = None, 0, 0
+"""Record parts, their bytes, the callback, and whether it waits for the write only."""
 
 
 @dataclass(frozen=True, slots=True)
 class JournalStart:
-    """Where a run's journal begins."""
+    """The position where the journal of a run begins."""
 
     position: JournalPosition
-    """In the file that the writer has open, or, with `next_journal_id`, the end of all there is."""
+    """In the file that the writer has open, or, with `next_journal_id`, the end of the existing journals."""
     next_journal_id: int | None = None
-    """There was no room for a file. The first group begins this one."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Link:
-    """The group that ends a file, and where."""
-
-    group: bytes
-    offset: int
+    """Set if there was no space for a file: the first group begins this one."""
 
 
 @dataclass(slots=True)
-class _Stuck:
-    """A group that found no room."""
+class _GroupWrite:
+    """A group that is being written, or waits for space."""
 
     group: bytes
     position: JournalPosition
-    link: _Link | None
+    link: Link | None
 
 
 class Journal:
-    """The event loop's side: groups records and tells who waits."""
+    """Group commit: collects records into groups and calls back once they are durable. Event loop only."""
 
     def __init__(
         self,
@@ -265,7 +93,7 @@ class Journal:
         start: JournalStart,
         full: Callable[[str], None] = lambda reason: None,
     ) -> None:
-        """`full` hears why, and of which file, when the journal becomes full or short."""
+        """`full` is called with the reason and the file when the journal becomes full or short."""
         self._writer = writer
         self._worker = worker
         self._loop = loop
@@ -276,28 +104,30 @@ class Journal:
         self._stats = stats
         self._next = start.position
         self._next_journal_id = start.next_journal_id
-        self._tell_full = full
-        self._stuck: _Stuck | None = None
+        self._report_full = full
+        self._blocked: _GroupWrite | None = None
+        """The group for which there is no space."""
         self._retry_timer: TimerHandle | None = None
         self._was_short = start.next_journal_id is not None or writer.is_short
         self._is_stopped = False
         self._pending: deque[_Batch] = deque()
         self._at_disk: list[Synced] | None = None
         self._first_at = self._group_first_at = 0.0
-        """When the oldest record that waits, and that of the group at the disk, came."""
+        """Arrival times of the oldest pending record, and of the oldest record in the last group."""
         self._group_records = 0
+        """Number of records in the last group."""
         self._group_at = 0.0
-        """When that group was handed to the disk."""
-        self._has_rested = False
-        """For the group to come."""
+        """Time at which the write of the last group began."""
+        self._has_paused = False
+        """Whether the loop paused before the next group."""
         self._scheduled = False
         self._failed = False
         self._expected_s = 0.0
-        """What a group took of late to write and sync."""
+        """Moving average of the seconds to write and sync a group."""
 
     @property
     def position(self) -> JournalPosition:
-        """The end of all groups handed to the disk: records appended from now on stand behind it."""
+        """The end of all groups whose write has begun. Records appended from now on come after it."""
         return self._next
 
     @property
@@ -306,26 +136,27 @@ class Journal:
 
     @property
     def is_full(self) -> bool:
-        """Whether records wait for room on the disk. Adds are to be refused; what is appended hears False."""
-        return self._stuck is not None
+        """True while records wait for disk space. Adds must be refused; `append` calls back with False."""
+        return self._blocked is not None
 
     def stop(self) -> None:
-        """Try no more to write what found no room."""
+        """Stop the retries of a full journal."""
         self._is_stopped = True
         if self._retry_timer is not None:
             self._retry_timer.cancel()
             self._retry_timer = None
 
     def append(self, parts: Sequence[bytes], size: int, synced: Synced, *, when_written: bool = False) -> None:
-        """Take records (size words and bodies alternating, `size` bytes in all); `synced` hears of them later.
+        """Append records: size words and bodies alternating, `size` bytes in total. `synced` is called later.
 
-        The caller bounds how much is appended; the parts are held until they were written.
+        `when_written`: call it after the write, before the sync. The parts are kept until they are written; the caller
+        limits their total size.
         """
         if self._failed:
             synced(False)
             return
-        if self._stuck is not None:
-            self._pending.append((parts, size, _nobody, False))
+        if self._blocked is not None:
+            self._pending.append((parts, size, _ignore, False))
             self._stats.journal_queue_size += size
             self._stats.journal_queue_groups += 1
             synced(False)
@@ -339,8 +170,8 @@ class Journal:
             self._dispatch_soon()
 
     def barrier(self, synced: Synced) -> None:
-        """`synced` hears once everything appended so far is durable; at once when it is."""
-        if self._failed or self._stuck is not None:
+        """Call `synced` once all records appended so far are durable; at once if they are."""
+        if self._failed or self._blocked is not None:
             synced(False)
         elif self._pending:
             self._pending.append(((), 0, synced, False))
@@ -357,76 +188,76 @@ class Journal:
             self._loop.call_soon(self._dispatch, True)
 
     def _dispatch(self, is_scheduled: bool) -> None:
-        """Have the next group written: if `is_scheduled` perhaps here and now, and then whoever waits for it was told
-        when this returns."""
+        """Begin to write the next group. If `is_scheduled`, an inline write may complete, callbacks included."""
         if is_scheduled:
             self._scheduled = False
-        if self._at_disk is not None or not self._pending or self._failed or self._stuck is not None:
+        if self._at_disk is not None or not self._pending or self._failed or self._blocked is not None:
             return
-        if is_scheduled and self._rested():
+        if is_scheduled and self._paused():
             self._dispatch_soon()
             return
-        self._has_rested = False
+        self._has_paused = False
         parts: list[bytes] = []
         waiting: list[Synced] = []
         early: list[Synced] = []
         size = 0
         pending = self._pending
-        # A barrier has no size and goes with the records before it: a group is never without records.
+        # A barrier has no size and belongs to the group of the records before it: no group is empty.
         while pending and (not size or not pending[0][1] or size + pending[0][1] <= self._group_size_max):
             batch_parts, batch_size, synced, when_written = pending.popleft()
             parts += batch_parts
             size += batch_size
             (early if when_written else waiting).append(synced)
         self._stats.journal_queue_size -= size
-        link = self._move_on(size)
+        link = self._next_file(size)
         position = self._next
         group = fmt.pack_group(b"".join(parts), journal_id=position.journal_id, sequence=position.sequence)
         self._next = JournalPosition(position.journal_id, position.offset + len(group), position.sequence + 1)
         self._at_disk = waiting
         written = None
         if early:
-            waiting.insert(0, self._unless_told(early))
+            waiting.insert(0, partial(self._notify_early, early))  # if the write fails, these get False
             self._stats.journal_queue_groups += 1
-            written = self._tell_written(early)
+            written = partial(self._worker.post, self._notify_early, early, True)
         first_at, records = self._first_at, len(parts) // 2
         self._group_at = self._writer.clock()
         waited_s = self._group_at - first_at
         self._group_first_at, self._group_records = first_at, records
         self._stats.journal_at_disk = 1
         is_inline = is_scheduled and self._is_quick(len(group))
-        self._submit(_Stuck(group, position, link), written, is_inline=is_inline)  # it may be back already
+        self._submit(_GroupWrite(group, position, link), written, is_inline=is_inline)  # inline: complete on return
         self._stats.journal_groups += 1
         self._stats.journal_bytes += len(group)
         self._stats.observe_journal_queue(waited_s, records)
         self._stats.observe_group_size(len(group))
 
-    def _rested(self) -> bool:
-        """Rest, once a group, if that keeps the pace."""
-        if self._has_rested or self._group_records < COMPANY_MIN or not self._is_quick(self._stats.journal_queue_size):
+    def _paused(self) -> bool:
+        """Pause if the last group was too recent, at most once per group; return True after a pause."""
+        is_busy = self._group_records >= BUSY_GROUP_RECORDS
+        if self._has_paused or not is_busy or not self._is_quick(self._stats.journal_queue_size):
             return False
         left_s = self._group_at + self._pace_s - self._writer.clock()
-        self._has_rested = left_s > 0 and nap(self._worker, min(left_s, self._pace_s))
-        return self._has_rested
+        self._has_paused = left_s > 0 and pause(self._worker, min(left_s, self._pace_s))
+        return self._has_paused
 
-    def _submit(self, one: _Stuck, written: Callable[[], None] | None, *, is_inline: bool) -> None:
+    def _submit(self, write: _GroupWrite, written: Callable[[], None] | None, *, is_inline: bool) -> None:
         def job() -> float:
-            return self._writer.write(one.group, one.position, written, one.link)
+            return self._writer.write(write.group, write.position, written, write.link)
 
         def done(seconds: float | None, error: BaseException | None) -> None:
-            self._synced(one, seconds, error)
+            self._synced(write, seconds, error)
 
-        if is_inline and one.link is None and one.position.offset > fmt.HEADER_SIZE and self._stuck is None:
+        if is_inline and write.link is None and write.position.offset > fmt.HEADER_SIZE and self._blocked is None:
             submit_short(self._worker, job, done)
         else:
             self._worker.submit(job, done)
 
     def _is_quick(self, size: int) -> bool:
-        """Whether the event loop may write a group of `size` bytes itself."""
+        """Return True if the event loop may write a group of `size` bytes inline."""
         return size <= self._inline_size_max and self._expected_s <= INLINE_TIME_MAX_S
 
-    def _move_on(self, records_size: int) -> _Link | None:
-        """Begin a new file if the next group does not fit into this one beside a link. That link, if there is one."""
+    def _next_file(self, records_size: int) -> Link | None:
+        """Begin a new file if the next group and a link do not fit into this one. Return the link, if there is one."""
         here = self._next
         journal_id, self._next_journal_id = self._next_journal_id, None
         sequence, link = here.sequence, None
@@ -435,27 +266,20 @@ class Journal:
         ):
             journal_id, sequence = here.journal_id + 1, here.sequence + 1
             group = fmt.pack_link(journal_id=here.journal_id, sequence=here.sequence, next_journal_id=journal_id)
-            link = _Link(group, here.offset)
+            link = Link(group, here.offset)
         if journal_id is not None:
             self._next = JournalPosition(journal_id, fmt.HEADER_SIZE, sequence)
             self._stats.journal_files_created += 1
         return link
 
-    def _tell_written(self, early: list[Synced]) -> Callable[[], None]:
-        """What the worker calls between write and sync."""
-        return lambda: self._worker.post(self._tell, early, True)
+    def _notify_early(self, early: list[Synced], ok: bool) -> None:
+        """Call the callbacks that wait for the write only. The first of two calls counts."""
+        waiting = early[:]
+        early.clear()
+        self._notify(waiting, ok)
 
-    def _unless_told(self, early: list[Synced]) -> Synced:
-        """Tells those who waited for the write only, if the write itself failed."""
-        return lambda ok: self._tell(early, ok)
-
-    def _tell(self, waiting: list[Synced], ok: bool) -> None:
-        told = waiting[:]
-        waiting.clear()
-        self._tell_group(told, ok)
-
-    def _synced(self, written: _Stuck, seconds: float | None, error: BaseException | None) -> None:
-        """The worker is back with one group."""
+    def _synced(self, written: _GroupWrite, seconds: float | None, error: BaseException | None) -> None:
+        """Handle the end of a group's write and sync."""
         waiting, self._at_disk = self._at_disk, None
         assert waiting is not None
         self._stats.journal_at_disk = 0
@@ -464,76 +288,76 @@ class Journal:
         elif error is not None or seconds is None:
             self._fail(error)
         else:
-            # One sync that had to wait for a flush's does not tell of the next.
+            # Limited, because one sync that had to wait for the sync of a flush does not predict the next.
             self._expected_s += (min(seconds, 4 * INLINE_TIME_MAX_S) - self._expected_s) / 8
-            self._stuck = None
-            self._look_at_room()
+            self._blocked = None
+            self._report_space()
             first_at, records = self._group_first_at, self._group_records
             if self._pending:
                 if self._is_quick(fmt.group_size_on_disk(self._stats.journal_queue_size)):
-                    self._dispatch_soon()  # by the loop itself: these would have waited for it too
+                    self._dispatch_soon()  # inline: the callbacks below must not wait for it
                 else:
-                    self._dispatch(False)  # first keep the disk busy, then talk
-            self._tell_group(waiting, True)
+                    self._dispatch(False)  # keep the disk busy while the callbacks run
+            self._notify(waiting, True)
             self._stats.journal_sync_s += seconds
             self._stats.observe_sync_s(seconds)
             self._stats.observe_journal_add(self._writer.clock() - first_at, records)
             return
-        self._tell_group(waiting, False)
+        self._notify(waiting, False)
 
-    def _tell_group(self, waiting: list[Synced], ok: bool) -> None:
+    def _notify(self, waiting: list[Synced], ok: bool) -> None:
         self._stats.journal_queue_groups -= len(waiting)
         for synced in waiting:
             try:
                 synced(ok)
-            except Exception:  # the answers of others are not to be lost with one
-                log.exception("journal_answer_broke")
+            except Exception:  # one failing callback must not prevent the others
+                log.exception("journal_callback_failed")
 
-    def _keep(self, stuck: _Stuck, error: JournalFull) -> None:
-        """There is no room: tell everyone who waits, keep the records, try again."""
-        if self._stuck is None:
+    def _keep(self, write: _GroupWrite, error: JournalFull) -> None:
+        """Handle a full disk: call back with False, keep the records, retry later."""
+        if self._blocked is None:
             log.error("journal_full", error=str(error))
             pending, self._pending = self._pending, deque()
-            told = [synced for _, _, synced, _ in pending]
+            waiting = [synced for _, _, synced, _ in pending]
             for parts, size, _, _ in pending:
                 if size:
-                    self._pending.append((parts, size, _nobody, False))
+                    self._pending.append((parts, size, _ignore, False))
             self._stats.journal_queue_groups += len(self._pending)
-            self._loop.call_soon(self._tell_group, told, False)  # behind the group itself
-            self._tell_full(str(error))
-        self._stuck = stuck
+            self._loop.call_soon(self._notify, waiting, False)  # after the callbacks of the group itself
+            self._report_full(str(error))
+        self._blocked = write
         self._stats.journal_full = True
         if not self._is_stopped:
             self._retry_timer = self._loop.call_later(self._retry_s, self._retry)
 
     def _retry(self) -> None:
         self._retry_timer = None
-        if self._stuck is not None and not self._failed:
+        if self._blocked is not None and not self._failed:
             self._at_disk = []
-            self._submit(self._stuck, None, is_inline=False)
+            self._submit(self._blocked, None, is_inline=False)
 
-    def _look_at_room(self) -> None:
-        """Say so when the journal turns short, or is as it should be again."""
+    def _report_space(self) -> None:
+        """Report that a full journal has space again, and that a journal became short."""
         if self._stats.journal_full:
-            log.info("journal_has_room_again", is_short=self._writer.is_short)
+            log.info("journal_no_longer_full", is_short=self._writer.is_short)
             self._stats.journal_full = False
         if self._writer.is_short != self._was_short:
             self._was_short = self._writer.is_short
             if self._was_short:
-                self._tell_full(f"there is no room for a journal file of full size: {self._writer.path}")
+                self._report_full(f"there is no room for a journal file of full size: {self._writer.path}")
 
     def _fail(self, error: BaseException | None) -> None:
-        """Stop for good and tell everyone who waits."""
+        """Stop permanently, and call all pending callbacks with False."""
         log.error("journal_failed", error=repr(error), journal_id=self._next.journal_id, sequence=self._next.sequence)
         self._failed = True
-        self._stuck = None
+        self._blocked = None
         self._stats.journal_failed = True
         self._stats.journal_full = False
         pending, self._pending = self._pending, deque()
         self._stats.journal_queue_size = 0
-        # Behind the group that failed, in order: call_soon runs after the caller told that group.
-        self._loop.call_soon(self._tell_group, [synced for _, _, synced, _ in pending], False)
+        # After the callbacks of the failed group, which the caller runs.
+        self._loop.call_soon(self._notify, [synced for _, _, synced, _ in pending], False)
 
 
-def _nobody(_: bool) -> None:
-    """Was told already."""
+def _ignore(_: bool) -> None:
+    """Replace a callback that was already called."""

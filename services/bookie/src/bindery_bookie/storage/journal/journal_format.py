@@ -1,7 +1,7 @@
-"""Journal file: `<hex id>.txn`, the record of everything accepted and not yet flushed to entry logs and index.
+"""Journal file `<hex id>.txn`: everything that was accepted and is not yet flushed to entry logs and index.
 
-Integers are big-endian. Offsets and sizes are in bytes. The file is allocated ahead and reads as zeros where nothing
-was written. It is a header in the first sector, then groups, each starting on a sector boundary.
+Integers are big-endian. Offsets and sizes are in bytes. The file is preallocated and reads as zeros where nothing was
+written. It has a header in the first sector, then groups, each of which starts at a sector boundary.
 
 File header
 | offset | size | type | field      | meaning                                     |
@@ -9,37 +9,40 @@ File header
 |      0 |    4 | raw  | magic      | `BNDJ`                                      |
 |      4 |    4 | u32  | version    | 2                                           |
 |      8 |    8 | u64  | journal_id | as in the file's name; from 1, no gaps      |
-|     16 |    8 | u64  | file_size  | bytes allocated: a shorter file was cut     |
+|     16 |    8 | u64  | file_size  | bytes allocated: a shorter one is truncated |
 |     24 |    4 | u32  | digest     | CRC32C over [0, 24)                         |
 |     28 |  484 | raw  | zeros      |                                             |
 
-Version 1 had no file_size; its digest stood at 16. It is still read.
+Version 1 has no file_size, and its digest is at offset 16. It can still be read.
 
-Group: what one fdatasync made durable
+Group: the records made durable by one fdatasync
 | offset | size | type | field       | meaning                                                                 |
 |-------:|-----:|------|-------------|-------------------------------------------------------------------------|
 |      0 |    4 | raw  | magic       | `GRUP`                                                                  |
 |      4 |    4 | u32  | size        | n, bytes of records; 1 <= n                                             |
-|      8 |    8 | u64  | journal_id  | of the file: bytes of another file are not mistaken for ours            |
-|     16 |    8 | u64  | sequence    | 1, 2, 3, ... through all files: a lost group shows as a gap             |
+|      8 |    8 | u64  | journal_id  | of the file: detects bytes of another file                              |
+|     16 |    8 | u64  | sequence    | 1, 2, 3, ... through all files: a lost group leaves a gap               |
 |     24 |    4 | u32  | digest      | CRC32C over the records                                                 |
 |     28 |    4 | u32  | head_digest | CRC32C over [0, 28)                                                     |
 |     32 |    n | raw  | records     | each `u32 size`, then a body of that size                               |
 | 32 + n |    4 | raw  | end         | `DNE!`                                                                  |
 |        |      | raw  | zeros       | up to the next sector boundary                                          |
 
-A body is an entry frame or a control record (`control_records`). When a journal goes on in another file, the last group
-here holds one record, `continued`, written once the other file is durable: should that be lost, the loss shows.
+A body is an entry frame or a control record (`control_records`). When a journal continues in another file, the last
+group of this file is a *link*: one record `continued`, written once the other file is durable, so that a loss of that
+file is detected.
 
-Torn or damaged? A group is written only after the one before it was synced, so a crash can spoil only the last group,
-and only by leaving sectors, or the ends of sectors, as the zeros they were. Hence a bad group is a *tear*, which ends
-the journal and loses nothing that was acknowledged, only if no valid group comes after it and zeros explain it: some in
-the group, nothing else behind it. Anything else is damage. Limits: damage to the very last group of a crashed bookie is
-taken for a tear if one of its sectors ends in a zero byte; groups at the very end that were turned to zeros, as if they
-had never been written, leave no trace; and zeros over the last groups up to the last one's head, with its records left
-behind them, look like one large group of which the first sectors were not written.
+Tear or damage. A group is written only after the previous one was synced, so a crash can affect only the last group,
+and only by leaving sectors, or the ends of sectors, as the zeros they were. An invalid group is therefore a *tear* if
+no valid group follows it and zeros explain it: some zeros in the group, and only zeros after it. A tear ends the
+journal; no acknowledged record is lost. Any other invalid group is damage.
 
-Our own layout: BookKeeper's has no checksums, so a flipped bit there is served as data.
+Limits: damage to the last group of a crashed bookie is treated as a tear if one of its sectors ends in a zero byte. If
+the last groups are overwritten with zeros, as if they had never been written, this is not detected. Zeros over the last
+groups up to and including the header of the last one, with its records kept, look like one large group whose first
+sectors were not written.
+
+The layout is Bindery's own: BookKeeper's has no checksums, so it serves a flipped bit as data.
 """
 
 import struct
@@ -61,7 +64,8 @@ SECTOR_SIZE: Final = 512
 HEADER_SIZE: Final = SECTOR_SIZE
 GROUP_HEADER_SIZE: Final = 32
 GROUP_SIZE_MAX: Final = 1024 * 1024 * 1024
-"""Bounds what a reader allocates for a damaged size. Far above any batch: adds are bounded by a byte budget."""
+"""Maximum size of the records of a group in bytes, so that a reader allocates no more for a damaged size. Groups are
+much smaller, because a byte budget limits the adds."""
 
 FILE_SUFFIX: Final = ".txn"
 
@@ -73,16 +77,16 @@ _RECORD = struct.Struct(">I")
 RECORD_OVERHEAD: Final = _RECORD.size
 
 pack_record_size = _RECORD.pack
-"""The word before a record's body."""
+"""Packs the size word before a record's body."""
 
 LINK_SIZE: Final = SECTOR_SIZE
-"""Bytes to keep free for a link at the end of each file."""
+"""Bytes kept free for a link at the end of each file."""
 
 assert _GROUP.size + _DIGEST.size == GROUP_HEADER_SIZE
 assert _HEADER.size == 24
 assert _HEADER_1.size == 16
 assert _HEADER.size + _DIGEST.size <= HEADER_SIZE
-assert GROUP_HEADER_SIZE < SECTOR_SIZE  # a header lies in one sector
+assert GROUP_HEADER_SIZE < SECTOR_SIZE  # a header fits in one sector
 assert len(MAGIC) == len(GROUP_MAGIC) == len(GROUP_END) == 4
 
 _SCAN_SIZE: Final = 1024 * 1024
@@ -91,19 +95,19 @@ assert _SCAN_SIZE % SECTOR_SIZE == 0
 
 @dataclass(frozen=True, slots=True, order=True)
 class JournalPosition:
-    """A place between two groups: the next one is (or will be) at `offset` of `journal_id`, or opens a later file."""
+    """A position between two groups. The next group is (or will be) at `offset` of `journal_id`, or in a later file."""
 
     journal_id: int
     offset: int
     sequence: int
-    """Of the next group."""
+    """Sequence of the next group."""
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
     offset: int
     size: int
-    """Of the whole group on disk, padding included."""
+    """Size of the group on disk in bytes, including padding."""
     sequence: int
     records: Sequence[bytes]
 
@@ -113,7 +117,7 @@ def file_name(journal_id: int) -> str:
 
 
 def parse_file_name(name: str) -> int | None:
-    """The journal id, or None for a file that is no journal."""
+    """Return the journal id; None for a file that is not a journal."""
     stem, dot, suffix = name.rpartition(".")
     if not dot or "." + suffix != FILE_SUFFIX:
         return None
@@ -125,13 +129,13 @@ def parse_file_name(name: str) -> int | None:
 
 
 def pack_file_header(journal_id: int, *, file_size: int) -> bytes:
-    """`file_size`: bytes allocated."""
+    """Return the header. `file_size`: bytes allocated."""
     head = _HEADER.pack(MAGIC, VERSION, journal_id, file_size)
     return (head + _DIGEST.pack(crc32c(head))).ljust(HEADER_SIZE, b"\0")
 
 
 def pack_group(records: bytes, *, journal_id: int, sequence: int) -> bytes:
-    """`records`: size words and bodies, joined; not empty."""
+    """Return a group. `records`: size words and bodies, joined; not empty."""
     assert 0 < len(records) <= GROUP_SIZE_MAX
     head = _GROUP.pack(GROUP_MAGIC, len(records), journal_id, sequence, crc32c(records))
     size = GROUP_HEADER_SIZE + len(records) + len(GROUP_END)
@@ -139,8 +143,13 @@ def pack_group(records: bytes, *, journal_id: int, sequence: int) -> bytes:
     return b"".join((head, _DIGEST.pack(crc32c(head)), records, GROUP_END, padding))
 
 
+def record_parts(body: bytes) -> tuple[bytes, bytes]:
+    """Return the size word and the body of one record, as `Journal.append` takes them."""
+    return pack_record_size(len(body)), body
+
+
 def pack_link(*, journal_id: int, sequence: int, next_journal_id: int) -> bytes:
-    """The last group of a file that goes on in `next_journal_id`: LINK_SIZE bytes."""
+    """Return the last group of a file that is continued in `next_journal_id`: LINK_SIZE bytes."""
     record = control.pack_continued(next_journal_id)
     group = pack_group(pack_record_size(len(record)) + record, journal_id=journal_id, sequence=sequence)
     assert len(group) == LINK_SIZE
@@ -148,7 +157,7 @@ def pack_link(*, journal_id: int, sequence: int, next_journal_id: int) -> bytes:
 
 
 def following(group: Group) -> int | None:
-    """The journal that a link leads to; None for any other group."""
+    """Return the id of the journal that a link refers to; None for any other group."""
     return control.unpack_continued(group.records[0]) if len(group.records) == 1 else None
 
 
@@ -158,7 +167,7 @@ def group_size_on_disk(records_size: int) -> int:
 
 
 def is_file_header_valid(file: ReadableFile, *, journal_id: int) -> bool:
-    """Whether the header is whole and this file's. Raises BadVersion for a version that is not known."""
+    """Return True if the header is intact and has this journal id. Raises BadVersion for an unknown version."""
     head = file.read_at(0, HEADER_SIZE)
     if len(head) < HEADER_SIZE:
         return False
@@ -168,14 +177,14 @@ def is_file_header_valid(file: ReadableFile, *, journal_id: int) -> bool:
     if magic != MAGIC or digest != crc32c(head[: layout.size]):
         return False
     if version not in (1, VERSION):
-        raise BadVersion("journal version is not spoken", version=version, journal_id=found_id)
+        raise BadVersion("journal has an unknown version", version=version, journal_id=found_id)
     return bool(found_id == journal_id) and not any(head[layout.size + _DIGEST.size :])
 
 
 def check_size(file: ReadableFile, *, path: str) -> None:
-    """Raise DamagedStorage if a file with a valid header is shorter than it was made.
+    """Raise DamagedStorage if a file with a valid header is shorter than its allocated size.
 
-    Its size was durable before the first group, so no crash explains that.
+    The size is durable before the first group, so no crash explains a shorter file.
     """
     _, version, _, file_size = _HEADER.unpack_from(file.read_at(0, HEADER_SIZE))
     size = file.size()
@@ -184,9 +193,9 @@ def check_size(file: ReadableFile, *, path: str) -> None:
 
 
 def read_groups(file: ReadableFile, *, path: str, journal_id: int, offset: int, sequence: int) -> Iterator[Group]:
-    """The file's groups from `offset` on, which must count up from `sequence`. Ends at the first tear or at the end.
+    """Yield the file's groups from `offset` on, whose sequences count up from `sequence`. Ends at a tear or the end.
 
-    Raises DamagedStorage with path and offset. That a *later file* goes on after a tear is for the caller to refuse.
+    Raises DamagedStorage with path and offset. The caller must refuse groups in a *later file* after a tear.
     """
     size = file.size()
     while offset < size:
@@ -220,9 +229,9 @@ def read_groups(file: ReadableFile, *, path: str, journal_id: int, offset: int, 
 
 
 def find_group(file: ReadableFile, *, journal_id: int, offset: int) -> int | None:
-    """Offset of the first valid group header at a sector boundary from `offset`, which is one, on.
+    """Return the offset of the first valid group header at a sector boundary from `offset` (a boundary itself) on.
 
-    Most of a journal that a clean stop leaves was allocated and never written: that is not read.
+    Allocated ranges that were never written are not read; after a clean stop they are most of a journal.
     """
     for start, end in file.data_ranges(offset):
         place = max(offset, start // SECTOR_SIZE * SECTOR_SIZE)
@@ -240,13 +249,13 @@ def find_group(file: ReadableFile, *, journal_id: int, offset: int) -> int | Non
 
 
 def sequence_at(file: ReadableFile, *, journal_id: int, offset: int) -> int | None:
-    """The sequence of the group whose header stands at `offset`; None where no valid one does."""
+    """Return the sequence of the group whose header is at `offset`; None if there is no valid header."""
     head = _unpack_group_header(file.read_at(offset, GROUP_HEADER_SIZE), journal_id=journal_id)
     return None if head is None else head[1]
 
 
 def _unpack_group_header(data: bytes, *, journal_id: int) -> tuple[int, int, int] | None:
-    """(size of records, sequence, digest of records), or None if this is no header of this file's."""
+    """Return (size of records, sequence, digest of records); None if this is not a header of this file."""
     if len(data) < GROUP_HEADER_SIZE:
         return None
     magic, size, found_id, sequence, digest = _GROUP.unpack_from(data)
@@ -259,26 +268,26 @@ def _unpack_group_header(data: bytes, *, journal_id: int) -> tuple[int, int, int
 
 
 def _check_end(file: ReadableFile, sector: bytes, *, path: str, journal_id: int, offset: int, next_offset: int) -> None:
-    """Raise DamagedStorage unless the journal may end at `offset`, where no valid group header is."""
+    """Raise DamagedStorage unless the journal may end at `offset`, where there is no valid group header."""
     later = find_group(file, journal_id=journal_id, offset=next_offset)
     if later is not None:
         raise DamagedStorage("journal group is damaged", path=path, offset=offset, next_group=later)
-    # A tear that spoilt the header left zeros from there to the end of the sector; records always follow a header.
+    # A tear within the header leaves zeros up to the end of the sector; after an intact header there are records.
     if any(sector[GROUP_HEADER_SIZE:]):
         raise DamagedStorage("journal group header is damaged", path=path, offset=offset)
 
 
 def _is_torn(data: bytes, *, end: int, on_disk: int) -> bool:
-    """Whether zeros at the end of some sector explain why this group is not whole."""
+    """Return True if zeros at the end of a sector explain why this group is invalid."""
     if len(data) < on_disk:
         return True
     if 0 in data[SECTOR_SIZE - 1 : on_disk - SECTOR_SIZE : SECTOR_SIZE]:
         return True
-    return data[end + len(GROUP_END) - 1] == 0  # the last sector ends in padding anyway: look at the end mark instead
+    return data[end + len(GROUP_END) - 1] == 0  # the last sector always ends in padding, so check the end marker
 
 
 def _is_unwritten(file: ReadableFile, *, offset: int) -> bool:
-    """Whether all from `offset` on is the zeros that it was allocated as."""
+    """Return True if the file has only zeros from `offset` on, as allocated."""
     while chunk := file.read_at(offset, _SCAN_SIZE):
         if chunk != bytes(len(chunk)):
             return False
@@ -292,7 +301,7 @@ def _split_records(records: bytes, *, path: str, offset: int) -> Sequence[bytes]
     while at < len(records):
         (size,) = _RECORD.unpack_from(records, at) if at + RECORD_OVERHEAD <= len(records) else (GROUP_SIZE_MAX,)
         at += RECORD_OVERHEAD
-        if at + size > len(records):  # the digest matched, so this was written wrongly
+        if at + size > len(records):  # the digest matched, so the writer was wrong
             raise DamagedStorage("journal record overruns its group", path=path, offset=offset)
         bodies.append(records[at : at + size])
         at += size

@@ -1,16 +1,16 @@
-"""LastLogMark: how far journal and entry logs agree. Replay begins at its journal position.
+"""LastLogMark: the position up to which journal and entry logs agree. Replay begins at its journal position.
 
-Everything in journals before `journal` is in entry logs and index; entry logs are whole up to (`log_id`, `log_offset`),
-and what lies behind was written by a flush that did not finish.
+All records in journals before `journal` are in entry logs and index. Entry logs are complete up to (`log_id`,
+`log_offset`); everything after that was written by an unfinished flush.
 
-Integers are big-endian. The file is `LastLogMark`, replaced as a whole: a new file is written and synced, renamed over
-the old one, and the directory synced.
+Integers are big-endian. The file `LastLogMark` is replaced atomically: a new file is written and synced, renamed over
+the old one, and the directory is synced.
 
 | offset | size | type | field          | meaning                                                        |
 |-------:|-----:|------|----------------|----------------------------------------------------------------|
 |      0 |    4 | raw  | magic          | `BNDM`                                                         |
 |      4 |    4 | u32  | version        | 1                                                              |
-|      8 |    8 | u64  | generation     | flushes so far; the index holds the same number or one more    |
+|      8 |    8 | u64  | generation     | number of flushes; the index has the same number or one more   |
 |     16 |    8 | u64  | journal_id     |                                                                |
 |     24 |    8 | u64  | journal_offset | of the first group to replay                                   |
 |     32 |    8 | u64  | sequence       | of that group                                                  |
@@ -63,19 +63,19 @@ class LastLogMark:
 
     @classmethod
     def unpack(cls, data: bytes, *, path: str) -> "LastLogMark":
-        """Raises DamagedStorage, or BadVersion for a version that is not known."""
+        """Raises DamagedStorage, BadVersion for an unknown version."""
         if len(data) != SIZE:
-            raise DamagedStorage("LastLogMark has another size", path=path, offset=0, size=len(data), expected=SIZE)
+            raise DamagedStorage("LastLogMark has the wrong size", path=path, offset=0, size=len(data), expected=SIZE)
         magic, version, generation, journal_id, offset, sequence, log_id, log_offset = _FIELDS.unpack_from(data)
         if magic != MAGIC or _DIGEST.unpack_from(data, _FIELDS.size)[0] != crc32c(data[: _FIELDS.size]):
             raise DamagedStorage("LastLogMark is damaged", path=path, offset=0)
         if version != VERSION:
-            raise BadVersion("LastLogMark version is not spoken", path=path, version=version)
+            raise BadVersion("LastLogMark has an unknown version", path=path, version=version)
         return cls(generation, JournalPosition(journal_id, offset, sequence), log_id, log_offset)
 
 
 def read_mark(disk: Disk, directory: str) -> LastLogMark | None:
-    """The mark, None if there is none. Raises DamagedStorage."""
+    """Return the mark; None if there is none. Raises DamagedStorage."""
     path = f"{directory}/{FILE_NAME}"
     try:
         file = disk.open_read(path)
@@ -88,7 +88,7 @@ def read_mark(disk: Disk, directory: str) -> LastLogMark | None:
 
 
 def write_mark(disk: Disk, directory: str, mark: LastLogMark) -> None:
-    """Replace the mark; durable on return, the old one kept if anything fails."""
+    """Replace the mark. Durable on return; if anything fails, the old mark is kept."""
     temporary = f"{directory}/{_TEMPORARY_NAME}"
     if _TEMPORARY_NAME in disk.list_names(directory):
         disk.remove(temporary)

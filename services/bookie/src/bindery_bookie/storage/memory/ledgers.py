@@ -1,8 +1,8 @@
-"""LedgerTable: what the bookie knows of each ledger in use, besides its entries.
+"""LedgerTable: the state of each ledger in use: key, fence, LAC, last entry.
 
-Invariants: a fence is never cleared; `lac` never goes back; a state that the index does not hold yet (it is in
-`changed`, or its entries are in a write cache) is never evicted. Others are, when there are too many, and come back
-from the index.
+Invariants: a fence is never cleared; `lac` never decreases; a state that is not in the index yet (it is in `changed`,
+or its entries are in a write cache) is never evicted. If there are too many states, others are evicted and read from
+the index when needed.
 """
 
 from collections.abc import Callable, Container, Iterable
@@ -17,16 +17,16 @@ from bindery_bookie.storage.index import index_format as fmt
 from bindery_bookie.storage.index.index import Index
 from bindery_bookie.storage.index.index_format import LedgerRow
 from bindery_bookie.storage.io.worker import Worker
-from bindery_bookie.storage.journal.journal import record_parts
+from bindery_bookie.storage.journal.journal_format import record_parts
 
 log = structlog.get_logger(__name__)
 
 DELETIONS_MAX: Final = 10_000
-"""Deleted ledgers that wait for one flush."""
+"""Maximum number of deleted ledgers that wait for one flush."""
 
 
 class LedgerState:
-    """One ledger. Ids are -1 where there is none yet."""
+    """The state of one ledger. An entry id of -1 means none."""
 
     __slots__ = (
         "explicit_lac",
@@ -49,17 +49,17 @@ class LedgerState:
         self.master_key = master_key
         self.is_fenced = False
         self.is_limbo = False
-        """What is missing here may have been lost: it is not denied."""
+        """True: missing entries may have been lost here, so they are not answered with "no such entry"."""
         self.explicit_lac: bytes | None = None
         self.lac = -1
         self.lac_updated_ms = 0
         self.last_entry_id = -1
         self.indexed_entry_id = -1
-        """Greatest entry id in the index; below it a flush must look for rows that it overlaps."""
+        """Greatest entry id in the index. For entries up to it, a flush must check for overlapping rows."""
         self.has_new_key = False
         self.has_new_fence = False
         self.has_new_lac = False
-        """The `has_new_*` facts are not in an entry log yet, from which a lost index is rebuilt."""
+        """`has_new_*`: not in an entry log yet. An index is rebuilt from the entry logs."""
         self.watchers: dict[int, Callable[[], None]] = {}
 
     @classmethod
@@ -73,11 +73,11 @@ class LedgerState:
         return state
 
     def row(self, *, indexed_entry_id: int) -> LedgerRow:
-        """What the index keeps once entries up to `indexed_entry_id` are in it."""
+        """Return the index row for the time when entries up to `indexed_entry_id` are in the index."""
         return LedgerRow(self.master_key, self.is_fenced, self.lac, indexed_entry_id, self.explicit_lac, self.is_limbo)
 
     def set_explicit_lac(self, packet: bytes) -> bool:
-        """Keep the packet. Whether the LAC advanced. The caller puts the state into `changed`."""
+        """Store the packet; return True if the LAC advanced. The caller must add the state to `changed`."""
         self.explicit_lac = packet
         self.has_new_lac = True
         lac = control.lac_of_packet(packet)
@@ -87,7 +87,7 @@ class LedgerState:
         return True
 
     def take_control_records(self) -> list[bytes]:
-        """Records for the entry log of what changed since the last time."""
+        """Return records for the entry log for all changes since the last call."""
         records: list[bytes] = []
         if self.has_new_key:
             records.append(control.pack_master_key(self.ledger_id, self.master_key))
@@ -99,7 +99,7 @@ class LedgerState:
         return records
 
     def wake(self) -> None:
-        """Call every watcher, once."""
+        """Call and remove all watchers."""
         watchers, self.watchers = self.watchers, {}
         for watcher in watchers.values():
             watcher()
@@ -113,19 +113,23 @@ class LedgerTable:
         self._ledgers_max = ledgers_max
         self._tombstones_max = tombstones_max
         self.states: dict[int, LedgerState] = {}
-        """In memory. Public for the add loop."""
+        """States in memory. Public for the add loop."""
         self.changed: dict[int, LedgerState] = {}
-        """Created, fenced or given an explicit LAC since the last flush took them."""
+        """Ledgers created, fenced or given an explicit LAC since the last flush began."""
         self.deleted: dict[int, None] = {}
-        """Deleted since the last flush took them: the index still holds their rows."""
+        """Ledgers deleted since the last flush began. Their rows are still in the index."""
         self.balance = 0
-        """Ledgers created less those deleted since the start."""
+        """Number of ledgers created minus number of ledgers deleted since the start."""
         self._count_at_start: int | None = None
-        self._forgetting: frozenset[int] = frozenset()
+        self._being_deleted: frozenset[int] = frozenset()
+        """Deleted ledgers whose rows the current flush removes."""
         self._tombstones: dict[int, None] = {}
 
     def find(self, ledger_id: int) -> LedgerState | None:
-        """The state, read from the index if need be (one short blocking look-up). Raises DamagedStorage or OSError."""
+        """Return the state, read from the index if necessary (one short blocking lookup). None: no such ledger.
+
+        Raises DamagedStorage, OSError.
+        """
         state = self.states.get(ledger_id)
         if state is None and not self.is_hidden(ledger_id):
             row = self._index.ledger_row(ledger_id)
@@ -142,9 +146,10 @@ class LedgerTable:
         return state
 
     def learn_key(self, state: LedgerState, master_key: bytes, parts: list[bytes]) -> bool:
-        """Take `master_key` for a ledger whose own was lost; `parts` gets its record. False: it has another.
+        """Set `master_key` for a ledger whose key was lost, and append its record to `parts`. False: the key differs.
 
-        Only a fenced ledger can have lost it (limbo fences what it finds), so nobody gets to write with a new key.
+        Only a fenced ledger can have lost its key (limbo fences the ledgers it lists), so no client can become its
+        writer with a new key.
         """
         if state.master_key or not state.is_fenced or not master_key:
             return False
@@ -155,15 +160,16 @@ class LedgerTable:
         return True
 
     def fence(self, state: LedgerState) -> None:
-        """Durable with the next flush; until then by a record in the journal, if the caller writes one."""
+        """Fence a ledger. Durable with the next flush, or earlier by a journal record that the caller appends."""
         state.is_fenced = state.has_new_fence = True
         self.changed[state.ledger_id] = state
 
     def enter_limbo(self, ledgers: Iterable[LimboLedger]) -> None:
-        """Fence these and deny nothing of them any more. Durable with the next flush.
+        """Put ledgers into limbo and fence them. Durable with the next flush.
 
-        No journal says so, and a crash between index and LastLogMark cuts off what that flush wrote to the entry log.
-        So the listing after it writes keys and fences there once more, though the rows have them.
+        There is no journal record for this, and a crash between index and LastLogMark truncates what that flush wrote
+        to the entry log. The listing after the crash therefore writes keys and fences to the entry log again, although
+        the rows have them.
         """
         for ledger in ledgers:
             state = self.find(ledger.ledger_id)
@@ -177,7 +183,10 @@ class LedgerTable:
             state.wake()
 
     def leave_limbo(self, ledger_id: int) -> bool:
-        """Whether it was in limbo. Durable with the next flush; what repaired it must be durable already."""
+        """End the limbo of a ledger; return True if it was in limbo. The repaired entries must be durable already.
+
+        Durable with the next flush.
+        """
         state = self.find(ledger_id)
         if state is None or not state.is_limbo:
             return False
@@ -186,8 +195,10 @@ class LedgerTable:
         return True
 
     def delete(self, ledger_id: int, *, is_closed: bool = False) -> LedgerState | None:
-        """Forget a ledger; the next flush removes its rows. One that was fenced here, or of which the caller knows that
-        it is closed, leaves a tombstone. Its last state, if any."""
+        """Delete a ledger and return its last state, if any. The next flush removes its rows.
+
+        A tombstone is kept if the ledger was fenced here, or if `is_closed`.
+        """
         state = self.find(ledger_id)
         if state is None:
             return None
@@ -202,41 +213,42 @@ class LedgerTable:
         return state
 
     def is_tombstone(self, ledger_id: int) -> bool:
-        """Fenced and deleted: a late writer must not bring it back."""
+        """Return True for a fenced or closed ledger that was deleted: a late writer must not create it again."""
         return ledger_id in self._tombstones
 
     def is_hidden(self, ledger_id: int) -> bool:
-        """Whether rows in the index are of a deleted ledger and must not be seen."""
-        return ledger_id in self.deleted or ledger_id in self._forgetting
+        """Return True if the ledger's rows in the index are of a deleted ledger and must be ignored."""
+        return ledger_id in self.deleted or ledger_id in self._being_deleted
 
     @property
     def has_changes(self) -> bool:
-        """Whether a flush has something to do besides entries."""
+        """True if a flush has changes to write besides entries."""
         return bool(self.changed or self.deleted)
 
     def hidden_ids(self) -> frozenset[int]:
-        """Ledgers deleted, unless they were made anew, whose rows are in the index still."""
-        return frozenset(one for one in (*self.deleted, *self._forgetting) if one not in self.states)
+        """Return the deleted ledgers whose rows are still in the index, except those that were created again."""
+        deleted = (*self.deleted, *self._being_deleted)
+        return frozenset(ledger_id for ledger_id in deleted if ledger_id not in self.states)
 
     @property
     def has_deletions(self) -> bool:
-        """Whether rows of a deleted ledger are in the index still."""
-        return bool(self.deleted or self._forgetting)
+        """True if rows of deleted ledgers are still in the index."""
+        return bool(self.deleted or self._being_deleted)
 
     def take_changes(self) -> tuple[dict[int, LedgerState], tuple[int, ...]]:
-        """(changed, deleted) for a flush. The deleted stay hidden until `forgotten`."""
+        """Return (changed, deleted) for a flush. The deleted ledgers stay hidden until `deletions_flushed`."""
         changed, self.changed = self.changed, {}
         deleted = tuple(self.deleted)
-        self._forgetting = frozenset(deleted)
+        self._being_deleted = frozenset(deleted)
         self.deleted = {}
         return changed, deleted
 
-    def forgotten(self) -> None:
-        """The flush that took the deleted is done: their rows are gone."""
-        self._forgetting = frozenset()
+    def deletions_flushed(self) -> None:
+        """Record that the flush has removed the rows of the ledgers it took."""
+        self._being_deleted = frozenset()
 
     def evict(self, keep: Container[int]) -> None:
-        """Drop idle states beyond the bound, oldest first. `keep`: ledgers in a write cache."""
+        """Drop idle states above the limit, the oldest first. `keep`: ledgers in a write cache."""
         excess = len(self.states) - self._ledgers_max
         if excess <= 0:
             return
@@ -267,13 +279,13 @@ class LedgerTable:
             log.warning("ledgers_not_counted", error=str(error))
 
     def count_job(self) -> Callable[[], int]:
-        """Counts the ledgers that are here as of this call, less `balance` of now. Any thread; it reads all rows.
+        """Return a job that counts the ledgers stored as of this call, minus the current `balance`.
 
-        Raises DamagedIndex, OSError.
+        The job reads all ledger rows and may run in any thread. Raises DamagedIndex, OSError.
         """
         rows = self._index.rows(start=fmt.LEDGER_KEY_START, stop=fmt.LEDGER_KEY_STOP)
-        only_here = set(self.states)
-        hidden = {*self.deleted, *self._forgetting}
+        not_indexed = set(self.states)
+        hidden = {*self.deleted, *self._being_deleted}
         balance = self.balance
 
         def count() -> int:
@@ -282,7 +294,7 @@ class LedgerTable:
                 ledger_id = fmt.unpack_ledger_key(key)
                 if ledger_id not in hidden:
                     total += 1
-                    only_here.discard(ledger_id)
-            return total + len(only_here) - balance
+                    not_indexed.discard(ledger_id)
+            return total + len(not_indexed) - balance
 
         return count

@@ -1,7 +1,7 @@
-"""ReadCache: entries read from disk, and the ones read ahead of demand. Bounded in bytes; the oldest leave first.
+"""ReadCache: entries read from disk, including those read ahead. Limited in bytes; the oldest are evicted first.
 
-First in, first out, as BookKeeper's: a catching-up reader uses each entry once, so tracking use would cost more than it
-keeps. Entry bodies never change, so nothing but an overwritten duplicate or a deleted ledger is ever invalidated.
+First in, first out, as in BookKeeper: a catching-up reader uses each entry once, so tracking use would cost more than
+it saves. Entry bodies never change, so only overwritten duplicates and entries of deleted ledgers are invalidated.
 """
 
 from collections import deque
@@ -15,15 +15,15 @@ _DROPPED_KEYS_MAX: Final = 4096
 
 
 class ReadCache:
-    """Invariants: size <= size_max; not many more keys are in `_order` than twice the entries."""
+    """Invariants: size <= size_max; `_order` has at most about twice as many keys as there are entries."""
 
     __slots__ = ("_entries", "_order", "ledgers", "size", "size_max")
 
     def __init__(self, size_max: int) -> None:
         self.ledgers: dict[int, dict[int, bytes]] = {}
-        """Bodies by ledger and entry id. Public for the read loop, which only looks."""
+        """Bodies by ledger and entry id. Public for the read loop, which does not change it."""
         self._order: deque[tuple[int, int]] = deque()
-        """Keys as they came, and some that were dropped since."""
+        """Keys in order of insertion, including some that were dropped since."""
         self._entries = 0
         self.size = 0
         self.size_max = size_max
@@ -52,17 +52,20 @@ class ReadCache:
         self._tidy(2 * (self._entries - before))
 
     def drop(self, keys: Iterable[tuple[int, int]]) -> None:
-        """Forget entries that were overwritten."""
+        """Remove entries that were overwritten."""
         for key in keys:
             self._remove(key)
 
     def drop_ledger(self, ledger_id: int) -> None:
-        """Forget a deleted ledger's entries."""
+        """Remove the entries of a deleted ledger."""
         self.drop([(ledger_id, entry_id) for entry_id in self.ledgers.get(ledger_id, _EMPTY)])
 
     def _tidy(self, count: int) -> None:
-        """Forget dropped keys among the first `count`, if they are many. What is there comes last then: as most are
-        not, nobody is waiting for room."""
+        """Remove dropped keys among the first `count` keys, if there are many of them.
+
+        Other keys move to the end of the order. This changes their eviction order, which does not matter, because the
+        cache is far from full if most keys were dropped.
+        """
         while count > 0 and len(self._order) > 2 * self._entries + _DROPPED_KEYS_MAX:
             key = self._order.popleft()
             if self.get(*key) is not None:

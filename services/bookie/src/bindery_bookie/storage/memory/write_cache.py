@@ -1,21 +1,21 @@
-"""WriteCache: entries that are in the journal (or on their way) and not yet in an entry log.
+"""WriteCache: entries that are in the journal, or being written to it, and not yet in an entry log.
 
-The engine has two: the active one takes adds, the other is being flushed. Both answer reads.
+The engine has two write caches: the active cache takes adds, the other is being flushed. Both serve reads.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 ENTRY_OVERHEAD: Final = 160
-"""Bytes counted for an entry besides its body: object header, ids, slot in a dict. Measured on CPython 3.11, rounded
-up."""
+"""Bytes counted per entry in addition to its body: object header, ids, slot in a dict. Measured on CPython 3.11 and
+rounded up."""
 
 
 class WriteCache:
-    """Bodies by ledger and entry id. `size` never exceeds `size_max` by more than one batch.
+    """Bodies by ledger and entry id. `size` exceeds `size_max` by at most one batch.
 
-    `ledgers` is public for the add loop, which inserts by the thousand: after inserting, add to `size` and `entries`.
-    An entry added twice counts twice until the flush.
+    `ledgers` is public for the add loop, which inserts directly and then adds to `size` and `entries`. An entry added
+    twice counts twice until the flush.
     """
 
     __slots__ = ("entries", "ledgers", "size", "size_max")
@@ -40,20 +40,20 @@ class WriteCache:
         return None if entries is None else entries.get(entry_id)
 
     def drop_ledger(self, ledger_id: int) -> None:
-        """Forget a deleted ledger's entries. Their bytes stay counted until the flush."""
+        """Remove the entries of a deleted ledger. Their bytes stay counted until the flush."""
         self.ledgers.pop(ledger_id, None)
 
     def sorted_ledgers(self) -> Iterator[tuple[int, Sequence[int], dict[int, bytes]]]:
-        """(ledger id, its entry ids ascending, bodies by id), ascending. A ledger dropped meanwhile is left out."""
+        """Yield (ledger id, its entry ids ascending, bodies by id), ascending, without ledgers dropped meanwhile."""
         for ledger_id in sorted(self.ledgers):
             entries = self.ledgers.get(ledger_id)
             if entries:
                 yield ledger_id, sorted(entries), entries
 
     def release(self, count: int) -> bool:
-        """Free up to `count` entries after the flush; whether any are left.
+        """Free up to `count` entries after the flush; return True if any are left.
 
-        Freeing a quarter of a million small objects at once stops the event loop for a good 15 ms.
+        Freeing a quarter of a million small objects at once would block the event loop for more than 15 ms.
         """
         while self.ledgers:
             ledger_id, entries = next(iter(self.ledgers.items()))
@@ -67,7 +67,7 @@ class WriteCache:
 
 
 class WriteCaches:
-    """The two: `active` takes adds; `flushing`, if not None, is on its way to an entry log."""
+    """The two write caches: `active` takes adds; `flushing`, if not None, is being flushed."""
 
     __slots__ = ("_make", "_size_max", "active", "flushing")
 
@@ -78,23 +78,23 @@ class WriteCaches:
         self.flushing: WriteCache | None = None
 
     def swap(self) -> WriteCache:
-        """Make the active one the flushing one, which must be free, and return it."""
+        """Make the active cache the flushing one, which must be None, and return it."""
         assert self.flushing is None
         self.flushing, self.active = self.active, self._make(self._size_max)
         return self.flushing
 
     def holds(self, ledger_id: int, entry_id: int) -> bool:
-        """Whether reads get this entry from here, and not from where the index points. From any thread.
+        """Return True if reads get this entry from a write cache, not from the location in the index. Any thread.
 
-        False for one that was here before says that it was flushed, and that the index knows its new place.
+        If it was True before, False means that the entry was flushed and the index has its new location.
         """
         if self.active.get(ledger_id, entry_id) is not None:
             return True
-        flushing = self.flushing  # looked at second: a swap moves entries from `active` to here
+        flushing = self.flushing  # checked second, because a swap moves entries from `active` to `flushing`
         return flushing is not None and flushing.get(ledger_id, entry_id) is not None
 
     def drop_ledger(self, ledger_id: int) -> None:
-        """Forget a deleted ledger's entries."""
+        """Remove the entries of a deleted ledger from both caches."""
         self.active.drop_ledger(ledger_id)
         if self.flushing is not None:
             self.flushing.drop_ledger(ledger_id)

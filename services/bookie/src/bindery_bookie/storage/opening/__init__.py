@@ -1,1 +1,1 @@
-"""Opening a storage: recovery of logs and index, journal replay, salvage."""
+"""Opening a storage: checks of logs and index, index rebuild, journal replay, salvage."""

@@ -1,28 +1,32 @@
-"""Opening: finds out what the disks hold, and refuses to guess when that contradicts itself.
+"""Check the files of a shard at a start, remove unfinished files, and rebuild the index if necessary.
 
-| found                                             | verdict                                                          |
-|---------------------------------------------------|------------------------------------------------------------------|
-| nothing at all                                    | a new bookie                                                     |
-| entry logs, index rows or journal groups, no mark | refused: the mark was lost                                       |
-| the mark damaged, or older than the index         | refused                                                          |
-| a journal damaged before its end, or one missing  | refused                                                          |
-| all journals from the mark's on missing           | limbo: the journal was lost                                      |
-| an entry log missing or short                     | damage: its entries are answered IO_ERROR, and fetched from peers|
-| an entry log that was closed, without its trailer | the same, when a read, the scrub or a rebuild finds it           |
-| index generation is the mark's, or one more       | good; one more: the crash came between index and mark            |
-| index damaged, incomplete or behind the mark      | rebuilt from the entry logs                                      |
-| that, and an entry log missing or damaged, or     | limbo: the index is rebuilt as far as the logs can be read       |
-| entries of a ledger whose key is in none          |                                                                  |
-| index generation further ahead                    | refused: the mark is an old one                                  |
+| found                                              | result                                                       |
+|----------------------------------------------------|--------------------------------------------------------------|
+| no files                                           | a new bookie                                                 |
+| no mark, but entry logs, index rows or journal     | refused: the mark was lost                                   |
+| groups                                             |                                                              |
+| the mark is damaged, or older than the index       | refused                                                      |
+| a journal is damaged before its end, or missing    | refused                                                      |
+| the mark's journal and all later ones are missing  | limbo: the journal was lost                                  |
+| an entry log is missing or short                   | damage: its entries are answered IO_ERROR, and fetched from  |
+|                                                    | other bookies                                                |
+| a closed entry log has no trailer                  | the same, once a read, the scrub or a rebuild finds it       |
+| the index generation is that of the mark, or one   | good; if one higher, the crash was between index and mark    |
+| higher                                             |                                                              |
+| the index is damaged, incomplete or older than the | rebuilt from the entry logs                                  |
+| mark                                               |                                                              |
+| the same, and an entry log is missing or damaged,  | limbo: the index is rebuilt from what can be read            |
+| or no log has the key of a ledger with entries     |                                                              |
+| the index generation is higher still               | refused: the mark is too old                                 |
 
-What is refused names file and offset and `bindery bookie salvage`, which puts the shard into limbo. With a LIMBO marker
-there (phase listing) much less is refused: a lost mark is made anew, and of the journals everything is replayed that
-can be read.
+The error of a refused start names the file, the offset and `bindery bookie salvage`, which puts the shard into limbo.
+With a LIMBO marker in phase listing fewer starts are refused: a lost mark is created again, and all readable groups of
+the journals are replayed.
 
 Everything here runs in a worker and may block.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -44,37 +48,38 @@ from bindery_bookie.storage.index.index import Index
 from bindery_bookie.storage.io.disk import Disk
 from bindery_bookie.storage.io.kv import OpenKV
 from bindery_bookie.storage.io.leveldb_check import check_files
-from bindery_bookie.storage.journal import journal_format
-from bindery_bookie.storage.journal.journal import JournalWriter
-from bindery_bookie.storage.journal.journal_format import Group, JournalPosition
+from bindery_bookie.storage.journal import journal_files, journal_format
+from bindery_bookie.storage.journal.journal_format import JournalPosition
 from bindery_bookie.storage.journal.journal_needed import needed_journals
+from bindery_bookie.storage.journal.journal_writer import JournalWriter
 from bindery_bookie.storage.journal.mark import LastLogMark, read_mark, write_mark
 from bindery_bookie.storage.opening.rebuild import IndexRebuild
 
 log = structlog.get_logger(__name__)
 
-REBUILD_WISH: Final = "rebuild-index"
-"""A file in the ledger directory's `current`: the next start rebuilds the index, whatever it looks like."""
+REBUILD_REQUEST: Final = "rebuild-index"
+"""Name of a file in the ledger directory's `current` that makes the next start rebuild the index in any case."""
 
 SALVAGE: Final = (
-    "if the file cannot be restored, `bindery bookie salvage` lets the bookie start and heal from the others"
+    "if the file cannot be restored, run `bindery bookie salvage`: the bookie can then start and refill from the others"
 )
+"""Advice at the end of the errors that refuse a start."""
 
 
 @dataclass(slots=True)
 class Opened:
-    """What a start goes on with."""
+    """The result of opening the files of a shard."""
 
     index: Index
     mark: LastLogMark
     limbo: LimboMarker | None
-    """The marker that stands there; replay is lenient while it says listing."""
+    """The marker file; in phase listing the replay skips what it cannot read."""
     damage: list[Damage] = field(default_factory=list)
-    """Entry logs of which something is missing though the index knows their entries."""
+    """Missing or short entry logs that the index refers to."""
 
 
 class _Opening:
-    """One shard's. `open_storage` runs it."""
+    """The steps of one `open_storage`."""
 
     def __init__(
         self,
@@ -86,7 +91,7 @@ class _Opening:
         ledger_directory: str,
         now_ms: int,
         refuse_lost: bool,
-        is_given_up: Callable[[], bool],
+        is_cancelled: Callable[[], bool],
     ) -> None:
         self._disk = disk
         self._open_kv = open_kv
@@ -96,7 +101,7 @@ class _Opening:
         self._index_path = f"{ledger_directory}/index"
         self._now_ms = now_ms
         self._refuse_lost = refuse_lost
-        self._is_given_up = is_given_up
+        self._is_cancelled = is_cancelled
         self._marker: LimboMarker | None = None
 
     def run(self) -> Opened:
@@ -112,14 +117,14 @@ class _Opening:
                 if self._marker is None:
                     if index is None and generation < 0 and not self._is_index_empty():
                         raise DamagedStorage(
-                            f"LastLogMark is missing beside a damaged index; {SALVAGE}",
+                            f"LastLogMark is missing, and the index is damaged; {SALVAGE}",
                             path=f"{self._directory}/LastLogMark",
                             offset=0,
                         )
                     check_new(self._disk, self._journals, self._directory, index)
                     mark = _make_new(self._disk, self._journals, self._directory)
                 else:
-                    mark = self._make_mark_anew(max(generation, 0))
+                    mark = self._recreate_mark(max(generation, 0))
             if generation > mark.generation + 1:
                 raise DamagedStorage(
                     f"LastLogMark is older than the index; {SALVAGE}",
@@ -133,7 +138,7 @@ class _Opening:
                 damage = self._without_unused(index, damage)
             else:
                 reason = reason or f"generation {generation} is below {mark.generation}, or a compaction is missing"
-                damage = []  # the rebuild finds it again
+                damage = []  # the rebuild reports it
             self._check_journal(mark)
         except BaseException:
             if index is not None:
@@ -142,7 +147,7 @@ class _Opening:
         if index is None or reason:
             index = self._rebuild(index, mark, reason)
         if index.generation() != mark.generation:
-            # The crash came between index and mark. Say so in the mark before another flush counts on.
+            # The crash was between index and mark. Correct the mark before the next flush increments the generation.
             mark = replace(mark, generation=index.generation())
             write_mark(self._disk, self._directory, mark)
         return Opened(index, mark, self._marker, damage)
@@ -154,7 +159,7 @@ class _Opening:
             raise DamagedStorage(f"{error.message}; {SALVAGE}", **error.facts) from error
 
     def _enter_limbo(self, reason: str, *, path: str) -> None:
-        """Durable before anything is made that would look whole."""
+        """Write the marker. It must be durable before a file is created that makes the shard look complete."""
         if self._refuse_lost and self._marker is None:
             raise DamagedStorage(f"{reason}, and on_lost_storage is `refuse`; {SALVAGE}", path=path, offset=0)
         self._marker = write_marker(self._disk, self._directory, reason, self._now_ms)
@@ -162,9 +167,9 @@ class _Opening:
     # --- index
 
     def _open_index(self) -> tuple[Index | None, str]:
-        """The index, or None and why it must be rebuilt."""
-        if REBUILD_WISH in self._disk.list_names(self._directory):
-            return None, f"{self._directory}/{REBUILD_WISH} asks for it"
+        """Return the index, or None and the reason why it must be rebuilt."""
+        if REBUILD_REQUEST in self._disk.list_names(self._directory):
+            return None, f"{self._directory}/{REBUILD_REQUEST} exists"
         kv = None
         try:
             check_files(self._disk, self._index_path)
@@ -196,13 +201,13 @@ class _Opening:
                 mark,
                 may_be_partial=True,
                 before_valid=self._before_valid,
-                is_given_up=self._is_given_up,
+                is_cancelled=self._is_cancelled,
             ).run()
         except BaseException:
             index.close()
             raise
-        if REBUILD_WISH in self._disk.list_names(self._directory):
-            self._disk.remove(f"{self._directory}/{REBUILD_WISH}")
+        if REBUILD_REQUEST in self._disk.list_names(self._directory):
+            self._disk.remove(f"{self._directory}/{REBUILD_REQUEST}")
             self._disk.sync_directory(self._directory)
         return index
 
@@ -210,12 +215,12 @@ class _Opening:
         if rebuild.damage:
             first = rebuild.damage[0]
             self._enter_limbo(
-                f"the index was rebuilt without {len(rebuild.damage)} places of entry logs that cannot be read, the "
+                f"the index was rebuilt without {len(rebuild.damage)} regions of entry logs that cannot be read, the "
                 f"first: {first.path} at {first.offset}: {first.reason}",
                 path=first.path,
             )
         elif self._marker is not None and self._marker.phase is not LimboPhase.LISTING:
-            # Only ledger rows say which ledgers are in limbo: they must be found out anew.
+            # Only ledger rows record which ledgers are in limbo, so the listing must be repeated.
             self._enter_limbo("the index was lost during the repair", path=self._index_path)
 
     # --- entry logs
@@ -223,17 +228,17 @@ class _Opening:
     def _check_logs(
         self, mark: LastLogMark, index: Index | None, *, is_mark_new: bool
     ) -> tuple[LogManifest, list[Damage]]:
-        """Remove what no flush or compaction finished; the manifest in force, and what is missing."""
+        """Remove the results of unfinished flushes and compactions; return the current manifest and the damage."""
         try:
             manifest = before = read_manifest(self._disk, self._directory)
         except DamagedStorage as error:
             log.error("log_manifest_damaged", error=str(error))
             manifest, before = LogManifest(), None
         for log_id in list_logs(self._disk, self._directory):
-            # Compaction's logs say so themselves. One that the manifest does not know: the manifest was lost or is old.
-            if not manifest.knows(log_id) and (order := self._order(log_id)) is not None:
+            # The header of a log shows that compaction wrote it. If the manifest lacks the log, it is lost or old.
+            if not manifest.lists(log_id) and (order := self._order(log_id)) is not None:
                 manifest = manifest.with_compacted(log_id, order)
-        manifest = self._settled(manifest, mark, index, is_known=manifest == before)
+        manifest = self._settle_compaction(manifest, mark, index, is_known=manifest == before)
         if manifest != before:
             write_manifest(self._disk, self._directory, manifest)
         damage = clean_logs(self._disk, self._directory, mark, manifest)
@@ -241,17 +246,22 @@ class _Opening:
         if manifest.unsealed is None or is_mark_new:
             found = unsealed_sizes(self._disk, self._directory, manifest, mark.log_id)
             manifest = manifest.with_unsealed({**found, **(manifest.unsealed or {})})
-        is_flushs = mark.log_id and mark.log_id not in manifest.compacted
-        if is_flushs and not is_sealed(self._disk, self._directory, mark.log_id):
-            # No flush goes on with it, and the mark that knows its end will leave it.
+        is_from_flush = mark.log_id and mark.log_id not in manifest.compacted
+        if is_from_flush and not is_sealed(self._disk, self._directory, mark.log_id):
+            # No flush continues this log. Its size is only in the mark, which will move to another log.
             manifest = manifest.with_unsealed({mark.log_id: mark.log_offset})
         if manifest != before:
             write_manifest(self._disk, self._directory, manifest)
         return manifest, damage
 
-    def _settled(self, manifest: LogManifest, mark: LastLogMark, index: Index | None, *, is_known: bool) -> LogManifest:
-        """The manifest after the end of a compaction that a crash cut off: of source and target one goes. The index
-        switched to the target in one batch that counts, or it did not; `is_known`: the count can be relied on."""
+    def _settle_compaction(
+        self, manifest: LogManifest, mark: LastLogMark, index: Index | None, *, is_known: bool
+    ) -> LogManifest:
+        """Finish or undo a compaction that a crash interrupted: either its source or its target becomes absent.
+
+        The batch that switches the index to the target also increments a counter. `is_known`: the counter of the
+        manifest is reliable; otherwise the rows of the index decide.
+        """
         switches = manifest.switches if index is None else max(index.switches(), manifest.switches)
         pairs = manifest.pairs(mark.log_id)
         is_known = is_known and switches <= manifest.switches + len(pairs) <= manifest.switches + 1
@@ -259,13 +269,13 @@ class _Opening:
         used = index.log_ids() if pairs and index is not None and not is_known else set()
         for source, target in pairs:
             is_switched = switches > manifest.switches if is_known else target in used
-            gone = source if is_switched or source not in present else target
-            log.info("compaction_settled", source=source, target=target, gone=gone)
-            manifest = manifest.with_absent(gone)
+            removed = source if is_switched or source not in present else target
+            log.info("compaction_settled", source=source, target=target, removed=removed)
+            manifest = manifest.with_absent(removed)
         return replace(manifest, switches=switches)
 
     def _order(self, log_id: int) -> int | None:
-        """Where a log stands that compaction wrote; None for all others, and where it cannot be read."""
+        """Return the order number of a log that compaction wrote; None for other logs and for an unreadable header."""
         path = f"{self._directory}/{entry_log_format.file_name(log_id)}"
         file = self._disk.open_read(path)
         try:
@@ -276,15 +286,18 @@ class _Opening:
             file.close()
 
     def _without_unused(self, index: Index, damage: list[Damage]) -> list[Damage]:
-        """Missing logs that the (good) index does not point to cost no entry. The list of logs goes on to expect them:
-        there may have been keys and fences in them, which an index rebuilt without them would lack."""
+        """Return the damage of logs that the (good) index refers to; the others contain no stored entry.
+
+        The manifest continues to expect the others too. They may contain keys and fences, which an index that is
+        rebuilt without them would lack.
+        """
         used = index.log_ids() if damage else ()
         return [found for found in damage if log_id_of(found.path) in used]
 
     # --- mark and journal
 
-    def _make_mark_anew(self, generation: int) -> LastLogMark:
-        """In limbo: a mark behind all entry logs and before all journals that are there."""
+    def _recreate_mark(self, generation: int) -> LastLogMark:
+        """Create a mark at the end of all entry logs and before all existing journals. Only in limbo."""
         logs = list_logs(self._disk, self._directory)
         start = self._first_group()
         if not logs and start is None and not generation:
@@ -295,26 +308,26 @@ class _Opening:
             log_id, log_offset = logs[-1], file.size()
             file.close()
         if start is None:
-            journals = list_journals(self._disk, self._journals)
+            journals = journal_files.list_journals(self._disk, self._journals)
             start = JournalPosition((journals[-1] if journals else 0) + 1, journal_format.HEADER_SIZE, 1)
-        # Never 0 beside logs: an index that was lost has generation 0, and must look older than the mark.
+        # Never 0 if there are logs: a lost index has generation 0, and must count as older than the mark.
         mark = LastLogMark(max(generation, 1 if logs else 0), start, log_id, log_offset)
         write_mark(self._disk, self._directory, mark)
-        log.warning("mark_made_anew", generation=mark.generation, journal_id=start.journal_id, log_id=log_id)
+        log.warning("mark_recreated", generation=mark.generation, journal_id=start.journal_id, log_id=log_id)
         return mark
 
     def _first_group(self) -> JournalPosition | None:
-        """The first group that can be read in any journal."""
-        for journal_id, group in readable_groups(self._disk, self._journals, JournalPosition(0, 0, 0)):
+        """Return the position of the first readable group of all journals."""
+        for journal_id, group in journal_files.readable_groups(self._disk, self._journals, JournalPosition(0, 0, 0)):
             return JournalPosition(journal_id, group.offset, group.sequence)
         return None
 
     def _check_journal(self, mark: LastLogMark) -> None:
         wanted = mark.journal.journal_id
-        if any(found >= wanted for found in list_journals(self._disk, self._journals)):
-            return  # replay finds out what is wrong with them
+        if any(found >= wanted for found in journal_files.list_journals(self._disk, self._journals)):
+            return  # the replay checks them
         path = f"{self._journals}/{journal_format.file_name(wanted)}"
-        self._enter_limbo(f"the journal was lost: LastLogMark says to begin with {path}, which is missing", path=path)
+        self._enter_limbo(f"the journal was lost: LastLogMark refers to {path}, which is missing", path=path)
 
 
 def open_storage(
@@ -326,12 +339,13 @@ def open_storage(
     ledger_directory: str,
     now_ms: int = 0,
     refuse_lost: bool = False,
-    is_given_up: Callable[[], bool] = lambda: False,
+    is_cancelled: Callable[[], bool] = lambda: False,
 ) -> Opened:
-    """Check what is there, make what is not. The index agrees with the mark on return. Raises DamagedStorage.
+    """Check the existing files and create missing ones. The index agrees with the mark on return.
 
-    `now_ms`: the time of day, for a limbo that begins here. `refuse_lost`: raise where else limbo would begin.
-    `is_given_up`: asked while the index is rebuilt, which may take minutes; then raises StartGivenUp.
+    `now_ms`: wall-clock time for the marker of a limbo that begins here. `refuse_lost`: raise DamagedStorage where
+    limbo would begin. `is_cancelled`: checked during an index rebuild, which may take minutes. Raises DamagedStorage,
+    StartCancelled.
     """
     return _Opening(
         disk,
@@ -341,31 +355,37 @@ def open_storage(
         ledger_directory=ledger_directory,
         now_ms=now_ms,
         refuse_lost=refuse_lost,
-        is_given_up=is_given_up,
+        is_cancelled=is_cancelled,
     ).run()
 
 
-def ask_rebuild(disk: Disk, directory: str, reason: str) -> None:
-    """Let the next start rebuild the index of the shard whose ledger `current` is `directory`. Durable on return."""
-    if REBUILD_WISH not in disk.list_names(directory):
-        file = disk.create(f"{directory}/{REBUILD_WISH}")
+def request_rebuild(disk: Disk, directory: str, reason: str) -> None:
+    """Make the next start rebuild the index of a shard. Durable on return.
+
+    `directory`: `current` of its ledger directory.
+    """
+    if REBUILD_REQUEST not in disk.list_names(directory):
+        file = disk.create(f"{directory}/{REBUILD_REQUEST}")
         try:
             file.write_at(reason.encode()[:4096] + b"\n", 0)
             file.sync()
         finally:
             file.close()
         disk.sync_directory(directory)
-        log.warning("index_rebuild_asked", directory=directory, reason=reason)
+        log.warning("index_rebuild_requested", directory=directory, reason=reason)
 
 
 def log_id_of(path: str) -> int | None:
-    """The id of the entry log at `path`; None for any other file."""
+    """Return the id of the entry log at `path`; None for any other file."""
     return entry_log_format.parse_file_name(path.rpartition("/")[2])
 
 
 def clean_logs(disk: Disk, directory: str, mark: LastLogMark, manifest: LogManifest) -> list[Damage]:
-    """Remove what lies behind the mark: a flush wrote it that did not finish, and its journal is kept. And what
-    `manifest` calls absent. What should be there and is not is told: the index still knows what was in it."""
+    """Remove what an unfinished flush wrote, and logs that the manifest lists as absent. Return missing and short logs.
+
+    An unfinished flush wrote everything after the mark; the journal still has its entries. The index may still refer
+    to entries of missing logs.
+    """
     damage: list[Damage] = []
     for name in disk.list_names(directory):
         if name.endswith(entry_log_format.COMPACTING_SUFFIX):
@@ -390,16 +410,16 @@ def clean_logs(disk: Disk, directory: str, mark: LastLogMark, manifest: LogManif
             if size < end:
                 damage.append(Damage(path, size, f"entry log is short: {size} bytes, expected {end}"))
     disk.sync_directory(directory)
-    there = set(existing)
+    present = set(existing)
     for log_id in manifest.expected(mark.log_id):
-        if log_id not in there:
+        if log_id not in present:
             damage.append(Damage(f"{directory}/{entry_log_format.file_name(log_id)}", 0, "entry log is missing"))
     return damage
 
 
 def _make_new(disk: Disk, journal_directory: str, ledger_directory: str) -> LastLogMark:
-    """A first journal, then the mark that points to it. Files of a first start that crashed are empty and go."""
-    for journal_id in list_journals(disk, journal_directory):
+    """Create the first journal, then the mark that refers to it. Empty files of an interrupted first start go."""
+    for journal_id in journal_files.list_journals(disk, journal_directory):
         disk.remove(f"{journal_directory}/{journal_format.file_name(journal_id)}")
     writer = JournalWriter(disk, journal_directory, file_size=journal_format.HEADER_SIZE, clock=lambda: 0.0)
     writer.create(1)
@@ -409,119 +429,31 @@ def _make_new(disk: Disk, journal_directory: str, ledger_directory: str) -> Last
     return mark
 
 
-def list_journals(disk: Disk, directory: str) -> list[int]:
-    """Journal ids, ascending."""
-    found = (journal_format.parse_file_name(name) for name in disk.list_names(directory))
-    return sorted(journal_id for journal_id in found if journal_id is not None)
-
-
-def journals_size(disk: Disk, directory: str, mark: LastLogMark) -> int:
-    """Bytes of journal behind the mark, allocated ones included."""
-    total = 0
-    for journal_id in list_journals(disk, directory):
-        if journal_id >= mark.journal.journal_id:
-            file = disk.open_read(f"{directory}/{journal_format.file_name(journal_id)}")
-            total += file.size()
-            file.close()
-    return total
-
-
 def check_new(disk: Disk, journal_directory: str, ledger_directory: str, index: Index | None) -> None:
     """Raise DamagedStorage unless nothing was ever stored here."""
     path = f"{ledger_directory}/LastLogMark"
     if list_logs(disk, ledger_directory) or (index is not None and index.generation()):
-        raise DamagedStorage(f"LastLogMark is missing beside entry logs or an index; {SALVAGE}", path=path, offset=0)
+        raise DamagedStorage(
+            f"LastLogMark is missing, but there are entry logs or an index; {SALVAGE}", path=path, offset=0
+        )
     for journal_id in needed_journals(disk, journal_directory):
         journal_path = f"{journal_directory}/{journal_format.file_name(journal_id)}"
         raise DamagedStorage(
-            f"LastLogMark is missing, and a journal was needed; {SALVAGE}", path=path, offset=0, journal=journal_path
+            f"LastLogMark is missing, but a journal with records is needed; {SALVAGE}",
+            path=path,
+            offset=0,
+            journal=journal_path,
         )
-    for journal_id in list_journals(disk, journal_directory):
+    for journal_id in journal_files.list_journals(disk, journal_directory):
         journal_path = f"{journal_directory}/{journal_format.file_name(journal_id)}"
         file = disk.open_read(journal_path)
         try:
             if journal_format.find_group(file, journal_id=journal_id, offset=journal_format.HEADER_SIZE) is not None:
                 raise DamagedStorage(
-                    f"LastLogMark is missing beside a journal; {SALVAGE}", path=path, offset=0, journal=journal_path
+                    f"LastLogMark is missing, but a journal has records; {SALVAGE}",
+                    path=path,
+                    offset=0,
+                    journal=journal_path,
                 )
-        finally:
-            file.close()
-
-
-def replay_groups(disk: Disk, directory: str, start: JournalPosition) -> Iterator[tuple[int, Group]]:
-    """(journal id, group) of all groups from `start` on, in order. Raises DamagedStorage with path and offset.
-
-    Ends at a tear, and makes sure that nothing comes after it.
-    """
-    journal_ids = [found for found in list_journals(disk, directory) if found >= start.journal_id]
-    if not journal_ids or journal_ids[0] != start.journal_id:
-        path = f"{directory}/{journal_format.file_name(start.journal_id)}"
-        raise DamagedStorage("journal is missing", path=path, offset=start.offset)
-    sequence = start.sequence
-    linked = start.journal_id
-    """The last file that must be there, and whole."""
-    needed = {found for found in needed_journals(disk, directory) if found > start.journal_id}
-    for expected, journal_id in enumerate(journal_ids, start=start.journal_id):
-        path = f"{directory}/{journal_format.file_name(journal_id)}"
-        if journal_id != expected:
-            raise DamagedStorage(
-                "journal is missing", path=f"{directory}/{journal_format.file_name(expected)}", offset=0
-            )
-        file = disk.open_read(path)
-        try:
-            offset = start.offset if journal_id == start.journal_id else journal_format.HEADER_SIZE
-            must_be_whole = (
-                journal_id <= linked
-                or journal_id in needed
-                or journal_format.find_group(file, journal_id=journal_id, offset=journal_format.HEADER_SIZE) is not None
-            )
-            if not must_be_whole:
-                continue  # the crash came while it was being created, or before its first group
-            if not journal_format.is_file_header_valid(file, journal_id=journal_id):
-                raise DamagedStorage("journal header is damaged", path=path, offset=0)
-            journal_format.check_size(file, path=path)
-            # A tear in an earlier file is fine while nothing follows: were there a group, its sequence would not fit.
-            for group in journal_format.read_groups(
-                file, path=path, journal_id=journal_id, offset=offset, sequence=sequence
-            ):
-                yield journal_id, group
-                sequence = group.sequence + 1
-                linked = max(linked, journal_format.following(group) or 0)
-        finally:
-            file.close()
-    if (last := max((linked, *needed))) > journal_ids[-1]:
-        raise DamagedStorage("journal is missing", path=f"{directory}/{journal_format.file_name(last)}", offset=0)
-
-
-def readable_groups(disk: Disk, directory: str, start: JournalPosition) -> Iterator[tuple[int, Group]]:
-    """As `replay_groups`, for a journal that is known to be damaged: every group from `start` on that can be read.
-
-    Groups are in order, but some may be missing in between. Only for a shard in limbo, which denies nothing.
-    """
-    sequence = start.sequence
-    for journal_id in list_journals(disk, directory):
-        if journal_id < start.journal_id:
-            continue
-        path = f"{directory}/{journal_format.file_name(journal_id)}"
-        file = disk.open_read(path)
-        try:
-            offset = start.offset if journal_id == start.journal_id else journal_format.HEADER_SIZE
-            while (begin := journal_format.find_group(file, journal_id=journal_id, offset=offset)) is not None:
-                offset = begin
-                found = journal_format.sequence_at(file, journal_id=journal_id, offset=offset)
-                assert found is not None
-                try:
-                    for group in journal_format.read_groups(
-                        file, path=path, journal_id=journal_id, offset=offset, sequence=found
-                    ):
-                        offset = group.offset + group.size
-                        found = group.sequence + 1
-                        if group.sequence >= sequence:
-                            sequence = found
-                            yield journal_id, group
-                except DamagedStorage as error:
-                    log.error("journal_part_skipped", error=str(error))
-                if offset == begin:  # this very group is the bad one
-                    offset += journal_format.SECTOR_SIZE
         finally:
             file.close()

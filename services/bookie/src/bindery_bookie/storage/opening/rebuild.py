@@ -1,12 +1,12 @@
-"""IndexRebuild: fills an empty index from the entry logs.
+"""IndexRebuild: fill an empty index from the entry logs.
 
-Logs are read in the order of the manifest: later records win. A log that is missing or damaged costs what cannot be
-read of it, and is told in `damage`; then the index is partial, and its shard must be in limbo before anybody trusts it.
-Behind the first damage of a log nothing is believed: what looks like a record there may be part of a client's payload
-(see `entry_log_scan`).
+Logs are read in the order of the manifest; later records replace earlier ones. If a log is missing or damaged, the
+unreadable part is reported in `damage` and the index is partial. Its shard must then be in limbo before the index is
+used. Records after the first damage of a log are ignored, because what looks like a record there may be part of a
+client's payload (see `entry_log_scan`).
 
-Invariant: the index becomes valid with the last batch, which alone holds its generation; a crash before it leaves an
-index that the next start rebuilds again.
+Invariant: the last batch makes the index valid, because only that batch contains the generation. After a crash before
+it, the next start rebuilds the index again.
 """
 
 from collections.abc import Callable
@@ -23,17 +23,17 @@ from bindery_bookie.storage.entry_log.log_manifest import LogManifest, read_mani
 from bindery_bookie.storage.index.index import Index
 from bindery_bookie.storage.index.index_format import LedgerRow
 from bindery_bookie.storage.io.disk import Disk
-from bindery_bookie.storage.io.errors import StartGivenUp
+from bindery_bookie.storage.io.errors import StartCancelled
 from bindery_bookie.storage.journal.mark import LastLogMark
 
 log = structlog.get_logger(__name__)
 
 _ENTRIES_MAX = 100_000
-"""Entries held before they go to the index."""
+"""Number of entries collected before they are written to the index."""
 
 
 class IndexRebuild:
-    """Runs once, in a worker. What the logs do not say, the journal behind the mark does."""
+    """One rebuild, run in a worker. Entries that are not in the logs are in the journal after the mark."""
 
     def __init__(
         self,
@@ -44,40 +44,42 @@ class IndexRebuild:
         *,
         may_be_partial: bool = False,
         before_valid: Callable[["IndexRebuild"], None] = lambda rebuild: None,
-        is_given_up: Callable[[], bool] = lambda: False,
+        is_cancelled: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`may_be_partial`: go on past damage. `before_valid` is called before the last batch; it may raise.
-        `is_given_up` is asked at every record."""
+        """`may_be_partial`: continue after damage. `before_valid` is called before the last batch; it may raise.
+
+        `is_cancelled` is checked at every record.
+        """
         self._disk = disk
         self._directory = directory
         self._index = index
         self._mark = mark
         self._may_be_partial = may_be_partial
         self._before_valid = before_valid
-        self._is_given_up = is_given_up
+        self._is_cancelled = is_cancelled
         self._scanner = EntryLogScanner(disk, directory)
         self._ledgers: dict[int, LedgerRow] = {}
         self._entries: dict[int, dict[int, Located]] = {}
         self._held = 0
         self._keyless: dict[int, Damage] = {}
-        """Ledgers whose key was in no log so far -> their first record."""
+        """The first record of each ledger whose key was in no log so far."""
         self.entries_count = 0
         self.damage: list[Damage] = []
-        """What kept the index from being whole."""
+        """Damage because of which the index is partial."""
 
     def run(self) -> None:
-        """Raises DamagedStorage when a log is missing or damaged, unless the index may be partial, and StartGivenUp."""
+        """Fill the index. Raises StartCancelled, and DamagedStorage for damage unless the index may be partial."""
         manifest = self._read_manifest()
         logs = manifest.expected(self._mark.log_id)
         for source, target in manifest.pairs(self._mark.log_id):
             if source in self._scanner.log_ids():
-                logs.remove(target)  # the start will take this index for one that uses the source
+                logs.remove(target)  # the start will treat this index as one that uses the source
         for log_id in logs:
             self._add_log(log_id, manifest)
         for ledger_id, damage in self._keyless.items():
-            if not self.damage:  # else it explains that
+            if not self.damage:  # earlier damage explains the missing key
                 self._found(damage)
-            # Limbo fences what metadata know of. The others get their key with the first copy too: only if fenced.
+            # Limbo fences ledgers that metadata lists. Others take their key from the first copy, only if fenced.
             self._ledgers[ledger_id] = replace(self._ledgers[ledger_id], is_fenced=True)
         self._before_valid(self)
         self._index.set_switches(manifest.switches)
@@ -100,7 +102,9 @@ class IndexRebuild:
     def _found(self, damage: Damage) -> None:
         if not self._may_be_partial:
             raise DamagedStorage(
-                f"index is lost and so is part of an entry log: {damage.reason}", path=damage.path, offset=damage.offset
+                f"the index cannot be rebuilt completely from the entry logs: {damage.reason}",
+                path=damage.path,
+                offset=damage.offset,
             )
         self.damage.append(damage)
 
@@ -109,8 +113,8 @@ class IndexRebuild:
         end = manifest.end(log_id, mark=(self._mark.log_id, self._mark.log_offset))
         try:
             for found in self._scanner.scan(log_id, stop=end.stop, is_sealed=end.is_sealed):
-                if self._is_given_up():
-                    raise StartGivenUp
+                if self._is_cancelled():
+                    raise StartCancelled
                 if not isinstance(found, LogRecord):
                     self._found(Damage(found.path, found.offset, found.reason))
                 elif found.is_anchored:
@@ -127,7 +131,7 @@ class IndexRebuild:
         row = self._ledgers.get(ledger_id)
         if entry_id == control.MASTER_KEY:
             self._keyless.pop(ledger_id, None)
-            if row is None or not row.master_key:  # a replay may have said it again
+            if row is None or not row.master_key:  # a replay may have written it again
                 key = control.unpack_sized(body)
                 self._ledgers[ledger_id] = (
                     LedgerRow(key, False, -1, -1, None) if row is None else replace(row, master_key=key)
@@ -140,11 +144,11 @@ class IndexRebuild:
             self._index.commit(runs=[], merges={}, ledgers={}, deleted=[ledger_id], generation=None, sync=False)
             return
         if row is None:
-            # Either it was deleted, and its `deleted` record is still to come; or its key was in what is lost. Then it
-            # is fenced in the end, and the key comes from metadata or the first client.
+            # Either the ledger was deleted and its `deleted` record follows, or its key was lost. A ledger without key
+            # is fenced at the end, and gets its key from metadata or the first client.
             row = LedgerRow(b"", False, -1, -1, None)
             self._keyless[ledger_id] = Damage(
-                self._scanner.path(record.log_id), record.offset, "the key of its ledger is in no log", ledger_id
+                self._scanner.path(record.log_id), record.offset, "no log has the key of the ledger", ledger_id
             )
         if entry_id == control.FENCE:
             row = replace(row, is_fenced=True)
@@ -161,7 +165,7 @@ class IndexRebuild:
         self._ledgers[ledger_id] = row
 
     def _spill(self, *, is_last: bool) -> None:
-        """Move what is held to the index; the last time with ledger rows and generation, which make it valid."""
+        """Write the collected entries to the index. The last batch adds ledger rows and the generation."""
         merges = {ledger_id: [held[key] for key in sorted(held)] for ledger_id, held in self._entries.items()}
         self._index.commit(
             runs=[],

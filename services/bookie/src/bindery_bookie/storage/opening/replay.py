@@ -1,7 +1,7 @@
-"""Replay: puts the journal behind LastLogMark back into the write cache, flushing whenever that is full.
+"""Replay: put the journal after LastLogMark back into the write cache, and flush whenever the cache is full.
 
-A full disk stops no replay. What cannot be flushed stays where it is readable: one write cache waits for the flush
-loop, the other takes the rest. The journal behind the mark is never more than both can hold.
+A full disk does not stop a replay. Entries that cannot be flushed stay readable: one write cache waits for the flush
+loop, the other takes the remaining entries. Both caches together can hold the journal after the mark.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,6 +14,7 @@ from bindery_bookie.storage.flushing.flush import Flush, Flusher
 from bindery_bookie.storage.flushing.flush_loop import drop_flushed, take_flush
 from bindery_bookie.storage.io.disk import Disk, is_no_space
 from bindery_bookie.storage.io.worker import Worker, run_in
+from bindery_bookie.storage.journal import journal_files
 from bindery_bookie.storage.journal.journal_format import Group, JournalPosition
 from bindery_bookie.storage.memory.ledgers import LedgerTable
 from bindery_bookie.storage.memory.write_cache import WriteCaches
@@ -25,7 +26,7 @@ log = structlog.get_logger(__name__)
 
 
 class Replay:
-    """Runs once, in the event loop; files are read in `worker`."""
+    """One replay, run in the event loop; files are read in `worker`."""
 
     def __init__(
         self,
@@ -40,9 +41,9 @@ class Replay:
         make_room: Callable[[], bool] = lambda: False,
         is_lenient: bool = False,
     ) -> None:
-        """`make_room` gives up a reserve, in the worker; False when none is left.
+        """`make_room` releases a reserve, in the worker; False if none is left.
 
-        `is_lenient`: the shard is in limbo; take what can be read, from whatever journals there are.
+        `is_lenient`: the shard is in limbo, so replay all readable groups of the existing journals.
         """
         self._is_lenient = is_lenient
         self._disk = disk
@@ -54,13 +55,13 @@ class Replay:
         self._stats = stats
         self._make_room = make_room
         self.unfinished: Flush | None = None
-        """A flush that found no space. Its cache is the flushing one."""
+        """A flush that found no space. Its cache is the flushing cache."""
 
     async def run(self, on_progress: Callable[[ReplayProgress], None] | None) -> JournalPosition:
-        """Where the journal ends. Raises DamagedStorage with path and offset, or OSError."""
+        """Replay, and return the end of the journal. Raises DamagedStorage with path and offset, OSError."""
         mark = self._flusher.mark
-        total = await run_in(self._worker, lambda: opening.journals_size(self._disk, self._directory, mark))
-        read_groups = opening.readable_groups if self._is_lenient else opening.replay_groups
+        total = await run_in(self._worker, lambda: journal_files.journals_size(self._disk, self._directory, mark))
+        read_groups = journal_files.readable_groups if self._is_lenient else journal_files.replay_groups
         groups = read_groups(self._disk, self._directory, mark.journal)
         end = mark.journal
         done = 0
@@ -78,9 +79,9 @@ class Replay:
         return end
 
     async def flush(self, position: JournalPosition) -> None:
-        """Flush what was replayed, which is the journal up to `position`, and let the mark say so.
+        """Flush the replayed entries, which are the journal up to `position`, and advance the mark to it.
 
-        Without space for it the flush is `unfinished`, and the mark stays. Raises OSError for anything else.
+        If there is no space, the flush becomes `unfinished` and the mark stays. Raises OSError for other failures.
         """
         flush = self.unfinished
         if flush is None:
@@ -91,7 +92,7 @@ class Replay:
             except OSError as error:
                 if not is_no_space(error):
                     raise
-                log.warning("replay_finds_no_space", error=str(error))
+                log.warning("replay_no_space", error=str(error))
                 self._stats.no_space(str(error))
                 if not await run_in(self._worker, self._make_room):
                     self.unfinished = flush
@@ -121,8 +122,8 @@ class Replay:
                 continue
             state = self._ledgers.find(ledger_id)
             if state is None and self._is_lenient and entry_id != control.MASTER_KEY:
-                # Its key was in what is lost: it comes from metadata, or with the first copy. Only a fenced ledger may
-                # take one, and limbo fences those that metadata know of.
+                # The key is lost; it comes from metadata or with the first copy. Only a fenced ledger takes a key from
+                # a copy, and limbo fences only ledgers that metadata lists.
                 state = self._ledgers.create(ledger_id, b"")
                 self._ledgers.fence(state)
             if entry_id == control.MASTER_KEY:
@@ -130,7 +131,7 @@ class Replay:
                     state = self._ledgers.create(ledger_id, control.unpack_sized(record))
                 elif not state.master_key:
                     state.master_key = control.unpack_sized(record)
-                # Its copy in the entry log may have been cut off with a flush that did not finish.
+                # Its record in the entry log may have been truncated with an unfinished flush.
                 state.has_new_key = True
                 self._ledgers.changed[ledger_id] = state
             elif state is None or (entry_id not in (control.FENCE, control.EXPLICIT_LAC) and entry_id < 0):

@@ -1,16 +1,17 @@
-"""Salvage: what an operator does about files that a start refuses and that cannot be restored.
+"""Salvage: make a shard start although it has files that a start refuses and that cannot be restored.
 
-The shard goes into limbo, so that nothing is denied and everything is fetched from the other bookies; then what stands
-in the way is put aside in `quarantine`, beside the ledger directory's `current`. Nothing is deleted.
+The shard enters limbo. It then never answers "no such entry", and all its entries are fetched from the other bookies.
+After that the damaged files are moved or copied to `quarantine`, beside the ledger directory's `current`. No file is
+deleted.
 
-| problem                                        | what is done                                                       |
-|------------------------------------------------|--------------------------------------------------------------------|
-| LastLogMark damaged, or older than the index   | moved to quarantine; the start makes another behind all logs       |
-| LastLogMark missing beside data                | limbo is enough                                                    |
-| a journal damaged in the middle, or cut        | copied to quarantine, and left: the start replays what can be read |
-| a journal missing                              | limbo is enough                                                    |
+| problem                                         | action                                                            |
+|-------------------------------------------------|-------------------------------------------------------------------|
+| LastLogMark is damaged, or older than the index | moved to quarantine; the start creates one at the end of all logs |
+| LastLogMark is missing, but there is data       | limbo only                                                        |
+| a journal is damaged in the middle, or short    | copied to quarantine and kept; the start replays readable groups  |
+| a journal is missing                            | limbo only                                                        |
 
-Entry logs and the index are not touched: a start serves past damage in them. The bookie must not run meanwhile.
+Entry logs and the index are not changed, because a start tolerates damage in them. The bookie must be stopped.
 """
 
 from collections.abc import Sequence
@@ -24,6 +25,7 @@ from bindery_bookie.storage.entry_log.entry_log import list_logs
 from bindery_bookie.storage.index.index import Index
 from bindery_bookie.storage.io.disk import Disk
 from bindery_bookie.storage.io.kv import OpenKV
+from bindery_bookie.storage.journal import journal_files
 from bindery_bookie.storage.journal.mark import FILE_NAME as MARK
 from bindery_bookie.storage.journal.mark import LastLogMark, read_mark
 from bindery_bookie.storage.opening import opening
@@ -35,13 +37,13 @@ _PROBLEMS_MAX: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class SalvageStep:
-    """One problem, and what is (or would be) done about it."""
+    """One problem, and the action that is (or would be) taken."""
 
     path: str
     offset: int
     problem: str
     moved_to: str | None = None
-    """Where the file goes, or its copy; None: it stays as it is."""
+    """Path to which the file is moved or copied; None: the file is not changed."""
     is_copy: bool = False
 
 
@@ -54,10 +56,10 @@ def salvage(
     apply: bool = False,
     open_kv: OpenKV | None = None,
 ) -> Sequence[SalvageStep]:
-    """What keeps one shard from starting, and with `apply` its remedy; nothing is changed without. Empty: it starts.
+    """Return the problems that prevent a shard from starting; empty if there are none. With `apply`, fix them.
 
-    The directories are the shard's `current`. `open_kv` lets the index be asked how old the mark is (which writes to
-    the index's own files). Raises OSError, BadVersion (files of a newer version are not damaged).
+    The directories are the shard's `current`. `open_kv`: compare the mark with the generation of the index; this writes
+    to the index's files. Raises OSError, BadVersion (files of a newer version are not damaged).
     """
     steps = _find(disk, journal_directory, ledger_directory, open_kv)
     if steps and apply:
@@ -76,7 +78,7 @@ def _find(disk: Disk, journals: str, ledgers: str, open_kv: OpenKV | None) -> li
     except DamagedStorage as error:
         return [_step(disk, ledgers, path, 0, error.message)]
     if mark is None:
-        if list_logs(disk, ledgers) or opening.list_journals(disk, journals):
+        if list_logs(disk, ledgers) or journal_files.list_journals(disk, journals):
             return _missing_mark(disk, journals, ledgers, path)
         return []
     if open_kv is not None and _is_older(mark, open_kv, f"{ledgers}/index"):
@@ -96,7 +98,7 @@ def _is_older(mark: LastLogMark, open_kv: OpenKV, path: str) -> bool:
     try:
         kv = open_kv(path)
     except DamagedStorage:
-        return False  # then the start rebuilds it
+        return False  # the start rebuilds the index
     try:
         return Index(kv).generation() > mark.generation + 1
     except DamagedStorage:
@@ -106,10 +108,10 @@ def _is_older(mark: LastLogMark, open_kv: OpenKV, path: str) -> bool:
 
 
 def _bad_journals(disk: Disk, journals: str, ledgers: str, mark: LastLogMark) -> list[SalvageStep]:
-    if not any(found >= mark.journal.journal_id for found in opening.list_journals(disk, journals)):
-        return []  # the start finds that out by itself, and goes into limbo
+    if not any(found >= mark.journal.journal_id for found in journal_files.list_journals(disk, journals)):
+        return []  # the start enters limbo by itself
     try:
-        for _ in opening.replay_groups(disk, journals, mark.journal):
+        for _ in journal_files.replay_groups(disk, journals, mark.journal):
             pass
     except DamagedStorage as error:
         path, offset = str(error.facts["path"]), int(error.facts.get("offset", 0))
@@ -121,9 +123,9 @@ def _bad_journals(disk: Disk, journals: str, ledgers: str, mark: LastLogMark) ->
 
 def _step(disk: Disk, ledgers: str, path: str, offset: int, problem: str, *, is_copy: bool = False) -> SalvageStep:
     directory = f"{ledgers.rpartition('/')[0]}/{QUARANTINE}"
-    there = set(disk.list_names(directory))
+    existing = set(disk.list_names(directory))
     name = path.rpartition("/")[2]
-    number = next(n for n in range(_PROBLEMS_MAX) if _numbered(name, n) not in there)
+    number = next(n for n in range(_PROBLEMS_MAX) if _numbered(name, n) not in existing)
     return SalvageStep(path, offset, problem, f"{directory}/{_numbered(name, number)}", is_copy)
 
 

@@ -1,8 +1,8 @@
-"""Cold reads: entries that are in no cache. Batched: all that pile up while one job runs are the next job.
+"""Cold reads: read entries that are in no cache from entry logs. All reads that arrive during one job form the next.
 
-Read-ahead grows like a file system's: a reader that goes on where the last window ended gets twice the window, one that
-jumps around gets a small one. Several readers of one ledger, at their own places, do not disturb one another. Half-way
-through a window the next one is to be read, before anybody waits for it.
+Read-ahead works as in a file system: a reader that continues at the end of the last window gets a window of twice the
+size; a random read gets a small window. Several readers of one ledger at different positions do not affect each other.
+Half-way through a window the next window is read, before a client waits for it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,30 +25,30 @@ log = structlog.get_logger(__name__)
 
 WINDOW_ENTRIES_MIN: Final = 16
 _WINDOWS_MAX: Final = 4096
-"""Places that are remembered, of readers that may go on there."""
+"""Maximum number of window ends recorded, at which readers may continue."""
 
 _FAILURES_LOGGED_MAX: Final = 10
-"""Failed reads of one job that get a line each."""
+"""Maximum number of failed reads logged per job."""
 
 
 @dataclass(slots=True)
 class ColdRead:
-    """What one job found."""
+    """The result of one job."""
 
     answers: list["bytes | int"] = field(default_factory=list)
-    """In the order asked: the entry, or a Status."""
+    """The entry or a Status per request, in the order of the requests."""
     ahead: list[tuple[tuple[int, int], bytes]] = field(default_factory=list)
-    """((ledger id, entry id), entry) for the read cache: what was asked for, too."""
+    """((ledger id, entry id), entry) for the read cache, including requested entries."""
     damage: list[Damage] = field(default_factory=list)
     next_windows: dict[tuple[int, int], int] = field(default_factory=dict)
-    """(ledger id, entry id) where a next window begins -> the entry id at whose reading it is to be read."""
+    """(ledger id, entry id) of the start of a next window -> the entry id whose read triggers reading that window."""
     disk_reads: int = 0
     size: int = 0
     """Bytes of entries read."""
 
 
 class ColdReader:
-    """Reads through index and entry logs. For one thread."""
+    """Reads from index and entry logs. Used by one thread."""
 
     def __init__(self, index: Index, logs: EntryLogReader, settings: StorageSettings) -> None:
         self._index = index
@@ -57,10 +57,10 @@ class ColdReader:
         self._size_max = settings.read_ahead_size_max
         self._job_size_max = settings.read_job_size_max
         self._windows: dict[tuple[int, int], int] = {}
-        """(ledger id, entry id after a window) -> entries in that window. The oldest leave first."""
+        """(ledger id, entry id after a window) -> number of entries in that window. The oldest are dropped first."""
 
     def read(self, keys: Sequence[tuple[int, int]]) -> ColdRead:
-        """Answer (ledger id, entry id) pairs; entry id -1: the last one. Never raises for what a disk can do."""
+        """Read (ledger id, entry id) pairs; entry id -1: the last entry. Disk errors and damage are not raised."""
         result = ColdRead()
         found: dict[tuple[int, int], bytes] = {}
         failed = 0
@@ -69,14 +69,14 @@ class ColdReader:
             if body is not None:
                 result.answers.append(body)
                 continue
-            if result.size >= self._job_size_max:  # entries turned out far larger than whoever asked thought
+            if result.size >= self._job_size_max:  # the entries are much larger than the requests allowed for
                 result.answers.append(Status.TOO_MANY_REQUESTS)
                 continue
             try:
                 result.answers.append(self._read_one(key[0], key[1], found, result))
             except (DamagedStorage, OSError) as error:
                 if isinstance(error, DamagedStorage) and not isinstance(error, DamagedIndex):
-                    result.damage.append(_damage_of(error, key))  # of the index it is told by `WatchedKV`
+                    result.damage.append(_damage_of(error, key))  # `WatchedKV` reports damage of the index
                 failed += 1
                 if failed <= _FAILURES_LOGGED_MAX:
                     log.error("read_failed", ledger_id=key[0], entry_id=key[1], error=str(error))
@@ -87,8 +87,10 @@ class ColdReader:
         return result
 
     def read_ahead(self, starts: Sequence[tuple[int, int]]) -> ColdRead:
-        """Read the windows that begin at these (ledger id, entry id) pairs, of which nobody asked for any yet: what is
-        not there or cannot be read is left to whoever asks. Never raises for what a disk can do."""
+        """Read the windows that begin at these (ledger id, entry id) pairs, before they are requested.
+
+        Missing or unreadable entries are skipped; a request for them reports the error. Disk errors are not raised.
+        """
         result = ColdRead()
         found: dict[tuple[int, int], bytes] = {}
         for ledger_id, entry_id in starts:
@@ -104,7 +106,7 @@ class ColdReader:
         return result
 
     def entry_ids(self, ledger_id: int) -> list[int]:
-        """Entry ids in the index, ascending."""
+        """Return the entry ids of a ledger in the index, ascending."""
         return [entry_id for run in self._index.runs(ledger_id) for entry_id, _, _ in run.entries()]
 
     def close(self) -> None:
@@ -129,23 +131,23 @@ class ColdReader:
             except DamagedStorage:
                 run = self._index.run_before(ledger_id, entry_id)
                 if run is None or run.find(entry_id) is None:
-                    raise  # else a flush put it there in between
+                    raise  # otherwise a flush has added the entry in between
         try:
             return self._read_run(run, entry_id, found, result)
         except (DamagedStorage, OSError):
             moved = self._index.run_before(ledger_id, entry_id)
             if moved is None or moved.find(entry_id) is None:
-                return self._absent(ledger_id, entry_id)  # deleted since, and its entry log removed
+                return self._absent(ledger_id, entry_id)  # deleted in between, and its entry log removed
             if moved.find(entry_id) == run.find(entry_id):
                 raise
             return self._read_run(moved, entry_id, found, result)  # compaction moved it
 
     def _read_run(self, run: Run, entry_id: int, found: dict[tuple[int, int], bytes], result: ColdRead) -> bytes:
-        """The entry, which is in `run`; what is read with it goes to `found`. Raises DamagedStorage, OSError."""
+        """Return the entry, which is in `run`; add it and its window to `found`. Raises DamagedStorage, OSError."""
         ledger_id = run.ledger_id
         entries = self._window(run, entry_id, result)
         if result.size >= self._job_size_max // 2:
-            entries = entries[:1]  # many ledgers' windows in one job would be gigabytes
+            entries = entries[:1]  # the windows of many ledgers in one job could be gigabytes
         at = 0
         while at < len(entries):
             part = _adjacent(entries, at)
@@ -165,7 +167,7 @@ class ColdReader:
         return found[ledger_id, entry_id]
 
     def _absent(self, ledger_id: int, entry_id: int) -> int:
-        """NO_LEDGER or NO_ENTRY, unless the ledger's own row says that the entry must be there, or may have been."""
+        """Return the status for an entry that is not in the index. Raises DamagedStorage if its ledger row has it."""
         row = self._index.ledger_row(ledger_id)
         if row is None:
             return Status.NO_LEDGER
@@ -176,7 +178,7 @@ class ColdReader:
         return Status.NO_ENTRY
 
     def _window(self, run: Run, entry_id: int, result: ColdRead) -> list[Located]:
-        """The entry and those to read ahead, ascending."""
+        """Return the entry and those to read ahead, ascending."""
         ledger_id = run.ledger_id
         entries_count = self._window_before(ledger_id, entry_id)
         is_sequential = entries_count > 0
@@ -199,7 +201,7 @@ class ColdReader:
         return entries
 
     def _window_before(self, ledger_id: int, entry_id: int) -> int:
-        """Entries of the window that ended in front of this entry, but for a hole. 0: there was none."""
+        """Return the size of the window that ended just before this entry (except for a hole); 0 if there was none."""
         for next_id in range(entry_id, max(entry_id - RUN_HOLE_MAX, 0) - 1, -1):
             count = self._windows.pop((ledger_id, next_id), 0)
             if count:
@@ -207,14 +209,14 @@ class ColdReader:
         return WINDOW_ENTRIES_MIN if entry_id <= RUN_HOLE_MAX else 0
 
     def _from(self, run: Run, entry_id: int) -> Iterator[Located]:
-        """Entries of the ledger from `entry_id` (in `run`) on."""
+        """Yield the entries of the ledger from `entry_id`, which is in `run`."""
         yield from (located for located in run.entries() if located[0] >= entry_id)
         for later in self._index.runs(run.ledger_id, first=run.first_entry_id + 1):
             yield from later.entries()
 
 
 def _damage_of(error: DamagedStorage, key: tuple[int, int]) -> Damage:
-    """For the register. Without a path it was the index, whose damage lies nowhere in particular."""
+    """Return the error as Damage. An error without a path is of the index, which has no offset."""
     ledger_id, entry_id = key
     return Damage(
         path=str(error.facts.get("path", "index")),
@@ -226,7 +228,7 @@ def _damage_of(error: DamagedStorage, key: tuple[int, int]) -> Damage:
 
 
 def _adjacent(entries: Sequence[Located], at: int) -> Sequence[Located]:
-    """The longest part from `at` on whose entries lie one after the other in one log."""
+    """Return the longest part from `at` on whose entries are adjacent in one log."""
     end = at + 1
     location, size = entries[at][1], entries[at][2]
     while end < len(entries) and entries[end][1] == location + size + RECORD_HEADER_SIZE:

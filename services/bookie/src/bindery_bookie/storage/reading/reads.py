@@ -1,8 +1,9 @@
-"""Reads: answers from the caches at once, from the disk in batches.
+"""Answer reads from the caches at once, and from the disk in batches.
 
-Order of the tiers: active write cache, flushing write cache, read cache, then index and entry log in the reader's
-worker (`cold_reads`), all cold reads that piled up in one job; before that, what the job before it brought. Windows
-that somebody reading in order will want soon are read while nobody waits for the disk.
+A read checks the active write cache, the flushing write cache and the read cache. Cold reads, which no cache can
+answer, wait for the read worker (`cold_reads`). All cold reads that arrive during one job form the next job, except
+those that the read cache can answer after the first job. Windows that a sequential reader will need soon are read while
+no cold read waits.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,24 +27,24 @@ from bindery_bookie.storage.store import ReadDone
 
 log = structlog.get_logger(__name__)
 
-_ColdWanted = tuple[Sequence[tuple[int, int]], Callable[[Sequence[bytes | int]], None]]
-"""Keys that no cache holds, and who gets the answers."""
+_ColdBatch = tuple[Sequence[tuple[int, int]], Callable[[Sequence[bytes | int]], None]]
+"""Keys that are in no cache, and the callback for their answers."""
 
 _NOTHING: dict[int, dict[int, bytes]] = {}
 _NEXT_WINDOWS_MAX: Final = 1024
-"""Ledgers of which the next windows to read ahead are remembered."""
-_WINDOWS_A_JOB: Final = 4
+"""Maximum number of ledgers whose next windows are recorded."""
+_WINDOWS_PER_JOB: Final = 4
 _READERS_MAX: Final = 16
-"""So many for each."""
+"""Maximum number of next windows recorded per ledger."""
 _WINDOWS_IN_CACHE_MIN: Final = 8
-"""Below so many, windows that nobody asked for yet would push out those that somebody reads."""
+"""Size of the read cache, in windows, below which windows are not read in advance: they would evict windows in use."""
 
 
 class Reads:
-    """Event loop only.
+    """The read path of one shard. Event loop only.
 
-    Invariants: one job at most is at the reader's worker; of a ledger in limbo nothing is denied, whatever finds it
-    missing.
+    Invariants: at most one job runs in the read worker; a read of a ledger in limbo is never answered with NO_ENTRY or
+    NO_LEDGER.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class Reads:
         damage: DamageRegister,
         limbo: Callable[[], LimboState | None],
     ) -> None:
-        """`limbo`: the shard's, None when it is whole."""
+        """`limbo`: returns the limbo state of the shard; None if the shard is complete."""
         self._damage = damage
         self._limbo = limbo
         self._ledgers = ledgers
@@ -69,14 +70,14 @@ class Reads:
         self._queue_entries_max = settings.read_queue_entries_max
         self._has_room_ahead = settings.read_cache_size_max >= _WINDOWS_IN_CACHE_MIN * settings.read_ahead_size_max
         self._stats = stats
-        self._cold_wanted: list[_ColdWanted] = []
+        self._cold_waiting: list[_ColdBatch] = []
         self._cold_running = False
         self._next_windows: dict[int, dict[int, int]] = {}
-        """Ledger id -> where the next windows of its readers begin -> when they are due, as in `ColdRead`."""
-        self._ahead_wanted: list[tuple[int, int]] = []
-        """(ledger id, entry id): windows to read before they are asked for."""
+        """Ledger id -> start of a next window -> the entry id whose read triggers it, as in `ColdRead`."""
+        self._ahead_waiting: list[tuple[int, int]] = []
+        """(ledger id, entry id) of windows to read in advance."""
         self._deleted_meanwhile: set[int] = set()
-        """Ledgers that were deleted since a read under way, or waiting, was asked for."""
+        """Ledgers that were deleted after a running or waiting read of them was requested."""
         self._overwritten_meanwhile: set[tuple[int, int]] = set()
 
     def read_many(self, keys: Sequence[tuple[int, int]], done: ReadDone) -> None:
@@ -95,7 +96,7 @@ class Reads:
             state = states.get(ledger_id)
             if entry_id < 0:
                 if self._is_listing or (state is not None and state.is_limbo):
-                    stats.reads_absent += 1  # the last one here need not be the last one there was
+                    stats.reads_absent += 1  # the last entry may have been lost
                     answer(Status.UNKNOWN_LEDGER_STATE)
                     continue
                 if state is not None:
@@ -124,7 +125,7 @@ class Reads:
         stats.reads_flushing_cache += hits_flushing
         stats.reads_read_cache += hits_cached
         if hits_cached and ledger_id in self._next_windows:
-            self._look_ahead(ledger_id, entry_id)  # batches are mostly of one reader, and in order
+            self._trigger_window(ledger_id, entry_id)  # most batches are of one reader, and in order
         if not missing:
             done(answers)
             return
@@ -134,7 +135,7 @@ class Reads:
             done(answers)
             return
         stats.read_queue_entries += len(missing)
-        self._cold_wanted.append((missing, partial(self._fill, answers, places, missing, done)))
+        self._cold_waiting.append((missing, partial(self._fill, answers, places, missing, done)))
         if not self._cold_running:
             self._read_cold()
 
@@ -146,63 +147,64 @@ class Reads:
         done: ReadDone,
         found: Sequence[bytes | int],
     ) -> None:
-        """Complete one `read_many` with what the disk said."""
-        for place, key, one in zip(places, keys, found, strict=True):
-            answers[place] = self._negative(key[0], one) if one in (Status.NO_LEDGER, Status.NO_ENTRY) else one
+        """Complete one `read_many` with the results from the disk."""
+        for place, key, result in zip(places, keys, found, strict=True):
+            is_absent = result in (Status.NO_LEDGER, Status.NO_ENTRY)
+            answers[place] = self._absent_status(key[0], result) if is_absent else result
         done(answers)
 
     @property
     def _is_listing(self) -> bool:
-        """Whether it is not known yet which ledgers are in limbo, so that all of them are."""
+        """True in phase listing: the ledgers in limbo are not known yet, so every ledger counts as in limbo."""
         limbo = self._limbo()
         return limbo is not None and limbo.is_listing
 
-    def _negative(self, ledger_id: int, status: bytes | int) -> bytes | int:
-        """What to say for NO_LEDGER or NO_ENTRY from the index, now that we know more."""
+    def _absent_status(self, ledger_id: int, status: bytes | int) -> bytes | int:
+        """Return the status for an entry that is not in the index; `status`: NO_LEDGER or NO_ENTRY."""
         state = self._ledgers.states.get(ledger_id)
         if self._is_listing or (state is not None and state.is_limbo):
             return Status.UNKNOWN_LEDGER_STATE
         if state is not None:
-            return Status.NO_ENTRY  # for NO_LEDGER too: nothing of it was flushed yet
+            return Status.NO_ENTRY  # also for NO_LEDGER: nothing of the ledger was flushed yet
         if status == Status.NO_LEDGER and self._limbo() is not None:
-            # Nobody listed it, so it was never here, or its metadata is gone. Saying so is never needed.
+            # The ledger was not listed, so it was never here or its metadata was deleted. Neither must be certain.
             return Status.UNKNOWN_LEDGER_STATE
         return status
 
     def stop_reading_ahead(self) -> None:
-        """Before the reader is closed."""
+        """Start no more read-ahead jobs. Called before the reader is closed."""
         self._has_room_ahead = False
-        self._ahead_wanted.clear()
+        self._ahead_waiting.clear()
 
-    def _look_ahead(self, ledger_id: int, entry_id: int) -> None:
-        """`entry_id` was read from the cache: the next window of its reader may be due."""
+    def _trigger_window(self, ledger_id: int, entry_id: int) -> None:
+        """Read the next window of a reader if its read of `entry_id`, from the cache, triggers it."""
         windows = self._next_windows[ledger_id]
         for start, due_at in windows.items():
             if due_at <= entry_id < start and self._has_room_ahead:
                 del windows[start]
                 if not windows:
                     del self._next_windows[ledger_id]
-                if self.cache.get(ledger_id, start) is None:  # else another reader was there before
-                    self._ahead_wanted.append((ledger_id, start))
+                if self.cache.get(ledger_id, start) is None:  # otherwise read for another reader before
+                    self._ahead_waiting.append((ledger_id, start))
                     if not self._cold_running:
                         self._read_ahead()
                 return
 
     def _read_cold(self) -> None:
-        """Send everything that waits for the disk to the reader, in one job."""
-        wanted, self._cold_wanted = self._cold_wanted, []
-        keys = [key for missing, _ in wanted for key in missing]
+        """Submit all waiting cold reads in one job."""
+        batches, self._cold_waiting = self._cold_waiting, []
+        keys = [key for missing, _ in batches for key in missing]
         self._cold_running = True
-        self._deleted_meanwhile.intersection_update(key[0] for key in keys)  # these were asked for before
+        self._deleted_meanwhile.intersection_update(key[0] for key in keys)  # requested before the deletion
         self._overwritten_meanwhile.clear()
         self._stats.read_jobs += 1
-        self._worker.submit(lambda: self._reader.read(keys), partial(self._cold_done, wanted))
+        self._worker.submit(lambda: self._reader.read(keys), partial(self._cold_done, batches))
 
     def _read_ahead(self) -> None:
-        """Send some windows that will be wanted to the reader, in one job, for which others may have to wait."""
-        self._ahead_wanted = [one for one in self._ahead_wanted if not self._ledgers.is_hidden(one[0])]
-        starts = self._ahead_wanted[:_WINDOWS_A_JOB]
-        del self._ahead_wanted[:_WINDOWS_A_JOB]
+        """Submit some windows in one job. It is short, because cold reads may have to wait for it."""
+        self._ahead_waiting = [key for key in self._ahead_waiting if not self._ledgers.is_hidden(key[0])]
+        starts = self._ahead_waiting[:_WINDOWS_PER_JOB]
+        del self._ahead_waiting[:_WINDOWS_PER_JOB]
         if starts:
             self._cold_running = True
             self._deleted_meanwhile.clear()
@@ -218,10 +220,10 @@ class Reads:
                 self._stats.read_ahead_entries += len(result.ahead)
                 self._stats.observe_read_ahead(len(result.ahead))
         finally:
-            self._go_on([])
+            self._start_next_job([])
 
     def _keep(self, result: ColdRead) -> None:
-        """Put into the cache what a job brought and nobody deleted or overwrote meanwhile."""
+        """Add the entries of a job to the cache, except those that were deleted or overwritten meanwhile."""
         ahead = result.ahead
         if self._deleted_meanwhile:
             ahead = [item for item in ahead if item[0][0] not in self._deleted_meanwhile]
@@ -238,75 +240,75 @@ class Reads:
         while len(self._next_windows) > _NEXT_WINDOWS_MAX:
             del self._next_windows[next(iter(self._next_windows))]
 
-    def _go_on(self, answered: list[Callable[[], None]]) -> None:
-        """A job is done: begin the next one, then answer those who waited for this one."""
+    def _start_next_job(self, callbacks: list[Callable[[], None]]) -> None:
+        """Submit the next job, then run the callbacks of the finished one."""
         self._cold_running = False
-        answered += self._answered_from_cache()
-        if self._cold_wanted:
+        callbacks += self._callbacks_from_cache()
+        if self._cold_waiting:
             self._read_cold()
-        elif self._ahead_wanted:
+        elif self._ahead_waiting:
             self._read_ahead()
-        for answer in answered:
+        for callback in callbacks:
             try:
-                answer()
-            except Exception as error:  # one that breaks must not take the answers of others with it
-                log.error("read_not_answered", **error_fields(error))
+                callback()
+            except Exception as error:  # one failing callback must not prevent the others
+                log.error("read_callback_failed", **error_fields(error))
 
-    def _answered_from_cache(self) -> list[Callable[[], None]]:
-        """What tells those who waited for the disk what the cache holds by now; they wait for the rest only."""
-        answered: list[Callable[[], None]] = []
-        waiting: list[_ColdWanted] = []
-        for missing, fill in self._cold_wanted:
+    def _callbacks_from_cache(self) -> list[Callable[[], None]]:
+        """Return callbacks for waiting reads that the cache can answer by now; keep the rest waiting."""
+        callbacks: list[Callable[[], None]] = []
+        waiting: list[_ColdBatch] = []
+        for missing, fill in self._cold_waiting:
             found: list[bytes | int | None] = [self.cache.get(*key) for key in missing]
             places = [place for place, body in enumerate(found) if body is None]
             count = len(missing) - len(places)
             self._stats.read_queue_entries -= count
             self._stats.reads_read_cache += count
             if not places:
-                answered.append(partial(fill, cast(Sequence[bytes | int], found)))
+                callbacks.append(partial(fill, cast(Sequence[bytes | int], found)))
             elif not count:
                 waiting.append((missing, fill))
             else:
                 waiting.append(([missing[place] for place in places], partial(_fill_rest, found, places, fill)))
-        self._cold_wanted = waiting
-        return answered
+        self._cold_waiting = waiting
+        return callbacks
 
-    def _cold_done(self, wanted: Sequence[_ColdWanted], result: ColdRead | None, error: BaseException | None) -> None:
-        asked = sum(len(missing) for missing, _ in wanted)
-        self._stats.read_queue_entries -= asked
-        answers: Sequence[bytes | int] = [Status.IO_ERROR] * asked
+    def _cold_done(self, batches: Sequence[_ColdBatch], result: ColdRead | None, error: BaseException | None) -> None:
+        requested = sum(len(missing) for missing, _ in batches)
+        self._stats.read_queue_entries -= requested
+        answers: Sequence[bytes | int] = [Status.IO_ERROR] * requested
         try:
             if result is None:
                 log.error("read_job_failed", error=repr(error))
             else:
-                self._take_in(result, asked)
+                self._use_result(result, requested)
                 answers = result.answers
         finally:
             at = 0
-            answered: list[Callable[[], None]] = []
-            for missing, fill in wanted:
-                answered.append(partial(fill, answers[at : at + len(missing)]))
+            callbacks: list[Callable[[], None]] = []
+            for missing, fill in batches:
+                callbacks.append(partial(fill, answers[at : at + len(missing)]))
                 at += len(missing)
-            self._go_on(answered)
+            self._start_next_job(callbacks)
 
-    def _take_in(self, result: ColdRead, asked: int) -> None:
-        """Keep and count what a job found, and tell of damage."""
+    def _use_result(self, result: ColdRead, requested: int) -> None:
+        """Update cache and counters with the result of a job, and report its damage."""
         stats, answers = self._stats, result.answers
         stats.damage_found += len(result.damage)
         for damage in result.damage:
             self._damage.report(damage)
         self._keep(result)
-        found = sum(type(one) is bytes for one in answers)
+        found = sum(type(answer) is bytes for answer in answers)
         failed = answers.count(Status.IO_ERROR)
         stats.reads_disk += found
         stats.reads_failed += failed
-        stats.reads_absent += asked - found - failed - answers.count(Status.TOO_MANY_REQUESTS)
+        stats.reads_absent += requested - found - failed - answers.count(Status.TOO_MANY_REQUESTS)
         ahead_count = max(len(result.ahead) - found, 0)
         stats.read_ahead_entries += ahead_count
         stats.observe_read_ahead(ahead_count)
 
     async def entry_ids(self, ledger_id: int) -> list[tuple[int, int]]:
-        """Runs (first, count) of entry ids in any tier, ascending. Raises DamagedStorage or OSError."""
+        """Return runs (first, count) of entry ids in caches and index, ascending. Raises DamagedStorage, OSError."""
         recent: list[int] = list(self._caches.active.ledgers.get(ledger_id, ()))
         if self._caches.flushing is not None:
             recent += self._caches.flushing.ledgers.get(ledger_id, ())
@@ -318,14 +320,14 @@ class Reads:
         return await run_in(self._worker, list_runs)
 
     def drop_ledger(self, ledger_id: int) -> None:
-        """Forget a deleted ledger's entries, those of a job under way too."""
+        """Remove a deleted ledger's entries from the cache, including those of a running job."""
         self.cache.drop_ledger(ledger_id)
         self._next_windows.pop(ledger_id, None)
         if self._cold_running:
             self._deleted_meanwhile.add(ledger_id)
 
     def drop(self, keys: Sequence[tuple[int, int]]) -> None:
-        """Forget entries that were overwritten, those of a job under way too."""
+        """Remove overwritten entries from the cache, including those of a running job."""
         self.cache.drop(keys)
         if self._cold_running:
             self._overwritten_meanwhile.update(keys)
@@ -337,14 +339,14 @@ def _fill_rest(
     fill: Callable[[Sequence[bytes | int]], None],
     answers: Sequence[bytes | int],
 ) -> None:
-    """Complete what the cache held in part."""
+    """Complete a batch of which the cache had a part."""
     for place, answer in zip(places, answers, strict=True):
         found[place] = answer
     fill(cast(Sequence[bytes | int], found))
 
 
 def _runs(entry_ids: set[int]) -> list[tuple[int, int]]:
-    """(first, count) of ids that follow one another, ascending."""
+    """Return (first, count) of consecutive ids, ascending."""
     runs: list[tuple[int, int]] = []
     first = last = -2
     for entry_id in sorted(entry_ids):

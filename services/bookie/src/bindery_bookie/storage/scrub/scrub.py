@@ -1,12 +1,12 @@
-"""Scrubber: verifies everything that a shard stores, round after round, so gently that nobody waits for it.
+"""Scrubber: verify everything that a shard stores, in repeated rounds, without slowing down clients.
 
-A round walks over entry logs, ledger rows and every entry (`scrub_walk`) in steps of about a hundred KiB, in a worker
-of its own. After each step it rests: as long as `scrub_rate` asks for, and never less than 19 times as long as the step
-took, so that it has a twentieth of one processor at most. What it finds goes to the DamageRegister, which has it
-repaired from other bookies, and into the list of quarantined regions; it changes and removes nothing itself. A region
-is no longer quarantined once all its entries were healed, or deleted.
+A round reads entry logs, ledger rows and every entry (`scrub_walk`) in steps of about 100 KiB, in a separate worker.
+After each step the scrubber pauses: as long as `scrub_rate` requires, and at least 19 times as long as the step took,
+so that it uses at most a twentieth of one processor. Damage is reported to the DamageRegister, whose listeners repair
+it from other bookies, and added to the list of quarantined regions. The scrubber itself changes and removes nothing. A
+region leaves quarantine once all its entries are healed or deleted.
 
-Position and findings are kept in the file `scrub` (`scrub_state`): a restart goes on where the last run was.
+Position and findings are stored in the file `scrub` (`scrub_state`), so a round continues after a restart.
 """
 
 import asyncio
@@ -36,60 +36,60 @@ from bindery_bookie.storage.settings import StorageSettings
 log = structlog.get_logger(__name__)
 
 START_DELAY_S: Final = 600.0
-"""After a start, before a round begins or goes on: others have more to do then. Seconds."""
+"""Delay in seconds after a start before a round begins or continues, because a start has other work to do."""
 
 SAVE_INTERVAL_S: Final = 60.0
-"""A crash costs so much of a round at most. Seconds."""
+"""Interval in seconds at which the position is saved: the maximum part of a round that a crash loses."""
 
 RETRY_S: Final = 60.0
-"""After a step failed for a reason that may pass. Seconds."""
+"""Delay in seconds before a step is retried that failed for a temporary reason."""
 
-_Place = tuple[str, int, int | None]
-"""What tells a region from others: path, offset, ledger id. It may grow."""
+_RegionKey = tuple[str, int, int | None]
+"""Identity of a region, whose size may grow: path, offset, ledger id."""
 
-_REST: Final = 19.0
-"""Times the length of a step to rest after it."""
+_PAUSE_FACTOR: Final = 19.0
+"""Minimum pause after a step, as a multiple of its duration."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScrubState:
-    """What the scrub of one shard does now, for people and metrics. Times are wall clock milliseconds, 0: never."""
+    """The state of one shard's scrub, for operators and metrics. Times are ms since 1970; 0: never."""
 
     is_running: bool
-    """A round is under way, though it may rest or wait for the bookie's start to settle."""
+    """True during a round, including pauses and the delay after a start."""
     phase: str
-    """`logs`, `ledgers` or `entries`; empty when none is under way."""
+    """`logs`, `ledgers` or `entries`; empty between rounds."""
     position: tuple[int, int]
-    """(log or ledger id, entry id) where it goes on."""
+    """(log or ledger id, entry id) of the next step."""
     percent: float
-    """Of the bytes in entry logs. Those of deleted ledgers are passed over, so a round may end early."""
+    """Progress in percent of the bytes in entry logs. Deleted ledgers are skipped, so a round may end earlier."""
     rounds: int
-    """Finished ones, over all runs."""
+    """Number of finished rounds, over all runs of the bookie."""
     start_ms: int
-    """Of the round under way."""
+    """Start of the current round."""
     last_start_ms: int
     last_end_ms: int
-    """Of the last finished round."""
+    """End of the last finished round."""
     oldest_verified_ms: int
-    """All that was stored before this was verified since. 0: not yet."""
+    """Everything that was stored before this time was verified after it. 0: not yet."""
     next_ms: int
-    """When the next round begins by itself; 0: one is under way, or only on request."""
+    """Scheduled start of the next round; 0: a round is in progress, or rounds run on request only."""
     entries: int
-    """Verified in the round under way, or in the last one."""
+    """Number of entries verified in the current or last round."""
     size: int
-    """Bytes of them."""
+    """Bytes of these entries."""
     rate: float
-    """Bytes per second of the round under way since it began or went on."""
+    """Bytes per second of the current round since it began or continued."""
     regions: int
-    """Quarantined ones."""
+    """Number of quarantined regions."""
     error: str
-    """Why the last step failed, and will be tried again; empty: it did not."""
+    """Why the last step failed, which will be retried; empty if it did not."""
 
 
 class Scrubber:
-    """Event loop only, from `start` to `stop`.
+    """The scrub of one shard. Event loop only, from `start` to `stop`.
 
-    Invariants: one step at most is at the worker; the cursor moves only over what was looked at.
+    Invariants: at most one step runs in the worker; the cursor advances only over verified data.
     """
 
     def __init__(
@@ -107,8 +107,9 @@ class Scrubber:
         wall_clock_ms: Callable[[], int],
         settings: StorageSettings,
     ) -> None:
-        """`directory`: the ledger directory's `current`. `durable_log_id`: LastLogMark's; `log_end`: see Flusher;
-        `is_cached`: whether a write cache holds (ledger id, entry id); all are asked from the worker."""
+        """`directory`: the ledger directory's `current`. These are called from the worker: `durable_log_id`, the log id
+        of LastLogMark; `log_end`, see Flusher; `is_cached`, True if a write cache has (ledger id, entry id).
+        """
         self._disk = disk
         self._directory = directory
         self._index = index
@@ -125,14 +126,14 @@ class Scrubber:
         self._worker: Worker | None = None
         self._record = ScrubRecord()
         self._found: list[Region] = []
-        """By the round under way."""
-        self._healed: dict[_Place, set[int]] = {}
-        """Entries healed of regions that are not whole again yet."""
+        """Regions found by the current round."""
+        self._healed: dict[_RegionKey, set[int]] = {}
+        """Healed entries of regions that have other damaged entries."""
         self._is_changed = False
-        """Whether regions went that the file still has."""
-        damage.on_healed(self._take_healed)
+        """True if regions were removed that the file still has."""
+        damage.on_healed(self._remove_healed)
         self._walk: ScrubWalk | None = None
-        self._wanted = asyncio.Event()
+        self._requested = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._not_before_s = 0.0
         self._began_s = 0.0
@@ -141,14 +142,14 @@ class Scrubber:
         self._error = ""
 
     def start(self, record: ScrubRecord) -> None:
-        """Begin to work. `record`: from `read_scrub_record`."""
+        """Start the scrub. `record`: from `read_scrub_record`."""
         self._record = record
         self._found = [region for region in record.regions if record.start_ms and region.found_ms >= record.start_ms]
         self._not_before_s = self._clock() + START_DELAY_S
         self._task = asyncio.get_running_loop().create_task(self._run(), name="bookie-scrub")
 
     async def stop(self) -> None:
-        """End, with the position kept. Returns once the worker has nothing more of it to do."""
+        """Stop, and save the position. Returns once the worker has no more jobs of the scrub."""
         if self._task is None:
             return
         self._task.cancel()
@@ -160,18 +161,18 @@ class Scrubber:
             await self._save()
 
     def request(self, *, rate: int | None = None) -> bool:
-        """Begin a round now, or go on with the one under way without waiting. Whether a new one begins.
+        """Begin a round now, or continue the current one without delay. Return True if a new round begins.
 
         `rate`: bytes per second for this round instead of `scrub_rate`.
         """
         self._rate = rate or self._settings_rate
         self._not_before_s = 0.0
         if self._walk is None:
-            self._wanted.set()
+            self._requested.set()
         return not self._record.start_ms
 
     def state(self) -> ScrubState:
-        """As of now."""
+        """Return the current state."""
         record, is_running = self._record, bool(self._record.start_ms)
         seconds = self._clock() - self._began_s
         moved = record.size - self._began_size
@@ -198,21 +199,21 @@ class Scrubber:
         )
 
     def regions(self) -> Sequence[Region]:
-        """Quarantined: found by the round under way, and by the last one as far as this one has not come yet."""
-        found = set(map(_place, self._found))
-        older = [one for one in self._record.regions if _place(one) not in found]
+        """Return the quarantined regions: found by the current round, and by the last one if not found again yet."""
+        found = set(map(_key, self._found))
+        older = [region for region in self._record.regions if _key(region) not in found]
         return [*self._found, *older][:REGIONS_MAX]
 
-    # --- when
+    # --- schedule
 
     def _next_ms(self) -> int:
         wait_s = self._wait_s()
         return 0 if self._record.start_ms or wait_s is None else self._wall_clock_ms() + round(wait_s * 1000)
 
     def _wait_s(self) -> float | None:
-        """Seconds until there is something to do; None: only on request."""
+        """Return the seconds until the next step; None: rounds run on request only."""
         pause_s = max(self._not_before_s - self._clock(), 0.0)
-        if self._wanted.is_set() or self._record.start_ms:
+        if self._requested.is_set() or self._record.start_ms:
             return pause_s
         if not self._interval_s:
             return None
@@ -225,20 +226,20 @@ class Scrubber:
         while True:
             wait_s = self._wait_s()
             if wait_s is None or wait_s > 0:
-                await self._sleep_or_wanted(wait_s)
+                await self._sleep_or_requested(wait_s)
                 continue
-            self._wanted.clear()
+            self._requested.clear()
             try:
                 await self._round()
-            except Exception as error:  # a fault of ours must not end the scrub, which nobody would notice
+            except Exception as error:  # a bug must not end the scrub silently
                 self._error = repr(error)
-                log.exception("scrub_broke", directory=self._directory)
+                log.exception("scrub_crashed", directory=self._directory)
                 await asyncio.sleep(RETRY_S)
 
-    async def _sleep_or_wanted(self, seconds: float | None) -> None:
+    async def _sleep_or_requested(self, seconds: float | None) -> None:
         try:
             async with asyncio.timeout(seconds):
-                await self._wanted.wait()
+                await self._requested.wait()
         except TimeoutError:
             pass
 
@@ -292,20 +293,20 @@ class Scrubber:
             await asyncio.sleep(RETRY_S)
             return cursor
         self._error = ""
-        self._take(step)
+        self._use(step)
         now = self._clock()
         if now - self._saved_s >= SAVE_INTERVAL_S:
             await self._save()
             self._saved_s = self._clock()
-        await asyncio.sleep(max(step.size / self._rate, (now - before) * _REST))
+        await asyncio.sleep(max(step.size / self._rate, (now - before) * _PAUSE_FACTOR))
         return step.cursor
 
-    def _take(self, step: ScrubStep) -> None:
+    def _use(self, step: ScrubStep) -> None:
         record = self._record
         for damage, size in step.damage:
             ledger_id, entry_id = damage.ledger_id, damage.entry_id
             if ledger_id is not None and entry_id is not None and self._is_cached(ledger_id, entry_id):
-                continue  # healed since the step looked
+                continue  # healed since the step
             self._quarantine(damage, size)
             self._damage.report(damage)
         self._record = replace(
@@ -334,18 +335,19 @@ class Scrubber:
                 )
             )
 
-    def _take_healed(self, healed: Healed) -> None:
-        """Regions that are in order again are no longer quarantined."""
-        whole = {_place(region) for region in self.regions() if self._is_whole(region, healed)}
-        if whole:
-            self._found = [region for region in self._found if _place(region) not in whole]
-            kept = tuple(region for region in self._record.regions if _place(region) not in whole)
+    def _remove_healed(self, healed: Healed) -> None:
+        """Remove regions from quarantine that are completely healed."""
+        keys = {_key(region) for region in self.regions() if self._is_healed(region, healed)}
+        if keys:
+            self._found = [region for region in self._found if _key(region) not in keys]
+            kept = tuple(region for region in self._record.regions if _key(region) not in keys)
             self._record = replace(self._record, regions=kept)
             self._is_changed = True
-            for place in whole:
-                self._healed.pop(place, None)
+            for key in keys:
+                self._healed.pop(key, None)
 
-    def _is_whole(self, region: Region, healed: Healed) -> bool:
+    def _is_healed(self, region: Region, healed: Healed) -> bool:
+        """Return True if `healed` completes the healing of a region."""
         if healed.ledger_id is None:
             return region.path == healed.path and region.offset >= healed.offset
         if region.ledger_id != healed.ledger_id:
@@ -354,7 +356,7 @@ class Scrubber:
             return healed.entry_id is None
         if not region.first_entry_id <= healed.entry_id < region.first_entry_id + region.entries:
             return False
-        entry_ids = self._healed.setdefault(_place(region), set())
+        entry_ids = self._healed.setdefault(_key(region), set())
         entry_ids.add(healed.entry_id)
         return len(entry_ids) == region.entries
 
@@ -369,7 +371,7 @@ class Scrubber:
             cursor=ScrubCursor(),
             regions=tuple(self._found),
         )
-        self._walk = None  # from here on a request means the next round
+        self._walk = None  # from here on a request is for the next round
         self._rate = self._settings_rate
         log.info(
             "scrub_round_finished",
@@ -381,7 +383,7 @@ class Scrubber:
         await self._save()
 
     async def _save(self) -> None:
-        """A full disk must not end the scrub: what is not kept now is kept later, or verified again."""
+        """Save position and findings. Errors are only logged: the next save may succeed, or data is verified again."""
         assert self._worker is not None
         record = replace(self._record, regions=tuple(self.regions()))
         try:
@@ -392,12 +394,12 @@ class Scrubber:
             self._is_changed = False
 
 
-def _place(region: Region) -> _Place:
+def _key(region: Region) -> _RegionKey:
     return region.path, region.offset, region.ledger_id
 
 
 def _follows(last: Region, damage: Damage) -> bool:
-    """Whether the damage goes on with the next entry of the same ledger, in the same file."""
+    """Return True if the damage is of the next entry of the same ledger, in the same file."""
     return (
         last.path == damage.path
         and last.reason == damage.reason
@@ -409,7 +411,7 @@ def _follows(last: Region, damage: Damage) -> bool:
 
 
 async def load_scrub_record(disk: Disk, directory: str, worker: Worker) -> ScrubRecord:
-    """What is known of earlier rounds; nothing if the disk cannot tell."""
+    """Return the state of earlier rounds; an empty one if it cannot be read."""
     try:
         return await run_in(worker, lambda: read_scrub_record(disk, directory))
     except OSError as error:

@@ -1,14 +1,14 @@
-"""Scrub state: what the scrub of a shard has verified and found, kept across restarts.
+"""Scrub state: position and findings of a shard's scrub, kept across restarts.
 
-The file is `scrub` in a shard's ledger directory (`current`), replaced as a whole: a new file is written and synced,
-renamed over the old one, and the directory synced. Two lines of ASCII:
+The file `scrub` in a shard's ledger directory (`current`) is replaced atomically: a new file is written and synced,
+renamed over the old one, and the directory is synced. It has two lines of ASCII:
 
-| line | what                                                                                                   |
+| line | content                                                                                                |
 |-----:|--------------------------------------------------------------------------------------------------------|
 |    1 | `BNDS 1 ` and CRC32C of the second line without its line feed, eight hexadecimal digits                |
 |    2 | one JSON object: the fields of ScrubRecord, sorted; a region is the list of the fields of Region       |
 
-Nothing depends on it but how soon the next round begins: one that cannot be read is taken for none.
+Only the time of the next round depends on it, so an unreadable file counts as missing.
 """
 
 import json
@@ -30,49 +30,49 @@ _MAGIC: Final = b"BNDS 1 "
 _DIGEST_SIZE: Final = 8
 REGIONS_MAX: Final = 1000
 SIZE_MAX: Final = 4 * 1024 * 1024
-"""Far above 1000 regions with long paths. Bytes."""
+"""Maximum size of the file in bytes: much more than REGIONS_MAX regions with long paths."""
 
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Bytes that are not what they should be: quarantined, which means known to be bad; they stay where they are."""
+    """A quarantined region: bytes known to be damaged. They stay in their file."""
 
     path: str
     offset: int
     size: int
-    """Bytes; 0 where that is not known (a missing file, a row of the index)."""
+    """Size in bytes; 0: unknown (a missing file, a row of the index)."""
     reason: str
     ledger_id: int | None
     first_entry_id: int | None
     entries: int
-    """Entries concerned, from `first_entry_id` on; 0 where that is not known."""
+    """Number of affected entries, from `first_entry_id` on; 0: unknown."""
     found_ms: int
-    """Wall clock."""
+    """Time of detection in ms since 1970."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScrubRecord:
-    """What the file holds. Times are wall clock milliseconds, 0: never."""
+    """The content of the file. Times are ms since 1970; 0: never."""
 
     rounds: int = 0
-    """Finished ones."""
+    """Number of finished rounds."""
     last_start_ms: int = 0
     last_end_ms: int = 0
-    """Of the last finished round. Whatever is stored since before `last_start_ms` was verified after it."""
+    """End of the last finished round. Everything stored before `last_start_ms` was verified after it."""
     start_ms: int = 0
-    """Of the round under way; 0: none is."""
+    """Start of the current round; 0: none."""
     cursor: ScrubCursor = field(default_factory=ScrubCursor)
     entries: int = 0
-    """Verified in the round under way, or in the last one."""
+    """Number of entries verified in the current or last round."""
     size: int = 0
-    """Bytes of them."""
+    """Bytes of these entries."""
     total_size: int = 0
     """Bytes of all entry logs when that round began."""
     regions: tuple[Region, ...] = ()
-    """Found by the last round and the one under way."""
+    """Regions found by the last and the current round."""
 
     def pack(self) -> bytes:
-        """The file's bytes."""
+        """Return the content of the file."""
         fields: dict[str, Any] = {name: getattr(self, name) for name in _NUMBERS}
         fields["cursor"] = asdict(self.cursor)
         fields["regions"] = [list(asdict(region).values()) for region in self.regions]
@@ -81,7 +81,7 @@ class ScrubRecord:
 
     @classmethod
     def unpack(cls, data: bytes) -> "ScrubRecord":
-        """Raises ValueError for anything that `pack` did not make."""
+        """Raises ValueError for anything that `pack` did not return."""
         head, _, rest = data.partition(b"\n")
         line = rest.removesuffix(b"\n")
         if head != _MAGIC + b"%08x" % crc32c(line) or rest == line:
@@ -95,7 +95,7 @@ class ScrubRecord:
                 regions=tuple(Region(*region) for region in fields["regions"]),
             )
         except (KeyError, TypeError) as error:
-            raise ValueError(f"scrub state lacks a field: {error}") from error
+            raise ValueError(f"field is missing in scrub state: {error}") from error
 
 
 _NUMBERS: Final = ("rounds", "last_start_ms", "last_end_ms", "start_ms", "entries", "size", "total_size")
@@ -104,7 +104,10 @@ assert len(_MAGIC) + _DIGEST_SIZE == 15
 
 
 def read_scrub_record(disk: Disk, directory: str) -> ScrubRecord:
-    """What is known of the shard whose `current` is `directory`; an empty one if nothing is. Raises OSError."""
+    """Return the scrub state of the shard whose `current` is `directory`; an empty one if there is none.
+
+    Raises OSError.
+    """
     path = f"{directory}/{FILE_NAME}"
     try:
         file = disk.open_read(path)
@@ -120,7 +123,7 @@ def read_scrub_record(disk: Disk, directory: str) -> ScrubRecord:
 
 
 def write_scrub_record(disk: Disk, directory: str, record: ScrubRecord) -> None:
-    """Replace it; durable on return. Raises OSError."""
+    """Replace the file; durable on return. Raises OSError."""
     temporary = f"{directory}/{_TEMPORARY_NAME}"
     if _TEMPORARY_NAME in disk.list_names(directory):
         disk.remove(temporary)

@@ -1,17 +1,19 @@
-"""ScrubWalk: one round of looking at everything that a shard stores, in small steps. Blocks: for a worker or a tool.
+"""ScrubWalk: one round of verification of everything that a shard stores, in small steps.
 
-| phase   | what is looked at                                                                                     |
+It blocks, so it must run in a worker or a tool.
+
+| phase   | checks                                                                                                |
 |---------|-------------------------------------------------------------------------------------------------------|
-| logs    | header and ledgers map of every entry log, and that one which was closed has a ledgers map            |
-| ledgers | every ledger row decodes, and the last entry it claims is in the index                                |
-| entries | every run decodes, belongs to a ledger and overlaps no other; every entry is read through it, and     |
-|         | its digest and ids are right                                                                          |
+| logs    | header and ledgers map of every entry log are intact, and every closed log has a ledgers map          |
+| ledgers | every ledger row can be decoded, and its last entry is in the index                                   |
+| entries | every run can be decoded, belongs to a ledger and overlaps no other run; the digest and the ids of    |
+|         | every entry match                                                                                     |
 
-Flushes, compactions and deletions go on meanwhile. What looks wrong is looked up again in the index as it is then, and
-read again, before it is called damage; an entry that a write cache holds was stored anew, and its old place is of no
-use to anybody. Nothing is changed, so it works offline on a copied directory as well.
+Flushes, compactions and deletions continue during a round. Before damage is reported, the entry is therefore looked up
+and read again. If a write cache has the entry, it was stored again, and damage of its old location does not matter. The
+walk changes nothing, so it also works offline, on a copied directory.
 
-Cost: one look-up and one read a run of up to 128 entries, one CRC32C an entry.
+Cost: one lookup and one read per run of up to 128 entries, one CRC32C per entry.
 """
 
 import errno
@@ -35,18 +37,18 @@ from bindery_bookie.storage.index.index_format import Run
 from bindery_bookie.storage.io.disk import Disk, ReadableFile
 
 STEP_SIZE: Final = 128 * 1024
-"""Bytes read in one step, unless one entry is larger."""
+"""Maximum number of bytes read per step, unless one entry is larger."""
 
 STEP_ENTRIES: Final = 256
-"""Entries looked at in one step: half a millisecond of the interpreter for small ones."""
+"""Maximum number of entries per step: half a millisecond of processor time if they are small."""
 
 _STEP_LEDGERS: Final = 32
 _RUN_KEY_SIZE: Final = len(index_format.run_key(0, 0))
 _CONFIRMATIONS: Final = 3
-"""Times that an entry is looked up and read again: it may move once or twice meanwhile, not for ever."""
+"""Maximum number of times that an entry is looked up and read again, because it may move during a check."""
 
 _BAD_MEDIUM: Final = frozenset((errno.EIO, errno.ENODATA, errno.EILSEQ, errno.EUCLEAN))
-"""Errors of a read that speak of the place and not of the moment."""
+"""Read errors that mean damage of the disk. Others are temporary."""
 
 
 class ScrubPhase(StrEnum):
@@ -57,30 +59,30 @@ class ScrubPhase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ScrubCursor:
-    """Where a round goes on. All before it, in the order of phases and ids, was looked at."""
+    """The position of a round. Everything before it, in the order of phases and ids, was verified."""
 
     phase: ScrubPhase = ScrubPhase.LOGS
     first: int = 0
-    """A log id, or a ledger id."""
+    """A log id in the first phase, a ledger id in the others."""
     entry_id: int = 0
-    """In the last phase."""
+    """Used in the last phase only."""
 
 
 @dataclass(slots=True)
 class ScrubStep:
-    """What one step looked at, and what was wrong."""
+    """The result of one step."""
 
     cursor: ScrubCursor | None = None
-    """None: the round is over."""
+    """Start of the next step; None: the round is complete."""
     entries: int = 0
     size: int = 0
     """Bytes read."""
     damage: list[tuple[Damage, int]] = field(default_factory=list)
-    """With the bytes concerned, 0 where that is not known."""
+    """Damage, and the number of damaged bytes; 0: unknown."""
 
 
 class ScrubWalk:
-    """For one thread. Files are open during a step only, so that a removed log gives its space back."""
+    """One round. Used by one thread. Files are open during a step only, so that the space of a removed log is freed."""
 
     def __init__(
         self,
@@ -92,9 +94,9 @@ class ScrubWalk:
         log_end: Callable[[int], LogEnd] = lambda log_id: LogEnd(),
         is_cached: Callable[[int, int], bool] = lambda ledger_id, entry_id: False,
     ) -> None:
-        """`directory`: a ledger directory's `current`. Logs above `durable_log_id` may be half written: left alone.
+        """`directory`: a ledger directory's `current`. `durable_log_id`: later logs may be incomplete and are skipped.
 
-        `log_end`: what is known of the end of a log. `is_cached`: see WriteCaches.holds.
+        `log_end`: returns the expected end of a log. `is_cached`: see WriteCaches.holds.
         """
         self._disk = disk
         self._directory = directory
@@ -105,18 +107,18 @@ class ScrubWalk:
         self._logs = EntryLogScanner(disk, directory)
         self._files: dict[int, ReadableFile] = {}
         self._missing: set[int] = set()
-        """Logs that are not there: told once."""
+        """Missing logs, each of which is reported once."""
         self._last_run: Run | None = None
-        """The one before, if the next begins in the same round right after it."""
+        """The last run of the previous step."""
         self._known_ledger = -1
-        """A ledger whose row was seen in this phase."""
+        """The last ledger whose row was checked in this phase."""
 
     @property
     def index_path(self) -> str:
         return f"{self._directory}/index"
 
     def step(self, cursor: ScrubCursor) -> ScrubStep:
-        """Go on from `cursor`. Raises OSError for what may pass (too many open files, say): call again later."""
+        """Verify from `cursor` on. Raises OSError for temporary errors such as too many open files: retry later."""
         step = ScrubStep()
         try:
             if cursor.phase is ScrubPhase.LOGS:
@@ -129,7 +131,7 @@ class ScrubWalk:
             self._close_files()
         return step
 
-    def _tell(self, step: ScrubStep, error: Exception, *, size: int = 0, path: str = "", **known: int) -> None:
+    def _report(self, step: ScrubStep, error: Exception, *, size: int = 0, path: str = "", **known: int) -> None:
         facts = error.facts if isinstance(error, BinderyError) else {}
         reason = error.message if isinstance(error, BinderyError) else f"cannot be read: {error}"
         offset = int(facts.get("offset", known.pop("offset", 0)))
@@ -139,11 +141,11 @@ class ScrubWalk:
 
     def _step_logs(self, cursor: ScrubCursor, step: ScrubStep) -> ScrubCursor:
         last = self._durable_log_id()
-        log_id = next((one for one in self._logs.log_ids() if one >= cursor.first), None)
+        log_id = next((log_id for log_id in self._logs.log_ids() if log_id >= cursor.first), None)
         if log_id is None or log_id > last:
             return ScrubCursor(ScrubPhase.LEDGERS)
         for attempt in range(2):
-            end = self._log_end(log_id)  # first: a log may be closed at any moment
+            end = self._log_end(log_id)  # before the file is read, because the log may be closed at any time
             try:
                 found = self._logs.ledgers_map(log_id)
                 if found is None:
@@ -154,14 +156,14 @@ class ScrubWalk:
                 if isinstance(error, OSError) and error.errno not in _BAD_MEDIUM:
                     raise
                 if attempt:
-                    self._tell(step, error, path=self._logs.path(log_id))
+                    self._report(step, error, path=self._logs.path(log_id))
             else:
                 step.size += fmt.HEADER_SIZE + fmt.TRAILER_SIZE + 16 * len(found or ())
                 break
         return ScrubCursor(ScrubPhase.LOGS, log_id + 1)
 
     def _check_open_end(self, log_id: int, end: LogEnd) -> None:
-        """Of a log without a ledgers map. Raises DamagedStorage if it was cut, FileNotFoundError, OSError."""
+        """Check the size of a log without a ledgers map. Raises DamagedStorage if it was truncated, OSError."""
         size = self._logs.size(log_id)
         if end.is_sealed:
             raise DamagedStorage(CUT, path=self._logs.path(log_id), offset=size)
@@ -183,7 +185,7 @@ class ScrubWalk:
                 ledger_id = index_format.unpack_ledger_key(key)
                 self._check_ledger(ledger_id, value, step)
         except DamagedStorage as error:
-            self._tell(step, error, ledger_id=ledger_id)
+            self._report(step, error, ledger_id=ledger_id)
             if ledger_id < ID_MAX and count > 1:
                 return ScrubCursor(ScrubPhase.LEDGERS, ledger_id + 1)
         return ScrubCursor(ScrubPhase.ENTRIES)
@@ -192,7 +194,7 @@ class ScrubWalk:
         try:
             row = index_format.unpack_ledger_row(value, ledger_id=ledger_id)
         except DamagedStorage as error:
-            self._tell(step, error, ledger_id=ledger_id)
+            self._report(step, error, ledger_id=ledger_id)
             return
         for _ in range(_CONFIRMATIONS):
             last = row.last_entry_id
@@ -203,7 +205,7 @@ class ScrubWalk:
                 return  # deleted meanwhile, or being repaired
             row = found
         missing = DamagedStorage("entry is missing from the index")
-        self._tell(step, missing, ledger_id=ledger_id, entry_id=row.last_entry_id)
+        self._report(step, missing, ledger_id=ledger_id, entry_id=row.last_entry_id)
 
     # --- entries
 
@@ -214,9 +216,9 @@ class ScrubWalk:
         try:
             start = index_format.run_key(cursor.first, cursor.entry_id)
             if last is not None and (last.ledger_id, last.last_entry_id + 1) == (cursor.first, cursor.entry_id):
-                start = _key_after(last)  # rows that begin inside it would be overlooked else
+                start = _key_after(last)  # so that rows that begin inside the last run are not skipped
             else:
-                # That of the step before, if it went into it: a row that begins inside it must not hide its rest.
+                # Continue in the last run if the previous step ended inside it, even if another row begins inside it.
                 is_inside = (
                     last is not None and last.ledger_id == cursor.first and last.find(cursor.entry_id) is not None
                 )
@@ -238,13 +240,13 @@ class ScrubWalk:
                 self._check_owner(run, step)
                 at = self._step_run(run, ScrubCursor(ScrubPhase.ENTRIES, run.ledger_id, run.first_entry_id), step)
         except DamagedStorage as error:
-            self._tell(step, error, ledger_id=ledger_id)
+            self._report(step, error, ledger_id=ledger_id)
             following = self._ledger_after(ledger_id)
             return None if following is None else ScrubCursor(ScrubPhase.ENTRIES, following)
         return at if _is_full(step) else None
 
     def _ledger_after(self, ledger_id: int) -> int | None:
-        """Where to go on behind a part of the index that cannot be read; None: nowhere."""
+        """Return the next ledger after an unreadable part of the index; None: there is none."""
         if ledger_id >= ID_MAX:
             return None
         start = index_format.ledger_key(ledger_id + 1)
@@ -262,23 +264,23 @@ class ScrubWalk:
             step.size += len(key) + len(value)
             if len(key) == _RUN_KEY_SIZE:
                 ledger_id, entry_id = fmt.unpack_ids(key, len(index_format.RUN_KEY_START))
-                self._tell(step, error, ledger_id=ledger_id, entry_id=entry_id)
+                self._report(step, error, ledger_id=ledger_id, entry_id=entry_id)
             else:
-                self._tell(step, error)
+                self._report(step, error)
             return None
 
     def _check_overlap(self, run: Run, step: ScrubStep) -> None:
-        """The run before it, seen a step ago, seemed to reach into it: look whether it does now."""
+        """Confirm that the run before this one overlaps it: either may have changed since it was read."""
         before = self._index.run_before(run.ledger_id, run.first_entry_id - 1)
         now = self._index.run_before(run.ledger_id, run.first_entry_id)  # after `before`: one batch changes both
         if before is None or now is None or now.first_entry_id != run.first_entry_id:
             return
         if before.last_entry_id >= run.first_entry_id:
             error = DamagedStorage("index rows overlap")
-            self._tell(step, error, ledger_id=run.ledger_id, entry_id=run.first_entry_id)
+            self._report(step, error, ledger_id=run.ledger_id, entry_id=run.first_entry_id)
 
     def _check_owner(self, run: Run, step: ScrubStep) -> None:
-        """Runs without a ledger row would be answered "no such ledger"."""
+        """Check that the run's ledger has a row. Without it, its entries would be answered with "no such ledger"."""
         if run.ledger_id == self._known_ledger:
             return
         self._known_ledger = run.ledger_id
@@ -288,21 +290,21 @@ class ScrubWalk:
                     return
             raise DamagedStorage("entries without a ledger row")
         except DamagedStorage as error:
-            self._tell(step, error, ledger_id=run.ledger_id)
+            self._report(step, error, ledger_id=run.ledger_id)
 
     def _step_run(self, run: Run, at: ScrubCursor, step: ScrubStep) -> ScrubCursor | None:
-        """Verify the run from `at` on, as far as the step goes. Where to go on; None: there is no greater id."""
-        located = [one for one in run.entries() if one[0] >= at.entry_id]
+        """Verify the run from `at` on, within the limits of a step. Return the next position; None: the last id."""
+        located = [entry for entry in run.entries() if entry[0] >= at.entry_id]
         while located:
             if _is_full(step):
                 return ScrubCursor(ScrubPhase.ENTRIES, run.ledger_id, located[0][0])
             part = located[:1]
             size = located[0][2]
-            for one in located[1 : STEP_ENTRIES - step.entries]:
-                size += one[2] + fmt.RECORD_HEADER_SIZE
+            for entry in located[1 : STEP_ENTRIES - step.entries]:
+                size += entry[2] + fmt.RECORD_HEADER_SIZE
                 if step.size + size > STEP_SIZE:
                     break
-                part.append(one)
+                part.append(entry)
             self._verify(run.ledger_id, part, step)
             located = located[len(part) :]
         if run.last_entry_id < ID_MAX:
@@ -310,7 +312,7 @@ class ScrubWalk:
         return ScrubCursor(ScrubPhase.ENTRIES, run.ledger_id + 1) if run.ledger_id < ID_MAX else None
 
     def _verify(self, ledger_id: int, part: list[Located], step: ScrubStep) -> None:
-        """Read adjacent entries at once and compare each; what is wrong is looked at alone."""
+        """Read adjacent entries together and verify each; confirm failures one by one."""
         start = part[0][1] - fmt.RECORD_HEADER_SIZE
         end = part[-1][1] + part[-1][2]
         step.entries += len(part)
@@ -324,28 +326,26 @@ class ScrubWalk:
         for entry_id, location, size in part:
             at = location - start
             if not _is_good(data[at - fmt.RECORD_HEADER_SIZE : at], data[at : at + size], ledger_id, entry_id, size):
-                self._look_again(ledger_id, entry_id, step)
+                self._confirm(ledger_id, entry_id, step)
 
-    def _look_again(self, ledger_id: int, entry_id: int, step: ScrubStep) -> None:
-        """Tell the damage unless the entry is somewhere else now, or gone."""
+    def _confirm(self, ledger_id: int, entry_id: int, step: ScrubStep) -> None:
+        """Report the damage, unless the entry was moved, stored again or deleted in the meantime."""
         found = self._locate(ledger_id, entry_id)
         for _ in range(_CONFIRMATIONS):
             if found is None:
                 return
-            error = self._wrong_with(ledger_id, entry_id, found)
+            error = self._error_of(ledger_id, entry_id, found)
             if error is None:
                 return
             if self._is_cached(ledger_id, entry_id):
                 return
-            before, found = (
-                found,
-                self._locate(ledger_id, entry_id),
-            )  # after the caches: a flush goes from there to here
+            before = found
+            found = self._locate(ledger_id, entry_id)  # after the caches, because a flush moves entries to the index
             if found == before:
-                self._tell_entry(ledger_id, entry_id, found, error, step)
+                self._report_entry(ledger_id, entry_id, found, error, step)
                 return
 
-    def _wrong_with(self, ledger_id: int, entry_id: int, found: tuple[int, int]) -> Exception | None:
+    def _error_of(self, ledger_id: int, entry_id: int, found: tuple[int, int]) -> Exception | None:
         location, size = found
         log_id, offset = location >> fmt.OFFSET_BITS, location & fmt.OFFSET_MASK
         path = self._logs.path(log_id)
@@ -365,19 +365,19 @@ class ScrubWalk:
             return error
         return None
 
-    def _tell_entry(
+    def _report_entry(
         self, ledger_id: int, entry_id: int, found: tuple[int, int], error: Exception, step: ScrubStep
     ) -> None:
         log_id, offset = found[0] >> fmt.OFFSET_BITS, found[0] & fmt.OFFSET_MASK
         path = self._logs.path(log_id)
         if isinstance(error, DamagedStorage) and error.message == "entry log is missing":
-            if log_id not in self._missing:  # its thousands of entries are one damage
+            if log_id not in self._missing:  # one report for all its entries
                 self._missing.add(log_id)
-                self._tell(step, error)
+                self._report(step, error)
             return
-        self._tell(step, error, size=found[1], path=path, offset=offset, ledger_id=ledger_id, entry_id=entry_id)
+        self._report(step, error, size=found[1], path=path, offset=offset, ledger_id=ledger_id, entry_id=entry_id)
 
-    # --- small things
+    # --- helpers
 
     def _locate(self, ledger_id: int, entry_id: int) -> tuple[int, int] | None:
         run = self._index.run_before(ledger_id, entry_id)
@@ -416,7 +416,7 @@ def _is_good(header: bytes, body: bytes, ledger_id: int, entry_id: int, size: in
 
 
 def total_size(disk: Disk, directory: str, log_ids: Iterable[int]) -> int:
-    """Bytes of these logs; one that was removed meanwhile counts nothing."""
+    """Return the size of these logs in bytes, without logs that were removed in the meantime."""
     scanner = EntryLogScanner(disk, directory)
     total = 0
     for log_id in log_ids:

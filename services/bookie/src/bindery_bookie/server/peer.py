@@ -1,0 +1,29 @@
+"""Peer: a connection as the operations see it."""
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from typing import Any, Protocol
+
+from bindery_core.wire.detection import Codec
+from bindery_core.wire.messages import BatchReadRequest, ReadRequest, StartTlsRequest
+
+
+class Peer(Protocol):
+    """One client's connection."""
+
+    def send(self, data: bytes) -> None:
+        """Write frames. They are dropped if the connection is closed."""
+
+    def enqueue_reads(self, reads: Sequence[ReadRequest | BatchReadRequest], codec: Codec) -> None:
+        """Issue these reads when the budget has room for their responses."""
+
+    def start_tls(self, request: StartTlsRequest) -> None:
+        """Answer, and secure the connection if TLS is offered."""
+
+    def spawn(self, work: Coroutine[Any, Any, None], *, until_gone: bool = False) -> asyncio.Task[None]:
+        """Run `work` in a task, to which the server holds a reference. `until_gone`: cancel it when the connection
+        closes."""
+        ...
+
+    def wait_for_adds(self) -> None:
+        """Stop reading from this connection until the budget of adds is low."""

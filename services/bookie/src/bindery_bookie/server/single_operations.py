@@ -1,0 +1,226 @@
+"""SingleOperations: the requests that run in a task of their own, because they are rare or wait.
+
+These are fencing reads, long polls, LACs, forces, lists of entries and bookie info. Adds and plain reads are handled in
+groups (`operations`).
+
+What a response guarantees:
+- fencing read: `store.fence` has returned, so the fence is durable before the entry is looked up;
+- write LAC OK: the record of the LAC is durable;
+- force OK: every entry that was added before it is durable.
+Source: BookKeeper's request processors, observed on 4.17.2.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Final, TypeVar
+
+from bindery_core.errors import BinderyError, NoSuchLedger
+from bindery_core.formats import availability
+from bindery_core.wire import messages as m
+from bindery_core.wire import v2, v3
+from bindery_core.wire.detection import Codec
+from bindery_core.wire.messages import ReadFlag, ReadRequest, ReadResponse, Request, Response, Status
+from bindery_core.wire.status import of_error
+from bindery_kit.observability.logs import error_fields
+
+from bindery_bookie.metrics import BookieMetrics
+from bindery_bookie.server.peer import Peer
+from bindery_bookie.server.quiet_log import QuietLog
+from bindery_bookie.server.refusals import failed, refuse_other
+from bindery_bookie.settings import ServerSettings
+from bindery_bookie.state import BookieState
+from bindery_bookie.storage.store import EntryStore
+
+OK: Final = int(Status.OK)
+RequestT = TypeVar("RequestT", bound=Request)
+Work = Callable[[RequestT], Coroutine[Any, Any, Response]]
+
+
+class SingleOperations:
+    """Shared by all connections of a bookie. `clock`: monotonic seconds."""
+
+    def __init__(
+        self,
+        store: EntryStore,
+        state: BookieState,
+        metrics: BookieMetrics,
+        settings: ServerSettings,
+        *,
+        clock: Callable[[], float],
+        log: QuietLog,
+    ) -> None:
+        self._store = store
+        self._state = state
+        self._metrics = metrics
+        self._settings = settings
+        self._clock = clock
+        self._log = log
+        self.long_polls = 0
+        """Number of long polls in progress."""
+
+    def start(self, peer: Peer, request: Request, codec: Codec) -> None:
+        """Start `request`, which is neither an add nor a plain read nor a batch read."""
+        match request:
+            case ReadRequest() if request.flag == ReadFlag.FENCE_LEDGER:
+                self._spawn(peer, "READ_ENTRY_FENCE", self._fence_read, request, codec)
+            case ReadRequest():
+                self._start_long_poll(peer, request)
+            case m.WriteLacRequest():
+                self._spawn(peer, "WRITE_LAC", self._write_lac, request)
+            case m.ReadLacRequest():
+                self._spawn(peer, "READ_LAC", self._read_lac, request)
+            case m.ForceLedgerRequest():
+                self._spawn(peer, "FORCE_LEDGER", self._force, request)
+            case m.ListEntriesRequest():
+                self._spawn(peer, "GET_LIST_OF_ENTRIES_OF_LEDGER", self._list_entries, request)
+            case m.BookieInfoRequest():
+                self._spawn(peer, "GET_BOOKIE_INFO", self._bookie_info, request)
+            case m.AuthRequest():
+                # Authentication is off, or is complete: BookKeeper's clients take this plugin name as "done".
+                txn_id = request.txn_id if codec.VERSION == v3.VERSION else v2.VERSION
+                peer.send(codec.encode_response(m.AuthResponse(txn_id, OK, v3.AUTH_DISABLED_PLUGIN)))
+            case m.StartTlsRequest():
+                peer.start_tls(request)
+            case m.OtherRequest():
+                peer.send(codec.encode_response(refuse_other(request, codec)))
+
+    def _spawn(
+        self,
+        peer: Peer,
+        name: str,
+        work: Work[RequestT],
+        request: RequestT,
+        codec: Codec = v3,
+        *,
+        until_gone: bool = False,
+    ) -> asyncio.Task[None]:
+        return peer.spawn(self._answer(peer, name, work, request, codec), until_gone=until_gone)
+
+    async def _answer(self, peer: Peer, name: str, work: Work[RequestT], request: RequestT, codec: Codec) -> None:
+        started = self._clock()
+        try:
+            response = await work(request)
+        except BinderyError as error:
+            response = failed(request, of_error(error))
+            if response.status in (Status.IO_ERROR, Status.UNKNOWN_LEDGER_STATE):
+                self._log.warning("operation_failed", operation=name, **error_fields(error))
+        except Exception as error:
+            # A defect must fail one request, not the connection.
+            self._log.warning("operation_broken", operation=name, **error_fields(error))
+            response = failed(request, Status.IO_ERROR)
+        peer.send(codec.encode_response(response))
+        self._metrics.operations[name].observe(self._clock() - started, ok=response.status == OK)
+
+    async def _read_one(self, ledger_id: int, entry_id: int) -> bytes | int:
+        return (await read_some(self._store, [(ledger_id, entry_id)]))[0]
+
+    async def _fence_read(self, request: ReadRequest) -> Response:
+        if request.master_key is None:
+            return failed(request, Status.UNAUTHORIZED)
+        await self._store.fence(request.ledger_id, request.master_key)
+        result = await self._read_one(request.ledger_id, request.entry_id)
+        if isinstance(result, int):
+            return failed(request, result)
+        return ReadResponse(request.txn_id, OK, request.ledger_id, request.entry_id, result)
+
+    def _start_long_poll(self, peer: Peer, request: ReadRequest) -> None:
+        if request.flag == ReadFlag.ENTRY_PIGGYBACK and request.entry_id != -1:
+            peer.send(v3.encode_response(failed(request, Status.BAD_REQUEST)))
+        elif self.long_polls >= self._settings.long_polls_max:
+            self._metrics.reads_rejected += 1
+            peer.send(v3.encode_response(failed(request, Status.TOO_MANY_REQUESTS)))
+        else:
+            self.long_polls += 1
+            task = self._spawn(peer, "READ_ENTRY_LONG_POLL", self._long_poll, request, until_gone=True)
+            task.add_done_callback(self._long_poll_ended)  # also when it is cancelled before its first step
+
+    def _long_poll_ended(self, _: asyncio.Task[None]) -> None:
+        self.long_polls -= 1
+
+    async def _long_poll(self, request: ReadRequest) -> Response:
+        previous = request.previous_lac
+        assert previous is not None
+        lac = await self._wait_for_lac(request.ledger_id, previous, request.timeout_ms)
+        ledger_id, entry_id = request.ledger_id, request.entry_id
+        if request.flag != ReadFlag.ENTRY_PIGGYBACK:
+            result = await self._read_one(ledger_id, entry_id)
+            if isinstance(result, int):
+                return failed(request, result)
+            return ReadResponse(request.txn_id, OK, ledger_id, entry_id, result, lac)
+        if lac <= previous:
+            return ReadResponse(request.txn_id, OK, ledger_id, entry_id, None, lac)
+        updated_at_ms = self._store.lac_updated_at_ms(ledger_id) or None
+        result = await self._read_one(ledger_id, previous + 1)
+        if not isinstance(result, int):
+            return ReadResponse(request.txn_id, OK, ledger_id, previous + 1, result, lac, updated_at_ms)
+        if result == Status.NO_ENTRY:
+            # In a striped ledger the next entry may be stored on other bookies only.
+            return ReadResponse(request.txn_id, OK, ledger_id, entry_id, None, lac, updated_at_ms)
+        return failed(request, result)
+
+    async def _wait_for_lac(self, ledger_id: int, previous: int, timeout_ms: int | None) -> int:
+        """Return the LAC when it exceeds `previous`, when the timeout is over, or when the ledger is fenced. Raises
+        NoSuchLedger."""
+        lac = self._store.last_add_confirmed(ledger_id)
+        if lac > previous or not timeout_ms or timeout_ms < 0:
+            return lac
+        woken = asyncio.Event()
+        cancel = self._store.watch_lac(ledger_id, woken.set)
+        try:
+            lac = self._store.last_add_confirmed(ledger_id)  # it may have advanced before the watch was set
+            if lac <= previous:
+                timeout_s = min(timeout_ms / 1000, self._settings.long_poll_timeout_max_s)
+                try:
+                    async with asyncio.timeout(timeout_s):
+                        await woken.wait()
+                except TimeoutError:
+                    pass
+                lac = self._store.last_add_confirmed(ledger_id)
+        finally:
+            cancel()
+        return lac
+
+    async def _write_lac(self, request: m.WriteLacRequest) -> Response:
+        if not self._state.accepts_add(priority=0):
+            return failed(request, Status.READ_ONLY)
+        await self._store.write_lac(request.ledger_id, request.master_key, request.lac, request.body)
+        return m.WriteLacResponse(request.txn_id, OK, request.ledger_id)
+
+    async def _read_lac(self, request: m.ReadLacRequest) -> Response:
+        try:
+            lac = await self._store.read_lac(request.ledger_id)
+        except NoSuchLedger:
+            return failed(request, Status.NO_ENTRY)
+        if lac.last_entry is not None:
+            status = Status.OK
+        elif lac.explicit_packet is not None:
+            status = Status.IO_ERROR  # as BookKeeper answers for a ledger with an explicit LAC and no entry
+        else:
+            status = Status.NO_ENTRY
+        return m.ReadLacResponse(request.txn_id, status, request.ledger_id, lac.explicit_packet, lac.last_entry)
+
+    async def _force(self, request: m.ForceLedgerRequest) -> Response:
+        await self._store.force(request.ledger_id)
+        return m.ForceLedgerResponse(request.txn_id, OK, request.ledger_id)
+
+    async def _list_entries(self, request: m.ListEntriesRequest) -> Response:
+        encoded = availability.encode(await self._store.entry_ids(request.ledger_id))
+        return m.ListEntriesResponse(request.txn_id, OK, request.ledger_id, encoded)
+
+    async def _bookie_info(self, request: m.BookieInfoRequest) -> Response:
+        total, free = self._store.disk_usage()
+        return m.BookieInfoResponse(
+            request.txn_id, OK, total if request.requested & 1 else None, free if request.requested & 2 else None
+        )
+
+
+async def read_some(store: EntryStore, keys: Sequence[tuple[int, int]]) -> Sequence[bytes | int]:
+    """Return the body or the error status of each (ledger id, entry id)."""
+    answer: asyncio.Future[Sequence[bytes | int]] = asyncio.get_running_loop().create_future()
+
+    def done(results: Sequence[bytes | int]) -> None:
+        if not answer.done():
+            answer.set_result(results)
+
+    store.read_many(keys, done)
+    return await answer

@@ -1,0 +1,88 @@
+"""Settings of authentication and TLS: their results, and the errors of wrong ones."""
+
+import ssl
+from pathlib import Path
+
+import pytest
+from bindery_bookie.access.security import AuthProvider, AuthSettings, TlsSettings, load_security
+from bindery_core.errors import BadRequest, Unauthorized
+from bindery_simulation.certificates import CA, certificate, key
+
+SECRET = "a shared secret that is long enough"
+CERTIFICATE = {"certificate_file": str(certificate("bookie")), "key_file": str(key("bookie"))}
+
+
+def load(auth: dict[str, object] | None = None, tls: dict[str, object] | None = None):  # type: ignore[no-untyped-def]
+    return load_security(AuthSettings(**(auth or {})), TlsSettings(**(tls or {})), now_s=lambda: 0.0)  # type: ignore[arg-type]
+
+
+def test_by_default_there_is_no_authentication() -> None:
+    security = load()
+    assert security.gate() is None
+    assert security.tls is None
+
+
+def test_tokens_are_read_from_the_lines_of_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "secrets"
+    file.write_text(f"\n  {SECRET}\nthe next secret, for the change\n\n")
+    security = load({"provider": "token", "secrets_file": str(file), "plugin": "name"})
+    authenticator = security.authenticator
+    assert authenticator is not None
+    assert authenticator.plugin == "name"
+    authenticator.by_token(SECRET.encode())
+    authenticator.by_token(b"the next secret, for the change")
+    for wrong in (b"", b"\n"):
+        with pytest.raises(Unauthorized):
+            authenticator.by_token(wrong)
+
+
+def test_tls_is_offered_or_required(tmp_path: Path) -> None:
+    assert load(tls=CERTIFICATE).gate() is None
+    security = load(tls={**CERTIFICATE, "required": True})
+    gate = security.gate()
+    assert gate is not None
+    assert not gate.is_open
+    assert security.tls.minimum_version >= ssl.TLSVersion.TLSv1_2
+    assert security.tls.verify_mode is ssl.CERT_NONE
+
+
+def test_authentication_by_certificate_implies_required_tls() -> None:
+    security = load({"provider": "certificate", "allowed_names": " a, b ,"}, {**CERTIFICATE, "ca_file": str(CA)})
+    assert security.tls_required
+    assert security.tls.verify_mode is ssl.CERT_REQUIRED
+    assert security.authenticator.by_certificate(["b"]) == "b"
+
+
+@pytest.mark.parametrize(
+    ("auth", "tls"),
+    [
+        ({"provider": "token"}, {}),
+        ({"provider": "token", "secrets_file": "a", "keys_file": "b"}, {}),
+        ({"provider": "token", "secrets_file": "/nowhere/at/all"}, {}),
+        ({"provider": "token", "secrets_file": "/dev/null"}, {}),
+        ({"provider": "certificate"}, {}),
+        ({"provider": "certificate"}, CERTIFICATE),
+        ({}, {"required": True}),
+        ({}, {"key_file": "x"}),
+        ({}, {**CERTIFICATE, "key_file": str(key("client"))}),
+        ({}, {**CERTIFICATE, "certificate_file": "/nowhere/at/all"}),
+        ({}, {**CERTIFICATE, "ca_file": "/dev/null"}),
+    ],
+)
+def test_contradicting_security_settings_are_refused(auth: dict[str, object], tls: dict[str, object]) -> None:
+    with pytest.raises(BadRequest):
+        load(auth, tls)
+
+
+def test_errors_contain_no_secret(tmp_path: Path) -> None:
+    file = tmp_path / "secrets"
+    file.write_text("tooshort-xyz\n")
+    with pytest.raises(BadRequest) as refused:
+        load({"provider": "token", "secrets_file": str(file)})
+    assert "xyz" not in str(refused.value)
+
+
+def test_an_unknown_provider_is_refused() -> None:
+    with pytest.raises(ValueError, match="provider"):
+        AuthSettings(provider="kerberos")  # type: ignore[arg-type]
+    assert AuthSettings().provider is AuthProvider.NONE

@@ -1,0 +1,262 @@
+"""The admin API: BookKeeper's paths and responses, errors, and limits."""
+
+import asyncio
+
+import pytest
+from bindery_bookie.admin.app import HEAVY_MAX, ROUTES, AdminApp
+from bindery_kit.admin.http import BODY_SIZE_MAX, QUERY_SIZE_MAX, Answer, Request, Route, json_answer
+
+
+async def test_info_and_state_have_bookkeepers_shape(admin) -> None:
+    admin.state.running = True
+    assert (await admin.http.get("/api/v1/bookie/info")).json() == {"freeSpace": 400, "totalSpace": 1000}
+    assert (await admin.http.get("/api/v1/bookie/state")).json() == {
+        "running": True,
+        "readOnly": False,
+        "shuttingDown": False,
+        "availableForHighPriorityWrites": True,
+        "membership": {"intent": "active", "sinceMs": 0, "untilMs": None, "reason": "", "by": ""},
+    }
+    assert (await admin.http.get("/heartbeat")).text == "OK\n"
+    assert (await admin.http.get("/api/v1/config/server_config")).json() == {"port": "3181"}
+
+
+async def test_ready_follows_health(admin) -> None:
+    assert (await admin.http.get("/api/v1/bookie/is_ready")).status_code == 503
+    admin.health.started()
+    answer = await admin.http.get("/api/v1/bookie/is_ready")
+    assert (answer.status_code, answer.text) == (200, "OK")
+
+
+async def test_an_operator_may_turn_the_bookie_read_only_and_back(admin) -> None:
+    path = "/api/v1/bookie/state/readonly"
+    assert (await admin.http.put(path, json={"readOnly": True})).json()["readOnly"] is True
+    assert admin.state.reasons == {"admin": "set by an operator"}
+    admin.state.set_read_only("disk", "full")
+    assert (await admin.http.put(path, json={"readOnly": False})).json() == {
+        "readOnly": True,
+        "reasons": {"disk": "full"},
+    }
+    assert (await admin.http.get(path)).json()["readOnly"] is True
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"readOnly": 1}', b'{"readonly": true}', b"\xff"])
+async def test_a_body_without_the_member_is_a_bad_request(admin, body) -> None:
+    answer = await admin.http.put("/api/v1/bookie/state/readonly", content=body)
+    assert answer.status_code == 400
+    assert answer.json()["code"] == "bad_request"
+    assert not admin.state.read_only
+
+
+async def test_a_huge_body_is_refused(admin) -> None:
+    answer = await admin.http.put("/api/v1/bookie/state/readonly", content=b" " * (BODY_SIZE_MAX + 1))
+    assert answer.status_code == 413
+
+
+async def test_errors_of_unknown_paths_and_methods_list_the_known_ones(admin) -> None:
+    answer = await admin.http.get("/api/v1/bookie/nothing")
+    assert answer.status_code == 404
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert "/api/v1/bookie/info" in answer.json()["detail"]
+    answer = await admin.http.post("/api/v1/bookie/info")
+    assert answer.status_code == 405
+    assert answer.headers["allow"] == "GET"
+
+
+async def test_head_is_get_without_a_body(admin) -> None:
+    answer = await admin.http.head("/api/v1/bookie/info")
+    assert answer.status_code == 200
+    assert answer.content == b""
+    assert int(answer.headers["content-length"]) > 0
+
+
+# --- bounds ---------------------------------------------------------------------------------------------------------
+
+
+async def test_a_huge_query_is_refused(admin) -> None:
+    answer = await admin.http.get("/api/v1/bookie/info?x=" + "y" * QUERY_SIZE_MAX)
+    assert answer.status_code == 414
+    answer = await admin.http.get("/api/v1/bookie/info?" + "&".join(f"a{at}=1" for at in range(100)))
+    assert (answer.status_code, answer.json()["code"]) == (400, "bad_request")
+
+
+@pytest.mark.parametrize("text", ["x", "-2", "1.5", "0xg", str(2**63), ""])
+async def test_a_wrong_number_names_its_parameter(admin, text) -> None:
+    answer = await admin.http.get("/api/v1/ledger/metadata", params={"ledger_id": text})
+    assert answer.status_code == 400
+    assert answer.json()["facts"]["parameter"] == "ledger_id"
+
+
+async def test_deep_json_is_a_bad_request(admin) -> None:
+    answer = await admin.http.put("/api/v1/bookie/state/readonly", content=b"[" * 60_000)
+    assert answer.status_code == 400
+
+
+async def test_a_handler_that_fails_or_hangs_gets_an_error_response(admin, monkeypatch, make_admin) -> None:
+    async def broken(context, request: Request) -> Answer:
+        raise RuntimeError("secret detail")
+
+    async def hanging(context, request: Request) -> Answer:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def streaming(context, request: Request) -> Answer:
+        async def pieces():  # type: ignore[no-untyped-def]
+            await asyncio.Event().wait()
+            yield b""
+
+        return Answer(200, "text/plain", pieces())
+
+    monkeypatch.setattr("bindery_kit.admin.app.REQUEST_TIMEOUT_S", 0.02)
+    routes = [
+        Route("GET", "/broken", broken, is_heavy=True),
+        Route("GET", "/hanging", hanging, is_heavy=True),
+        Route("GET", "/streaming", streaming, is_heavy=True),
+    ]
+    made = make_admin()
+    made.app = AdminApp(made.app._context, routes)
+    http = made.client()
+    for _ in range(HEAVY_MAX + 1):
+        answer = await http.get("/broken")
+        assert answer.status_code == 500
+        assert "secret" not in answer.text
+        assert (await http.get("/hanging")).status_code == 504
+        assert (await http.get("/streaming")).status_code == 504
+
+
+async def test_only_a_few_heavy_requests_run_at_a_time(make_admin) -> None:
+    go_on = asyncio.Event()
+    begun = 0
+
+    async def heavy(context, request: Request) -> Answer:
+        async def pieces():  # type: ignore[no-untyped-def]
+            nonlocal begun
+            begun += 1
+            yield b"a"
+            await go_on.wait()
+            yield b"b"
+
+        return Answer(200, "text/plain", pieces())
+
+    async def light(context, request: Request) -> Answer:
+        return json_answer({})
+
+    made = make_admin()
+    made.app = AdminApp(made.app._context, [Route("GET", "/h", heavy, is_heavy=True), Route("GET", "/l", light)])
+    http = made.client()
+    running = [asyncio.create_task(http.get("/h")) for _ in range(HEAVY_MAX)]
+    while begun < HEAVY_MAX:
+        await asyncio.sleep(0.001)
+    refused = await http.get("/h")
+    assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+    assert (await http.get("/l")).status_code == 200
+    go_on.set()
+    assert [answer.text for answer in await asyncio.gather(*running)] == ["ab"] * HEAVY_MAX
+    assert (await http.get("/h")).text == "ab"
+
+
+async def test_a_client_that_leaves_ends_its_stream(make_admin) -> None:
+    ended = asyncio.Event()
+
+    async def endless(context, request: Request) -> Answer:
+        async def pieces():  # type: ignore[no-untyped-def]
+            try:
+                while True:
+                    yield b"x"
+                    await asyncio.sleep(0)
+            finally:
+                ended.set()
+
+        return Answer(200, "text/plain", pieces())
+
+    app = AdminApp(make_admin().app._context, [Route("GET", "/endless", endless)])
+    messages = [{"type": "http.request"}, {"type": "http.disconnect"}]
+
+    async def receive():  # type: ignore[no-untyped-def]
+        return messages.pop(0)
+
+    async def send(message):  # type: ignore[no-untyped-def]
+        return None
+
+    scope = {"type": "http", "method": "GET", "path": "/endless", "query_string": b"", "headers": []}
+    async with asyncio.timeout(30):
+        await app(scope, receive, send)
+    assert ended.is_set()
+
+
+async def test_a_client_that_does_not_read_is_disconnected(make_admin, monkeypatch) -> None:
+    monkeypatch.setattr("bindery_kit.admin.app.SEND_TIMEOUT_S", 0.02)
+
+    async def two_pieces(context, request: Request) -> Answer:
+        async def pieces():  # type: ignore[no-untyped-def]
+            yield b"a"
+            yield b"b"
+
+        return Answer(200, "text/plain", pieces())
+
+    made = make_admin()
+    made.app = app = AdminApp(made.app._context, [Route("GET", "/h", two_pieces, is_heavy=True)])
+
+    async def receive():  # type: ignore[no-untyped-def]
+        await asyncio.Event().wait()
+
+    async def send(message):  # type: ignore[no-untyped-def]
+        if message["type"] == "http.response.body":
+            await asyncio.Event().wait()
+
+    scope = {"type": "http", "method": "GET", "path": "/h", "query_string": b"", "headers": []}
+    async with asyncio.timeout(30):
+        for _ in range(HEAVY_MAX):
+            with pytest.raises(TimeoutError):
+                await app(scope, receive, send)
+        assert (await made.client().get("/h")).text == "ab"
+
+
+async def test_during_the_start_only_some_paths_are_served(make_admin) -> None:
+    made = make_admin(is_open=lambda: False, metadata=lambda: None)
+    for route in ROUTES:
+        answer = await made.http.request(route.method, route.path)
+        if route.during_start:
+            assert answer.status_code != 500, route.path
+        else:
+            assert (answer.status_code, answer.json()["code"]) == (503, "starting"), route.path
+
+
+async def test_a_bookie_without_a_store_has_no_access_to_recovery(admin) -> None:
+    answer = await admin.http.get("/api/v1/autorecovery/status")
+    assert answer.status_code == 503
+    assert "recovery" in answer.json()["detail"]
+
+
+async def test_settings_are_not_changed_while_it_runs(admin) -> None:
+    assert (await admin.http.put("/api/v1/config/server_config", json={"port": "1"})).status_code == 405
+
+
+# --- sanity ---------------------------------------------------------------------------------------------------------
+
+
+async def test_the_sanity_check_writes_reads_and_deletes_its_ledger(admin) -> None:
+    assert (await admin.http.get("/api/v1/bookie/sanity")).json() == {"passed": True, "readOnly": False}
+    assert admin.store.groups == [10], "it wrote nothing"
+    assert admin.store.read_groups == [10]
+    assert not admin.store.ledgers
+    assert [ledger_id async for ledger_id in admin.manager.list()] == []
+
+
+async def test_the_sanity_check_detects_a_store_that_returns_other_bytes(admin, monkeypatch) -> None:
+    def lying(keys, done) -> None:  # type: ignore[no-untyped-def]
+        bodies = [admin.store.ledgers[ledger_id].entries[0] for ledger_id, _ in keys]
+        done(bodies)
+
+    monkeypatch.setattr(admin.store, "read_many", lying)
+    answer = (await admin.http.get("/api/v1/bookie/sanity")).json()
+    assert answer["passed"] is False
+    assert "a different entry" in answer["reason"]
+    assert not admin.store.ledgers
+
+
+async def test_the_sanity_check_is_skipped_on_a_read_only_bookie(admin) -> None:
+    admin.state.set_read_only("disk", "full")
+    answer = (await admin.http.get("/api/v1/bookie/sanity")).json()
+    assert answer == {"passed": False, "readOnly": True, "reason": "read-only: full"}
+    assert not admin.store.groups
