@@ -1,5 +1,6 @@
-"""A broker over in-memory bookies and metadata, spoken to through ASGI: no sockets, no processes."""
+"""A broker over in-memory bookies and metadata that is called through ASGI: no sockets, no processes."""
 
+import asyncio
 import json
 from typing import Any
 
@@ -20,7 +21,7 @@ ROUTES = [route for router in ROUTERS for route in router.routes]
 
 
 class Clock:
-    """Hands of both clocks, moved by the test."""
+    """A monotonic and a wall clock that the test advances."""
 
     def __init__(self) -> None:
         self.monotonic_s = 1_000.0
@@ -38,7 +39,7 @@ class Clock:
 
 
 class Harness:
-    """One broker. `at` names it, so that several can share ledgers and metadata and pass requests to one another."""
+    """One broker at `url`. Several can share ledgers and metadata and forward requests to one another."""
 
     def __init__(self, *, tree: MemoryTree, ledgers: MemoryLedgers, clock: Clock, url: str, **settings: Any) -> None:
         self.clock = clock
@@ -48,9 +49,13 @@ class Harness:
         self.settings = BrokerSettings(**{"topic_idle_s": 300, **settings})
         self.metrics = Metrics("broker", with_process=False)
         components = Components(
-            client=MemoryLedgerClient(ledgers), store=self.store, leases=self.leases, clock=clock.now_ms,
-            now=clock.now, metrics=self.metrics,
-        )  # fmt: skip
+            client=MemoryLedgerClient(ledgers),
+            store=self.store,
+            leases=self.leases,
+            clock=clock.now_ms,
+            now=clock.now,
+            metrics=self.metrics,
+        )
         self.broker = Broker(self.settings, components, url=url)
         self.peers: dict[str, httpx.ASGITransport] = {}
         self.app = BrokerApp(self.broker, proxy=Proxy(transport=_Peers(self.peers)))
@@ -60,7 +65,7 @@ class Harness:
         return await self.client.post(path, json=body, **kwargs)
 
     async def produce(self, *payloads: str, topic: str = TOPIC, **kwargs: Any) -> list[str]:
-        """One request for each; the ids."""
+        """Send one request per payload. Returns the message ids."""
         ids = []
         for payload in payloads:
             answer = await self.client.post(f"{topic}/messages", content=payload.encode(), **kwargs)
@@ -93,7 +98,7 @@ class Harness:
         return await self.post(f"{topic}/subscriptions/{sub}/ack", {"message_ids": ids})
 
     async def die(self) -> None:
-        """As kill -9 would: the session ends, nothing is stored or closed."""
+        """End like kill -9: the session ends, nothing is stored or closed."""
         for topic in self.broker.topics:
             topic.abandon("killed")
         await self.store.close()
@@ -107,7 +112,7 @@ class Harness:
 
 
 class _Peers(httpx.AsyncBaseTransport):
-    """Other brokers by their URL's host; an unknown one refuses the connection."""
+    """Other brokers by the host of their URL. An unknown host refuses the connection."""
 
     def __init__(self, peers: dict[str, httpx.ASGITransport]) -> None:
         self._peers = peers
@@ -119,6 +124,12 @@ class _Peers(httpx.AsyncBaseTransport):
         return await peer.handle_async_request(request)
 
 
+async def settle() -> None:
+    """Let every task run until it waits for an event from outside."""
+    for _ in range(100):
+        await asyncio.sleep(0)
+
+
 def payloads(messages: list[dict[str, Any]]) -> list[str]:
     return [message["payload"] for message in messages]
 
@@ -128,7 +139,7 @@ def ids(messages: list[dict[str, Any]]) -> list[str]:
 
 
 def problem(answer: httpx.Response, *, status: int, code: str) -> dict[str, Any]:
-    """Check that `answer` is such a problem; its body."""
+    """Check that `answer` is a problem with this status and code. Returns its body."""
     assert answer.status_code == status, answer.text
     assert answer.headers["content-type"] == "application/problem+json"
     body: dict[str, Any] = answer.json()

@@ -1,4 +1,4 @@
-"""One broker over in-memory bookies and metadata; `broker_harness` stands beside the tests that import it."""
+"""One broker over in-memory bookies and metadata. Puts the helper modules of this folder on the import path."""
 
 import sys
 from collections.abc import AsyncIterator

@@ -1,7 +1,7 @@
-"""Random producers and consumers over HTTP, with brokers that die: what holds whatever happens.
+"""Run random producers and consumers over HTTP while brokers are killed, and check these invariants.
 
 1. Every message whose id was answered is delivered, until it is acknowledged.
-2. A message whose acknowledgement was answered 200 is never delivered again, by no broker.
+2. A message whose acknowledgement was answered 200 is never delivered again, by any broker.
 3. At any time at most one consumer holds a lease on a message (within one broker's life).
 4. An exclusive consumer receives ascending ids over all answers, unless messages came back (negative acknowledgement,
    timeout, death of the owner). It is never given a message while an earlier one is neither acknowledged nor leased.
@@ -28,9 +28,9 @@ class World:
         self.produced: dict[str, str] = {}
         self.acked: set[str] = set()
         self.leases: dict[str, tuple[str, float]] = {}
-        """Message -> holder and end, as the present owner must know them."""
+        """Message -> holder and end of its lease, as the current owner must have them."""
         self.last: MessageId | None = None
-        """Of an exclusive consumer: the last message received; None: messages may have come back since."""
+        """Of an exclusive consumer: the last message received; None: messages may have been returned since."""
 
     def spawn(self) -> None:
         self.born += 1
@@ -72,9 +72,12 @@ class World:
         consumer, now = self.consumer(), self.clock.now()
         timeout_s = self.lots.choice([1, 5, 20])
         messages = await self.broker.receive(
-            consumer, type=self.kind, max=self.lots.randint(1, 8), ack_timeout_ms=timeout_s * 1000,
+            consumer,
+            type=self.kind,
+            max=self.lots.randint(1, 8),
+            ack_timeout_ms=timeout_s * 1000,
             session_ttl_ms=self.lots.choice([1_000, 60_000]),
-        )  # fmt: skip
+        )
         live = {m: lease for m, lease in self.leases.items() if lease[1] > now}
         if len(live) < len(self.leases):
             self.last = None
@@ -164,7 +167,9 @@ class World:
 
 @pytest.mark.parametrize("kind", ["shared", "exclusive"])
 @pytest.mark.parametrize("seed", range(SEEDS))
-async def test_nothing_acknowledged_comes_again_and_nothing_else_is_lost(seed, kind, tree, ledgers, clock):
+async def test_acknowledged_messages_are_not_delivered_again_and_no_other_message_is_lost(
+    seed, kind, tree, ledgers, clock
+):
     world = World(seed, kind, tree=tree, ledgers=ledgers, clock=clock)
     world.spawn()
     world.spawn()

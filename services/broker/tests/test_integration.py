@@ -40,7 +40,7 @@ def urls(cluster: ThrowawayCluster) -> list[str]:
 
 
 async def ask(client: httpx.AsyncClient, method: str, url: str, **kwargs: object) -> httpx.Response:
-    """Until it is answered: a broker that is down or not the owner yet is asked again."""
+    """Repeat the request until it succeeds: a broker may be down or not yet the owner."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
         try:
@@ -59,9 +59,12 @@ async def test_messages_and_acknowledgements_survive_the_death_of_their_broker(c
     async with httpx.AsyncClient(timeout=PATIENCE_S) as client:
         lines = "\n".join(json.dumps({"payload": f"m{n}"}) for n in range(100))
         answer = await ask(
-            client, "POST", f"{first}{TOPIC}/messages?batch=false", content=lines,
+            client,
+            "POST",
+            f"{first}{TOPIC}/messages?batch=false",
+            content=lines,
             headers={"content-type": "application/x-ndjson"},
-        )  # fmt: skip
+        )
         ids = answer.json()["message_ids"]
         assert len(set(ids)) == 100
         # The other broker passes on, and names the owner.
@@ -82,7 +85,7 @@ async def test_messages_and_acknowledgements_survive_the_death_of_their_broker(c
         assert more.json()["message_ids"][0] not in ids
 
 
-async def test_a_broker_that_is_told_to_stop_finishes_and_hands_over_at_once(cluster):
+async def test_a_broker_that_stops_finishes_requests_and_hands_over_at_once(cluster):
     first, second = urls(cluster)
     topic = "/v1/topics/public/default/stopping"
     async with httpx.AsyncClient(timeout=PATIENCE_S) as client:
@@ -136,7 +139,7 @@ async def open_ledgers(client: LedgerClient, topic: str) -> list[LedgerId]:
     return found
 
 
-async def test_nobody_notices_that_open_ledgers_are_recovered_under_their_owner(cluster):
+async def test_recovery_of_open_ledgers_does_not_disturb_the_owner_of_the_topic(cluster):
     """As healing does to the ledgers of a bookie that is lost or drained; here under load, where it is hardest."""
     url, topic = urls(cluster)[1], "/v1/topics/public/default/healed"
     rounds, producers = 8, 3
@@ -152,9 +155,10 @@ async def test_nobody_notices_that_open_ledgers_are_recovered_under_their_owner(
             words = [f"{producer}/{number + i}" for i in range(3)]
             number += 3
             answer = await http.post(
-                f"{url}{topic}/messages?batch=false", content="\n".join(json.dumps({"payload": w}) for w in words),
+                f"{url}{topic}/messages?batch=false",
+                content="\n".join(json.dumps({"payload": w}) for w in words),
                 headers={"content-type": "application/x-ndjson"},
-            )  # fmt: skip
+            )
             assert answer.status_code == 200, answer.text
             told.update(zip(answer.json()["message_ids"], words, strict=True))
 
@@ -214,9 +218,17 @@ async def test_nobody_notices_that_open_ledgers_are_recovered_under_their_owner(
 
 async def test_the_process_refuses_an_open_address_without_saying_so(cluster):
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "bindery_broker", "--host", "0.0.0.0", "--port", "0", "--zookeeper", cluster.zookeeper,
+        sys.executable,
+        "-m",
+        "bindery_broker",
+        "--host",
+        "0.0.0.0",
+        "--port",
+        "0",
+        "--zookeeper",
+        cluster.zookeeper,
         stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
+    )
     async with asyncio.timeout(30):
         _, words = await process.communicate()
     assert process.returncode == 2

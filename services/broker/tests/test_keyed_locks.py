@@ -1,4 +1,4 @@
-"""One holder a key, in every order of failing, being cancelled and coming late; and nothing is left behind."""
+"""Locks have one holder per key, whatever fails or is cancelled, and unused locks are removed."""
 
 import asyncio
 import random
@@ -48,7 +48,7 @@ async def test_a_failure_inside_lets_the_next_one_in():
 
 
 @pytest.mark.parametrize("seed", range(20))
-async def test_at_most_one_holds_a_key_whoever_is_cancelled(seed: int):
+async def test_at_most_one_task_holds_a_key_whichever_is_cancelled(seed: int):
     chance = random.Random(seed)
     locks: KeyedLocks[int] = KeyedLocks()
     inside: set[int] = set()

@@ -1,4 +1,4 @@
-"""The start of a broker whose ZooKeeper goes away in the middle of it."""
+"""The start of a broker that loses its ZooKeeper meanwhile."""
 
 import asyncio
 import gc
@@ -48,7 +48,7 @@ async def until(event: str, logs: list[Any]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_the_bookies_are_asked_for_again(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_bookies_are_read_again(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster_wait, "RETRY_S", 0.01)
     for _ in range(2):
         store.fail_next(MetadataUnavailable("gone"), matching=lambda _, path: path == LAYOUT.available)

@@ -1,4 +1,4 @@
-"""Broker: the parts that requests meet, put together."""
+"""Compose the parts of a broker that serve requests."""
 
 import asyncio
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from bindery_broker.topics.topics import Topics
 
 @dataclass(frozen=True, slots=True)
 class Components:
-    """What the broker stands on; handed in, so that tests hand in others."""
+    """External dependencies of the broker; tests replace them."""
 
     client: LedgerClient
     store: MetadataStore
@@ -34,7 +34,7 @@ class Components:
 
 class Broker:
     def __init__(self, settings: BrokerSettings, components: Components, *, url: str) -> None:
-        """`url`: where other brokers reach this one."""
+        """`url`: address at which other brokers reach this one."""
         self.settings = settings
         self.url = url
         self.clock = components.clock
@@ -54,12 +54,12 @@ class Broker:
         self.metrics = BrokerMetrics(components.metrics, self.topics, self.ownership)
         self._closing = False
         self.draining = False
-        """The process stops: answer what can be answered now."""
+        """Whether the process stops: waiting calls are answered at once."""
 
     async def locate(self, name: TopicName, *, create: bool) -> RemoteOwner | None:
-        """The other broker that serves the topic; None: this one.
+        """Return the other broker that serves the topic; None: this one.
 
-        A topic that neither exists nor is to be made is NoSuchTopic before anybody becomes its owner.
+        Raises NoSuchTopic, without taking the bundle, if the topic does not exist and `create` is false.
         """
         bundle = Bundle.of(name)
         if self.ownership.is_mine(bundle):
@@ -69,7 +69,7 @@ class Broker:
         return await self.ownership.locate(bundle)
 
     async def topic(self, name: TopicName, *, create: bool = False) -> Topic:
-        """The topic, which this broker owns."""
+        """Return a topic that this broker owns."""
         return self.topics.loaded(name) or await self.topics.get(name, create=create)
 
     async def maintain_forever(self) -> None:
@@ -84,7 +84,7 @@ class Broker:
             topic.drain()
 
     async def close(self) -> None:
-        """Close topics (cursors flushed, ledgers sealed), then give their bundles up. Idempotent."""
+        """Close topics (cursors flushed, ledgers sealed), then release their bundles. Idempotent."""
         if self._closing:
             return
         self._closing = True

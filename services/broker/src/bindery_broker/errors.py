@@ -1,13 +1,13 @@
-"""Errors of the broker's own, beside bindery_core.errors.
+"""Errors of the broker, in addition to bindery_core.errors.
 
 | error            | code             | status | when                                                         |
 |------------------|------------------|-------:|--------------------------------------------------------------|
-| NotSupported     | not_supported    |    400 | Pulsar has it, this version has not                           |
+| NotSupported     | not_supported    |    400 | a feature of Pulsar that this version lacks                   |
 | ConsumerBusy     | consumer_busy    |    409 | another consumer holds the exclusive subscription             |
-| SubscriptionTypeConflict | subscription_type_conflict | 409 | it is consumed as another type now |
-| UnknownMessages  | unknown_messages |    400 | ids to acknowledge that name no message: nothing was done      |
+| SubscriptionTypeConflict | subscription_type_conflict | 409 | it is now consumed as another type |
+| UnknownMessages  | unknown_messages |    400 | ids to acknowledge that name no message: none is acknowledged  |
 | TopicInUse       | topic_in_use     |    409 | deletion while consumers are connected                        |
-| NotOwner         | not_owner        |    503 | the topic's owner is changing; ask again                      |
+| NotOwner         | not_owner        |    503 | the topic's owner is changing; retry                          |
 | NoSuchMessage    | no_such_message  |    404 | no entry, or no such index in its batch                       |
 """
 

@@ -1,8 +1,8 @@
-"""KeyedLocks: one lock for each key, there only while somebody holds it or waits for it.
+"""One lock per key. A lock exists only while a task holds it or waits for it.
 
-Invariants: at most one task holds a key; a lock stays in its place until the last of its users is done. A lock that is
-not locked may still have users: between a release and the wake-up of who waits it is free, and whoever finds it gone
-then would make another one.
+Invariants: at most one task holds a key; a lock is removed when its last user is done. Users are counted because a lock
+that is not locked may still have waiters: it is free between a release and the wake-up of the next task. If it were
+removed then, another task would create a second lock for the key.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ class KeyedLocks(Generic[K]):
         self._locks: dict[K, _Counted] = {}
 
     def __contains__(self, key: K) -> bool:
-        """Whether anybody holds `key` or waits for it."""
+        """Whether a task holds `key` or waits for it."""
         return key in self._locks
 
     def __len__(self) -> int:
@@ -34,7 +34,7 @@ class KeyedLocks(Generic[K]):
 
     @asynccontextmanager
     async def hold(self, key: K) -> AsyncIterator[None]:
-        """Hold `key` alone, after those who asked before."""
+        """Hold `key` exclusively, in the order of the calls."""
         counted = self._locks.get(key)
         if counted is None:
             counted = self._locks[key] = _Counted()

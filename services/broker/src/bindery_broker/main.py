@@ -22,11 +22,12 @@ from functools import partial
 
 from bindery_client.client import LedgerClient
 from bindery_core.errors import BadRequest
-from bindery_kit.http.http_server import BindRefused, HttpServer
+from bindery_kit.http.http_server import HttpServer
+from bindery_kit.http.listening import BindRefused
 from bindery_kit.observability.health import Health, OpsApp
 from bindery_kit.observability.logs import get_logger
 from bindery_kit.observability.metrics import Metrics
-from bindery_kit.process.cluster_wait import ClusterWait, asked_again
+from bindery_kit.process.cluster_wait import ClusterWait, retry_while_unavailable
 from bindery_kit.process.program import run_program
 from bindery_kit.process.runtime import Shutdown
 from bindery_kit.process.service_life import ServiceLife, join_cluster, run_life, watch_session, zookeeper_connector
@@ -131,7 +132,7 @@ class BrokerProcess:
         self.life.on_stop(reports.close, event="writer_reports_not_closed")
         reporting = asyncio.create_task(reports.run(), name="writer-reports")
         self.life.on_stop(partial(_cancel, reporting))
-        client = await asked_again(
+        client = await retry_while_unavailable(
             lambda: LedgerClient.connect(
                 store, randomness=randomness, layout=layout, on_degraded=reports.degraded, security=self._security
             ),

@@ -1,7 +1,7 @@
-"""The broker's metrics: Pulsar's names where Pulsar has the thing, `bindery_broker_*` for the rest.
+"""The broker's metrics, with Pulsar's names where Pulsar has the same metric, and `bindery_broker_*` for the rest.
 
-Topics are listed up to TOPICS_SHOWN_MAX; totals count all of them. Counters of a topic begin again when it is loaded
-anew, as Prometheus expects of a restart.
+Topics are listed up to TOPICS_SHOWN_MAX; totals count all of them. Counters of a topic start at 0 when it is loaded
+again, as Prometheus expects of a restart.
 """
 
 from collections.abc import Iterable, Iterator
@@ -47,7 +47,7 @@ class BrokerMetrics:
 
 
 class _TopicCollector(Collector):
-    """Reads the loaded topics when Prometheus asks: nothing is counted twice on the hot path."""
+    """Reads the loaded topics at each scrape, so that the hot path updates no counters for the metrics."""
 
     def __init__(self, topics: Topics, ownership: Ownership) -> None:
         self._topics = topics
@@ -62,7 +62,9 @@ class _TopicCollector(Collector):
         yield from _totals(topics, cache_size=self._topics.cache.size, bundles=len(self._ownership.held))
         cache = self._topics.cache
         yield CounterMetricFamily("bindery_broker_cache_hits", "Entries read from the cache.", value=cache.hits)
-        yield CounterMetricFamily("bindery_broker_cache_misses", "Cache reads that fell short.", value=cache.misses)
+        yield CounterMetricFamily(
+            "bindery_broker_cache_misses", "Cache reads that found only a part.", value=cache.misses
+        )
         yield CounterMetricFamily(
             "bindery_broker_topic_loads_failed", "Topics that could not be opened.", value=self._topics.loads_failed
         )
@@ -116,7 +118,7 @@ def _by_subscription(topics: list[Topic]) -> Iterator[Metric]:
     messages_out = CounterMetricFamily("pulsar_out_messages_total", "Messages delivered.", labels=labels)
     bytes_out = CounterMetricFamily("pulsar_out_bytes_total", "Payload bytes delivered.", labels=labels)
     redelivered = CounterMetricFamily(
-        "bindery_broker_redelivered_messages", "Deliveries of messages that had come back.", labels=labels
+        "bindery_broker_redelivered_messages", "Deliveries of returned messages.", labels=labels
     )
     for topic in topics:
         namespace = f"{topic.name.tenant}/{topic.name.namespace}"

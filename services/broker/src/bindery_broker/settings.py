@@ -14,7 +14,7 @@ MIB = 2**20
 
 
 class ClientSettings(BookieAccess):
-    """How the broker gets past the bookies, when they ask."""
+    """Credentials that the broker presents to bookies."""
 
     model_config = SettingsConfigDict(env_prefix="BROKER_CLIENT_")
 
@@ -25,16 +25,16 @@ class BrokerSettings(Settings):
     model_config = SettingsConfigDict(env_prefix="BROKER_")
 
     host: str = "127.0.0.1"
-    """Address to listen on. Anything but loopback needs --insecure: nothing here asks for a password yet."""
+    """Address to listen on. Any but loopback requires --insecure, because the broker has no authentication yet."""
 
     port: Annotated[int, Ge(0), Le(65_535)] = 8080
-    """HTTP port; 0 takes a free one."""
+    """HTTP port; 0: any free port."""
 
     insecure: bool = False
-    """Listen where other machines can connect, without authentication: for networks that are trusted themselves."""
+    """Listen where other machines can connect, without authentication: for trusted networks only."""
 
     advertised_url: str = ""
-    """Where other brokers reach this one, as `http://host:port`. Empty: the address it listens on."""
+    """Address at which other brokers reach this one, as `http://host:port`. Empty: the address it listens on."""
 
     zookeeper: str = "127.0.0.1:2181"
     """ZooKeeper servers, `host:port` separated by commas."""
@@ -43,17 +43,17 @@ class BrokerSettings(Settings):
     """ZooKeeper session timeout in milliseconds: the time until other brokers can take the topics of a dead broker."""
 
     zookeeper_connect_timeout_s: Annotated[float, Ge(0), Le(86_400)] = 0.0
-    """How long the start waits for ZooKeeper, and for a cluster in it, before the process gives up with exit code 1.
-    Seconds; 0: for ever."""
+    """Seconds that the start waits for ZooKeeper, and for a cluster in it, before the process ends with exit code 1.
+    0: no limit."""
 
     ledgers_root: str = "/ledgers"
-    """Root of the ledgers' metadata in ZooKeeper, as `bindery cluster init` made it."""
+    """Root of the ledgers' metadata in ZooKeeper, as created by `bindery cluster init`."""
 
     ledger: ManagedLedgerSettings = group(ManagedLedgerSettings)
-    """How topics are cut into ledgers."""
+    """Ledgers of topics and cursors."""
 
     client: ClientSettings = group(ClientSettings)
-    """How the broker gets past the bookies."""
+    """Credentials presented to bookies."""
 
     log_level: str = "info"
     """debug, info, warning or error."""
@@ -62,50 +62,50 @@ class BrokerSettings(Settings):
     """Write one log line per finished request. Off by default: a broker serves thousands of requests per second."""
 
     auto_create_topics: bool = True
-    """Make a topic when something is produced to it or received from it. Source: Pulsar's allowAutoTopicCreation."""
+    """Create a topic when a message is produced to it or received from it. Source: Pulsar's allowAutoTopicCreation."""
 
     request_bytes_max: Annotated[int, Ge(1_024)] = 16 * MIB
-    """Bytes of one produce request."""
+    """Maximum bytes of one produce request."""
 
     control_bytes_max: Annotated[int, Ge(1_024)] = MIB
-    """Bytes of any other request's body."""
+    """Maximum bytes of any other request's body."""
 
     in_flight_bytes_max: Annotated[int, Ge(1_024)] = 256 * MIB
-    """Bytes of request bodies held at once; more is refused with 429. Large enough for hundreds of ordinary requests,
-    small enough for a container of 512 MiB."""
+    """Maximum bytes of buffered request bodies; above it requests are refused with 429. Large enough for hundreds of
+    ordinary requests, small enough for a container of 512 MiB."""
 
     messages_per_request_max: Annotated[int, Ge(1), Le(10_000)] = 10_000
-    """Messages of one produce request."""
+    """Maximum number of messages of one produce request."""
 
     receive_wait_ms_max: Annotated[int, Ge(0), Le(30_000)] = 30_000
-    """Longest wait of one receive; a longer wish is cut to it. Below the usual 60 s of proxies. Milliseconds."""
+    """Maximum wait of one receive in milliseconds; longer ones are shortened. Below the usual 60 s of proxies."""
 
     topics_max: Annotated[int, Ge(1)] = 10_000
-    """Topics loaded at once. At the limit the one that has been idle longest makes room."""
+    """Maximum number of loaded topics. At the limit the topic that has been idle longest is closed."""
 
     topic_idle_s: Annotated[float, Gt(0)] = 3600
     """Seconds after which an empty topic without requests is closed. Its next use continues in a new ledger."""
 
     read_ahead_bytes_max: Annotated[int, Ge(0)] = 64 * MIB
-    """Bytes of messages, over all subscriptions, that are kept at hand before a consumer asks for them."""
+    """Maximum bytes of messages, over all subscriptions, that are read before a consumer requests them."""
 
     subscriptions_per_topic_max: Annotated[int, Ge(1)] = 1_000
-    """Subscriptions of one topic."""
+    """Maximum number of subscriptions of one topic."""
 
     consumers_per_subscription_max: Annotated[int, Ge(1)] = 1_000
-    """Consumer sessions of one subscription."""
+    """Maximum number of consumer sessions of one subscription."""
 
     unacked_max: Annotated[int, Ge(1)] = 50_000
-    """Messages of one subscription that may be out without an acknowledgement; then nothing new is delivered."""
+    """Maximum number of unacknowledged messages of one subscription; at the limit no new ones are delivered."""
 
     unacked_per_consumer_max: Annotated[int, Ge(1)] = 10_000
-    """The same for one consumer."""
+    """Maximum number of unacknowledged messages of one consumer."""
 
     maintenance_interval_s: Annotated[float, Gt(0)] = 60
-    """Seconds between rounds that end old ledgers and delete unneeded ones. Pulsar's is 120."""
+    """Seconds between rounds of maintenance, which delete unneeded ledgers and close idle topics. Pulsar's is 120."""
 
     stop_timeout_s: Annotated[float, Gt(0)] = 10
-    """Longest that a stop takes: requests in flight get half of it, closing the topics the rest. Seconds."""
+    """Maximum seconds of a stop: half for requests in progress, half for closing the topics."""
 
     @check
     def _consistent(self) -> None:
@@ -115,8 +115,8 @@ class BrokerSettings(Settings):
             raise ValueError("unacked_per_consumer_max must not exceed unacked_max")
         if not self.ledger.ack_quorum <= self.ledger.write_quorum <= self.ledger.ensemble_size:
             raise ValueError(
-                f"BROKER_LEDGER_ACK_QUORUM ({self.ledger.ack_quorum}) must not be above BROKER_LEDGER_WRITE_QUORUM "
-                f"({self.ledger.write_quorum}), nor that above BROKER_LEDGER_ENSEMBLE_SIZE "
+                f"BROKER_LEDGER_ACK_QUORUM ({self.ledger.ack_quorum}) must not exceed BROKER_LEDGER_WRITE_QUORUM "
+                f"({self.ledger.write_quorum}), which must not exceed BROKER_LEDGER_ENSEMBLE_SIZE "
                 f"({self.ledger.ensemble_size})"
             )
 

@@ -1,4 +1,4 @@
-"""Exclusive dispatch: the topic's order, whatever comes back."""
+"""Exclusive dispatch: the order of the topic is kept, also when messages are returned."""
 
 from bindery_broker.dispatch.exclusive import ExclusiveDispatcher
 from bindery_broker.dispatch.item import DispatchLimits, Item
@@ -96,7 +96,7 @@ def test_a_timeout_rewinds():
     assert reader.take(now=30) == [1, 2]
 
 
-def test_what_was_read_before_a_rewind_is_dropped():
+def test_messages_read_before_a_rewind_are_dropped():
     reader = Reader(3)
     reader.read(1)
     reader.take()
@@ -128,7 +128,7 @@ def test_a_message_acknowledged_before_it_goes_out_does_not_go_out():
     assert reader.take() == [1, 3]
 
 
-def test_a_failed_acknowledgement_brings_the_message_back_in_its_place():
+def test_a_message_with_a_failed_acknowledgement_is_delivered_again_in_order():
     reader = Reader(3)
     reader.read()
     reader.take()
@@ -137,7 +137,7 @@ def test_a_failed_acknowledgement_brings_the_message_back_in_its_place():
     assert reader.take() == [0, 1, 2]
 
 
-def test_cumulative_acknowledgement_covers_what_is_held_and_what_is_ready():
+def test_a_cumulative_acknowledgement_includes_held_and_ready_messages():
     reader = Reader(4)
     reader.read()
     reader.take(2)
@@ -153,7 +153,7 @@ def test_cumulative_acknowledgement_can_end_inside_a_batch():
     assert list(dispatcher.leases) == [(0, 0, 2)]
 
 
-def test_one_message_goes_out_whatever_its_size():
+def test_one_message_is_delivered_whatever_its_size():
     dispatcher: ExclusiveDispatcher[int] = ExclusiveDispatcher()
     dispatcher.offer([item(0, size=100), item(1, size=100)], generation=0)
     taken = dispatcher.take("c", count_max=10, bytes_max=50, ack_timeout_s=30, now=0)
@@ -170,7 +170,7 @@ def test_the_limit_of_unacknowledged_messages_stops_reading():
     assert reader.take() == [2]
 
 
-def test_what_is_at_hand_is_put_down_when_nobody_is_connected():
+def test_ready_messages_are_dropped_while_no_consumer_is_connected():
     reader = Reader(5)
     reader.read()
     reader.ack(*reader.take(2))
@@ -188,7 +188,7 @@ def test_what_somebody_still_holds_is_not_cut_short():
     assert reader.take() == [2, 3, 4]
 
 
-def test_without_room_to_read_ahead_nothing_is_read_while_anything_is_at_hand():
+def test_without_room_to_read_ahead_nothing_is_read_while_a_message_is_ready():
     reader = Reader(5)
     assert reader.dispatcher.room(asked=2) == 2
     reader.read(1)
@@ -253,7 +253,7 @@ class ExclusiveModel(RuleBasedStateMachine):
         self.reader.dispatcher.put_down()
 
     def teardown(self):
-        """Whoever keeps receiving and acknowledging gets the rest, in order."""
+        """A consumer that keeps receiving and acknowledging gets the rest, in order."""
         self.advance(1_000)
         left = [n for n in range(12) if n not in self.reader.acked]
         got = []

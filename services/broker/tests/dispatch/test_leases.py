@@ -1,4 +1,4 @@
-"""The lease table against a naive one, and its bounds."""
+"""The lease table compared with a simple model, and its limits."""
 
 from bindery_broker.dispatch.leases import LeaseTable
 from hypothesis import given, settings
@@ -18,7 +18,7 @@ def test_a_grant_ends_at_its_deadline_and_not_before():
     assert list(table) == [KEYS[2]]
 
 
-def test_returned_grants_do_not_pile_up_until_their_deadlines():
+def test_ended_grants_are_removed_before_their_deadlines():
     table = LeaseTable()
     for n in range(10_000):
         table.grant("a", [((0, n, -1), 1)], deadline=1e9, now=0)
@@ -27,7 +27,19 @@ def test_returned_grants_do_not_pile_up_until_their_deadlines():
     assert table.next_deadline() is None
 
 
-def test_release_answers_in_order_of_hand_out():
+def test_deadlines_keep_their_order_when_ended_grants_are_removed():
+    table = LeaseTable()
+    for n, deadline in enumerate([1, 2, 10, 3]):
+        table.grant("a", [(KEYS[n], 1)], deadline=deadline, now=0)
+    table.drop(KEYS[:2])
+    for n in range(100):
+        table.grant("a", [((1, n, -1), 1)], deadline=100, now=0)
+        table.drop([(1, n, -1)])
+    assert table.next_deadline() == 3
+    assert table.expire(now=3) == [KEYS[3]]
+
+
+def test_release_returns_keys_in_the_order_of_delivery():
     table = LeaseTable()
     table.grant("a", [(KEYS[3], 1)], deadline=10, now=0)
     table.grant("a", [(KEYS[0], 1), (KEYS[1], 1)], deadline=5, now=0)
@@ -47,7 +59,7 @@ def test_release_answers_in_order_of_hand_out():
         max_size=40,
     )
 )
-def test_counts_and_bytes_are_those_of_what_is_held(steps):
+def test_counts_and_bytes_are_those_of_the_held_messages(steps):
     table, held, now = LeaseTable(), {}, 0.0
     for kind, consumer, keys in steps:
         if kind == "grant":

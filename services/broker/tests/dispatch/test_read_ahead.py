@@ -1,4 +1,4 @@
-"""What is read ahead of consumers: bounded for the whole broker, and gone with the last of them."""
+"""Reading ahead: limited for the whole broker, and dropped with the last consumer."""
 
 import asyncio
 
@@ -24,7 +24,7 @@ async def drained(broker: Harness, sub: str, kind: str, **fields: object) -> lis
 
 
 @KINDS
-async def test_consumers_that_leave_leave_nothing_at_hand(broker, kind):
+async def test_no_ready_message_is_kept_after_the_consumers_left(broker, kind):
     sent = [f"{n}" for n in range(10)]
     await broker.produce(*sent)
     for sub in SUBSCRIPTIONS:
@@ -38,7 +38,7 @@ async def test_consumers_that_leave_leave_nothing_at_hand(broker, kind):
 
 
 @KINDS
-async def test_consumers_that_do_not_come_back_leave_nothing_at_hand(broker, clock, kind):
+async def test_consumers_that_do_not_return_leave_no_ready_messages(broker, clock, kind):
     await broker.produce("a", "b", "c")
     for sub in SUBSCRIPTIONS:
         await broker.receive("c", sub=sub, type=kind, max=1)

@@ -1,4 +1,4 @@
-"""Consumer sessions: membership beyond single calls."""
+"""Consumer sessions, which last longer than single calls."""
 
 import pytest
 from bindery_broker.dispatch.sessions import REQUESTS_REMEMBERED_MAX, Sessions

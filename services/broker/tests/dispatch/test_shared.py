@@ -1,4 +1,4 @@
-"""Shared dispatch: every message is acknowledged or goes out again, and never to two live leases."""
+"""Shared dispatch: every message is acknowledged or delivered again, and has at most one lease."""
 
 from bindery_broker.dispatch.item import DispatchLimits, Item
 from bindery_broker.dispatch.read_ahead import ReadAhead
@@ -28,7 +28,7 @@ def take(shared: SharedDispatcher[int], consumer: str = "c", count: int = 100, *
 
 
 def replay(shared: SharedDispatcher[int]) -> list[int]:
-    """Read again whatever came back, as the owner does."""
+    """Read all returned messages again, as the owner does."""
     keys = shared.replay(100)
     shared.offer_again([item(n) for _, n, _ in keys], generation=shared.generation)
     return [n for _, n, _ in keys]
@@ -50,7 +50,7 @@ def test_a_second_delay_is_not_cut_short_by_the_first():
     assert replay(shared) == [0]
 
 
-def test_messages_go_out_in_order_and_once():
+def test_messages_are_delivered_in_order_and_once():
     shared = dispatcher(5)
     assert take(shared, "a", 2) == [0, 1]
     assert take(shared, "b", 2) == [2, 3]
@@ -58,14 +58,14 @@ def test_messages_go_out_in_order_and_once():
     assert take(shared, "a") == []
 
 
-def test_bytes_limit_a_call_but_one_message_always_goes_out():
+def test_bytes_limit_a_call_that_always_gets_one_message():
     shared = dispatcher()
     shared.offer([item(0, size=100), item(1, size=100)], generation=0)
     taken = shared.take("c", count_max=10, bytes_max=50, ack_timeout_s=30, now=0)
     assert [delivery.message for delivery in taken] == [0]
 
 
-def test_a_timeout_brings_a_message_back_counted():
+def test_a_timeout_returns_a_message_and_counts_a_redelivery():
     shared = dispatcher(1)
     take(shared, now=0)
     assert shared.next_deadline() == 30
@@ -87,7 +87,7 @@ def test_a_negative_acknowledgement_waits_for_its_delay():
     assert replay(shared) == [0]
 
 
-def test_what_came_back_goes_out_before_fresh_messages_lowest_first():
+def test_returned_messages_are_delivered_before_new_ones_lowest_first():
     shared = dispatcher(6)
     take(shared, "a", 4)
     shared.nack([key(3), key(1)], delay_s=0, now=0)
@@ -95,7 +95,7 @@ def test_what_came_back_goes_out_before_fresh_messages_lowest_first():
     assert take(shared, "b") == [1, 3, 4, 5]
 
 
-def test_a_consumer_that_left_gives_back_uncounted():
+def test_messages_of_a_consumer_that_left_are_returned_without_counting():
     shared = dispatcher(2)
     take(shared, "a")
     assert shared.release("a") == 2
@@ -104,7 +104,7 @@ def test_a_consumer_that_left_gives_back_uncounted():
     assert [delivery.redelivery_count for delivery in taken] == [0, 0]
 
 
-def test_only_the_named_consumer_can_give_back_what_it_holds():
+def test_messages_are_returned_only_if_the_given_consumer_holds_them():
     shared = dispatcher(2)
     take(shared, "a", 1)
     take(shared, "b", 1)
@@ -120,7 +120,7 @@ def test_a_message_being_acknowledged_does_not_time_out():
     assert replay(shared) == [0]
 
 
-def test_acknowledging_what_waits_or_is_being_read_again_ends_it():
+def test_a_message_acknowledged_before_its_redelivery_is_forgotten():
     shared = dispatcher(3)
     take(shared, count=2)
     shared.nack([key(0), key(1)], delay_s=0, now=0)
@@ -131,7 +131,7 @@ def test_acknowledging_what_waits_or_is_being_read_again_ends_it():
     assert take(shared) == []
 
 
-def test_an_entry_stands_for_all_messages_of_its_batch():
+def test_the_key_of_an_entry_means_all_messages_of_its_batch():
     shared = dispatcher()
     shared.offer([Item((0, 7, n), 1, n) for n in range(3)], generation=0)
     take(shared, count=2)
@@ -139,7 +139,7 @@ def test_an_entry_stands_for_all_messages_of_its_batch():
     assert take(shared) == []
 
 
-def test_what_was_read_before_a_reset_is_dropped():
+def test_messages_read_before_a_reset_are_dropped():
     shared = dispatcher(2)
     shared.reset()
     shared.offer([item(9)], generation=0)
@@ -148,7 +148,7 @@ def test_what_was_read_before_a_reset_is_dropped():
     assert take(shared) == [5]
 
 
-def test_limits_stop_reading_and_acknowledging_goes_on():
+def test_limits_stop_reading_until_messages_are_acknowledged():
     shared = dispatcher(4, unacked_max=4, unacked_per_consumer_max=2, ready_max=10)
     assert shared.room() == 0
     assert take(shared, "a") == [0, 1]
@@ -158,7 +158,7 @@ def test_limits_stop_reading_and_acknowledging_goes_on():
     assert shared.room() == 1
 
 
-def test_renewing_starts_leases_anew_for_what_is_still_held():
+def test_renewing_restarts_the_leases_of_held_messages():
     shared = dispatcher(3)
     take(shared, "a", 2)
     take(shared, "b", 1)
@@ -168,7 +168,7 @@ def test_renewing_starts_leases_anew_for_what_is_still_held():
     assert shared.tick(now=30) == 1  # only b's
 
 
-def test_what_is_at_hand_is_put_down_when_nobody_is_connected():
+def test_ready_messages_are_dropped_while_no_consumer_is_connected():
     """What never went out is forgotten and read on from; what came back is read again as before."""
     ahead = ReadAhead(1_000)
     shared: SharedDispatcher[int] = SharedDispatcher(read_ahead=ahead)
@@ -186,7 +186,7 @@ def test_what_is_at_hand_is_put_down_when_nobody_is_connected():
     assert take(shared) == [0, 1, 2, 3, 4, 5]
 
 
-def test_without_room_to_read_ahead_one_entry_is_read_again_while_nothing_is_at_hand():
+def test_without_room_to_read_ahead_one_entry_is_read_again_while_no_message_is_ready():
     shared = dispatcher()
     shared.offer([Item((0, n, index), 1, n) for n in range(3) for index in range(2)], generation=0)
     take(shared, "a")
@@ -201,7 +201,7 @@ def test_without_room_to_read_ahead_one_entry_is_read_again_while_nothing_is_at_
     assert shared.replay(100, entries_max=1) == [(0, 1, 0), (0, 1, 1)]
 
 
-def test_what_came_back_is_not_read_again_beyond_the_limit_of_bytes():
+def test_returned_messages_are_not_read_again_beyond_the_byte_limit():
     shared = dispatcher(20, ready_bytes_max=50)
     take(shared, "a")
     shared.release("a")
@@ -215,7 +215,7 @@ def test_what_came_back_is_not_read_again_beyond_the_limit_of_bytes():
     assert got == list(range(20))
 
 
-def test_stale_messages_at_hand_keep_nothing_from_being_read():
+def test_stale_ready_messages_do_not_prevent_reading():
     """They were acknowledged by a late answer, and would else be all that is at hand for ever."""
     shared = dispatcher(3)
     shared.finish_ack(shared.begin_ack([key(n) for n in range(3)]))
@@ -224,7 +224,7 @@ def test_stale_messages_at_hand_keep_nothing_from_being_read():
 
 
 class SharedModel(RuleBasedStateMachine):
-    """Against a naive account of each message: nobody's, held by one consumer until a time, delayed, or gone."""
+    """Compare with a naive state of each message: free, held by one consumer until a time, delayed, or acknowledged."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -338,7 +338,7 @@ class SharedModel(RuleBasedStateMachine):
         assert self.shared.known_count == self.next_entry - len(self.acked)
 
     def teardown(self):
-        """Nothing is lost: whoever keeps receiving and acknowledging gets everything."""
+        """Nothing is lost: a consumer that keeps receiving and acknowledging gets everything."""
         self.advance(1_000)
         left = set(range(self.next_entry)) - self.acked
         assert left == self.free
@@ -353,3 +353,13 @@ class SharedModel(RuleBasedStateMachine):
 
 TestSharedModel = SharedModel.TestCase
 TestSharedModel.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def test_nothing_is_read_ahead_at_the_byte_limit():
+    shared = dispatcher(ready_bytes_max=20, ready_max=100)
+    shared.offer([item(0, size=19)], generation=0)
+    assert shared.room() == 99
+    shared.offer([item(1, size=1)], generation=0)
+    assert shared.room() == 0
+    take(shared, count=1)
+    assert shared.room() == 99

@@ -24,13 +24,13 @@ async def pair(tree, ledgers, clock) -> AsyncIterator[tuple[Harness, Harness]]:
     await two.close()
 
 
-async def test_the_first_broker_asked_becomes_the_owner(pair):
+async def test_the_broker_that_gets_the_first_request_becomes_the_owner(pair):
     one, _ = pair
     await one.produce("a")
     assert one.broker.ownership.held == [Bundle.of(NAME)]
 
 
-async def test_the_other_broker_passes_requests_on(pair):
+async def test_the_other_broker_forwards_requests(pair):
     one, two = pair
     await one.produce("a")
     await two.produce("b")
@@ -71,17 +71,26 @@ async def test_an_owner_that_may_have_stored_the_message_is_not_answered_as_not_
 
 
 @pytest.mark.parametrize("tail", ["/subscriptions/..", "/subscriptions/%2e%2E", "/subscriptions/s/consumers/..", "/."])
-async def test_no_path_means_another_at_the_owner_than_where_it_was_sent(pair, tail):
+async def test_a_forwarded_path_has_the_same_meaning_at_the_owner(pair, tail):
     """HTTP libraries take `..` away on the way: the deletion of a subscription was one of the topic."""
     one, two = pair
     await one.produce("a")
     await one.receive()
     raw_path = (TOPIC + tail).encode()
     scope = {
-        "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "DELETE",
-        "path": raw_path.decode(), "raw_path": raw_path, "query_string": b"",
-        "headers": [(b"host", b"x")], "scheme": "http", "server": ("x", 80), "client": ("c", 1), "root_path": "",
-    }  # fmt: skip
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": "DELETE",
+        "path": raw_path.decode(),
+        "raw_path": raw_path,
+        "query_string": b"",
+        "headers": [(b"host", b"x")],
+        "scheme": "http",
+        "server": ("x", 80),
+        "client": ("c", 1),
+        "root_path": "",
+    }
 
     async def nothing():
         return {"type": "http.request", "body": b"", "more_body": False}
@@ -123,7 +132,7 @@ async def test_a_passed_on_request_is_not_passed_on_again(pair):
     problem(answer, status=503, code="not_owner")
 
 
-async def test_an_owner_that_cannot_be_reached_is_503_and_looked_up_anew(pair):
+async def test_an_unreachable_owner_is_503_and_is_looked_up_again(pair):
     one, two = pair
     await one.produce("a")
     two.peers.clear()

@@ -1,4 +1,4 @@
-"""Requests made from the OpenAPI document, right and wrong ones: never a 500, only documented statuses and bodies.
+"""Valid and invalid requests generated from the OpenAPI document: never a 500, only documented statuses and bodies.
 
 The broker runs in a thread of its own, behind a real HTTP server on loopback, over in-memory bookies and metadata.
 """
@@ -93,9 +93,13 @@ def test_answers_are_the_documented_ones(schema, operation_id, mode):
     count = 0
 
     @settings(
-        max_examples=EXAMPLES, deadline=None, derandomize=True, database=None, phases=[Phase.generate],
+        max_examples=EXAMPLES,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
-    )  # fmt: skip
+    )
     @given(case=operation.as_strategy(generation_mode=mode))
     def check(case: Case) -> None:
         nonlocal count

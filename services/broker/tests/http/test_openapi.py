@@ -1,4 +1,4 @@
-"""The OpenAPI document: valid, complete, and true of what the broker answers."""
+"""The OpenAPI document: valid, complete, and in agreement with the answers of the broker."""
 
 import re
 

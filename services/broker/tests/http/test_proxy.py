@@ -1,4 +1,4 @@
-"""Requests passed on between two brokers that listen on real sockets: what only a connection shows."""
+"""Requests forwarded between two brokers that listen on real sockets."""
 
 import asyncio
 import time
@@ -16,7 +16,7 @@ SUBSCRIPTION = f"{TOPIC}/subscriptions/s"
 
 
 class RealClock(Clock):
-    """Time passes by itself: connections wait for nobody's hand."""
+    """A clock that advances by itself, so that timeouts of connections need no action of the test."""
 
     def now(self) -> float:
         return time.monotonic()

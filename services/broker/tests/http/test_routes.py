@@ -1,4 +1,4 @@
-"""Which operation answers which path: the hot routes' own way, and FastAPI's."""
+"""Which operation a path leads to: through the hot routes, and through FastAPI."""
 
 import subprocess
 import sys
@@ -52,7 +52,7 @@ def test_hot_routes_are_found_by_the_gate(hot, route):
         assert found.params.get("subscription", "s/u") == "s/u"
 
 
-def test_what_is_not_hot_is_left_to_the_framework(hot):
+def test_other_operations_are_left_to_the_framework(hot):
     assert hot.find("GET", b"/v1/topics/t/n/x/messages") is None
     assert hot.find("PUT", b"/v1/topics/t/n/x/messages") is None
     assert hot.find("POST", b"/v2/topics") is None
@@ -97,7 +97,7 @@ async def test_a_trailing_slash_does_not_matter(broker):
         ("POST", "/docs", "GET"),
     ],
 )
-async def test_other_methods_are_refused_with_those_served(broker, method, path, allowed):
+async def test_an_unsupported_method_is_refused_with_the_supported_ones(broker, method, path, allowed):
     answer = await broker.client.request(method, path)
     assert answer.status_code == 405
     assert answer.headers["allow"] == allowed

@@ -1,11 +1,11 @@
-"""Goal: whatever step a broker dies at, whatever stumbles on the way, what it acknowledged is found by the next one.
+"""Stop a broker at every step, with faults before it: the next broker finds everything that was acknowledged.
 
-History: positions handed out, acknowledgements that returned. Verdict, after each reopening:
+History: returned positions and returned acknowledgements. Verdict, after each reopening:
 - every entry acknowledged to its producer is at its position, unless it was consumed and trimmed;
-- a position never names two entries, an entry never stands at two positions;
-- entries of one producer stand in the order they were sent;
+- a position never names two entries, and an entry never has two positions;
+- entries of one producer are in the order in which they were sent;
 - every acknowledgement that returned still holds;
-- what a producer was told is not stored is not stored.
+- an entry whose add failed as "not stored" is not stored.
 """
 
 import asyncio
@@ -17,9 +17,8 @@ from bindery_broker.managed_ledger import ManagedLedger
 from bindery_broker.managed_ledger.ownership_proof import OwnershipCheck
 from bindery_core.errors import BinderyError, TopicFenced, TryAgain
 from bindery_pulsar.message_id import EARLIEST, Position
-
-from .conftest import Cluster, read_all
-from .faults import FaultyClient, FaultyStore, Plan
+from managed_ledger_cluster import Cluster, read_all
+from managed_ledger_faults import FaultyClient, FaultyStore, Plan
 
 LIFETIMES = 5
 SMALL: dict[str, Any] = {"entries_max": 7, "cursor_entries_max": 4, "operation_timeout_s": 0.3, "add_timeout_s": 0.3}
@@ -28,7 +27,7 @@ PATIENT = SMALL | {"operation_timeout_s": 30, "add_timeout_s": 30}
 
 
 class History:
-    """What clients were told, over all brokers."""
+    """The answers that clients received from all brokers."""
 
     def __init__(self) -> None:
         self.produced: dict[Position, bytes] = {}
@@ -116,13 +115,13 @@ async def broker(cluster: Cluster, history: History, chance: random.Random, plan
             topic = await cluster.open(client=client, store=store, **SMALL)
         except BinderyError:
             continue
-        cluster.forget(topic)  # a dead one ends nothing in order
+        cluster.forget(topic)  # a failed broker closes nothing
         await live(topic, history, chance)
         raise AssertionError("it gave the topic up, though nobody wanted it")
 
 
 @pytest.mark.parametrize("seed", range(40))
-async def test_a_broker_may_die_at_any_step(cluster: Cluster, seed: int) -> None:
+async def test_a_broker_may_fail_at_any_step(cluster: Cluster, seed: int) -> None:
     """Replay one: pytest -k 'die_at_any_step and [SEED]'"""
     chance = random.Random(seed)
     history = History()
@@ -161,7 +160,7 @@ async def take_over(cluster: Cluster, **options: Any) -> ManagedLedger:
 async def test_a_broker_that_was_replaced_acknowledges_nothing_any_more(
     cluster: Cluster, seed: int, is_owner: OwnershipCheck | None
 ) -> None:
-    """The old one does not know, or even believes that it owns the topic still; both have traffic."""
+    """The old owner is not notified, or still considers itself the owner; both get requests."""
     chance = random.Random(seed)
     history = History()
     old = await cluster.open(**PATIENT, is_owner=is_owner)

@@ -1,6 +1,6 @@
-"""Healing recovers the open ledgers of a topic that has its owner: nobody who uses the topic notices.
+"""Replication workers recover open ledgers of a topic that a broker owns: its users see no error.
 
-`heal` is what a replication worker does to an open ledger. `owner`: this broker owns the topic, says the store.
+`heal` recovers an open ledger as a replication worker does. `owner`: the metadata store names this broker as the owner.
 """
 
 import asyncio
@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 from bindery_broker.managed_ledger import ManagedLedger
-from bindery_broker.managed_ledger.writer import FENCES_MAX
+from bindery_broker.managed_ledger.writing.switch import FENCES_MAX
 from bindery_core.errors import AddTimeout, BinderyError, LedgerFenced, MetadataUnavailable, TopicFenced
 from bindery_core.ids import LedgerId
 from bindery_pulsar.message_id import EARLIEST, Position
-
-from .conftest import Cluster, read_all
+from managed_ledger_cluster import Cluster, read_all
 
 
 async def owner() -> bool:
@@ -41,7 +40,7 @@ async def heal(cluster: Cluster, ledger_id: int, *, stored: int = 0) -> None:
     assert ledger.is_closed
 
 
-async def test_an_idle_topic_whose_ledger_was_closed_goes_on_in_the_next_one(cluster: Cluster) -> None:
+async def test_an_idle_topic_with_a_closed_ledger_continues_in_the_next_one(cluster: Cluster) -> None:
     topic = await cluster.open(is_owner=owner)
     assert await topic.add_many([b"a"]) == [Position(0, 0)]
     await heal(cluster, 0)
@@ -53,7 +52,7 @@ async def test_an_idle_topic_whose_ledger_was_closed_goes_on_in_the_next_one(clu
 
 
 @pytest.mark.parametrize("stored", range(6))
-async def test_what_the_closed_ledger_holds_is_confirmed_there_and_the_rest_written_again(
+async def test_entries_in_the_closed_ledger_are_confirmed_and_the_rest_is_written_again(
     cluster: Cluster, stored: int
 ) -> None:
     topic = await cluster.open(is_owner=owner)
@@ -81,7 +80,7 @@ async def test_an_empty_ledger_that_was_closed_leaves_the_list(cluster: Cluster)
     assert list(cluster.ledgers.ledgers) == [1]
 
 
-async def test_a_roll_goes_on_behind_a_ledger_that_was_closed(cluster: Cluster) -> None:
+async def test_a_roll_continues_after_a_ledger_that_was_closed(cluster: Cluster) -> None:
     topic = await cluster.open(is_owner=owner)
     await topic.add_many([b"a"])
     await heal(cluster, 0)
@@ -92,7 +91,7 @@ async def test_a_roll_goes_on_behind_a_ledger_that_was_closed(cluster: Cluster) 
     assert list((await read_all(topic)).values()) == [b"a", b"b"]
 
 
-async def test_a_topic_whose_ledger_was_closed_closes_cleanly(cluster: Cluster) -> None:
+async def test_a_topic_with_a_closed_ledger_closes_cleanly(cluster: Cluster) -> None:
     topic = await cluster.open(is_owner=owner)
     await topic.add_many([b"a"])
     await heal(cluster, 0)
@@ -135,7 +134,7 @@ async def test_a_stale_owner_that_takes_itself_for_the_owner_is_stopped_by_the_z
     assert list((await read_all(new)).values()) == [b"a", b"stored", b"b"]
 
 
-async def test_adds_wait_while_nobody_can_say_who_owns_the_topic(cluster: Cluster) -> None:
+async def test_adds_wait_while_the_owner_of_the_topic_cannot_be_determined(cluster: Cluster) -> None:
     refused = 0
 
     async def asked() -> bool:
@@ -174,7 +173,7 @@ async def test_an_add_that_waits_too_long_for_the_owners_name_is_unknown_and_the
     assert list((await read_all(topic)).values()) == [b"a", b"c"]
 
 
-async def test_a_question_that_is_never_answered_is_asked_again(cluster: Cluster) -> None:
+async def test_an_unanswered_request_is_repeated(cluster: Cluster) -> None:
     asked = 0
 
     async def silent() -> bool:

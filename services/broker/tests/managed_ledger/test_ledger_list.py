@@ -1,4 +1,4 @@
-"""Arithmetic of positions, against a plain list of them."""
+"""Arithmetic of positions, compared with a list of all positions."""
 
 import pytest
 from bindery_broker.managed_ledger.ledger_list import LedgerList, LedgerRecord

@@ -3,12 +3,12 @@
 import asyncio
 
 import pytest
+import structlog
 from bindery_broker.managed_ledger import EntryCache, ManagedLedger
 from bindery_core.errors import BookieUnavailable, MetadataUnavailable, NoSuchTopic, TopicFenced
 from bindery_core.ids import LedgerId
 from bindery_pulsar.message_id import EARLIEST, LATEST, Position
-
-from .conftest import TOPIC, Cluster, read_all
+from managed_ledger_cluster import TOPIC, Cluster, read_all
 
 
 async def three_ledgers(cluster: Cluster, **settings: object) -> ManagedLedger:
@@ -22,7 +22,7 @@ async def three_ledgers(cluster: Cluster, **settings: object) -> ManagedLedger:
 
 
 @pytest.mark.parametrize("cache_size_max", [0, 10**6])
-async def test_one_read_goes_on_in_the_next_ledger(cluster: Cluster, cache_size_max: int) -> None:
+async def test_one_read_continues_in_the_next_ledger(cluster: Cluster, cache_size_max: int) -> None:
     topic = await three_ledgers(cluster, cache_size_max=cache_size_max)
     found = await topic.read(Position(0, 8), entries_max=14, size_max=10**6)
     assert [int(payload) for _, payload in found] == list(range(8, 22))
@@ -32,7 +32,7 @@ async def test_one_read_goes_on_in_the_next_ledger(cluster: Cluster, cache_size_
     assert (topic.cache.hits > 0) == (cache_size_max > 0)
 
 
-async def test_a_new_owner_reads_what_the_old_one_wrote(cluster: Cluster) -> None:
+async def test_a_new_owner_reads_the_entries_of_the_old_one(cluster: Cluster) -> None:
     await (await three_ledgers(cluster)).crash()
     topic = await cluster.open()
     assert [int(payload) for payload in (await read_all(topic)).values()] == list(range(30))
@@ -54,7 +54,7 @@ async def test_positions_that_do_not_exist_read_on_from_the_next_that_does(clust
     assert await topic.read(Position(2, 10), entries_max=1, size_max=99) == []
 
 
-async def test_reading_goes_on_while_the_current_ledger_is_being_recovered(cluster: Cluster) -> None:
+async def test_reading_continues_while_the_current_ledger_is_recovered(cluster: Cluster) -> None:
     topic = await cluster.open(cache_size_max=0)
     await topic.add_many([b"0", b"1"])
     cluster.ledgers.fail_next("add", BookieUnavailable("made up"))
@@ -134,7 +134,7 @@ async def test_a_ledger_goes_when_every_subscription_has_acknowledged_all_of_it(
     assert await two.ack_many([Position(0, 3)]) == []
 
 
-async def test_what_is_acknowledged_in_memory_only_is_not_trimmed(cluster: Cluster) -> None:
+async def test_entries_whose_acknowledgement_is_not_durable_are_not_trimmed(cluster: Cluster) -> None:
     topic = await three_ledgers(cluster)
     cursor = await topic.open_cursor("s", start=EARLIEST)
     await cursor.ack_many([Position(0, 0)])
@@ -159,7 +159,7 @@ async def test_without_a_subscription_ledgers_stay_a_week(cluster: Cluster) -> N
     assert list(cluster.ledgers.ledgers) == [2]
 
 
-async def test_nothing_is_deleted_before_metadata_says_so(cluster: Cluster) -> None:
+async def test_nothing_is_deleted_before_the_metadata_is_updated(cluster: Cluster) -> None:
     topic = await three_ledgers(cluster, operation_timeout_s=0.3)
     cluster.now_ms += 8 * 24 * 3600 * 1000
     cluster.tree.suspend(cluster.stores[-1])
@@ -180,7 +180,7 @@ async def test_a_ledger_that_could_not_be_deleted_is_tried_again(cluster: Cluste
 
 
 async def test_a_ledger_that_could_not_be_deleted_is_tried_again_when_the_topic_closes(cluster: Cluster) -> None:
-    """Its next owner does not know of it."""
+    """It is not recorded, so the next owner does not find it."""
     topic = await three_ledgers(cluster)
     cluster.now_ms += 8 * 24 * 3600 * 1000
     cluster.ledgers.fail_next("delete", MetadataUnavailable("made up"), count=2)
@@ -202,7 +202,7 @@ async def test_rolling_does_not_bring_back_what_is_being_trimmed(cluster: Cluste
     assert payloads == list(range(20, 31))
 
 
-async def test_a_subscription_that_is_being_made_keeps_what_it_asked_for(cluster: Cluster) -> None:
+async def test_entries_are_kept_for_a_subscription_that_is_being_created(cluster: Cluster) -> None:
     topic = await three_ledgers(cluster, store=cluster.tree.connect(latency_s=0.01))
     cluster.now_ms += 8 * 24 * 3600 * 1000
     making = asyncio.ensure_future(topic.open_cursor("s", start=EARLIEST))
@@ -238,7 +238,7 @@ async def test_a_stale_owner_that_trims_learns_that_the_topic_is_lost(cluster: C
     assert len(cluster.ledgers.ledgers) == 4
 
 
-async def test_a_deletion_that_fails_leaves_the_topic_whole_and_the_object_closed(cluster: Cluster) -> None:
+async def test_a_failed_deletion_keeps_the_topic_and_closes_the_object(cluster: Cluster) -> None:
     topic = await three_ledgers(cluster, operation_timeout_s=0.3)
     for _ in range(1000):
         cluster.stores[-1].fail_next(MetadataUnavailable("made up"))
@@ -274,3 +274,23 @@ async def test_topics_may_share_a_cache(cluster: Cluster) -> None:
         assert list((await read_all(topic)).values()) == [topic.name.encode()]
         await topic.crash()
     assert len(cache) == 2
+
+
+@pytest.mark.parametrize(("failures", "left"), [(10**6, [[0, 1]]), (0, [])])
+async def test_a_close_logs_the_trimmed_ledgers_that_are_not_deleted(
+    cluster: Cluster, failures: int, left: list[list[int]]
+) -> None:
+    topic = await three_ledgers(cluster)
+    cluster.now_ms += 8 * 24 * 3600 * 1000
+    if failures:
+        cluster.ledgers.fail_next("delete", MetadataUnavailable("made up"), count=failures)
+    assert await topic.trim() == 2
+    with structlog.testing.capture_logs() as logs:
+        await topic.close()
+    assert [row["ledger_ids"] for row in logs if row["event"] == "trimmed_ledgers_left"] == left
+
+
+async def test_a_search_that_every_entry_matches_finds_the_first_one(cluster: Cluster) -> None:
+    topic = await three_ledgers(cluster)
+    assert await topic.find_first(lambda entry: True) == topic.first_position
+    assert await topic.find_first(lambda entry: False) == topic.next_position(topic.last_confirmed)

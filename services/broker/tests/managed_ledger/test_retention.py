@@ -1,4 +1,4 @@
-"""What may be trimmed."""
+"""Which ledgers may be trimmed."""
 
 import pytest
 from bindery_broker.managed_ledger.ledger_list import LedgerList, LedgerRecord

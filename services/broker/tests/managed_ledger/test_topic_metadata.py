@@ -1,4 +1,4 @@
-"""Writes to a topic's znodes: only the owner's succeed, and an unknown outcome is found out."""
+"""Writes to a topic's znodes: only the owner's succeed, and an unknown outcome is resolved."""
 
 import asyncio
 from collections.abc import Sequence
@@ -88,7 +88,7 @@ async def test_a_lost_answer_is_found_out_and_the_write_happens_once(kind: str, 
 
 
 @pytest.mark.parametrize("applied", [False, True])
-async def test_what_could_not_be_found_out_is_found_out_by_the_next_write(applied: bool) -> None:
+async def test_an_unknown_outcome_is_resolved_by_the_next_write(applied: bool) -> None:
     store = MemoryTree().connect()
     metadata = await owned(store, timeout_s=0.05)
     store.lose_next_write(applied=applied)
@@ -105,7 +105,7 @@ async def test_what_could_not_be_found_out_is_found_out_by_the_next_write(applie
 
 @pytest.mark.parametrize("then", ["delete", "write", "delete topic"])
 @pytest.mark.parametrize("applied", [False, True])
-async def test_a_deletion_of_unknown_outcome_is_found_out_by_what_comes_next(applied: bool, then: str) -> None:
+async def test_a_deletion_of_unknown_outcome_is_resolved_by_the_next_operation(applied: bool, then: str) -> None:
     store = MemoryTree().connect()
     metadata = await owned(store, timeout_s=0.05)
     cursor = OwnedNode(metadata.cursor_path("s"), None)
@@ -129,7 +129,7 @@ async def test_a_deletion_of_unknown_outcome_is_found_out_by_what_comes_next(app
         assert await store.exists(PATH) is None
 
 
-async def test_a_deletion_whose_answer_never_comes_has_an_unknown_outcome() -> None:
+async def test_a_deletion_without_an_answer_has_an_unknown_outcome() -> None:
     tree = MemoryTree()
     store = tree.connect()
     metadata = await owned(store, timeout_s=0.05)
@@ -201,7 +201,7 @@ async def test_without_a_connection_nothing_was_done_and_that_is_said() -> None:
     assert (await store.get(PATH)).stat.version == 0
 
 
-async def test_writes_at_once_do_not_make_one_another_stale() -> None:
+async def test_concurrent_writes_do_not_make_one_another_stale() -> None:
     store = MemoryTree().connect()
     metadata = await owned(store)
     cursors = [OwnedNode(metadata.cursor_path(f"s{i}"), None) for i in range(5)]

@@ -1,4 +1,4 @@
-"""Namespace bundles: names and places as Pulsar has them."""
+"""Namespace bundles: the same names and ranges as in Pulsar."""
 
 import zlib
 

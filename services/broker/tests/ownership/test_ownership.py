@@ -1,3 +1,5 @@
+"""Ownership of bundles between several brokers."""
+
 import asyncio
 
 import pytest
@@ -19,7 +21,7 @@ def ownership(tree: MemoryTree, record: OwnerRecord) -> tuple[Ownership, MemoryS
     return Ownership(Leases(store), record=record, on_lost=lambda _: None), store
 
 
-async def test_a_bundle_that_nobody_owns_is_taken_by_whoever_is_asked_first() -> None:
+async def test_a_bundle_without_owner_is_acquired_by_the_first_broker_that_needs_it() -> None:
     tree = MemoryTree()
     first, _ = ownership(tree, HERE)
     second, _ = ownership(tree, THERE)
@@ -27,7 +29,7 @@ async def test_a_bundle_that_nobody_owns_is_taken_by_whoever_is_asked_first() ->
     assert await second.locate(BUNDLE) == RemoteOwner(HERE.http_url)
 
 
-async def test_a_broker_started_anew_waits_for_the_end_of_its_predecessors_session_instead_of_asking_itself() -> None:
+async def test_a_restarted_broker_waits_for_the_end_of_its_previous_session() -> None:
     tree = MemoryTree()
     killed, its_store = ownership(tree, HERE)
     assert await killed.locate(BUNDLE) is None
@@ -41,7 +43,7 @@ async def test_a_broker_started_anew_waits_for_the_end_of_its_predecessors_sessi
     assert successor.is_mine(BUNDLE)
 
 
-async def test_a_proof_of_ownership_speaks_of_the_time_since_it_was_asked_for() -> None:
+async def test_a_proof_of_ownership_covers_the_time_since_its_creation() -> None:
     """Lost and taken again by the same broker: what was opened under the first lease must not pass for the second's."""
     tree = MemoryTree()
     mine, store = ownership(tree, HERE)
@@ -62,7 +64,7 @@ async def test_a_proof_of_ownership_speaks_of_the_time_since_it_was_asked_for() 
     assert not await proof()
 
 
-async def test_a_bundle_is_asked_for_by_one_task_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_bundle_is_located_by_one_task_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also when the first one fails and another comes just then."""
     mine, _ = ownership(MemoryTree(), HERE)
     acquire_really = mine._acquire

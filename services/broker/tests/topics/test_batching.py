@@ -1,4 +1,4 @@
-"""Which messages share an entry, and that every message gets its own id."""
+"""Messages that share an entry, the ids of messages, and errors of encoding."""
 
 import pytest
 from bindery_broker.topics.batching import EntryPlan, encode_entries, message_ids, plan_entries
@@ -17,7 +17,7 @@ def shape(plan: list[EntryPlan]) -> list[tuple[int, ...]]:
     return [entry.indexes for entry in plan]
 
 
-def test_equal_ones_share_an_entry_and_a_lone_one_is_no_batch() -> None:
+def test_equal_messages_share_an_entry_and_a_single_one_is_not_a_batch() -> None:
     assert shape(plan_entries([message()] * 3)) == [(0, 1, 2)]
     assert shape(plan_entries([message()])) == [(0,)]
     assert plan_entries([]) == []
@@ -26,15 +26,19 @@ def test_equal_ones_share_an_entry_and_a_lone_one_is_no_batch() -> None:
 @pytest.mark.parametrize(
     "fields",
     [
-        {"key": "k"}, {"key": b"k"}, {"ordering_key": b"o"}, {"deliver_at_ms": 5}, {"properties": {"a": "TAGS"}},
+        {"key": "k"},
+        {"key": b"k"},
+        {"ordering_key": b"o"},
+        {"deliver_at_ms": 5},
+        {"properties": {"a": "TAGS"}},
     ],
-)  # fmt: skip
+)
 def test_a_change_of_key_delay_or_tags_ends_an_entry(fields: dict[str, object]) -> None:
     plain, other = message(), message(**fields)
     assert shape(plan_entries([plain, plain, other, other, plain])) == [(0, 1), (2, 3), (4,)]
 
 
-def test_other_differences_do_not() -> None:
+def test_other_differences_do_not_end_an_entry() -> None:
     messages = [message(properties={"a": "1"}), message(properties={"b": "2"}, event_time_ms=7), message(sequence_id=9)]
     assert shape(plan_entries(messages)) == [(0, 1, 2)]
 
@@ -50,7 +54,7 @@ def test_entries_are_bounded_in_count_and_size() -> None:
     "fields",
     [{"payload": bytes(PAYLOAD_SIZE_MAX + 1)}, {"key": "k" * METADATA_SIZE_MAX}, {"properties": {"a": "b" * 10**6}}],
 )
-def test_what_no_entry_can_hold_is_named_by_its_index(fields: dict[str, object]) -> None:
+def test_the_error_for_a_message_that_is_too_large_has_its_index(fields: dict[str, object]) -> None:
     with pytest.raises(TooLarge) as caught:
         plan_entries([message(), message(**fields)])
     assert caught.value.facts["index"] == 1
@@ -59,17 +63,31 @@ def test_what_no_entry_can_hold_is_named_by_its_index(fields: dict[str, object])
 @pytest.mark.parametrize(
     "fields",
     [
-        {"properties": {"a": "\ud800"}}, {"key": "\ud800"}, {"sequence_id": -1}, {"sequence_id": 2**64},
-        {"event_time_ms": -1}, {"event_time_ms": 2**64}, {"deliver_at_ms": 2**63},
+        {"properties": {"a": "\ud800"}},
+        {"key": "\ud800"},
+        {"sequence_id": -1},
+        {"sequence_id": 2**64},
+        {"event_time_ms": -1},
+        {"event_time_ms": 2**64},
+        {"deliver_at_ms": 2**63},
     ],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("batch", [False, True])
-def test_what_cannot_be_encoded_is_named_by_its_index(fields: dict[str, object], batch: bool) -> None:
+def test_the_error_for_a_message_that_cannot_be_encoded_has_its_index(fields: dict[str, object], batch: bool) -> None:
     messages = [message(), message(), message(**fields)]
     plan = plan_entries(messages, batch=batch)
     with pytest.raises(BadRequest) as caught:
         encode_entries(messages, plan, producer_name="p", publish_time_ms=1, sequence_id=0)
     assert caught.value.facts["index"] == 2
+
+
+@pytest.mark.parametrize("batch", [False, True])
+def test_an_error_that_no_single_message_causes_names_the_first_message_of_the_entry(batch: bool) -> None:
+    messages = [message(), message()]
+    plan = plan_entries(messages, batch=batch)
+    with pytest.raises(BadRequest) as caught:
+        encode_entries(messages, plan, producer_name="\ud800", publish_time_ms=1, sequence_id=0)
+    assert caught.value.facts["index"] == 0
 
 
 def test_a_large_payload_leaves_less_room_for_properties() -> None:
@@ -92,9 +110,7 @@ KINDS = st.sampled_from(
 
 @settings(deadline=None, max_examples=100)
 @given(st.lists(KINDS, max_size=30), st.booleans(), st.integers(1, 5))
-def test_the_id_in_the_answer_leads_to_the_message_of_the_request(
-    kinds: list[dict[str, object]], batch: bool, messages_max: int
-) -> None:
+def test_each_message_id_leads_to_its_message(kinds: list[dict[str, object]], batch: bool, messages_max: int) -> None:
     messages = [message(b"%d" % i, **fields) for i, fields in enumerate(kinds)]
     plan = plan_entries(messages, batch=batch, messages_max=messages_max)
     entries = encode_entries(messages, plan, producer_name="p", publish_time_ms=7, sequence_id=100)

@@ -1,4 +1,4 @@
-"""Topics come and go: opened by one task at a time, whatever fails on the way."""
+"""Opening and closing of topics: one task at a time, also after errors."""
 
 import asyncio
 import random
@@ -146,7 +146,7 @@ async def test_topics_in_use_make_no_room(small: Harness, clock):
     assert loaded(small) == ["a", "c"]
 
 
-async def test_a_request_that_comes_while_its_topic_is_closed_waits_and_opens_it_anew(
+async def test_a_request_that_arrives_while_its_topic_is_closed_waits_and_opens_it_again(
     broker: Harness, clock, monkeypatch
 ):
     await broker.receive(session_ttl_ms=1_000)

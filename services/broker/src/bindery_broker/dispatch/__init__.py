@@ -1,6 +1,6 @@
-"""Who gets which message: pure state machines with time as an argument.
+"""Decide which consumer gets which message: pure state machines with time as an argument.
 
-`sessions` says who is a member, `leases` who holds what until when, `shared` and `exclusive` decide what is handed out.
-`read_ahead` counts what all of them have at hand, `item` names what passes through them. The I/O around them is
-`bindery_broker.subscriptions.subscription`.
+`sessions` holds the consumers of a subscription, `leases` the messages that they hold and until when. `shared` and
+`exclusive` decide what is delivered. `read_ahead` counts the bytes that all of them hold in memory, `item` defines the
+messages. The I/O around them is in `bindery_broker.subscriptions`.
 """

@@ -15,18 +15,18 @@ M = TypeVar("M")
 
 
 class Dispatcher(Protocol[M]):
-    """What a subscription needs of its dispatcher. Times are monotonic seconds."""
+    """The interface of a dispatcher. Times are monotonic seconds."""
 
     in_order: bool
-    """Whether messages are delivered in the topic's order, so that a cumulative acknowledgement has a meaning."""
+    """Whether messages are delivered in the topic's order; only then cumulative acknowledgements are defined."""
     limits: DispatchLimits
     leases: LeaseTable
     generation: int
-    """Incremented when everything that was read before becomes useless."""
+    """Incremented when everything that was read before must be dropped."""
     rewind_wanted: bool
     """Whether the owner must move its read position to the lowest unacknowledged message and call `rewound`."""
     paused_until: float | None
-    """Until when nothing is delivered; None: not paused."""
+    """Time before which nothing is delivered; None: not paused."""
 
     @property
     def ready_count(self) -> int: ...

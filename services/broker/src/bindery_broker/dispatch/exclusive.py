@@ -1,12 +1,12 @@
-"""Exclusive: one consumer, the topic's order, always.
+"""The dispatcher of exclusive subscriptions: one consumer, always in the topic's order.
 
-Theory of operation. Messages go out in order. When one comes back (negative acknowledgement, timeout, the consumer
-left), everything that is out and unacknowledged comes back with it and reading starts again at the lowest
-unacknowledged message: `rewind_wanted` tells the owner to move the read position there before it reads on. What was
-read before a rewind is recognised by its `generation` and dropped.
+Messages are delivered in order. If one is returned (negative acknowledgement, timeout, or the consumer left), every
+message in delivery is returned with it, and reading starts again at the lowest unacknowledged message: `rewind_wanted`
+makes the owner move the read position there before it reads on. Messages that were read before a rewind are recognized
+by their `generation` and dropped.
 
-Invariants: ready messages ascend and lie above all held ones; after a rewind nothing is held or ready; between rewinds
-no message goes out twice.
+Invariants: ready messages ascend and are above all held ones; after a rewind no message is held or ready; between
+rewinds no message is delivered twice.
 Source: Pulsar's single-active-consumer dispatcher (rewind to mark-delete + 1).
 """
 
@@ -25,20 +25,20 @@ class ExclusiveDispatcher(Generic[M]):
     in_order = True
 
     def __init__(self, *, limits: DispatchLimits | None = None, read_ahead: ReadAhead | None = None) -> None:
-        """`read_ahead`: what counts this subscription's messages at hand beside those of others."""
+        """`read_ahead`: shared by the subscriptions of the broker."""
         self.limits = limits or DispatchLimits()
         self._read_ahead = read_ahead or ReadAhead(self.limits.ready_bytes_max)
         self.leases = LeaseTable()
         self.generation = 0
-        """One more after each rewind or reset."""
+        """Incremented by each rewind or reset."""
         self.rewind_wanted = False
         """The owner moves the read position to the lowest unacknowledged message and calls `rewound`."""
         self.paused_until: float | None = None
-        """A negative acknowledgement asked for a delay, which holds everything behind it too."""
+        """End of the delay of a negative acknowledgement; it also delays all later messages."""
         self._ready: deque[Item[M]] = deque()
         self._ready_bytes = 0
         self._ready_bytes_counted = 0
-        """As `read_ahead` knows it."""
+        """The part of `_ready_bytes` that is counted in `read_ahead`."""
         self._acking: set[MessageKey] = set()
         self._counts: Counter[MessageKey] = Counter()
         self._last_offered: MessageKey | None = None
@@ -54,8 +54,11 @@ class ExclusiveDispatcher(Generic[M]):
         return len(self._ready) + len(self.leases) + len(self._acking)
 
     def room(self, *, asked: int | None = None) -> int:
-        """How many messages may be read now; 0 while a limit is reached. `asked`: there is no room to read ahead, so no
-        more than these, and none while any is at hand."""
+        """Return how many messages may be read now; 0 while a limit is reached.
+
+        `asked`: number of messages that a consumer requested while there is no room to read ahead. At most this number
+        may be read, and none while a message is ready.
+        """
         if self._ready_bytes >= self.limits.ready_bytes_max or (asked is not None and self._ready):
             return 0
         room = max(0, min(self.limits.ready_max - len(self._ready), self.limits.unacked_max - self.known_count))
@@ -65,20 +68,20 @@ class ExclusiveDispatcher(Generic[M]):
         self.rewind_wanted = False
 
     def replayable(self) -> bool:
-        """Return False: whatever comes back is read again after a rewind."""
+        """Return False: returned messages are read again after a rewind."""
         return False
 
     def replay(self, count_max: int, *, entries_max: int | None = None) -> list[MessageKey]:
         return []
 
     def give_back(self, keys: Iterable[MessageKey]) -> None:
-        raise AssertionError("nothing was given out to be read again")
+        raise AssertionError("an exclusive subscription reads again after a rewind only")
 
     def offer_again(self, items: Sequence[Item[M]], *, generation: int) -> None:
-        raise AssertionError("nothing was given out to be read again")
+        raise AssertionError("an exclusive subscription reads again after a rewind only")
 
     def offer(self, items: Sequence[Item[M]], *, generation: int) -> None:
-        """Messages as read, in order. Dropped when a rewind came in between; those being acknowledged are skipped."""
+        """Add messages as read, in order. Drops all of them after a rewind, and those that are being acknowledged."""
         if generation != self.generation or self.rewind_wanted:
             return
         for item in items:
@@ -89,12 +92,12 @@ class ExclusiveDispatcher(Generic[M]):
                 self._ready_bytes += item.size
         self._count()
 
-    # -- handing out ---------------------------------------------------------------------------------------------
+    # -- delivering ----------------------------------------------------------------------------------------------
 
     def take(
         self, consumer: str, *, count_max: int, bytes_max: int, ack_timeout_s: float, now: float
     ) -> list[Delivery[M]]:
-        """Hand the next ready messages to `consumer`; one goes out whatever its size."""
+        """Lease the next ready messages to `consumer`; at least one, whatever its size."""
         if self.paused_until is not None:
             if now < self.paused_until:
                 return []
@@ -123,17 +126,17 @@ class ExclusiveDispatcher(Generic[M]):
     def renew(
         self, consumer: str, keys: Iterable[MessageKey], *, ack_timeout_s: float, now: float
     ) -> tuple[str, list[MessageKey]]:
-        """Start the leases of those `keys` anew that `consumer` still holds; answers the lease and the keys."""
+        """Restart the leases of those `keys` that `consumer` still holds. Returns the lease and these keys."""
         grant, kept = self.leases.renew(consumer, keys, deadline=now + ack_timeout_s, now=now)
         return "" if grant is None else str(grant.serial), kept
 
     def redelivery_count(self, key: MessageKey) -> int:
         return self._counts.get(key, 0)
 
-    # -- coming back ---------------------------------------------------------------------------------------------
+    # -- returning -----------------------------------------------------------------------------------------------
 
     def begin_ack(self, keys: Iterable[MessageKey]) -> list[MessageKey]:
-        """`keys` are acknowledged, not yet durably; pass the answer to `finish_ack` or `fail_ack`."""
+        """Mark `keys` as acknowledged, not yet durably. Pass the result to `finish_ack` or `fail_ack`."""
         keys = list(keys)
         entries = {key[:2] for key in keys if key[2] == NOT_IN_BATCH and key not in self.leases}
         if entries:
@@ -146,7 +149,7 @@ class ExclusiveDispatcher(Generic[M]):
         return fresh
 
     def begin_cumulative_ack(self, last: MessageKey) -> list[MessageKey]:
-        """Everything up to `last` is acknowledged; index -1 stands for the whole entry."""
+        """Mark everything up to `last` as acknowledged; index -1 means the whole entry."""
         below = (last[0], last[1] + 1, NOT_IN_BATCH) if last[2] == NOT_IN_BATCH else (last[0], last[1], last[2] + 1)
         keys = [key for key in self.leases if key < below]
         keys += [item.key for item in self._ready if item.key < below]
@@ -159,15 +162,17 @@ class ExclusiveDispatcher(Generic[M]):
             self._counts.pop(key, None)
 
     def fail_ack(self, keys: Iterable[MessageKey]) -> None:
-        """The durable write did not happen: the messages come again, and so does what follows them."""
+        """The durable write failed: deliver the messages again, and all that follow them."""
         self._acking.difference_update(keys)
         self.rewind()
 
     def nack(
         self, keys: Iterable[MessageKey], *, delay_s: float, now: float, consumer: str | None = None
     ) -> list[MessageKey]:
-        """Return held messages: everything held comes again, in order, after `delay_s`. Answers those of `keys` that
-        were held (by `consumer`, if given)."""
+        """Return held messages: all held messages are delivered again, in order, after `delay_s`.
+
+        Returns those of `keys` that were held (by `consumer`, if given).
+        """
         keys = dict.fromkeys(keys)
         entries = {key[:2] for key in keys if key[2] == NOT_IN_BATCH and key not in self.leases}
         if entries:
@@ -182,20 +187,20 @@ class ExclusiveDispatcher(Generic[M]):
         return returned
 
     def release(self, consumer: str) -> int:
-        """The consumer left or begins anew: everything it held comes again, uncounted."""
+        """The consumer left or starts again: deliver everything it held again, without counting a redelivery."""
         count = self.leases.count_of(consumer)
         if count:
             self.rewind()
         return count
 
     def put_down(self) -> MessageKey | None:
-        """Nobody is connected: let go of what is at hand. It comes again as everything does after a rewind."""
+        """No consumer is connected: drop the ready messages. They are read again after the rewind."""
         if self._ready and not len(self.leases):
             self.rewind()
         return None
 
     def tick(self, *, now: float) -> int:
-        """One lease ran out: everything held comes again. Answers how many leases ran out."""
+        """End expired leases; if there are any, all held messages are delivered again. Returns their number."""
         if self.paused_until is not None and now >= self.paused_until:
             self.paused_until = None
         expired = self.leases.expire(now=now)
@@ -219,7 +224,7 @@ class ExclusiveDispatcher(Generic[M]):
         self.leases.clear()
 
     def reset(self) -> None:
-        """Forget everything: the cursor was moved. The read position is already where it belongs."""
+        """Forget everything: the cursor was moved. The owner has set the read position."""
         self.rewind()
         self.rewind_wanted = False
         self.paused_until = None
@@ -227,7 +232,7 @@ class ExclusiveDispatcher(Generic[M]):
         self._counts.clear()
 
     def _drop_ready(self, keys: Collection[MessageKey]) -> None:
-        """`keys` were acknowledged before they went out, as an earlier delivery's late acknowledgement does."""
+        """Drop ready messages that were acknowledged, as by the late acknowledgement of an earlier delivery."""
         if not self._ready or not keys or max(keys) < self._ready[0].key:
             return
         gone = set(keys)

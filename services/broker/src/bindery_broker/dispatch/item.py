@@ -1,4 +1,4 @@
-"""What the dispatchers handle: messages known by a key, with an opaque body.
+"""The messages that dispatchers handle: a key and an opaque body.
 
 A message's key is (ledger id, entry id, batch index), the index -1 for a message that is an entry of its own. Keys
 compare as the topic's order does.
@@ -7,14 +7,20 @@ compare as the topic's order does.
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
+from bindery_pulsar.message_id import MessageId
+
 M = TypeVar("M")
 
 MessageKey = tuple[int, int, int]
 NOT_IN_BATCH = -1
 
 
+def key_of(message_id: MessageId) -> MessageKey:
+    return (message_id.ledger_id, message_id.entry_id, message_id.batch_index)
+
+
 class Item(NamedTuple, Generic[M]):
-    """One readable message; `size` is what it counts against byte limits."""
+    """One readable message; `size` counts against the byte limits."""
 
     key: MessageKey
     size: int
@@ -22,27 +28,27 @@ class Item(NamedTuple, Generic[M]):
 
 
 class Delivery(NamedTuple, Generic[M]):
-    """One message handed to a consumer."""
+    """One message delivered to a consumer."""
 
     key: MessageKey
     message: M
     lease: str
-    """Names the hand-out, not the message: a redelivery has another one."""
+    """Identifies the delivery, not the message: a redelivery has another one."""
     redelivery_count: int
-    """How often it was negatively acknowledged or ran out of time before. In memory: 0 again after the topic moved."""
+    """Number of earlier negative acknowledgements and timeouts. In memory: 0 after the topic is loaded again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DispatchLimits:
-    """What one subscription may hold in memory and in consumers' hands."""
+    """Limits of one subscription, in memory and in delivery."""
 
     unacked_max: int = 50_000
-    """Messages known and not acknowledged: held, returned, or waiting. At the limit nothing new is read."""
+    """Maximum number of unacknowledged messages: delivered, returned, or waiting. At the limit nothing new is read."""
     unacked_per_consumer_max: int = 10_000
     ready_max: int = 2_000
-    """Messages read ahead."""
+    """Maximum number of messages that are read and not delivered."""
     ready_bytes_max: int = 8 * 1024 * 1024
-    """Bytes of those, of one subscription; `ReadAhead` bounds them for all."""
+    """Maximum bytes of these messages; `ReadAhead` limits the sum over all subscriptions."""
 
     def __post_init__(self) -> None:
         assert 1 <= self.unacked_per_consumer_max <= self.unacked_max

@@ -1,10 +1,10 @@
-"""Leases: which consumer holds which message, and until when.
+"""Track which consumer holds which message, and until when.
 
 Invariants: a message is held at most once; a grant's messages all belong to one consumer and end at one time; counts
 and bytes are those of the messages held now.
 
 One `take` makes one grant for all its messages, so that the cost per message is one dict entry, and expiry looks at
-grants. Times are monotonic seconds, given by the caller.
+grants. Times are monotonic seconds, passed by the caller.
 """
 
 import heapq
@@ -18,7 +18,7 @@ _HEAP_SLACK = 64
 
 @dataclass(slots=True, eq=False)
 class Grant:
-    """What one call handed out, less what came back since."""
+    """The messages of one delivery that are still held."""
 
     serial: int
     consumer: str
@@ -62,12 +62,12 @@ class LeaseTable:
         return list(self._by_consumer.get(consumer, {}).values())
 
     def last_deadline_of(self, consumer: str) -> float | None:
-        """When the consumer's last lease ends; None: it holds nothing."""
+        """Return when the consumer's last lease ends; None: it holds nothing."""
         grants = self._by_consumer.get(consumer)
         return max(grant.deadline for grant in grants.values()) if grants else None
 
     def grant(self, consumer: str, held: Sequence[tuple[MessageKey, int]], *, deadline: float, now: float) -> Grant:
-        """Hand `held` (key, size) to `consumer`. None of the keys may be held by anybody."""
+        """Lease `held` (key, size) to `consumer`. None of the keys may be held."""
         assert held
         self._serial += 1
         grant = Grant(serial=self._serial, consumer=consumer, granted_at=now, deadline=deadline, sizes=dict(held))
@@ -80,13 +80,13 @@ class LeaseTable:
         self._counts[consumer] = self._counts.get(consumer, 0) + len(held)
         self._grant_count += 1
         heapq.heappush(self._heap, (deadline, grant.serial, grant))
-        if len(self._heap) > 2 * self._grant_count + _HEAP_SLACK:  # returned long before their deadlines
+        if len(self._heap) > 2 * self._grant_count + _HEAP_SLACK:  # many were returned long before their deadlines
             self._heap = [row for row in self._heap if row[2].sizes]
             heapq.heapify(self._heap)
         return grant
 
     def drop(self, keys: Iterable[MessageKey]) -> list[MessageKey]:
-        """End the leases of `keys`; answers those that were held."""
+        """End the leases of `keys`. Returns those that were held."""
         dropped = []
         for key in keys:
             grant = self._by_key.pop(key, None)
@@ -102,7 +102,7 @@ class LeaseTable:
     def renew(
         self, consumer: str, keys: Iterable[MessageKey], *, deadline: float, now: float
     ) -> tuple[Grant | None, list[MessageKey]]:
-        """One new grant of those `keys` that `consumer` still holds, and which they are; None when it holds none."""
+        """Return a new grant of those `keys` that `consumer` still holds, and these keys; None if it holds none."""
         held = [
             (key, grant.sizes[key])
             for key in keys
@@ -114,11 +114,11 @@ class LeaseTable:
         return self.grant(consumer, held, deadline=deadline, now=now), kept
 
     def release(self, consumer: str) -> list[MessageKey]:
-        """End everything that `consumer` holds; answers the keys in order of hand-out."""
+        """End all leases of `consumer`. Returns the keys in the order of delivery."""
         return self.drop([key for grant in self.grants_of(consumer) for key in grant.sizes])
 
     def expire(self, *, now: float) -> list[MessageKey]:
-        """End the leases whose deadline has come (deadline <= now); answers their keys."""
+        """End the leases whose deadline is reached (deadline <= now). Returns their keys."""
         expired: list[MessageKey] = []
         heap = self._heap
         while heap and (heap[0][0] <= now or not heap[0][2].sizes):

@@ -1,9 +1,10 @@
-"""ReadAhead: bytes that are read and not handed out yet, of all subscriptions of the process.
+"""Limit the bytes that all subscriptions of the process have read and not delivered yet.
 
-Nobody waits for room here. A read that fits may fetch more than its consumer asked for; one that does not fetches what
-was asked, and nothing while anything is at hand. So each subscription goes on, whatever the others hold.
+No call waits for room. A read that fits may fetch more than its consumer requires. A read that does not fit fetches
+only what is required, and nothing while the subscription still holds messages. So each subscription makes progress,
+whatever the others hold.
 
-Invariant: `used` is what the dispatchers have at hand, and what is reserved for reads under way.
+Invariant: `used` is the sum of the bytes that the dispatchers hold and of the reservations of reads in progress.
 """
 
 
@@ -13,13 +14,13 @@ class ReadAhead:
         self.used = 0
 
     def reserve(self, size: int) -> int:
-        """`size` for a read that is about to begin, or 0 when it does not fit. To be given back after the read."""
+        """Reserve `size` for a read. Returns the reserved bytes, 0 if they do not fit; return them after the read."""
         if self.used + size > self.total:
             return 0
         self.used += size
         return size
 
     def change(self, by: int) -> None:
-        """What is at hand became so much more, or less."""
+        """Add `by`, which may be negative."""
         self.used += by
         assert self.used >= 0

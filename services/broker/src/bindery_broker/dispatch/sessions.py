@@ -1,8 +1,8 @@
 """Consumer sessions: membership of a subscription that survives the gaps between HTTP calls.
 
-A session begins with a consumer's first call and lives `ttl_s` beyond the end of its last one, and in any case while a
-call of it is under way or while it holds leases: a lease is never cut short by a shorter session. Times are monotonic
-seconds, given by the caller.
+A session begins with a consumer's first call and ends `ttl_s` after the end of its last one, but not while a call is in
+progress or while the consumer holds leases: a short session never shortens a lease. Times are monotonic seconds, passed
+by the caller.
 
 Invariants: no session with an open call ends; at most `sessions_max` exist.
 """
@@ -15,7 +15,7 @@ from bindery_core.errors import TooManyRequests
 from bindery_broker.dispatch.item import MessageKey
 
 REQUESTS_REMEMBERED_MAX = 8
-"""Answers that one session can repeat. A client has one call under way, or a few."""
+"""Maximum number of answers that one session can repeat. A client has one call in progress, or a few."""
 
 
 @dataclass(slots=True, eq=False)
@@ -28,7 +28,7 @@ class Session:
     call_count: int = 0
     message_count: int = 0
     remembered: dict[str, tuple[MessageKey, ...]] = field(default_factory=dict)
-    """Request id -> what was handed out under it, oldest first."""
+    """Request id -> the messages of its answer, oldest first."""
 
     def remember(self, request_id: str, keys: tuple[MessageKey, ...]) -> None:
         self.remembered.pop(request_id, None)
@@ -52,7 +52,7 @@ class Sessions:
         return self._sessions.get(consumer)
 
     def begin_call(self, consumer: str, *, ttl_s: float, now: float) -> Session:
-        """Join, or call again. Raises TooManyRequests when the subscription has its full number of consumers."""
+        """Create or continue a session. Raises TooManyRequests at the maximum number of consumers."""
         session = self._sessions.get(consumer)
         if session is None:
             if len(self._sessions) >= self._sessions_max:
@@ -71,7 +71,7 @@ class Sessions:
         session.last_call_at = now
 
     def touch(self, consumer: str, *, now: float) -> None:
-        """A call that needs no session (an acknowledgement) keeps an existing one alive."""
+        """Record a call that needs no session (an acknowledgement): it extends an existing one."""
         session = self._sessions.get(consumer)
         if session is not None:
             session.last_call_at = now
@@ -80,7 +80,7 @@ class Sessions:
         return self._sessions.pop(consumer, None)
 
     def expire(self, *, now: float, leases_end_at: Callable[[str], float | None]) -> list[str]:
-        """Remove and answer the consumers whose session is over. `leases_end_at`: a consumer's last lease deadline."""
+        """Remove and return the consumers whose session is over. `leases_end_at`: a consumer's last lease deadline."""
         over = []
         for session in self._sessions.values():
             if session.calls_open == 0 and session.last_call_at + session.ttl_s <= now:
@@ -92,7 +92,7 @@ class Sessions:
         return over
 
     def ends_at(self, session: Session, *, leases_end: float | None) -> float | None:
-        """When the session will be over unless it calls again; None while a call is under way."""
+        """Return when the session ends unless the consumer calls again; None while a call is in progress."""
         if session.calls_open:
             return None
         return max(session.last_call_at + session.ttl_s, leases_end or 0.0)

@@ -1,23 +1,22 @@
-"""Shared: any consumer may get any message; what comes back goes out again, lowest first.
+"""The dispatcher of shared subscriptions: any consumer may get any message; returned messages are delivered first.
 
-Theory of operation. Every message that was read and is not acknowledged is known here by its key and is in exactly one
-state:
+Every message that was read and is not acknowledged is known by its key and is in exactly one state:
 
-    READY    read, body at hand, waiting for a consumer
-    LEASED   with a consumer until its lease ends
-    ACKING   acknowledged by a consumer, the durable write is under way: must not go out again
-    DELAYED  negatively acknowledged, waiting for its delay to pass
-    REPLAY   came back; its body must be read again
+    READY    read, in memory, waiting for a consumer
+    LEASED   held by a consumer until its lease ends
+    ACKING   acknowledged by a consumer, the durable write is in progress: must not be delivered again
+    DELAYED  negatively acknowledged, waiting for the end of its delay
+    REPLAY   returned; must be read again
     LOADING  being read again
 
     offer: new -> READY        take: READY -> LEASED           nack: LEASED -> REPLAY | DELAYED
     replay: REPLAY -> LOADING  offer_again: LOADING -> READY   tick: LEASED (timeout), DELAYED (due) -> REPLAY
     begin_ack: any -> ACKING   finish_ack: ACKING -> gone      fail_ack: ACKING -> REPLAY
 
-The queues may hold stale rows (a READY message was acknowledged, say); the state decides, so nothing goes out twice.
-Bodies are dropped when handed out: a redelivery reads the entry again, from the cache mostly.
+The queues may hold stale rows, such as a READY message that was acknowledged; the state decides, so no message is
+delivered twice. A delivery drops the body: a redelivery reads the entry again, usually from the cache.
 
-Invariants: two live leases never hold one message; each known message is acknowledged or comes out of `take` again;
+Invariants: at most one lease holds a message; each known message is acknowledged or returned by `take` again;
 `redelivery_count` counts negative acknowledgements and timeouts, not consumers that left.
 Source: Pulsar's shared dispatcher (replay set first, then normal reads).
 """
@@ -50,12 +49,12 @@ class SharedDispatcher(Generic[M]):
     paused_until: float | None = None
 
     def __init__(self, *, limits: DispatchLimits | None = None, read_ahead: ReadAhead | None = None) -> None:
-        """`read_ahead`: what counts this subscription's messages at hand beside those of others."""
+        """`read_ahead`: shared by the subscriptions of the broker."""
         self.limits = limits or DispatchLimits()
         self._read_ahead = read_ahead or ReadAhead(self.limits.ready_bytes_max)
         self.leases = LeaseTable()
         self.generation = 0
-        """One more after each `reset`: what was read before is of no use after."""
+        """Incremented by each `reset`: messages that were read before it are dropped."""
         self._states: dict[MessageKey, State] = {}
         self._fresh: deque[Item[M]] = deque()
         self._again: list[tuple[MessageKey, int, Item[M]]] = []
@@ -67,13 +66,13 @@ class SharedDispatcher(Generic[M]):
         self._ready_count = 0
         self._ready_bytes = 0
         self._ready_bytes_counted = 0
-        """As `read_ahead` knows it."""
+        """The part of `_ready_bytes` that is counted in `read_ahead`."""
 
     # -- reading ------------------------------------------------------------------------------------------------
 
     @property
     def ready_count(self) -> int:
-        """Bodies at hand; an upper bound, since stale ones behind others count until they are met."""
+        """Number of ready messages; an upper bound, since stale rows count until they reach the head of a queue."""
         self._peek()
         return self._ready_count
 
@@ -82,8 +81,11 @@ class SharedDispatcher(Generic[M]):
         return len(self._states)
 
     def room(self, *, asked: int | None = None) -> int:
-        """How many messages may be read now that are not known yet; 0 while a limit is reached. `asked`: there is no
-        room to read ahead, so no more than these, and none while any is at hand."""
+        """Return how many new messages may be read now; 0 while a limit is reached.
+
+        `asked`: number of messages that a consumer requested while there is no room to read ahead. At most this number
+        may be read, and none while a message is ready.
+        """
         at_hand = self.ready_count
         if self._ready_bytes >= self.limits.ready_bytes_max or (asked is not None and at_hand):
             return 0
@@ -91,10 +93,10 @@ class SharedDispatcher(Generic[M]):
         return room if asked is None else min(room, asked)
 
     def replay(self, count_max: int, *, entries_max: int | None = None) -> list[MessageKey]:
-        """Keys to read again, lowest first. Each comes back by `offer_again` or `give_back`, or is acknowledged.
+        """Return keys to read again, lowest first. The owner passes each to `offer_again` or `give_back`.
 
-        None while as much is at hand as may be. `entries_max`: there is no room to read ahead, so of no more entries
-        than these, and none while any is at hand.
+        No keys while the limit of ready messages is reached. `entries_max`: there is no room to read ahead, so keys of
+        no more entries than that, and none while a message is ready.
         """
         at_hand = self.ready_count
         if at_hand and (entries_max is not None or self._is_full()):
@@ -116,13 +118,13 @@ class SharedDispatcher(Generic[M]):
         return self._ready_count >= self.limits.ready_max or self._ready_bytes >= self.limits.ready_bytes_max
 
     def give_back(self, keys: Iterable[MessageKey]) -> None:
-        """The read failed: `keys` from `replay` will be asked for again."""
+        """The read failed: `replay` returns `keys` again."""
         for key in keys:
             if self._states.get(key) is State.LOADING:
                 self._to_replay(key)
 
     def offer(self, items: Sequence[Item[M]], *, generation: int) -> None:
-        """Messages read for the first time. Those that are known already are ignored."""
+        """Add messages that were read for the first time. Known ones are ignored."""
         if generation != self.generation:
             return
         states = self._states
@@ -135,7 +137,7 @@ class SharedDispatcher(Generic[M]):
         self._count()
 
     def offer_again(self, items: Sequence[Item[M]], *, generation: int) -> None:
-        """Messages that `replay` asked for. Those acknowledged meanwhile are ignored."""
+        """Add messages that `replay` returned. Those acknowledged meanwhile are ignored."""
         if generation != self.generation:
             return
         for item in items:
@@ -147,14 +149,14 @@ class SharedDispatcher(Generic[M]):
                 self._ready_bytes += item.size
         self._count()
 
-    # -- handing out ---------------------------------------------------------------------------------------------
+    # -- delivering ----------------------------------------------------------------------------------------------
 
     def take(
         self, consumer: str, *, count_max: int, bytes_max: int, ack_timeout_s: float, now: float
     ) -> list[Delivery[M]]:
-        """Hand ready messages to `consumer`: returned ones first, lowest first, then fresh ones in order.
+        """Lease ready messages to `consumer`: returned ones first, lowest first, then new ones in order.
 
-        At most `count_max` and `bytes_max`, but one message goes out whatever its size.
+        At most `count_max` and `bytes_max`, but at least one message, whatever its size.
         """
         count_max = min(count_max, self.limits.unacked_per_consumer_max - self.leases.count_of(consumer))
         taken: list[Item[M]] = []
@@ -180,19 +182,19 @@ class SharedDispatcher(Generic[M]):
     def renew(
         self, consumer: str, keys: Iterable[MessageKey], *, ack_timeout_s: float, now: float
     ) -> tuple[str, list[MessageKey]]:
-        """Start the leases of those `keys` anew that `consumer` still holds; answers the lease and the keys."""
+        """Restart the leases of those `keys` that `consumer` still holds. Returns the lease and these keys."""
         grant, kept = self.leases.renew(consumer, keys, deadline=now + ack_timeout_s, now=now)
         return "" if grant is None else str(grant.serial), kept
 
     def redelivery_count(self, key: MessageKey) -> int:
         return self._counts.get(key, 0)
 
-    # -- coming back ---------------------------------------------------------------------------------------------
+    # -- returning -----------------------------------------------------------------------------------------------
 
     def begin_ack(self, keys: Iterable[MessageKey]) -> list[MessageKey]:
-        """`keys` are acknowledged, not yet durably. Answers those that were known; pass them to finish or fail.
+        """Mark `keys` as acknowledged, not yet durably. Returns the known ones; pass them to finish or fail.
 
-        A key with index -1 that is not known itself stands for every known message of its entry.
+        A key with index -1 that is not known itself means every known message of its entry.
         """
         known = [key for key in self._expand(keys) if self._states.get(key, State.ACKING) is not State.ACKING]
         self.leases.drop(known)
@@ -201,7 +203,7 @@ class SharedDispatcher(Generic[M]):
         return known
 
     def begin_cumulative_ack(self, last: MessageKey) -> list[MessageKey]:
-        raise AssertionError("without an order there is no cumulative acknowledgement")
+        raise AssertionError("a shared subscription has no cumulative acknowledgement")
 
     def rewound(self) -> None:
         raise AssertionError("no rewind was requested")
@@ -212,7 +214,7 @@ class SharedDispatcher(Generic[M]):
                 self._forget(key)
 
     def fail_ack(self, keys: Iterable[MessageKey]) -> None:
-        """The durable write did not happen: the messages go out again."""
+        """The durable write failed: deliver the messages again."""
         for key in keys:
             if self._states.get(key) is State.ACKING:
                 self._to_replay(key)
@@ -220,8 +222,7 @@ class SharedDispatcher(Generic[M]):
     def nack(
         self, keys: Iterable[MessageKey], *, delay_s: float, now: float, consumer: str | None = None
     ) -> list[MessageKey]:
-        """Return held messages, to go out again after `delay_s`. Answers those that were held (by `consumer`, if
-        given)."""
+        """Return held messages, for delivery after `delay_s`. Returns those held (by `consumer`, if given)."""
         returned = [
             key
             for key in self._expand(keys)
@@ -238,17 +239,18 @@ class SharedDispatcher(Generic[M]):
         return returned
 
     def release(self, consumer: str) -> int:
-        """The consumer left: what it held goes out again, uncounted."""
+        """The consumer left: deliver what it held again, without counting a redelivery."""
         keys = self.leases.release(consumer)
         for key in keys:
             self._to_replay(key)
         return len(keys)
 
     def put_down(self) -> MessageKey | None:
-        """Nobody is connected: let go of the bodies at hand, while no read is under way.
+        """No consumer is connected: drop the bodies of ready messages. No read may be in progress.
 
-        What was never handed out is forgotten, and the owner reads on from the lowest of it, which is the answer; the
-        rest is read again as what came back is."""
+        New messages are forgotten; returns the lowest of them, from which the owner must read on. Returned messages are
+        kept for replay.
+        """
         for key, _, _ in self._again:
             if self._states.get(key) is State.READY:
                 self._to_replay(key)
@@ -264,7 +266,7 @@ class SharedDispatcher(Generic[M]):
         return first
 
     def tick(self, *, now: float) -> int:
-        """Return what timed out or became due by `now`; answers how many messages became replayable."""
+        """Return messages whose lease or delay ended by `now`. Returns how many became replayable."""
         expired = self.leases.expire(now=now)
         for key in expired:
             self._counts[key] += 1
@@ -279,7 +281,7 @@ class SharedDispatcher(Generic[M]):
         return count
 
     def next_deadline(self) -> float | None:
-        """When `tick` will next have something to do."""
+        """Return the time at which the next lease or delay ends."""
         times = [self._delayed[0][0]] if self._delayed else []
         deadline = self.leases.next_deadline()
         if deadline is not None:
@@ -287,7 +289,7 @@ class SharedDispatcher(Generic[M]):
         return min(times) if times else None
 
     def reset(self) -> None:
-        """Forget everything: the cursor was moved, or is read anew from its first unacknowledged message."""
+        """Forget everything: the cursor was moved, or is read again from its first unacknowledged message."""
         self.generation += 1
         self._states.clear()
         self._fresh.clear()

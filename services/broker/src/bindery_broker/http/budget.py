@@ -16,9 +16,11 @@ class ByteBudget:
         if self.used + size > self.total:
             self.refused += 1
             raise TooManyRequests(
-                "the broker holds as many request bytes as it may; ask again",
-                wanted=size, used=self.used, limit=self.total,
-            )  # fmt: skip
+                "the broker is at its limit of buffered request bytes; retry",
+                wanted=size,
+                used=self.used,
+                limit=self.total,
+            )
         self.used += size
 
     def give(self, size: int) -> None:

@@ -1,7 +1,8 @@
-"""Exchange: one request and its answer. A Starlette request with limits, that FastAPI takes as its own.
+"""Read one HTTP request within limits, and send its answer.
 
-Bodies are read whole, within a limit and a budget for the whole process; the bytes are kept until the answer is out, so
-that a request can be tried again on the topic's next owner.
+`Exchange` is a Starlette request, so FastAPI accepts it as its own. A body is read completely, within a limit per body
+and a budget of the process. Its bytes are kept until the answer is sent, so that the request can be repeated at the
+next owner of the topic.
 """
 
 import asyncio
@@ -29,16 +30,16 @@ JSON_TYPE: Final = b"application/json"
 SCOPE_KEY: Final = "bindery.exchange"
 QUERY_SIZE_MAX: Final = 256 * 1024
 BODY_TIMEOUT_S: Final = 60.0
-"""Longest pause between two pieces of a body."""
+"""Maximum seconds between two pieces of a body."""
 _JSON_TYPES: Final = ("", "application/json", "application/x-www-form-urlencoded")
-"""curl sends the last one unless told otherwise, and the body is JSON all the same."""
+"""Accepted content types of a JSON body. curl sends the last one by default."""
 
 _encoder = msgspec.json.Encoder()
 _decoders: dict[type, msgspec.json.Decoder[Any]] = {}
 
 
 class Reply(Response):
-    """An answer whose bytes are known: no more work than two messages."""
+    """An answer whose bytes are known, sent as two ASGI messages."""
 
     def __init__(
         self,
@@ -58,7 +59,7 @@ class Reply(Response):
 
 
 class Answered(Response):
-    """Stands for an answer that is already out."""
+    """Represents an answer that is already sent."""
 
     async def __call__(self, _scope: Scope, _receive: Receive, _send: Send) -> None:
         return
@@ -69,7 +70,7 @@ def json_reply(value: Any, *, status: int = 200) -> Reply:
 
 
 class ClientGone(Exception):
-    """The client closed the connection before its request was complete: nobody waits for an answer."""
+    """The client closed the connection before its request was complete: no answer is sent."""
 
 
 class UnsupportedMediaType(BinderyError):
@@ -96,17 +97,18 @@ class Exchange(Request):
 
     topic_name: TopicName | None = None
     operation: str = "none"
-    """The operation's id, for the records."""
+    """The operation's id, for logs and metrics."""
     status: int = 0
-    """Of the answer, once its first bytes are out."""
+    """Status of the answer, once its first bytes are sent."""
     failure: Exception | None = None
-    """What ended an ordinary operation without an answer."""
+    """The error that ended an ordinary operation without an answer."""
     gone: bool = False
-    """The client closed the connection."""
+    """Whether the client closed the connection."""
     _read: bytes | None = None
     _passed_on: bool = False
-    """The whole body was given to somebody else."""
+    """Whether the complete body was streamed to another consumer (the proxy)."""
     _charged: int = 0
+    """Bytes of the body that are charged to the budget."""
 
     def __init__(
         self,
@@ -125,11 +127,11 @@ class Exchange(Request):
         self.path: str = scope["path"]
         self.asked_method: str = scope["method"]
 
-    # -- what was asked -------------------------------------------------------------------------------------------
+    # -- request --------------------------------------------------------------------------------------------------
 
     @property
     def method(self) -> str:
-        """As the client said it: routes see the GET that a HEAD stands for."""
+        """The method that the client sent. The scope has GET instead of HEAD, so that routes match."""
         return self.asked_method
 
     @property
@@ -142,7 +144,7 @@ class Exchange(Request):
 
     @property
     def is_answered(self) -> bool:
-        """Whether the answer's first bytes are out."""
+        """Whether the first bytes of the answer are sent."""
         return self.status != 0
 
     @property
@@ -151,18 +153,18 @@ class Exchange(Request):
         return self.topic_name
 
     def header(self, name: bytes) -> bytes:
-        """The first header called `name` (lower case), b"" when there is none."""
+        """Return the first header `name` (lower case), or b"" if there is none."""
         for key, value in self.scope["headers"]:
             if key == name:
                 return bytes(value)
         return b""
 
     def media_type(self) -> str:
-        """The content type without its parameters, lower case."""
+        """Return the content type in lower case, without its parameters."""
         return self.header(b"content-type").partition(b";")[0].strip().lower().decode("latin-1")
 
     def accepts(self, media_type: bytes) -> bool:
-        """Whether `Accept` names exactly this type."""
+        """Return whether `Accept` names exactly this type."""
         accept = self.header(b"accept")
         return media_type in accept and any(
             part.partition(b";")[0].strip().lower() == media_type for part in accept.split(b",")
@@ -170,13 +172,13 @@ class Exchange(Request):
 
     @property
     def query_params(self) -> QueryParams:
-        """For FastAPI. Raises BadRequest for what is not UTF-8, and for a parameter that is given twice."""
+        """The query for FastAPI. Raises BadRequest if it is not UTF-8 or repeats a parameter."""
         if not hasattr(self, "_query_params"):
             self._query_params = QueryParams(self._query_values())
         return self._query_params
 
     def query(self, cls: type[StructT]) -> StructT:
-        """The query parameters as `cls`. Raises BadRequest for unknown, repeated or wrong ones."""
+        """Return the query parameters as `cls`. Raises BadRequest for unknown, repeated or invalid ones."""
         if not self.scope["query_string"] and not _has_required(cls):
             return cls()
         try:
@@ -200,13 +202,13 @@ class Exchange(Request):
         return values
 
     async def body(self) -> bytes:
-        """A body of an ordinary operation."""
+        """Return the body of an ordinary operation."""
         return await self.read_body(size_max=self.broker.settings.control_bytes_max)
 
     async def read_body(self, *, size_max: int) -> bytes:
-        """The whole body. Raises TooLarge beyond `size_max`, TooManyRequests beyond the budget, ClientGone.
+        """Return the complete body. Raises TooLarge beyond `size_max`, TooManyRequests beyond the budget, ClientGone.
 
-        What has come is charged, not what was announced: announcing costs a client nothing.
+        The budget is charged for the bytes that arrive, not for Content-Length, which costs a client nothing.
         """
         if self._read is not None:
             return self._read
@@ -233,12 +235,15 @@ class Exchange(Request):
         return self._read
 
     async def json_body(self, cls: type[StructT]) -> StructT:
-        """The body as `cls`; the content type may be left out or be JSON."""
+        """Return the body as `cls`. The content type must be JSON or missing."""
         value: StructT = await self._decode(cls)
         return value
 
     async def load_json(self) -> None:
-        """Read and parse the body for FastAPI, which would make any error here a 400 and asks for a content type."""
+        """Read and parse the body for FastAPI.
+
+        FastAPI itself would answer every error with 400, and would require a content type.
+        """
         if hasattr(self, "_json"):
             return
         self._json = await self._decode(object)
@@ -260,7 +265,7 @@ class Exchange(Request):
             raise BadRequest(f"body: {found}", **found.facts) from error
 
     async def stream_body(self, *, size_max: int) -> AsyncIterator[bytes]:
-        """The body's pieces as they come, for passing on; charged to no budget, never kept."""
+        """Yield the pieces of the body as they arrive, for forwarding. They are neither charged nor kept."""
         if self._read is not None:
             yield self._read
             return
@@ -278,7 +283,10 @@ class Exchange(Request):
                 return
 
     async def watch_connection(self, on_gone: Callable[[], None]) -> None:
-        """Runs beside a waiting operation, the body being read: sets `gone` when the client closes the connection."""
+        """Set `gone` and call `on_gone` when the client closes the connection. The body must have been read.
+
+        Runs as a task of its own while the operation waits.
+        """
         assert self._read is not None or self._passed_on
         while True:
             message = await self._receive()
@@ -287,10 +295,10 @@ class Exchange(Request):
                 on_gone()
                 return
 
-    # -- what is answered -----------------------------------------------------------------------------------------
+    # -- answer ---------------------------------------------------------------------------------------------------
 
     async def answer(self, message: Message) -> None:
-        """ASGI's `send`: adds the request's id, and leaves the body out where HEAD asked."""
+        """Send an ASGI message. Adds the request id to the headers, and removes the body in answers to HEAD."""
         if message["type"] == "http.response.start":
             assert not self.status, "answered twice"
             self.status = message["status"]
@@ -306,7 +314,7 @@ class Exchange(Request):
         await self.answer({"type": "http.response.body", "body": chunk, "more_body": more})
 
     def finish(self) -> None:
-        """Give the budget back."""
+        """Return the charged bytes to the budget."""
         if self._charged:
             self.budget.give(self._charged)
             self._charged = 0

@@ -1,8 +1,8 @@
-"""The gate: what stands around the application, through which every request and every answer goes.
+"""Route each HTTP request: hot operations are called directly, all others through FastAPI.
 
-Hot operations are called from here. FastAPI's way to a route (its middleware, its routers, its handling of a request)
-costs more than all of ours before a message is stored; see docs/adr. Errors of either way become problems here, and
-every answer carries `X-Request-Id`: the client's, if it sent a sensible one, else a number of ours.
+FastAPI's middleware, routers and request handling cost more than everything else that happens before a message is
+stored; see docs/adr. The gate turns the errors of both paths into problems. Every answer has `X-Request-Id`: the
+client's id if it is valid (`_REQUEST_ID`), else a serial number.
 """
 
 import functools
@@ -24,8 +24,11 @@ from bindery_broker.http.exchange import SCOPE_KEY, ClientGone, Exchange
 from bindery_broker.http.route import HotRoute
 
 REMEMBERED_MAX: Final = 4_096
+"""Maximum number of paths whose routes are cached."""
 REMEMBERED_PATH_SIZE_MAX: Final = 512
+"""Maximum bytes of a path whose route is cached."""
 CLIENT_GONE: Final = 499
+"""Status in logs and metrics of a request whose client disconnected before the answer. Source: nginx."""
 _REQUEST_ID: Final = re.compile(rb"[\x21-\x7e]{1,128}")
 _PAGES: Final = ("/docs", "/openapi.json")
 
@@ -35,19 +38,19 @@ log = get_logger(__name__)
 class HotMatch(NamedTuple):
     route: HotRoute
     params: dict[str, Any]
-    """Shared by all requests of this path: not to be changed."""
+    """Shared by all requests of this path: do not change it."""
     topic: TopicName
 
 
 class HotRoutes:
-    """Hot routes by method and path. Clients repeat themselves: short paths are remembered, up to a number."""
+    """Find hot routes by method and path. Clients repeat paths, so the results for short ones are cached."""
 
     def __init__(self, routes: Iterable[HotRoute]) -> None:
         self._routes = list(routes)
         self.remembered = functools.lru_cache(REMEMBERED_MAX)(self._find)
 
     def find(self, method: str, raw_path: bytes) -> HotMatch | None:
-        """None: not a hot operation. Raises BadRequest or TooLarge for a path that names no topic."""
+        """Return the match; None: not a hot operation. Raises BadRequest or TooLarge if the topic name is invalid."""
         if len(raw_path) <= REMEMBERED_PATH_SIZE_MAX:
             return self.remembered(method, raw_path)
         return self._find(method, raw_path)
@@ -64,7 +67,7 @@ class HotRoutes:
 
 
 class Carry:
-    """Middleware that hands failures to the gate: Starlette's own layer around it would answer them first."""
+    """Middleware that passes errors to the gate, before Starlette's outer middleware answers them."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -106,9 +109,14 @@ class Gate:
             self._broker.metrics.answered(exchange.operation, exchange.status, took)
             if self._broker.settings.access_log:
                 log.info(
-                    "request", method=exchange.method, path=exchange.path, status=exchange.status,
-                    operation=exchange.operation, ms=round(took * 1000, 3), request_id=exchange.request_id,
-                )  # fmt: skip
+                    "request",
+                    method=exchange.method,
+                    path=exchange.path,
+                    status=exchange.status,
+                    operation=exchange.operation,
+                    ms=round(took * 1000, 3),
+                    request_id=exchange.request_id,
+                )
 
     async def _serve(self, exchange: Exchange) -> None:
         try:
@@ -135,7 +143,10 @@ class Gate:
             await response(exchange.scope, exchange.receive, exchange.answer)
 
     async def _ordinary(self, exchange: Exchange) -> None:
-        """Through FastAPI, which shall match the path before it is decoded, and knows no HEAD."""
+        """Run an operation through FastAPI, with the path still percent-encoded, and with GET for HEAD.
+
+        FastAPI has no HEAD routes.
+        """
         scope = exchange.scope
         if exchange.path in _PAGES:
             exchange.operation = "docs"
@@ -156,9 +167,14 @@ class Gate:
 
     def _log_failure(self, exchange: Exchange, error: Exception) -> None:
         log.error(
-            "request_failed", method=exchange.method, path=exchange.path, operation=exchange.operation,
-            request_id=exchange.request_id, **error_fields(error), exc_info=error,
-        )  # fmt: skip
+            "request_failed",
+            method=exchange.method,
+            path=exchange.path,
+            operation=exchange.operation,
+            request_id=exchange.request_id,
+            **error_fields(error),
+            exc_info=error,
+        )
 
     def _request_id(self, scope: Scope) -> str:
         for name, value in scope["headers"]:

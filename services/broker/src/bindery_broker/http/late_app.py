@@ -1,6 +1,6 @@
-"""The HTTP port before the broker is there: 503 for everything but the health paths in front of it.
+"""Answer 503 on the HTTP port while the broker starts. The health paths are served in front of this.
 
-It needs no web framework: FastAPI is imported while the port already answers.
+This module uses no web framework, because FastAPI is imported while the port already answers.
 """
 
 from bindery_kit.http.problem import problem_response

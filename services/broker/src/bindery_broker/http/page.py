@@ -1,4 +1,7 @@
-"""The OpenAPI document as a page that needs nothing from elsewhere: behind a port-forward, without the Internet."""
+"""Render the OpenAPI document as one HTML page that loads nothing else.
+
+It works behind a port-forward and without Internet access.
+"""
 
 import html
 import json
@@ -7,7 +10,7 @@ from typing import Any, Final
 
 
 def page(document: Mapping[str, Any]) -> bytes:
-    """The document as one HTML page."""
+    """Return the document as one HTML page."""
     parts = [_HEAD, f"<h1>{_text(document['info']['title'])}</h1><p>{_text(document['info']['description'])}</p>"]
     parts.append('<p>For programs: <a href="openapi.json">openapi.json</a></p>')
     for path, operations in document["paths"].items():
@@ -54,7 +57,7 @@ def _schema_html(schema: Mapping[str, Any]) -> str:
 
 
 def _table(rows: Iterable[tuple[str, str, str]]) -> str:
-    """Rows of (name, type as HTML, text)."""
+    """Return an HTML table. `rows`: (name, type as HTML, text)."""
     lines = [f"<tr><td><code>{_text(a)}</code><td>{b}<td>{_text(c)}" for a, b, c in rows]
     return f"<table>{''.join(lines)}</table>" if lines else ""
 

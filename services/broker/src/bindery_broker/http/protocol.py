@@ -1,6 +1,7 @@
-"""The server's HTTP/1.1 protocol, with our form of its one own answer: what cannot be parsed is a problem too.
+"""uvicorn's HTTP/1.1 protocol, which answers a request that it cannot parse with a problem document.
 
-It is what a URL over 64 KiB, a method that HTTP does not know or random bytes get; the connection is closed then.
+Examples are a URL over 64 KiB, a method that HTTP does not define, and random bytes. The connection is closed after the
+answer.
 """
 
 from bindery_kit.http.http_limits import hang_up

@@ -1,10 +1,10 @@
-"""The way to a topic's owner: the request is passed on as it comes, the answer as it goes.
+"""Forward a request to the broker that owns its topic, and stream the answer back.
 
-A redirect would break port-forwarding and Ingress, so passing on is the default and `?redirect=true` asks for a 307.
-A request is passed on once: an owner that is none answers 503 rather than passing it back.
+Redirects would break port-forwarding and Ingress, so forwarding is the default; `?redirect=true` requests a 307. A
+request is forwarded once: a broker that receives a forwarded request and does not own the topic answers 503.
 
-A client that hangs up takes its request along: sending to a connection that is gone does not fail, and an owner that is
-never told would go on leasing messages to nobody.
+If the client disconnects, the forwarded request is cancelled. Otherwise the owner would continue to lease messages to a
+client that no longer exists, because sending to a closed connection does not fail.
 """
 
 import asyncio
@@ -20,9 +20,11 @@ from bindery_broker.http.exchange import ClientGone, Exchange, Reply
 
 PROXIED_HEADER: Final = b"bindery-proxied"
 CONNECT_TIMEOUT_S: Final = 5.0
+"""Time limit in seconds for a connection to the broker that owns the topic."""
 ANSWER_TIMEOUT_S: Final = 75.0
-"""Longer than the longest receive waits and the longest add takes."""
+"""Seconds; longer than the longest wait of a receive and the longest add."""
 CONNECTIONS_MAX: Final = 500
+"""Maximum number of connections to other brokers."""
 _HOP_HEADERS: Final = frozenset(
     (
         b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"te", b"trailer",
@@ -30,7 +32,7 @@ _HOP_HEADERS: Final = frozenset(
     )
 )  # fmt: skip
 _BODYLESS: Final = ("GET", "HEAD", "DELETE")
-"""Methods whose body, if there is one, means nothing: it stays here."""
+"""Methods whose body has no meaning: it is read and not forwarded."""
 
 
 class Proxy:
@@ -45,10 +47,10 @@ class Proxy:
         )
 
     async def forward(self, exchange: Exchange, url: str, *, body_size_max: int) -> None:
-        """Pass the request to the broker at `url` and its answer back.
+        """Forward the request to the broker at `url`, and its answer to the client.
 
-        Raises BadRequest for a path that leads elsewhere, NotOwner when that broker could not be reached (nothing was
-        done), OutcomeUnknown when it was lost on the way, ClientGone when nobody waits for an answer any more.
+        Raises BadRequest for a path that would change in forwarding, NotOwner if that broker cannot be reached (nothing
+        was done), OutcomeUnknown if the connection broke, ClientGone if the client has disconnected.
         """
         scope = exchange.scope
         target = url.rstrip("/") + exchange.raw_path.decode("ascii")
@@ -64,30 +66,32 @@ class Proxy:
         content = _body(exchange, body_sent, size_max=body_size_max) if has_body else None
         request = self._client.build_request(exchange.method, target, headers=headers, content=content)
         if request.url.raw_path.partition(b"?")[0].count(b"/") != target.partition("?")[0].count("/") - 2:
-            raise BadRequest("the path cannot be passed on to the topic's owner as it is")  # it would be another one
+            raise BadRequest(
+                "the path cannot be passed on to the topic's owner as it is"
+            )  # normalization would change the path
         if not has_body:
             body_sent.set()
         try:
             async with _until_gone(exchange, body_sent):
                 await self._pass_on(exchange, request, url)
         except ClientGone:
-            if exchange.is_answered:  # it has had what it wanted
+            if exchange.is_answered:  # the client has its answer
                 return
             raise
         await exchange.send_chunk(b"", more=False)
 
     async def _pass_on(self, exchange: Exchange, request: httpx.Request, url: str) -> None:
-        """All of the answer but its end."""
+        """Send the request and forward the answer, except for its end."""
         try:
             response = await self._client.send(request, stream=True)
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
-            raise NotOwner("the topic's owner cannot be reached; ask again", owner=url) from error
+            raise NotOwner("the topic's owner cannot be reached; retry", owner=url) from error
         except httpx.HTTPError as error:
             raise OutcomeUnknown("the connection to the topic's owner broke", owner=url) from error
         try:
             await self._answer(exchange, response)
         except httpx.HTTPError as error:
-            if exchange.is_answered:  # half an answer is out: only closing the connection tells the client
+            if exchange.is_answered:  # part of the answer is sent: only closing the connection reports the error
                 raise
             raise OutcomeUnknown("the connection to the topic's owner broke", owner=url) from error
         finally:
@@ -120,7 +124,7 @@ def redirect(exchange: Exchange, url: str) -> Reply:
 
 
 async def _body(exchange: Exchange, sent: asyncio.Event, *, size_max: int) -> AsyncIterator[bytes]:
-    """The request's body as it comes; `sent` is set behind its last piece."""
+    """Yield the parts of the request's body; set `sent` after the last one."""
     async for chunk in exchange.stream_body(size_max=size_max):
         yield chunk
     sent.set()
@@ -128,8 +132,8 @@ async def _body(exchange: Exchange, sent: asyncio.Event, *, size_max: int) -> As
 
 @asynccontextmanager
 async def _until_gone(exchange: Exchange, body_sent: asyncio.Event) -> AsyncIterator[None]:
-    """Ends the block with ClientGone when the client hangs up after its request. Until the body is sent, reading it
-    says so; the block must not send the answer's end, behind which every client is gone."""
+    """End the block with ClientGone if the client disconnects after its request. Until the body is sent, reading it
+    detects that. The block must not send the end of the answer, after which every connection counts as closed."""
     task = asyncio.current_task()
     assert task is not None
 

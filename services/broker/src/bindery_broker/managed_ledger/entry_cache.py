@@ -1,6 +1,8 @@
-"""EntryCache: recent entries of all topics, bounded in bytes, oldest out first.
+"""Cache recent entries of all topics, limited in bytes; the oldest are evicted first.
 
-Followers of a topic's end read from here and never from bookies. Invariant: size <= size_max after every call.
+Consumers at the end of a topic are served from the cache.
+
+Invariant: size <= size_max after every call.
 """
 
 from collections import OrderedDict
@@ -8,7 +10,7 @@ from collections.abc import Iterable
 from typing import Final
 
 ENTRY_OVERHEAD: Final = 200
-"""Bytes that an entry costs beside its payload, roughly: key tuple, dict slot, bytes object."""
+"""Approximate bytes of memory per entry in addition to its payload: key tuple, dict slot, bytes object."""
 
 
 class EntryCache:
@@ -35,7 +37,7 @@ class EntryCache:
             self.size -= len(payload) + ENTRY_OVERHEAD
 
     def run(self, ledger_id: int, first: int, last: int) -> list[bytes]:
-        """The cached payloads of entries first, first + 1, ... up to `last` or the first one that is missing."""
+        """Return the cached payloads of the entries from `first` to `last`, up to the first missing one."""
         found: list[bytes] = []
         for entry_id in range(first, last + 1):
             payload = self._entries.get((ledger_id, entry_id))

@@ -1,22 +1,22 @@
-"""ManagedLedger: a topic's entries, a series of ledgers that reads as one, and its cursors.
+"""The entries of a topic, as one sequence over a series of ledgers, and its cursors.
 
 | step of opening                                         | what it guarantees                                       |
 |---------------------------------------------------------|----------------------------------------------------------|
 | 1 read the topic's znode, remember its version          |                                                          |
-| 2 open the last ledger with recovery                    | the owner before us confirms nothing more in it          |
-| 3 create a ledger, write the znode at that version      | the owner before us writes no znode of this topic again  |
-| 4 read the cursors, their ledgers with recovery         | ... and stores no acknowledgement that we do not see     |
+| 2 open the last ledger with recovery                    | the former owner confirms no more entries in it          |
+| 3 create a ledger, write the znode at that version      | the former owner writes no znode of this topic again     |
+| 4 read the cursors, their ledgers with recovery         | the former owner stores no acknowledgement after this    |
 
 Invariants
-- Every position handed out by any owner names the same entry for ever, until it is trimmed.
+- Every position returned by any owner names the same entry until it is trimmed.
 - Readers see acknowledged entries only, in order, without gaps.
-- Nothing is deleted before metadata says that it is gone, and nothing that a durable cursor still needs.
+- A ledger is deleted only after the metadata no longer names it, and only if no durable cursor needs it.
 Source: Pulsar's ManagedLedgerImpl for the znodes and the order of steps.
 """
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 import structlog
 from bindery_client.ledger.api import LedgerClient
@@ -38,6 +38,7 @@ from bindery_broker.managed_ledger.cursors.cursor import ManagedCursor
 from bindery_broker.managed_ledger.cursors.cursor_table import CursorTable
 from bindery_broker.managed_ledger.entry_cache import EntryCache
 from bindery_broker.managed_ledger.ledger_list import LedgerList, LedgerRecord
+from bindery_broker.managed_ledger.new_entries import Listeners, NewEntries
 from bindery_broker.managed_ledger.opening import recover_ledgers
 from bindery_broker.managed_ledger.ownership_proof import OwnershipCheck, OwnershipProof
 from bindery_broker.managed_ledger.read_handles import ReadHandles
@@ -46,34 +47,41 @@ from bindery_broker.managed_ledger.settings import ManagedLedgerSettings
 from bindery_broker.managed_ledger.stats import internal_stats
 from bindery_broker.managed_ledger.topic_metadata import TopicMetadata
 from bindery_broker.managed_ledger.trimming import Trimmer
-from bindery_broker.managed_ledger.writer import TopicWriter
+from bindery_broker.managed_ledger.writing.writer import TopicWriter
 
 ADD_ENTRIES_MAX: Final = 100_000
 """Maximum number of entries in one `add_many`."""
 OPEN_ATTEMPTS_MAX: Final = 3
-"""Maximum number of attempts to open a topic that another broker writes meanwhile."""
+"""Maximum number of attempts to open a topic while another broker writes to it."""
 WallClock = Callable[[], int]
 """Milliseconds since 1970."""
 
 log = structlog.get_logger()
 
 
+class Environment(NamedTuple):
+    """What a managed ledger works with."""
+
+    client: LedgerClient
+    clock: WallClock
+    settings: ManagedLedgerSettings
+    cache: EntryCache
+    is_owner: OwnershipCheck | None
+
+
 class ManagedLedger:
-    """The entries of one (partition of a) topic and its cursors, owned by this broker. Made by `open`."""
+    """The entries of one (partition of a) topic and its cursors, owned by this broker. Created by `open`."""
 
     def __init__(
         self,
         name: str,
+        environment: Environment,
         *,
-        client: LedgerClient,
         metadata: TopicMetadata,
         info: TopicInfo,
         records: Sequence[LedgerRecord],
-        clock: WallClock,
-        settings: ManagedLedgerSettings,
-        cache: EntryCache,
-        is_owner: OwnershipCheck | None,
     ) -> None:
+        client, clock, settings, cache, is_owner = environment
         self.name = name
         """`tenant/namespace/persistent/encTopic` (`TopicName.managed_ledger_name`)."""
         self._client = client
@@ -95,7 +103,7 @@ class ManagedLedger:
             timeout_s=settings.operation_timeout_s,
         )
         self._ledgers_lock = asyncio.Lock()
-        """Held while the list of ledgers is stored, so that trimming and rolling do not undo each other."""
+        """Held while the list of ledgers is stored, so that trimming and rolling do not overwrite each other."""
         self._cursors = CursorTable(
             source=self,
             ledgers=self._ledgers,
@@ -122,9 +130,8 @@ class ManagedLedger:
             on_fenced=self._fence,
         )
         self._end: BinderyError | None = None
-        self._fenced_listeners: list[Callable[[], None]] = []
-        self._entry_listeners: list[Callable[[], None]] = []
-        self._entry_waiters: set[asyncio.Future[None]] = set()
+        self._fenced_listeners = Listeners()
+        self._new_entries = NewEntries()
 
     # --- opening
 
@@ -143,63 +150,35 @@ class ManagedLedger:
     ) -> Self:
         """Take the topic over: fence and recover its last ledger, start a new one, load its cursors.
 
-        `create`: make the topic if it is not there, else NoSuchTopic. `cache`: shared by the broker's topics.
-        `is_owner` is asked when a ledger of ours was fenced or closed by somebody else: True, and the topic goes on in
-        a new one; without it, or at False, it is lost.
-        Raises TopicFenced when another broker keeps taking the same topic, Corrupt when metadata or a cursor cannot be
-        read, TryAgain or OutcomeUnknown when bookies or ZooKeeper do not answer; open again then.
+        `create`: create the topic if it does not exist, else NoSuchTopic. `cache`: shared by the broker's topics.
+        `is_owner` is called when another process has fenced or closed a ledger of this topic: if it returns True, the
+        topic continues in a new ledger; without it, or if it returns False, the topic is lost.
+        Raises TopicFenced if another broker repeatedly takes the same topic, Corrupt if its metadata cannot be read,
+        TryAgain or OutcomeUnknown if bookies or ZooKeeper do not answer; the open can then be retried.
         """
         settings = settings or ManagedLedgerSettings()
         cache = cache if cache is not None else EntryCache(size_max=settings.cache_size_max)
+        environment = Environment(client, clock, settings, cache, is_owner)
         for attempt in range(OPEN_ATTEMPTS_MAX):
             try:
-                return await cls._open(
-                    name,
-                    client=client,
-                    store=store,
-                    clock=clock,
-                    settings=settings,
-                    cache=cache,
-                    create=create,
-                    is_owner=is_owner,
-                )
+                return await cls._open(name, environment, store, create=create)
             except TopicFenced as error:
-                # The owner before us wrote the znode (it rolled or trimmed) between our read and our write.
+                # The former owner wrote the znode (it rolled or trimmed) between our read and our write.
                 log.info("topic_opening_again", topic=name, attempt=attempt, error=str(error))
                 last = error
         raise last
 
     @classmethod
-    async def _open(
-        cls,
-        name: str,
-        *,
-        client: LedgerClient,
-        store: MetadataStore,
-        clock: WallClock,
-        settings: ManagedLedgerSettings,
-        cache: EntryCache,
-        create: bool,
-        is_owner: OwnershipCheck | None,
-    ) -> Self:
+    async def _open(cls, name: str, environment: Environment, store: MetadataStore, *, create: bool) -> Self:
+        settings = environment.settings
         metadata = TopicMetadata(store, name, timeout_s=settings.operation_timeout_s, pause_s=settings.retry_pause_s)
         info = decode_topic(await metadata.load(create=create))
         records, recovered, empty = await recover_ledgers(
-            name, info, client=client, timeout_s=settings.operation_timeout_s, clock=clock
+            name, info, client=environment.client, timeout_s=settings.operation_timeout_s, clock=environment.clock
         )
-        # The writer puts its own ledger behind these; until then a list must not be empty.
+        # The writer adds its own ledger to the list; until then the list must not be empty.
         placeholder = records or [LedgerRecord(ledger_id=0)]
-        self = cls(
-            name,
-            client=client,
-            metadata=metadata,
-            info=info,
-            records=placeholder,
-            clock=clock,
-            settings=settings,
-            cache=cache,
-            is_owner=is_owner,
-        )
+        self = cls(name, environment, metadata=metadata, info=info, records=placeholder)
         try:
             if info.terminated is None:
                 self._writer = self._make_writer()
@@ -230,19 +209,19 @@ class ManagedLedger:
             },
             ownership=self._ownership,
             store_ledgers=self._store_ledgers,
-            on_confirmed=self._entries_confirmed,
+            on_confirmed=self._new_entries.announce,
             on_fenced=self._fence,
             on_recovered=self._handles.put,
         )
 
     async def _store_ledgers(self, records_of: Callable[[], Sequence[LedgerRecord]]) -> None:
-        """For the writer, which has stopped sending: nothing else changes the list's end meanwhile."""
+        """Called by the writer while it does not send: nothing else changes the end of the list."""
         async with self._ledgers_lock:
             records = records_of()
-            LedgerList(records)  # what must hold of them holds
+            LedgerList(records)  # asserts the invariants
             await self._write_ledgers(records)
             self._ledgers.assign(records)
-        self._trim_soon()  # cursors that stood at the end of the ledger just closed do not move for this
+        self._trim_soon()  # the close may have made the ledger trimmable without a cursor moving
 
     async def _write_ledgers(self, records: Sequence[LedgerRecord]) -> None:
         info = TopicInfo(ledgers=tuple(records), terminated=self._terminated, properties=self._properties)
@@ -252,12 +231,12 @@ class ManagedLedger:
 
     @property
     def is_open(self) -> bool:
-        """False once closed, fenced or deleted: open it anew then."""
+        """False once closed, fenced or deleted; then it must be opened again."""
         return self._end is None
 
     @property
     def is_terminated(self) -> bool:
-        """It takes no more entries, for ever. Reading and acknowledging go on."""
+        """Whether it accepts no more entries, permanently. Reading and acknowledging continue."""
         return self._terminated is not None
 
     @property
@@ -270,26 +249,25 @@ class ManagedLedger:
 
     def on_fenced(self, listener: Callable[[], None]) -> Callable[[], None]:
         """Call `listener` in the loop, once, when the topic is lost to another broker. Returns its removal."""
-        return _subscribe(self._fenced_listeners, listener)
+        return self._fenced_listeners.add(listener)
 
     def _raise_if_ended(self) -> None:
         if self._end is not None:
             raise type(self._end)(self._end.message, **self._end.facts)
 
     def _fence(self, error: TopicFenced) -> None:
-        """Lost, for good: everything fails from now on."""
+        """The topic is lost: every later call fails."""
         if self._end is not None:
             return
         self._finish(error)
         if self._writer is not None:
             self._writer.fence(error)
-        for listener in list(self._fenced_listeners):
-            listener()
+        self._fenced_listeners.call()
 
     def _finish(self, error: BinderyError) -> None:
         self._end = error
         self._cursors.end(error)
-        self._wake()
+        self._new_entries.wake()
 
     # --- adding
 
@@ -307,8 +285,8 @@ class ManagedLedger:
         return await self.submit_many(payloads)
 
     def submit_many(self, payloads: Sequence[bytes]) -> "asyncio.Future[list[Position]]":
-        """`add_many` of at least one entry, cut in two: raises at once what refuses the call (nothing was stored); what
-        is answered later is in the future. For callers that must not send more after a refusal."""
+        """Like `add_many` for at least one entry, but raises at once the error that refuses the call (nothing was
+        stored), and returns a future for the rest. For callers that must not send more after a refusal."""
         self._raise_if_ended()
         if self._writer is None:
             raise Conflict("the topic is terminated", topic=self.name)
@@ -318,27 +296,16 @@ class ManagedLedger:
             raise TooLarge("entry is too large", size=len(largest), size_max=ENTRY_SIZE_MAX)
         return self._writer.submit_many(payloads)
 
-    def _entries_confirmed(self) -> None:
-        self._wake()
-        for listener in list(self._entry_listeners):
-            listener()
-
-    def _wake(self) -> None:
-        waiters, self._entry_waiters = self._entry_waiters, set()
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)
-
     # --- positions
 
     @property
     def last_confirmed(self) -> Position:
-        """The last acknowledged entry; entry -1 of the first ledger when there is none."""
+        """The last acknowledged entry; entry -1 of the first ledger if there is none."""
         return self._ledgers.last_confirmed
 
     @property
     def first_position(self) -> Position:
-        """The oldest entry that still exists, or where the first one will stand."""
+        """The oldest entry that still exists, or the position of the first add."""
         return self._ledgers.first_position
 
     @property
@@ -351,7 +318,7 @@ class ManagedLedger:
         return self._ledgers.size
 
     def next_position(self, position: Position) -> Position:
-        """The entry after `position`, trimmed ones skipped; for the last one: where the next may stand."""
+        """The entry after `position`, without trimmed ones; after the last one: the position of the next add."""
         return self._ledgers.next(position)
 
     def contains(self, position: Position) -> bool:
@@ -359,7 +326,7 @@ class ManagedLedger:
         return self._ledgers.contains(position)
 
     def clamp(self, position: Position) -> Position:
-        """The first existing entry >= `position`, or where the next one will stand. Takes EARLIEST and LATEST."""
+        """The first existing entry >= `position`, or the position of the next add. Accepts EARLIEST and LATEST."""
         return self._ledgers.clamp(position)
 
     def entries_between(self, *, after: Position, upto: Position) -> int:
@@ -379,42 +346,25 @@ class ManagedLedger:
         return await self._reader.read(position, entries_max=entries_max, size_max=size_max)
 
     async def find_first(self, predicate: Callable[[bytes], bool]) -> Position:
-        """The first entry for which `predicate` holds, where it holds for all later ones too (binary search); where
-        the next entry will stand when there is none. For seek by time:
-        `find_first(lambda entry: publish_time_ms(entry) >= timestamp_ms)`."""
-        low, high = 0, self.entries_count
-        base = self.first_position
-        while low < high:
-            middle = (low + high) // 2
-            found = await self.read(self._ledgers.nth(middle), entries_max=1, size_max=1)
-            if self.first_position != base:  # trimmed meanwhile: the counts are another's
-                base, low, high = self.first_position, 0, self.entries_count
-            elif found and not predicate(found[0][1]):
-                low = middle + 1
-            else:
-                high = middle
-        return self._ledgers.nth(low)
+        """Return the first entry for which `predicate` holds, or the position of the next add if there is none.
+
+        Binary search: the predicate must hold for all later entries too. To seek by time:
+        `find_first(lambda entry: publish_time_ms(entry) >= timestamp_ms)`.
+        """
+        return await self._reader.find_first(predicate, check_open=self._raise_if_ended)
 
     def on_new_entries(self, listener: Callable[[], None]) -> Callable[[], None]:
-        """Call `listener` in the loop each time last_confirmed moved. Returns its removal. Must not raise."""
-        return _subscribe(self._entry_listeners, listener)
+        """Call `listener` in the loop each time last_confirmed advances; it must not raise. Returns its removal."""
+        return self._new_entries.listeners.add(listener)
 
     async def wait_for_entry(self, position: Position, *, timeout_s: float) -> bool:
         """True once last_confirmed >= position, False at the timeout. Raises TopicFenced when the topic is lost."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                while True:
-                    self._raise_if_ended()
-                    if self.last_confirmed >= position:
-                        return True
-                    waiter = asyncio.get_running_loop().create_future()
-                    self._entry_waiters.add(waiter)
-                    try:
-                        await waiter
-                    finally:
-                        self._entry_waiters.discard(waiter)
-        except TimeoutError:
-            return False
+
+        def is_there() -> bool:
+            self._raise_if_ended()
+            return self.last_confirmed >= position
+
+        return await self._new_entries.wait_until(is_there, timeout_s=timeout_s)
 
     # --- cursors
 
@@ -459,7 +409,7 @@ class ManagedLedger:
     # --- keeping and ending
 
     async def roll(self) -> None:
-        """End the current ledger, if it holds anything, and go on in a new one."""
+        """End the current ledger, if it holds anything, and continue in a new one."""
         self._raise_if_ended()
         if self._writer is not None:
             await self._writer.roll()
@@ -488,7 +438,7 @@ class ManagedLedger:
     async def delete(self) -> None:
         """Remove the topic with all cursors (from metadata at once and as a whole), then its ledgers.
 
-        After an error the topic may or may not be there, and this object is closed: open it anew.
+        After an error the topic may or may not exist, and this object is closed: open it again.
         """
         deleted = NoSuchTopic("the topic was deleted", topic=self.name)
         async with self._cursors.lock, self._cursors.trim_lock, self._ledgers_lock:
@@ -506,7 +456,7 @@ class ManagedLedger:
                 await self._release()
 
     async def crash(self) -> None:
-        """Drop everything without writing a byte, as the end of the process would. For tests and for giving up."""
+        """Release everything without a write, like the end of the process. For tests and failed closes."""
         if self._end is None:
             self._finish(TryAgain("the topic was given up", topic=self.name))
         if self._writer is not None:
@@ -529,13 +479,3 @@ class ManagedLedger:
     def _trim_soon(self) -> None:
         if self._end is None:
             self._trimmer.trim_soon()
-
-
-def _subscribe(listeners: list[Callable[[], None]], listener: Callable[[], None]) -> Callable[[], None]:
-    listeners.append(listener)
-
-    def remove() -> None:
-        if listener in listeners:
-            listeners.remove(listener)
-
-    return remove

@@ -1,4 +1,4 @@
-"""LedgerList: a topic's ledgers in order, and the arithmetic of positions over them. Pure.
+"""The ledgers of a topic in order, and arithmetic with positions over them. Pure.
 
 Invariants: ids ascend; only the last ledger may be empty or growing; `entries` counts acknowledged entries only.
 """
@@ -13,7 +13,7 @@ __all__ = ["LedgerList", "LedgerRecord"]
 
 
 class LedgerList:
-    """At least one ledger. Positions it answers exist, or say where the next entry will stand."""
+    """At least one ledger. Every returned position is an existing entry or the position of the next add."""
 
     def __init__(self, records: Sequence[LedgerRecord]) -> None:
         assert records, "a topic has at least one ledger"
@@ -46,17 +46,17 @@ class LedgerList:
     # --- changes
 
     def grow(self, *, entries: int, size: int) -> None:
-        """The current ledger has so many more acknowledged entries and payload bytes."""
+        """Add acknowledged entries and payload bytes to the current ledger."""
         current = self._records[-1]
         self._records[-1] = replace(current, entries=current.entries + entries, size=current.size + size)
 
     def drop_first(self, count: int) -> None:
-        """The `count` oldest ledgers are gone."""
+        """Remove the `count` oldest ledgers."""
         assert count < len(self._records)
         del self._records[:count], self._ids[:count]
 
     def assign(self, records: Sequence[LedgerRecord]) -> None:
-        """Take over a list that was stored."""
+        """Replace the list by one that was stored."""
         LedgerList.__init__(self, records)
 
     # --- positions
@@ -67,7 +67,7 @@ class LedgerList:
 
     @property
     def end(self) -> Position:
-        """Where the next entry will stand, unless the ledger is rolled before."""
+        """The position of the next add, unless the ledger is rolled before."""
         return Position(self._ids[-1], self._records[-1].entries)
 
     @property
@@ -124,7 +124,7 @@ class LedgerList:
         return count
 
     def nth(self, index: int) -> Position:
-        """The entry with `index` entries before it, counted from the oldest; the end when there are not so many."""
+        """The entry with `index` entries before it, counted from the oldest; the end if there are fewer."""
         for record in self._records:
             if index < record.entries:
                 return Position(record.ledger_id, index)

@@ -1,4 +1,4 @@
-"""Recovery of a topic's last ledger when the topic is opened: the previous owner confirms nothing more in it."""
+"""Recover the last ledger of a topic that is opened, so that the previous owner confirms no more entries in it."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -21,7 +21,7 @@ class RecoveredLedgers(NamedTuple):
     handle: ReadHandle | None
     """Of the last one of them; None: there are no ledgers, or the last one was dropped."""
     empty_ledger_id: int | None
-    """A ledger that is taken off the list and can be deleted."""
+    """A ledger that is removed from the list and can be deleted."""
 
 
 async def recover_ledgers(

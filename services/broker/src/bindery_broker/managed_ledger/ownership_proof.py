@@ -1,9 +1,9 @@
-"""OwnershipProof: a ledger of ours was fenced or closed by somebody else. By the topic's next owner, or by healing?
+"""Determine whether a ledger of this topic was fenced or closed by the topic's next owner or by recovery.
 
-Healing recovers the open ledger of a topic that is idle when one of its bookies is lost or drained; the topic stays
-ours. The metadata store tells the two apart. Its answer may be old when it arrives, so no safety rests on it: what is
-done upon it is a compare-and-set of the topic's znode, which a stale owner fails. It keeps an owner that was replaced
-from getting in its successor's way.
+Recovery closes the open ledger of an idle topic if one of its bookies is lost or drained; the owner stays the same. The
+metadata store distinguishes the two cases. Its answer may be outdated when it arrives, so safety does not depend on it:
+it leads to a compare-and-set of the topic's znode, which fails for a stale owner. It prevents that a replaced owner
+disturbs its successor.
 """
 
 from collections.abc import Awaitable, Callable
@@ -11,14 +11,14 @@ from collections.abc import Awaitable, Callable
 from bindery_broker.managed_ledger.topic_metadata import limited
 
 OwnershipCheck = Callable[[], Awaitable[bool]]
-"""Asks the metadata store whether this broker owns the topic. Raises TryAgain when it cannot be asked."""
+"""Reads from the metadata store whether this broker owns the topic. Raises TryAgain if the store does not answer."""
 
 
 class OwnershipProof:
     """Of one open topic."""
 
     def __init__(self, check: OwnershipCheck | None, *, timeout_s: float) -> None:
-        """`check=None`: whoever fences owns the topic."""
+        """`check=None`: the process that fences a ledger is the new owner."""
         self._check = check
         self._timeout_s = timeout_s
 
@@ -27,8 +27,8 @@ class OwnershipProof:
         return self._check is not None
 
     async def holds(self) -> bool:
-        """Whether the topic is still ours. Raises TryAgain while that cannot be found out."""
+        """Return whether this broker still owns the topic. Raises TryAgain while that is unknown."""
         if self._check is None:
             return False
-        async with limited(self._timeout_s, "find out who owns the topic"):
+        async with limited(self._timeout_s, "determine the owner of the topic"):
             return await self._check()

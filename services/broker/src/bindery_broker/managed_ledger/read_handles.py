@@ -1,4 +1,4 @@
-"""ReadHandles: the closed ledgers that a topic keeps open for reading, the least used one let go first."""
+"""Keep closed ledgers of a topic open for reading; the least recently used one is released first."""
 
 import asyncio
 from collections import OrderedDict
@@ -10,7 +10,7 @@ from bindery_broker.managed_ledger.topic_metadata import limited
 
 
 class ReadHandles:
-    """Invariant: at most `count_max` handles once no call is under way; a ledger is opened once at a time."""
+    """Invariant: at most `count_max` handles once no call is in progress; a ledger is opened once at a time."""
 
     def __init__(self, client: LedgerClient, *, count_max: int, timeout_s: float) -> None:
         self._client = client
@@ -20,7 +20,7 @@ class ReadHandles:
         self._opening = asyncio.Lock()
 
     async def get(self, ledger_id: int) -> ReadHandle:
-        """Open without recovery: the ledger is closed, or is ours. Raises NoSuchLedger, TryAgain."""
+        """Open without recovery: the ledger is closed, or this broker writes it. Raises NoSuchLedger, TryAgain."""
         handle = self._handles.get(ledger_id)
         if handle is not None:
             self._handles.move_to_end(ledger_id)

@@ -1,4 +1,4 @@
-"""EntryReader: acknowledged entries of a topic by position, across its ledgers, from the cache or from bookies."""
+"""Read acknowledged entries of a topic by position, across its ledgers, from the cache or from bookies."""
 
 from collections.abc import Callable
 from typing import Final
@@ -14,11 +14,11 @@ from bindery_broker.managed_ledger.read_handles import ReadHandles
 from bindery_broker.managed_ledger.topic_metadata import limited
 
 READ_ENTRIES_MAX: Final = 1_000
-"""Entries asked of the bookies in one go."""
+"""Maximum number of entries of one read from bookies."""
 
 
 class EntryReader:
-    """Reads what `ledgers` says is acknowledged, nothing beyond."""
+    """Reads only entries that are acknowledged according to `ledgers`."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class EntryReader:
         write_handle: Callable[[], WriteHandle | None],
         timeout_s: float,
     ) -> None:
-        """`write_handle`: the current ledger's, while it works."""
+        """`write_handle`: returns the writer of the current ledger, if it has one."""
         self._ledgers = ledgers
         self._handles = handles
         self._cache = cache
@@ -59,8 +59,25 @@ class EntryReader:
                 break
         return found
 
+    async def find_first(self, predicate: Callable[[bytes], bool], *, check_open: Callable[[], None]) -> Position:
+        """See `ManagedLedger.find_first`. `check_open` raises once the topic is closed, fenced or deleted."""
+        ledgers = self._ledgers
+        low, high = 0, ledgers.entries_count
+        first = ledgers.first_position
+        while low < high:
+            check_open()
+            middle = (low + high) // 2
+            found = await self.read(ledgers.nth(middle), entries_max=1, size_max=1)
+            if ledgers.first_position != first:  # trimmed meanwhile: the indexes are no longer valid
+                first, low, high = ledgers.first_position, 0, ledgers.entries_count
+            elif found and not predicate(found[0][1]):
+                low = middle + 1
+            else:
+                high = middle
+        return ledgers.nth(low)
+
     async def _fetch(self, record: LedgerRecord, *, first: int, last: int, room: int) -> list[bytes]:
-        """Some entries from `first` on, at least one, about as many as `room` bytes hold."""
+        """Return entries from `first` on: at least one, about as many as fit into `room` bytes."""
         count = room * record.entries // max(record.size, 1)
         last = min(last, first + max(1, min(count, READ_ENTRIES_MAX)) - 1)
         async with limited(self._timeout_s, "read from a ledger"):
@@ -79,9 +96,9 @@ class EntryReader:
             try:
                 return await writer.read(EntryId(first), EntryId(last))
             except LostOwnership:
-                pass  # closed or fenced in this moment; entries stay where they are
+                pass  # closed or fenced just now; its entries can be read without the writer
         reader = await self._handles.get(ledger_id)
         if reader.last_add_confirmed < last and await reader.read_last_confirmed() < last:
-            # Bookies learn of a confirmation with the next entry only; once the ledger is closed they all agree.
+            # Bookies receive a confirmation with the next entry; the last one is known once the ledger is closed.
             raise TryAgain("the entries cannot be read until their ledger is closed", ledger_id=ledger_id)
         return await reader.read(EntryId(first), EntryId(last))

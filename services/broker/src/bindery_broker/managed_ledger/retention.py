@@ -1,7 +1,7 @@
-"""Which ledgers of a topic nobody needs any more. Pure.
+"""Decide which ledgers of a topic are no longer needed. Pure.
 
-A ledger may go when it is closed, every durable cursor has acknowledged all of it, and its time is over. Ledgers go
-from the oldest on; the first that must stay keeps all behind it.
+A ledger may be deleted if it is closed, every durable cursor has acknowledged all of it, and its retention time is
+over. Ledgers are deleted from the oldest on; the first one that is needed keeps all later ones.
 """
 
 from collections.abc import Iterable
@@ -19,10 +19,10 @@ def trimmable(
     retention_acked_s: float,
     retention_unsubscribed_s: float,
 ) -> int:
-    """How many of the oldest ledgers may be deleted; never the last one.
+    """Return how many of the oldest ledgers may be deleted; never the last one.
 
-    `mark_deletes`: the durable positions of all cursors. Without any, `retention_unsubscribed_s` counts from a ledger's
-    closing, else `retention_acked_s`.
+    `mark_deletes`: the durable positions of all cursors. Without any, `retention_unsubscribed_s` counts from the
+    close of a ledger, else `retention_acked_s`.
     """
     slowest = min(mark_deletes, default=None)
     retention_s = retention_unsubscribed_s if slowest is None else retention_acked_s

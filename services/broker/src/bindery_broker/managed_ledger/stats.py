@@ -5,7 +5,7 @@ from typing import Any
 
 from bindery_broker.managed_ledger.cursors.cursor import ManagedCursor
 from bindery_broker.managed_ledger.ledger_list import LedgerList
-from bindery_broker.managed_ledger.writer import TopicWriter
+from bindery_broker.managed_ledger.writing.writer import TopicWriter
 
 
 def internal_stats(

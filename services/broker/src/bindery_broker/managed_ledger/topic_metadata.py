@@ -1,13 +1,13 @@
-"""TopicMetadata: every write to a topic's znode and its cursors' znodes, each proving that we still own the topic.
+"""Write a topic's znode and the znodes of its cursors. Each write proves that this broker still owns the topic.
 
-Theory of operation. Whoever opens a topic writes its znode, which changes its version; we remember the version of our
-own last write. The topic's znode is written with that version, a cursor's znode in one transaction with a check of it.
-A stale owner's write therefore fails, whatever it writes, and fails for good: that is TopicFenced.
+A broker that opens a topic writes its znode, which changes the version, and remembers the version of its last write.
+The topic's znode is written with that version, a cursor's znode in one transaction with a check of it. Every write of a
+stale owner therefore fails with TopicFenced, permanently.
 
-A write whose outcome is unknown is looked up and, if it was not carried out, repeated; when that cannot be found out
-in time the caller gets MetadataOutcomeUnknown, and the next write to that znode begins by finding it out.
+If the outcome of a write is unknown, the znode is read, and the write is repeated if it was not applied. If that cannot
+be determined in time, the caller gets MetadataOutcomeUnknown, and the next write to that znode determines it first.
 
-Invariant: at most one write is under way, so our own writes never make one another stale.
+Invariant: at most one write is in progress, so the writes of one owner never conflict with each other.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ from bindery_pulsar import znode_layout
 
 @asynccontextmanager
 async def limited(timeout_s: float, what: str) -> AsyncIterator[None]:
-    """A time limit that speaks of what could not be done, as TryAgain."""
+    """A time limit whose expiry raises TryAgain with `what` could not be done."""
     try:
         async with asyncio.timeout(timeout_s):
             yield
@@ -59,16 +59,16 @@ class OwnedNode:
 
     @property
     def is_absent(self) -> bool:
-        """Certainly not there."""
+        """Whether the znode certainly does not exist."""
         return self.version is None and self.attempted is None
 
 
 class TopicMetadata:
-    """One topic's znodes. Raises TopicFenced for good once another broker has written."""
+    """The znodes of one topic. Once another broker has written them, every write raises TopicFenced."""
 
     def __init__(self, store: MetadataStore, name: str, *, timeout_s: float, pause_s: float) -> None:
-        """`name`: the managed ledger's. `timeout_s`: for a write with all its repetitions; `pause_s`: before the first
-        repetition."""
+        """`name`: of the managed ledger. `timeout_s`: limit of a write with all its retries. `pause_s`: pause before
+        the first retry."""
         self._store = store
         self._pause_s = pause_s
         self._timeout_s = timeout_s
@@ -80,7 +80,7 @@ class TopicMetadata:
         return f"{self.node.path}/{znode_layout.encode_name(cursor)}"
 
     async def load(self, *, create: bool) -> bytes:
-        """The topic's znode, made empty when it is not there and `create`, else NoSuchTopic."""
+        """Return the topic's znode. If it is missing: create an empty one if `create`, else raise NoSuchTopic."""
         async with limited(self._timeout_s, "read the topic's metadata"):
             while True:
                 try:
@@ -95,7 +95,7 @@ class TopicMetadata:
                     await self._store.create(self.node.path, make_parents=True)
 
     async def load_cursors(self) -> Mapping[str, tuple[OwnedNode, bytes]]:
-        """Cursor name -> its znode and value."""
+        """Return the znode and value of each cursor, by name."""
         found: dict[str, tuple[OwnedNode, bytes]] = {}
         async with limited(self._timeout_s, "read the topic's cursors"):
             for part in await self._store.children(self.node.path):
@@ -126,7 +126,7 @@ class TopicMetadata:
                 cursor.version = None
 
     async def delete_topic(self, cursors: Sequence[OwnedNode]) -> None:
-        """Topic and cursors, all or nothing."""
+        """Delete the znodes of the topic and its cursors, in one transaction."""
         async with self._lock:
             await self._settle(self.node)
             ops: list[Op] = []
@@ -143,7 +143,7 @@ class TopicMetadata:
         return Check(self.node.path, self.node.version)
 
     async def _write(self, node: OwnedNode, data: bytes) -> None:
-        """Compare and set, under the lock."""
+        """Compare and set. The caller holds the lock."""
         error: Exception | None = None
         pause_s = self._pause_s
         try:
@@ -181,7 +181,7 @@ class TopicMetadata:
         node.version = result.version if isinstance(result, Stat) else 0
 
     async def _settle(self, node: OwnedNode) -> bytes | None:
-        """Find out whether the last write to `node`, of unknown outcome, was carried out; what it wrote if so."""
+        """Determine whether the last write to `node`, of unknown outcome, was applied. Returns its value if so."""
         if node.removing and await self._is_removed(node):
             if node is self.node:
                 raise TopicFenced("the topic was removed", topic=self.name, path=node.path)
@@ -207,7 +207,7 @@ class TopicMetadata:
         return None
 
     async def _is_removed(self, node: OwnedNode) -> bool:
-        """Find out whether the deletion of `node`, of unknown outcome, was carried out."""
+        """Determine whether the deletion of `node`, of unknown outcome, was applied."""
         await self._store.sync(node.path)
         stat = await self._store.exists(node.path)
         if stat is not None and stat.version != node.version:
@@ -216,7 +216,7 @@ class TopicMetadata:
         return stat is None
 
     async def _remove(self, ops: list[Op], node: OwnedNode) -> None:
-        """Carry out `ops`, the deletion of `node` among them, under the lock."""
+        """Apply `ops`, which include the deletion of `node`. The caller holds the lock."""
         error: Exception | None = None
         pause_s = self._pause_s
         try:

@@ -1,4 +1,4 @@
-"""Trimmer: deletes the oldest ledgers of a topic once no cursor and no retention setting needs them.
+"""Delete the oldest ledgers of a topic once no cursor and no retention setting needs them.
 
 The metadata is written first and the ledgers are deleted after it. A ledger that cannot be deleted then is remembered
 and deleted by a later call; when the topic closes, those that are left are named in the log.
@@ -23,7 +23,7 @@ log = structlog.get_logger()
 
 
 class Trimmer:
-    """Of one open topic."""
+    """Trims one open topic."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Trimmer:
         self._is_started = False
 
     def start(self) -> None:
-        """Allow `trim_soon`. Before the cursors are loaded every entry would seem to be unneeded."""
+        """Enable `trim_soon`. Before the cursors are loaded, every entry would count as unneeded."""
         self._is_started = True
         self.trim_soon()
 
@@ -115,7 +115,7 @@ class Trimmer:
         return True
 
     async def _drop_first(self, count: int) -> None:
-        """Take the `count` oldest ledgers off the list, durably."""
+        """Remove the `count` oldest ledgers from the list, durably."""
         dropped = [record.ledger_id for record in list(self._ledgers)[:count]]
         try:
             await self._write_ledgers(list(self._ledgers)[count:])

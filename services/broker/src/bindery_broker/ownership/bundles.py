@@ -1,6 +1,6 @@
-"""Namespace bundles: the ranges of a namespace's ring that are owned as one.
+"""Map topics to namespace bundles. A bundle is a hash range of a namespace; one broker owns all topics in it.
 
-The ring has 2^32 positions; a topic's is the CRC32 of its full name. A namespace is divided into BUNDLE_COUNT equal
+The hash of a topic is the CRC32 of its full name, one of 2^32 values. A namespace is divided into BUNDLE_COUNT equal
 ranges; the last one includes 0xffffffff.
 
 | bundle | name                     |
@@ -10,7 +10,8 @@ ranges; the last one includes 0xffffffff.
 |      2 | `0x80000000_0xc0000000`  |
 |      3 | `0xc0000000_0xffffffff`  |
 
-The number is a constant: brokers that disagreed would own a topic twice (and fence one another forever).
+BUNDLE_COUNT is a constant: if two brokers used different values, both could own the same topic and would fence each
+other repeatedly.
 Source: Pulsar NamespaceBundles, defaultNumberOfNamespaceBundles.
 """
 

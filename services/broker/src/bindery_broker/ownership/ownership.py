@@ -1,12 +1,12 @@
-"""Ownership: which broker serves a topic. One broker holds a namespace bundle by an ephemeral node.
+"""Determine which broker serves a topic. A broker owns a namespace bundle through an ephemeral node.
 
-Whoever is asked first for an unowned bundle takes it. The record is Pulsar's:
+The first broker that gets a request for an unowned bundle takes it. The record is Pulsar's:
 
     {"nativeUrl": "", "nativeUrlTls": "", "httpUrl": "http://10.0.0.7:8080", "httpUrlTls": "", "disabled": false,
      "advertisedListeners": {}}
 
-Losing the node (the session ended) closes the bundle's topics here at once. Safety does not rest on this: a broker that
-has not noticed yet is fenced by the new owner's recovery of the ledger and by the versions of the topic's znode.
+If the session ends, the node is lost and the bundle's topics are closed at once. Safety does not depend on this: a
+broker that has not detected the loss is fenced by the new owner's recovery of the ledger and by the znode's version.
 Source: Pulsar NamespaceEphemeralData, OwnershipCache.
 """
 
@@ -24,10 +24,11 @@ from bindery_broker.keyed_locks import KeyedLocks
 from bindery_broker.ownership.bundles import Bundle
 
 ATTEMPTS_MAX = 3
-"""Rounds of "nobody owns it" and "somebody was faster" in one call."""
+"""Maximum number of attempts in one call to take a bundle that has no owner when it is read."""
 REMOTE_REMEMBERED_MAX = 10_000
+"""Maximum number of bundles whose remote owner is cached."""
 PREDECESSOR_WAIT_S = 10.0
-"""Longest wait for the node of an earlier process at our own address to go, which its session's end brings about."""
+"""Maximum seconds to wait until the session of an earlier process at the same address ends and its node is removed."""
 
 log = get_logger(__name__)
 
@@ -65,20 +66,21 @@ class Ownership:
         return [bundle for bundle, lease in self._held.items() if lease.is_held]
 
     def is_mine(self, bundle: Bundle) -> bool:
-        """As far as this broker knows."""
+        """Return True if this broker owns the bundle, according to its own state. The state may be outdated; see
+        `proof`."""
         lease = self._held.get(bundle)
         return lease is not None and lease.is_held
 
     def proof(self, bundle: Bundle) -> Callable[[], Awaitable[bool]] | None:
-        """A question to the metadata store: has the bundle been ours without a break since now? It raises
-        MetadataUnavailable when the store does not answer. None: the bundle is not ours now."""
+        """Return a check whether this broker has owned the bundle without interruption since now; None: it does not own
+        it. The check reads the metadata store and raises MetadataUnavailable if the store does not answer."""
         lease = self._held.get(bundle)
         return lease.verify if lease is not None and lease.is_held else None
 
     async def locate(self, bundle: Bundle) -> RemoteOwner | None:
-        """The other broker that owns `bundle`; None: this one does, from now on if nobody did.
+        """Return the other broker that owns `bundle`; None: this broker owns it. An unowned bundle is taken.
 
-        Raises NotOwner when it changes hands just now, MetadataUnavailable when ZooKeeper cannot be asked.
+        Raises NotOwner while the owner changes, MetadataUnavailable if ZooKeeper does not answer.
         """
         if self.is_mine(bundle):
             return None
@@ -91,7 +93,8 @@ class Ownership:
             return self._remote.get(bundle) or await self._acquire(bundle)
 
     def forget_remote(self, bundle: Bundle) -> None:
-        """The owner did not answer, or says that it is not: look again next time."""
+        """Discard the cached owner, which did not answer or no longer owns the bundle. The next `locate` reads it
+        again."""
         self._remote.pop(bundle, None)
 
     async def release(self, bundle: Bundle) -> None:
@@ -136,7 +139,7 @@ class Ownership:
                 lease.on_lost(lambda: self._lost(bundle))
                 log.info("bundle_acquired", bundle=str(bundle))
                 return None
-        raise NotOwner("the bundle's owner is changing; ask again", bundle=str(bundle))
+        raise NotOwner("the bundle's owner is changing; retry", bundle=str(bundle))
 
     async def _predecessor_gone(self, bundle: Bundle, changed: asyncio.Event) -> None:
         log.info("bundle_awaits_end_of_earlier_session", bundle=str(bundle))
@@ -145,7 +148,7 @@ class Ownership:
                 await changed.wait()
         except TimeoutError:
             raise NotOwner(
-                "an earlier broker at this address still holds the topic's bundle; its session ends soon, ask again",
+                "an earlier broker at this address still holds the topic's bundle; its session ends soon; retry",
                 bundle=str(bundle),
             ) from None
 
@@ -161,5 +164,5 @@ def _decode_owner(bundle: Bundle, value: bytes) -> RemoteOwner:
     except msgspec.MsgspecError as error:
         raise Corrupt("the bundle's owner record cannot be read", bundle=str(bundle)) from error
     if record.disabled or not record.http_url:
-        raise NotOwner("the bundle is being unloaded; ask again", bundle=str(bundle))
+        raise NotOwner("the bundle is being unloaded; retry", bundle=str(bundle))
     return RemoteOwner(record.http_url)

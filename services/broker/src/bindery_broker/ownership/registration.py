@@ -1,6 +1,6 @@
-"""The broker's entry among the live ones: an ephemeral node `/loadbalance/brokers/<host:port>`, put back after a loss.
+"""Register the broker as live: an ephemeral znode `/loadbalance/brokers/<host:port>`, created again if it is lost.
 
-The value is the owner record's JSON (Pulsar's LocalBrokerData has these fields among others).
+The value is the JSON of the owner record. Its fields are a subset of Pulsar's LocalBrokerData.
 """
 
 import asyncio
@@ -16,18 +16,19 @@ from bindery_pulsar import znode_layout
 from bindery_broker.ownership.ownership import OwnerRecord
 
 RETRY_S: Final = 1.0
+"""Seconds before a failed registration is tried again."""
 
 log = get_logger(__name__)
 
 
 async def register(leases: Leases, *, url: str) -> Lease | None:
-    """The lease; None while another session (an earlier life of this broker) still holds the place."""
+    """Return the lease; None: another session still holds the znode, usually that of this broker before its restart."""
     host_port = urlsplit(url).netloc
     return await leases.acquire(znode_layout.broker(host_port), msgspec.json.encode(OwnerRecord(http_url=url)))
 
 
 async def keep_registered(leases: Leases, *, url: str) -> None:
-    """Register, and again whenever the entry was lost. Runs until cancelled, then the entry is given up."""
+    """Keep the broker registered until the task is cancelled, then release the registration."""
     lease: Lease | None = None
     try:
         while True:

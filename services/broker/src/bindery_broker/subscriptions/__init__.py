@@ -1,1 +1,13 @@
-"""Subscriptions of a topic."""
+"""Subscriptions of a topic: from the cursor and the dispatcher to the consumers' calls.
+
+    subscription -> redelivery | acknowledging -> dispatch_loop -> reading -> consumer
+
+| module        | owns                                                                         |
+|---------------|------------------------------------------------------------------------------|
+| subscription  | the consumers' sessions and the counters; composes the others                |
+| redelivery    | calls in progress by request id; returned messages                           |
+| acknowledging | nothing; translates message ids and keeps cursor and dispatcher consistent   |
+| dispatch_loop | the dispatcher, the queue of waiting calls, the time                         |
+| reading       | the read position and the sizes of unfinished batches                        |
+| consumer      | nothing; one call's limits, the subscription's tag filter                    |
+"""

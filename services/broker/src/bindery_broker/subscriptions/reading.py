@@ -1,6 +1,6 @@
-"""Read messages of a subscription: decode entries, apply its tags, and resolve message ids to what a cursor takes.
+"""Read the messages of a subscription: decode entries, apply the tag filter, and offer the result to a dispatcher.
 
-Batch sizes are remembered from the first decoding of an entry until all of it is acknowledged.
+The sizes of batches are remembered from the first decoding of an entry until the entry is completely acknowledged.
 """
 
 from collections.abc import Iterable, Sequence
@@ -9,48 +9,150 @@ from bindery_core.errors import BinderyError
 from bindery_pulsar.message_codec import Message, decode_entry
 from bindery_pulsar.message_id import MessageId, Position
 
+from bindery_broker.dispatch.dispatcher import Dispatcher
 from bindery_broker.dispatch.item import NOT_IN_BATCH, Item, MessageKey
-from bindery_broker.errors import UnknownMessages
 from bindery_broker.managed_ledger import BatchAck, ManagedCursor, ManagedLedger
+from bindery_broker.subscriptions.consumer import TagFilter
 
 MESSAGE_OVERHEAD = 200
 """Bytes that a message counts in addition to its payload."""
 READ_BYTES_MAX = 4 * 2**20
 """Maximum bytes of one read from the managed ledger."""
-UNKNOWN_SHOWN_MAX = 20
-"""Maximum number of unknown message ids listed in an error."""
-TAG_VERSION = "1"
-"""Value of the subscription properties whose keys are tags (the convention of TDMQ's clients)."""
+READ_ENTRIES_MAX = 100
+"""Maximum number of entries of one read from the managed ledger."""
+
+
+class BatchSizes:
+    """The number of messages in each batch that is not completely acknowledged."""
+
+    def __init__(self, cursor: ManagedCursor, ledger: ManagedLedger) -> None:
+        self._cursor = cursor
+        self._ledger = ledger
+        self._sizes: dict[Position, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._sizes)
+
+    def __getitem__(self, position: Position) -> int:
+        return self._sizes[position]
+
+    def remember(self, position: Position, messages: Sequence[Message]) -> int:
+        """Return the number of messages if the entry at `position` is a batch, else 0."""
+        if not messages or messages[0].batch_index == NOT_IN_BATCH:
+            return 0
+        self._sizes[position] = messages[0].batch_size
+        return messages[0].batch_size
+
+    async def look_up(self, position: Position) -> int | None:
+        """Return the number of messages in the batch at `position`; 0: it is no batch; None: it does not exist."""
+        size = self._sizes.get(position)
+        if size is not None:
+            return size
+        entries = await self._ledger.read(position, entries_max=1, size_max=1)
+        if not entries or entries[0][0] != position:
+            return None
+        return self.remember(position, decode_entry(entries[0][1]))
+
+    def forget(self, positions: Iterable[Position]) -> None:
+        for position in positions:
+            self._sizes.pop(position, None)
+
+    def forget_acked(self) -> None:
+        """Forget the sizes of batches that are completely acknowledged."""
+        self.forget([position for position in self._sizes if self._cursor.is_acked(position)])
+
+    def clear(self) -> None:
+        self._sizes.clear()
 
 
 class MessageReader:
-    """Of one subscription."""
+    """Reads for one subscription. At most one of its reads is in progress; the dispatch loop ensures that."""
 
     def __init__(self, cursor: ManagedCursor, ledger: ManagedLedger, *, partition: int) -> None:
-        self.tags = frozenset(name for name, value in cursor.properties.items() if value == TAG_VERSION)
-        """Empty, or with `*` among them: no message is filtered."""
+        self.filter = TagFilter(cursor.properties)
+        self.batch_sizes = BatchSizes(cursor, ledger)
         self.stuck: str | None = None
         """Why the entry at the read position cannot be decoded; None: it can."""
-        self.batch_sizes: dict[Position, int] = {}
         self._cursor = cursor
         self._ledger = ledger
         self._partition = partition
-        self._wanted = self.tags if "*" not in self.tags else frozenset()
+        self._position = cursor.mark_delete
+        self.rewind()
+
+    @property
+    def position(self) -> Position:
+        """The next entry to read for the first time."""
+        return self._position
+
+    def rewind(self) -> None:
+        """Continue with the entry after the cursor's mark-delete position."""
+        self._position = self._ledger.next_position(self._cursor.mark_delete)
+
+    def step_back(self, key: MessageKey) -> None:
+        """Continue with the entry of `key` at the latest."""
+        self._position = min(self._position, Position(key[0], key[1]))
+
+    async def read_on(self, dispatcher: Dispatcher[Message], room: int, *, size_max: int) -> bool:
+        """Offer the next messages. Returns whether anything was read.
+
+        Messages that do not match the filter are acknowledged. If the dispatcher is reset meanwhile, the result is
+        dropped. If an entry cannot be decoded, the read stops before it; a read that begins with it raises the error.
+        """
+        if self._position > self._ledger.last_confirmed:
+            return False
+        generation = dispatcher.generation
+        read = await self._cursor.read_unacked(
+            self._position, entries_max=min(room, READ_ENTRIES_MAX), size_max=size_max
+        )
+        if generation != dispatcher.generation:
+            return True
+        consumed: list[Position] = []
+        parts: list[BatchAck] = []
+        start, end = self._position, read.next_position
+        for index, (position, payload, remaining) in enumerate(read.entries):
+            items = self._decode(position, payload, remaining, stop=index > 0)
+            if items is None:
+                end = position
+                break
+            matching = self.filter.matching(items)
+            if matching:
+                dispatcher.offer(matching, generation=generation)
+            if not matching:  # completely filtered, or a marker without messages
+                consumed.append(position)
+            elif len(matching) < len(items):
+                offered = {item.key for item in matching}
+                indexes = [item.key[2] for item in items if item.key not in offered]
+                parts.append(BatchAck(position, self.batch_sizes[position], indexes))
+        self._position = end
+        if consumed or parts:
+            self.batch_sizes.forget(await self._cursor.ack_many(consumed, batches=parts))
+        return bool(read.entries) or start != end
+
+    async def read_again(self, dispatcher: Dispatcher[Message], keys: Sequence[MessageKey]) -> None:
+        """Offer the messages that the dispatcher's `replay` returned."""
+        generation = dispatcher.generation
+        try:
+            items = await self.load(keys)
+        except BaseException:
+            dispatcher.give_back(keys)
+            raise
+        dispatcher.offer_again(items, generation=generation)
+        missing = set(keys).difference(item.key for item in items)
+        if missing and generation == dispatcher.generation:  # acknowledged or trimmed since
+            dispatcher.finish_ack(dispatcher.begin_ack(missing))
 
     async def load(self, keys: Iterable[MessageKey]) -> list[Item[Message]]:
-        """Read again those of `keys` that still exist and are unacknowledged, in order."""
-        wanted: dict[Position, list[int]] = {}
+        """Return those of `keys` that still exist and are not acknowledged, in order."""
+        indexes_of: dict[Position, set[int]] = {}
         for ledger_id, entry_id, batch_index in sorted(keys):
-            wanted.setdefault(Position(ledger_id, entry_id), []).append(batch_index)
+            indexes_of.setdefault(Position(ledger_id, entry_id), set()).add(batch_index)
         items: list[Item[Message]] = []
-        for first, count in _runs(list(wanted)):
-            entries = await self._read_run(first, count)
-            for position, payload in entries:
+        for first, count in _runs(list(indexes_of)):
+            for position, payload in await self._read_run(first, count):
                 if self._cursor.is_acked(position):
                     continue
-                decoded = self.decode(position, payload, self._cursor.remaining(position), stop=False)
-                indexes = set(wanted[position])
-                items += [item for item in decoded or () if item.key[2] in indexes]
+                decoded = self._decode(position, payload, self._cursor.remaining(position), stop=False)
+                items += [item for item in decoded or () if item.key[2] in indexes_of[position]]
         return items
 
     async def _read_run(self, first: Position, count: int) -> list[tuple[Position, bytes]]:
@@ -61,14 +163,14 @@ class MessageReader:
                 position, entries_max=end.entry_id - position.entry_id, size_max=READ_BYTES_MAX
             )
             entries = [entry for entry in entries if position <= entry[0] < end]
-            if not entries:  # trimmed away
+            if not entries:  # trimmed
                 break
             found += entries
             last = entries[-1][0]
             position = Position(last.ledger_id, last.entry_id + 1)
         return found
 
-    def decode(
+    def _decode(
         self, position: Position, payload: bytes, remaining: int | None, *, stop: bool
     ) -> list[Item[Message]] | None:
         """Return the unacknowledged messages of an entry. If it cannot be decoded: None if `stop`, else raise."""
@@ -84,86 +186,16 @@ class MessageReader:
             raise
         self.stuck = None
         ledger_id, entry_id = position
-        if messages and messages[0].batch_index != NOT_IN_BATCH:
-            self.batch_sizes[position] = messages[0].batch_size
-            if remaining is not None:
-                messages = [message for message in messages if remaining >> message.batch_index & 1]
+        if self.batch_sizes.remember(position, messages) and remaining is not None:
+            messages = [message for message in messages if remaining >> message.batch_index & 1]
         return [
             Item((ledger_id, entry_id, message.batch_index), len(message.payload) + MESSAGE_OVERHEAD, message)
             for message in messages
         ]
 
-    def passed(self, items: list[Item[Message]]) -> list[Item[Message]]:
-        """Return the items that match the tags of the subscription. A message without tags always matches."""
-        wanted = self._wanted
-        if not wanted:
-            return items
-        return [item for item in items if not (tags := item.message.tags) or not tags.isdisjoint(wanted)]
-
-    async def resolve(self, ids: Sequence[MessageId]) -> tuple[list[Position], list[BatchAck]]:
-        """Return `ids` as a cursor takes them. Raises UnknownMessages with those that name no message of this topic."""
-        unknown = [message_id for message_id in ids if not self._may_exist(message_id)]
-        indexed: dict[Position, set[int]] = {}
-        positions: dict[Position, None] = {}
-        for message_id in ids:
-            if message_id.batch_index == NOT_IN_BATCH:
-                positions[message_id.position] = None
-            else:
-                indexed.setdefault(message_id.position, set()).add(message_id.batch_index)
-        sizes: dict[Position, int | None] = {}
-        """Kept here: `batch_sizes` may be cleared while the next one is read."""
-        if not unknown:
-            for position, indexes in indexed.items():
-                size = sizes[position] = await self._batch_size(position)
-                bad = [index for index in indexes if size is not None and index >= size]
-                unknown += [MessageId.of(position, batch_index=index, partition=self._partition) for index in bad]
-        if unknown:
-            raise UnknownMessages(
-                f"{len(unknown)} of {len(ids)} message ids name no message of this topic; nothing was done",
-                message_ids=[str(message_id) for message_id in unknown[:UNKNOWN_SHOWN_MAX]],
-            )
-        batches = []
-        for position, indexes in indexed.items():
-            size = sizes[position]
-            if size is not None and position not in positions:
-                batches.append(BatchAck(position, size, sorted(indexes)))
-        return list(positions), batches
-
-    def _may_exist(self, message_id: MessageId) -> bool:
-        if message_id.partition not in (-1, self._partition):
-            return False
-        position = message_id.position
-        if self._ledger.contains(position):
-            return True
-        # Trimmed entries were acknowledged once: a late repetition is no error.
-        return position < self._ledger.first_position
-
-    async def _batch_size(self, position: Position) -> int | None:
-        """Messages in the batch at `position`, 0 when it is no batch; None when it is gone."""
-        size = self.batch_sizes.get(position)
-        if size is not None:
-            return size
-        entries = await self._ledger.read(position, entries_max=1, size_max=1)
-        if not entries or entries[0][0] != position:
-            return None
-        messages = decode_entry(entries[0][1])
-        if not messages or messages[0].batch_index == NOT_IN_BATCH:
-            return 0
-        self.batch_sizes[position] = messages[0].batch_size
-        return messages[0].batch_size
-
-    def forget_acked(self) -> None:
-        """Forget the sizes of batches that are wholly acknowledged."""
-        for position in [position for position in self.batch_sizes if self._cursor.is_acked(position)]:
-            del self.batch_sizes[position]
-
-
-def key_of(message_id: MessageId) -> MessageKey:
-    return (message_id.ledger_id, message_id.entry_id, message_id.batch_index)
-
 
 def _runs(positions: Sequence[Position]) -> list[tuple[Position, int]]:
-    """(first, count) of neighbours in `positions` (ascending)."""
+    """Return (first, count) of each run of consecutive entries in `positions` (ascending)."""
     runs: list[tuple[Position, int]] = []
     for position in positions:
         if runs:

@@ -1,7 +1,7 @@
-"""Which messages of a request share an entry.
+"""Group the messages of a request into entries, and encode the entries.
 
-Messages share one when they agree in key, ordering key, delivery time and tags: entries go out whole, so dispatch
-by key, delay and tag need not look inside it. A message alone in its entry is stored plainly, not as a batch of one.
+Consecutive messages share an entry if they have the same key, ordering key, delivery time and tags. Dispatch by key,
+delay or tag can then treat an entry as a whole. A message that is alone in its entry is not stored as a batch.
 """
 
 from collections.abc import Hashable, Iterator, Sequence
@@ -12,18 +12,18 @@ from bindery_pulsar.message_codec import OutgoingMessage, check_size, encode_bat
 from bindery_pulsar.message_id import MessageId, Position
 
 BATCH_MESSAGES_MAX: Final = 1_000
-"""Messages of one entry. Source: the default of Pulsar's Java client."""
+"""Maximum number of messages in one entry. Source: the default of Pulsar's Java client."""
 BATCH_SIZE_MAX: Final = 128 * 2**10
-"""Bytes of one batch, roughly; a larger message stands alone. Source: as above."""
+"""Approximate maximum bytes of one batch; a larger message gets an entry of its own. Source: as above."""
 _SINGLE_OVERHEAD: Final = 32
-"""Bytes around a message in a batch beside key, properties and payload, at most."""
+"""Maximum bytes that a message needs in a batch in addition to key, properties and payload."""
 
 
 class EntryPlan(NamedTuple):
-    """One entry to be."""
+    """One entry to be written."""
 
     indexes: tuple[int, ...]
-    """Of the request's messages, ascending. One: a plain message; more: a batch."""
+    """Indexes of its messages in the request, ascending. One index: a single message; more: a batch."""
 
 
 def plan_entries(
@@ -33,10 +33,10 @@ def plan_entries(
     messages_max: int = BATCH_MESSAGES_MAX,
     size_max: int = BATCH_SIZE_MAX,
 ) -> list[EntryPlan]:
-    """Split messages into entries of at most `messages_max` and about `size_max` bytes.
+    """Split messages into entries of at most `messages_max` messages and about `size_max` bytes.
 
-    Entries keep the order of the request, so a change of key ends a batch. `batch=False`: one entry for each message.
-    Raises TooLarge with the message's `index`.
+    Entries keep the order of the request, so a change of key ends a batch. `batch=False`: one entry per message.
+    Raises TooLarge with the `index` of the message.
     """
     for index, message in enumerate(messages):
         try:
@@ -59,10 +59,10 @@ def encode_entries(
     publish_time_ms: int,
     sequence_id: int,
 ) -> list[bytes]:
-    """The entries' bytes, for `ManagedLedger.add_many`.
+    """Return the bytes of the entries, for `ManagedLedger.add_many`.
 
     A message without a sequence id gets `sequence_id` plus its index in the request. Raises BadRequest, with the
-    message's `index`, for text that is no Unicode (half a character) and numbers out of range.
+    `index` of the message, for invalid Unicode (a lone surrogate) and for numbers out of range.
     """
     entries: list[bytes] = []
     for (indexes,) in plan:
@@ -88,7 +88,7 @@ def encode_entries(
 
 
 def _first_that_fails(messages: Sequence[OutgoingMessage], sequence_ids: Sequence[int]) -> int:
-    """Place of the message that cannot be encoded; 0 when it is what they share."""
+    """Return the index of the message that cannot be encoded; 0 if the cause is common to all."""
     for place, (message, sequence_id) in enumerate(zip(messages, sequence_ids, strict=True)):
         try:
             encode_message(message, producer_name="p", publish_time_ms=0, sequence_id=sequence_id)
@@ -98,7 +98,7 @@ def _first_that_fails(messages: Sequence[OutgoingMessage], sequence_ids: Sequenc
 
 
 def message_ids(plan: Sequence[EntryPlan], positions: Sequence[Position], *, partition: int = -1) -> list[MessageId]:
-    """The messages' ids in request order. `positions`: of the entries, in the plan's order."""
+    """Return the message ids in the order of the request. `positions`: of the entries, in the order of the plan."""
     ids: dict[int, MessageId] = {}
     for (indexes,), (ledger_id, entry_id) in zip(plan, positions, strict=True):
         if len(indexes) == 1:
@@ -110,12 +110,12 @@ def message_ids(plan: Sequence[EntryPlan], positions: Sequence[Position], *, par
 
 
 def _dispatch_key(message: OutgoingMessage) -> Hashable:
-    """What messages of one entry agree in."""
+    """Return the attributes that all messages of one entry have in common."""
     return message.key, message.ordering_key, message.deliver_at_ms, message.tags if message.properties else frozenset()
 
 
 def _runs(messages: Sequence[OutgoingMessage]) -> Iterator[list[int]]:
-    """Indexes of neighbours that agree."""
+    """Yield the indexes of consecutive messages with the same dispatch key."""
     run: list[int] = []
     last: Hashable = None
     for index, message in enumerate(messages):
@@ -132,7 +132,7 @@ def _runs(messages: Sequence[OutgoingMessage]) -> Iterator[list[int]]:
 def _cut(
     messages: Sequence[OutgoingMessage], run: list[int], *, messages_max: int, size_max: int
 ) -> Iterator[EntryPlan]:
-    """Pieces of a run within the limits; a message that is over `size_max` by itself stands alone."""
+    """Cut a run into entries within the limits. A message above `size_max` gets an entry of its own."""
     first = size = 0
     for place, index in enumerate(run):
         message = messages[index]

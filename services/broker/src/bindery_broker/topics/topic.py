@@ -1,7 +1,7 @@
-"""A topic loaded in this broker: its entries, its subscriptions, its counters.
+"""A topic that is loaded in this broker: its entries, its subscriptions, its counters.
 
-Invariants: one Topic object per topic name; once closed (fenced, unloaded, deleted) it stays closed, and every call
-that waits in it fails with the reason.
+Invariants: one Topic object per topic name; once closed (fenced, unloaded, deleted) it stays closed, and every waiting
+call fails with the reason.
 """
 
 import asyncio
@@ -27,13 +27,14 @@ from bindery_broker.dispatch.read_ahead import ReadAhead
 from bindery_broker.errors import NoSuchMessage, NotOwner
 from bindery_broker.keyed_locks import KeyedLocks
 from bindery_broker.managed_ledger import ManagedLedger, WallClock
-from bindery_broker.subscriptions.reading import TAG_VERSION
+from bindery_broker.subscriptions.consumer import TAG_VERSION
 from bindery_broker.subscriptions.subscription import Subscription
 from bindery_broker.topics.batching import EntryPlan, encode_entries, message_ids, plan_entries
 
 ADD_CALL_SIZE_MAX = 4 * 2**20
-"""Bytes of one call to the managed ledger. A larger request becomes several, each with an outcome of its own."""
+"""Maximum bytes of one call to the managed ledger. A larger request becomes several calls with separate outcomes."""
 READ_ENTRIES_MAX = 100
+"""Maximum number of entries of one read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +75,14 @@ class Topic:
         self._subscribing: KeyedLocks[str] = KeyedLocks()
         self._on_closed = on_closed
         self.used_at = now()
-        """When the last request for it was over."""
+        """Time at which the last request for the topic ended; monotonic seconds."""
         self._waiting: set[asyncio.Timeout] = set()
-        """The ends of reads that wait for an entry."""
+        """Timeouts of the reads that wait for an entry."""
         self._draining = False
         self._closed = False
         self.closed_because = ""
         self.is_abandoned = False
-        """Closed without a word to bookies and metadata; its handles are still to be let go."""
+        """Whether it was closed without calls to bookies and metadata; its handles are not released yet."""
         self._remove_listener = ledger.on_fenced(self._fenced)
         for cursor_name in ledger.cursors:
             self._attach(cursor_name)
@@ -103,17 +104,20 @@ class Topic:
     async def publish(
         self, messages: Sequence[OutgoingMessage], *, producer: str | None, batch: bool
     ) -> list[MessageId | BinderyError]:
-        """Store `messages` in order; per message its id once it is durable, or what became of it.
+        """Store `messages` in order. Returns for each message its id, once it is durable, or its error.
 
-        Raises TooLarge before anything is written. An error of *all* messages is raised, not listed.
+        Raises TooLarge before anything is written. An error that applies to *all* messages is raised.
         """
         sequence_id = self._next_sequence_id
         self._next_sequence_id += len(messages)
         plan = plan_entries(messages, batch=batch)
         entries = encode_entries(
-            messages, plan, producer_name=producer or self._default_producer,
-            publish_time_ms=self._clock(), sequence_id=sequence_id,
-        )  # fmt: skip
+            messages,
+            plan,
+            producer_name=producer or self._default_producer,
+            publish_time_ms=self._clock(),
+            sequence_id=sequence_id,
+        )
         size = sum(map(len, entries))
         if size > ADD_CALL_SIZE_MAX:
             return await self._publish_in_parts(plan, entries, count=len(messages))
@@ -128,7 +132,7 @@ class Topic:
     async def _publish_in_parts(
         self, plan: Sequence[EntryPlan], entries: Sequence[bytes], *, count: int
     ) -> list[MessageId | BinderyError]:
-        """Several calls, pipelined; a part that is refused stops those behind it, which would overtake it."""
+        """Store in several pipelined calls. After a refused part no later part is submitted, to keep the order."""
         results: list[MessageId | BinderyError | None] = [None] * count
         parts = _parts(entries, ADD_CALL_SIZE_MAX)
         submitted: list[asyncio.Future[list[Position]]] = []
@@ -173,7 +177,7 @@ class Topic:
     async def read(
         self, start: MessageId | Position, *, count_max: int, bytes_max: int, wait_s: float = 0.0
     ) -> tuple[list[ReadMessage], MessageId]:
-        """Messages from `start` on (inclusive), and where the next call goes on."""
+        """Return messages from `start` on (inclusive), and the id with which the next call continues."""
         first_index = start.batch_index if isinstance(start, MessageId) else -1
         wanted = start.position if isinstance(start, MessageId) else start
         position = self.ledger.clamp(wanted)
@@ -205,7 +209,7 @@ class Topic:
         return found, MessageId.of(position, partition=self._partition)
 
     async def _wait_for_entry(self, position: Position, wait_s: float) -> None:
-        """Until there is one, the time is over, or `drain` ends it."""
+        """Return when there is an entry, after `wait_s`, or when `drain` ends the wait."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(0 if self._draining else wait_s) as waiting:
                 self._waiting.add(waiting)
@@ -215,9 +219,10 @@ class Topic:
                     self._waiting.discard(waiting)
 
     async def read_one(self, message_id: MessageId) -> ReadMessage:
-        """Raises NoSuchMessage when there is no such entry, or no such message in it.
+        """Return one message. An id without a batch index names the first message of a batch.
 
-        An id without a batch index names the first message of a batch."""
+        Raises NoSuchMessage if there is no such entry, or no such message in it.
+        """
         if message_id.partition not in (-1, self._partition) or not self.ledger.contains(message_id.position):
             raise NoSuchMessage("the topic holds no such message", message_id=str(message_id), topic=self.name.short)
         entries = await self.ledger.read(message_id.position, entries_max=1, size_max=1)
@@ -255,9 +260,9 @@ class Topic:
         tags: Sequence[str] = (),
         properties: Mapping[str, str] | None = None,
     ) -> tuple[Subscription, bool]:
-        """The subscription, made durably if it is not there, and whether it was made now.
+        """Return the subscription, and whether this call created it (durably).
 
-        Raises Conflict when it exists with other tags: those are fixed when it is made.
+        Raises Conflict if it exists with other tags, which are fixed at creation.
         """
         assert initial in (EARLIEST, LATEST)
         found = self._subscriptions.get(name)
@@ -268,15 +273,16 @@ class Topic:
                 if found is None:
                     self._check_open()
                     if len(self._subscriptions) >= self._subscriptions_max:
-                        raise Conflict("the topic has its full number of subscriptions", max=self._subscriptions_max)
+                        raise Conflict("the topic has the maximum number of subscriptions", max=self._subscriptions_max)
                     all_properties = {**(properties or {}), **dict.fromkeys(tags, TAG_VERSION)}
                     await self.ledger.open_cursor(name, start=initial, properties=all_properties)
                     return self._attach(name), True
         if tags and frozenset(tags) != found.tags:
             raise Conflict(
-                "the subscription was made with other tags; delete it to change them",
-                subscription=name, tags="||".join(sorted(found.tags)),
-            )  # fmt: skip
+                "the subscription was created with other tags; delete it to change them",
+                subscription=name,
+                tags="||".join(sorted(found.tags)),
+            )
         return found, False
 
     async def reset_subscription(self, name: str, *, initial: Position) -> MessageId:
@@ -317,7 +323,7 @@ class Topic:
 
     @property
     def is_consumed(self) -> bool:
-        """Whether anybody is connected, or a message waits in memory for its time to come again."""
+        """Whether a consumer is connected, or a message in memory waits for its redelivery."""
         return self.has_consumers or any(
             subscription.dispatcher.next_deadline() is not None for subscription in self._subscriptions.values()
         )
@@ -325,7 +331,7 @@ class Topic:
     # -- life ----------------------------------------------------------------------------------------------------
 
     def drain(self) -> None:
-        """The broker stops: nobody waits any more."""
+        """End every wait: the broker stops."""
         self._draining = True
         now = asyncio.get_running_loop().time()
         for waiting in self._waiting:
@@ -334,7 +340,7 @@ class Topic:
         for subscription in self._subscriptions.values():
             subscription.drain()
 
-    async def close(self, why: str = "the topic is being moved; ask again") -> None:
+    async def close(self, why: str = "the topic is moving to another broker; retry") -> None:
         """Stop consumers, flush cursors, seal the ledger."""
         self._shut(NotOwner(why, topic=self.name.short))
         await self.ledger.close()
@@ -344,7 +350,7 @@ class Topic:
         self._shut(NoSuchTopic("the topic was deleted", topic=self.name.short))
 
     def abandon(self, reason: str) -> None:
-        """Stop serving at once, without touching bookies or metadata: somebody else may own the topic."""
+        """Stop serving at once, without calls to bookies or metadata: another broker may own the topic."""
         self.is_abandoned = not self._closed
         self._shut(TopicFenced(reason, topic=self.name.short))
 
@@ -363,9 +369,14 @@ class Topic:
 
     def _attach(self, name: str) -> Subscription:
         subscription = Subscription(
-            self.ledger.cursors[name], self.ledger, partition=self._partition, now=self._now,
-            limits=self._limits, read_ahead=self._read_ahead, sessions_max=self._sessions_max,
-        )  # fmt: skip
+            self.ledger.cursors[name],
+            self.ledger,
+            partition=self._partition,
+            now=self._now,
+            limits=self._limits,
+            read_ahead=self._read_ahead,
+            sessions_max=self._sessions_max,
+        )
         self._subscriptions[name] = subscription
         return subscription
 
@@ -375,18 +386,18 @@ class Topic:
 
 
 def _end(subscription: Subscription, reason: BinderyError) -> None:
-    """Nobody consumes here any more, so nothing is kept for them."""
+    """Close the subscription and release the messages that it holds in memory."""
     subscription.close(reason)
     subscription.dispatcher.reset()
 
 
 def _fenced_while_writing(name: TopicName) -> OutcomeUnknown:
-    """What was in flight may have been stored: repeating it here could store it twice."""
+    """The entries in flight may be stored, so this broker must not store them again."""
     return OutcomeUnknown("the topic was taken over while this was written; it may be stored", topic=name.short)
 
 
 def _parts(entries: Sequence[bytes], size_max: int) -> list[tuple[int, int]]:
-    """(start, end) of neighbours that together stay within `size_max`, each at least one entry."""
+    """Return (start, end) of runs of entries within `size_max` bytes; each run has at least one entry."""
     parts: list[tuple[int, int]] = []
     start = size = 0
     for index, entry in enumerate(entries):

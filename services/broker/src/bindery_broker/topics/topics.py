@@ -1,10 +1,11 @@
-"""The topics of a broker: loaded on demand under ownership, one object each, closed when ownership goes.
+"""The topics of a broker: loaded on demand by the owner of their bundle, and closed when the ownership ends.
 
-Invariants: a topic is opened by one task at a time; a loaded topic's bundle was ours when it was opened, and losing the
-bundle closes it; a topic that a request uses, or a consumer, is not closed for being idle.
+Invariants: a topic is opened by one task at a time; this broker owned the bundle of a loaded topic when it was opened,
+and losing the bundle closes it; an idle topic is closed only while no request and no consumer uses it.
 
-An idle topic is closed under its lock: a request that comes meanwhile waits for that and opens it anew. Its ledgers are
-trimmed when it is open: one that only retention still holds is kept open until that is over or its place is needed.
+An idle topic is closed under its lock: a request that arrives during the close waits for its end and opens the topic
+again. Ledgers are trimmed only while their topic is open: a topic with entries that are kept by retention stays open
+until they are trimmed or another topic needs its place.
 """
 
 import asyncio
@@ -29,9 +30,9 @@ from bindery_broker.ownership.ownership import Ownership
 from bindery_broker.topics.topic import Topic
 
 CLOSES_MAX = 32
-"""Idle topics closed at a time: a close may hang for as long as its bookies do."""
+"""Maximum number of idle topics that are closed in parallel: a close waits for slow bookies."""
 LOOK_FOR_IDLE_S_MIN = 1.0
-"""Between two looks for an idle topic that found none."""
+"""Minimum seconds between two searches for an idle topic after one found none."""
 
 log = get_logger(__name__)
 
@@ -39,16 +40,16 @@ log = get_logger(__name__)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicLimits:
     topics_max: int = 10_000
-    """Topics loaded at once. At the limit the one that was idle longest makes room; if none is, no more are opened."""
+    """Maximum number of loaded topics. At the limit the topic that is idle longest is closed, or the load fails."""
     idle_s_max: float = 300
-    """Seconds after which an empty topic that nobody uses is closed. Opening it again costs a ledger: not at once."""
+    """Seconds after which an empty, unused topic is closed. Not at once, because opening it again creates a ledger."""
     loads_max: int = 32
-    """Topics being opened at once."""
+    """Maximum number of topics that are opened in parallel."""
     subscriptions_max: int = 1_000
     consumers_max: int = 1_000
     read_ahead_bytes_max: int = 64 * 2**20
-    """Messages that all subscriptions together have read ahead of their consumers. Beyond it each call reads what it
-    asks for. Small beside a container of 512 MiB, large enough that sixteen reads at once may go ahead."""
+    """Maximum bytes of messages that all subscriptions together have read and not delivered. Above it, each call reads
+    only what it requires. Small compared with a container of 512 MiB; enough for sixteen parallel reads of 4 MiB."""
     auto_create: bool = True
     dispatch: DispatchLimits = field(default_factory=DispatchLimits)
 
@@ -78,15 +79,16 @@ class Topics:
         self._loaded: dict[TopicName, Topic] = {}
         self._locks: KeyedLocks[TopicName] = KeyedLocks()
         self._users: dict[TopicName, int] = {}
-        """Requests under way for a topic, loaded or not."""
+        """Number of requests in progress for each topic, loaded or not."""
         self._opening = 0
         self._no_room_until = 0.0
-        """Nothing was idle a moment ago: it is not looked for again at once, which costs a look at all topics."""
+        """Monotonic time in seconds until which no search for idle topics runs, because the last one found none. A
+        search iterates over all topics."""
         self._loading = asyncio.Semaphore(self.limits.loads_max)
         self._closing = False
         self._ownership: Ownership | None = None
         self._cleanups: set[asyncio.Task[None]] = set()
-        """Abandoned topics letting go of their handles, idle ones being closed."""
+        """Tasks that close the handles of abandoned topics, or close idle topics."""
         self.loads_failed = 0
 
     @property
@@ -94,7 +96,7 @@ class Topics:
         return self._client
 
     def bind(self, ownership: Ownership) -> None:
-        """Topics are only opened while `ownership` says that their bundle is ours."""
+        """Set the ownership of bundles. A topic is opened only while this broker owns its bundle."""
         self._ownership = ownership
 
     def __iter__(self) -> Iterator[Topic]:
@@ -170,7 +172,7 @@ class Topics:
         return sorted(names, key=lambda name: name.short)
 
     async def maintain(self) -> None:
-        """One round of what time asks for in the loaded topics: sessions end, unneeded ledgers go, idle topics too."""
+        """One round of maintenance of the loaded topics: end sessions, delete unneeded ledgers, close idle topics."""
         idle: list[Topic] = []
         for topic in self:
             if not topic.is_open:
@@ -192,12 +194,12 @@ class Topics:
     async def _open(self, name: TopicName, *, create: bool) -> Topic:
         create = create and self.limits.auto_create
         if self._closing:
-            raise NotOwner("the broker is stopping; ask again", topic=name.short)
+            raise NotOwner("the broker is stopping; retry", topic=name.short)
         if not create and not await self.exists(name):
             raise NoSuchTopic("no such topic", topic=name.short)
         is_owner = self._ownership.proof(Bundle.of(name)) if self._ownership is not None else None
         if self._ownership is not None and is_owner is None:
-            raise NotOwner("the topic's owner is changing; ask again", topic=name.short)
+            raise NotOwner("the topic's owner is changing; retry", topic=name.short)
         await self._make_room()
         self._opening += 1
         try:
@@ -213,7 +215,10 @@ class Topics:
                 idle = next(filter(self._is_idle, by_age), None)
             if idle is None:
                 self._no_room_until = max(self._no_room_until, self._now() + LOOK_FOR_IDLE_S_MIN)
-                raise TooManyRequests("the broker has its full number of topics", topics=len(self._loaded))
+                raise TooManyRequests(
+                    "the broker has loaded the maximum number of topics, and none of them is idle",
+                    topics=len(self._loaded),
+                )
             await self._unload(idle)
 
     def _is_idle(self, topic: Topic) -> bool:
@@ -221,7 +226,7 @@ class Topics:
         return topic.is_open and name not in self._users and name not in self._locks and not topic.is_consumed
 
     async def _unload(self, topic: Topic) -> None:
-        """Close an idle topic, whoever waits for it: half closed it would be of no use to anybody."""
+        """Close an idle topic. The close completes even if the caller is cancelled."""
         task = asyncio.get_running_loop().create_task(self._close_idle(topic))
         self._cleanups.add(task)
         task.add_done_callback(self._cleanups.discard)
@@ -229,10 +234,10 @@ class Topics:
 
     async def _close_idle(self, topic: Topic) -> None:
         async with self._locks.hold(topic.name):
-            if topic.name in self._users or not topic.is_open:  # somebody was faster
+            if topic.name in self._users or not topic.is_open:  # used or closed meanwhile
                 return
             try:
-                await topic.close("the topic was idle; ask again")
+                await topic.close("the topic was closed because it was idle; retry")
             except BinderyError as error:
                 log.warning("topic_close_failed", topic=topic.name.short, **error_fields(error))
                 await topic.ledger.crash()
@@ -242,27 +247,42 @@ class Topics:
             began = self._now()
             try:
                 ledger = await ManagedLedger.open(
-                    name.managed_ledger_name, client=self._client, store=self._store, clock=self._clock,
-                    settings=self._ledger_settings, cache=self.cache, create=create, is_owner=is_owner,
-                )  # fmt: skip
+                    name.managed_ledger_name,
+                    client=self._client,
+                    store=self._store,
+                    clock=self._clock,
+                    settings=self._ledger_settings,
+                    cache=self.cache,
+                    create=create,
+                    is_owner=is_owner,
+                )
             except BinderyError as error:
                 self.loads_failed += 1
                 log.warning("topic_load_failed", topic=name.short, **error_fields(error))
                 raise
         topic = Topic(
-            name, ledger, clock=self._clock, now=self._now, limits=self.limits.dispatch,
+            name,
+            ledger,
+            clock=self._clock,
+            now=self._now,
+            limits=self.limits.dispatch,
             read_ahead=self.read_ahead,
-            sessions_max=self.limits.consumers_max, subscriptions_max=self.limits.subscriptions_max,
-            default_producer=self._producer_name, on_closed=self._forget,
-        )  # fmt: skip
+            sessions_max=self.limits.consumers_max,
+            subscriptions_max=self.limits.subscriptions_max,
+            default_producer=self._producer_name,
+            on_closed=self._forget,
+        )
         if self._closing or (self._ownership is not None and not self._ownership.is_mine(Bundle.of(name))):
             await topic.close()
-            raise NotOwner("the topic's owner is changing; ask again", topic=name.short)
+            raise NotOwner("the topic's owner is changing; retry", topic=name.short)
         self._loaded[name] = topic
         log.info(
-            "topic_loaded", topic=name.short, ms=round((self._now() - began) * 1000), entries=ledger.entries_count,
+            "topic_loaded",
+            topic=name.short,
+            ms=round((self._now() - began) * 1000),
+            entries=ledger.entries_count,
             subscriptions=len(topic.subscriptions),
-        )  # fmt: skip
+        )
         return topic
 
     async def _close_all(self, topics: list[Topic]) -> None:

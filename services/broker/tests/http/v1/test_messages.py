@@ -1,4 +1,4 @@
-"""POST .../messages: every form of body, and that nothing of a bad request is written."""
+"""POST .../messages: every form of body; nothing of an invalid request is written."""
 
 import asyncio
 import base64
@@ -52,7 +52,7 @@ async def test_any_other_content_type_is_raw_too(broker, headers):
     assert [m["payload"] for m in await stored(broker)] == ['{"payload": "x"}']
 
 
-async def test_bytes_that_are_no_text_come_back_as_base64(broker):
+async def test_bytes_that_are_not_text_are_returned_as_base64(broker):
     await broker.client.post(f"{TOPIC}/messages", content=b"\xff\x00")
     (message,) = await stored(broker)
     assert base64.b64decode(message["payload_base64"]) == b"\xff\x00"
@@ -75,8 +75,11 @@ async def test_lines_become_a_batch_in_order(broker):
     assert answer.json()["message_ids"] == ["0:0:-1:0", "0:0:-1:1", "0:0:-1:2"]
     first, second, third = await stored(broker)
     assert (first["payload"], first["properties"], first["event_time"], first["sequence_id"]) == (
-        "text", {"a": "1"}, 5, 9,
-    )  # fmt: skip
+        "text",
+        {"a": "1"},
+        5,
+        9,
+    )
     assert json.loads(second["payload"]) == {"b": [1, None]}
     assert base64.b64decode(third["payload_base64"]) == b"\x00\xfe"
 
@@ -87,8 +90,13 @@ async def test_an_array_is_many_messages_too(broker):
 
 
 async def test_a_change_of_key_or_tags_ends_a_batch_and_keeps_the_order(broker):
-    lines = [{"payload": "1", "key": "a"}, {"payload": "2", "key": "b"}, {"payload": "3", "key": "b"},
-             {"payload": "4", "key": "b", "tags": "t"}, {"payload": "5", "key": "a"}]  # fmt: skip
+    lines = [
+        {"payload": "1", "key": "a"},
+        {"payload": "2", "key": "b"},
+        {"payload": "3", "key": "b"},
+        {"payload": "4", "key": "b", "tags": "t"},
+        {"payload": "5", "key": "a"},
+    ]
     answer = await broker.client.post(f"{TOPIC}/messages", json=lines)
     assert answer.json()["message_ids"] == ["0:0:-1:-1", "0:1:-1:0", "0:1:-1:1", "0:2:-1:-1", "0:3:-1:-1"]
     assert [m["payload"] for m in await stored(broker)] == ["1", "2", "3", "4", "5"]
@@ -262,9 +270,14 @@ async def test_the_most_messages_allowed_are_stored(broker):
 
 async def test_bodies_over_the_budget_are_put_off(tree, ledgers, clock):
     harness = Harness(
-        tree=tree, ledgers=ledgers, clock=clock, url="http://one",
-        request_bytes_max=2_000, control_bytes_max=1_024, in_flight_bytes_max=2_000,
-    )  # fmt: skip
+        tree=tree,
+        ledgers=ledgers,
+        clock=clock,
+        url="http://one",
+        request_bytes_max=2_000,
+        control_bytes_max=1_024,
+        in_flight_bytes_max=2_000,
+    )
     gate = asyncio.Event()
 
     async def slow():
@@ -285,11 +298,16 @@ async def test_bodies_over_the_budget_are_put_off(tree, ledgers, clock):
     await harness.close()
 
 
-async def test_what_was_only_announced_takes_no_budget(tree, ledgers, clock):
+async def test_a_content_length_alone_is_not_charged_to_the_budget(tree, ledgers, clock):
     harness = Harness(
-        tree=tree, ledgers=ledgers, clock=clock, url="http://one",
-        request_bytes_max=2_000, control_bytes_max=1_024, in_flight_bytes_max=2_000,
-    )  # fmt: skip
+        tree=tree,
+        ledgers=ledgers,
+        clock=clock,
+        url="http://one",
+        request_bytes_max=2_000,
+        control_bytes_max=1_024,
+        in_flight_bytes_max=2_000,
+    )
     gate = asyncio.Event()
 
     async def slow():
@@ -323,7 +341,7 @@ async def test_the_answer_waits_for_the_bookies(broker):
         assert (await task).status_code == 200
 
 
-async def test_a_large_request_tells_what_became_of_each_part(broker, monkeypatch):
+async def test_the_answer_to_a_large_request_has_the_result_of_each_part(broker, monkeypatch):
     await broker.produce("open")
     topic = next(iter(broker.broker.topics))
     submit_many, calls = topic.ledger.submit_many, []

@@ -1,4 +1,4 @@
-"""Parsing of produce requests, as a pure function: any bytes give messages or one of our errors."""
+"""Parsing of produce requests: any bytes result in messages or in a BinderyError."""
 
 import json
 
@@ -54,7 +54,7 @@ def test_any_objects_are_messages_or_a_bad_request_that_names_the_first_bad_line
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(st.text(), st.dictionaries(st.text(min_size=1), st.text())), min_size=1, max_size=5))
-def test_what_was_written_as_text_and_properties_comes_out(rows):
+def test_text_and_properties_are_parsed_unchanged(rows):
     lines = [{"payload": text, "properties": properties} for text, properties in rows]
     for body, content_type in (
         ("\n".join(map(json.dumps, lines)).encode(), "application/x-ndjson"),
@@ -75,8 +75,9 @@ def test_headers_set_properties():
     assert message.properties == {"a": "1 2", "b": "é"}
 
 
-@pytest.mark.parametrize("header", [(b"bindery-property-", b"1"), (b"bindery-property-a", b"\xff"),
-                                    (b"bindery-property-a", b"%ff")])  # fmt: skip
+@pytest.mark.parametrize(
+    "header", [(b"bindery-property-", b"1"), (b"bindery-property-a", b"\xff"), (b"bindery-property-a", b"%ff")]
+)
 def test_bad_property_headers_are_refused(header):
     with pytest.raises(BadRequest):
         parse(b"x", "", [header])

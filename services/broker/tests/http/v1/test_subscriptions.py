@@ -1,4 +1,4 @@
-"""Subscriptions over HTTP: what happens when the stored state of one is lost."""
+"""Subscriptions over HTTP whose stored state is lost."""
 
 import asyncio
 
@@ -27,7 +27,7 @@ async def damaged(broker, tree, ledgers, clock):
     await successor.close()
 
 
-async def test_every_operation_on_a_damaged_subscription_says_that_it_is_damaged(damaged):
+async def test_every_operation_on_a_damaged_subscription_reports_the_damage(damaged):
     for answer in (
         await damaged.receive_raw(),
         await damaged.ack(["0:0:-1:-1"]),

@@ -1,4 +1,4 @@
-"""Topics: reading without a subscription, statistics, lists, deletion, and what every answer has in common."""
+"""Topics: reading without a subscription, statistics, lists, deletion, and the headers that all answers have."""
 
 import asyncio
 from urllib.parse import quote
@@ -13,7 +13,7 @@ async def read(broker: Harness, **params: object) -> dict:
     return answer.json()
 
 
-async def test_reading_goes_on_where_the_last_answer_says(broker):
+async def test_reading_continues_where_the_last_answer_ended(broker):
     await broker.produce("a")
     await broker.produce_batch("b", "c", "d")
     await broker.produce("e")
@@ -101,12 +101,19 @@ async def test_statistics_of_a_topic(broker):
     await broker.receive(max=1)
     stats = (await broker.client.get(TOPIC)).json()
     assert (stats["topic"], stats["owner"], stats["entries"], stats["ledgers"]) == (
-        "public/default/t", "http://one", 2, 1,
-    )  # fmt: skip
+        "public/default/t",
+        "http://one",
+        2,
+        1,
+    )
     assert (stats["messages_in"], stats["messages_out"], stats["first"], stats["last"]) == (2, 1, "0:0", "0:1")
     assert stats["subscriptions"]["s"] == {
-        "type": "shared", "backlog_entries": 2, "unacked": 1, "consumers": 1, "mark_delete": "0:-1",
-    }  # fmt: skip
+        "type": "shared",
+        "backlog_entries": 2,
+        "unacked": 1,
+        "consumers": 1,
+        "mark_delete": "0:-1",
+    }
     internal = (await broker.client.get(f"{TOPIC}/internal")).json()
     assert internal["lastConfirmedEntry"] == "0:1"
 
@@ -237,7 +244,7 @@ async def test_head_of_an_endless_answer_is_refused(broker):
     assert answer.status_code == 405
 
 
-async def test_an_unexpected_fault_is_a_500_that_tells_nothing(broker, monkeypatch):
+async def test_an_unexpected_error_is_a_500_without_details(broker, monkeypatch):
     async def broken(**_kwargs):
         raise RuntimeError("secret detail")
 

@@ -32,7 +32,8 @@ from bindery_broker.http.v1.schemas import (
     RoutingQuery,
     StreamQuery,
 )
-from bindery_broker.subscriptions.subscription import ReceiveRequest, Subscription, SubscriptionType
+from bindery_broker.subscriptions.consumer import ReceiveRequest, SubscriptionType
+from bindery_broker.subscriptions.subscription import Subscription
 from bindery_broker.topics.topic import Topic
 
 STREAM_COUNT_MAX = 100
@@ -70,9 +71,13 @@ class EventStream(Response):
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         watcher = asyncio.create_task(exchange.watch_connection(subscription.wake_all))
         request = ReceiveRequest(
-            consumer=query.consumer, count_max=STREAM_COUNT_MAX, bytes_max=4 * 2**20, wait_s=STREAM_PING_S,
-            ack_timeout_s=query.ack_timeout_ms / 1000, session_ttl_s=query.session_ttl_ms / 1000,
-        )  # fmt: skip
+            consumer=query.consumer,
+            count_max=STREAM_COUNT_MAX,
+            bytes_max=4 * 2**20,
+            wait_s=STREAM_PING_S,
+            ack_timeout_s=query.ack_timeout_ms / 1000,
+            session_ttl_s=query.session_ttl_ms / 1000,
+        )
         kind = _supported(query.type)
         try:
             await push(b": connected\n\n")

@@ -1,9 +1,9 @@
-"""Bodies and query parameters of hot operations, and messages. They validate and describe themselves in OpenAPI.
+"""Define bodies and query parameters of hot operations, and messages, as msgspec structs.
 
-The other operations' are pydantic `models`.
+The structs validate requests, and their schemas appear in OpenAPI. The other operations use the pydantic `models`.
 
-Unknown fields are refused: a misspelled `delay` must not become an undelayed message. Times are milliseconds; those
-that name a moment count from 1970.
+Unknown fields are refused: a misspelled `delay` must not become an undelayed message. Times are in milliseconds; points
+in time count from 1970.
 """
 
 from typing import Annotated, Final, Literal
@@ -11,13 +11,14 @@ from typing import Annotated, Final, Literal
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 MS_MAX: Final = 253_402_300_799_999
-"""The end of the year 9999."""
+"""The end of the year 9999, in milliseconds since 1970."""
 SEQUENCE_ID_MAX: Final = 2**63 - 1
 MESSAGES_PER_REQUEST_MAX: Final = 10_000
 MESSAGES_PER_RECEIVE_MAX: Final = 1_000
 ACKS_PER_REQUEST_MAX: Final = 10_000
 RECEIVE_BYTES_MAX: Final = 16 * 2**20
 WAIT_MS_MAX: Final = 30_000
+"""Maximum time in milliseconds that a request may wait for messages."""
 ACK_TIMEOUT_MS_MAX: Final = 12 * 3_600_000
 SESSION_TTL_MS_MAX: Final = 3_600_000
 NACK_DELAY_MS_MAX: Final = 24 * 3_600_000
@@ -39,11 +40,11 @@ Properties = Annotated[dict[Text, Text], Meta(max_length=PROPERTIES_MAX)]
 
 
 class Request(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """Base of what clients send."""
+    """Base class of requests."""
 
 
 class Answer(Struct, omit_defaults=True, kw_only=True):
-    """Base of what they get."""
+    """Base class of answers."""
 
 
 # -- producing

@@ -1,8 +1,8 @@
-"""AckState: what one subscription has consumed of a topic. Pure.
+"""The acknowledgements of one subscription, over the ledgers of its topic. Pure.
 
 Invariants
-- Everything <= mark_delete is acknowledged, and neither `acked` nor `batches` speaks of it.
-- The entry after mark_delete is not in `acked`: mark_delete is as far as it can be, over ledger boundaries too.
+- Everything <= mark_delete is acknowledged, and neither `acked` nor `batches` contains it.
+- The entry after mark_delete is not in `acked`: mark_delete is as high as possible, also across ledgers.
 - A batch in `batches` has at least one bit set and is not in `acked`.
 - Without `seek`, mark_delete never moves back and no acknowledgement is taken back.
 """
@@ -18,7 +18,7 @@ from bindery_broker.managed_ledger.ledger_list import LedgerList
 
 
 class BatchAck(NamedTuple):
-    """Messages of one batch entry that were consumed."""
+    """Acknowledged messages of one batch entry."""
 
     position: Position
     batch_size: int
@@ -43,7 +43,7 @@ class AckState:
         return AckState(self._ledgers, self.stored())
 
     def stored(self) -> CursorState:
-        """As it is to be stored; shares the state, so encode it before anything else happens."""
+        """The state to store. It shares the collections of this object, so encode it before the next change."""
         return CursorState(
             mark_delete=self.mark_delete, acked=self.acked, batches=self.batches, properties=self.properties
         )
@@ -57,7 +57,7 @@ class AckState:
         return self.batches.get(position)
 
     def next_unacked(self, position: Position) -> Position:
-        """The first position >= `position` that is not acknowledged: an entry, or where the next one will stand."""
+        """The first position >= `position` that is not acknowledged: an entry, or the position of the next add."""
         position = self._ledgers.clamp(max(position, self._ledgers.next(self.mark_delete)))
         while (end := self.acked.end_of_range(*position)) is not None:
             position = self._ledgers.next(Position(position.ledger_id, end))
@@ -69,7 +69,7 @@ class AckState:
         return behind - self.acked.entries_count
 
     def check(self, position: Position) -> None:
-        """BadRequest when `position` cannot be acknowledged: no entry of the topic, now or before."""
+        """Raise BadRequest unless `position` is an entry of the topic, existing or trimmed."""
         if position > self.mark_delete and not self._ledgers.contains(position):
             if position < self._ledgers.first_position:
                 return  # trimmed
@@ -83,7 +83,7 @@ class AckState:
     # --- changes
 
     def ack(self, positions: Sequence[Position], batches: Sequence[BatchAck]) -> tuple[bool, list[Position]]:
-        """Whether anything changed, and the entries that became wholly acknowledged. All were checked before."""
+        """Return whether anything changed, and the entries that became completely acknowledged. All must be checked."""
         changed = False
         finished: list[Position] = []
         first = self._ledgers.first_position
@@ -110,7 +110,7 @@ class AckState:
         return changed or bool(completed), completed
 
     def ack_upto(self, position: Position) -> bool:
-        """Acknowledge everything <= `position`; whether that changed anything."""
+        """Acknowledge everything <= `position`. Returns whether that changed anything."""
         if position <= self.mark_delete:
             return False
         self.mark_delete = position
@@ -119,13 +119,13 @@ class AckState:
         return True
 
     def seek(self, position: Position) -> None:
-        """Stand before `position` (clamped by the caller), with nothing acknowledged behind it."""
+        """Move before `position` (clamped by the caller), and forget all acknowledgements after it."""
         self.mark_delete = self._ledgers.previous(position)
         self.acked.clear()
         self.batches.clear()
 
     def _advance(self) -> None:
-        """Move mark_delete over what is acknowledged right behind it."""
+        """Move mark_delete over the acknowledged entries that follow it."""
         moved = False
         while True:
             following = self._ledgers.next(self.mark_delete)

@@ -1,14 +1,14 @@
-"""ManagedCursor: a subscription's place in a topic, durable.
+"""The durable position of a subscription in a topic.
 
-Acknowledgements change the state in memory at once; the call returns when a record with that state is durable. Records
-are written one at a time: what is acknowledged while one is under way shares the next (group commit), so a lone
-acknowledgement waits for one write and many waiting ones for at most two.
+An acknowledgement changes the state in memory at once; the call returns when a record with that state is durable.
+Records are written one at a time. Acknowledgements that arrive during a write share the next record (group commit), so
+a single acknowledgement waits for one write, and concurrent ones wait for at most two.
 
 Invariants
-- An acknowledgement that returned is found again by whoever opens the topic next.
-- `durable_mark_delete` never is ahead of what is stored: trimming may rely on it.
-- What failed to be stored stays in memory; the next record takes it along, and repeating the call waits for that.
-- A seek that failed is undone in memory: no later record takes it along. Hence other changes wait while one is stored.
+- The next owner of the topic finds every acknowledgement that returned.
+- `durable_mark_delete` is never ahead of the stored state: trimming relies on it.
+- A change that could not be stored stays in memory; the next record includes it, and a repeated call waits for that.
+- A failed seek is undone in memory: no later record includes it. Hence other changes wait while a seek is stored.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ log = structlog.get_logger()
 
 
 class EntrySource(Protocol):
-    """What a cursor reads from: `ManagedLedger`."""
+    """The source of a cursor's entries: `ManagedLedger`."""
 
     async def read(self, position: Position, *, entries_max: int, size_max: int) -> list[tuple[Position, bytes]]: ...
 
@@ -39,19 +39,19 @@ class UnackedEntry(NamedTuple):
     position: Position
     payload: bytes
     remaining: int | None
-    """Bit i set: message i of the batch is still to be acknowledged. None: the whole entry is."""
+    """Bit i set: message i of the batch is not acknowledged. None: the whole entry is not acknowledged."""
 
 
 class UnackedRead(NamedTuple):
     entries: list[UnackedEntry]
     next_position: Position
-    """Where the next read goes on."""
+    """The start of the next read."""
 
 
 class ManagedCursor:
-    """One subscription's acknowledgements: the mark-delete position, what is acknowledged beyond it, parts of batches.
+    """Acknowledgements of one subscription: the mark-delete position, entries after it, parts of batches.
 
-    Made by `ManagedLedger.open_cursor`.
+    Created by `ManagedLedger.open_cursor`.
     """
 
     def __init__(
@@ -81,10 +81,10 @@ class ManagedCursor:
         self._committer: asyncio.Task[None] | None = None
         self._end: BinderyError | None = None
         self._is_free = asyncio.Event()
-        """Not set while a change is stored that may have to be undone; others wait for its end."""
+        """Cleared while a change is stored that may have to be undone; other changes wait for its end."""
         self._is_free.set()
         self.commits = 0
-        """Records written; with the number of acknowledgements it tells how well they share."""
+        """Number of records written; compared with the number of acknowledgements it shows how many share a record."""
 
     # --- questions
 
@@ -95,22 +95,22 @@ class ManagedCursor:
 
     @property
     def durable_mark_delete(self) -> Position:
-        """The lower one of `mark_delete` now and as stored."""
+        """The lower one of the present and the stored `mark_delete`."""
         return min(self._durable_mark_delete, self._state.mark_delete)
 
     @property
     def properties(self) -> Mapping[str, str]:
-        """Subscription properties, fixed when the cursor was made."""
+        """Subscription properties, fixed at the creation of the cursor."""
         return self._store.cursor_properties
 
     @property
     def position_properties(self) -> Mapping[str, int]:
-        """Numbers that are stored with the position; for the subscription's own use."""
+        """Numbers that are stored with the position, for use by the subscription."""
         return self._state.properties
 
     @property
     def backlog_entries(self) -> int:
-        """Confirmed entries that are not wholly acknowledged."""
+        """Confirmed entries that are not completely acknowledged."""
         return self._state.backlog_entries
 
     @property
@@ -126,13 +126,13 @@ class ManagedCursor:
         return self._state.remaining(position)
 
     def next_unacked(self, position: Position) -> Position:
-        """The first position >= `position` that is not acknowledged; may be where the next entry will stand."""
+        """The first position >= `position` that is not acknowledged; possibly the position of the next add."""
         return self._state.next_unacked(position)
 
     async def read_unacked(self, start: Position, *, entries_max: int, size_max: int) -> UnackedRead:
         """Up to `entries_max` unacknowledged entries from `start` on; sizes and errors as `ManagedLedger.read`.
 
-        None of them is acknowledged at the moment of the return."""
+        None of them is acknowledged when the call returns."""
         version = self._version
         entries: list[UnackedEntry] = []
         position = self.next_unacked(start)
@@ -153,7 +153,7 @@ class ManagedCursor:
         return UnackedRead(self._still_unacked(entries, version), position)
 
     def _still_unacked(self, entries: list[UnackedEntry], version: int) -> list[UnackedEntry]:
-        """Of `entries`, which were looked at while or after the state had that version."""
+        """Return those of `entries`, collected since `version` of the state, that are still unacknowledged."""
         if version == self._version:
             return entries
         return [
@@ -175,7 +175,7 @@ class ManagedCursor:
     async def ack_many(self, positions: Sequence[Position], *, batches: Sequence[BatchAck] = ()) -> list[Position]:
         """Acknowledge entries and parts of batches; returns when that is durable (many calls share one record).
 
-        Returns the entries that became wholly acknowledged by this call, a batch by its last index included. Repeating
+        Returns the entries that this call completed, a batch by its last index included. Repeating
         is harmless and waits for durability as well. BadRequest (nothing applied) when one of them is not an entry of
         this topic. On any other error the acks may or may not be durable: repeat, or let them be delivered again.
         """
@@ -207,11 +207,11 @@ class ManagedCursor:
         await self._make_durable(changed)
 
     async def seek(self, position: Position, *, passed: BatchAck | None = None) -> Position:
-        """Forget all acknowledgements and stand so that `position` (clamped; EARLIEST, LATEST) comes next; durably.
+        """Forget all acknowledgements and continue with `position` (clamped; EARLIEST, LATEST), durably.
 
         `passed`: messages of the batch at `position` that count as acknowledged, if that entry is still there.
-        Returns the position that comes next. On an error this cursor stands where it stood before. TryAgain: so does
-        what is stored; else what is stored may have moved, until the next record."""
+        Returns the position that comes next. After an error the cursor keeps its former position in memory. After
+        TryAgain the stored position is unchanged too; after other errors it may have moved, until the next record."""
         if passed is not None:
             assert passed.position == position
             self._state.check_batch(passed)
@@ -237,7 +237,7 @@ class ManagedCursor:
             return target
 
     def _go_back(self, before: AckState) -> None:
-        """Undo what was not stored. Of a record that is under way nobody may take it that it holds `before`."""
+        """Undo a change that was not stored. A record in progress must not count as containing `before`."""
         self._state = before
         self._version += 1
         self._waiters = deque((self._version, waiter) for _, waiter in self._waiters)
@@ -250,14 +250,14 @@ class ManagedCursor:
         await self._make_durable(changed)
 
     async def _turn(self) -> None:
-        """Return when the state may be changed."""
+        """Return once the state may be changed."""
         while not self._is_free.is_set():
             await self._is_free.wait()
         self._raise_if_ended()
 
     @asynccontextmanager
     async def _alone(self) -> AsyncIterator[None]:
-        """While it lasts nobody else changes the state."""
+        """Within this context no other call changes the state."""
         await self._turn()
         self._is_free.clear()
         try:
@@ -305,10 +305,10 @@ class ManagedCursor:
             self._answer(version, None)
             if moved:
                 self._on_moved()
-        self._committer = None  # at once: who comes next starts another
+        self._committer = None  # immediately, so that the next change starts another task
 
     def _answer(self, version: int, error: BinderyError | None) -> None:
-        """Release those who wait for `version` or an earlier one."""
+        """Answer the calls that wait for `version` or an earlier one."""
         while self._waiters and self._waiters[0][0] <= version:
             _, waiter = self._waiters.popleft()
             if waiter.done():
@@ -335,7 +335,7 @@ class ManagedCursor:
             raise type(self._end)(self._end.message, **self._end.facts)
 
     def end(self, error: BinderyError) -> None:
-        """Refuse everything from now on: the topic is lost, closed or deleted."""
+        """Refuse every later call: the topic is lost, closed or deleted."""
         if self._end is None:
             self._end = error
             self._answer(self._version, error)
@@ -346,7 +346,7 @@ class ManagedCursor:
             await asyncio.wait([self._committer])
 
     async def close(self, error: BinderyError) -> None:
-        """Store what is not stored yet, tidy up, refuse later calls with `error`."""
+        """Store what is not stored yet, close the cursor ledger, refuse later calls with `error`."""
         try:
             await self._turn()
         except BinderyError:
@@ -363,7 +363,7 @@ class ManagedCursor:
             await self._store.abandon()
 
     async def delete(self) -> None:
-        """Remove the subscription, durably. After an error it is still there and goes on."""
+        """Delete the subscription, durably. After an error it still exists and works."""
         async with self._alone():
             await self.quiesce()
             await self._store.delete()

@@ -1,9 +1,9 @@
-"""CursorStore: where one cursor's state is kept, and in which order things are written.
+"""Store the state of one cursor, in its znode or in a cursor ledger, and order the writes.
 
-| when                            | znode says                             | cursor ledger                        |
+| when                            | znode                                  | cursor ledger                        |
 |---------------------------------|----------------------------------------|--------------------------------------|
-| made                            | no ledger, the state                   | none                                 |
-| after the first acknowledgement | its id, the state as it was then       | one record per commit, last one wins |
+| created                         | no ledger, the state                   | none                                 |
+| after the first acknowledgement | its id, the state at that time         | one record per commit, last one wins |
 | no ledger can be written        | no ledger, the state (if short enough) | the old one is deleted               |
 | closed cleanly                  | no ledger, the state (if short enough) | deleted                              |
 
@@ -11,8 +11,13 @@ A new cursor ledger gets its first record before the znode names it, and the old
 moment the znode leads to the newest durable state. Fencing the cursor ledger at the next open keeps a stale owner from
 adding to it; the transaction in `TopicMetadata` keeps it from pointing the znode elsewhere.
 
-A cursor ledger that healing fenced or closed while the topic is ours failed like any other: the present state, which
-has everything that was in flight, goes into a new one.
+If recovery fences or closes a cursor ledger while the topic is owned by this broker, the ledger is treated as failed:
+the present state, which includes everything that was in flight, goes into a new one.
+
+A cursor ledger that the znode names and that is missing, or has lost its last record, is damage. An empty one is not:
+Pulsar's `ManagedCursorImpl` stores the state in the znode when the first record of a new cursor ledger fails
+(`persistPositionToLedger`), treats that as success and then names the empty ledger (`switchToNewLedger`). The state in
+the znode is then the newest one, and Pulsar continues from it too (`recoverFromLedger`: "No entries in ledger").
 """
 
 import asyncio
@@ -48,13 +53,13 @@ from bindery_broker.managed_ledger.settings import ManagedLedgerSettings
 from bindery_broker.managed_ledger.topic_metadata import OwnedNode, TopicMetadata, limited
 
 LEDGER_RETRY_S: Final = 5.0
-"""Pause after a cursor ledger could not be had, while the znode takes the state."""
+"""Seconds before another cursor ledger is tried; meanwhile the state is stored in the znode."""
 
 log = structlog.get_logger()
 
 
 class CursorStore:
-    """Durable home of one cursor. Calls must not overlap: the cursor's committer is the only caller."""
+    """Stores one cursor. Calls must not overlap: the cursor's committer is the only caller."""
 
     def __init__(
         self,
@@ -78,12 +83,12 @@ class CursorStore:
         self._records = 0
         self._opened_at = 0.0
         self._named_ledger_id = NO_LEDGER
-        """The cursor ledger that the znode names, which may be an old one that nobody writes."""
+        """The cursor ledger that the znode names; it may be an old one without a writer."""
         self._orphans: list[int] = []
-        """Ledgers that the znode may have named for a while."""
+        """Ledgers to delete with the next switch: the outcome of the write that named them is unknown."""
         self._retry_at = 0.0
         self.may_be_stored = False
-        """Whether a try of the last write failed in such a way that the next open may find what it wrote."""
+        """Whether an attempt of the last `write` had an unknown outcome: the next open may find what it wrote."""
         self.cursor_properties: Mapping[str, str] = {}
 
     @property
@@ -92,7 +97,7 @@ class CursorStore:
 
     @property
     def ledger_id(self) -> int:
-        """Of the cursor ledger; NO_LEDGER: none."""
+        """Id of the cursor ledger; NO_LEDGER: none."""
         return self._named_ledger_id
 
     @property
@@ -100,7 +105,7 @@ class CursorStore:
         return self._records - 1
 
     async def create(self, state: CursorState, cursor_properties: Mapping[str, str]) -> None:
-        """The cursor exists durably once this returns. Raises TopicFenced, TryAgain, OutcomeUnknown."""
+        """Create the cursor, durably. Raises TopicFenced, TryAgain, OutcomeUnknown."""
         self.cursor_properties = dict(cursor_properties)
         await self._metadata.write_cursor(self._node, encode_cursor(self._info(NO_LEDGER, state)))
 
@@ -135,6 +140,7 @@ class CursorStore:
                 "the cursor ledger lost its last record", cursor=self._name, ledger_id=info.ledger_id
             ) from error
         if not records:
+            log.warning("cursor_ledger_empty", cursor=self._name, ledger_id=info.ledger_id)
             return info.state
         try:
             return decode_position(records[-1].payload)
@@ -144,9 +150,9 @@ class CursorStore:
     async def write(self, state: Callable[[], CursorState]) -> None:
         """Make the present state durable.
 
-        `state` is asked again whenever a later one may be taken instead. Raises TooManyRequests when it is too large,
-        TopicFenced, or TryAgain/OutcomeUnknown when neither a cursor ledger nor the znode takes it: `may_be_stored`
-        then says whether the next open may find it all the same.
+        `state` is called again before each attempt, so that a later state may be stored instead. Raises TooManyRequests
+        if the state is too large, TopicFenced, or TryAgain/OutcomeUnknown if it can be stored neither in a cursor
+        ledger nor in the znode: `may_be_stored` is then True if the next open may find it nevertheless.
         """
         self.may_be_stored = False
         record = encode_position(state())
@@ -171,7 +177,7 @@ class CursorStore:
             else:
                 return
         if self._handle is not None and await self._append(self._handle, encode_position(state())):
-            return  # it was only to be rolled
+            return  # the roll failed, but the old cursor ledger works
         data = encode_cursor(self._info(NO_LEDGER, state()))
         if len(data) > self._settings.cursor_inline_size_max:
             raise error or TryAgain("no cursor ledger can be written now", cursor=self._name)
@@ -179,7 +185,7 @@ class CursorStore:
         await self._retire_ledger(NO_LEDGER)
 
     async def close(self, state: CursorState) -> None:
-        """Leave all in the znode if it is short enough, so that the next open is quick; `state` is durable already."""
+        """Move the state, which is durable, to the znode if it is short enough, so that the next open is quick."""
         handle = self._handle
         if self._named_ledger_id == NO_LEDGER:
             return
@@ -193,8 +199,10 @@ class CursorStore:
                 await handle.close()
 
     async def delete(self) -> None:
-        """Remove znode, then ledger. An error leaves the cursor in use. After OutcomeUnknown the next record goes into
-        a new cursor ledger, and the znode that names it is made anew if it is gone: nothing might lead to the old one.
+        """Delete the znode, then the ledger. After an error the cursor stays in use.
+
+        After OutcomeUnknown the next record goes into a new cursor ledger, whose znode is created again if it is
+        missing: perhaps no znode names the old ledger any more.
         """
         try:
             await self._metadata.delete_cursor(self._node)
@@ -206,7 +214,7 @@ class CursorStore:
         await self._retire_ledger(NO_LEDGER)
 
     async def abandon(self) -> None:
-        """Drop the cursor ledger's writer: the topic was lost or is being deleted."""
+        """Release the cursor ledger's writer: the topic is lost or is being deleted."""
         handle, self._handle = self._handle, None
         if handle is not None:
             try:
@@ -215,7 +223,7 @@ class CursorStore:
                 log.warning("cursor_ledger_not_abandoned", cursor=self._name, error=str(error))
 
     async def delete_ledger(self) -> None:
-        """The cursor's znode is gone already: remove its ledger."""
+        """Delete the cursor ledger of a cursor whose znode is deleted."""
         await self._retire_ledger(NO_LEDGER)
 
     def _roll_due(self) -> bool:
@@ -223,8 +231,8 @@ class CursorStore:
         return self._records >= self._settings.cursor_entries_max or age_s >= self._settings.cursor_age_s_max
 
     async def _append(self, handle: WriteHandle, record: bytes) -> bool:
-        """False: the cursor ledger failed and is given up. Raises TopicFenced, and TryAgain when it was fenced and who
-        owns the topic cannot be found out now."""
+        """Returns False if the cursor ledger failed; it is abandoned. If another process fenced it: raises TopicFenced,
+        or TryAgain while the owner of the topic cannot be determined."""
         try:
             async with limited(self._settings.operation_timeout_s, "write a cursor record"):
                 await handle.add(record)
@@ -239,7 +247,7 @@ class CursorStore:
         return True
 
     async def _start_ledger(self, state: Callable[[], CursorState]) -> None:
-        """New ledger, first record, znode, then away with the old one."""
+        """Create a ledger, write the first record, name the ledger in the znode, delete the old one."""
         settings = self._settings
         async with limited(settings.operation_timeout_s, "create a cursor ledger"):
             handle = await self._client.create(
@@ -258,7 +266,7 @@ class CursorStore:
             present = state()
             record = encode_position(present)
             data = encode_cursor(self._info(handle.ledger_id, present))
-            if len(data) > settings.cursor_inline_size_max:  # the position alone is fall-back enough
+            if len(data) > settings.cursor_inline_size_max:  # the position alone suffices
                 data = encode_cursor(self._info(handle.ledger_id, CursorState(mark_delete=present.mark_delete)))
             async with limited(settings.operation_timeout_s, "write a cursor record"):
                 await handle.add(record)
@@ -281,7 +289,7 @@ class CursorStore:
         self._opened_at = asyncio.get_running_loop().time()
 
     async def _retire_ledger(self, successor: int) -> None:
-        """The znode names `successor` now: delete what it named before."""
+        """The znode names `successor` now: delete the ledger that it named before."""
         old, self._named_ledger_id = self._named_ledger_id, successor
         await self.abandon()
         if old != NO_LEDGER:
@@ -290,7 +298,7 @@ class CursorStore:
             await self._delete(self._orphans.pop())
 
     async def _delete(self, ledger_id: int) -> None:
-        """Best effort: what stays behind is a small ledger that nothing names."""
+        """Delete a cursor ledger. An error is only logged: the ledger is small, and no znode names it."""
         try:
             async with limited(self._settings.operation_timeout_s, "delete a cursor ledger"):
                 await self._client.delete(LedgerId(ledger_id))

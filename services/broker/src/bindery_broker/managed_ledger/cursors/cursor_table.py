@@ -2,7 +2,7 @@
 
 A cursor is *damaged* if its stored state exists and cannot be read: its cursor ledger is missing, or the last record in
 it cannot be decoded. The older state in the znode does not replace it, because acknowledgements and seeks would be
-undone without anybody noticing. The topic opens without that cursor; the cursor can be reset or deleted. While there is
+undone without a report. The topic opens without that cursor; the cursor can be reset or deleted. While there is
 a damaged cursor nothing may be trimmed, because its position is unknown.
 
 A cursor is *unsettled* if the metadata store did not answer whether it was created. Nothing is trimmed for a while, so

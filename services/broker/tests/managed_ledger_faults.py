@@ -1,4 +1,4 @@
-"""A broker that dies or stumbles at any step, by seed.
+"""Let a broker stop, or a request fail, at any step; a seed chooses the steps.
 
 `FaultyClient` and `FaultyStore` stand between a managed ledger and the cluster. `Plan` decides for each call: let it
 pass; fail it (done or not done, as an unknown outcome may be); or, at the chosen step, *die*: nothing the broker does
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class Plan:
-    """What happens at each step. `steps` counts them, so that a first run tells how many there are to die at."""
+    """What happens at each step. `steps` counts them, so that a first run finds the number of possible steps."""
 
     def __init__(self, seed: int, *, die_at: int | None, fault_rate: float) -> None:
         self.random = random.Random(seed)

@@ -1,4 +1,4 @@
-"""AckState against a plain set of acknowledged messages, over ledgers that grow and roll."""
+"""AckState compared with a set of acknowledged messages, over ledgers that grow and roll."""
 
 from bindery_broker.managed_ledger import BatchAck
 from bindery_broker.managed_ledger.cursors.ack_state import AckState
@@ -27,7 +27,7 @@ STEPS = st.lists(
 
 @settings(deadline=None, max_examples=200)
 @given(STEPS)
-def test_it_knows_what_a_set_knows(steps: list[tuple[str, int]]) -> None:
+def test_acknowledgements_match_a_model_that_uses_a_set(steps: list[tuple[str, int]]) -> None:
     """Every message counts as (position, index) in the naive model; all entries are batches of three."""
     ledgers = LedgerList([LedgerRecord(ledger_id=4)])
     state = AckState(ledgers, CursorState(mark_delete=Position(4, -1)))
@@ -77,7 +77,7 @@ def test_it_knows_what_a_set_knows(steps: list[tuple[str, int]]) -> None:
             assert state.next_unacked(other) == (following[0] if following else ledgers.end)
 
 
-def test_what_was_trimmed_cannot_be_acknowledged_any_more() -> None:
+def test_a_trimmed_entry_cannot_be_acknowledged() -> None:
     """A late acknowledgement of a trimmed entry must leave no range behind: it could never be removed again."""
     ledgers = LedgerList([LedgerRecord(ledger_id=4, entries=3, size=3), LedgerRecord(ledger_id=7, entries=2, size=2)])
     state = AckState(ledgers, CursorState(mark_delete=Position(4, -1)))
@@ -89,3 +89,12 @@ def test_what_was_trimmed_cannot_be_acknowledged_any_more() -> None:
     assert not state.batches
     assert state.ack([Position(7, 0)], []) == (True, [Position(7, 0)])
     assert state.mark_delete == Position(7, 0)
+
+
+def test_a_repeated_cumulative_acknowledgement_changes_nothing() -> None:
+    ledgers = LedgerList([LedgerRecord(ledger_id=4, entries=5, size=5)])
+    state = AckState(ledgers, CursorState(mark_delete=Position(4, -1)))
+    assert state.ack_upto(Position(4, 2)) is True
+    assert state.ack_upto(Position(4, 2)) is False
+    assert state.ack_upto(Position(4, 1)) is False
+    assert state.mark_delete == Position(4, 2)

@@ -25,8 +25,7 @@ from bindery_core.ids import BookieId
 from bindery_metadata.stores.store import Op, Stat
 from bindery_pulsar.entry_size import ENTRY_SIZE_MAX
 from bindery_pulsar.message_id import Position
-
-from .conftest import TOPIC, Cluster, read_all
+from managed_ledger_cluster import TOPIC, Cluster, read_all
 
 
 async def add_ten(topic: ManagedLedger) -> list[Position]:
@@ -74,7 +73,7 @@ async def test_an_entry_over_the_limit_is_refused_with_it(cluster: Cluster) -> N
     assert len(await topic.add_many([bytes(ENTRY_SIZE_MAX)])) == 1
 
 
-async def test_more_than_the_pending_budget_is_refused_and_room_comes_back(cluster: Cluster) -> None:
+async def test_more_than_the_pending_budget_is_refused_until_adds_complete(cluster: Cluster) -> None:
     topic = await cluster.open(pending_size_max=1000)
     cluster.ledgers.hold_adds()
     adding = asyncio.ensure_future(topic.add_many([bytes(900)]))
@@ -116,7 +115,7 @@ async def test_a_full_ledger_is_followed_by_another(cluster: Cluster, settings: 
     assert len(topic.internal_stats()["ledgers"]) == ledgers
 
 
-async def test_an_old_ledger_is_followed_by_another_unless_it_is_empty(cluster: Cluster) -> None:
+async def test_an_old_ledger_is_rolled_unless_it_is_empty(cluster: Cluster) -> None:
     topic = await cluster.open(age_s_max=0.03)
     await asyncio.sleep(0.08)
     assert topic.last_confirmed == Position(0, -1)
@@ -139,7 +138,7 @@ async def test_adds_go_on_while_the_next_ledger_cannot_be_had(cluster: Cluster) 
     assert topic.last_confirmed == Position(0, 49)
 
 
-async def test_a_failed_ledger_is_recovered_and_what_it_lacks_is_sent_again(cluster: Cluster) -> None:
+async def test_a_failed_ledger_is_recovered_and_missing_entries_are_sent_again(cluster: Cluster) -> None:
     """A: stored and confirmed. B: in flight and stored, as recovery finds. C: in flight and not stored."""
     topic = await cluster.open()
     assert await topic.add_many([b"a"]) == [Position(0, 0)]
@@ -156,7 +155,7 @@ async def test_a_failed_ledger_is_recovered_and_what_it_lacks_is_sent_again(clus
     assert (await cluster.ledgers_client().metadata(0)).last_entry_id == 2
 
 
-async def test_an_add_that_is_stored_in_part_goes_on_in_the_next_ledger(cluster: Cluster) -> None:
+async def test_an_add_that_is_partly_stored_continues_in_the_next_ledger(cluster: Cluster) -> None:
     topic = await cluster.open()
     ledger = cluster.ledgers.ledgers[0]
     cluster.ledgers.hold_adds()
@@ -186,7 +185,7 @@ async def test_adds_wait_while_recovery_cannot_be_done(cluster: Cluster) -> None
     assert await asyncio.gather(topic.add_many([b"x"]), topic.add_many([b"y"])) == [[Position(1, 0)], [Position(1, 1)]]
 
 
-async def test_an_add_that_waits_too_long_says_whether_it_may_be_stored(cluster: Cluster) -> None:
+async def test_the_error_of_an_expired_add_tells_whether_it_may_be_stored(cluster: Cluster) -> None:
     topic = await cluster.open(add_timeout_s=0.05)
     cluster.ledgers.fail_next("add", AddTimeout("made up"))
     cluster.ledgers.fail_next("open", BookieUnavailable("no recovery now"), count=10**6)
@@ -227,7 +226,7 @@ async def test_an_add_that_is_stored_in_part_is_unknown_if_no_ledger_takes_the_r
     with pytest.raises(AddTimeout, match="not known"):
         await adding
     assert topic._writer is not None
-    assert topic._writer._pending_size == 0
+    assert topic._writer.pending_size == 0
     assert list((await read_all(topic)).values()) == [b"1"]
 
 
@@ -272,7 +271,7 @@ async def test_an_add_waits_no_longer_than_it_may_though_a_call_hangs(cluster: C
     assert len(await topic.add_many([b"y"])) == 1
     assert list((await read_all(topic)).values()) == [b"y"]
     assert topic._writer is not None
-    assert topic._writer._pending_size == 0
+    assert topic._writer.pending_size == 0
 
 
 async def test_a_slow_roll_fails_what_waits_behind_it_and_not_what_its_ledger_still_takes(cluster: Cluster) -> None:
@@ -362,7 +361,7 @@ async def test_a_roll_that_meets_a_foreign_znode_fences_and_deletes_its_ledger(c
 
 
 @pytest.mark.parametrize("applied", [False, True])
-async def test_a_roll_whose_znode_write_is_unknown_finds_out(cluster: Cluster, applied: bool) -> None:
+async def test_a_roll_resolves_an_unknown_outcome_of_its_znode_write(cluster: Cluster, applied: bool) -> None:
     store = cluster.tree.connect()
     topic = await cluster.open(store=store)
     await add_ten(topic)
@@ -384,7 +383,7 @@ async def test_a_roll_waits_for_metadata_and_adds_wait_with_it(cluster: Cluster)
     assert topic.is_open
 
 
-async def test_closing_completes_what_is_pending_and_seals_the_ledger(cluster: Cluster) -> None:
+async def test_closing_completes_pending_adds_and_closes_the_ledger(cluster: Cluster) -> None:
     topic = await cluster.open()
     adding = asyncio.ensure_future(topic.add_many([b"x"]))
     await asyncio.sleep(0)

@@ -1,0 +1,1 @@
+"""The writer of a topic: entries go to the current ledger; a switch ends it and starts the next one."""

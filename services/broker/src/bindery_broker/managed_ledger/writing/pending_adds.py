@@ -1,0 +1,213 @@
+"""The adds of one topic that are not answered yet: which to send next, and what to answer. Pure.
+
+    queue -> (grouped) -> in flight in the current ledger -> confirmed, in order
+
+| event                                | answer to an add                                                            |
+|--------------------------------------|-----------------------------------------------------------------------------|
+| its group and all before are stored  | the positions                                                               |
+| the ledger failed and was recovered  | positions of what recovery found; the rest goes back to the head of the queue |
+| its deadline passes in flight        | AddTimeout: unknown whether it is stored                                    |
+| its deadline passes in the queue     | AddTimeout if part of it was stored or may be, else a TryAgain: not stored  |
+| the topic ends                       | OutcomeUnknown or the reason, see `fail_all`                                |
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from bindery_core.errors import AddTimeout, BinderyError, MetadataUnavailable, TopicFenced, TryAgain
+from bindery_pulsar.message_id import Position
+
+GROUP_SIZE_MAX: Final = 4 * 2**20
+"""Maximum payload bytes sent in one call to the ledger, unless one add alone has more."""
+
+
+class StoredEntries(NamedTuple):
+    """Consecutive entries of one add that are durable."""
+
+    positions: list[Position]
+    payloads: Sequence[bytes]
+    size: int
+    """Payload bytes."""
+
+
+class _Add:
+    """One call of `add_many`, or the part of it that is not stored yet."""
+
+    __slots__ = ("deadline", "future", "payloads", "positions", "sent", "size")
+
+    def __init__(
+        self, payloads: Sequence[bytes], size: int, future: "asyncio.Future[list[Position]]", deadline: float
+    ) -> None:
+        self.payloads = payloads
+        self.size = size
+        self.future = future
+        self.deadline = deadline
+        self.positions: list[Position] = []
+        """Of the part that is stored."""
+        self.sent = False
+        """Whether part of it is stored, or may be in a ledger that has not been recovered yet."""
+
+    def take_stored(self, first: Position, count: int) -> StoredEntries:
+        """The first `count` entries are stored from `first` on. Answers the call if these are the last ones."""
+        ledger_id, entry_id = first
+        positions = [Position(ledger_id, i) for i in range(entry_id, entry_id + count)]
+        payloads, self.payloads = self.payloads[:count], self.payloads[count:]
+        stored = StoredEntries(positions, payloads, sum(map(len, payloads)) if self.payloads else self.size)
+        self.positions += positions
+        self.size -= stored.size
+        if not self.payloads and not self.future.done():
+            self.future.set_result(self.positions)
+        return stored
+
+
+class Group:
+    """Adds that are sent in one call."""
+
+    __slots__ = ("adds", "count", "first", "is_stored")
+
+    def __init__(self, first: int, adds: list[_Add], count: int) -> None:
+        self.first = first
+        """Entry id of the first entry."""
+        self.adds = adds
+        self.count = count
+        """Number of entries."""
+        self.is_stored = False
+
+    def payloads(self) -> list[bytes]:
+        return [payload for add in self.adds for payload in add.payloads]
+
+
+class PendingAdds:
+    """Owns the queue and the groups in flight. Invariant: entries keep the order of the calls."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        """Payload bytes that are queued or in flight."""
+        self._queue: deque[_Add] = deque()
+        self._in_flight: deque[Group] = deque()
+
+    @property
+    def count(self) -> int:
+        """Number of calls that are queued or in flight."""
+        return len(self._queue) + sum(len(group.adds) for group in self._in_flight)
+
+    @property
+    def has_queued(self) -> bool:
+        return bool(self._queue)
+
+    @property
+    def has_in_flight(self) -> bool:
+        return bool(self._in_flight)
+
+    def append(self, payloads: Sequence[bytes], future: "asyncio.Future[list[Position]]", *, deadline: float) -> None:
+        add = _Add(payloads, sum(map(len, payloads)), future, deadline)
+        self.size += add.size
+        self._queue.append(add)
+
+    def next_group(self, first: int) -> Group | None:
+        """Move queued adds in flight, as entries from `first` on. None: the queue is empty."""
+        adds: list[_Add] = []
+        size = count = 0
+        while self._queue and (not adds or size + self._queue[0].size <= GROUP_SIZE_MAX):
+            add = self._queue.popleft()
+            if add.future.done():  # the caller was cancelled
+                self.size -= add.size
+                continue
+            add.sent = True
+            adds.append(add)
+            size += add.size
+            count += len(add.payloads)
+        if not adds:
+            return None
+        group = Group(first, adds, count)
+        self._in_flight.append(group)
+        return group
+
+    def confirm(self, ledger_id: int) -> list[StoredEntries]:
+        """Answer the groups at the head that are stored. Returns their entries, in order."""
+        stored: list[StoredEntries] = []
+        while self._in_flight and self._in_flight[0].is_stored:
+            group = self._in_flight.popleft()
+            entry_id = group.first
+            for add in group.adds:
+                count = len(add.payloads)
+                stored.append(add.take_stored(Position(ledger_id, entry_id), count))
+                entry_id += count
+        self.size -= sum(entries.size for entries in stored)
+        return stored
+
+    def settle(self, ledger_id: int, entries: int) -> list[StoredEntries]:
+        """The ledger is closed and has `entries` entries: answer what is stored and queue the rest again, in order.
+
+        Returns the entries in flight that are stored.
+        """
+        stored: list[StoredEntries] = []
+        unstored: list[_Add] = []
+        for group in self._in_flight:
+            entry_id = group.first
+            for add in group.adds:
+                count = len(add.payloads)
+                found = min(max(entries - entry_id, 0), count)
+                if found:
+                    stored.append(add.take_stored(Position(ledger_id, entry_id), found))
+                if found < count:
+                    unstored.append(add)
+                entry_id += count
+        self._in_flight.clear()
+        self.size -= sum(entries.size for entries in stored)
+        for add in reversed(unstored):
+            add.sent = bool(add.positions)
+            if add.future.done():  # the caller was cancelled, or failed because the outcome is unknown
+                self.size -= add.size
+            else:
+                self._queue.appendleft(add)
+        return stored
+
+    def next_deadline(self) -> float | None:
+        """The earliest deadline in loop time; None: no add waits."""
+        deadlines = [add.deadline for group in self._in_flight for add in group.adds if not add.future.done()]
+        if self._queue:
+            deadlines.append(self._queue[0].deadline)
+        return min(deadlines, default=None)
+
+    def expire(self, error: BinderyError, *, now: float, ledger_has_failed: bool) -> None:
+        """Fail the adds whose deadline has passed; `error` is what they wait for.
+
+        Adds in flight in a working ledger are left to the time limits of the ledger itself.
+        """
+        for group in self._in_flight if ledger_has_failed else ():
+            for add in group.adds:
+                if add.deadline <= now and not add.future.done():
+                    add.future.set_exception(_unknown(error))
+        while self._queue and self._queue[0].deadline <= now:
+            add = self._queue.popleft()
+            self.size -= add.size
+            if not add.future.done():
+                add.future.set_exception(_unknown(error) if add.sent else _not_stored(error))
+
+    def fail_all(self, error: BinderyError) -> None:
+        """The topic ends because of `error`. Adds that may be stored fail with AddTimeout, all others with `error`.
+        TopicFenced, which itself means an unknown outcome, is kept."""
+        adds = [add for group in self._in_flight for add in group.adds] + list(self._queue)
+        self._in_flight.clear()
+        self._queue.clear()
+        self.size = 0
+        for add in adds:
+            if not add.future.done():
+                is_unknown = add.sent and not isinstance(error, TopicFenced)
+                add.future.set_exception(_unknown(error) if is_unknown else copy_error(error))
+
+
+def copy_error(error: BinderyError) -> BinderyError:
+    """Return the same error for another caller: a raised one collects the tracebacks of all."""
+    return type(error)(error.message, **error.facts)
+
+
+def _unknown(cause: BinderyError) -> AddTimeout:
+    return AddTimeout("whether the entries were stored is not known", cause=str(cause))
+
+
+def _not_stored(cause: BinderyError) -> BinderyError:
+    return copy_error(cause) if isinstance(cause, TryAgain) else MetadataUnavailable(cause.message, **cause.facts)

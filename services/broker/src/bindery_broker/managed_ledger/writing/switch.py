@@ -1,0 +1,224 @@
+"""End the current ledger of a topic and start the next one.
+
+- Rolled (full or old): the next ledger is created while adds continue. Then sending pauses, the adds in flight
+  complete, the ledger is closed, the topic's znode is written with both ledgers, and sending continues.
+- Failed: sending pauses, the writer is abandoned and the ledger recovered, which finally decides how many entries it
+  has. Adds in flight below that number are confirmed; the others are certainly not stored and return to the head of the
+  queue. Then as above. Until a ledger can be created, adds wait in the queue, each at most `add_timeout_s`.
+
+A ledger that another process fenced or closed is treated as failed if the topic certainly belongs to this broker:
+recovery also closes the open ledgers of idle topics. If the topic does not, or if another process has written the
+znode, another broker owns the topic and the switch ends with TopicFenced.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
+from typing import Any, Final, Protocol
+
+import structlog
+from bindery_client.ledger.api import ReadHandle, WriteHandle
+from bindery_core.errors import BinderyError, LostOwnership, NoSuchLedger, TopicFenced, TryAgain
+
+from bindery_broker.managed_ledger.ledger_list import LedgerList, LedgerRecord
+from bindery_broker.managed_ledger.ownership_proof import OwnershipProof
+from bindery_broker.managed_ledger.settings import ManagedLedgerSettings
+from bindery_broker.managed_ledger.writing.ledger_operations import LedgerOperations
+
+FENCES_MAX: Final = 5
+"""Maximum number of consecutive ledgers, none with a stored entry, that other processes may fence before the topic is
+given up."""
+
+StoreLedgers = Callable[[Callable[[], Sequence[LedgerRecord]]], Coroutine[Any, Any, None]]
+"""Stores the result of its argument as the topic's ledgers, in the znode, then in the list of ledgers."""
+
+log = structlog.get_logger()
+
+
+class Sender(Protocol):
+    """The sending of adds to the current ledger, as far as a switch controls it."""
+
+    @property
+    def failure(self) -> BinderyError | None:
+        """Why the current ledger accepts no more entries."""
+        ...
+
+    def fail(self, error: BinderyError) -> None:
+        """Set `failure`."""
+        ...
+
+    def pause(self) -> WriteHandle:
+        """Stop sending. Returns the handle of the current ledger."""
+        ...
+
+    async def drained(self) -> None:
+        """Return once no add is in flight or the ledger has failed. Raises TopicFenced if the topic is lost."""
+        ...
+
+    def settle(self, entries: int) -> None:
+        """The current ledger is closed and has so many entries: confirm or queue again what is in flight."""
+        ...
+
+    def expire(self, error: BinderyError) -> None:
+        """Fail the adds whose time is over; they waited for `error`. Raises TopicFenced if the topic is lost."""
+        ...
+
+
+class LedgerSwitch:
+    """Performs the switches of one writer, one at a time."""
+
+    def __init__(
+        self,
+        topic: str,
+        sender: Sender,
+        operations: LedgerOperations,
+        *,
+        ledgers: LedgerList,
+        settings: ManagedLedgerSettings,
+        clock: Callable[[], int],
+        ownership: OwnershipProof,
+        store_ledgers: StoreLedgers,
+        on_recovered: Callable[[ReadHandle], Coroutine[Any, Any, None]],
+    ) -> None:
+        self.obstacle: BinderyError | None = None
+        """The error that last delayed the switch in progress."""
+        self._topic = topic
+        self._sender = sender
+        self._operations = operations
+        self._ledgers = ledgers
+        self._settings = settings
+        self._clock = clock
+        self._ownership = ownership
+        self._store_ledgers = store_ledgers
+        self._on_recovered = on_recovered
+        self._fences = 0
+        """Number of ledgers fenced by other processes since an entry was last stored."""
+        self._unused: list[tuple[WriteHandle, bool]] = []
+        """New ledgers of switches that ended without them, and whether the topic's znode may name them."""
+
+    def entry_stored(self) -> None:
+        self._fences = 0
+
+    async def run(self) -> tuple[LedgerRecord, WriteHandle] | None:
+        """Return the closed ledger and the handle of the next one. None: the next ledger could not be created, and the
+        current one still works.
+
+        Raises TopicFenced or NoSuchLedger if the topic is lost.
+        """
+        prepared: WriteHandle | None = None
+        if self._sender.failure is None:
+            try:
+                prepared = await self._operations.create()
+            except BinderyError as error:
+                if self._sender.failure is None:
+                    log.warning("topic_roll_postponed", topic=self._topic, error=str(error))
+                    return None
+        handle = self._sender.pause()
+        try:
+            closed = await self._seal(handle)
+        except (Exception, asyncio.CancelledError):
+            if prepared is not None:
+                self._unused.append((prepared, False))
+            raise
+        successor = await self._start_next(closed, prepared)
+        self.obstacle = None
+        return closed, successor
+
+    async def discard_unused(self, *, delete: bool) -> None:
+        """Release the ledgers of switches that ended without them. `delete`: and delete those that no znode names."""
+        while self._unused:
+            handle, is_named = self._unused.pop()
+            await self._operations.discard(handle, delete=delete and not is_named)
+
+    async def _seal(self, handle: WriteHandle) -> LedgerRecord:
+        """Close the current ledger and settle what was in flight. Returns its final record."""
+        await self._sender.drained()
+        entries = size = 0
+        if self._sender.failure is None:
+            try:
+                entries, size = await self._operations.close(handle)
+            except BinderyError as error:
+                self._sender.fail(error)
+        failure = self._sender.failure
+        if failure is not None:
+            if isinstance(failure, LostOwnership):
+                await self._prove_ownership(failure)
+            entries, size = await self._recover(handle)
+        return LedgerRecord(ledger_id=handle.ledger_id, entries=entries, size=size, closed_ms=self._clock())
+
+    async def _prove_ownership(self, lost: LostOwnership) -> None:
+        """Return once it is certain that this broker owns the topic. Raises TopicFenced if it does not."""
+        self._fences += 1
+        pause_s = self._settings.retry_pause_s
+        while True:
+            try:
+                is_owner = self._fences <= FENCES_MAX and await self._ownership.holds()
+            except BinderyError as error:
+                pause_s = await self._wait_to_retry(error, pause_s)
+            else:
+                break
+        if not is_owner:
+            raise taken_over(self._topic) from lost
+
+    async def _recover(self, handle: WriteHandle) -> tuple[int, int]:
+        """Let recovery decide what the failed ledger holds. Returns its entries and payload bytes."""
+        await handle.abandon()
+        pause_s = self._settings.retry_pause_s
+        while True:
+            try:
+                reader = await self._operations.recover(handle.ledger_id)
+            except NoSuchLedger:
+                raise
+            except BinderyError as error:
+                pause_s = await self._wait_to_retry(error, pause_s)
+            else:
+                break
+        entries = reader.last_add_confirmed + 1
+        await self._on_recovered(reader)
+        self._sender.settle(entries)
+        return entries, reader.metadata.length
+
+    async def _start_next(self, closed: LedgerRecord, prepared: WriteHandle | None) -> WriteHandle:
+        """Store the list of ledgers with `closed` and the next one (`prepared`, else a new one)."""
+        assert closed.entries >= self._ledgers.current.entries, "acknowledged entries never vanish"
+        kept = [closed] if closed.entries else []
+        handle = prepared
+        may_be_named = False
+        """Whether the topic's znode may name the new ledger."""
+
+        def with_successor(new: LedgerRecord) -> list[LedgerRecord]:
+            nonlocal may_be_named
+            may_be_named = True
+            return [*list(self._ledgers)[:-1], *kept, new]
+
+        pause_s = self._settings.retry_pause_s
+        try:
+            while True:
+                try:
+                    if handle is None:
+                        handle = await self._operations.create()
+                    await self._store_ledgers(partial(with_successor, LedgerRecord(ledger_id=handle.ledger_id)))
+                except TopicFenced:
+                    may_be_named = False
+                    raise
+                except BinderyError as error:
+                    may_be_named = may_be_named and not isinstance(error, TryAgain)
+                    pause_s = await self._wait_to_retry(error, pause_s)
+                else:
+                    return handle
+        except (Exception, asyncio.CancelledError):
+            if handle is not None:
+                self._unused.append((handle, may_be_named))
+            raise
+
+    async def _wait_to_retry(self, error: BinderyError, pause_s: float) -> float:
+        """Sleep, then fail the adds whose time is over. Returns the next pause."""
+        log.warning("topic_writer_waits", topic=self._topic, pause_s=pause_s, error=str(error))
+        self.obstacle = error
+        await asyncio.sleep(pause_s)
+        self._sender.expire(error)
+        return min(2 * pause_s, self._settings.retry_pause_s_max)
+
+
+def taken_over(topic: str) -> TopicFenced:
+    return TopicFenced("another broker has taken the topic over", topic=topic)

@@ -1,0 +1,122 @@
+"""Acknowledge messages: translate message ids to what a cursor takes, store them durably, then tell the dispatcher.
+
+While the cursor is written, the dispatcher keeps the messages from being delivered again (`begin_ack`). Afterwards they
+are removed (`finish_ack`), or delivered again if the write failed (`fail_ack`).
+"""
+
+from collections.abc import Sequence
+
+from bindery_core.errors import BadRequest
+from bindery_pulsar.message_id import MessageId, Position
+
+from bindery_broker.dispatch.item import NOT_IN_BATCH, key_of
+from bindery_broker.errors import UnknownMessages
+from bindery_broker.managed_ledger import BatchAck, ManagedCursor, ManagedLedger
+from bindery_broker.subscriptions.dispatch_loop import DispatchLoop
+from bindery_broker.subscriptions.reading import BatchSizes
+
+UNKNOWN_SHOWN_MAX = 20
+"""Maximum number of unknown message ids listed in an error."""
+
+
+class Acknowledger:
+    """Acknowledges messages of one subscription."""
+
+    def __init__(
+        self,
+        cursor: ManagedCursor,
+        ledger: ManagedLedger,
+        loop: DispatchLoop,
+        batch_sizes: BatchSizes,
+        *,
+        partition: int,
+    ) -> None:
+        self._cursor = cursor
+        self._ledger = ledger
+        self._loop = loop
+        self._batch_sizes = batch_sizes
+        self._partition = partition
+
+    async def ack(self, positions: Sequence[Position], batches: Sequence[BatchAck], ids: Sequence[MessageId]) -> None:
+        """Acknowledge `positions` and `batches`, the result of `resolve(ids)`; durable on return."""
+        dispatcher = self._loop.dispatcher
+        generation = dispatcher.generation
+        keys = dispatcher.begin_ack([key_of(message_id) for message_id in ids])
+        try:
+            finished = await self._cursor.ack_many(positions, batches=batches)
+        except BaseException:
+            self._loop.dispatcher.fail_ack(keys)
+            self._loop.wake()
+            raise
+        present = self._loop.dispatcher
+        present.finish_ack(keys)
+        if dispatcher is not present or generation != dispatcher.generation:  # they may have been read again
+            present.finish_ack(present.begin_ack([key_of(message_id) for message_id in ids]))
+        self._batch_sizes.forget(finished)
+        # A repeated acknowledgement finishes no entry, but `resolve` looked up the size of its batch again.
+        self._batch_sizes.forget(batch.position for batch in batches if self._cursor.is_acked(batch.position))
+        self._loop.wake_blocked()
+
+    async def ack_cumulative(self, positions: Sequence[Position], batches: Sequence[BatchAck], last: MessageId) -> None:
+        """Acknowledge everything up to and including `last`, durably; `resolve([last])` returned the other arguments.
+
+        Raises BadRequest unless the subscription is exclusive.
+        """
+        self.check_in_order()
+        dispatcher = self._loop.dispatcher
+        generation = dispatcher.generation
+        keys = dispatcher.begin_cumulative_ack(key_of(last))
+        batch = batches[0]._replace(indexes=range(last.batch_index + 1)) if batches else None
+        try:
+            await self._cursor.ack_cumulative(positions[0] if positions else last.position, batch=batch)
+        except BaseException:
+            dispatcher.fail_ack(keys)
+            self._loop.wake()
+            raise
+        dispatcher.finish_ack(keys)
+        if dispatcher is self._loop.dispatcher and generation != dispatcher.generation:  # they may have been read again
+            dispatcher.finish_ack(dispatcher.begin_cumulative_ack(key_of(last)))
+        self._batch_sizes.forget_acked()
+        self._loop.wake_blocked()
+
+    def check_in_order(self) -> None:
+        """Raise BadRequest unless messages are delivered in the topic's order."""
+        if not self._loop.dispatcher.in_order:
+            raise BadRequest("cumulative acknowledgement needs an exclusive consumer", subscription=self._cursor.name)
+
+    async def resolve(self, ids: Sequence[MessageId]) -> tuple[list[Position], list[BatchAck]]:
+        """Return `ids` as a cursor takes them. Raises UnknownMessages with those that name no message of this topic."""
+        unknown = [message_id for message_id in ids if not self._may_exist(message_id)]
+        indexed: dict[Position, set[int]] = {}
+        positions: dict[Position, None] = {}
+        for message_id in ids:
+            if message_id.batch_index == NOT_IN_BATCH:
+                positions[message_id.position] = None
+            else:
+                indexed.setdefault(message_id.position, set()).add(message_id.batch_index)
+        sizes: dict[Position, int | None] = {}  # a copy: `batch_sizes` may be cleared while the next one is read
+        if not unknown:
+            for position, indexes in indexed.items():
+                size = sizes[position] = await self._batch_sizes.look_up(position)
+                bad = [index for index in indexes if size is not None and index >= size]
+                unknown += [MessageId.of(position, batch_index=index, partition=self._partition) for index in bad]
+        if unknown:
+            raise UnknownMessages(
+                f"{len(unknown)} of {len(ids)} message ids name no message of this topic; nothing was done",
+                message_ids=[str(message_id) for message_id in unknown[:UNKNOWN_SHOWN_MAX]],
+            )
+        batches = []
+        for position, indexes in indexed.items():
+            size = sizes[position]
+            if size is not None and position not in positions:
+                batches.append(BatchAck(position, size, sorted(indexes)))
+        return list(positions), batches
+
+    def _may_exist(self, message_id: MessageId) -> bool:
+        if message_id.partition not in (-1, self._partition):
+            return False
+        position = message_id.position
+        if self._ledger.contains(position):
+            return True
+        # A trimmed entry was acknowledged before: a late repetition is no error.
+        return position < self._ledger.first_position

@@ -1,0 +1,57 @@
+"""One call of a consumer (its limits and when it ends), and the filter of its subscription."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from bindery_pulsar.message_codec import Message
+
+from bindery_broker.dispatch.item import Item
+from bindery_broker.dispatch.sessions import Session
+
+SubscriptionType = Literal["shared", "exclusive"]
+
+TAG_VERSION = "1"
+"""Value of the subscription properties whose keys are tags (the convention of TDMQ's clients)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReceiveRequest:
+    """A request for messages; times in seconds."""
+
+    consumer: str
+    count_max: int
+    bytes_max: int
+    wait_s: float
+    ack_timeout_s: float
+    session_ttl_s: float
+    request_id: str | None = None
+    redeliver: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReceiveCall:
+    """A request in progress."""
+
+    request: ReceiveRequest
+    session: Session
+    deadline: float
+    """Monotonic seconds."""
+    is_gone: Callable[[], bool] | None
+    """Whether the client has disconnected: it is then given no messages."""
+
+
+class TagFilter:
+    """The tags of a subscription: the property keys whose value is `TAG_VERSION`."""
+
+    def __init__(self, properties: Mapping[str, str]) -> None:
+        self.tags = frozenset(name for name, value in properties.items() if value == TAG_VERSION)
+        """Empty, or with `*` among them: no message is filtered."""
+        self._required = self.tags if "*" not in self.tags else frozenset()
+
+    def matching(self, items: list[Item[Message]]) -> list[Item[Message]]:
+        """Return the items that match. A message without tags always matches."""
+        required = self._required
+        if not required:
+            return items
+        return [item for item in items if not (tags := item.message.tags) or not tags.isdisjoint(required)]

@@ -1,0 +1,211 @@
+"""Run the dispatcher of a subscription: read for it, hand its messages to waiting calls, pass the time to it.
+
+A call takes what is ready; otherwise it reads (returned messages first, then the next entries); otherwise it waits
+until an entry arrives, a message is returned, or its time is over. No task runs in the background: each call first
+passes the current time to the dispatcher and the sessions, and a waiting call wakes itself for the next deadline.
+
+Invariants: at most one read is in progress; a call joins the queue before it reads, so that it misses no wake-up; the
+dispatcher that is replaced is reset, so that reads and acknowledgements in progress recognize it by its generation.
+"""
+
+import asyncio
+
+from bindery_core.errors import BinderyError
+from bindery_core.sources import MonotonicClock
+from bindery_pulsar.message_codec import Message
+
+from bindery_broker.dispatch.dispatcher import Dispatcher
+from bindery_broker.dispatch.exclusive import ExclusiveDispatcher
+from bindery_broker.dispatch.item import Delivery, DispatchLimits
+from bindery_broker.dispatch.read_ahead import ReadAhead
+from bindery_broker.dispatch.sessions import Sessions
+from bindery_broker.dispatch.shared import SharedDispatcher
+from bindery_broker.subscriptions.consumer import ReceiveCall, ReceiveRequest, SubscriptionType
+from bindery_broker.subscriptions.reading import READ_BYTES_MAX, READ_ENTRIES_MAX, MessageReader
+
+
+class DispatchLoop:
+    """Owns the dispatcher and the queue of waiting calls."""
+
+    def __init__(
+        self,
+        reader: MessageReader,
+        sessions: Sessions,
+        *,
+        limits: DispatchLimits,
+        read_ahead: ReadAhead,
+        now: MonotonicClock,
+    ) -> None:
+        self.type: SubscriptionType | None = None
+        """None: no consumer has connected since the topic was loaded."""
+        self.read_lock = asyncio.Lock()
+        """Held during a read, and while the cursor is moved."""
+        self._reader = reader
+        self._sessions = sessions
+        self._limits = limits
+        self._read_ahead = read_ahead
+        self._now = now
+        self._dispatcher: Dispatcher[Message] = SharedDispatcher[Message](limits=limits, read_ahead=read_ahead)
+        self._waiters: list[asyncio.Future[None]] = []
+        self._is_blocked_by_limit = False
+        """Whether a call waits because a limit of unacknowledged messages is reached."""
+        self._closed: BinderyError | None = None
+        self._is_draining = False
+
+    @property
+    def dispatcher(self) -> Dispatcher[Message]:
+        return self._dispatcher
+
+    def change_type(self, kind: SubscriptionType) -> None:
+        """Replace the dispatcher. No consumer may be connected."""
+        self._dispatcher.reset()
+        self.type = kind
+        self._dispatcher = (
+            SharedDispatcher[Message](limits=self._limits, read_ahead=self._read_ahead)
+            if kind == "shared"
+            else ExclusiveDispatcher[Message](limits=self._limits, read_ahead=self._read_ahead)
+        )
+        self._reader.batch_sizes.clear()
+        self._reader.rewind()
+
+    def restart(self) -> None:
+        """Forget what was delivered and read, and continue after the cursor's position. Call it under `read_lock`."""
+        self._dispatcher.reset()
+        self._reader.batch_sizes.clear()
+        self._reader.stuck = None
+        self._reader.rewind()
+        self.wake()
+
+    # -- waiting calls -------------------------------------------------------------------------------------------
+
+    async def take(self, call: ReceiveCall) -> list[Delivery[Message]]:
+        """Return messages, leased to the consumer; none if there are none before the deadline."""
+        request = call.request
+        while True:
+            self.check_open()
+            self.tick()
+            if call.is_gone is not None and call.is_gone():
+                return []
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiters.append(waiter)
+            try:
+                failure: BinderyError | None = None
+                has_read = False
+                if self._dispatcher.replayable() or self._dispatcher.ready_count < request.count_max:
+                    try:
+                        has_read = await self._fill(request)
+                    except BinderyError as error:
+                        failure = error
+                if self._sessions.get(request.consumer) is not call.session:  # the consumer left during the read
+                    return []
+                taken = self._dispatcher.take(
+                    request.consumer,
+                    count_max=request.count_max,
+                    bytes_max=request.bytes_max,
+                    ack_timeout_s=request.ack_timeout_s,
+                    now=self._now(),
+                )
+                if taken:
+                    return taken
+                if failure is not None:
+                    raise failure
+                if has_read:
+                    continue
+                if self._is_draining:
+                    return []
+                held = self._dispatcher.leases.count_of(request.consumer)
+                if self._dispatcher.room() == 0 or held >= self._limits.unacked_per_consumer_max:
+                    self._is_blocked_by_limit = True
+                until = min(call.deadline, self._dispatcher.next_deadline() or call.deadline)
+                timeout = until - self._now()
+                if timeout > 0:
+                    await asyncio.wait({waiter}, timeout=timeout)
+                elif until >= call.deadline:
+                    return []
+            finally:
+                if not waiter.done():
+                    waiter.cancel()
+                    self._waiters.remove(waiter)
+
+    def wake(self) -> None:
+        """Let each waiting call check again for messages, for its client and for the state of the subscription."""
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def wake_blocked(self) -> None:
+        """Wake the waiting calls if a limit of unacknowledged messages blocked one of them."""
+        if self._is_blocked_by_limit:
+            self._is_blocked_by_limit = False
+            self.wake()
+
+    # -- reading -------------------------------------------------------------------------------------------------
+
+    async def _fill(self, request: ReceiveRequest) -> bool:
+        """Read the messages to deliver next. Returns True if the caller should check again for ready messages."""
+        dispatcher = self._dispatcher
+        ready_before = dispatcher.ready_count
+        async with self.read_lock:
+            self.check_open()
+            if dispatcher is not self._dispatcher or dispatcher.ready_count > ready_before:  # another call read
+                return True
+            reserved = self._read_ahead.reserve(READ_BYTES_MAX)
+            try:
+                return await self._read_next(dispatcher, request, ahead=reserved > 0)
+            finally:
+                self._read_ahead.change(-reserved)
+
+    async def _read_next(self, dispatcher: Dispatcher[Message], request: ReceiveRequest, *, ahead: bool) -> bool:
+        """`ahead`: more than `request` requires may be read."""
+        keys = dispatcher.replay(READ_ENTRIES_MAX, entries_max=None if ahead else 1)
+        if keys:
+            await self._reader.read_again(dispatcher, keys)
+            return True
+        if dispatcher.rewind_wanted:
+            self._reader.rewind()
+            dispatcher.rewound()
+        if dispatcher.paused_until is not None and self._now() < dispatcher.paused_until:
+            return False
+        room = dispatcher.room(asked=None if ahead else request.count_max)
+        size_max = READ_BYTES_MAX if ahead else min(READ_BYTES_MAX, request.bytes_max)
+        return room > 0 and await self._reader.read_on(dispatcher, room, size_max=size_max)
+
+    # -- time and end --------------------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """End the leases and sessions whose time is over."""
+        now = self._now()
+        dispatcher = self._dispatcher
+        returned = dispatcher.tick(now=now)
+        for consumer in self._sessions.expire(now=now, leases_end_at=dispatcher.leases.last_deadline_of):
+            returned += dispatcher.release(consumer)
+        if returned:
+            self.wake()
+        self.put_down_if_idle()
+
+    def put_down_if_idle(self) -> None:
+        """While no consumer is connected, keep no message bodies in memory: they are read again for the next one."""
+        if len(self._sessions) or self.read_lock.locked():
+            return
+        first = self._dispatcher.put_down()
+        if first is not None:
+            self._reader.step_back(first)
+
+    def drain(self) -> None:
+        """End every wait: the broker stops."""
+        self._is_draining = True
+        self.wake()
+
+    def close(self, reason: BinderyError) -> None:
+        """Fail all calls, also the waiting ones, with `reason`."""
+        self._closed = reason
+        self.wake()
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closed is not None
+
+    def check_open(self) -> None:
+        if self._closed is not None:
+            raise type(self._closed)(self._closed.message, **self._closed.facts)

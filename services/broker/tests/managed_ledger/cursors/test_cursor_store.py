@@ -1,0 +1,179 @@
+"""Where a cursor's state is stored: cursor ledger or znode, their order, and writers that lost the topic."""
+
+import asyncio
+
+import pytest
+import structlog
+from bindery_core.errors import (
+    AddTimeout,
+    MetadataOutcomeUnknown,
+    MetadataUnavailable,
+    NotEnoughBookies,
+    TooManyRequests,
+    TopicFenced,
+)
+from bindery_core.ids import EntryId, LedgerId
+from bindery_pulsar.managed_ledger_codec import decode_cursor, decode_position
+from bindery_pulsar.message_id import EARLIEST, Position
+from managed_ledger_cluster import SUB, TOPIC, Cluster, at, topic_of
+
+
+@pytest.mark.parametrize("entries_max", [1, 4])
+async def test_a_cursor_ledger_is_rolled_and_the_old_one_deleted(cluster: Cluster, entries_max: int) -> None:
+    topic, cursor = await topic_of(cluster, cursor_entries_max=entries_max)
+    for i in range(9):
+        await cursor.ack_many(at(i))
+    await asyncio.sleep(0)
+    assert len(cluster.ledgers.ledgers) == 2
+    await topic.crash()
+    _, cursor = await topic_of(cluster)
+    assert cursor.mark_delete == Position(0, 8)
+
+
+async def test_a_failed_cursor_ledger_is_replaced(cluster: Cluster) -> None:
+    topic, cursor = await topic_of(cluster)
+    await cursor.ack_many(at(0))
+    cluster.ledgers.fail_next("add", AddTimeout("made up"))
+    await cursor.ack_many(at(1))
+    assert len(cluster.ledgers.ledgers) == 2
+    await topic.crash()
+    assert (await topic_of(cluster))[1].mark_delete == Position(0, 1)
+
+
+async def test_without_bookies_the_znode_takes_the_acknowledgements(cluster: Cluster) -> None:
+    topic, cursor = await topic_of(cluster)
+    await cursor.ack_many(at(0))
+    cluster.ledgers.fail_next("add", AddTimeout("made up"))
+    cluster.ledgers.fail_next("create", NotEnoughBookies("made up"))
+    await cursor.ack_many(at(1, 3))
+    assert decode_cursor((await cluster.tree.connect().get(SUB)).data).ledger_id == -1
+    await cursor.ack_many(at(5))
+    await topic.crash()
+    _, cursor = await topic_of(cluster)
+    assert cursor.mark_delete == Position(0, 1)
+    assert cursor.individually_acked() == "[(0:2..0:3],(0:4..0:5]]"
+
+
+async def test_when_nothing_takes_it_the_acknowledgement_fails_and_its_repetition_waits(cluster: Cluster) -> None:
+    store = cluster.tree.connect()
+    _, cursor = await topic_of(cluster, operation_timeout_s=0.3, entries=3)
+    cluster.ledgers.fail_next("create", NotEnoughBookies("made up"), count=10**6)
+    cluster.tree.suspend(cluster.stores[-1])
+    with pytest.raises((MetadataUnavailable, MetadataOutcomeUnknown)):
+        await cursor.ack_many(at(0))
+    assert cursor.is_acked(Position(0, 0))
+    cluster.tree.resume(cluster.stores[-1])
+    assert await cursor.ack_many(at(0)) == []
+    assert decode_cursor((await store.get(SUB)).data).state.mark_delete == Position(0, 0)
+
+
+@pytest.mark.parametrize("applied", [False, True])
+async def test_an_unknown_switch_of_cursor_ledgers_is_settled_before_the_next_record(
+    cluster: Cluster, applied: bool
+) -> None:
+    """Were the old ledger written on while the znode names the new one, what it takes would be lost."""
+    topic, cursor = await topic_of(cluster, cursor_entries_max=2, operation_timeout_s=0.3)
+    store = cluster.stores[-1]
+    await cursor.ack_many(at(0))
+    await cursor.ack_many(at(1))
+    store.lose_next_write(applied=applied)
+    for _ in range(1000):  # nor can it be looked up
+        store.fail_next(MetadataUnavailable("made up"), matching=lambda operation, path: operation == "sync")
+    with pytest.raises(MetadataOutcomeUnknown):
+        await cursor.ack_many(at(2))
+    store._faults.clear()  # the test double has no other way to call them off
+    await cursor.ack_many(at(3))
+    await topic.crash()
+    assert (await topic_of(cluster))[1].mark_delete == Position(0, 3)
+
+
+async def test_a_state_too_large_to_store_is_refused_until_it_has_fewer_holes(cluster: Cluster) -> None:
+    count = 20_000
+    topic, cursor = await topic_of(cluster, entries=count, cursor_record_size_max=1024, cursor_inline_size_max=512)
+    await cursor.ack_many(at(1, 3, 5))
+    with pytest.raises(TooManyRequests, match="size_max=1024"):
+        await cursor.ack_many(at(*range(7, count, 2)))
+    await cursor.ack_many(at(*range(0, count - 3, 2)))
+    await topic.crash()
+    assert (await topic_of(cluster))[1].individually_acked() == f"[(0:{count - 2}..0:{count - 1}]]"
+
+
+async def test_a_stale_owner_acknowledges_nothing(cluster: Cluster) -> None:
+    """With a cursor ledger (which is fenced), without one (its znode checks the topic's), and when it is new."""
+    old, with_ledger = await topic_of(cluster)
+    without = await old.open_cursor("without", start=EARLIEST)
+    await with_ledger.ack_many(at(0))
+    new = await cluster.open()
+    for cursor in (with_ledger, without):
+        with pytest.raises(TopicFenced):
+            await cursor.ack_many(at(1))
+    with pytest.raises(TopicFenced):
+        await old.open_cursor("late", start=EARLIEST)
+    with pytest.raises(TopicFenced):
+        await old.delete_cursor("s")
+    assert sorted(new.cursors) == ["s", "without"]
+    await new.cursors["without"].ack_many(at(0))
+    assert await new.cursors["s"].ack_many(at(0, 1)) == at(1)
+
+
+async def test_each_guard_alone_stops_a_stale_owner(cluster: Cluster) -> None:
+    for name, first in (("fresh", False), ("used", True)):
+        old = await cluster.open()
+        await old.add_many([b"0", b"1", b"2"])
+        cursor = await old.open_cursor(name, start=EARLIEST)
+        next_entry = cursor.next_unacked(EARLIEST)
+        if first:
+            await cursor.ack_many([next_entry])
+        new = await cluster.open()
+        with pytest.raises(TopicFenced):
+            await cursor.ack_many([old.last_confirmed])
+        assert not new.cursors[name].is_acked(old.last_confirmed)
+        assert not old.is_open
+        await new.crash()
+
+
+async def test_the_znode_that_names_a_cursor_ledger_equals_its_first_record(cluster: Cluster) -> None:
+    _, cursor = await topic_of(cluster)
+    cluster.ledgers.hold_adds()
+    first = asyncio.ensure_future(cursor.ack_many(at(0, 2)))
+    await asyncio.sleep(0.01)
+    second = asyncio.ensure_future(cursor.ack_many(at(5)))
+    await asyncio.sleep(0.01)
+    cluster.ledgers.release_adds()
+    await asyncio.gather(first, second)
+    state = decode_cursor((await cluster.tree.connect().get(SUB)).data).state
+    records = cluster.ledgers.ledgers[LedgerId(1)].entries
+    assert state is not None
+    assert [str(decode_position(record.payload).acked) for record in records] == [
+        str(state.acked),
+        "[(0:1..0:2],(0:4..0:5]]",
+    ]
+
+
+async def test_the_cursor_ledger_has_its_purpose_in_its_metadata(cluster: Cluster) -> None:
+    _, cursor = await topic_of(cluster)
+    await cursor.ack_many(at(0, 4))
+    ledger = cluster.ledgers.ledgers[LedgerId(1)]
+    assert ledger.metadata.custom == {
+        "application": b"pulsar",
+        "component": b"managed-ledger",
+        "pulsar/managed-ledger": TOPIC.encode(),
+        "pulsar/cursor": b"s",
+    }
+    assert decode_position(ledger.entries[-1].payload).mark_delete == Position(0, 0)
+
+
+async def test_an_empty_cursor_ledger_leaves_the_state_of_the_znode(cluster: Cluster) -> None:
+    """A Pulsar broker names a cursor ledger whose first record failed, after it stored the state in the znode."""
+    topic, cursor = await topic_of(cluster)
+    await cursor.ack_many(at(0, 1, 2))
+    znode = decode_cursor((await cluster.tree.connect().get(SUB)).data)
+    await topic.crash()
+    ledger = cluster.ledgers.ledgers[LedgerId(znode.ledger_id)]
+    ledger.entries.clear()
+    ledger.confirmed = EntryId(-1)
+    with structlog.testing.capture_logs() as logs:
+        topic, cursor = await topic_of(cluster)
+    assert cursor.mark_delete == Position(0, 2)
+    assert not topic.damaged_cursors
+    assert [row["ledger_id"] for row in logs if row["event"] == "cursor_ledger_empty"] == [znode.ledger_id]

@@ -1,0 +1,34 @@
+"""When a ledger is rolled, at the exact limits."""
+
+import pytest
+from bindery_broker.managed_ledger.ledger_list import LedgerRecord
+from bindery_broker.managed_ledger.settings import ManagedLedgerSettings
+from bindery_broker.managed_ledger.writing.rolling import CHECK_PAUSE_S_MIN, next_check_s, roll_due
+
+SETTINGS = ManagedLedgerSettings(entries_max=10, size_max=100, age_s_min=60, age_s_max=600)
+
+
+@pytest.mark.parametrize(
+    ("entries", "size", "age_s", "is_due"),
+    [
+        (10, 1, 60, True),
+        (9, 100, 60, True),
+        (9, 99, 60, False),
+        (10, 100, 59.9, False),
+        (1, 1, 600, True),
+        (1, 1, 599.9, False),
+        (0, 0, 600, False),
+    ],
+)
+def test_a_ledger_is_rolled_when_it_is_full_and_not_too_young_or_when_it_is_old(
+    entries: int, size: int, age_s: float, is_due: bool
+) -> None:
+    record = LedgerRecord(ledger_id=1, entries=entries, size=size)
+    assert roll_due(record, SETTINGS, age_s=age_s) is is_due
+
+
+@pytest.mark.parametrize(
+    ("age_s", "wait_s"), [(0, 60), (59, 1), (60, 540), (599, 1), (600, 600), (700, 600), (59.999, CHECK_PAUSE_S_MIN)]
+)
+def test_the_age_is_checked_at_each_limit_and_then_once_per_maximum_age(age_s: float, wait_s: float) -> None:
+    assert next_check_s(SETTINGS, age_s=age_s) == pytest.approx(wait_s)

@@ -1,0 +1,89 @@
+"""The modules of one subscription over a topic in memory, composed as `Subscription` composes them."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from bindery_broker.dispatch.item import Delivery, DispatchLimits
+from bindery_broker.dispatch.read_ahead import ReadAhead
+from bindery_broker.dispatch.sessions import Sessions
+from bindery_broker.managed_ledger import ManagedLedger
+from bindery_broker.subscriptions.acknowledging import Acknowledger
+from bindery_broker.subscriptions.consumer import ReceiveCall, ReceiveRequest
+from bindery_broker.subscriptions.dispatch_loop import DispatchLoop
+from bindery_broker.subscriptions.reading import MessageReader
+from bindery_broker.subscriptions.redelivery import Redelivery
+from bindery_pulsar.message_codec import Message, OutgoingMessage, encode_batch, encode_message
+from bindery_pulsar.message_id import EARLIEST, Position
+from managed_ledger_cluster import Cluster
+
+PARTITION = -1
+
+
+class Parts:
+    """Times are those of the running event loop."""
+
+    def __init__(self, topic: ManagedLedger, cursor: Any) -> None:
+        self.topic = topic
+        self.cursor = cursor
+        self.now = asyncio.get_running_loop().time
+        self.sessions = Sessions()
+        self.reader = MessageReader(cursor, topic, partition=PARTITION)
+        limits = DispatchLimits()
+        self.loop = DispatchLoop(
+            self.reader, self.sessions, limits=limits, read_ahead=ReadAhead(limits.ready_bytes_max), now=self.now
+        )
+        self.redelivery = Redelivery(self.loop, self.reader, now=self.now)
+        self.acknowledger = Acknowledger(cursor, topic, self.loop, self.reader.batch_sizes, partition=PARTITION)
+        self.loop.change_type("shared")
+        topic.on_new_entries(self.loop.wake)
+
+    @classmethod
+    async def create(cls, cluster: Cluster, *entries: bytes) -> "Parts":
+        topic = await cluster.open()
+        if entries:
+            await topic.add_many(entries)
+        return cls(topic, await topic.open_cursor("s", start=EARLIEST))
+
+    def call(
+        self,
+        consumer: str = "c",
+        *,
+        count_max: int = 100,
+        wait_s: float = 0.0,
+        ack_timeout_s: float = 30.0,
+        is_gone: Callable[[], bool] | None = None,
+    ) -> ReceiveCall:
+        request = ReceiveRequest(
+            consumer=consumer,
+            count_max=count_max,
+            bytes_max=2**20,
+            wait_s=wait_s,
+            ack_timeout_s=ack_timeout_s,
+            session_ttl_s=3600,
+        )
+        session = self.sessions.begin_call(consumer, ttl_s=3600, now=self.now())
+        return ReceiveCall(request=request, session=session, deadline=self.now() + wait_s, is_gone=is_gone)
+
+    async def take(self, consumer: str = "c", **fields: Any) -> list[bytes]:
+        return texts(await self.loop.take(self.call(consumer, **fields)))
+
+
+def texts(deliveries: list[Delivery[Message]]) -> list[bytes]:
+    return [delivery.message.payload for delivery in deliveries]
+
+
+def single(payload: bytes, *tags: str) -> bytes:
+    """An entry of one message."""
+    message = OutgoingMessage(payload=payload, properties=dict.fromkeys(tags, "TAGS"))
+    return encode_message(message, producer_name="p", publish_time_ms=1, sequence_id=0)
+
+
+def batch(*payloads: bytes) -> bytes:
+    """An entry of several messages."""
+    messages = [OutgoingMessage(payload=payload) for payload in payloads]
+    return encode_batch(messages, producer_name="p", publish_time_ms=1, sequence_ids=range(len(messages)))
+
+
+def at(entry_id: int) -> Position:
+    return Position(0, entry_id)

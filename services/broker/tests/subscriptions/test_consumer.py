@@ -1,0 +1,29 @@
+"""The tag filter of a subscription."""
+
+import pytest
+from bindery_broker.dispatch.item import Item
+from bindery_broker.subscriptions.consumer import TagFilter
+from bindery_pulsar.message_codec import decode_entry
+from subscription_parts import single
+
+MESSAGES = [decode_entry(single(*arguments))[0] for arguments in ((b"a", "red"), (b"b", "blue", "red"), (b"c",))]
+
+
+@pytest.mark.parametrize(
+    ("properties", "tags", "matching"),
+    [
+        ({}, set(), b"abc"),
+        ({"blue": "1"}, {"blue"}, b"bc"),
+        ({"blue": "1", "red": "1"}, {"blue", "red"}, b"abc"),
+        ({"green": "1"}, {"green"}, b"c"),
+        ({"*": "1", "green": "1"}, {"*", "green"}, b"abc"),
+        ({"red": "2", "team": "x"}, set(), b"abc"),
+    ],
+)
+def test_a_message_matches_if_it_has_one_of_the_tags_or_none(
+    properties: dict[str, str], tags: set[str], matching: bytes
+) -> None:
+    tag_filter = TagFilter(properties)
+    items = [Item((0, n, -1), 1, message) for n, message in enumerate(MESSAGES)]
+    assert tag_filter.tags == tags
+    assert b"".join(item.message.payload for item in tag_filter.matching(items)) == matching

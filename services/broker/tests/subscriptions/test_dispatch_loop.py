@@ -1,0 +1,113 @@
+"""Waiting calls: what wakes them, what ends them, and how they share reads."""
+
+import asyncio
+
+import pytest
+from bindery_broker.subscriptions.reading import READ_ENTRIES_MAX
+from bindery_core.errors import TryAgain
+from managed_ledger_cluster import Cluster
+from subscription_parts import Parts, batch, single
+
+
+async def test_a_waiting_call_gets_the_message_of_an_expired_lease(cluster: Cluster) -> None:
+    parts = await Parts.create(cluster, single(b"a"))
+    began = parts.now()
+    assert await parts.take("c1", ack_timeout_s=5) == [b"a"]
+    assert await parts.take("c2", wait_s=60) == [b"a"]
+    assert parts.now() - began == pytest.approx(5, abs=0.1)
+
+
+async def test_a_call_without_messages_ends_at_its_deadline(cluster: Cluster) -> None:
+    parts = await Parts.create(cluster)
+    began = parts.now()
+    assert await parts.take(wait_s=7) == []
+    assert parts.now() - began == pytest.approx(7, abs=0.1)
+    assert parts.loop._waiters == []
+
+
+async def test_an_entry_that_arrives_during_the_read_of_a_call_is_not_missed(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = await Parts.create(cluster)
+    read_on, began = parts.reader.read_on, parts.now()
+
+    async def find_nothing_and_add(*arguments: object, **limits: object) -> bool:
+        monkeypatch.setattr(parts.reader, "read_on", read_on)
+        await parts.topic.add_many([single(b"a")])
+        return False
+
+    monkeypatch.setattr(parts.reader, "read_on", find_nothing_and_add)
+    assert await parts.take(wait_s=60) == [b"a"]
+    assert parts.now() - began < 1
+
+
+async def test_calls_share_one_read(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = await Parts.create(cluster, *(single(b"%d" % n) for n in range(READ_ENTRIES_MAX + 1)))
+    read, running, reads = parts.cursor.read_unacked, 0, 0
+
+    async def counted(*arguments: object, **limits: object) -> object:
+        nonlocal running, reads
+        running += 1
+        reads += 1
+        assert running == 1
+        await asyncio.sleep(1)
+        running -= 1
+        return await read(*arguments, **limits)
+
+    monkeypatch.setattr(parts.cursor, "read_unacked", counted)
+    taken = await asyncio.gather(*(parts.take(f"c{n}", count_max=2) for n in range(2)))
+    assert taken == [[b"0", b"1"], [b"2", b"3"]]
+    assert reads == 1
+
+
+async def test_a_call_whose_client_has_disconnected_takes_nothing(cluster: Cluster) -> None:
+    parts = await Parts.create(cluster, single(b"a"))
+    assert await parts.take(is_gone=lambda: True) == []
+    assert await parts.take() == [b"a"]
+
+
+async def test_draining_ends_waiting_calls_but_delivers_what_there_is(cluster: Cluster) -> None:
+    parts = await Parts.create(cluster)
+    began = parts.now()
+    waiting = asyncio.ensure_future(parts.take(wait_s=60))
+    await asyncio.sleep(1)
+    parts.loop.drain()
+    assert await waiting == []
+    assert parts.now() - began < 2
+    await parts.topic.add_many([single(b"a")])
+    assert await parts.take(wait_s=60) == [b"a"]
+
+
+async def test_closing_fails_each_call_with_its_own_copy_of_the_reason(cluster: Cluster) -> None:
+    parts = await Parts.create(cluster)
+    began = parts.now()
+    waiting = [asyncio.ensure_future(parts.take(f"c{n}", wait_s=60)) for n in range(2)]
+    await asyncio.sleep(1)
+    reason = TryAgain("made up", topic="t")
+    parts.loop.close(reason)
+    errors = await asyncio.gather(*waiting, return_exceptions=True)
+    assert parts.now() - began < 2
+    assert [type(error) for error in errors] == [TryAgain, TryAgain]
+    assert [str(error) for error in errors] == [str(reason)] * 2
+    assert len({id(error) for error in [*errors, reason]}) == 3
+
+
+async def test_a_cancelled_call_leaves_the_queue(cluster: Cluster) -> None:
+    parts = await Parts.create(cluster)
+    waiting = asyncio.ensure_future(parts.take(wait_s=60))
+    await asyncio.sleep(1)
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    assert parts.loop._waiters == []
+
+
+async def test_a_replaced_dispatcher_is_reset_and_reading_starts_again(cluster: Cluster) -> None:
+    parts = await Parts.create(cluster, batch(b"a", b"b"))
+    assert await parts.take() == [b"a", b"b"]
+    replaced = parts.loop.dispatcher
+    generation = replaced.generation
+    parts.loop.change_type("exclusive")
+    assert (replaced.generation > generation, replaced.known_count) == (True, 0)
+    assert parts.loop.dispatcher.in_order
+    assert len(parts.reader.batch_sizes) == 0
+    assert await parts.take() == [b"a", b"b"]

@@ -1,0 +1,124 @@
+"""Reading for one subscription: batch sizes, entries that cannot be decoded, and reads that a reset overtakes."""
+
+import pytest
+from bindery_broker.dispatch.shared import SharedDispatcher
+from bindery_broker.subscriptions.reading import BatchSizes
+from bindery_core.errors import BinderyError, MetadataUnavailable
+from bindery_pulsar.message_codec import Message
+from managed_ledger_cluster import Cluster
+from subscription_parts import Parts, at, batch, single
+
+BAD = b"\x0e\x01no message"
+
+
+async def test_the_size_of_a_batch_is_read_once(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = await Parts.create(cluster, batch(b"a", b"b", b"c"), single(b"d"))
+    sizes = BatchSizes(parts.cursor, parts.topic)
+    assert await sizes.look_up(at(0)) == 3
+    assert await sizes.look_up(at(1)) == 0
+    assert await sizes.look_up(at(2)) is None
+    assert len(sizes) == 1
+
+    async def refuse(*arguments: object, **limits: object) -> None:
+        raise MetadataUnavailable("made up")
+
+    monkeypatch.setattr(parts.topic, "read", refuse)
+    assert await sizes.look_up(at(0)) == 3
+    with pytest.raises(MetadataUnavailable):
+        await sizes.look_up(at(1))
+
+
+async def test_only_sizes_of_completely_acknowledged_batches_are_forgotten(cluster: Cluster) -> None:
+    parts = await Parts.create(cluster, batch(b"a", b"b"), batch(b"c", b"d"))
+    sizes = parts.reader.batch_sizes
+    assert [await sizes.look_up(at(n)) for n in range(2)] == [2, 2]
+    await parts.cursor.ack_many([at(0)])
+    sizes.forget_acked()
+    assert len(sizes) == 1
+    assert sizes[at(1)] == 2
+
+
+async def test_a_read_stops_before_an_entry_that_cannot_be_decoded_and_the_next_one_raises(cluster: Cluster) -> None:
+    parts = await Parts.create(cluster, single(b"a"), BAD, single(b"c"))
+    dispatcher = SharedDispatcher[Message]()
+    assert await parts.reader.read_on(dispatcher, 100, size_max=2**20)
+    assert (dispatcher.ready_count, parts.reader.position, parts.reader.stuck) == (1, at(1), None)
+    with pytest.raises(BinderyError) as caught:
+        await parts.reader.read_on(dispatcher, 100, size_max=2**20)
+    assert caught.value.facts["message_id"] == "0:1:-1:-1"
+    assert parts.reader.position == at(1)
+    assert parts.reader.stuck is not None
+    await parts.cursor.ack_many([at(1)])
+    assert await parts.reader.read_on(dispatcher, 100, size_max=2**20)
+    assert (dispatcher.ready_count, parts.reader.position, parts.reader.stuck) == (2, at(3), None)
+    assert not await parts.reader.read_on(dispatcher, 100, size_max=2**20)
+
+
+async def test_a_read_is_dropped_if_the_dispatcher_is_reset_meanwhile(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = await Parts.create(cluster, single(b"a"))
+    dispatcher = SharedDispatcher[Message]()
+    read = parts.cursor.read_unacked
+
+    async def reset_meanwhile(*arguments: object, **limits: object) -> object:
+        found = await read(*arguments, **limits)
+        dispatcher.reset()
+        return found
+
+    monkeypatch.setattr(parts.cursor, "read_unacked", reset_meanwhile)
+    assert await parts.reader.read_on(dispatcher, 100, size_max=2**20)
+    assert (dispatcher.known_count, parts.reader.position) == (0, at(0))
+
+
+async def test_messages_that_do_not_match_the_filter_are_acknowledged(cluster: Cluster) -> None:
+    topic = await cluster.open()
+    await topic.add_many([single(b"a", "red"), single(b"b", "blue")])
+    parts = Parts(topic, await topic.open_cursor("s", start=at(0), properties={"blue": "1"}))
+    assert await parts.take() == [b"b"]
+    assert parts.cursor.is_acked(at(0))
+    assert not parts.cursor.is_acked(at(1))
+
+
+async def test_keys_are_given_back_if_they_cannot_be_read_again(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = await Parts.create(cluster, single(b"a"))
+    dispatcher = parts.loop.dispatcher
+    await parts.take()
+    dispatcher.release("c")
+
+    async def refuse(*arguments: object, **limits: object) -> None:
+        raise MetadataUnavailable("made up")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(parts.topic, "read", refuse)
+        with pytest.raises(MetadataUnavailable):
+            await parts.reader.read_again(dispatcher, dispatcher.replay(10))
+    assert dispatcher.state_counts() == {"replay": 1}
+    assert await parts.take() == [b"a"]
+
+
+async def test_a_returned_message_that_was_acknowledged_is_forgotten(cluster: Cluster) -> None:
+    parts = await Parts.create(cluster, batch(b"a", b"b"), single(b"c"))
+    dispatcher = parts.loop.dispatcher
+    await parts.take()
+    dispatcher.release("c")
+    await parts.cursor.ack_many([at(1)])
+    await parts.reader.read_again(dispatcher, dispatcher.replay(10))
+    assert dispatcher.state_counts() == {"ready": 2}
+
+
+async def test_only_the_requested_messages_of_a_batch_are_loaded(cluster: Cluster) -> None:
+    parts = await Parts.create(cluster, batch(b"a", b"b", b"c"), single(b"d"), single(b"e"))
+    items = await parts.reader.load([(0, 2, -1), (0, 0, 2), (0, 0, 1)])
+    assert [item.message.payload for item in items] == [b"b", b"c", b"e"]
+
+
+async def test_a_step_back_never_moves_the_read_position_forward(cluster: Cluster) -> None:
+    parts = await Parts.create(cluster, *(single(b"%d" % n) for n in range(3)))
+    await parts.take()
+    parts.reader.step_back((0, 1, -1))
+    assert parts.reader.position == at(1)
+    parts.reader.step_back((0, 2, -1))
+    assert parts.reader.position == at(1)
