@@ -1,4 +1,4 @@
-"""A bookie's directory made by the real engine, for tests of the tools that look into one."""
+"""Create the directory of a bookie with the real storage engine, for tests of the commands that read one."""
 
 import asyncio
 import hashlib
@@ -22,7 +22,7 @@ DIGESTER = Digester(DigestType.CRC32C, b"")
 
 FLUSHED = {1: range(60), 2: range(0, 60, 3), 3: range(5), 4: range(5), 5: range(10)}
 """Ledger -> entries of the first flush. Then ledger 3 is fenced, 4 and 5 are deleted, and SECOND is flushed: ledger 5
-comes back with fewer entries than it had."""
+exists again with fewer entries."""
 SECOND = {2: range(60, 64), 5: range(3)}
 IN_JOURNAL = {1: range(60, 64), 9: range(2)}
 """Ledger -> entries that only the journal has."""
@@ -76,12 +76,12 @@ async def _fill(work: Path, copy: Path) -> None:
     await add(engine, SECOND)
     await engine.flush()
     await add(engine, IN_JOURNAL)
-    shutil.copytree(work, copy)  # what a crash leaves: not closed, and part of it in the journal alone
+    shutil.copytree(work, copy)  # the state after a crash: not closed, and some entries only in the journal
     await engine.close()
 
 
 def make(root: Path) -> Path:
-    """A crashed bookie's parent directory, with `journal` and `ledgers` below."""
+    """Return the parent directory of a crashed bookie, with `journal` and `ledgers`."""
     asyncio.run(_fill(root / "work", root / "bookie"))
     shutil.rmtree(root / "work")
     return root / "bookie"
@@ -104,7 +104,7 @@ async def _store_again(bookie: Path, ledgers: dict[int, range]) -> None:
 
 
 def repair(bookie: Path, ledgers: dict[int, range]) -> None:
-    """What a bookie does that fetched damaged entries from other bookies, and is then stopped."""
+    """Store entries as a bookie does that fetched damaged entries from other bookies, and stop it."""
     asyncio.run(_store_again(bookie, ledgers))
 
 
@@ -139,14 +139,14 @@ def _shards(root: Path, ledger_dirs: Sequence[str] = ("l0", "l1")) -> list[Stora
 
 
 async def _fill_sharded(work: Path, copy: Path, ledger_dirs: Sequence[str]) -> None:
-    for turn in range(3):  # the first shard is used more: its journals have other ids
+    for turn in range(3):  # the first shard has more starts, so its journals have other ids
         engines = _shards(work, ledger_dirs)
         await engines[0].open()
         await add(engines[0], {100 * turn: range(20)})
         await engines[0].close()
     for engine in engines:
         await engine.open()
-    for entry_id in range(20):  # a group each
+    for entry_id in range(20):  # one group per entry
         await add(engines[1], {1: range(entry_id, entry_id + 1)})
         if entry_id == 9:
             await engines[1].flush()
@@ -156,12 +156,14 @@ async def _fill_sharded(work: Path, copy: Path, ledger_dirs: Sequence[str]) -> N
 
 
 def make_sharded(root: Path, ledger_dirs: Sequence[str] = ("l0", "l1")) -> Path:
-    """A crashed bookie's parent directory: one journal directory, `j`, and two for ledgers. Ledger 1 is in the second
-    shard, with entries 0 .. 19."""
+    """Return the parent directory of a crashed bookie with the journal directory `j` and the given ledger directories.
+
+    Ledger 1 is in the second shard, with entries 0 .. 19.
+    """
     made = root / "bookie"
     asyncio.run(_fill_sharded(root / "work", made, ledger_dirs))
     shutil.rmtree(root / "work")
-    # The cookie has the paths of the bookie's machine. These files were copied to ours.
+    # The cookie has the paths of the original directories; these files are a copy.
     cookie = Cookie(
         bookie_id="b-1:3181", journal_dirs=("/far/j",), ledger_dirs=tuple(f"/far/{name}" for name in ledger_dirs)
     )
@@ -172,7 +174,7 @@ def make_sharded(root: Path, ledger_dirs: Sequence[str] = ("l0", "l1")) -> Path:
 
 
 def start_sharded(made: Path) -> None:
-    """Open all shards of what `make_sharded` made, and close them. Raises what a start is refused with."""
+    """Open and close all shards of a directory from `make_sharded`. Raises the error of a refused start."""
 
     async def start() -> None:
         store = ShardedStorage(_shards(made))
@@ -183,14 +185,15 @@ def start_sharded(made: Path) -> None:
 
 
 def fingerprint(directory: Path) -> dict[str, tuple[str, int, int]]:
-    """Of every file: digest, size, modification time. Two are equal only if nothing was changed."""
+    """Return digest, size and modification time of every file: equal results prove that no file changed."""
     return {
         str(path.relative_to(directory)): (
-            hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "", path.stat().st_size,
+            hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "",
+            path.stat().st_size,
             path.stat().st_mtime_ns,
         )
         for path in sorted(directory.rglob("*"))
-    }  # fmt: skip
+    }
 
 
 def flip(path: Path, offset: int) -> None:

@@ -1,8 +1,7 @@
-"""The `bindery` command as a process of its own, without the half second that its imports take.
+"""Run the `bindery` command as a process, without the half second that its imports take.
 
-A server has imported the command and is forked for each call: a call costs milliseconds, and is still a process with
-standard streams, signals and an exit code of its own. That `python -m bindery` starts it is for the tests that have
-processes run beside them.
+A server that has imported the command forks for each call. A call takes milliseconds, and is a process with its own
+standard streams, signals and exit code. Tests that start a cluster cover `python -m bindery`.
 """
 
 import multiprocessing
@@ -14,15 +13,19 @@ from pathlib import Path
 from typing import Final
 
 PRELOADED: Final = (
-    "bindery.main", "bindery.common.operator", "bindery.standalone.supervisor", "httpx", "bindery_client.client",
+    "bindery.main",
+    "bindery.common.operator",
+    "bindery.standalone.supervisor",
+    "httpx",
+    "bindery_client.client",
     "bindery_metadata.stores.zookeeper",
-)  # fmt: skip
+)
 _forks = multiprocessing.get_context("forkserver")
 _forks.set_forkserver_preload(list(PRELOADED))
 
 
 def bindery(*arguments: str, stdin: str | None = None, timeout_s: float = 90) -> "subprocess.CompletedProcess[str]":
-    """Run it to its end; without `stdin` it finds nothing to read. Raises subprocess.TimeoutExpired."""
+    """Run the command to its end. Without `stdin` its input is empty. Raises subprocess.TimeoutExpired."""
     with tempfile.TemporaryDirectory() as folder:
         streams = [Path(folder) / name for name in ("stdin", "stdout", "stderr")]
         streams[0].write_text(stdin or "")
@@ -38,7 +41,7 @@ def bindery(*arguments: str, stdin: str | None = None, timeout_s: float = 90) ->
 
 
 def _run(arguments: tuple[str, ...], streams: list[Path], environment: dict[str, str], directory: Path) -> None:
-    """In the fork."""
+    """Run the command in the forked process."""
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(directory)

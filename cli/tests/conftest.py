@@ -1,4 +1,4 @@
-"""Lets test modules of this folder import what stands beside them."""
+"""Lets test modules import the helper modules of this folder."""
 
 import sys
 from pathlib import Path

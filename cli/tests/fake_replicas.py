@@ -1,4 +1,4 @@
-"""FakeReplicas: a ledger client over dicts of frames, one a bookie; judged by the product's code."""
+"""FakeReplicas: a ledger client over one dict of frames per bookie. The verdicts come from the code of the product."""
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -23,30 +23,41 @@ LEDGER = LedgerId(7)
 class FakeReplicas:
     """One ledger of `count` entries on `ensembles` (first entry -> bookies), all copies good; tests then damage them.
 
-    Invariant: no call changes anything, so whatever a test finds changed would be the verb's doing.
+    Invariant: reads change nothing, so a test can detect any change that a command makes.
     """
 
     def __init__(
-        self, payloads: Sequence[bytes], *, ensembles: Mapping[int, Sequence[str]] | None = None, write_quorum: int = 3,
-        digest_type: DigestType = DigestType.CRC32C, closed: bool = True, password: bytes = b"",
-    ) -> None:  # fmt: skip
+        self,
+        payloads: Sequence[bytes],
+        *,
+        ensembles: Mapping[int, Sequence[str]] | None = None,
+        write_quorum: int = 3,
+        digest_type: DigestType = DigestType.CRC32C,
+        closed: bool = True,
+        password: bytes = b"",
+    ) -> None:
         ensembles = ensembles or {0: ("b0", "b1", "b2")}
         size = len(next(iter(ensembles.values())))
         segments = tuple(Segment(EntryId(first), tuple(map(BookieId, names))) for first, names in ensembles.items())
         self.lac = len(payloads) - 1
         self.digester = Digester(digest_type, password)
         self.found = LedgerMetadata(
-            ensemble_size=size, write_quorum=write_quorum, ack_quorum=min(2, write_quorum), segments=segments,
-            digest_type=digest_type, password=password, ctime_ms=1_700_000_000_123,
+            ensemble_size=size,
+            write_quorum=write_quorum,
+            ack_quorum=min(2, write_quorum),
+            segments=segments,
+            digest_type=digest_type,
+            password=password,
+            ctime_ms=1_700_000_000_123,
             custom={"application": b"test", "bytes": b"\xff\n"},
-        )  # fmt: skip
+        )
         if closed:
             self.found = self.found.with_changes(
                 state=LedgerState.CLOSED, last_entry_id=EntryId(self.lac), length=sum(map(len, payloads))
             )
         self.frames: dict[BookieId, dict[int, bytes]] = {b: {} for s in segments for b in s.ensemble}
         self.statuses: dict[BookieId, Status] = {}
-        """Bookies that answer this and nothing else."""
+        """Bookies that respond with an error, and its reason."""
         self.down: dict[BookieId, str] = {}
         self.asked: list[tuple[BookieId, tuple[int, ...]]] = []
         self.recoveries = 0
@@ -73,7 +84,7 @@ class FakeReplicas:
         frame = self.frames[BookieId(bookie)][entry_id]
         self.frames[BookieId(bookie)][entry_id] = frame[:-1] + bytes([frame[-1] ^ 1])
 
-    # -- what the verbs use -------------------------------------------------------------------------------------------
+    # -- the interface that the commands use --------------------------------------------------------------------------
 
     async def metadata(self, ledger_id: LedgerId) -> LedgerMetadata:
         self.metadata_reads += 1
@@ -92,9 +103,13 @@ class FakeReplicas:
         return FakeReader(self)
 
     async def read_replicas(
-        self, ledger_id: LedgerId, metadata: LedgerMetadata, bookie_id: BookieId, entry_ids: Sequence[EntryId],
+        self,
+        ledger_id: LedgerId,
+        metadata: LedgerMetadata,
+        bookie_id: BookieId,
+        entry_ids: Sequence[EntryId],
         take: Callable[[ReplicaRead], T],
-    ) -> list[T]:  # fmt: skip
+    ) -> list[T]:
         self.asked.append((bookie_id, tuple(map(int, entry_ids))))
         self.on_read()
         return [take(self._read(bookie_id, entry_id)) for entry_id in entry_ids]
@@ -102,9 +117,7 @@ class FakeReplicas:
     def _read(self, bookie_id: BookieId, entry_id: EntryId) -> ReplicaRead:
         if bookie_id in self.down:
             status = int(Status.IO_ERROR)
-            return ReplicaRead(
-                LEDGER, entry_id, bookie_id, status, None, Verdict.ERROR, reason=self.down[bookie_id]
-            )  # fmt: skip
+            return ReplicaRead(LEDGER, entry_id, bookie_id, status, None, Verdict.ERROR, reason=self.down[bookie_id])
         frame = self.frames[bookie_id].get(entry_id)
         status = self.statuses.get(bookie_id, Status.OK if frame is not None else Status.NO_ENTRY)
         response = ReadResponse(1, int(status), LEDGER, entry_id, frame if status == Status.OK else None)

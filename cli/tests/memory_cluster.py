@@ -1,4 +1,4 @@
-"""A cluster whose metadata are in memory, for the operator's verbs: `invoke` runs one as the command line does."""
+"""A cluster with metadata in memory, for tests of commands: `invoke` runs one as the command line does."""
 
 import asyncio
 import random
@@ -27,7 +27,7 @@ NOW_MS = 1_800_000_000_000
 
 
 class MemoryClient:
-    """What the verbs use of a ledger client, on metadata alone; no bookie is there."""
+    """The part of a ledger client that the commands use, on metadata only, without bookies."""
 
     def __init__(self, store: MemoryStore, deleted: list[LedgerId]) -> None:
         self._store = store
@@ -53,7 +53,7 @@ class MemoryClient:
 
 
 class MemoryCluster:
-    """`now_ms` is everybody's wall clock."""
+    """`now_ms` is the wall clock of all components."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_ms = NOW_MS
@@ -88,7 +88,7 @@ class MemoryCluster:
         return asyncio.run(main())
 
     def register(self, *bookies: str) -> None:
-        """As if they ran; a persistent node, since no session outlives a verb here."""
+        """Register bookies that do not run. The znodes are persistent, because each session ends with its command."""
 
         async def work(store: MemoryStore) -> None:
             for bookie in bookies:
@@ -99,7 +99,7 @@ class MemoryCluster:
         self.do(work)
 
     async def turn_read_only(self, bookie: str) -> None:
-        """As bookies do that are drained; one that is read-only or away stays so."""
+        """Make the bookie read-only, as a drained bookie does. One that is read-only or down stays so."""
         store = self.tree.connect()
         writable, read_only = (LAYOUT.bookie(BookieId(bookie), read_only=one) for one in (False, True))
         if await store.exists(writable) is not None:
@@ -111,9 +111,13 @@ class MemoryCluster:
 
     def ledger(self, *ensemble: str, closed: bool = True, length: int = 2**20, **custom: bytes) -> LedgerId:
         metadata = LedgerMetadata(
-            ensemble_size=len(ensemble), write_quorum=len(ensemble), ack_quorum=1, ctime_ms=self.now_ms, custom=custom,
+            ensemble_size=len(ensemble),
+            write_quorum=len(ensemble),
+            ack_quorum=1,
+            ctime_ms=self.now_ms,
+            custom=custom,
             segments=(Segment(EntryId(0), tuple(map(BookieId, ensemble))),),
-        )  # fmt: skip
+        )
         if closed:
             metadata = metadata.with_changes(state=LedgerState.CLOSED, last_entry_id=EntryId(9), length=length)
 
@@ -126,9 +130,11 @@ class MemoryCluster:
         async def work(store: MemoryStore) -> None:
             for name in names:
                 await store.create(
-                    f"{LAYOUT.auditor_election}/V_", replication_formats.encode_vote(name), sequential=True,
+                    f"{LAYOUT.auditor_election}/V_",
+                    replication_formats.encode_vote(name),
+                    sequential=True,
                     make_parents=True,
-                )  # fmt: skip
+                )
 
         self.do(work)
 

@@ -1,4 +1,4 @@
-"""`bindery audit` passes its arguments to the Spark jobs, and says what to install if they are missing."""
+"""`bindery audit` passes its arguments to the Spark jobs, and names the package to install if they are missing."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ def test_arguments_and_the_exit_code_go_through(monkeypatch: pytest.MonkeyPatch)
     assert CliRunner().invoke(app, ["audit", "run", "--level", "quick", "--help"]).exit_code == 3
 
 
-def test_without_spark_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_spark_the_error_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing() -> Any:
         raise ModuleNotFoundError("No module named 'pyspark'", name="pyspark")
 
@@ -28,7 +28,7 @@ def test_without_spark_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) 
     assert "install bindery-cli[audit]" in result.stderr
 
 
-def test_another_missing_module_is_a_fault_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_missing_module_is_an_internal_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing() -> Any:
         raise ModuleNotFoundError("No module named 'bindery_core'", name="bindery_core")
 
@@ -36,7 +36,7 @@ def test_another_missing_module_is_a_fault_of_ours(monkeypatch: pytest.MonkeyPat
     assert isinstance(CliRunner().invoke(app, ["audit"]).exception, ModuleNotFoundError)
 
 
-def test_help_is_that_of_the_jobs() -> None:
+def test_help_is_the_help_of_the_jobs() -> None:
     done = bindery("audit", "--help")
     assert done.returncode == 0
     assert "diff" in done.stdout

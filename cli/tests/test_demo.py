@@ -1,4 +1,4 @@
-"""The demo's verdict is worth something: each promise that is broken is seen."""
+"""The checks of the demo detect each broken guarantee."""
 
 import importlib.util
 import sys
@@ -32,7 +32,7 @@ def message(producer: int, sequence: int, *, entry: int, digest: str | None = No
 
 
 def history() -> tuple[Any, Messages]:
-    """Two producers, three messages each, all there."""
+    """A history of two producers with three messages each, without loss."""
     record = demo.Record()
     received = []
     for entry, (producer, sequence) in enumerate([(0, 0), (1, 0), (0, 1), (0, 2), (1, 1), (1, 2)]):
@@ -42,7 +42,7 @@ def history() -> tuple[Any, Messages]:
     return record, received
 
 
-def test_a_faultless_history_is_good() -> None:
+def test_a_correct_history_is_good() -> None:
     assert demo.judge(*history()).is_good
 
 
@@ -59,7 +59,7 @@ def test_a_faultless_history_is_good() -> None:
     ],
     ids=["lost", "changed", "out of order", "doubled", "never sent", "one id twice", "a stranger"],
 )
-def test_each_broken_promise_is_seen(fault: Callable[[Messages], object], seen: str) -> None:
+def test_each_broken_guarantee_is_detected(fault: Callable[[Messages], object], seen: str) -> None:
     record, received = history()
     fault(received)
     verdict = demo.judge(record, received)
@@ -67,7 +67,7 @@ def test_each_broken_promise_is_seen(fault: Callable[[Messages], object], seen: 
     assert getattr(verdict, seen)
 
 
-def test_a_repeated_request_may_be_there_twice() -> None:
+def test_a_repeated_request_may_be_stored_twice() -> None:
     record, received = history()
     record.repeated.add((0, 1))
     received.append(message(0, 1, entry=9))
@@ -82,12 +82,15 @@ def test_files_become_messages_of_bounded_size_in_order(tmp_path: Path, monkeypa
     (tmp_path / "__pycache__" / "c").write_bytes(b"cache")
     (pieces,) = demo.find_pieces(tmp_path, producers=1, with_caches=False, limit=None)
     assert [(p.name, p.part, p.size, p.sequence) for p in pieces] == [
-        ("a", 0, 0, 0), ("b", 0, 10, 1), ("b", 1, 10, 2), ("b", 2, 5, 3),
-    ]  # fmt: skip
+        ("a", 0, 0, 0),
+        ("b", 0, 10, 1),
+        ("b", 1, 10, 2),
+        ("b", 2, 5, 3),
+    ]
     assert b"".join(piece.read() for piece in pieces) == bytes(range(25))
 
 
-def test_small_pieces_travel_together_and_the_order_stays(tmp_path: Path) -> None:
+def test_small_pieces_are_sent_together_in_order(tmp_path: Path) -> None:
     small, large = demo.SMALL_SIZE_MAX, demo.SMALL_SIZE_MAX + 1
     sizes = [1, 0, large, small, *[1] * demo.LINES_MAX]
     pieces = [demo.Piece(0, i, tmp_path, "x", 0, 0, size) for i, size in enumerate(sizes)]

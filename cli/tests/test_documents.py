@@ -1,4 +1,4 @@
-"""The documents say what is there: their links lead somewhere, their commands exist."""
+"""The links in the documents have targets, and their commands exist."""
 
 import re
 import shlex
@@ -17,7 +17,7 @@ BOOKIE_GROUPS = ("journal", "log", "index", "cookie", "gc", "scrub", "drill")
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_every_link_leads_somewhere(document: Path) -> None:
+def test_every_link_has_a_target(document: Path) -> None:
     links = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", document.read_text())
     broken = [link for link in links if "://" not in link and not (document.parent / link).exists()]
     assert broken == []
@@ -61,7 +61,7 @@ def test_every_bookie_command_in_its_runbook_exists() -> None:
 
 def test_the_table_of_storage_settings_has_all_of_them_with_their_defaults() -> None:
     text = (ROOT / "docs" / "storage.md").read_text()
-    told = {
+    documented = {
         name.strip("` "): cells[1].removesuffix(", derived").strip()
         for cells in (line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| `--"))
         for name in cells[0].split(", ")
@@ -71,5 +71,5 @@ def test_the_table_of_storage_settings_has_all_of_them_with_their_defaults() -> 
     found |= {name: getattr(settings, name) for name in ("memory_size_max", "high_priority_free_size_min")}
     found |= {name: value for name, value in settings if name.startswith("disk_")}
     expected = {f"--{name.replace('_', '-')}": str(value) for name, value in found.items()}
-    assert {name: told.get(name) for name in expected} == expected
-    assert set(told) - set(expected) == {"--journal-dir", "--ledger-dir"}
+    assert {name: documented.get(name) for name in expected} == expected
+    assert set(documented) - set(expected) == {"--journal-dir", "--ledger-dir"}

@@ -1,4 +1,4 @@
-"""A service that is told to stop while it imports, ends at once, also as the first process of a container."""
+"""A service that receives SIGTERM during its imports ends at once, also as the first process of a container."""
 
 import signal
 import subprocess
@@ -9,7 +9,7 @@ import pytest
 STOPPED_AT_ITS_FIRST_IMPORT = """
 import os, signal, sys
 pid, os.getpid = os.getpid(), lambda: {pid}
-signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what the kernel does for pid 1
+signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as the kernel does for pid 1
 
 class Stop:
     def find_spec(self, name, path=None, target=None):

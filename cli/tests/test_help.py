@@ -1,4 +1,4 @@
-"""The help of every command: complete, in one form, in plain words."""
+"""The help of every command is complete, uniform and in plain words."""
 
 import re
 import sys

@@ -1,4 +1,4 @@
-"""The guide to Kubernetes and the runbooks say what is there: commands, options, values, places in other documents."""
+"""The commands, options, values and links in docs/kubernetes.md and the runbooks exist."""
 
 import json
 import re
@@ -16,7 +16,7 @@ DOCUMENTS = [GUIDE, *sorted((ROOT / "docs" / "runbooks").glob("*.md"))]
 SCHEMA = json.loads((ROOT / "charts" / "bindery" / "values.schema.json").read_text())
 
 COMMAND = re.compile(r"(?:toolbox |-- |`|\| )bindery ([a-z][^`|&>#'\n]*)")
-"""`bindery ...` as it is run in a pod, or named in a sentence; not the release of that name."""
+"""`bindery ...` run in a pod or named in a sentence; not the Helm release with that name."""
 
 
 def test_every_command_and_option_exists() -> None:
@@ -31,14 +31,26 @@ def test_every_command_and_option_exists() -> None:
             assert {word.partition("=")[0] for word in rest if word.startswith("-")} <= known, where
             seen.add(verb)
     assert seen >= {
-        "produce", "consume", "cluster backup", "cluster restore", "bookie members", "bookie drain", "bookie recover",
-        "bookie maintenance", "bookie cookie retire", "bookie limbo", "recovery status", "recovery explain",
-        "recovery resume", "ledger check", "topics stats",
-    }  # fmt: skip
+        "produce",
+        "consume",
+        "cluster backup",
+        "cluster restore",
+        "bookie members",
+        "bookie drain",
+        "bookie recover",
+        "bookie maintenance",
+        "bookie cookie retire",
+        "bookie limbo",
+        "recovery status",
+        "recovery explain",
+        "recovery resume",
+        "ledger check",
+        "topics stats",
+    }
 
 
 def _find(words: list[str]) -> tuple[str, Any, list[str]]:
-    """The verb that `words` begin with, its command, and what follows."""
+    """Return the command that `words` begin with, as words and as an object, and the words that follow."""
     command: Any = typer.main.get_command(app)
     depth = 0
     while hasattr(command, "commands") and depth < len(words) and words[depth] in command.commands:

@@ -1,4 +1,4 @@
-"""The command itself: it starts at once, explains itself, and its parts take what people type."""
+"""The `bindery` command: start, help, errors and exit codes, names of topics and URLs."""
 
 import json
 import subprocess
@@ -41,18 +41,18 @@ VERBS = [
 
 
 @pytest.mark.parametrize("verb", VERBS, ids=" ".join)
-def test_every_verb_explains_itself(verb: list[str]) -> None:
+def test_every_command_has_help(verb: list[str]) -> None:
     result = CliRunner().invoke(app, [*verb, "--help"])
     assert result.exit_code == 0
     assert "Usage:" in result.output
 
 
 @pytest.mark.parametrize("verb", [v for v in VERBS if v[-1] not in ("standalone", "stop", "start")], ids=" ".join)
-def test_every_verb_that_tells_something_tells_it_in_json_too(verb: list[str]) -> None:
+def test_every_command_with_output_offers_json(verb: list[str]) -> None:
     assert "--json" in CliRunner().invoke(app, [*verb, "--help"]).output
 
 
-def test_a_zookeeper_that_is_not_there_is_told_with_what_to_do(
+def test_an_unreachable_zookeeper_is_reported_with_the_fix(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail() -> None:
@@ -84,7 +84,7 @@ def test_starting_the_command_loads_nothing_heavy() -> None:
         (KeyboardInterrupt(), 130),
     ],
 )
-def test_exit_codes_tell_usage_from_failure_from_interruption(
+def test_exit_codes_distinguish_usage_failure_and_interruption(
     error: BaseException, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail() -> None:
@@ -108,7 +108,7 @@ def test_exit_codes_tell_usage_from_failure_from_interruption(
     ],
     ids=["BadRequest", "BrokerUnreachable", "missing argument", "unknown option"],
 )
-def test_an_error_is_one_line_of_json_if_json_is_asked_for(
+def test_an_error_is_one_line_of_json_with_json(
     arguments: list[str],
     code: str,
     exit_code: int,
@@ -150,7 +150,7 @@ def test_a_topic_is_named_short_or_long(typed: str, path: str) -> None:
 
 
 @pytest.mark.parametrize("typed", ["", "a/b", "a//b", "a/b/c/d"])
-def test_what_is_no_topic_is_refused(typed: str) -> None:
+def test_an_invalid_topic_is_refused(typed: str) -> None:
     with pytest.raises(BadRequest, match="TENANT/NAMESPACE/NAME"):
         topic_path(typed)
 
@@ -159,7 +159,7 @@ def test_a_subscription_may_have_any_name() -> None:
     assert subscription_path("a/b c") == "/subscriptions/a%2Fb%20c"
 
 
-def test_the_broker_s_address_comes_from_the_option_then_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_address_of_the_broker_comes_from_the_option_then_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     assert broker_url(None) == "http://127.0.0.1:8080"
     monkeypatch.setenv("BINDERY_URL", "http://other:1/")
     assert broker_url(None) == "http://other:1"
@@ -168,13 +168,13 @@ def test_the_broker_s_address_comes_from_the_option_then_the_environment(monkeyp
 
 @pytest.mark.parametrize("verb", [["consume", "x"], ["bookie", "state"]], ids=" ".join)
 @pytest.mark.parametrize("url", ["foo", "127.0.0.1:8000", "http:///x", "http://h:port", "ftp://h:1", "http://h:1/ x"])
-def test_what_is_no_url_is_wrong_usage(verb: list[str], url: str) -> None:
+def test_an_invalid_url_is_wrong_usage(verb: list[str], url: str) -> None:
     result = CliRunner().invoke(app, [*verb, "--url", url])
     assert isinstance(result.exception, BadRequest)
     assert str(result.exception) == f"not a URL: {url}; the format is http://host:port"
 
 
-def test_a_refusal_carries_the_broker_s_words() -> None:
+def test_a_refusal_contains_the_message_of_the_broker() -> None:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             body = (

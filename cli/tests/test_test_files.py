@@ -1,4 +1,4 @@
-"""The tests' own files: who imports what from whom, and what begins first."""
+"""Rules for test files: unique names of helpers, relative imports, the longest files first."""
 
 import re
 from pathlib import Path
@@ -12,16 +12,22 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def rules(pytestconfig: pytest.Config) -> Any:
-    """The conftest.py of all tests."""
+    """The conftest.py in the root of the repository."""
     return pytestconfig.pluginmanager.get_plugin(str(ROOT / "conftest.py"))
 
 
 def test_two_helpers_of_one_name_are_found(rules: Any, tmp_path: Path) -> None:
     for place in (
-        "libs/a/tests/fake.py", "services/b/tests/deep/fake.py", "libs/a/tests/socket.py", "libs/a/tests/alone.py",
-        "libs/a/tests/test_x.py", "services/b/tests/test_x.py", "libs/a/tests/conftest.py", "e2e/tests/conftest.py",
+        "libs/a/tests/fake.py",
+        "services/b/tests/deep/fake.py",
+        "libs/a/tests/socket.py",
+        "libs/a/tests/alone.py",
+        "libs/a/tests/test_x.py",
+        "services/b/tests/test_x.py",
+        "libs/a/tests/conftest.py",
+        "e2e/tests/conftest.py",
         "libs/a/src/alone.py",
-    ):  # fmt: skip
+    ):
         (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / place).touch()
     assert rules.helpers_of_one_name(tmp_path) == {
@@ -30,8 +36,8 @@ def test_two_helpers_of_one_name_are_found(rules: Any, tmp_path: Path) -> None:
     }
 
 
-def test_who_takes_from_another_test_file_says_from_which(rules: Any) -> None:
-    """Files of tests may have one name: `from .test_connection import ...`, not `from test_connection import ...`."""
+def test_imports_from_other_test_files_are_relative(rules: Any) -> None:
+    """Test files may have equal names: `from .test_connection import ...`, not `from test_connection import ...`."""
     files = [path for pattern in rules.TEST_DIRECTORIES for place in ROOT.glob(pattern) for path in place.rglob("*.py")]
     assert len(files) > 300
     bare = re.compile(r"^ *(?:from|import) +(?:test_|conftest\b)", re.MULTILINE)

@@ -1,4 +1,4 @@
-"""The command where the extra `standalone` is not installed, as in the toolbox image."""
+"""The command without the extra `standalone`, as in the toolbox image."""
 
 import subprocess
 import sys
@@ -19,15 +19,20 @@ def find_none(name, package=None):
         return None
 importlib.util.find_spec = find_none
 """
-"""As if the packages were not installed: neither imported nor found."""
+"""Code that makes the packages look uninstalled: they can be neither imported nor found."""
 
 
 def without(script: str, *, java: bool = True, directory: Path | None = None) -> "subprocess.CompletedProcess[str]":
     environment = {"PATH": "/nowhere", **({"JAVA_HOME": "/opt/java"} if java else {})}
     return subprocess.run(
         [sys.executable, "-c", WITHOUT + script],
-        env=environment, cwd=directory, capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+        env=environment,
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
 
 
 def test_every_module_of_the_command_imports() -> None:
@@ -42,7 +47,7 @@ def test_every_module_of_the_command_imports() -> None:
     assert int(done.stdout) > 40
 
 
-def test_standalone_says_what_is_missing_and_how_to_get_it(tmp_path: Path) -> None:
+def test_standalone_names_the_missing_packages_and_how_to_install_them(tmp_path: Path) -> None:
     run = "sys.argv = ['bindery', 'standalone']; from bindery.main import main; main()"
     done = without(run, java=False, directory=tmp_path)
     assert done.returncode == 1
@@ -54,18 +59,18 @@ def test_standalone_says_what_is_missing_and_how_to_get_it(tmp_path: Path) -> No
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_java_of_ones_own_is_enough(tmp_path: Path) -> None:
+def test_an_installed_java_is_enough(tmp_path: Path) -> None:
     run = "sys.argv = ['bindery', 'standalone', '--auditors=0']; from bindery.main import main; main()"
     done = without(run, directory=tmp_path)
     assert "not installed: pyspark (which holds ZooKeeper). Install them with `pip" in done.stderr
 
 
-def test_with_a_zookeeper_that_runs_only_the_auditor_is_missed(tmp_path: Path) -> None:
+def test_with_an_existing_zookeeper_only_the_auditor_is_missing(tmp_path: Path) -> None:
     run = "sys.argv = ['bindery', 'standalone', '--zookeeper=127.0.0.1:1']; from bindery.main import main; main()"
     done = without(run, directory=tmp_path)
     assert "not installed: bindery-auditor. Install them with `pip" in done.stderr
 
 
-def test_the_version_is_told() -> None:
+def test_the_version_is_printed() -> None:
     done = without("sys.argv = ['bindery', '--version']; from bindery.main import main; main()")
     assert done.stdout.startswith("bindery 0.")

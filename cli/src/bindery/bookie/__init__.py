@@ -1,1 +1,1 @@
-"""`bindery bookie`: look at a bookie's files, repair what can be repaired offline, ask a running one."""
+"""`bindery bookie`: inspect, check and repair the files of a stopped bookie; inspect and control a running one."""

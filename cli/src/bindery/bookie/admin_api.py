@@ -39,9 +39,10 @@ class BookieAdmin(JsonHttp):
     def __init__(self, url: str | None, token_file: str | None) -> None:
         token = _token(token_file)
         super().__init__(
-            url or os.environ.get("BINDERY_BOOKIE_URL") or DEFAULT_URL, timeout_s=TIMEOUT_S,
+            url or os.environ.get("BINDERY_BOOKIE_URL") or DEFAULT_URL,
+            timeout_s=TIMEOUT_S,
             headers={"Authorization": f"Bearer {token}"} if token else None,
-        )  # fmt: skip
+        )
 
     def put(self, path: str, body: Any = None) -> Any:
         return self.request("PUT", path, **({} if body is None else {"json": body}))

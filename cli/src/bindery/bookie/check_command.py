@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Final
 
-from bindery_bookie.offline.check import DAMAGE, DEAD, NOTE, ShardCheck, work_size
+from bindery_bookie.offline.check import ShardCheck, work_size
+from bindery_bookie.offline.findings import DAMAGE, DEAD, NOTE
 from bindery_bookie.offline.places import bookie_of, find_places, pair_places, running_pid
 from bindery_core.errors import Conflict
 

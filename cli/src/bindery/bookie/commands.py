@@ -242,8 +242,8 @@ def index_dump(
 def check(directories: Directories, as_json: AsJson = False) -> None:
     """Check the files of a stopped bookie: journal, LastLogMark, entry logs, index, and their consistency.
 
-    Changes no file. Works on a copy, and if the index is lost. Damaged bytes of an entry log that hold no live entry
-    are reported as `dead` and do not change the exit code. With --json the last line is the summary.
+    Changes no file. Also checks a copy of the files, and files without an index. Damaged bytes of an entry log that
+    hold no live entry are reported as `dead` and do not change the exit code. With --json the last line is the summary.
 
     Example: bindery bookie check data/bookie-0
 
@@ -298,7 +298,7 @@ def salvage(
 
     Example: bindery bookie salvage data/bookie-0 --yes
 
-    Exit codes: 0 success or nothing to salvage, 1 there is, and --yes is missing.
+    Exit codes: 0 success or nothing to salvage, 1 there are files to salvage, and --yes is missing.
     """
     from bindery_bookie.offline.salvage import run_salvage
 

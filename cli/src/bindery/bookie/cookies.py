@@ -3,18 +3,23 @@
 Id, directories and cluster come from the same settings as the bookie's own: options, BOOKIE_... variables, defaults.
 """
 
+import random
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from bindery.common import exit_codes
+from bindery.common import exit_codes, operator
 from bindery.common.options import AsJson, Yes, group
 from bindery.common.output import confirm, emit
 
 if TYPE_CHECKING:
+    from bindery_bookie.offline.disk_identity import Comparison, DiskIdentity
     from bindery_bookie.settings import BookieSettings
+    from bindery_core.formats.cookie import Cookie
 
+T = TypeVar("T")
 
 app = group("Compare, adopt or retire the identity of the disks of a bookie.")
 
@@ -53,17 +58,18 @@ def show(
     ledger_dir: LedgerDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare the cookie by settings and cluster with the one in ZooKeeper and those on the disks.
+    """Compare the cookie that the settings of the bookie require with those in ZooKeeper and on the disks.
 
     Exit codes: 0 all are the same, 3 they differ or some are missing.
     """
-    from bindery.bookie.identity_tools import run_show
-
     settings = _settings(zookeeper, ledgers_root, bookie_id, journal_dir, ledger_dir)
     _refuse_invented(settings)
-    facts, lines = run_show(settings)
-    emit(facts, lines, as_json=as_json)
-    if not facts["same"]:
+    comparison = _run(settings, lambda identity: identity.compare())
+    lines = _lines(comparison)
+    if comparison.differences():
+        lines.append(f"to assign these disks to this bookie: {comparison.claim.command('adopt')}")
+    emit(_facts(comparison), lines, as_json=as_json)
+    if comparison.differences():
         raise typer.Exit(exit_codes.DAMAGE)
 
 
@@ -80,18 +86,20 @@ def adopt(
     """Assign these disks to this bookie: write its cookie to them and to ZooKeeper. The bookie must be stopped.
 
     Prints the differences first. If it is not certain that the disks hold everything that this bookie acknowledged,
-    they go into limbo: the bookie denies no entry until it has compared with the other bookies. Disks of another
-    cluster are refused, and so is another number or order of directories.
+    they go into limbo: the bookie does not report an entry as missing until it has compared its entries with the other
+    bookies. Refused for disks of another cluster, and for another number or order of directories.
 
     Exit codes: 0 success, 1 refused, or --yes is missing.
     """
-    from bindery.bookie.identity_tools import run_adopt
-
     settings = _settings(zookeeper, ledgers_root, bookie_id, journal_dir, ledger_dir)
     _refuse_invented(settings)
-    facts, lines = run_adopt(settings, yes=yes)
-    emit(facts, lines, as_json=as_json)
-    if facts["plan"] and not facts["done"]:
+    adoption = _run(settings, lambda identity: identity.adopt(apply=yes))
+    plan = adoption.plan
+    did = "done" if yes else "would be done"
+    steps = [f"{did}: {step}" for step in plan] or ["nothing to do: the cookies of these disks are as expected"]
+    facts = _facts(adoption.comparison) | {"plan": list(plan), "done": yes and bool(plan)}
+    emit(facts, [*_lines(adoption.comparison), *steps], as_json=as_json)
+    if plan and not yes:
         print("nothing was done; to do it, add --yes", file=sys.stderr)
         raise typer.Exit(exit_codes.FAILURE)
 
@@ -107,7 +115,7 @@ def retire(
         bool, typer.Option("--wipe-version", help="Remove the VERSION files from the directories too.")
     ] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="Even if ledgers still have copies on it: these are lost.")
+        bool, typer.Option("--force", help="Retire it even if ledgers still have copies on it, which are lost.")
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="With --force: do not ask for confirmation.")] = False,
     as_json: AsJson = False,
@@ -122,13 +130,88 @@ def retire(
 
     Exit codes: 0 success, 1 refused or not confirmed, 2 --force without --yes and without a terminal.
     """
-    from bindery.bookie.identity_tools import run_retire
-
     if force and not yes:
         _confirm_force(as_json=as_json)
     settings = _settings(zookeeper, ledgers_root, bookie_id, journal_dir, ledger_dir)
-    facts, lines = run_retire(settings, wipe_version=wipe_version, force=force)
+    done = _run(settings, lambda identity: identity.retire(wipe_version=wipe_version, force=force))
+    intent = done.cleared_intent and done.cleared_intent.value
+    lines = [f"{done.bookie_id}: {'cookie removed' if done.had_cookie else 'it had no cookie'}"]
+    if intent:
+        lines.append(f"its state {intent} was cleared: a later bookie with this id starts as an ordinary one")
+    lines += [f"removed {directory}/current/VERSION" for directory in done.wiped]
+    if done.ledgers_count:
+        lines.append(f"{done.ledgers_count} ledgers still name it")
+    facts = {
+        "bookie_id": done.bookie_id,
+        "removed": done.had_cookie,
+        "ledgers": done.ledgers_count,
+        "wiped": list(done.wiped),
+        "forgotten_intent": intent,
+    }
     emit(facts, lines, as_json=as_json)
+
+
+def _run(settings: "BookieSettings", work: "Callable[[DiskIdentity], Awaitable[T]]") -> T:
+    """Connect to ZooKeeper and return the result of `work`. Raises BadRequest, MetadataUnavailable."""
+    import asyncio
+
+    from bindery_bookie.offline.disk_identity import DiskIdentity
+    from bindery_metadata.layout.layout import LedgersLayout
+    from bindery_metadata.ledgers.ledger_manager import LedgerManager
+
+    from bindery.bookie.offline_output import results_only
+
+    async def main() -> T:
+        async with operator.connected_store(settings.zookeeper) as store:
+            results_only()
+            layout = LedgersLayout(settings.ledgers_root)
+            ledgers = LedgerManager(store, layout, randomness=random.SystemRandom())
+            return await work(DiskIdentity(settings, store, layout, ledgers, clock_ms=operator.now_ms))
+
+    return asyncio.run(main())
+
+
+def _facts(comparison: "Comparison") -> dict[str, Any]:
+    wrong = comparison.differences()
+    return {
+        "same": not wrong,
+        "expected": _cookie_json(comparison.expected),
+        "found": {
+            found.where: _cookie_json(found.cookie) if found.cookie else {"problem": found.problem or "none"}
+            for found in comparison.found.values()
+        },
+        "differences": {
+            comparison.found[name].where: [
+                {"field": each.field, "expected": each.expected, "found": each.found} for each in problems
+            ]
+            for name, problems in wrong.items()
+        },
+    }
+
+
+def _lines(comparison: "Comparison") -> list[str]:
+    from bindery_core.formats.cookie import describe
+
+    lines = ["expected, by settings and cluster:"]
+    expected = _cookie_json(comparison.expected)
+    lines += [f"  {name:<20} {value}" for name, value in expected.items() if value is not None]
+    wrong = comparison.differences()
+    for name, found in comparison.found.items():
+        if name not in wrong:
+            lines.append(f"{found.where}: the same")
+        else:
+            lines += [f"{found.where}:", *(f"  {line}" for line in describe(wrong[name]).splitlines())]
+    return lines
+
+
+def _cookie_json(cookie: "Cookie") -> dict[str, Any]:
+    return {
+        "bookie_id": cookie.bookie_id,
+        "journal_dirs": ",".join(cookie.journal_dirs),
+        "ledger_dirs": ",".join(cookie.ledger_dirs),
+        "index_dirs": None if cookie.index_dirs is None else ",".join(cookie.index_dirs),
+        "instance_id": cookie.instance_id,
+    }
 
 
 def _confirm_force(*, as_json: bool) -> None:

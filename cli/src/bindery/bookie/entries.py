@@ -1,4 +1,4 @@
-"""One entry of a bookie's files in words and as JSON."""
+"""Describe one entry in the files of a bookie as text and as JSON."""
 
 import base64
 from typing import Any, Final
@@ -11,7 +11,7 @@ PREVIEW_SIZE: Final = 200
 
 
 def entry_facts(found: Found, *, password: bytes, decode: bool) -> dict[str, Any]:
-    """Where it is, what both digests say, and what it holds."""
+    """Return the location of the entry, the verdicts on both digests, header and payload."""
     facts: dict[str, Any] = {"found_in": found.kind, "path": found.path, "offset": found.offset}
     if found.record is not None:
         facts["record"] = found.record
@@ -29,7 +29,7 @@ def entry_facts(found: Found, *, password: bytes, decode: bool) -> dict[str, Any
 
 
 def entry_lines(facts: dict[str, Any]) -> list[str]:
-    """The same as text."""
+    """Return the facts of `entry_facts` as lines of text."""
     record = f", record {facts['record']} of the group" if "record" in facts else ""
     problem = f": {facts['problem']}" if "problem" in facts else ""
     lines = [f"{facts['found_in']} {facts['path']} at {facts['offset']}{record}"]

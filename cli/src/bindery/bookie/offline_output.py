@@ -1,4 +1,4 @@
-"""How the verbs that read a bookie's files print: warnings, dumped facts, steps of a salvage."""
+"""Format the output of commands that read the files of a bookie: warnings, dumped records, steps of a salvage."""
 
 import sys
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ _INDENTED: Final = frozenset({"record", "run"})
 
 
 def dump_line(facts: dict[str, Any]) -> str:
-    """One line for people: what it is, then its fields; damage in capitals."""
+    """Return one line of text: the kind of record, then its fields; damage in capitals."""
     what = facts["what"]
     words = [f"{name}={value}" for name, value in facts.items() if name not in ("what", "kind", "problem", "path")]
     head = facts.get("path") or facts.get("kind") or what
@@ -21,7 +21,7 @@ def dump_line(facts: dict[str, Any]) -> str:
 
 
 def step_lines(facts: dict[str, Any]) -> list[str]:
-    """One step as text."""
+    """Return one step of a salvage as lines of text."""
     lines = [f"{facts['path']} at {facts['offset']}: {facts['problem']}"]
     if facts["moved_to"] is not None:
         did = "copied" if facts["is_copy"] else "moved"
@@ -31,12 +31,12 @@ def step_lines(facts: dict[str, Any]) -> list[str]:
 
 
 def results_only() -> None:
-    """Keep the storage's warnings off stdout, which is for results; the commands report damage themselves."""
+    """Suppress warnings of the storage: stdout is for results, and the commands report damage themselves."""
     logs.configure(service="cli", level="error")
 
 
 def warn_if_running(places: Sequence[ShardPlaces]) -> None:
-    """Warn on stderr that what is printed may change while it is read."""
+    """Warn on stderr if a running bookie may change the files while they are read."""
     running = running_on(places)
     if running:
         print(f"{running}: entries that it stores at this moment may be missing here", file=sys.stderr)

@@ -39,9 +39,12 @@ async def run_backup(
         with os.fdopen(descriptor, "wb", buffering=2**20) as out:
             async with connected_store(zookeeper) as store:
                 summary = await write_backup(
-                    store, LedgersLayout(ledgers_root), out.write, now_ms=now_ms(),
+                    store,
+                    LedgersLayout(ledgers_root),
+                    out.write,
+                    now_ms=now_ms(),
                     progress=lambda count: live.show(f"reading: {count} nodes"),
-                )  # fmt: skip
+                )
             out.flush()
             os.fsync(out.fileno())
             size = out.tell()
@@ -66,9 +69,15 @@ async def run_restore(
     try:
         async with connected_store(zookeeper) as store:
             done = await restore_backup(
-                store, layout, backup, _lines(file), merge=merge, dry_run=dry_run, id_margin=id_margin,
+                store,
+                layout,
+                backup,
+                _lines(file),
+                merge=merge,
+                dry_run=dry_run,
+                id_margin=id_margin,
                 progress=lambda count: live.show(f"restoring: {count} of {backup.summary.nodes} nodes"),
-            )  # fmt: skip
+            )
     finally:
         live.clear()
     return backup, done
@@ -77,10 +86,16 @@ async def run_restore(
 def print_backup(file: str, summary: BackupSummary, size: int, *, as_json: bool) -> None:
     if as_json:
         facts: dict[str, Any] = {
-            "file": file, "bytes": size, "nodes": summary.nodes, "ledgers": summary.ledgers, "passes": summary.passes,
-            "settled": summary.settled, "changed_count": summary.changed_count, "changed": list(summary.changed),
+            "file": file,
+            "bytes": size,
+            "nodes": summary.nodes,
+            "ledgers": summary.ledgers,
+            "passes": summary.passes,
+            "settled": summary.settled,
+            "changed_count": summary.changed_count,
+            "changed": list(summary.changed),
             "sha256": summary.sha256,
-        }  # fmt: skip
+        }
         print_json(facts)
         return
     print(f"{file}: {summary.nodes} nodes, {summary.ledgers} of them ledgers, {size} bytes")
@@ -99,10 +114,16 @@ def print_backup(file: str, summary: BackupSummary, size: int, *, as_json: bool)
 def print_restore(file: str, backup: Backup, done: RestoreSummary, *, as_json: bool) -> None:
     if as_json:
         facts: dict[str, Any] = {
-            "file": file, "instance_id": backup.instance_id, "backup_at_ms": backup.at_ms, "created": done.created,
-            "kept": done.kept, "differing": done.differing, "next_ledger_id": done.next_ledger_id,
-            "dry_run": done.dry_run, "left_out": done.left_out,
-        }  # fmt: skip
+            "file": file,
+            "instance_id": backup.instance_id,
+            "backup_at_ms": backup.at_ms,
+            "created": done.created,
+            "kept": done.kept,
+            "differing": done.differing,
+            "next_ledger_id": done.next_ledger_id,
+            "dry_run": done.dry_run,
+            "left_out": done.left_out,
+        }
         print_json(facts)
         return
     verb = "would create" if done.dry_run else "created"

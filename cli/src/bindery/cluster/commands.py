@@ -1,4 +1,4 @@
-"""`bindery cluster`: initialise, back up and restore the metadata of a cluster."""
+"""`bindery cluster`: initialize, back up and restore the metadata of a cluster."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,7 +10,7 @@ from bindery.common.output import emit
 if TYPE_CHECKING:
     from bindery_metadata.cluster import ClusterInit
 
-app = group("Initialise, back up and restore the metadata of a cluster.")
+app = group("Initialize, back up and restore the metadata of a cluster.")
 
 
 async def initialize(zookeeper: str) -> "ClusterInit":
@@ -103,8 +103,8 @@ def restore(
     """Restore the metadata of a lost ZooKeeper from a backup. Stop all bookies and brokers first.
 
     Refused if ZooKeeper already holds a cluster. Ledgers created after the backup are unknown to the restored cluster,
-    and bookies delete their entries: copy the disks of the bookies first if you need them. --id-margin prevents that
-    the ids of those ledgers are used again.
+    and bookies delete their entries: copy the disks of the bookies first if you need them. --id-margin prevents
+    the reuse of the ids of those ledgers.
 
     Example: bindery cluster restore metadata-2026-01-31.jsonl --dry-run
 
@@ -116,8 +116,13 @@ def restore(
 
     found, done = asyncio.run(
         run_restore(
-            file, zookeeper=zookeeper, ledgers_root=ledgers_root, merge=merge, dry_run=dry_run, id_margin=id_margin,
+            file,
+            zookeeper=zookeeper,
+            ledgers_root=ledgers_root,
+            merge=merge,
+            dry_run=dry_run,
+            id_margin=id_margin,
             as_json=as_json,
         )
-    )  # fmt: skip
+    )
     print_restore(file, found, done, as_json=as_json)

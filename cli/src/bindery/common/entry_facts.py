@@ -1,6 +1,7 @@
-"""What the bytes of an entry say of themselves, damaged or not, for people and as JSON.
+"""Describe the frame of an entry, damaged or not, as text and as JSON.
 
-A verified read hides what it does not trust; this is for those who look for the damage. Nothing here raises for bytes.
+A verified read returns no damaged bytes; this module shows them, for the diagnosis of damage. No function raises for
+the content of a frame.
 """
 
 import base64
@@ -20,14 +21,14 @@ UNKNOWN: Final = "unknown"
 
 @dataclass(frozen=True, slots=True)
 class DigestFacts:
-    """The digest that stands in some bytes, and whether it is right."""
+    """The digest that a frame contains, and whether it is right."""
 
     verdict: str
-    """GOOD, WRONG, or UNKNOWN: none of several candidates fits, so its type and size are not known either."""
+    """GOOD, WRONG or UNKNOWN. UNKNOWN: none of several digest types verifies, so type and size are unknown too."""
     digest_type: str = ""
     found: bytes = b""
     expected: bytes = b""
-    """Only when WRONG."""
+    """The digest computed from the bytes. Empty unless WRONG."""
 
     def __str__(self) -> str:
         if self.verdict == UNKNOWN:
@@ -48,14 +49,14 @@ class DigestFacts:
 
 @dataclass(frozen=True, slots=True)
 class EntryFacts:
-    """An entry frame taken apart."""
+    """The parts of the frame of an entry."""
 
     header: EntryHeader | None
-    """None: the frame is too short for one."""
+    """None: the frame is too short for a header."""
     digest: DigestFacts | None
-    """None: the frame ends before its digest does."""
+    """None: the frame ends within its digest."""
     payload: bytes
-    """What follows the digest; what follows the header when the digest is UNKNOWN; all of a frame without header."""
+    """The bytes behind the digest; behind the header if the digest is UNKNOWN; the whole frame if it has no header."""
 
     def as_json(self) -> dict[str, Any]:
         facts: dict[str, Any] = {}
@@ -68,12 +69,12 @@ class EntryFacts:
 
 
 def candidates(password: bytes) -> tuple[Digester, ...]:
-    """Every digest type that can be recognised by itself."""
+    """Return a digester for each digest type that can be recognized by verification."""
     return tuple(Digester(kind, password) for kind in (DigestType.CRC32C, DigestType.CRC32, DigestType.MAC))
 
 
 def examine(frame: bytes, digesters: Sequence[Digester]) -> EntryFacts:
-    """Take an entry frame apart. One digester: it must fit; several: whichever fits."""
+    """Split a frame into its parts. One digester: the digest must have its type; several: the type that verifies."""
     if len(frame) < HEADER_SIZE:
         return EntryFacts(None, None, frame)
     digest, size = _check(frame, HEADER_SIZE, digesters)
@@ -81,7 +82,7 @@ def examine(frame: bytes, digesters: Sequence[Digester]) -> EntryFacts:
 
 
 def examine_lac(packet: bytes, digesters: Sequence[Digester]) -> tuple[int, int, DigestFacts | None] | None:
-    """(ledger id, LAC, digest) of a LAC packet; None when it is too short for them."""
+    """Return (ledger id, LAC, digest) of a LAC packet; None if it is too short for the ids."""
     if len(packet) < LAC_HEADER_SIZE:
         return None
     ledger_id, lac = peek_ids(packet)
@@ -90,7 +91,7 @@ def examine_lac(packet: bytes, digesters: Sequence[Digester]) -> tuple[int, int,
 
 
 def _check(data: bytes, header_size: int, digesters: Sequence[Digester]) -> tuple[DigestFacts | None, int]:
-    """The digest behind the header, and how many bytes of `data` it takes."""
+    """Return the digest behind the header, and its size in bytes."""
     assert digesters
     header = data[:header_size]
     for digester in digesters:
@@ -108,7 +109,7 @@ def _check(data: bytes, header_size: int, digesters: Sequence[Digester]) -> tupl
 
 
 def payload_text(payload: bytes, form: str) -> str:
-    """`payload` in one of PAYLOAD_FORMS."""
+    """Return `payload` in one of PAYLOAD_FORMS."""
     match form:
         case "hex":
             return payload.hex()
@@ -120,10 +121,8 @@ def payload_text(payload: bytes, form: str) -> str:
 
 
 def escaped(data: bytes) -> str:
-    r"""As text that is reversible: printable ASCII as it is, a backslash doubled, all else as \n, \t, \r or \xNN."""
-    return "".join(
-        _ESCAPES.get(byte) or (chr(byte) if 0x20 <= byte < 0x7F else f"\\x{byte:02x}") for byte in data
-    )  # fmt: skip
+    r"""Return reversible text: printable ASCII unchanged, a backslash doubled, other bytes as \n, \t, \r or \xNN."""
+    return "".join(_ESCAPES.get(byte) or (chr(byte) if 0x20 <= byte < 0x7F else f"\\x{byte:02x}") for byte in data)
 
 
 _ESCAPES: Final = {ord("\\"): "\\\\", ord("\n"): "\\n", ord("\t"): "\\t", ord("\r"): "\\r"}

@@ -60,7 +60,7 @@ async def connected(zookeeper: str, ledgers_root: str = LEDGERS_ROOT) -> AsyncIt
             )
         except NoSuchNode:
             raise NoSuchNode(
-                f"no cluster is initialised at {ledgers_root} in ZooKeeper {zookeeper}: run `bindery cluster init`"
+                f"no cluster is initialized at {ledgers_root} in ZooKeeper {zookeeper}: run `bindery cluster init`"
             ) from None
         try:
             yield Cluster(store, layout, client)

@@ -1,4 +1,4 @@
-"""Options and arguments that several commands share, and how a command group is made."""
+"""Options and arguments that several commands share, and the constructor of command groups."""
 
 from typing import Annotated, Final
 

@@ -70,6 +70,6 @@ def is_interactive() -> bool:
 
 
 def wants_json(arguments: Sequence[str]) -> bool:
-    """Return whether a command line asks for JSON. Works for a command line that cannot be parsed, too."""
+    """Return True if a command line requests JSON, even if the command line cannot be parsed."""
     options = arguments[: arguments.index("--")] if "--" in arguments else arguments
     return "--json" in options

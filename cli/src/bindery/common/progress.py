@@ -90,9 +90,12 @@ class Progress:
             from rich.live import Live
 
             self._live = Live(
-                console=Console(file=sys.stderr, force_terminal=True, highlight=False), auto_refresh=False,
-                transient=True, redirect_stdout=False, redirect_stderr=False,
-            )  # fmt: skip
+                console=Console(file=sys.stderr, force_terminal=True, highlight=False),
+                auto_refresh=False,
+                transient=True,
+                redirect_stdout=False,
+                redirect_stderr=False,
+            )
             self._live.start()
         self._live.update(shown, refresh=True)
         self._drawn_at = self._clock()

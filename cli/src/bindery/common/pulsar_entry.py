@@ -1,4 +1,4 @@
-"""Entries of topics for people: Pulsar's metadata, the messages of a batch, their keys and properties."""
+"""Describe an entry of a topic as JSON and as text: Pulsar's metadata and the messages with keys and properties."""
 
 import base64
 from typing import Any
@@ -10,14 +10,18 @@ from bindery.common.entry_facts import escaped
 
 
 def describe_messages(payload: bytes) -> dict[str, Any]:
-    """One entry of a topic as JSON. What cannot be read says so in `error`; nothing is raised."""
+    """Return one entry of a topic as JSON. If a part cannot be read, `error` has the reason. Raises nothing."""
     facts: dict[str, Any] = {}
     try:
         head = read_head(payload)
         facts = {
-            "producer": head.producer_name, "sequence_id": head.sequence_id, "publish_time_ms": head.publish_time_ms,
-            "is_batch": head.is_batch, "is_marker": head.is_marker, "count": head.messages_count,
-        }  # fmt: skip
+            "producer": head.producer_name,
+            "sequence_id": head.sequence_id,
+            "publish_time_ms": head.publish_time_ms,
+            "is_batch": head.is_batch,
+            "is_marker": head.is_marker,
+            "count": head.messages_count,
+        }
         facts["messages"] = [_message(message) for message in decode_entry(payload)]
     except BinderyError as error:
         facts["error"] = str(error)
@@ -49,7 +53,7 @@ def _message(message: Message) -> dict[str, Any]:
 
 
 def message_lines(payload: bytes) -> list[str]:
-    """The same as text: a line for the entry, then one for each message."""
+    """Return the facts of `describe_messages` as text: a line for the entry, then one for each message."""
     facts = describe_messages(payload)
     lines = []
     if "producer" in facts:
@@ -59,7 +63,7 @@ def message_lines(payload: bytes) -> list[str]:
             f"published {facts['publish_time_ms']}"
         )
     if "error" in facts:
-        lines.append(f"no message that can be read: {facts['error']}")
+        lines.append(f"cannot decode the messages: {facts['error']}")
     for message in facts.get("messages", ()):
         text = message.pop("payload", None)
         body = escaped(text.encode()) if text is not None else "base64:" + message.pop("payload_base64")

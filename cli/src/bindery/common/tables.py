@@ -1,4 +1,4 @@
-"""JSON answers of a bookie as text: fields by line, lists as tables, times and sizes for people."""
+"""Format JSON responses of a bookie as text: one line per field, lists as tables, readable times and sizes."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,11 +10,11 @@ _HUMP: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _SIZES: Final = frozenset({"total", "free"})
 CELL_SIZE_MAX: Final = 120
 COLUMNS_MAX: Final = 8
-"""More would not fit a terminal: each row is then shown as lines of its own."""
+"""Maximum number of columns of a table. Rows with more fields would not fit a terminal and are printed as lines."""
 
 
 def lines_of(value: Any, *, indent: str = "") -> Iterator[str]:
-    """Any JSON as lines. Fields first, then lists and groups."""
+    """Yield any JSON value as lines: plain fields first, then lists and objects."""
     if not isinstance(value, Mapping):
         yield indent + _cell("", value)
         return
@@ -37,7 +37,7 @@ def lines_of(value: Any, *, indent: str = "") -> Iterator[str]:
 
 
 def table(rows: Sequence[Mapping[str, Any]], *, columns: Sequence[str] | None = None, indent: str = "") -> list[str]:
-    """Rows under headings. `columns`: those to show, in order; None: all, as they come."""
+    """Return rows under headings. `columns`: the fields to show, in order; None: all, in the order of the rows."""
     names = list(columns or dict.fromkeys(name for row in rows for name in row))
     cells = [[words(name) for name in names], *([_cell(name, row.get(name)) for name in names] for row in rows)]
     widths = [max(len(row[at]) for row in cells) for at in range(len(names))]
@@ -47,13 +47,13 @@ def table(rows: Sequence[Mapping[str, Any]], *, columns: Sequence[str] | None = 
 
 
 def words(name: str) -> str:
-    """`lastVerifiedMs` -> `last verified`; `freeSize` -> `free size`."""
+    """Return a JSON name as words: `lastVerifiedMs` as `last verified`, `freeSize` as `free size`."""
     parts = _HUMP.sub(" ", name).lower().split()
     return " ".join(parts[:-1] if len(parts) > 1 and parts[-1] == "ms" else parts) or name
 
 
 def size_text(size: float) -> str:
-    """Bytes for people: `512 B`, `1.5 GiB`."""
+    """Return a size in bytes as text, such as `512 B` or `1.5 GiB`."""
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if size < 1024 or unit == "TiB":
             break

@@ -1,1 +1,1 @@
-"""`bindery ledger`, `bindery ledgers` and `bindery replicas`."""
+"""`bindery ledger` and `bindery ledgers`."""

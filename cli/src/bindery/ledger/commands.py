@@ -7,14 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bindery.common.operator import run_on
+from bindery.common.cluster_command import cluster_command
 from bindery.common.options import (
-    DEFAULT_ZOOKEEPER,
-    LEDGERS_ROOT,
     AsJson,
     LedgerArgument,
-    LedgersRoot,
-    ZooKeeper,
     group,
 )
 from bindery.common.output import emit, print_json
@@ -28,39 +24,33 @@ if TYPE_CHECKING:
 app = group("List, read and compare ledgers.")
 
 
-@app.command("list")
-def list_ledgers(
-    zookeeper: ZooKeeper = DEFAULT_ZOOKEEPER, ledgers_root: LedgersRoot = LEDGERS_ROOT, as_json: AsJson = False
-) -> None:
+@cluster_command(app, "list")
+async def list_ledgers(cluster: "Cluster", as_json: AsJson = False) -> None:
     """List all ledgers with state, quorums, size and bookies.
 
     E/Qw/Qa is ensemble size, write quorum and ack quorum. The size of a ledger is known once it is closed.
 
     Example: bindery ledger list --json | jq .ledger_id
     """
+    import sys
 
-    async def work(cluster: "Cluster") -> None:
-        import sys
+    from bindery_core.errors import NoSuchLedger
 
-        from bindery_core.errors import NoSuchLedger
-
-        count = 0
-        async for ledger_id in cluster.client.list_ledgers():
-            try:
-                found = await cluster.client.metadata_versioned(ledger_id)
-            except NoSuchLedger:
-                continue  # deleted since it was listed
-            count += 1
-            if as_json:
-                print_json(describe(ledger_id, found))
-                continue
-            if count == 1:
-                print(f"{'ledger':>10}  {'state':<11} {'E/Qw/Qa':<8} {'last':>8} {'bytes':>12}  bookies")
-            print(_list_line(ledger_id, found.value))
-        if not count and not as_json:
-            print("no ledgers", file=sys.stderr)
-
-    run_on(zookeeper, ledgers_root, work)
+    count = 0
+    async for ledger_id in cluster.client.list_ledgers():
+        try:
+            found = await cluster.client.metadata_versioned(ledger_id)
+        except NoSuchLedger:
+            continue  # deleted since it was listed
+        count += 1
+        if as_json:
+            print_json(describe(ledger_id, found))
+            continue
+        if count == 1:
+            print(f"{'ledger':>10}  {'state':<11} {'E/Qw/Qa':<8} {'last':>8} {'bytes':>12}  bookies")
+        print(_list_line(ledger_id, found.value))
+    if not count and not as_json:
+        print("no ledgers", file=sys.stderr)
 
 
 def _list_line(ledger_id: int, metadata: "LedgerMetadata") -> str:
@@ -72,25 +62,20 @@ def _list_line(ledger_id: int, metadata: "LedgerMetadata") -> str:
     return f"{ledger_id:>10}  {metadata.state.name.lower():<11} {quorums:<8} {last:>8} {length:>12}  {ensemble}"
 
 
-@app.command("show")
-def show(
+@cluster_command(app, "show")
+async def show(
+    cluster: "Cluster",
     ledger: LedgerArgument,
-    zookeeper: ZooKeeper = DEFAULT_ZOOKEEPER,
-    ledgers_root: LedgersRoot = LEDGERS_ROOT,
     as_json: AsJson = False,
 ) -> None:
     """Show the metadata of a ledger: state, quorums, and the bookies of each range of entries.
 
     Example: bindery ledger show 7
     """
+    from bindery_core.ids import LedgerId
 
-    async def work(cluster: "Cluster") -> None:
-        from bindery_core.ids import LedgerId
-
-        facts = describe(ledger, await cluster.client.metadata_versioned(LedgerId(ledger)))
-        emit(facts, _show_lines(facts), as_json=as_json)
-
-    run_on(zookeeper, ledgers_root, work)
+    facts = describe(ledger, await cluster.client.metadata_versioned(LedgerId(ledger)))
+    emit(facts, _show_lines(facts), as_json=as_json)
 
 
 First = Annotated[int, typer.Option("--first", metavar="ENTRY", min=0, show_default=True, help="First entry.")]
@@ -103,8 +88,9 @@ Rate = Annotated[
 ]
 
 
-@app.command("read")
-def read(
+@cluster_command(app, "read")
+async def read(
+    cluster: "Cluster",
     ledger: LedgerArgument,
     first: First = 0,
     last: Last = None,
@@ -124,8 +110,6 @@ def read(
     ] = None,
     decode: Annotated[bool, typer.Option("--decode", help="Decode payloads as messages of a topic.")] = False,
     as_bytes: Annotated[bool, typer.Option("--bytes", help="Write the payloads only, without separators.")] = False,
-    zookeeper: ZooKeeper = DEFAULT_ZOOKEEPER,
-    ledgers_root: LedgersRoot = LEDGERS_ROOT,
     as_json: AsJson = False,
 ) -> None:
     """Read entries and verify each against its digest. An open ledger is read up to its last confirmed entry.
@@ -141,33 +125,26 @@ def read(
 
     Exit codes: 0 all entries are good, 1 an entry cannot be read, 3 a copy is corrupt or an entry has no good copy.
     """
+    from bindery_core.ids import LedgerId
 
-    async def work(cluster: "Cluster") -> None:
-        from bindery_core.ids import LedgerId
+    from bindery.ledger import ledger_read
 
-        from bindery.ledger import ledger_read
-
-        client, ledger_id = cluster.client, LedgerId(ledger)
-        out = ledger_read.output(as_json=as_json, as_bytes=as_bytes, form=payload, decode=decode, raw=raw)
-        if raw or from_bookie is not None:
-            await ledger_read.read_copies(
-                client, ledger_id, first=first, last=last, bookie=from_bookie, raw=raw, out=out
-            )
-        else:
-            await ledger_read.read_verified(client, ledger_id, first=first, last=last, out=out)
-
-    run_on(zookeeper, ledgers_root, work)
+    client, ledger_id = cluster.client, LedgerId(ledger)
+    out = ledger_read.output(as_json=as_json, as_bytes=as_bytes, form=payload, decode=decode, raw=raw)
+    if raw or from_bookie is not None:
+        await ledger_read.read_copies(client, ledger_id, first=first, last=last, bookie=from_bookie, raw=raw, out=out)
+    else:
+        await ledger_read.read_verified(client, ledger_id, first=first, last=last, out=out)
 
 
-@app.command("compare")
-def compare(
+@cluster_command(app, "compare")
+async def compare(
+    cluster: "Cluster",
     ledger: LedgerArgument,
     first: First = 0,
     last: Last = None,
     only_bad: Annotated[bool, typer.Option("--only-bad", help="Omit entries whose copies agree.")] = False,
     rate: Rate = 0,
-    zookeeper: ZooKeeper = DEFAULT_ZOOKEEPER,
-    ledgers_root: LedgersRoot = LEDGERS_ROOT,
     as_json: AsJson = False,
 ) -> None:
     """Read every copy of every entry and compare the copies. The ledger is neither fenced nor changed.
@@ -181,26 +158,21 @@ def compare(
 
     Exit codes: 0 all copies agree, 1 a bookie did not answer, 3 differences found.
     """
+    from bindery_core.ids import LedgerId
 
-    async def work(cluster: "Cluster") -> None:
-        from bindery_core.ids import LedgerId
+    from bindery.ledger.ledger_compare import run_compare
 
-        from bindery.ledger.ledger_compare import run_compare
-
-        await run_compare(
-            cluster.client, LedgerId(ledger), first=first, last=last, only_bad=only_bad, rate=rate, as_json=as_json
-        )
-
-    run_on(zookeeper, ledgers_root, work)
+    await run_compare(
+        cluster.client, LedgerId(ledger), first=first, last=last, only_bad=only_bad, rate=rate, as_json=as_json
+    )
 
 
-@app.command("check")
-def check(
+@cluster_command(app, "check")
+async def check(
+    cluster: "Cluster",
     ledger: LedgerArgument,
     deep: Annotated[bool, typer.Option("--deep", help="Read every entry of every replica, not only the ends.")] = False,
     rate: Rate = 0,
-    zookeeper: ZooKeeper = DEFAULT_ZOOKEEPER,
-    ledgers_root: LedgersRoot = LEDGERS_ROOT,
     as_json: AsJson = False,
 ) -> None:
     """Check that every bookie holds the replicas that the metadata assigns to it. Prints one line per fragment.
@@ -213,15 +185,11 @@ def check(
 
     Exit codes: 0 good, 1 a bookie did not answer, 3 a replica is missing, damaged or on an unregistered bookie.
     """
+    from bindery_core.ids import LedgerId
 
-    async def work(cluster: "Cluster") -> None:
-        from bindery_core.ids import LedgerId
+    from bindery.ledger.ledger_check import run_check
 
-        from bindery.ledger.ledger_check import run_check
-
-        await run_check(cluster.client, LedgerId(ledger), deep=deep, rate=rate, as_json=as_json)
-
-    run_on(zookeeper, ledgers_root, work)
+    await run_check(cluster.client, LedgerId(ledger), deep=deep, rate=rate, as_json=as_json)
 
 
 def _show_lines(facts: dict[str, Any]) -> list[str]:

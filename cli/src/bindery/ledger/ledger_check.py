@@ -69,9 +69,15 @@ class Fragment:
 
     def as_json(self) -> dict[str, Any]:
         facts: dict[str, Any] = {
-            "kind": "fragment", "first": self.segment_first, "last": self.last, "index": self.index,
-            "bookie": self.bookie_id, "entries": self.entries, "checked": self.checked, "verdict": self.verdict,
-        }  # fmt: skip
+            "kind": "fragment",
+            "first": self.segment_first,
+            "last": self.last,
+            "index": self.index,
+            "bookie": self.bookie_id,
+            "entries": self.entries,
+            "checked": self.checked,
+            "verdict": self.verdict,
+        }
         facts |= {name: self.counts[name] for name in ("good", "missing", "corrupt", "diverged", "error")}
         if self.reasons:
             facts["reasons"] = dict(self.reasons)
@@ -199,16 +205,22 @@ class _Found:
         self.entry_count = 0
         self.fragments = [
             Fragment(
-                int(segment.first_entry_id), last, index, bookie_id,
+                int(segment.first_entry_id),
+                last,
+                index,
+                bookie_id,
                 entry_count_of(
-                    index, first=int(segment.first_entry_id), last=last,
-                    ensemble_size=metadata.ensemble_size, write_quorum=metadata.write_quorum,
+                    index,
+                    first=int(segment.first_entry_id),
+                    last=last,
+                    ensemble_size=metadata.ensemble_size,
+                    write_quorum=metadata.write_quorum,
                 ),
                 bookie_id in registered,
             )
             for segment, last in segments_of(metadata, limit)
             for index, bookie_id in enumerate(segment.ensemble)
-        ]  # fmt: skip
+        ]
         self._by_place = {(f.segment_first, f.bookie_id): f for f in self.fragments}
 
     def ends_count(self) -> int:
@@ -251,13 +263,19 @@ class _Found:
             *(fragment.as_json() for fragment in self.fragments),
             *({"kind": "entry", **row_as_json(row)} for row in self.bad),
             {
-                "kind": "summary", "ledger_id": self._ledger_id, "state": self._metadata.state.name.lower(),
-                "verdict": self.verdict(), "deep": deep, "last_confirmed": self._limit,
-                "entries_checked": self.entry_count, "bad_entries": len(self.bad),
-                "lengths": self.lengths.problems, "lengths_wrong": self.lengths.count,
+                "kind": "summary",
+                "ledger_id": self._ledger_id,
+                "state": self._metadata.state.name.lower(),
+                "verdict": self.verdict(),
+                "deep": deep,
+                "last_confirmed": self._limit,
+                "entries_checked": self.entry_count,
+                "bad_entries": len(self.bad),
+                "lengths": self.lengths.problems,
+                "lengths_wrong": self.lengths.count,
                 "gone": sorted({fragment.bookie_id for fragment in self.gone}),
             },
-        ]  # fmt: skip
+        ]
 
     def lines(self, *, deep: bool) -> list[str]:
         state = self._metadata.state.name.lower()
@@ -284,12 +302,15 @@ class _Found:
         ]
         rows += [
             (
-                f"{f.segment_first}..{f.last if f.last >= f.segment_first else ''}", f.bookie_id, str(f.entries),
-                str(f.checked), *(str(f.counts[n]) for n in ("good", "missing", "corrupt", "diverged", "error")),
+                f"{f.segment_first}..{f.last if f.last >= f.segment_first else ''}",
+                f.bookie_id,
+                str(f.entries),
+                str(f.checked),
+                *(str(f.counts[n]) for n in ("good", "missing", "corrupt", "diverged", "error")),
                 f"GONE: {GONE}" if f.verdict == "gone" else f.verdict if f.verdict == "good" else f.verdict.upper(),
             )
             for f in self.fragments
-        ]  # fmt: skip
+        ]
         widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
         texts = {0, 1, 9}
         return [

@@ -25,9 +25,15 @@ class CompareClient(ReplicaSource, Protocol):
 
 
 async def run_compare(
-    client: CompareClient, ledger_id: LedgerId, *, first: int, last: int | None, only_bad: bool, rate: float,
+    client: CompareClient,
+    ledger_id: LedgerId,
+    *,
+    first: int,
+    last: int | None,
+    only_bad: bool,
+    rate: float,
     as_json: bool,
-) -> None:  # fmt: skip
+) -> None:
     """Print the verdict on each entry, then on the ledger.
 
     Raises typer.Exit: DAMAGE for differences, FAILURE if a bookie did not answer.
@@ -37,10 +43,12 @@ async def run_compare(
     end = limit if last is None else last
     if first > end and (last is not None or first > 0):
         raise BadRequest(
-            "the range is empty: --last is before --first" if last is not None
+            "the range is empty: --last is before --first"
+            if last is not None
             else "no entry is confirmed from there on; --last reads entries beyond the last confirmed one",
-            first=first, last=end,
-        )  # fmt: skip
+            first=first,
+            last=end,
+        )
     summary = Summary(ledger_id, metadata, first=first, last=end, limit=limit)
     progress = Progress(end - first + 1, "entries")
     table = Table()
@@ -164,12 +172,17 @@ class Summary:
 
     def as_json(self) -> dict[str, Any]:
         return {
-            "ledger_id": self._ledger_id, "state": self._state, "verdict": self.verdict,
-            "first": self._first, "last": self._last, "last_confirmed": self._limit, "entries": self.entry_count,
+            "ledger_id": self._ledger_id,
+            "state": self._state,
+            "verdict": self.verdict,
+            "first": self._first,
+            "last": self._last,
+            "last_confirmed": self._limit,
+            "entries": self.entry_count,
             **{verdict.value: self._verdicts[verdict] for verdict in EntryVerdict},
             "bookies": {b: _named(counts) for b, counts in sorted(self._of_bookie.items())},
             "reasons": [{"bookie": b, "reason": reason, "entries": n} for (b, reason), n in self.reasons.items()],
-        }  # fmt: skip
+        }
 
     def text(self) -> str:
         what = f"ledger {self._ledger_id} ({self._state})"

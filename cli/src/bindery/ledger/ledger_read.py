@@ -112,7 +112,7 @@ async def read_copies(
     printer = CopyPrinter(metadata, raw=raw, out=out)
     async for batch in walk(
         client, ledger_id, metadata, first=first, last=end, only=only, take=lambda replica: replica
-    ):  # fmt: skip
+    ):
         for entry_id, copies in batch:
             printer.entry(entry_id, list(copies.values()))
         sys.stdout.flush()
@@ -127,8 +127,10 @@ def _end(printer: "CopyPrinter", *, as_json: bool) -> None:
     report_error(
         f"{printer.damaged_count} entries with corrupt or without good copies, {printer.error_count} entries for which "
         "a bookie returned an error",
-        code="damaged" if printer.damaged_count else "incomplete", exit_code=exit_code, as_json=as_json,
-    )  # fmt: skip
+        code="damaged" if printer.damaged_count else "incomplete",
+        exit_code=exit_code,
+        as_json=as_json,
+    )
     raise typer.Exit(exit_code)
 
 

@@ -4,8 +4,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bindery.common.operator import parse_duration, run_on
-from bindery.common.options import DEFAULT_ZOOKEEPER, LEDGERS_ROOT, AsJson, LedgersRoot, Yes, ZooKeeper, group
+from bindery.common.cluster_command import cluster_command
+from bindery.common.operator import parse_duration
+from bindery.common.options import AsJson, Yes, group
 
 if TYPE_CHECKING:
     from bindery.common.operator import Cluster
@@ -19,8 +20,9 @@ def ledgers() -> None:
     """Find and delete orphaned ledgers. `bindery ledger` has the commands on a single ledger."""
 
 
-@app.command("orphans")
-def orphans(
+@cluster_command(app, "orphans")
+async def orphans(
+    cluster: "Cluster",
     delete: Annotated[
         bool, typer.Option("--delete", help="Fence and delete the orphaned ledgers; needs --yes.")
     ] = False,
@@ -34,10 +36,8 @@ def orphans(
     everything: Annotated[
         bool, typer.Option("--all", help="Include ledgers of other applications, which may be in use.")
     ] = False,
-    zookeeper: ZooKeeper = DEFAULT_ZOOKEEPER,
-    ledgers_root: LedgersRoot = LEDGERS_ROOT,
     as_json: AsJson = False,
-) -> None:
+) -> int:
     """List the ledgers that no topic, subscription or schema refers to, and delete them on request.
 
     A broker that is killed while it creates a ledger leaves an orphan. Only ledgers that brokers created are listed,
@@ -48,14 +48,13 @@ def orphans(
 
     Exit codes: 0 success, 1 a ledger was not deleted, or --delete without --yes found some.
     """
+    from bindery.ledger.orphans import run_orphans
 
-    async def work(cluster: "Cluster") -> int:
-        from bindery.ledger.orphans import run_orphans
-
-        return await run_orphans(
-            cluster, delete=delete, yes=yes, older_than_s=parse_duration(older_than), everything=everything,
-            as_json=as_json,
-        )  # fmt: skip
-
-    if code := run_on(zookeeper, ledgers_root, work):
-        raise typer.Exit(code)
+    return await run_orphans(
+        cluster,
+        delete=delete,
+        yes=yes,
+        older_than_s=parse_duration(older_than),
+        everything=everything,
+        as_json=as_json,
+    )

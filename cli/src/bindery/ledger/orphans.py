@@ -87,10 +87,17 @@ def _print_found(found: list[Finding], *, as_json: bool) -> None:
     if as_json:
         for finding in found:
             facts: dict[str, Any] = {
-                "kind": "orphan", "ledger_id": int(finding.ledger_id), "fate": finding.fate.value, "why": finding.why,
-                "application": finding.application, "topic": finding.topic, "created_ms": finding.created_ms,
-                "state": finding.state, "bytes": finding.size, "custom": dict(finding.custom),
-            }  # fmt: skip
+                "kind": "orphan",
+                "ledger_id": int(finding.ledger_id),
+                "fate": finding.fate.value,
+                "why": finding.why,
+                "application": finding.application,
+                "topic": finding.topic,
+                "created_ms": finding.created_ms,
+                "state": finding.state,
+                "bytes": finding.size,
+                "custom": dict(finding.custom),
+            }
             print_json(facts)
         return
     if found:
@@ -112,10 +119,15 @@ def _print_summary(found: list[Finding], counts: Counter[Fate], *, deleted: int,
     open_count = sum(finding.size is None for finding in found)
     if as_json:
         facts: dict[str, Any] = {
-            "kind": "summary", "ledgers": counts.total(), "orphans": len(found), "bytes": size,
-            "size_unknown": open_count, "deleted": deleted, "dry_run": is_dry,
+            "kind": "summary",
+            "ledgers": counts.total(),
+            "orphans": len(found),
+            "bytes": size,
+            "size_unknown": open_count,
+            "deleted": deleted,
+            "dry_run": is_dry,
             "fates": {fate.value: counts[fate] for fate in Fate},
-        }  # fmt: skip
+        }
         print_json(facts)
         return
     unknown = f", plus {open_count} open ledgers of unknown size" if open_count else ""

@@ -1,20 +1,20 @@
-"""Every copy of every entry, read from the bookies that should have it, and what comparing them says.
+"""Read every copy of every entry from the bookies of its write set, and compare the copies.
 
-Two copies agree when each verifies against its digest and their payloads and lengths are the same. Their LACs may
-differ, and with them their digests: a recovery writes an entry again with what it knows.
+Two copies agree if each verifies against its digest and both have the same payload and length. Their LACs may differ,
+and so may their digests, because recovery of a ledger rewrites entries with another LAC.
 
-| verdict        | means                                                                                             |
+| verdict        | meaning                                                                                           |
 |----------------|---------------------------------------------------------------------------------------------------|
 | agree          | every bookie of the write set has a good copy, and they agree                                     |
-| missing        | the good copies agree, but a bookie of the write set denies to have one                           |
-| corrupt        | the good copies agree, but another contradicts its digest                                         |
-| error          | the good copies agree, but a bookie could not say                                                 |
+| missing        | the good copies agree, but a bookie of the write set reports that it has no copy                  |
+| corrupt        | the good copies agree, but another copy contradicts its digest                                    |
+| error          | the good copies agree, but a bookie did not return its copy                                       |
 | diverged       | two good copies disagree                                                                          |
-| unreadable     | there is no good copy                                                                             |
-| unacknowledged | beyond the last confirmed entry, where copies may be missing; those there are agree               |
+| unreadable     | no copy is good                                                                                   |
+| unacknowledged | the entry is beyond the last confirmed one, so copies may be missing; the existing copies agree   |
 
-Missing, corrupt, diverged and unreadable are differences, unless all that is wrong is that bookies could not say.
-Only plain reads are sent: nothing is fenced, recovered or changed.
+Missing, corrupt, diverged and unreadable are differences. An entry is not a difference if the only problem is that
+bookies did not return copies. The module sends plain reads only: the ledger is not fenced, recovered or changed.
 """
 
 import asyncio
@@ -38,34 +38,47 @@ T = TypeVar("T")
 
 BATCH_ENTRIES_MAX: Final = 500
 BATCH_BYTES: Final = 2 * 1024 * 1024
-"""What one batch aims at from each bookie, going by the largest entry of the batch before."""
+"""Target size in bytes of one batch from each bookie, computed from the largest entry of the previous batch."""
 FIRST_BATCH_ENTRIES: Final = 8
 SILENT_BATCHES_MAX: Final = 3
-"""After so many batches in a row without any answer a bookie is asked no more: each may have cost a time limit."""
-SECOND_LOOK_PAUSE_S: Final = 1.0
-"""What is being written has this long to arrive before its absence counts."""
+"""Number of consecutive batches without a response after which a bookie is skipped, because each may last a timeout."""
+RECHECK_PAUSE_S: Final = 1.0
+"""Seconds before a bad entry is read again, so that adds in progress can complete."""
 
 
 class ReplicaSource(Protocol):
-    """The part of the ledger client that is needed here."""
+    """The part of the ledger client that this module uses."""
 
     async def metadata(self, ledger_id: LedgerId) -> LedgerMetadata: ...
 
     async def read_replicas(
-        self, ledger_id: LedgerId, metadata: LedgerMetadata, bookie_id: BookieId, entry_ids: Sequence[EntryId],
+        self,
+        ledger_id: LedgerId,
+        metadata: LedgerMetadata,
+        bookie_id: BookieId,
+        entry_ids: Sequence[EntryId],
         take: Callable[[ReplicaRead], T],
-    ) -> list[T]: ...  # fmt: skip
+    ) -> list[T]: ...
 
 
 async def walk(
-    source: ReplicaSource, ledger_id: LedgerId, metadata: LedgerMetadata, *, first: int, last: int,
-    take: Callable[[ReplicaRead], T], only: BookieId | None = None, rate: float = 0,
-    pause: Callable[[float], Awaitable[None]] = asyncio.sleep, silent: dict[BookieId, int] | None = None,
-) -> AsyncIterator[list[tuple[EntryId, dict[BookieId, T]]]]:  # fmt: skip
-    """Entries first..last, batch by batch, each with what `take` made of its copies, in the order of its write set.
+    source: ReplicaSource,
+    ledger_id: LedgerId,
+    metadata: LedgerMetadata,
+    *,
+    first: int,
+    last: int,
+    take: Callable[[ReplicaRead], T],
+    only: BookieId | None = None,
+    rate: float = 0,
+    pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    silent: dict[BookieId, int] | None = None,
+) -> AsyncIterator[list[tuple[EntryId, dict[BookieId, T]]]]:
+    """Yield the entries first..last in batches, each with the results of `take` for its copies, in write set order.
 
-    `only`: ask this bookie alone, for every entry. `rate`: entries a second at most; 0: as fast as batches come back.
-    One batch at a time is under way. `silent` counts batches without an answer; handed in, it outlives this walk.
+    `only`: read every entry from this bookie and no other. `rate`: maximum entries per second; 0: no limit. One batch
+    is read at a time. `silent` counts the batches of each bookie without a response; pass it to keep the counts between
+    calls.
     """
     silent = {} if silent is None else silent
     count = FIRST_BATCH_ENTRIES
@@ -87,14 +100,14 @@ async def walk(
         async def ask(bookie_id: BookieId, entry_ids: Sequence[EntryId]) -> list[T]:
             if silent.get(bookie_id, 0) >= SILENT_BATCHES_MAX:
                 return [take(_given_up(ledger_id, entry_id, bookie_id)) for entry_id in entry_ids]
-            silent[bookie_id] = silent.get(bookie_id, 0) + 1  # until an answer came
+            silent[bookie_id] = silent.get(bookie_id, 0) + 1  # reset by the first response
             return await source.read_replicas(ledger_id, metadata, bookie_id, entry_ids, note)
 
-        wanted = _wanted(metadata, segment, at, end, only)
-        answers = await asyncio.gather(*(ask(bookie_id, entry_ids) for bookie_id, entry_ids in wanted.items()))
+        requests = _requests(metadata, segment, at, end, only)
+        answers = await asyncio.gather(*(ask(bookie_id, entry_ids) for bookie_id, entry_ids in requests.items()))
         found = {
             (bookie_id, entry_id): answer
-            for (bookie_id, entry_ids), row in zip(wanted.items(), answers, strict=True)
+            for (bookie_id, entry_ids), row in zip(requests.items(), answers, strict=True)
             for entry_id, answer in zip(entry_ids, row, strict=True)
         }
         yield [
@@ -110,35 +123,34 @@ async def walk(
 def holders(
     metadata: LedgerMetadata, segment: Segment, entry_id: int, only: BookieId | None = None
 ) -> tuple[BookieId, ...]:
-    """The bookies of an entry's write set, in the order in which readers ask them."""
+    """Return the bookies of the write set of an entry, in the order in which clients read from them; or only `only`."""
     if only is not None:
         return (only,)
-    indexes = write_set(
-        entry_id=entry_id, ensemble_size=metadata.ensemble_size, write_quorum=metadata.write_quorum
-    )  # fmt: skip
+    indexes = write_set(entry_id=entry_id, ensemble_size=metadata.ensemble_size, write_quorum=metadata.write_quorum)
     return tuple(segment.ensemble[index] for index in indexes)
 
 
 def _segment_until(metadata: LedgerMetadata, at: int, last: int) -> tuple[Segment, int]:
-    """The segment of entry `at`, and its last entry."""
+    """Return the segment of entry `at`, and the last entry of the segment up to `last`."""
     segment = metadata.segment_of(EntryId(at))
     later = [s.first_entry_id for s in metadata.segments if s.first_entry_id > at]
     return segment, min([last, *(first - 1 for first in later)])
 
 
-def _wanted(
+def _requests(
     metadata: LedgerMetadata, segment: Segment, first: int, last: int, only: BookieId | None
 ) -> dict[BookieId, list[EntryId]]:
+    """Return the entries to read from each bookie."""
     if only is not None:
         return {only: [EntryId(entry_id) for entry_id in range(first, last + 1)]}
-    wanted = {}
+    requests = {}
     for index, bookie_id in enumerate(segment.ensemble):
         ids = entries_of(
             index, first=first, last=last, ensemble_size=metadata.ensemble_size, write_quorum=metadata.write_quorum
         )
         if ids:
-            wanted[bookie_id] = [EntryId(entry_id) for entry_id in ids]
-    return wanted
+            requests[bookie_id] = [EntryId(entry_id) for entry_id in ids]
+    return requests
 
 
 def _given_up(ledger_id: LedgerId, entry_id: EntryId, bookie_id: BookieId) -> ReplicaRead:
@@ -151,18 +163,18 @@ def _given_up(ledger_id: LedgerId, entry_id: EntryId, bookie_id: BookieId) -> Re
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """What is kept of one replica. Of a corrupt one the figures are what it claims, as far as it has them."""
+    """Facts of one replica. The numbers of a corrupt replica are those in its header, if it has one."""
 
     verdict: Verdict
     reason: str = ""
     lac: int | None = None
     length: int | None = None
     size: int | None = None
-    """Of the payload, bytes."""
+    """Size of the payload in bytes."""
     crc32c: int | None = None
-    """Of the payload, whatever the ledger's digest is."""
+    """CRC-32C of the payload, independent of the digest type of the ledger."""
     fingerprint: bytes = b""
-    """Equal when the payloads are."""
+    """Hash of the payload: equal for equal payloads."""
 
 
 class EntryVerdict(Enum):
@@ -184,11 +196,11 @@ class Row:
     copies: Mapping[BookieId, Copy]
     verdict: EntryVerdict
     differs: bool
-    """Something is proven wrong."""
+    """A copy is proven missing, corrupt or different."""
     is_incomplete: bool
-    """A bookie could not say."""
+    """A bookie did not return its copy."""
     groups: tuple[tuple[BookieId, ...], ...]
-    """The bookies with good copies, by what they hold: more than one when they diverged."""
+    """The bookies with good copies, grouped by content; more than one group if the copies diverged."""
 
     @property
     def is_bad(self) -> bool:
@@ -199,7 +211,7 @@ class Row:
 
     @property
     def words(self) -> str:
-        """The verdict and where: `missing at bookie-1`."""
+        """The verdict with the bookies concerned, such as `missing at bookie-1`."""
         if self.verdict is EntryVerdict.DIVERGED:
             return "diverged: " + " | ".join(",".join(group) for group in self.groups)
         if self.verdict in (EntryVerdict.AGREE, EntryVerdict.UNACKNOWLEDGED):
@@ -213,20 +225,25 @@ class Row:
 
 
 def copy_of(replica: ReplicaRead, digest_type: DigestType) -> Copy:
-    """What comparing needs of a replica, without its bytes."""
+    """Return the facts of a replica that a comparison needs, without its bytes."""
     frame = replica.frame
     if frame is None or len(frame) < HEADER_SIZE:
         return Copy(replica.verdict, replica.reason)
     header = peek_header(frame)
     payload = frame[HEADER_SIZE + SIZE_OF[digest_type] :]
     return Copy(
-        replica.verdict, replica.reason, header.lac, header.length, len(payload), crc32c(payload),
+        replica.verdict,
+        replica.reason,
+        header.lac,
+        header.length,
+        len(payload),
+        crc32c(payload),
         hashlib.blake2b(payload, digest_size=16).digest(),
-    )  # fmt: skip
+    )
 
 
 def judge(entry_id: EntryId, ensemble: tuple[BookieId, ...], copies: Mapping[BookieId, Copy], *, limit: int) -> Row:
-    """The verdict over one entry. `limit`: the last entry that must be there."""
+    """Return the verdict on one entry. `limit`: the last entry that must exist."""
     groups: dict[tuple[bytes, int | None], list[BookieId]] = {}
     for bookie_id, copy in copies.items():
         if copy.verdict is Verdict.GOOD:
@@ -249,56 +266,89 @@ def judge(entry_id: EntryId, ensemble: tuple[BookieId, ...], copies: Mapping[Boo
     else:
         verdict = EntryVerdict.UNACKNOWLEDGED if may_be_missing else EntryVerdict.AGREE
     return Row(
-        entry_id, ensemble, copies, verdict,
-        differs=len(groups) > 1 or is_corrupt or is_missing, is_incomplete=is_error,
+        entry_id,
+        ensemble,
+        copies,
+        verdict,
+        differs=len(groups) > 1 or is_corrupt or is_missing,
+        is_incomplete=is_error,
         groups=tuple(map(tuple, groups.values())),
-    )  # fmt: skip
+    )
 
 
 async def compare(
-    source: ReplicaSource, ledger_id: LedgerId, metadata: LedgerMetadata, *, first: int, last: int, limit: int,
-    rate: float = 0, pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
-) -> AsyncIterator[list[Row]]:  # fmt: skip
-    """Judge entries first..last, batch by batch. `limit`: the last confirmed entry.
+    source: ReplicaSource,
+    ledger_id: LedgerId,
+    metadata: LedgerMetadata,
+    *,
+    first: int,
+    last: int,
+    limit: int,
+    rate: float = 0,
+    pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+) -> AsyncIterator[list[Row]]:
+    """Yield the verdicts on entries first..last in batches. `limit`: the last confirmed entry.
 
-    While a ledger is written or repaired, copies are on their way and bookies change: what then looks bad is looked at
-    once more, with fresh metadata. Raises NoSuchLedger when the ledger is deleted meanwhile.
+    If a ledger is written or repaired meanwhile, copies may not have arrived and bookies may change. A batch with a bad
+    entry is then read again, with new metadata. Raises NoSuchLedger if the ledger is deleted meanwhile.
     """
     silent: dict[BookieId, int] = {}
     at = first
     while at <= last:
-        looked_at = metadata
+        used = metadata
         batches = _judged(
             source, ledger_id, metadata, first=at, last=last, limit=limit, rate=rate, pause=pause, silent=silent
         )
         async for rows in batches:
             if any(row.is_bad for row in rows):
                 metadata = await source.metadata(ledger_id)
-                if metadata != looked_at or metadata.state is not LedgerState.CLOSED:
-                    await pause(SECOND_LOOK_PAUSE_S)
+                if metadata != used or metadata.state is not LedgerState.CLOSED:
+                    await pause(RECHECK_PAUSE_S)
                     metadata = await source.metadata(ledger_id)
                     first_id, last_id = rows[0].entry_id, rows[-1].entry_id
                     again = _judged(
-                        source, ledger_id, metadata, first=first_id, last=last_id, limit=limit, rate=0, pause=pause,
+                        source,
+                        ledger_id,
+                        metadata,
+                        first=first_id,
+                        last=last_id,
+                        limit=limit,
+                        rate=0,
+                        pause=pause,
                         silent=silent,
-                    )  # fmt: skip
+                    )
                     rows = [row async for batch in again for row in batch]
             yield rows
             at = rows[-1].entry_id + 1
-            if metadata != looked_at:
-                break  # go on with where the copies are now
+            if metadata != used:
+                break  # continue with the new metadata
         else:
             return
 
 
 async def _judged(
-    source: ReplicaSource, ledger_id: LedgerId, metadata: LedgerMetadata, *, first: int, last: int, limit: int,
-    rate: float, pause: Callable[[float], Awaitable[None]], silent: dict[BookieId, int],
-) -> AsyncIterator[list[Row]]:  # fmt: skip
+    source: ReplicaSource,
+    ledger_id: LedgerId,
+    metadata: LedgerMetadata,
+    *,
+    first: int,
+    last: int,
+    limit: int,
+    rate: float,
+    pause: Callable[[float], Awaitable[None]],
+    silent: dict[BookieId, int],
+) -> AsyncIterator[list[Row]]:
     digest_type = metadata.digest_type or DIGEST_TYPE_UNTOLD
     batches = walk(
-        source, ledger_id, metadata, first=first, last=last, take=lambda replica: copy_of(replica, digest_type),
-        rate=rate, pause=pause, silent=silent,
-    )  # fmt: skip
+        source,
+        ledger_id,
+        metadata,
+        first=first,
+        last=last,
+        take=lambda replica: copy_of(replica, digest_type),
+        rate=rate,
+        pause=pause,
+        silent=silent,
+    )
     async for batch in batches:
         yield [judge(e, metadata.segment_of(e).ensemble, copies, limit=limit) for e, copies in batch]

@@ -1,4 +1,4 @@
-"""Why one ledger is not healed, in a sentence and in facts; and having it tried again."""
+"""Explain why a ledger is not repaired, and request another attempt."""
 
 from dataclasses import asdict
 from typing import Any
@@ -17,17 +17,17 @@ from bindery.common.tables import size_text
 
 
 async def explain_ledger(admin: RecoveryAdmin, ledger_id: LedgerId) -> dict[str, Any]:
-    """As JSON: `sentence`, `waits` (it needs something before it can be healed) and the facts behind them.
+    """Return JSON: `sentence`, `waits` (True if the repair needs an action first) and the facts of the explanation.
 
-    Raises NoSuchLedger when neither the ledger nor a mark of it is there; MetadataUnavailable.
+    Raises NoSuchLedger if neither the ledger nor its mark exists; MetadataUnavailable.
     """
     known = await admin.known(ledger_id)
     mark, record, metadata = known.mark, known.record, known.metadata
-    said = explain(known)
+    found = explain(known)
     return {
         "ledger_id": int(ledger_id),
-        "sentence": said.sentence,
-        "waits": said.waits,
+        "sentence": found.sentence,
+        "waits": found.waits,
         "state": None if metadata is None else metadata.state.name.lower(),
         "unreadable": known.metadata_error,
         "last_entry_id": int(metadata.last_entry_id)
@@ -45,7 +45,7 @@ async def explain_ledger(admin: RecoveryAdmin, ledger_id: LedgerId) -> dict[str,
 
 
 def _bookies(metadata: LedgerMetadata | None, view: ClusterView) -> list[dict[str, Any]]:
-    """Each bookie that the metadata name, and how it is."""
+    """Return each bookie in the metadata of the ledger with registration and intent."""
     if metadata is None:
         return []
     return [
@@ -66,16 +66,23 @@ def _registered(view: ClusterView, bookie_id: BookieId) -> str:
 
 def _record_facts(record: RecoveryRecord) -> dict[str, Any]:
     return {
-        "state": record.state.value, "reason": record.reason.value, "obstacle": record.obstacle.value,
-        "detail": record.detail, "attempts": record.attempts, "last_error": record.last_error,
-        "first_marked_ms": record.first_marked_ms, "next_retry_ms": record.next_retry_ms,
-        "missing_entries": record.missing_entries, "missing_bytes": record.missing_bytes,
-        "bookies": list(record.bookies), "worker": record.worker,
-    }  # fmt: skip
+        "state": record.state.value,
+        "reason": record.reason.value,
+        "obstacle": record.obstacle.value,
+        "detail": record.detail,
+        "attempts": record.attempts,
+        "last_error": record.last_error,
+        "first_marked_ms": record.first_marked_ms,
+        "next_retry_ms": record.next_retry_ms,
+        "missing_entries": record.missing_entries,
+        "missing_bytes": record.missing_bytes,
+        "bookies": list(record.bookies),
+        "worker": record.worker,
+    }
 
 
 def explanation_lines(facts: dict[str, Any]) -> list[str]:
-    """`explain_ledger` as text: the sentence, then what it rests on."""
+    """Return the result of `explain_ledger` as text: the sentence, then the facts."""
     lines = [facts["sentence"], ""]
     if facts["unreadable"]:
         lines.append(f"metadata         {facts['unreadable']}")
@@ -119,13 +126,14 @@ def explanation_lines(facts: dict[str, Any]) -> list[str]:
 async def retry_ledger(
     marks: UnderreplicationManager, records: RecoveryRecords, ledger_id: LedgerId
 ) -> RecoveryRecord | None:
-    """End a marked ledger's back-off or terminal state. What was recorded before; None: nothing was.
+    """End the back-off or the terminal state of a marked ledger. Return its previous record, or None without one.
 
-    Raises NotThere when it is not marked.
+    Raises NotThere if the ledger is not marked.
     """
     if await marks.get(ledger_id) is None:
         raise NotThere(
-            f"ledger {ledger_id} is not marked: no copy is known to lack; `bindery ledger check {ledger_id}` looks"
+            f"ledger {ledger_id} is not marked: no copy is known to be missing; `bindery ledger check {ledger_id}` "
+            "checks its copies"
         )
     before = await records.get(ledger_id)
 

@@ -1,8 +1,8 @@
-"""`bindery recovery gate`: look at the cluster until it is fit for an upgrade, or time is over.
+"""Implement `bindery recovery gate`: check the cluster until it is ready for an upgrade, or until the timeout.
 
-With `--only-drained` it is asked for what a rollback must not do: take away bookies that hold something. What lacks
-copies or is lost may be what the rollback is to heal. So may ZooKeeper: while it cannot be asked, a rollback passes
-that takes no bookie away, as far as `--bookies-now` tells.
+With `--only-drained` the gate refuses only the removal of bookies that hold data, which a rollback must not do.
+Under-replicated ledgers and lost bookies do not refuse a rollback, because the rollback may be the fix. An unreachable
+ZooKeeper does not refuse it either if `--bookies-now` shows that the rollback removes no bookie.
 """
 
 import asyncio
@@ -13,33 +13,45 @@ from typing import Any, Final
 
 from bindery_core.errors import BadRequest, MetadataUnavailable
 from bindery_metadata.layout.layout import LedgersLayout
-from bindery_recovery.draining.upgrade_gate import Refusal, Scale, Verdict, look
+from bindery_recovery.draining.upgrade_gate import Refusal, Scale, Verdict, check_gate
 
 from bindery.common.operator import connected_store, now_ms, parse_duration
-from bindery.recovery.recovery_status import ReadOnlyLots
+from bindery.recovery.recovery_status import NoRandomness
 
-FORCE: Final = "--force (of the Helm chart: --set upgradeGate.force=true) passes all the same"
-FORCE_BACK: Final = "--force (of a rollback by Helm: --no-hooks) passes all the same"
+FORCE: Final = "--force (of the Helm chart: --set upgradeGate.force=true) passes nevertheless"
+FORCE_BACK: Final = "--force (of a rollback by Helm: --no-hooks) passes nevertheless"
 PAUSE_S: Final = 2.0
-"""Between two looks. A refusal needs two: a bookie may just be registering."""
+"""Seconds between two checks. A refusal needs at least two checks, because a bookie may be registering."""
 
 
 def run_gate(
-    zookeeper: str, ledgers_root: str, *, bookies: int | None, id_template: str, wait: str, only_drained: bool,
-    force: bool, as_json: bool, bookies_now: int | None = None,
-) -> bool:  # fmt: skip
-    """Whether to go on, after it was said. Raises BadRequest."""
+    zookeeper: str,
+    ledgers_root: str,
+    *,
+    bookies: int | None,
+    id_template: str,
+    wait: str,
+    only_drained: bool,
+    force: bool,
+    as_json: bool,
+    bookies_now: int | None = None,
+) -> bool:
+    """Print the result of the gate. Return True if it passed, or with `force`. Raises BadRequest."""
     if (bookies is None) != (not id_template):
-        raise BadRequest("--bookies and --id-template go together: which bookies are to stay follows from both")
+        raise BadRequest("--bookies and --id-template need each other: together they name the bookies that stay")
     scale = None if bookies is None else Scale(bookies, id_template)
     if only_drained and scale is None:
-        raise BadRequest("--only-drained needs --bookies and --id-template: they say which bookies are to go")
+        raise BadRequest("--only-drained needs --bookies and --id-template, which name the bookies that stay")
     verdict = asyncio.run(
-        _watch(
-            zookeeper, LedgersLayout(ledgers_root), scale, wait_s=parse_duration(wait), only_drained=only_drained,
+        _check_until_open(
+            zookeeper,
+            LedgersLayout(ledgers_root),
+            scale,
+            wait_s=parse_duration(wait),
+            only_drained=only_drained,
             bookies_now=bookies_now,
         )
-    )  # fmt: skip
+    )
     may_pass = verdict.is_open or force
     if as_json:
         print(json.dumps(_facts(verdict, may_pass=may_pass)))
@@ -49,47 +61,52 @@ def run_gate(
     for refusal in verdict.refusals:
         print(f"{'passed by force' if force else 'refused'}: {refusal.text}; {refusal.fix}", file=sys.stderr)
     if verdict.is_open:
-        print(f"go on: {_open(scale, only_drained=only_drained)}")
+        print(f"passed: {_open(scale, only_drained=only_drained)}")
     elif not force:
         print(f"refused: nothing was changed; {FORCE_BACK if only_drained else FORCE}", file=sys.stderr)
     return may_pass
 
 
 def _open(scale: Scale | None, *, only_drained: bool) -> str:
-    """What is known of a cluster that may go on."""
+    """Return the conditions that a cluster fulfils if the gate passes."""
     if scale is None:
         return "no ledger is marked and no bookie is lost"
     if only_drained:
-        return f"no bookie but the {scale.bookies} that stay holds anything"
+        return f"only the {scale.bookies} bookies that stay hold data"
     return f"no ledger is marked, no bookie is lost, and {scale.bookies} bookies may stay"
 
 
-async def _watch(
-    zookeeper: str, layout: LedgersLayout, scale: Scale | None, *, wait_s: float, only_drained: bool,
+async def _check_until_open(
+    zookeeper: str,
+    layout: LedgersLayout,
+    scale: Scale | None,
+    *,
+    wait_s: float,
+    only_drained: bool,
     bookies_now: int | None,
-) -> Verdict:  # fmt: skip
-    """The last look: the first that refuses nothing, or the one when time is over."""
+) -> Verdict:
+    """Check until a check refuses nothing, or until `wait_s` is over. Return the verdict of the last check."""
     none_goes = only_drained and scale is not None and bookies_now is not None and bookies_now <= scale.bookies
     ends_at = time.monotonic() + max(wait_s, PAUSE_S)
     while True:
-        verdict = await _look(zookeeper, layout, scale, only_going=only_drained)
+        verdict = await _check(zookeeper, layout, scale, only_going=only_drained)
         if none_goes and [one.kind for one in verdict.refusals] == ["unreachable"]:
-            return Verdict(notes=(f"{verdict.refusals[0].text}; of {bookies_now} bookies none goes",))
+            return Verdict(notes=(f"{verdict.refusals[0].text}; none of {bookies_now} bookies is removed",))
         left_s = ends_at - time.monotonic()
         if verdict.is_open or left_s <= 0:
             return verdict
         await asyncio.sleep(min(PAUSE_S, left_s))
 
 
-async def _look(zookeeper: str, layout: LedgersLayout, scale: Scale | None, *, only_going: bool) -> Verdict:
-    """In a session of its own: ZooKeeper may come and go meanwhile."""
+async def _check(zookeeper: str, layout: LedgersLayout, scale: Scale | None, *, only_going: bool) -> Verdict:
+    """Check once, in a session of its own, because ZooKeeper may restart between two checks."""
     try:
         async with connected_store(zookeeper) as store:
-            return await look(
-                store, layout, scale=scale, randomness=ReadOnlyLots(), clock_ms=now_ms, only_going=only_going
+            return await check_gate(
+                store, layout, scale=scale, randomness=NoRandomness(), clock_ms=now_ms, only_going=only_going
             )
     except MetadataUnavailable as error:
-        return Verdict((Refusal("unreachable", f"ZooKeeper cannot be asked: {error}", "start ZooKeeper"),))
+        return Verdict((Refusal("unreachable", f"ZooKeeper is unreachable: {error}", "start ZooKeeper"),))
 
 
 def _facts(verdict: Verdict, *, may_pass: bool) -> dict[str, Any]:

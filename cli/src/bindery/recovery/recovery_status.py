@@ -1,4 +1,4 @@
-"""Status of automatic recovery, read from the metadata only: it works without an auditor."""
+"""Read the status of automatic recovery from the metadata, so that no auditor is needed, and format it as text."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -21,8 +21,8 @@ from bindery_metadata.recovery.recovery_records import (
 )
 from bindery_metadata.recovery.underreplication import UnderreplicationManager
 from bindery_metadata.stores.store import MetadataStore
-from bindery_recovery.records.drain_end import is_drain_end_told
-from bindery_recovery.reporting.progress import Pace, Snapshot, collect, summarise
+from bindery_recovery.records.drain_end import is_drain_end_recorded
+from bindery_recovery.reporting.progress import Pace, Snapshot, collect, summarize
 
 from bindery.common.operator import duration_text, time_text
 from bindery.common.tables import size_text, table
@@ -32,8 +32,8 @@ WORKER_STALE_S: Final = 30.0
 NO_RECORD: Final = "not looked at yet"
 
 
-class ReadOnlyLots:
-    """For managers that only read."""
+class NoRandomness:
+    """Randomness for managers that only read and therefore do not use it."""
 
     def getrandbits(self, k: int, /) -> int:
         return 0
@@ -42,8 +42,8 @@ class ReadOnlyLots:
 async def read_status(
     store: MetadataStore, layout: LedgersLayout, *, now_ms: int, pace: Pace | None = None
 ) -> dict[str, Any]:
-    """Everything as JSON. `pace`: remembers between calls how fast it went. Raises MetadataUnavailable."""
-    marks = UnderreplicationManager(store, layout, randomness=ReadOnlyLots(), clock_ms=lambda: now_ms)
+    """Return the status as JSON. `pace`: keeps the speed of copying between calls. Raises MetadataUnavailable."""
+    marks = UnderreplicationManager(store, layout, randomness=NoRandomness(), clock_ms=lambda: now_ms)
     memberships = MembershipStore(store, clock_ms=lambda: now_ms)
     snapshot = await collect(
         store, layout, marks=marks, records=RecoveryRecords(store), memberships=memberships, clock_ms=lambda: now_ms
@@ -51,13 +51,13 @@ async def read_status(
     if pace is not None:
         is_working = bool(snapshot.marks and snapshot.reports) and snapshot.is_enabled
         pace.note(snapshot.reports, now_ms, is_working=is_working)
-    progress = summarise(snapshot, rate_bytes_per_s=None if pace is None else pace.bytes_per_s())
+    progress = summarize(snapshot, rate_bytes_per_s=None if pace is None else pace.bytes_per_s())
     candidates = await _candidates(store, layout)
     delay_s = await _delay(marks)
     lost, draining, excused = _bookies(await cluster_status(store, layout), snapshot, delay_s)
     for bookie in draining:
-        bookie["finished"] = await is_drain_end_told(RecoveryRecords(store), BookieId(bookie["bookie_id"]))
-        if bookie["finished"]:  # what the auditor saw last may be from before
+        bookie["finished"] = await is_drain_end_recorded(RecoveryRecords(store), BookieId(bookie["bookie_id"]))
+        if bookie["finished"]:  # the last report of the auditor may be older
             bookie |= {"ledgers_left": 0, "bytes_left": 0, "percent": 100.0, "as_of_ms": None}
     workers = [_worker(report, now_ms) for report in snapshot.reports]
     pause = progress.pause
@@ -87,18 +87,18 @@ async def read_status(
 
 
 def _problem(enabled: bool, candidates: list[str], workers: list[dict[str, Any]], to_do: object) -> str | None:
-    """Why nothing is healed whatever happens; None: it can be."""
+    """Return the reason why no ledger can be repaired; None if ledgers can be repaired."""
     if not enabled:
-        return "healing is paused"
+        return "automatic recovery is paused"
     if not candidates:
-        return "no auditor is running: what is lost is not noticed"
+        return "no auditor is running: lost bookies are not detected"
     if to_do and not workers:
         return "no replication worker is running: nothing is copied"
     return None
 
 
 async def _candidates(store: MetadataStore, layout: LedgersLayout) -> list[str]:
-    """What the votes say, the leader's first."""
+    """Return the names in the votes of the auditors, the leader first."""
     try:
         names = await store.children(layout.auditor_election)
     except NoSuchNode:
@@ -126,7 +126,7 @@ async def _delay(marks: UnderreplicationManager) -> int | None:
 def _bookies(
     status: ClusterStatus, snapshot: Snapshot, delay_s: int | None
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[dict[str, Any]]]:
-    """(lost or about to be, draining, away with leave)."""
+    """Return the bookies that are (absent without maintenance, draining, in maintenance)."""
     memberships, now_ms = snapshot.memberships, snapshot.now_ms
     lost_cursor, drain_cursor = snapshot.lost, snapshot.draining
     intents = {str(b): membership.effective(now_ms) for b, membership in memberships.items()}
@@ -140,9 +140,12 @@ def _bookies(
     for bookie_key, membership in sorted(memberships.items()):
         intent = membership.effective(now_ms)
         facts: dict[str, Any] = {
-            "bookie_id": str(bookie_key), "intent": intent.value, "since_ms": membership.since_ms,
-            "by": membership.by, "reason": membership.reason,
-        }  # fmt: skip
+            "bookie_id": str(bookie_key),
+            "intent": intent.value,
+            "since_ms": membership.since_ms,
+            "by": membership.by,
+            "reason": membership.reason,
+        }
         if intent is Intent.DRAINING or (intent is Intent.REMOVED and membership.drain):
             left = _group(drain_cursor, "bookies").get(str(bookie_key))
             facts |= {**_drain_facts(membership.drain, left), "as_of_ms": drain_cursor.get("at_ms") if left else None}
@@ -154,7 +157,7 @@ def _bookies(
 
 
 def _absence(cursor: Mapping[str, Any], bookie_id: str, delay_s: int | None, now_ms: int) -> dict[str, Any]:
-    """What the auditor observed, carried on to now."""
+    """Return the absence of a bookie as the auditor observed it, extrapolated to `now_ms`."""
     seen = _group(cursor, "bookies").get(bookie_id)
     saved_ms = cursor.get("saved_ms")
     if not isinstance(seen, dict) or not isinstance(saved_ms, int):
@@ -172,14 +175,15 @@ def _drain_facts(totals: Mapping[str, int], left: object) -> dict[str, Any]:
         ledgers_left, bytes_left = left.get("ledgers_left", 0), left.get("bytes_left", 0)
         part = bytes_left / size if size else ledgers_left / ledgers if ledgers else 0.0
         facts |= {
-            "ledgers_left": ledgers_left, "bytes_left": bytes_left,
+            "ledgers_left": ledgers_left,
+            "bytes_left": bytes_left,
             "percent": percent_done(max(0.0, 1 - part), ledgers_left=ledgers_left),
-        }  # fmt: skip
+        }
     return facts
 
 
 def percent_done(part: float, *, ledgers_left: int) -> float:
-    """`part` as percent: less than 100 while ledgers are left, be they empty, or open and of unknown size."""
+    """Return `part` in percent; less than 100 while ledgers are left, because these may be empty or of unknown size."""
     percent = round(100 * part, 1)
     return min(percent, 99.0) if ledgers_left else percent
 
@@ -214,16 +218,22 @@ def _marked(snapshot: Snapshot) -> dict[str, Any]:
         if key not in examples:
             examples[key] = {"ledger_id": int(mark.ledger_id), "detail": record.detail if record else ""}
     return {
-        "ledgers": len(snapshot.marks), "by_obstacle": dict(obstacles), "by_state": dict(states),
-        "by_reason": dict(reasons), "examples": examples, "bytes_left": bytes_left, "entries_left": entries_left,
+        "ledgers": len(snapshot.marks),
+        "by_obstacle": dict(obstacles),
+        "by_state": dict(states),
+        "by_reason": dict(reasons),
+        "examples": examples,
+        "bytes_left": bytes_left,
+        "entries_left": entries_left,
         "size_unknown": unknown,
-        "oldest": None if oldest is None else
-        {"ledger_id": oldest[1], "since_ms": oldest[0], "age_s": max(0, snapshot.now_ms - oldest[0]) / 1000},
-    }  # fmt: skip
+        "oldest": None
+        if oldest is None
+        else {"ledger_id": oldest[1], "since_ms": oldest[0], "age_s": max(0, snapshot.now_ms - oldest[0]) / 1000},
+    }
 
 
 def _key(record: RecoveryRecord | None) -> str:
-    """What a marked ledger is counted under."""
+    """Return the key under which a marked ledger is counted."""
     if record is None:
         return NO_RECORD
     if record.state is RecoveryState.UNRECOVERABLE:
@@ -236,19 +246,24 @@ def _key(record: RecoveryRecord | None) -> str:
 def _worker(report: WorkerReport, now_ms: int) -> dict[str, Any]:
     age_s = max(0, now_ms - report.at_ms) / 1000
     return {
-        "name": report.name, "state": report.state, "age_s": age_s, "stale": age_s > WORKER_STALE_S,
+        "name": report.name,
+        "state": report.state,
+        "age_s": age_s,
+        "stale": age_s > WORKER_STALE_S,
         "ledger_id": None if report.ledger_id is None else int(report.ledger_id),
-        "bytes_per_s": report.bytes_per_s, "bytes_done_total": report.bytes_done_total,
-        "entries_done_total": report.entries_done_total, "budget_bytes_per_s": report.budget_bytes_per_s,
+        "bytes_per_s": report.bytes_per_s,
+        "bytes_done_total": report.bytes_done_total,
+        "entries_done_total": report.entries_done_total,
+        "budget_bytes_per_s": report.budget_bytes_per_s,
         "foreground_p99_ms": report.foreground_p99_ms,
-    }  # fmt: skip
+    }
 
 
-# --- for people -------------------------------------------------------------------------------------------------------
+# --- text -------------------------------------------------------------------------------------------------------------
 
 
 def status_lines(facts: Mapping[str, Any], *, now_ms: int) -> list[str]:
-    """`read_status` as text, the most important first."""
+    """Return the result of `read_status` as lines of text, the most important first."""
     marked = facts["marked"]
     lines = []
     if facts["enabled"]:
@@ -309,7 +324,7 @@ def _bookie_lines(facts: Mapping[str, Any], now_ms: int) -> list[str]:
 
 
 def _as_of(at_ms: object, now_ms: int) -> str:
-    """When the auditor looked, unless it was just now."""
+    """Return the age of the report of the auditor as text; empty if it is less than two seconds."""
     if not isinstance(at_ms, int) or now_ms - at_ms < 2000:
         return ""
     return f" (seen {duration_text((now_ms - at_ms) / 1000)} ago)"
@@ -328,8 +343,8 @@ def _marked_lines(facts: Mapping[str, Any]) -> list[str]:
         lines.append(f"no estimate: {facts['why_no_eta']}")
     for key, count in sorted(marked["by_obstacle"].items(), key=lambda item: -item[1]):
         example = marked["examples"][key]
-        said = f": {example['detail']}" if example["detail"] else ""
-        lines.append(f"  {count:>6}  {key}, such as ledger {example['ledger_id']}{said}")
+        detail = f": {example['detail']}" if example["detail"] else ""
+        lines.append(f"  {count:>6}  {key}, such as ledger {example['ledger_id']}{detail}")
     oldest = marked["oldest"]
     if oldest:
         lines.append(f"oldest: ledger {oldest['ledger_id']}, marked {duration_text(oldest['age_s'])} ago")

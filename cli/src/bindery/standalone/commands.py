@@ -220,8 +220,8 @@ def _print_status(answer: dict[str, Any]) -> None:
             f"{'; '.join(notes)}".rstrip()
         )
         if process["last_death"]:
-            how, *words = process["last_death"]
-            print(f"      last exit: {how}; end of its log:", *words, sep="\n        ")
+            how, *lines = process["last_death"]
+            print(f"      last exit: {how}; end of its log:", *lines, sep="\n        ")
             print(f"        ({process['log']})")
     for url in answer["http"]:
         print(f"HTTP API {url}")

@@ -1,13 +1,13 @@
-"""The supervisor's ear: one JSON object a line over a Unix socket, one request a connection.
+"""The supervisor's control socket: one JSON object per line over a Unix socket, one request per connection.
 
-| request                            | answer                                                        |
-|------------------------------------|---------------------------------------------------------------|
-| {"verb": "status"}                 | the status, see Supervisor.status                             |
-| {"verb": "stop"}                   | {"ok": true} at once; the supervisor then stops all and exits |
-| {"verb": "stop", "name": "bookie-2"}  | {"ok": true} when it is down                               |
-| {"verb": "start", "name": "bookie-2"} | {"ok": true} when it is ready                              |
+| request                               | response                                                          |
+|---------------------------------------|-------------------------------------------------------------------|
+| {"verb": "status"}                    | the status, see Supervisor.status                                 |
+| {"verb": "stop"}                      | {"ok": true} at once; the supervisor then stops all and exits     |
+| {"verb": "stop", "name": "bookie-2"}  | {"ok": true} when the process is down                             |
+| {"verb": "start", "name": "bookie-2"} | {"ok": true} when the process is ready                            |
 
-A refusal is {"error": "why"}. Only the user who runs the supervisor can open the socket.
+The response to a refused request is {"error": "reason"}. Only the user who runs the supervisor can open the socket.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ class ControlServer:
         self._server: asyncio.Server | None = None
 
     async def start(self) -> None:
-        """Listen. The caller holds the directory's lock, so a socket file that is there belongs to nobody."""
+        """Listen. The caller holds the lock of the directory, so it removes an existing socket file."""
         with contextlib.suppress(FileNotFoundError):
             self._path.unlink()
         before = os.umask(0o177)
@@ -67,7 +67,7 @@ class ControlServer:
 
 
 def ask(path: Path, request: dict[str, Any], *, timeout_s: float) -> dict[str, Any] | None:
-    """Send one request and return its answer; None when nobody listens. Raises TimeoutError."""
+    """Send one request and return the response; None if no supervisor listens. Raises TimeoutError."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.settimeout(timeout_s)
         try:

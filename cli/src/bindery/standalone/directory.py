@@ -1,15 +1,15 @@
 """The data directory of a standalone cluster.
 
-| path                   | what                                                                                       |
+| path                   | content                                                                                    |
 |------------------------|--------------------------------------------------------------------------------------------|
-| zookeeper-0/, bookie-0/| each process's own data; the supervisor never looks inside                                 |
-| logs/<name>.log        | what the process wrote; the one before it is <name>.log.1                                  |
-| run/<name>.pid         | its pid, for people and scripts                                                            |
-| run/state.json         | pids with their start times, and what was stopped by name                                  |
-| run/lock               | flocked by the supervisor while it lives: the kernel lets go when it dies, however it dies |
-| run/control.sock       | the supervisor's ear                                                                       |
+| zookeeper-0/, bookie-0/| data of a process; the supervisor does not read it                                         |
+| logs/<name>.log        | output of a process; the previous part is <name>.log.1                                     |
+| run/<name>.pid         | pid of a process, for operators and scripts                                                |
+| run/state.json         | pids with their start times, and the names of processes stopped by name                    |
+| run/lock               | locked with flock by the supervisor; the kernel releases the lock when the supervisor ends |
+| run/control.sock       | the socket on which the supervisor listens for `status`, `stop` and `start`                |
 
-A pid alone proves nothing, since pids are used again; a process is recognised by pid *and* start time.
+The system reuses pids, so a process is identified by its pid and its start time.
 """
 
 import contextlib
@@ -29,10 +29,10 @@ from typing import Any, Final
 from bindery_core.errors import BinderyError, Conflict
 
 LOG_SIZE_MAX: Final = 64 * 1024 * 1024
-"""Bytes; a longer log is moved to `.log.1` and begun again."""
+"""Maximum size of a log in bytes. A larger log is moved to `.log.1`."""
 _HAS_PROC: Final = Path("/proc/self/stat").exists()
 SOCKET_PATH_SIZE_MAX: Final = 100
-"""Bytes. Linux takes 108, macOS 104, with the final zero."""
+"""Maximum length of a socket path in bytes. The systems allow 108 (Linux) and 104 (macOS), with the final zero."""
 
 
 class AlreadyRunning(Conflict):
@@ -40,22 +40,22 @@ class AlreadyRunning(Conflict):
 
 
 class StandaloneError(BinderyError):
-    """The cluster could not be started or reached; the message says what to do."""
+    """The cluster could not be started or reached. The message names the fix."""
 
     code = "standalone_failed"
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessIdentity:
-    """One process, told from any later one with the same pid."""
+    """Identity of a process; a later process with the same pid has another."""
 
     pid: int
     started: str
-    """When it was started, in the system's own words."""
+    """Start time in the format of the operating system."""
 
     @classmethod
     def of(cls, pid: int) -> "ProcessIdentity | None":
-        """The process with `pid`, None when there is none (a zombie is none)."""
+        """Return the identity of the process with `pid`; None if there is none, or only a zombie."""
         started = _start_time(pid)
         return None if started is None else cls(pid, started)
 
@@ -64,7 +64,7 @@ class ProcessIdentity:
         return _start_time(self.pid) == self.started
 
     def kill(self, number: int) -> None:
-        """Signal it; nothing happens when it is gone."""
+        """Send the signal `number`, unless the process has ended."""
         if self.is_alive:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
@@ -76,7 +76,7 @@ def _start_time(pid: int) -> str | None:
             stat = Path(f"/proc/{pid}/stat").read_text()
         except OSError:
             return None
-        # The command's name, in parentheses, may hold anything; what follows the last one is plain.
+        # The name of the command, in parentheses, may contain any character; the fields follow the last parenthesis.
         fields = stat.rpartition(")")[2].split()
         return None if fields[0] in "ZX" else fields[19]
     found = subprocess.run(["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=False)
@@ -91,7 +91,7 @@ class DataDirectory:
         self._lock_fd: int | None = None
 
     def create(self) -> None:
-        """Make the folders. Raises StandaloneError when that is impossible."""
+        """Create the directories. Raises StandaloneError if that fails."""
         try:
             for folder in (self.root, self.run, self.logs):
                 folder.mkdir(parents=True, exist_ok=True)
@@ -99,7 +99,7 @@ class DataDirectory:
             raise StandaloneError(f"cannot use the data directory: {error.strerror}", path=self.root) from error
 
     def command(self, *words: str) -> str:
-        """What to type here for `bindery standalone <words>` on these data: for hints that can be pasted."""
+        """Return the command line `bindery standalone <words>` for this data directory, to be pasted into a shell."""
         program = "bindery"
         if shutil.which(program) is None and Path(sys.argv[0]).name == program:
             program = os.path.relpath(sys.argv[0])  # the environment is not activated
@@ -117,8 +117,7 @@ class DataDirectory:
 
     @property
     def control_socket(self) -> Path:
-        """Where the supervisor listens: in `run/`, or under the system's temporary folder when that path is too
-        long."""
+        """Path of the control socket: in `run/`, or in /tmp if that path is too long."""
         path = self.run / "control.sock"
         if len(os.fsencode(path)) <= SOCKET_PATH_SIZE_MAX:
             return path
@@ -126,7 +125,7 @@ class DataDirectory:
         return Path("/tmp") / f"bindery-{os.getuid()}-{identity.st_dev:x}-{identity.st_ino:x}.sock"  # noqa: S108
 
     def acquire(self) -> None:
-        """Become the one supervisor of this directory, until the process ends. Raises AlreadyRunning."""
+        """Take the lock of this directory until `release` or the end of the process. Raises AlreadyRunning."""
         fd = os.open(self.run / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -147,7 +146,7 @@ class DataDirectory:
 
     @property
     def is_held(self) -> bool:
-        """Whether some supervisor lives on this directory."""
+        """Whether a supervisor holds the lock of this directory."""
         try:
             fd = os.open(self.run / "lock", os.O_RDWR | os.O_CLOEXEC)
         except OSError:
@@ -165,24 +164,24 @@ class DataDirectory:
         return identity.pid if identity else "unknown"
 
     def load_state(self) -> "State":
-        """The last state written; an empty one when there is none or it cannot be read."""
+        """Return the saved state; an empty one if there is none or it cannot be read."""
         try:
             return State.from_json(json.loads((self.run / "state.json").read_text()))
         except (OSError, ValueError, KeyError, TypeError):
             return State()
 
     def save_state(self, state: "State") -> None:
-        """Replace the state file in one step."""
+        """Replace the state file atomically."""
         temporary = self.run / "state.json.new"
         temporary.write_text(json.dumps(state.to_json(), indent=1) + "\n")
         temporary.replace(self.run / "state.json")
 
     def open_log(self, name: str) -> int:
-        """A descriptor that appends to the log of `name`; the caller closes it."""
+        """Return a descriptor that appends to the log of `name`. The caller closes it."""
         return os.open(self.log_file(name), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
 
     def trim_log(self, name: str) -> None:
-        """Move an overlong log aside. Its writer keeps appending, at the new beginning."""
+        """Copy a log larger than LOG_SIZE_MAX to `.log.1` and truncate it. Its writer continues at the beginning."""
         path = self.log_file(name)
         with contextlib.suppress(OSError):
             if path.stat().st_size > LOG_SIZE_MAX:
@@ -190,7 +189,7 @@ class DataDirectory:
                 os.truncate(path, 0)
 
     def log_tail(self, name: str, *, lines: int, since: int = 0) -> list[str]:
-        """The last `lines` lines of a log, of what was written behind the byte `since`."""
+        """Return the last `lines` lines of a log, at most those written after the byte `since`."""
         try:
             with self.log_file(name).open("rb") as file:
                 size = file.seek(0, os.SEEK_END)
@@ -205,7 +204,7 @@ class State:
     supervisor: ProcessIdentity | None = None
     children: dict[str, ProcessIdentity] | None = None
     held: frozenset[str] = frozenset()
-    """Stopped by name: they stay down until started by name, over restarts of the supervisor too."""
+    """Names of processes stopped by name. They stay down until started by name, even if the supervisor restarts."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -225,7 +224,7 @@ class State:
 
 
 def is_port_free(port: int) -> bool:
-    """Whether 127.0.0.1:port can be listened on now."""
+    """Whether a process can listen on 127.0.0.1:port now."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

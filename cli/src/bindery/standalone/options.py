@@ -19,7 +19,7 @@ class Options:
     zookeepers: int = 1
     port_offset: int = 0
     zookeeper: str | None = None
-    """host:port of an existing ZooKeeper. None: run one."""
+    """host:port of an existing ZooKeeper. None: run the servers."""
 
     def __post_init__(self) -> None:
         for name, count, least in (

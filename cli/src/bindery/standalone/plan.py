@@ -1,14 +1,13 @@
-"""Which processes make a cluster, with which commands, ports and data. Pure: nothing is started or looked at here.
+"""Plan the processes of a standalone cluster: commands, ports and data directories. Pure: no I/O.
 
 | process     | ports (i from 0, plus the offset)                                      | data              |
 |-------------|------------------------------------------------------------------------|-------------------|
-| zookeeper-i | 2181+i clients; 2888+i, 3888+i among themselves when there are several | data/zookeeper-i  |
+| zookeeper-i | 2181+i clients; 2888+i, 3888+i between servers, if there are several   | data/zookeeper-i  |
 | bookie-i    | 3181+i BookKeeper protocol, 8000+i HTTP admin and metrics              | data/bookie-i     |
-| broker-i    | 8080+i HTTP API (6650+i is kept free for the Pulsar protocol)          | none              |
-| auditor-i   | 8090+i HTTP: what is healed and why not, metrics                       | none              |
+| broker-i    | 8080+i HTTP API (6650+i is reserved for the Pulsar protocol)           | none              |
+| auditor-i   | 8090+i HTTP: status and control of recovery, metrics                   | none              |
 
-A bookie is known to the cluster by its name (`bookie-0`), not by its port, so that the same data serve at another
-offset.
+The id of a bookie is its name (`bookie-0`), not its address, so the same data can be used with another port offset.
 """
 
 import sys
@@ -32,13 +31,13 @@ BROKER_HTTP_PORT: Final = 8080
 BROKER_PULSAR_PORT: Final = 6650
 AUDITOR_HTTP_PORT: Final = 8090
 LOST_BOOKIE_DELAY_S: Final = 10
-"""How long a bookie may be away before others are given what it held. Shorter than an auditor's own default: here a
-bookie that dies is started again within seconds, and whoever stops one by name wants to see something."""
+"""Seconds that a bookie may be down before its ledgers are re-replicated. Shorter than the default of an auditor: the
+supervisor restarts a bookie within seconds, and the effect of `stop bookie-2` should be visible soon."""
 HOST: Final = "127.0.0.1"
 PORT_MAX: Final = 65535
 SESSION_TIMEOUT_S: Final = 4
-"""How soon ZooKeeper takes a silent process for dead. A killed process that is started again first waits for its old
-session to end, so this is what a crash costs in time; over loopback, silence for so long means that it is gone."""
+"""Seconds without a heartbeat after which ZooKeeper expires a session. A restarted process waits for the expiry of its
+old session, so this is the delay after a crash. Over loopback, a live process never misses heartbeats for this long."""
 
 
 class Kind(StrEnum):
@@ -53,7 +52,7 @@ class ProcessPlan:
     name: str
     kind: Kind
     ports: tuple[tuple[str, int], ...]
-    """(use, port), the one that answers probes first."""
+    """(use, port); the first port answers probes."""
     command: tuple[str, ...]
 
     @property
@@ -73,7 +72,7 @@ class ClusterPlan:
 
     @property
     def processes(self) -> tuple[ProcessPlan, ...]:
-        """All, in the order in which they start."""
+        """Return all processes in the order in which they start."""
         return (*self.zookeepers, *self.bookies, *self.brokers, *self.auditors)
 
     @property
@@ -86,11 +85,11 @@ class ClusterPlan:
 
 
 ZooKeeperCommand = Callable[[ServerSpec, Sequence[ServerSpec]], Sequence[str]]
-"""(one server, all servers if there are several) -> the command that runs it."""
+"""(one server, all servers if there are several) -> the command that runs the server."""
 
 
 def plan_cluster(options: Options, *, root: Path, zookeeper_command: ZooKeeperCommand) -> ClusterPlan:
-    """The processes that `options` ask for. Raises StandaloneError when two would share a port or one is out of
+    """Return the plan for `options`. Raises StandaloneError if two processes would share a port or a port is out of
     range."""
     at = options.port_offset
     count = 0 if options.zookeeper else options.zookeepers

@@ -1,7 +1,7 @@
-"""One child process: started, probed until it is ready, watched until it ends, stopped.
+"""Start one child process, probe it until it is ready, wait for its end, and stop it.
 
-Invariants: at most one operating-system process at a time; a child that was started has its pid file until it has
-ended, unless the disk takes none; `state` tells what happens now, `since` since when.
+Invariants: at most one operating-system process exists at a time; from start to end it has a pid file, unless the disk
+is full; `state` is the current state, and `since` the time at which it began.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ PROBE_INTERVAL_S: Final = 0.1
 PROBE_TIMEOUT_S: Final = 2.0
 PROBE_SIZE_MAX: Final = 65536
 STOP_TIMEOUT_S: Final = 15.0
-"""From SIGTERM to SIGKILL: a bookie flushes its caches in between."""
+"""Seconds from SIGTERM to SIGKILL, in which a bookie flushes its caches."""
 
 
 class ChildState(StrEnum):
@@ -45,9 +45,9 @@ class Child:
         self.since = clock()
         self.starts = 0
         self.waiting_for = ""
-        """While it starts: what it says it is busy with."""
+        """During the start: the activity or the reasons that the process reports."""
         self.last_death: list[str] = []
-        """How it ended by itself and its last words then; empty once it is ready again, or stopped."""
+        """How the process ended unexpectedly, then the last lines of its log; empty when it is ready or stopped."""
         self.ready = asyncio.Event()
         self.gone = asyncio.Event()
         """Set while there is no operating-system process."""
@@ -95,12 +95,12 @@ class Child:
         self.starts += 1
         self.waiting_for = "the process to answer"
         self.identity = ProcessIdentity.of(self._process.pid)
-        with contextlib.suppress(OSError):  # the disk is full: it runs all the same, and `identity` knows its pid
+        with contextlib.suppress(OSError):  # a full disk: the process runs, and `identity` has its pid
             self._directory.pid_file(self.name).write_text(f"{self._process.pid}\n")
         self.enter(ChildState.STARTING)
 
     async def wait_ready(self) -> None:
-        """Probe until it is ready; ends early when the process does. Never raises for a probe that fails."""
+        """Probe the process until it is ready or has ended. A probe that fails is repeated."""
         while self._process is not None and self._process.returncode is None:
             if await self._probe():
                 self.enter(ChildState.READY)
@@ -119,7 +119,7 @@ class Child:
         return code
 
     def terminate(self) -> None:
-        """Ask it to end; `wait_end` sees it."""
+        """Send SIGTERM. `wait_end` returns when the process has ended."""
         if self._process is not None and self._process.returncode is None:
             self.enter(ChildState.STOPPING)
             with contextlib.suppress(ProcessLookupError):
@@ -130,8 +130,8 @@ class Child:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
 
-    def last_words(self, lines: int) -> list[str]:
-        """The end of what this run wrote into its log."""
+    def log_tail(self, lines: int) -> list[str]:
+        """Return the last `lines` lines that this run wrote to its log."""
         return self._directory.log_tail(self.name, lines=lines, since=self._log_start)
 
     async def _probe(self) -> bool:
@@ -164,7 +164,7 @@ def _reasons(body: dict[str, Any]) -> str:
 
 
 async def _exchange(port: int, request: bytes) -> bytes:
-    """Send `request`, return all that is answered; empty when there is no answer in time."""
+    """Send `request` and return the complete response, or nothing if none arrives within PROBE_TIMEOUT_S."""
     writer: asyncio.StreamWriter | None = None
     try:
         async with asyncio.timeout(PROBE_TIMEOUT_S):
@@ -182,8 +182,10 @@ async def _exchange(port: int, request: bytes) -> bytes:
 
 
 async def _get(port: int, path: str) -> tuple[int, dict[str, Any]]:
-    """GET a small JSON document; (0, {}) when nobody answers. A dozen lines here keep an HTTP client out of the
-    start."""
+    """Send a GET request for a small JSON document. Return status and document, (0, {}) without a response.
+
+    These lines avoid the import of an HTTP client, which would delay the start.
+    """
     request = f"GET {path} HTTP/1.1\r\nHost: {HOST}\r\nConnection: close\r\n\r\n".encode()
     head, _, body = (await _exchange(port, request)).partition(b"\r\n\r\n")
     try:

@@ -1,11 +1,11 @@
-"""All processes of a standalone cluster: their order, their restarts, their end.
+"""Start, restart and stop the processes of a standalone cluster.
 
-Start: ZooKeeper, then the cluster's metadata, then bookies, brokers and auditors. End: the other way round, so that no
-auditor sees bookies go. One task keeps each child: it starts it when it is wanted, starts it again
-after a pause when it died, and leaves it down when it was stopped by name.
+Start order: ZooKeeper, then the metadata of the cluster, then bookies, brokers and auditors. Processes stop in the
+reverse order, so that no auditor detects the stopped bookies as lost. One task per process starts it, restarts it after
+a pause if it exits, and keeps it down while it is stopped by name.
 
-Invariants: one supervisor a data directory (its lock); no child of an earlier supervisor is alive when the first of
-ours starts; after `run` returned no child is alive.
+Invariants: each data directory has at most one supervisor (its lock); when the first process starts, no process of an
+earlier supervisor is alive; after `run` has returned, no process is alive.
 """
 
 import asyncio
@@ -26,28 +26,29 @@ from bindery.standalone.process import STOP_TIMEOUT_S, Child, ChildState
 
 RESTART_PAUSE_S: Final = 1.0
 RESTART_PAUSE_S_MAX: Final = 15.0
-"""The pause doubles with each death in a row up to this."""
+"""Pauses in seconds before a restart. The pause doubles with each consecutive exit up to the maximum."""
 STABLE_S: Final = 30.0
-"""Ready for so long, a child that dies is a new case: the short pause again."""
+"""Uptime in seconds after which the restart pause is reset."""
 PROGRESS_INTERVAL_S: Final = 5.0
 HELD_CHECK_INTERVAL_S: Final = 0.5
 STARTS_WAITED_FOR: Final = 2
-"""So often a child that is brought back by name may die before who asked is told: one death may be chance."""
-LAST_WORDS_LINES: Final = 5
-LAST_WORDS_SIZE_MAX: Final = 2048
-"""Characters of a line: the last one ends with the command that mends it."""
-SAID_SIZE_MAX: Final = 300
-"""The same while it is said with each death."""
+"""Number of failed starts after which `start NAME` reports an error."""
+LOG_TAIL_LINES: Final = 5
+"""Number of log lines shown for a process that exited."""
+LOG_LINE_SIZE_MAX: Final = 2048
+"""Maximum characters of a log line in the status. The last line may end with the command that fixes the problem."""
+PRINTED_LINE_SIZE_MAX: Final = 300
+"""Maximum characters of a log line shown with each restart message."""
 LEFTOVER_TIMEOUT_S: Final = 10.0
 CONTROL_TIMEOUT_S: Final = 120.0
 
 Say = Callable[[str], None]
 InitCluster = Callable[[str], Awaitable[object]]
-"""Makes sure that the metadata of the cluster exist, given the ZooKeeper connect string."""
+"""Creates the metadata of the cluster if it does not exist. The argument is the ZooKeeper connect string."""
 
 
 BOOKIES_NEEDED: Final = 3
-"""What a broker asks for a ledger unless told otherwise: E=3 Qw=3 Qa=2."""
+"""Bookies of a ledger with the default quorums of a broker: E=3 Qw=3 Qa=2."""
 
 
 class Supervisor:
@@ -73,10 +74,10 @@ class Supervisor:
         self._shutdown = Shutdown()
         self._announced = False
 
-    # -- the whole life ------------------------------------------------------------------------------------------
+    # -- start and stop of the cluster ---------------------------------------------------------------------------
 
     async def run(self, shutdown: Shutdown, *, on_ready: Callable[[], None]) -> int:
-        """Start everything, say when it is ready, keep it until `shutdown`, stop it. Returns the exit code."""
+        """Start all processes, call `on_ready`, restart processes until `shutdown`, stop them. Return the exit code."""
         self._shutdown = shutdown
         await self._clear_leftovers()
         self._check_ports_free()
@@ -124,7 +125,7 @@ class Supervisor:
             self._keepers[plan.name] = asyncio.create_task(self._keep_one(plan.name), name=f"keep:{plan.name}")
 
     async def _wait_ready(self, plans: Iterable[ProcessPlan]) -> None:
-        """Until each of `plans` is ready, or was stopped by name meanwhile."""
+        """Wait until each process is ready or stopped by name."""
         for plan in plans:
             ready = self._children[plan.name].ready
             while plan.name not in self._held and not ready.is_set():
@@ -146,11 +147,11 @@ class Supervisor:
             stable = self._clock() - began > STABLE_S
             pause = RESTART_PAUSE_S if stable else min(pause * 2, RESTART_PAUSE_S_MAX)
             self._say(f"{name} died: {how}; starting it again in {pause:.0f} s. Its log ends with:")
-            words = [line[:LAST_WORDS_SIZE_MAX] for line in child.last_words(LAST_WORDS_LINES)] or ["(nothing)"]
-            for line in words:
-                self._say(f"    {line[:SAID_SIZE_MAX]}")
+            lines = [line[:LOG_LINE_SIZE_MAX] for line in child.log_tail(LOG_TAIL_LINES)] or ["(nothing)"]
+            for line in lines:
+                self._say(f"    {line[:PRINTED_LINE_SIZE_MAX]}")
             self._say(f"    ({self._directory.log_file(name)})")
-            child.last_death = [how, *words]
+            child.last_death = [how, *lines]
             child.enter(ChildState.PAUSING)
             await asyncio.sleep(pause)
 
@@ -161,7 +162,7 @@ class Supervisor:
         except OSError as error:
             return f"it could not be started: {error}"
         if not may_start.is_set():
-            child.terminate()  # it was stopped while it was being started
+            child.terminate()  # it was stopped by name during the start
         self._save_state()
         probing = asyncio.create_task(self._announce_ready(child))
         try:
@@ -180,7 +181,7 @@ class Supervisor:
             )
 
     async def _stop_children(self, names: Iterable[str]) -> None:
-        """Stop them together, by force at the limit, and wait until they are gone."""
+        """Send SIGTERM to all, SIGKILL to those alive after STOP_TIMEOUT_S, and wait until all have ended."""
         running = [child for name in names if not (child := self._children[name]).gone.is_set()]
         for child in running:
             child.terminate()
@@ -207,12 +208,13 @@ class Supervisor:
         self._save_state()
         self._say("all stopped")
 
-    # -- what was there before -----------------------------------------------------------------------------------
+    # -- leftovers of an earlier run -----------------------------------------------------------------------------
 
     async def _clear_leftovers(self) -> None:
-        """End children of a supervisor that was killed. They were told to end with it; this makes sure.
+        """Stop the processes of a supervisor that was killed.
 
-        We hold the directory's lock, so its pid files belong to nobody alive once those are gone.
+        They end with their supervisor; this is a safeguard. This supervisor holds the lock of the directory, so the pid
+        files belong to no process once those processes have ended.
         """
         await self._end_leftovers()
         for path in self._directory.run.glob("*.pid"):
@@ -258,7 +260,7 @@ class Supervisor:
         )
 
     def _idle_data(self) -> list[str]:
-        """Bookies of an earlier, larger start."""
+        """Return the bookies that have data here and are not part of the cluster, because an earlier start had more."""
         names = sorted(path.name for path in self._directory.root.glob(f"{Kind.BOOKIE}-*") if path.is_dir())
         return [name for name in names if name not in self._children]
 
@@ -266,15 +268,15 @@ class Supervisor:
         return [port for process in self._plan.processes for _, port in process.ports]
 
     def _save_state(self) -> None:
-        """Best effort: children are kept and stopped from memory, on a full disk too."""
+        """Write the state file. A failure, such as a full disk, is only reported: the state is also kept in memory."""
         children = {name: child.identity for name, child in self._children.items() if child.identity is not None}
         state = State(supervisor=ProcessIdentity.of(os.getpid()), children=children, held=frozenset(self._held))
         try:
             self._directory.save_state(state)
         except OSError as error:
-            self._say(f"cannot note what runs in {self._directory.run}: {error.strerror or error}")
+            self._say(f"cannot record the running processes in {self._directory.run}: {error.strerror or error}")
 
-    # -- telling -------------------------------------------------------------------------------------------------
+    # -- progress, status and control requests -------------------------------------------------------------------
 
     async def _report_progress(self) -> None:
         while not self._announced:
@@ -290,7 +292,8 @@ class Supervisor:
                 self._directory.trim_log(name)
 
     def status(self) -> dict[str, Any]:
-        """The status as JSON: `state`, urls, and per process name, state, pid, ports, since, starts."""
+        """Return the status as JSON: `state`, URLs, and for each process its name, state, pid, ports, time in this
+        state and number of starts."""
         now = self._clock()
         unready = [
             name
@@ -330,7 +333,7 @@ class Supervisor:
         if verb == "status":
             return self.status()
         if verb == "stop" and name is None:
-            self._shutdown.request("stop was asked for")
+            self._shutdown.request("stop was requested")
             return {"ok": True}
         if verb not in ("stop", "start") or name not in self._children:
             raise BadRequest(f"no such process: {name}; there are {', '.join(self._children)}")
@@ -360,10 +363,10 @@ class Supervisor:
         before = child.starts
         while not child.ready.is_set():
             if child.state is ChildState.PAUSING and child.starts - before >= STARTS_WAITED_FOR:
-                words = "\n    ".join(child.last_words(LAST_WORDS_LINES) or ["(nothing)"])
+                log_tail = "\n    ".join(child.log_tail(LOG_TAIL_LINES) or ["(nothing)"])
                 raise StandaloneError(
                     f"{name} cannot start and is tried again and again; `{self._directory.command('stop', name)}` "
-                    f"ends that. Its log ends with:\n    {words}\n    ({self._directory.log_file(name)})"
+                    f"ends that. Its log ends with:\n    {log_tail}\n    ({self._directory.log_file(name)})"
                 )
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(child.ready.wait(), HELD_CHECK_INTERVAL_S)
@@ -378,7 +381,7 @@ def _describe_exit(code: int) -> str:
 
 
 def first_steps(url: str) -> list[str]:
-    """Three commands that work as printed: what the first answers is what the last sends."""
+    """Return three commands that work as printed. The last sends the response to the first."""
     topic = f"{url}/v1/topics/public/default/hello"
     as_json = "-H 'Content-Type: application/json'"
     return [
@@ -389,7 +392,7 @@ def first_steps(url: str) -> list[str]:
 
 
 def welcome(plan: ClusterPlan, directory: DataDirectory) -> list[str]:
-    """What to print once it is ready."""
+    """Return the lines to print when the cluster is ready."""
     lines = ["", f"  data and logs    {directory.root}", f"  ZooKeeper        {plan.zookeeper_servers}"]
     lines += [f"  HTTP API         {url}   (described at {url}/docs)" for url in plan.broker_urls]
     lines += [f"  {bookie.name:<16} http://{HOST}:{bookie.probe_port}/metrics" for bookie in plan.bookies]

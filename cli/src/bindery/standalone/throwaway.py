@@ -1,7 +1,7 @@
-"""A cluster that exists for one demonstration or test: its own data, ports and processes, all gone at the end.
+"""Run a cluster for one test or demonstration, with data and ports of its own, and remove it at the end.
 
-`with ThrowawayCluster() as cluster:` runs `bindery standalone` as a child process; whatever ends the block or the
-process that holds it, the cluster's processes end too.
+`with ThrowawayCluster() as cluster:` runs `bindery standalone` as a child process. The processes of the cluster end
+with the block and with the process that runs it, however these end.
 """
 
 import os
@@ -37,15 +37,15 @@ STOP_TIMEOUT_S: Final = 60.0
 POLL_INTERVAL_S: Final = 0.05
 OFFSET_ATTEMPTS_MAX: Final = 200
 CLAIM_PORT: Final = 2199
-"""Plus the offset: held, and never listened on, for as long as a cluster has these ports. Its processes come and go,
-and a cluster of another test that looks for free ports meanwhile must not take theirs."""
+"""Port, plus the offset, that a cluster binds for its lifetime without listening. It reserves the offset: the ports of
+processes that restart are free for a moment, and a cluster of another test must not take them."""
 
 
 def free_port_offset(*, bookies: int, brokers: int = 1, auditors: int = 1) -> int:
-    """An offset at which nobody listens on any port of a cluster. Below the ports that systems hand out themselves."""
-    lots = random.SystemRandom()
+    """Return a random offset at which all ports of a cluster are free, below the range of ephemeral ports."""
+    randomness = random.SystemRandom()
     for _ in range(OFFSET_ATTEMPTS_MAX):
-        offset = lots.randrange(10_000, 22_000, 100)
+        offset = randomness.randrange(10_000, 22_000, 100)
         ports = [ZOOKEEPER_PORT + offset, CLAIM_PORT + offset]
         for i in range(bookies):
             ports += [BOOKIE_PORT + offset + i, BOOKIE_HTTP_PORT + offset + i]
@@ -57,7 +57,7 @@ def free_port_offset(*, bookies: int, brokers: int = 1, auditors: int = 1) -> in
 
 
 def _claim(offset: int) -> socket.socket | None:
-    """None: another was quicker."""
+    """Bind the claim port of `offset`. Return None if another cluster has bound it."""
     claim = socket.socket()
     try:
         claim.bind((HOST, CLAIM_PORT + offset))
@@ -95,14 +95,14 @@ class ThrowawayCluster:
         return f"{HOST}:{ZOOKEEPER_PORT + self.port_offset}"
 
     def start(self) -> float:
-        """Start the cluster on its data and wait until it is ready. Returns the seconds it took."""
+        """Start the cluster on its data and wait until it is ready. Return the time taken in seconds."""
         began = time.monotonic()
         self.launch()
         self.wait_ready()
         return time.monotonic() - began
 
     def launch(self) -> None:
-        """Start the supervisor and come back at once."""
+        """Start the supervisor without waiting."""
         assert self._supervisor is None, "started already"
         command = [
             *(sys.executable, "-m", "bindery", "standalone"),
@@ -112,19 +112,23 @@ class ThrowawayCluster:
         ]
         log = self.directory.open_log("standalone")
         try:
-            self._supervisor = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                env={**os.environ, DIE_WITH_PARENT: str(os.getpid())},
-            )
+            environment = {**os.environ, DIE_WITH_PARENT: str(os.getpid())}
+            self._supervisor = self._start_supervisor(command, log, environment)
         finally:
             os.close(log)
 
+    def _start_supervisor(
+        self, command: Sequence[str], log: int, environment: dict[str, str]
+    ) -> "subprocess.Popen[bytes]":
+        return subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, env=environment
+        )
+
     def wait_ready(self) -> None:
-        """Until everything is ready. Raises StandaloneError with the supervisor's words when it does not become so."""
+        """Wait until all processes are ready.
+
+        Raises StandaloneError, with the output of the supervisor, if it ends or START_TIMEOUT_S passes.
+        """
         assert self._supervisor is not None
         deadline = time.monotonic() + START_TIMEOUT_S
         while True:
@@ -132,11 +136,11 @@ class ThrowawayCluster:
             if status is not None and status["announced"] and status["supervisor_pid"] == self._supervisor.pid:
                 return
             if self._supervisor.poll() is not None or time.monotonic() > deadline:
-                raise StandaloneError("the cluster did not become ready; it said:\n" + self.words())
+                raise StandaloneError("the cluster did not become ready; its output:\n" + self.output())
             time.sleep(POLL_INTERVAL_S)
 
     def stop(self) -> float:
-        """Stop it in order, as Ctrl-C does. Returns the seconds it took."""
+        """Stop the cluster in order, as Ctrl-C does. Return the time taken in seconds."""
         assert self._supervisor is not None
         began = time.monotonic()
         self._supervisor.send_signal(signal.SIGINT)
@@ -150,18 +154,17 @@ class ThrowawayCluster:
         return None
 
     def pid(self, name: str) -> int:
-        """Pid of a process by its name (`bookie-1`), as its pid file says. Raises FileNotFoundError while it is
-        down."""
+        """Return the pid of a process such as `bookie-1`. Raises FileNotFoundError if the process is down."""
         return int(self.directory.pid_file(name).read_text())
 
     def kill(self, name: str) -> int:
-        """kill -9 one process; the supervisor starts it again. Returns the pid that was."""
+        """Send SIGKILL to one process, which the supervisor then restarts. Return its pid."""
         pid = self.pid(name)
         os.kill(pid, signal.SIGKILL)
         return pid
 
     def kill_all(self) -> None:
-        """kill -9 of everything at once: the supervisor first, so that nothing is started again."""
+        """Send SIGKILL to all processes, to the supervisor first, so that it restarts none."""
         identities = self._identities()
         if self._supervisor is not None:
             self._supervisor.kill()
@@ -173,11 +176,11 @@ class ThrowawayCluster:
         deadline = time.monotonic() + STOP_TIMEOUT_S
         while any(identity.is_alive for identity in identities):
             if time.monotonic() > deadline:
-                raise StandaloneError("killed processes do not go away")
+                raise StandaloneError(f"killed processes are alive after {STOP_TIMEOUT_S:.0f} s")
             time.sleep(POLL_INTERVAL_S / 5)
 
     def _identities(self) -> list[ProcessIdentity]:
-        """Every child there is now, by its pid file: the state file may be a moment behind."""
+        """Return all live processes. Pid files are read too, because the state file may be older."""
         found = dict(self.directory.load_state().children or {})
         for path in self.directory.run.glob("*.pid"):
             with suppress(OSError, ValueError):
@@ -186,12 +189,12 @@ class ThrowawayCluster:
                     found[path.stem] = identity
         return list(found.values())
 
-    def words(self, lines: int = 40) -> str:
-        """The last lines that the supervisor said."""
+    def output(self, lines: int = 40) -> str:
+        """Return the last lines of the output of the supervisor."""
         return "\n".join(self.directory.log_tail("standalone", lines=lines))
 
     def close(self) -> None:
-        """End everything and remove the data."""
+        """Kill all processes and remove the data."""
         self.kill_all()
         self._claim.close()
         shutil.rmtree(self._folder, ignore_errors=True)

@@ -86,9 +86,10 @@ def _refusal(answer: httpx.Response, url: str) -> BrokerRefused:
     who = answerer_of(problem)
     if who not in (None, "a broker"):
         return BrokerRefused(
-            f"{url} is {who}, not a broker; --url or BINDERY_URL names one", http_status=answer.status_code,
+            f"{url} is {who}, not a broker; --url or BINDERY_URL names one",
+            http_status=answer.status_code,
             problem=problem,
-        )  # fmt: skip
+        )
     detail = problem.get("detail") or answer.text[:500] or answer.reason_phrase
     code = problem.get("code", "")
     return BrokerRefused(

@@ -145,9 +145,10 @@ class _Total:
             print(self.sent_text)
         if self._failed:
             report_error(
-                f"{self._failed} messages not stored; first error: {self._first_error}", code="not_stored",
+                f"{self._failed} messages not stored; first error: {self._first_error}",
+                code="not_stored",
                 as_json=self._as_json,
-            )  # fmt: skip
+            )
             raise typer.Exit(exit_codes.FAILURE)
 
 

@@ -58,7 +58,7 @@ def decode(
 ) -> None:
     """Print each frame of a captured byte stream: offset, size, version, operation, ids, flags, status, entry header.
 
-    Versions 2 and 3 of the protocol are recognised. Digests are verified as far as --digest and --password-file allow.
+    Versions 2 and 3 of the protocol are recognized. Digests are verified as far as --digest and --password-file allow.
     Master keys and credentials are not shown in full. If the stream is damaged or ends within a frame, the last line on
     stderr reports the offset and the reason; with --json the last line of stdout does, too.
 

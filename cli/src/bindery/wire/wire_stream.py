@@ -1,11 +1,11 @@
-"""A captured byte stream of the BookKeeper port, one direction of one connection, as frames in words.
+"""Decode a captured byte stream of the BookKeeper port, one direction of one connection, and describe its frames.
 
-Flow: bytes are cut as a bookie cuts them (`framing`), each message is decoded in the protocol that a bookie would take
-it for (`detection`: version 3 until something is not, then version 2 for good), and described. What is held is one
-unfinished frame, and, while it is not clear which direction this is, UNDECIDED_FRAMES_MAX frames.
+The stream is split into frames as a bookie splits it (`framing`). Each message is decoded in the protocol version that
+a bookie would detect: version 3, and version 2 from the first message that is not version 3. The decoder buffers one
+incomplete frame and, until the direction of the stream is known, UNDECIDED_FRAMES_MAX frames.
 
-A frame that cannot be read ends the stream, as it ends a connection: nothing behind it is sure to be a frame.
-Secrets are not shown: of master keys the first bytes, of authentication the size.
+A frame that cannot be decoded ends the stream, as it ends a connection, because the bytes behind it may not start a
+frame. Secrets are not shown: only the first bytes of master keys, and the size of authentication data.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,39 +18,31 @@ from bindery_core.formats.availability import decode as decode_availability
 from bindery_core.wire import v2, v3
 from bindery_core.wire.framing import LENGTH_SIZE, FrameDecoder
 from bindery_core.wire.messages import (
+    OPERATION_OF,
     AddRequest,
-    AddResponse,
     AuthRequest,
     AuthResponse,
     BatchReadRequest,
     BatchReadResponse,
     BookieInfoRequest,
-    BookieInfoResponse,
     ErrorResponse,
-    ForceLedgerRequest,
-    ForceLedgerResponse,
-    ListEntriesRequest,
     ListEntriesResponse,
     Operation,
     OtherRequest,
     ReadFlag,
-    ReadLacRequest,
     ReadLacResponse,
     ReadRequest,
     ReadResponse,
     Request,
     Response,
-    StartTlsRequest,
-    StartTlsResponse,
     Status,
     WriteLacRequest,
-    WriteLacResponse,
 )
 
 from bindery.common.entry_facts import WRONG, EntryFacts, escaped, examine, examine_lac
 
 FRAME_SIZE_MAX: Final = 5_253_120
-"""What Pulsar's bookies allow; more than BookKeeper's own 5 MiB."""
+"""Maximum size of a frame in bytes, as in Pulsar's bookies. BookKeeper's default is 5 MiB."""
 UNDECIDED_FRAMES_MAX: Final = 16
 KEY_BYTES_SHOWN: Final = 4
 _RUNS_SHOWN: Final = 10
@@ -58,23 +50,9 @@ _TLS_RECORDS: Final = (b"\x14\x03", b"\x15\x03", b"\x16\x03", b"\x17\x03")
 _CAPTURE_FILES: Final = (b"\xd4\xc3\xb2\xa1", b"\xa1\xb2\xc3\xd4", b"\x4d\x3c\xb2\xa1", b"\x0a\x0d\x0d\x0a")
 _PROTOBUF_START: Final = 0x0A
 
-_OPERATIONS: Final[dict[type, Operation]] = {
-    AddRequest: Operation.ADD_ENTRY, AddResponse: Operation.ADD_ENTRY,
-    ReadRequest: Operation.READ_ENTRY, ReadResponse: Operation.READ_ENTRY,
-    BatchReadRequest: Operation.BATCH_READ_ENTRY, BatchReadResponse: Operation.BATCH_READ_ENTRY,
-    WriteLacRequest: Operation.WRITE_LAC, WriteLacResponse: Operation.WRITE_LAC,
-    ReadLacRequest: Operation.READ_LAC, ReadLacResponse: Operation.READ_LAC,
-    BookieInfoRequest: Operation.GET_BOOKIE_INFO, BookieInfoResponse: Operation.GET_BOOKIE_INFO,
-    ForceLedgerRequest: Operation.FORCE_LEDGER, ForceLedgerResponse: Operation.FORCE_LEDGER,
-    ListEntriesRequest: Operation.GET_LIST_OF_ENTRIES_OF_LEDGER,
-    ListEntriesResponse: Operation.GET_LIST_OF_ENTRIES_OF_LEDGER,
-    StartTlsRequest: Operation.START_TLS, StartTlsResponse: Operation.START_TLS,
-    AuthRequest: Operation.AUTH, AuthResponse: Operation.AUTH,
-}  # fmt: skip
-
 
 class StreamEnds(Corrupt):
-    """Decoding stopped before the stream did, or the stream within a frame. `offset`: of the frame that is no good."""
+    """A frame cannot be decoded, or the stream ends within a frame. `offset`: offset of that frame."""
 
     code = "stream_ends"
 
@@ -86,18 +64,18 @@ class StreamEnds(Corrupt):
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One frame in words."""
+    """The description of one frame."""
 
     offset: int
-    """Of its length field in the stream, bytes."""
+    """Offset of its length field in the stream, in bytes."""
     size: int
-    """With its length field, bytes."""
+    """Size in bytes, with the length field."""
     protocol: int
     direction: str
     """`request` or `response`."""
     operation: str
     facts: dict[str, Any] = field(default_factory=dict)
-    """Ids, flags, status: in the order to print."""
+    """Ids, flags and status, in the order in which they are printed."""
     bodies: tuple[EntryFacts, ...] = ()
     is_damaged: bool = False
     """A digest is wrong."""
@@ -110,16 +88,20 @@ class Frame:
 
     def as_json(self) -> dict[str, Any]:
         facts = {
-            "offset": self.offset, "size": self.size, "protocol": self.protocol, "direction": self.direction,
-            "operation": self.operation, **self.facts,
-        }  # fmt: skip
+            "offset": self.offset,
+            "size": self.size,
+            "protocol": self.protocol,
+            "direction": self.direction,
+            "operation": self.operation,
+            **self.facts,
+        }
         if self.bodies:
             facts["bodies"] = [body.as_json() for body in self.bodies]
         return facts
 
 
 class StreamDecoder:
-    """Bytes in, frames out. After StreamEnds nothing more may be fed."""
+    """Decode bytes to frames. No bytes may be fed after StreamEnds."""
 
     def __init__(
         self, *, direction: str = "auto", digesters: Sequence[Digester], frame_size_max: int = FRAME_SIZE_MAX
@@ -129,16 +111,16 @@ class StreamDecoder:
         self._digesters = digesters
         self._cutter = FrameDecoder(frame_size_max=frame_size_max)
         self._held = bytearray()
-        """Bytes that the cutter did not get: it is given a length, then a message, never more."""
+        """Bytes not yet passed to the frame decoder, which receives a length, then a message, in separate calls."""
         self._needed = LENGTH_SIZE
         self._is_length = True
         self._offset = 0
-        """Of the frame under way."""
+        """Offset of the current frame."""
         self._is_v2 = False
         self._undecided: list[tuple[int, bytes]] = []
 
     def feed(self, data: bytes) -> Iterator[Frame]:
-        """Frames that are complete now. Raises StreamEnds after those in front of what cannot be read."""
+        """Yield the frames that are now complete. Raises StreamEnds behind them if the next frame cannot be decoded."""
         self._held += data
         at = 0
         while len(self._held) - at >= self._needed:
@@ -159,7 +141,7 @@ class StreamDecoder:
         del self._held[:at]
 
     def end(self) -> Iterator[Frame]:
-        """No more bytes come. Raises StreamEnds when a frame is unfinished."""
+        """Yield the frames still buffered at the end of the stream. Raises StreamEnds if a frame is incomplete."""
         yield from self._decide("request")
         found = len(self._held) + (0 if self._is_length else LENGTH_SIZE)
         if not found:
@@ -200,7 +182,7 @@ class StreamDecoder:
             try:
                 found = v3.decode_request(message) if is_request else v3.decode_response(message)
             except BadRequest as error:
-                if message[0] == _PROTOBUF_START:  # no version 2 packet begins so: a bookie would close the connection
+                if message[0] == _PROTOBUF_START:  # not version 2 either: a bookie would close the connection
                     raise self._unreadable(offset, message, f"version 3: {error}") from error
                 self._is_v2 = True
             else:
@@ -220,7 +202,7 @@ class StreamDecoder:
 
 
 def _hint(piece: bytes, *, at_start: bool) -> str:
-    """What bytes that are no length may be instead."""
+    """Return what the stream may contain where `piece` is not a valid length."""
     if piece[:2] in _TLS_RECORDS:
         return "This is a TLS record: from here on the stream is encrypted"
     if at_start and piece in _CAPTURE_FILES:
@@ -231,18 +213,18 @@ def _hint(piece: bytes, *, at_start: bool) -> str:
 
 
 def direction_of(message: bytes) -> str | None:
-    """`request` or `response`; None when this frame may be either."""
+    """Return `request` or `response`; None if the message may be either."""
     if message[0] == _PROTOBUF_START:
         try:
             v3.decode_response(message)
         except BadRequest:
             return "request"
-        return "response"  # a response has a status of its own in front, which no request has
+        return "response"  # only a response has a status in front of its fields
     return _direction_of_v2(message)
 
 
 def _direction_of_v2(message: bytes) -> str | None:
-    """By sizes: an answer has 24 bytes and an entry where a request has its ids, or its ids and a master key."""
+    """Detect the direction by sizes: a response has 24 bytes and an entry, a request ids or ids and a master key."""
     size = len(message)
     if size < 4:
         return "request"
@@ -257,13 +239,13 @@ def _direction_of_v2(message: bytes) -> str | None:
     return None if opcode == v2.AUTH else "request"
 
 
-# --- in words ---------------------------------------------------------------------------------------------------------
+# --- descriptions -----------------------------------------------------------------------------------------------------
 
 
 def describe(
     found: Request | Response, *, offset: int, message: bytes, protocol: int, digesters: Sequence[Digester]
 ) -> Frame:
-    """One decoded frame in words."""
+    """Return the description of one decoded frame."""
     direction = "response" if isinstance(found, Response) else "request"
     facts: dict[str, Any] = {}
     if protocol == 3:
@@ -273,7 +255,7 @@ def describe(
     if isinstance(found, OtherRequest | ErrorResponse):
         operation = _operation_name(found.operation)
     else:
-        operation = _OPERATIONS[type(found)].name
+        operation = OPERATION_OF[type(found)].name
     for name in ("ledger_id", "entry_id", "lac", "request_id", "count_max", "size_max"):
         value = getattr(found, name, None)
         if value is not None:
@@ -334,10 +316,8 @@ def _response_facts(found: Any) -> dict[str, Any]:
 def _auth_facts(found: Any) -> dict[str, Any]:
     if not isinstance(found, AuthRequest | AuthResponse):
         return {}
-    name: str | bytes = found.plugin  # protobuf hands a damaged name out as bytes
-    return {
-        "plugin": escaped(name if isinstance(name, bytes) else name.encode()), "payload_size": len(found.payload)
-    }  # fmt: skip
+    name: str | bytes = found.plugin  # protobuf returns a name that is not UTF-8 as bytes
+    return {"plugin": escaped(name if isinstance(name, bytes) else name.encode()), "payload_size": len(found.payload)}
 
 
 def _availability_words(packed: bytes) -> str:

@@ -1,4 +1,4 @@
-"""`bindery recovery`: what it says of a cluster in each state, and its switches, over metadata in memory."""
+"""`bindery recovery` on metadata in memory: its output for each state of a cluster, pause, resume and retry."""
 
 import json
 from dataclasses import replace
@@ -36,8 +36,8 @@ def status(cluster: MemoryCluster) -> dict[str, Any]:
     return dict(json.loads(cluster.invoke("recovery", "status", "--json").stdout))
 
 
-def said(result: Result) -> str:
-    """All that a verb said, errors included."""
+def output_of(result: Result) -> str:
+    """Return the output of a command, with its errors."""
     return result.output + str(result.exception or "")
 
 
@@ -62,36 +62,48 @@ class _Lots:
 
 
 def report(cluster: MemoryCluster, **fields: Any) -> None:
-    """A worker's report; persistent, since no session outlives a verb here."""
+    """Write the report of a worker. It is persistent, because each session ends with its command."""
     data = json.dumps({"at_ms": cluster.now_ms, "state": "copying", **fields}).encode()
     cluster.do(lambda store: store.create("/bindery/recovery/workers/w0", data, make_parents=True))
 
 
-def test_a_sound_cluster_says_so_in_three_lines(cluster: MemoryCluster) -> None:
+def test_a_sound_cluster_is_reported_in_three_lines(cluster: MemoryCluster) -> None:
     cluster.elect("a1", "a2", "a3")
     result = cluster.invoke("recovery", "status")
     assert result.exit_code == 0
     assert result.stdout.splitlines() == [
-        "automatic recovery is enabled", "auditor: a1 (2 on standby)", "no ledger is known to be under-replicated",
-    ]  # fmt: skip
+        "automatic recovery is enabled",
+        "auditor: a1 (2 on standby)",
+        "no ledger is known to be under-replicated",
+    ]
     assert status(cluster)["candidates"] == ["a1", "a2", "a3"]
 
 
-def test_the_last_audits_are_told_the_deepest_first(cluster: MemoryCluster) -> None:
+def test_the_last_audits_are_listed_deepest_first(cluster: MemoryCluster) -> None:
     cluster.elect("a1")
     assert status(cluster)["audits"] == []
     deep = LastAudit(
-        level="deep", run_id="r1", verdict="CORRUPT", exit_code=2, began_ms=0, ended_ms=cluster.now_ms - 7_200_000,
-        copies_expected=400, copies_verified=399, bytes_read=9, oldest_verified_ms=0,
-        kinds={"ENTRY_LOST": 2, "ORPHAN_DATA": 1}, severities={"warning": 1, "unreadable": 2},
-    )  # fmt: skip
+        level="deep",
+        run_id="r1",
+        verdict="CORRUPT",
+        exit_code=2,
+        began_ms=0,
+        ended_ms=cluster.now_ms - 7_200_000,
+        copies_expected=400,
+        copies_verified=399,
+        bytes_read=9,
+        oldest_verified_ms=0,
+        kinds={"ENTRY_LOST": 2, "ORPHAN_DATA": 1},
+        severities={"warning": 1, "unreadable": 2},
+    )
     quick = replace(deep, level="quick", run_id="r2", verdict="HEALTHY", exit_code=0, kinds={}, severities={})
     for audit in (quick, deep):
         cluster.do(lambda store, audit=audit: LastAudits(store).put(audit))  # type: ignore[misc]
     facts = status(cluster)["audits"]
     assert [(one["level"], one["verdict"], one["age_s"]) for one in facts] == [
-        ("deep", "CORRUPT", 7_200.0), ("quick", "HEALTHY", 7_200.0),
-    ]  # fmt: skip
+        ("deep", "CORRUPT", 7_200.0),
+        ("quick", "HEALTHY", 7_200.0),
+    ]
     assert facts[0]["coverage"] == 0.9975
     assert cluster.invoke("recovery", "status").stdout.splitlines()[-2:] == [
         "last deep audit: CORRUPT 2.0 h ago, 399 of 400 copies seen, findings: 2 unreadable, 1 warning (run r1)",
@@ -99,11 +111,11 @@ def test_the_last_audits_are_told_the_deepest_first(cluster: MemoryCluster) -> N
     ]
 
 
-def test_without_an_auditor_nothing_is_noticed_and_the_exit_code_says_it(cluster: MemoryCluster) -> None:
+def test_without_an_auditor_the_exit_code_is_1(cluster: MemoryCluster) -> None:
     result = cluster.invoke("recovery", "status")
     assert result.exit_code == 1
     assert "auditor: NONE" in result.stdout
-    assert "no ledger can be repaired: no auditor is running: what is lost is not noticed" in result.stdout
+    assert "no ledger can be repaired: no auditor is running: lost bookies are not detected" in result.stdout
 
 
 def test_marked_ledgers_are_counted_by_obstacle_with_bytes_speed_and_time_left(cluster: MemoryCluster) -> None:
@@ -112,9 +124,15 @@ def test_marked_ledgers_are_counted_by_obstacle_with_bytes_speed_and_time_left(c
     third = cluster.ledger("b0", "b1", closed=False)
     mark(cluster, first, "b0", missing_bytes=3 * 2**20, missing_entries=7, state=RecoveryState.COPYING)
     mark(
-        cluster, second, "b0", missing_bytes=2**20, missing_entries=1, state=RecoveryState.BLOCKED,
-        obstacle=Obstacle.NO_SPARE, detail="no bookie can replace b0",
-    )  # fmt: skip
+        cluster,
+        second,
+        "b0",
+        missing_bytes=2**20,
+        missing_entries=1,
+        state=RecoveryState.BLOCKED,
+        obstacle=Obstacle.NO_SPARE,
+        detail="no bookie can replace b0",
+    )
     cluster.now_ms += 60_000
     mark(cluster, third, "b0")
     report(cluster, bytes_per_s=2**20, ledger_id=first)
@@ -177,7 +195,7 @@ def test_absent_bookies_are_shown_with_the_time_they_have_left(cluster: MemoryCl
     assert "absent: b1 for 8 min; its ledgers are marked" in text
     assert "absent: b2" not in text
     assert "in maintenance until" in text
-    cluster.now_ms += 60_000  # the lease is over, and the auditor has not seen it yet
+    cluster.now_ms += 60_000  # the lease is over, and the auditor has not checked it yet
     assert {"bookie_id": "b2", "phase": "absent", "since_ms": None, "absent_s": None, "left_s": None} in status(
         cluster
     )["lost_bookies"]
@@ -206,7 +224,7 @@ def test_a_drain_is_not_called_complete_while_ledgers_are_left(cluster: MemoryCl
     assert "draining: b0, 99 %, 1 ledgers and 0 B left" in cluster.invoke("recovery", "status").stdout
 
 
-def test_a_drain_that_ended_is_shown_so_before_the_auditor_looked_again(cluster: MemoryCluster) -> None:
+def test_a_drain_that_ended_is_shown_before_the_auditor_checks_again(cluster: MemoryCluster) -> None:
     cluster.ledger("b0", "b1")
     assert cluster.invoke("bookie", "drain", "b0").exit_code == 0
     left = {"b0": {"bytes_left": 0, "ledgers_left": 1, "entries_left": 0}}
@@ -255,7 +273,7 @@ def test_history_is_newest_last_and_bounded(cluster: MemoryCluster) -> None:
 
 def test_trigger_writes_the_delay_again(cluster: MemoryCluster) -> None:
     result = cluster.invoke("recovery", "trigger")
-    assert "no auditor has led yet" in said(result)
+    assert "no auditor has been leader yet" in output_of(result)
     cluster.do(lambda store: marks(store, cluster).set_lost_bookie_delay_s(77))
     before = cluster.do(lambda store: store.get(LAYOUT.lost_bookie_delay))
     cluster.elect("a1")
@@ -267,19 +285,28 @@ def test_trigger_writes_the_delay_again(cluster: MemoryCluster) -> None:
 def test_retry_ends_back_off_and_terminal_states(cluster: MemoryCluster) -> None:
     ledger_id = cluster.ledger("b0", "b1")
     result = cluster.invoke("recovery", "retry", str(ledger_id))
-    assert "is not marked" in said(result)
-    assert "no such ledger" in said(cluster.invoke("recovery", "retry", "999"))
+    assert "is not marked" in output_of(result)
+    assert "no such ledger" in output_of(cluster.invoke("recovery", "retry", "999"))
     mark(
-        cluster, ledger_id, "b0", state=RecoveryState.UNRECOVERABLE, obstacle=Obstacle.NO_COPY_LEFT, attempts=9,
-        detail="no copy of entry 3 is left", next_retry_ms=cluster.now_ms + 300_000,
-    )  # fmt: skip
+        cluster,
+        ledger_id,
+        "b0",
+        state=RecoveryState.UNRECOVERABLE,
+        obstacle=Obstacle.NO_COPY_LEFT,
+        attempts=9,
+        detail="no copy of entry 3 is left",
+        next_retry_ms=cluster.now_ms + 300_000,
+    )
     result = cluster.invoke("recovery", "retry", str(ledger_id))
     assert result.stdout == f"the repair of ledger {ledger_id} is retried; it was unrecoverable after 9 attempts\n"
     record = cluster.do(lambda store: RecoveryRecords(store).get(ledger_id))
     assert record is not None
     assert (record.state, record.obstacle, record.attempts, record.next_retry_ms) == (
-        RecoveryState.WAITING, Obstacle.NONE, 0, None,
-    )  # fmt: skip
+        RecoveryState.WAITING,
+        Obstacle.NONE,
+        0,
+        None,
+    )
 
 
 # --- explain ----------------------------------------------------------------------------------------------------------
@@ -320,19 +347,23 @@ def test_explain_follows_a_ledger_from_sound_to_unrecoverable(cluster: MemoryClu
     assert "obstacle         no_copy_left" in text
 
 
-def test_explain_says_when_an_audit_last_found_the_ledger_whole(cluster: MemoryCluster) -> None:
+def test_explain_shows_when_an_audit_last_found_the_ledger_complete(cluster: MemoryCluster) -> None:
     ledger_id = cluster.ledger("b0", "b1")
     assert json.loads(cluster.invoke("recovery", "explain", str(ledger_id), "--json").stdout)["verified"] is None
     record = Verified(ledger_id, "deep", 1_000, "r1", 0)
     cluster.do(lambda store: VerifiedRecords(store).put_all([record]))
     assert json.loads(cluster.invoke("recovery", "explain", str(ledger_id), "--json").stdout)["verified"] == {
-        "ledger_id": ledger_id, "level": "deep", "verified_at_ms": 1_000, "run_id": "r1", "metadata_version": 0,
-    }  # fmt: skip
+        "ledger_id": ledger_id,
+        "level": "deep",
+        "verified_at_ms": 1_000,
+        "run_id": "r1",
+        "metadata_version": 0,
+    }
     text = cluster.invoke("recovery", "explain", str(ledger_id)).stdout
     assert "verified         1970-01-01 00:00:01Z, level deep, run r1" in text
 
 
-def test_explain_of_draining_maintained_locked_and_deleted_ledgers(cluster: MemoryCluster) -> None:
+def test_explain_of_ledgers_that_are_draining_in_maintenance_locked_or_deleted(cluster: MemoryCluster) -> None:
     cluster.elect("a1")
     ledger_id = cluster.ledger("b0", "b1")
     cluster.invoke("bookie", "drain", "b0")
@@ -349,13 +380,19 @@ def test_explain_of_draining_maintained_locked_and_deleted_ledgers(cluster: Memo
     assert code == 0
     cluster.do(lambda store: store.delete(LAYOUT.ledger(ledger_id), version=None))
     assert "was deleted" in explained(cluster, ledger_id)[0]
-    assert "no such ledger" in said(cluster.invoke("recovery", "explain", "999")).lower()
+    assert "no such ledger" in output_of(cluster.invoke("recovery", "explain", "999")).lower()
 
 
 def test_status_lines_of_workers_are_a_table(cluster: MemoryCluster) -> None:
     fields = WorkerReport("w0", cluster.now_ms, "copying", LedgerId(7), 2**20, 9, 2**20, 12.4, 2**22)
-    report(cluster, ledger_id=7, bytes_per_s=fields.bytes_per_s, budget_bytes_per_s=fields.budget_bytes_per_s,
-           bytes_done_total=fields.bytes_done_total, foreground_p99_ms=fields.foreground_p99_ms)  # fmt: skip
+    report(
+        cluster,
+        ledger_id=7,
+        bytes_per_s=fields.bytes_per_s,
+        budget_bytes_per_s=fields.budget_bytes_per_s,
+        bytes_done_total=fields.bytes_done_total,
+        foreground_p99_ms=fields.foreground_p99_ms,
+    )
     lines = status_lines(status(cluster), now_ms=cluster.now_ms)
     assert lines[-2].split() == ["worker", "state", "ledger", "speed", "allowed", "copied", "foreground", "p99"]
     assert lines[-1].split() == ["w0", "copying", "7", "1.0", "MiB/s", "4.0", "MiB/s", "1.0", "MiB", "12", "ms"]

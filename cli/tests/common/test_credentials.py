@@ -18,7 +18,7 @@ def test_a_password_comes_from_the_file_before_the_environment(monkeypatch: pyte
         assert read_password(str(file)) == b" secret ", "only one line end is removed"
 
 
-def test_a_password_is_asked_for_on_a_terminal_only() -> None:
+def test_the_prompt_for_a_password_needs_a_terminal() -> None:
     with pytest.raises(BadRequest, match="needs a terminal"):
         read_password("-")
 

@@ -43,7 +43,7 @@ def receive(
     return _receive(broker, "/t", "s", follow=follow, maximum=maximum, retries=retries)  # type: ignore[arg-type]
 
 
-def test_what_was_printed_is_acknowledged_and_the_rest_is_returned() -> None:
+def test_printed_messages_are_acknowledged_and_the_others_returned() -> None:
     broker = Recorder(["1", "2", "3"])
     source = receive(broker)
     assert next(source)["message_id"] == "1"
@@ -63,7 +63,9 @@ MOVING = BrokerRefused("the topic is moving", http_status=503, problem={})
 GONE = BrokerRefused("no such topic", http_status=404, problem={})
 
 
-def test_follow_reconnects_with_growing_delays_and_goes_on_where_it_was(capsys: pytest.CaptureFixture[str]) -> None:
+def test_follow_reconnects_with_growing_delays_and_continues_at_its_position(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     slept: list[float] = []
     retries = Retries(is_enabled=True, sleep=slept.append)
     broker = Recorder(["a", "b"], [None, BROKEN, BROKEN, MOVING])

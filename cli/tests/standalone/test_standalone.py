@@ -1,4 +1,4 @@
-"""`bindery standalone` and the verbs, with real processes, as a newcomer uses them."""
+"""`bindery standalone` and the other commands with real processes, as a new user runs them."""
 
 import contextlib
 import json
@@ -20,7 +20,7 @@ from command import bindery
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
 
 SECOND_START_S_MAX = 45.0
-"""A few seconds on an idle machine; this is for one with much else to do."""
+"""Maximum seconds of a second start on a busy machine. An idle one needs a few seconds."""
 
 
 @pytest.fixture(scope="module")
@@ -35,8 +35,8 @@ def ok(*arguments: str, stdin: str | None = None) -> str:
     return done.stdout
 
 
-def test_it_prints_three_lines_to_try_and_they_work_as_printed(cluster: ThrowawayCluster) -> None:
-    words = cluster.words(100)
+def test_the_three_printed_example_commands_work(cluster: ThrowawayCluster) -> None:
+    words = cluster.output(100)
     assert re.search(r"^ready after [0-9.]+ s$", words, re.MULTILINE)
     lines = re.findall(r"^  (curl .*)$", words, re.MULTILINE)
     assert len(lines) == 3
@@ -55,8 +55,14 @@ def test_status_shows_every_process_ready(cluster: ThrowawayCluster) -> None:
     status = json.loads(ok("standalone", "status", "--data", data, "--json"))
     assert status["state"] == "ready"
     assert [process["name"] for process in status["processes"]] == [
-        "zookeeper-0", "bookie-0", "bookie-1", "bookie-2", "bookie-3", "broker-0", "auditor-0",
-    ]  # fmt: skip
+        "zookeeper-0",
+        "bookie-0",
+        "bookie-1",
+        "bookie-2",
+        "bookie-3",
+        "broker-0",
+        "auditor-0",
+    ]
     for process in status["processes"]:
         assert process["state"] == "ready"
         assert process["pid"] == cluster.pid(process["name"])
@@ -67,7 +73,7 @@ def test_status_shows_every_process_ready(cluster: ThrowawayCluster) -> None:
     assert cluster.auditor_url() in shown
 
 
-def test_what_goes_in_by_produce_comes_out_by_consume(cluster: ThrowawayCluster, tmp_path: Path) -> None:
+def test_consume_prints_what_produce_sent(cluster: ThrowawayCluster, tmp_path: Path) -> None:
     at = ("--url", cluster.url)
     lines = "one\ntwo\n\nfour \u20ac\n"
     assert ok("produce", "lines", *at, "--property", "from=test", stdin=lines) == "4 messages sent\n"
@@ -117,7 +123,7 @@ def test_consume_follows_until_it_has_enough(cluster: ThrowawayCluster) -> None:
             following.kill()
 
 
-def test_a_reader_that_goes_away_ends_consume_quietly(cluster: ThrowawayCluster) -> None:
+def test_consume_ends_without_a_message_when_its_reader_ends(cluster: ThrowawayCluster) -> None:
     at = ("--url", cluster.url)
     ok("produce", "piped", *at, stdin="".join(f"{i} {'x' * 1000}\n" for i in range(2000)))
     line = f"{sys.executable} -m bindery consume piped --url {cluster.url} | head -1"
@@ -137,7 +143,7 @@ def test_topics_are_listed_with_their_figures(cluster: ThrowawayCluster) -> None
     assert "subscription   cli" in ok("topics", "stats", "counted", *at)
 
 
-def test_a_topic_is_deleted_once_somebody_says_yes(cluster: ThrowawayCluster) -> None:
+def test_a_topic_is_deleted_after_a_confirmation(cluster: ThrowawayCluster) -> None:
     at = ("--url", cluster.url)
     ok("produce", "unwanted", *at, stdin="a\nb\n")
     asked = bindery("topics", "delete", "unwanted", *at)
@@ -171,7 +177,7 @@ def test_ledgers_are_listed_shown_and_read_from_each_bookie(cluster: ThrowawayCl
     for bookie in shown["segments"][0]["ensemble"]:
         out = ok("ledger", "read", ledger, *at, "--first", entry, "--last", entry, "--from-bookie", bookie, "--json")
         verdicts.append(json.loads(out)["verdict"])
-    assert verdicts.count("good") >= 2  # the ack quorum; the third may be on its way
+    assert verdicts.count("good") >= 2  # the ack quorum; the third copy may not have arrived
     missing = bindery("ledger", "show", "999999", *at)
     assert (missing.returncode, missing.stdout) == (1, "")
     assert "no such ledger" in missing.stderr
@@ -202,23 +208,23 @@ def test_errors_name_the_fix_and_have_their_exit_codes(cluster: ThrowawayCluster
     assert "line 2" in done.stderr
 
 
-def test_a_url_of_another_service_is_told_in_a_line(cluster: ThrowawayCluster) -> None:
+def test_a_url_of_another_service_is_reported_in_one_line(cluster: ThrowawayCluster) -> None:
     processes = {process["name"]: process["ports"] for process in (cluster.status() or {})["processes"]}
     bookie, auditor = (f"http://127.0.0.1:{processes[name]['HTTP']}" for name in ("bookie-0", "auditor-0"))
-    for verb, url, told in (
+    for command, url, service in (
         (("topics", "list"), auditor, "an auditor, not a broker"),
         (("consume", "x", "--ack"), bookie, "a bookie, not a broker"),
         (("bookie", "state"), cluster.url, "a broker, not a bookie"),
         (("bookie", "gc", "run"), auditor, "an auditor, not a bookie"),
     ):
-        done = bindery(*verb, "--url", url)
+        done = bindery(*command, "--url", url)
         assert done.returncode == 1
-        assert f"bindery: {url} is {told}; --url or " in done.stderr
+        assert f"bindery: {url} is {service}; --url or " in done.stderr
         assert len(done.stderr) < 150
     assert ok("bookie", "disks", "--url", bookie)
 
 
-def test_a_named_process_is_stopped_and_brought_back(cluster: ThrowawayCluster) -> None:
+def test_a_process_is_stopped_and_started_by_name(cluster: ThrowawayCluster) -> None:
     data = str(cluster.directory.root)
     before = ProcessIdentity.of(cluster.pid("bookie-3"))
     assert before is not None
@@ -233,7 +239,7 @@ def test_a_named_process_is_stopped_and_brought_back(cluster: ThrowawayCluster) 
     assert "bookie-0, bookie-1" in unknown.stderr
 
 
-def test_a_killed_bookie_comes_back_visibly(cluster: ThrowawayCluster) -> None:
+def test_the_restart_of_a_killed_bookie_is_shown(cluster: ThrowawayCluster) -> None:
     before = cluster.kill("bookie-0")
     deadline = time.monotonic() + 60
 
@@ -243,15 +249,15 @@ def test_a_killed_bookie_comes_back_visibly(cluster: ThrowawayCluster) -> None:
 
     back = False
     while not back:
-        assert time.monotonic() < deadline, cluster.words()
+        assert time.monotonic() < deadline, cluster.output()
         time.sleep(0.05)
-        with contextlib.suppress(FileNotFoundError):  # it died since the status was asked for
+        with contextlib.suppress(FileNotFoundError):  # it ended after the status request
             back = is_back()
-    assert "bookie-0 died: killed by SIGKILL" in cluster.words(100)
-    assert "bookie-0 is again ready" in cluster.words(100)
+    assert "bookie-0 died: killed by SIGKILL" in cluster.output(100)
+    assert "bookie-0 is again ready" in cluster.output(100)
 
 
-def test_a_second_cluster_on_the_same_data_or_ports_is_refused_with_the_way_out(
+def test_a_second_cluster_on_the_same_data_or_ports_is_refused_with_a_fix(
     cluster: ThrowawayCluster, tmp_path: Path
 ) -> None:
     offset = str(cluster.port_offset)
@@ -265,14 +271,14 @@ def test_a_second_cluster_on_the_same_data_or_ports_is_refused_with_the_way_out(
 
 
 def test_a_second_start_finds_all_data_and_is_ready_in_time() -> None:
-    """Its own cluster: first an orderly stop, then a kill of the supervisor alone, which takes its children along."""
+    """Uses a cluster of its own: first a regular stop, then a kill of the supervisor, with which its children end."""
     with ThrowawayCluster(bookies=4) as cluster:
         ok("produce", "kept", "--url", cluster.url, stdin="".join(f"{i}\n" for i in range(100)))
         ok("consume", "kept", "--url", cluster.url, "--ack", "--max", "40")
         cluster.stop()
-        assert "all stopped" in cluster.words()
+        assert "all stopped" in cluster.output()
         took_s = cluster.start()
-        assert took_s < SECOND_START_S_MAX, cluster.words(60)
+        assert took_s < SECOND_START_S_MAX, cluster.output(60)
         assert ok("consume", "kept", "--url", cluster.url) == "".join(f"{i}\n" for i in range(100))
         assert ok("consume", "kept", "--url", cluster.url, "--ack") == "".join(f"{i}\n" for i in range(40, 100))
 

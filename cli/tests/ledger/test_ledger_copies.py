@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from bindery.common.operator import connected
 from bindery.standalone.plan import BOOKIE_PORT, HOST
-from bindery.standalone.throwaway import ThrowawayCluster
 from bindery_core.digest import Digester
 from bindery_core.entry import pack
 from bindery_core.formats.ledger_metadata import DigestType
@@ -18,6 +17,7 @@ from bindery_core.wire import v3
 from bindery_core.wire.framing import FrameDecoder
 from bindery_core.wire.messages import AddRequest, AddResponse
 from command import bindery
+from forked_cluster import ForkedCluster
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
 
@@ -26,18 +26,18 @@ EARLY, LATE = 3, 4
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[ThrowawayCluster]:
-    # No auditor: it would make the missing copies that are to be found here.
-    with ThrowawayCluster(bookies=3, brokers=0, auditors=0) as running:
+def cluster() -> Iterator[ForkedCluster]:
+    # No auditor, because it would restore the missing copies that these tests expect.
+    with ForkedCluster(bookies=3, brokers=0, auditors=0) as running:
         yield running
 
 
-def standalone(cluster: ThrowawayCluster, verb: str, bookie: str) -> None:
+def standalone(cluster: ForkedCluster, verb: str, bookie: str) -> None:
     done = bindery("standalone", verb, bookie, "--data", str(cluster.directory.root))
     assert done.returncode == 0, done.stderr
 
 
-def ledger(cluster: ThrowawayCluster, *arguments: str) -> "subprocess.CompletedProcess[str]":
+def ledger(cluster: ForkedCluster, *arguments: str) -> "subprocess.CompletedProcess[str]":
     return bindery("ledger", *arguments, "--zookeeper", cluster.zookeeper)
 
 
@@ -45,7 +45,7 @@ def payload(number: int) -> bytes:
     return b"payload number %d, found on disk by these words" % number
 
 
-async def write_while_a_bookie_is_away(cluster: ThrowawayCluster) -> int:
+async def write_while_a_bookie_is_away(cluster: ForkedCluster) -> int:
     async with connected(cluster.zookeeper) as found:
         client = found.client
         writer = await client.create(ensemble_size=3, write_quorum=3, ack_quorum=2, custom={"application": b"copies"})
@@ -56,8 +56,8 @@ async def write_while_a_bookie_is_away(cluster: ThrowawayCluster) -> int:
         return int(writer.ledger_id)
 
 
-def damage_on_disk(cluster: ThrowawayCluster, bookie: str, words: bytes) -> int:
-    """Change the last byte of `words` wherever the bookie keeps them; how often they were found."""
+def damage_on_disk(cluster: ForkedCluster, bookie: str, words: bytes) -> int:
+    """Change the last byte of `words` everywhere in the files of the bookie. Return the number of occurrences."""
     count = 0
     for path in (cluster.directory.root / bookie).rglob("*"):
         if not path.is_file():
@@ -70,9 +70,9 @@ def damage_on_disk(cluster: ThrowawayCluster, bookie: str, words: bytes) -> int:
 
 
 def plant(
-    cluster: ThrowawayCluster, number: int, entry_id: int, content: bytes, *, lac: int, damage: bool = False
+    cluster: ForkedCluster, number: int, entry_id: int, content: bytes, *, lac: int, damage: bool = False
 ) -> None:
-    """Put one entry on bookie-2 behind everybody's back."""
+    """Add one entry to bookie-2 only, without the writer of the ledger."""
     digester = Digester(DigestType.CRC32C)
     length = sum(len(payload(i)) for i in range(entry_id + 1))
     body = pack(digester, ledger_id=number, entry_id=entry_id, lac=lac, length=length, payload=content)
@@ -93,7 +93,7 @@ def rows(done: "subprocess.CompletedProcess[str]") -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def test_missing_damaged_and_different_copies_are_found_and_nothing_is_changed(cluster: ThrowawayCluster) -> None:
+def test_missing_damaged_and_different_copies_are_found_and_nothing_is_changed(cluster: ForkedCluster) -> None:
     number = asyncio.run(write_while_a_bookie_is_away(cluster))
     identity = str(number)
     last = EARLY + LATE - 1
@@ -133,18 +133,18 @@ def test_missing_damaged_and_different_copies_are_found_and_nothing_is_changed(c
     assert damage_on_disk(cluster, "bookie-1", payload(1)) >= 1
     standalone(cluster, "start", "bookie-1")
     done = ledger(cluster, "compare", identity, "--only-bad", "--last", str(EARLY - 1))
-    assert done.returncode == 1, done.stdout  # the bookie sees the damage itself and sends nothing
+    assert done.returncode == 1, done.stdout  # the bookie detects the damage and does not send the entry
     assert "error at bookie-1" in done.stdout
     assert "bookie-1: bookie answers IO_ERROR (1 entries)" in done.stderr
 
-    # A verified read passes damage over. It cannot see divergence, so which of entry EARLY + 1 it gives is open.
+    # A verified read skips damaged copies. It does not detect divergence, so it may return either copy of EARLY + 1.
     for first, end in ((0, EARLY), (EARLY + 2, last)):
         plain = ledger(cluster, "read", identity, "--bytes", "--first", str(first), "--last", str(end))
         assert plain.stdout.encode() == b"".join(map(payload, range(first, end + 1)))
     assert ledger(cluster, "show", identity, "--json").stdout == before
 
 
-def test_an_open_ledger_is_compared_without_fencing_its_writer(cluster: ThrowawayCluster) -> None:
+def test_an_open_ledger_is_compared_without_fencing_its_writer(cluster: ForkedCluster) -> None:
     async def compare_while_writing() -> "subprocess.CompletedProcess[str]":
         async with connected(cluster.zookeeper) as found:
             client = found.client

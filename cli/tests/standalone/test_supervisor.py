@@ -1,5 +1,8 @@
-"""The supervisor: order, restarts, what was stopped by name, leftovers. Its children are small stand-ins that serve
-/readyz, so that a test takes a second; `test_standalone.py` has the real ones."""
+"""The supervisor: start order, restarts, processes stopped by name, leftovers of a killed supervisor.
+
+The child processes are small programs that serve /readyz, so that a test takes a second; `test_standalone.py` uses the
+real services.
+"""
 
 import asyncio
 import errno
@@ -17,12 +20,11 @@ from bindery.standalone import process as process_module
 from bindery.standalone import supervisor as supervisor_module
 from bindery.standalone.commands import _print_status
 from bindery.standalone.control import ask
-from bindery.standalone.directory import AlreadyRunning, DataDirectory, ProcessIdentity, StandaloneError, State
+from bindery.standalone.directory import DataDirectory, ProcessIdentity, StandaloneError, State
 from bindery.standalone.options import Options
 from bindery.standalone.plan import ClusterPlan, Kind, ProcessPlan, plan_cluster
 from bindery.standalone.process import ChildState
 from bindery.standalone.supervisor import Supervisor, first_steps, welcome
-from bindery_core.errors import BadRequest
 from bindery_kit.process.runtime import Shutdown
 from bindery_metadata.stores.embedded import ServerSpec
 
@@ -68,7 +70,7 @@ class Cluster:
         self.directory = DataDirectory(root)
         self.directory.create()
         self.record = root / "record"
-        self.said: list[str] = []
+        self.lines: list[str] = []
         self.ready = asyncio.Event()
         self.shutdown = Shutdown()
         self.before_bookies: Callable[[], Awaitable[None]] | None = None
@@ -87,10 +89,10 @@ class Cluster:
             for name, port in zip(names, ports, strict=True)
         ]
         self.plan = ClusterPlan(Options(data=root), "127.0.0.1:1", (), tuple(plans[:3]), tuple(plans[3:]))
-        self.supervisor = Supervisor(self.plan, self.directory, init_cluster=self._init, say=self.said.append)
+        self.supervisor = Supervisor(self.plan, self.directory, init_cluster=self._init, say=self.lines.append)
 
     async def _init(self, zookeeper: str) -> None:
-        self.said.append(f"init {zookeeper}")
+        self.lines.append(f"init {zookeeper}")
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator["Cluster"]:
@@ -135,14 +137,14 @@ def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_all_start_after_the_metadata_and_brokers_stop_before_bookies(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path)
     async with cluster.running():
-        assert cluster.said[0] == "init 127.0.0.1:1"
+        assert cluster.lines[0] == "init 127.0.0.1:1"
         assert sorted(cluster.recorded()) == ["start bookie-0", "start bookie-1", "start bookie-2", "start broker-0"]
     assert cluster.recorded()[4] == "stop broker-0"
     assert sorted(cluster.recorded()[5:]) == ["stop bookie-0", "stop bookie-1", "stop bookie-2"]
     assert list(cluster.directory.run.glob("*.pid")) == []
 
 
-async def test_a_child_that_dies_is_started_again_and_its_last_words_are_shown(
+async def test_a_child_that_dies_is_restarted_and_the_end_of_its_log_is_shown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cluster = Cluster(tmp_path)
@@ -151,9 +153,9 @@ async def test_a_child_that_dies_is_started_again_and_its_last_words_are_shown(
         broken = Path(f"{cluster.record}.bookie-1.broken")
         broken.touch()
         os.kill(before, signal.SIGKILL)
-        await cluster.until(lambda: any("bookie-1 died: exit code 7" in line for line in cluster.said))
-        assert any("bookie-1 died: killed by SIGKILL" in line for line in cluster.said)
-        assert any("has a broken disk" in line for line in cluster.said)
+        await cluster.until(lambda: any("bookie-1 died: exit code 7" in line for line in cluster.lines))
+        assert any("bookie-1 died: killed by SIGKILL" in line for line in cluster.lines)
+        assert any("has a broken disk" in line for line in cluster.lines)
         status = cluster.supervisor.status()
         assert status["state"] == "starting"
         facts = {facts["name"]: facts for facts in status["processes"]}
@@ -167,10 +169,10 @@ async def test_a_child_that_dies_is_started_again_and_its_last_words_are_shown(
         await cluster.until(lambda: cluster.supervisor.status()["state"] == "ready")
         assert cluster.pid("bookie-1") != before
         assert not any(facts["last_death"] for facts in cluster.supervisor.status()["processes"])
-        assert any(line.startswith("bookie-1 is again ready") for line in cluster.said)
+        assert any(line.startswith("bookie-1 is again ready") for line in cluster.lines)
 
 
-async def test_a_full_disk_neither_loses_a_child_nor_keeps_the_cluster_from_stopping(
+async def test_on_a_full_disk_children_restart_and_the_cluster_stops(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(_directory: DataDirectory, _state: State) -> None:
@@ -183,12 +185,12 @@ async def test_a_full_disk_neither_loses_a_child_nor_keeps_the_cluster_from_stop
             patch.setattr(DataDirectory, "save_state", full)
             patch.setattr(DataDirectory, "pid_file", lambda self, name: self.root / "no" / "room" / name)
             os.kill(before, signal.SIGKILL)
-            await cluster.until(lambda: any("No space left on device" in line for line in cluster.said))
+            await cluster.until(lambda: any("No space left on device" in line for line in cluster.lines))
             await cluster.until(lambda: cluster.supervisor.status()["state"] == "ready")
         after = next(row["pid"] for row in cluster.supervisor.status()["processes"] if row["name"] == "bookie-1")
         os.kill(after, signal.SIGKILL)
         await cluster.until(lambda: cluster.directory.pid_file("bookie-1").exists())
-    assert cluster.said[-1] == "all stopped"
+    assert cluster.lines[-1] == "all stopped"
 
 
 async def test_a_process_stopped_by_name_stays_down_over_restarts_until_it_is_started(tmp_path: Path) -> None:
@@ -200,7 +202,7 @@ async def test_a_process_stopped_by_name_stays_down_over_restarts_until_it_is_st
         assert (facts["bookie-2"]["state"], facts["bookie-2"]["held"]) == (ChildState.DOWN, True)
     second = Cluster(tmp_path)
     async with second.running():
-        assert any("bookie-2 stays down" in line for line in second.said)
+        assert any("bookie-2 stays down" in line for line in second.lines)
         assert not second.directory.pid_file("bookie-2").exists()
         assert await second.ask(verb="start", name="bookie-2") == {"ok": True}
         assert ProcessIdentity.of(second.pid("bookie-2")) is not None
@@ -211,7 +213,7 @@ async def test_a_process_that_cannot_start_may_be_stopped_by_name_and_the_rest_i
     Path(f"{cluster.record}.bookie-1.broken").touch()
 
     async def hold_when_it_died() -> None:
-        await cluster.until(lambda: any("bookie-1 died" in line for line in cluster.said))
+        await cluster.until(lambda: any("bookie-1 died" in line for line in cluster.lines))
         await cluster.ask(verb="stop", name="bookie-1")
 
     holding = asyncio.create_task(hold_when_it_died())
@@ -221,7 +223,7 @@ async def test_a_process_that_cannot_start_may_be_stopped_by_name_and_the_rest_i
     await holding
 
 
-async def test_who_brings_back_a_process_that_cannot_start_is_told_why(
+async def test_starting_a_process_that_cannot_start_reports_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervisor_module, "RESTART_PAUSE_S", 0.1)
@@ -234,18 +236,18 @@ async def test_who_brings_back_a_process_that_cannot_start_is_told_why(
         assert "bookie-1 cannot start" in error
         assert "has a broken disk" in error
         assert "bookie-1.log" in error
-        assert len([line for line in cluster.said if line.startswith("bookie-1 died: exit code 7")]) >= 2
+        assert len([line for line in cluster.lines if line.startswith("bookie-1 died: exit code 7")]) >= 2
 
 
-async def test_data_of_a_bookie_that_is_not_started_is_mentioned(tmp_path: Path) -> None:
+async def test_data_of_a_bookie_that_is_not_started_is_reported(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path)
     (tmp_path / "bookie-7").mkdir()
     async with cluster.running():
-        assert any("bookie-7 has data here and is not started" in line for line in cluster.said)
-        assert not any("bookie-0 has data here" in line for line in cluster.said)
+        assert any("bookie-7 has data here and is not started" in line for line in cluster.lines)
+        assert not any("bookie-0 has data here" in line for line in cluster.lines)
 
 
-async def test_an_unknown_name_is_answered_with_the_names_there_are(tmp_path: Path) -> None:
+async def test_an_unknown_name_is_refused_with_the_known_names(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path)
     async with cluster.running():
         answer = await cluster.ask(verb="stop", name="bookie-9")
@@ -260,10 +262,10 @@ async def test_a_child_that_ignores_sigterm_is_killed_at_the_limit(tmp_path: Pat
         stubborn = ProcessIdentity.of(cluster.pid("bookie-0"))
     assert stubborn is not None
     assert not stubborn.is_alive
-    assert any("bookie-0 did not stop within 1 s of SIGTERM: killing it" in line for line in cluster.said)
+    assert any("bookie-0 did not stop within 1 s of SIGTERM: killing it" in line for line in cluster.lines)
 
 
-async def test_what_a_killed_supervisor_left_is_ended_first(tmp_path: Path) -> None:
+async def test_processes_left_by_a_killed_supervisor_are_stopped_first(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path)
     orphan = subprocess.Popen([sys.executable, "-c", "import time; print('up', flush=True); time.sleep(60)"], stdout=-1)
     try:
@@ -275,21 +277,21 @@ async def test_what_a_killed_supervisor_left_is_ended_first(tmp_path: Path) -> N
         cluster.directory.pid_file("bookie-9").write_text("1\n")
         async with cluster.running():
             assert not identity.is_alive
-            assert any("left bookie-0 running" in line for line in cluster.said)
+            assert any("left bookie-0 running" in line for line in cluster.lines)
             assert not cluster.directory.pid_file("bookie-9").exists()
     finally:
         orphan.kill()
         orphan.communicate()
 
 
-async def test_a_stranger_with_the_same_pid_is_left_alone(tmp_path: Path) -> None:
+async def test_another_process_with_the_same_pid_is_not_stopped(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path)
     cluster.directory.save_state(State(children={"bookie-0": ProcessIdentity(os.getpid(), "another time")}))
     async with cluster.running():
-        assert not any("left" in line for line in cluster.said)
+        assert not any("left" in line for line in cluster.lines)
 
 
-async def test_a_port_in_use_is_named_with_the_way_out(tmp_path: Path) -> None:
+async def test_a_port_in_use_is_named_with_a_fix(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path)
     port = cluster.plan.bookies[1].probe_port
     with socket.socket() as other:
@@ -301,102 +303,6 @@ async def test_a_port_in_use_is_named_with_the_way_out(tmp_path: Path) -> None:
     assert cluster.recorded() == []
 
 
-def test_a_second_supervisor_on_the_same_data_is_refused(tmp_path: Path) -> None:
-    first, second = DataDirectory(tmp_path), DataDirectory(tmp_path)
-    first.create()
-    first.acquire()
-    assert second.is_held
-    with pytest.raises(AlreadyRunning, match="standalone stop --data"):
-        second.acquire()
-    first.release()
-    second.acquire()
-    second.release()
-    assert not first.is_held
-
-
-def test_a_damaged_state_file_counts_as_none(tmp_path: Path) -> None:
-    directory = DataDirectory(tmp_path)
-    directory.create()
-    (directory.run / "state.json").write_text('{"held": ')
-    assert directory.load_state() == State()
-
-
-def test_an_overlong_path_still_has_a_control_socket(tmp_path: Path) -> None:
-    directory = DataDirectory(tmp_path / ("long" * 30))
-    directory.create()
-    assert len(os.fsencode(directory.control_socket)) < 104
-    assert DataDirectory(tmp_path / ("long" * 30)).control_socket == directory.control_socket
-
-
-def test_the_log_of_a_run_starts_where_the_run_started(tmp_path: Path) -> None:
-    directory = DataDirectory(tmp_path)
-    directory.create()
-    directory.log_file("x").write_text("old\nnew 1\nnew 2\n")
-    assert directory.log_tail("x", lines=5, since=4) == ["new 1", "new 2"]
-    assert directory.log_tail("x", lines=1) == ["new 2"]
-    assert directory.log_tail("missing", lines=1) == []
-
-
-def fake_zookeeper(server: ServerSpec, ensemble: object) -> list[str]:
-    return ["zookeeper", str(server.client_port)]
-
-
-def test_the_plan_gives_each_process_its_ports_and_an_identity_without_ports() -> None:
-    plan = plan_cluster(Options(port_offset=100), root=Path("/d"), zookeeper_command=fake_zookeeper)
-    assert [process.name for process in plan.processes] == [
-        "zookeeper-0", "bookie-0", "bookie-1", "bookie-2", "bookie-3", "broker-0", "auditor-0",
-    ]  # fmt: skip
-    assert plan.zookeeper_servers == "127.0.0.1:2281"
-    assert [dict(bookie.ports) for bookie in plan.bookies][1] == {"HTTP": 8101, "BookKeeper protocol": 3282}
-    assert plan.broker_urls == ["http://127.0.0.1:8180"]
-    identity = plan.bookies[1].command[plan.bookies[1].command.index("--bookie-id") + 1]
-    assert identity == "bookie-1"
-
-
-def test_auditors_have_names_ports_and_the_short_delay() -> None:
-    plan = plan_cluster(Options(auditors=2, port_offset=100), root=Path("/d"), zookeeper_command=fake_zookeeper)
-    assert [dict(auditor.ports) for auditor in plan.auditors] == [{"HTTP": 8190}, {"HTTP": 8191}]
-    assert plan.auditor_urls == ["http://127.0.0.1:8190", "http://127.0.0.1:8191"]
-    command = plan.auditors[1].command
-    assert command[command.index("--name") + 1] == "auditor-1"
-    assert command[command.index("--lost-bookie-delay-s") + 1] == "10"
-    assert command[command.index("--zookeeper") + 1] == "127.0.0.1:2281"
-    assert plan_cluster(Options(auditors=0), root=Path("/d"), zookeeper_command=fake_zookeeper).auditors == ()
-    with pytest.raises(StandaloneError, match="both use port 8090"):
-        plan_cluster(Options(brokers=11), root=Path("/d"), zookeeper_command=fake_zookeeper)
-
-
-def test_an_existing_zookeeper_is_used_instead_of_one_of_ours() -> None:
-    plan = plan_cluster(Options(zookeeper="zk:2181"), root=Path("/d"), zookeeper_command=fake_zookeeper)
-    assert plan.zookeepers == ()
-    assert all("zk:2181" in process.command for process in plan.processes)
-
-
-def test_several_zookeepers_know_one_another() -> None:
-    seen: list[object] = []
-
-    def command(server: ServerSpec, ensemble: object) -> list[str]:
-        seen.append(ensemble)
-        return ["zk"]
-
-    plan = plan_cluster(Options(zookeepers=3), root=Path("/d"), zookeeper_command=command)
-    assert plan.zookeeper_servers == "127.0.0.1:2181,127.0.0.1:2182,127.0.0.1:2183"
-    assert [dict(z.ports) for z in plan.zookeepers][2] == {"clients": 2183, "peers": 2890, "election": 3890}
-    assert all(len(ensemble) == 3 for ensemble in seen)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("offset", [-9000, 64000])
-def test_ports_out_of_range_are_refused(offset: int) -> None:
-    with pytest.raises(StandaloneError, match="--port-offset"):
-        plan_cluster(Options(port_offset=offset), root=Path("/d"), zookeeper_command=fake_zookeeper)
-
-
-@pytest.mark.parametrize("count", [-1, 65, 10**9])
-def test_senseless_counts_are_refused(count: int) -> None:
-    with pytest.raises(BadRequest, match="--bookies"):
-        Options(bookies=count)
-
-
 def test_the_first_steps_send_receive_and_acknowledge() -> None:
     produce, receive, ack = first_steps("http://127.0.0.1:8180")
     assert "8180/v1/topics/public/default/hello/messages" in produce
@@ -404,7 +310,11 @@ def test_the_first_steps_send_receive_and_acknowledge() -> None:
     assert "/subscriptions/me/ack" in ack
 
 
-def test_too_few_bookies_for_any_topic_are_mentioned_instead_of_lines_that_would_fail() -> None:
+def fake_zookeeper(server: ServerSpec, ensemble: object) -> list[str]:
+    return ["zookeeper", str(server.client_port)]
+
+
+def test_with_too_few_bookies_a_note_replaces_the_example_commands() -> None:
     def printed(**options: object) -> str:
         plan = plan_cluster(Options(**options), root=Path("/d"), zookeeper_command=fake_zookeeper)
         return "\n".join(welcome(plan, DataDirectory(Path("/d"))))

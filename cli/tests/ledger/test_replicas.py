@@ -1,4 +1,4 @@
-"""Comparing copies: the verdict over every mixture of them, and how they are read."""
+"""Comparison of copies: the verdict on every mixture of copies, and the batches in which they are read."""
 
 import itertools
 from collections.abc import Sequence
@@ -55,7 +55,7 @@ def row_of(*copies: Copy, limit: int = 5) -> Row:
         ((ERROR, ERROR, ERROR), "unreadable: error at b0,b1,b2", False, True),
     ],
 )
-def test_the_verdict_says_what_is_wrong_and_where(
+def test_the_verdict_names_the_problem_and_its_bookie(
     copies: tuple[Copy, ...], words: str, differs: bool, incomplete: bool
 ) -> None:
     row = row_of(*copies)
@@ -80,7 +80,7 @@ def test_beyond_the_last_confirmed_entry_only_absence_is_allowed(
     assert (row.verdict, row.is_bad) == (verdict, bad)
 
 
-def test_every_mixture_is_bad_exactly_if_not_all_copies_are_good_and_alike() -> None:
+def test_a_mixture_is_bad_unless_all_copies_are_good_and_equal() -> None:
     kinds = (GOOD, OTHER_LAC, OTHER_LENGTH, OTHER_PAYLOAD, ABSENT, CORRUPT, ERROR)
     for copies in itertools.product(kinds, repeat=3):
         contents = {(c.fingerprint, c.length) for c in copies}
@@ -102,11 +102,12 @@ async def rows(source: FakeReplicas, *, first: int = 0, last: int | None = None)
     return [row async for batch in batches for row in batch]
 
 
-async def test_striped_segments_are_asked_of_their_write_sets_alone() -> None:
+async def test_striped_segments_are_read_from_their_write_sets_only() -> None:
     source = FakeReplicas(
-        [b"%d" % i for i in range(40)], write_quorum=2,
+        [b"%d" % i for i in range(40)],
+        write_quorum=2,
         ensembles={0: ("b0", "b1", "b2"), 10: ("b0", "b3", "b2"), 11: ("b4", "b3", "b2")},
-    )  # fmt: skip
+    )
     found = await rows(source)
     assert [row.entry_id for row in found] == list(range(40))
     assert {row.verdict for row in found} == {EntryVerdict.AGREE}
@@ -137,7 +138,7 @@ async def test_batches_grow_until_a_limit_and_shrink_for_large_entries() -> None
     assert [len(ids) for bookie, ids in large.asked if bookie == "b0"][1:3] == [3, 3]
 
 
-async def test_the_pace_is_kept() -> None:
+async def test_the_rate_limit_is_kept() -> None:
     source = FakeReplicas([b"x"] * 24)
     pauses: list[float] = []
 
@@ -149,7 +150,7 @@ async def test_the_pace_is_kept() -> None:
     assert pauses == pytest.approx([1.0, 2.0], abs=0.2)
 
 
-async def test_a_bookie_that_never_answers_is_given_up() -> None:
+async def test_a_bookie_that_never_answers_times_out() -> None:
     source = FakeReplicas([b"x"] * 500)
     source.down[BookieId("b1")] = "no answer in time"
     found = await rows(source)
@@ -158,16 +159,17 @@ async def test_a_bookie_that_never_answers_is_given_up() -> None:
     assert "not asked any more" in found[-1].copies[BookieId("b1")].reason
 
 
-async def test_a_bookie_that_cannot_say_is_an_error_with_its_status() -> None:
+async def test_a_bookie_that_answers_with_an_error_is_shown_with_its_status() -> None:
     source = FakeReplicas([b"x"])
     source.statuses[BookieId("b0")] = Status.UNKNOWN_LEDGER_STATE
     (row,) = await rows(source)
     assert (row.verdict, row.copies[BookieId("b0")].reason) == (
-        EntryVerdict.ERROR, "bookie answers UNKNOWN_LEDGER_STATE",
-    )  # fmt: skip
+        EntryVerdict.ERROR,
+        "bookie answers UNKNOWN_LEDGER_STATE",
+    )
 
 
-async def test_what_is_under_way_in_an_open_ledger_is_looked_at_twice() -> None:
+async def test_adds_in_progress_in_an_open_ledger_are_read_twice() -> None:
     source = FakeReplicas([b"x", b"y"], closed=False)
     late = source.frames[BookieId("b2")].pop(1)
 
@@ -182,7 +184,7 @@ async def test_what_is_under_way_in_an_open_ledger_is_looked_at_twice() -> None:
     assert [row.words for row in await rows(source)] == ["agree", "missing at b2"]
 
 
-async def test_copies_that_moved_meanwhile_are_looked_for_where_they_are() -> None:
+async def test_copies_that_moved_meanwhile_are_read_at_their_new_bookies() -> None:
     source = FakeReplicas([b"x"] * 20)
     before = source.found
 
@@ -200,7 +202,7 @@ async def test_copies_that_moved_meanwhile_are_looked_for_where_they_are() -> No
     assert {row.ensemble for row in found} == {("b0", "b9", "b2")}
 
 
-async def test_a_ledger_deleted_meanwhile_is_said_to_be() -> None:
+async def test_a_ledger_deleted_meanwhile_is_reported() -> None:
     source = FakeReplicas([b"x"], closed=False)
     assert source.found.state is LedgerState.OPEN
     source.frames[BookieId("b1")].clear()

@@ -1,4 +1,4 @@
-"""`bindery ledger show|read|compare` over ledgers in memory, in good order and damaged."""
+"""`bindery ledger show|read|compare` on ledgers in memory, intact and damaged."""
 
 import json
 from typing import Any
@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 
 @pytest.fixture(autouse=True)
 def no_second_look_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replicas, "SECOND_LOOK_PAUSE_S", 0.0)
+    monkeypatch.setattr(replicas, "RECHECK_PAUSE_S", 0.0)
 
 
 def run(source: FakeReplicas, *arguments: str) -> Result:
@@ -104,8 +104,10 @@ def test_compare_of_a_range_and_beyond_the_end() -> None:
     assert result.exit_code == 0
     *rows, summary = lines(result)
     assert [(row["entry_id"], row["verdict"]) for row in rows] == [
-        (2, "agree"), (3, "unacknowledged"), (4, "unacknowledged"),
-    ]  # fmt: skip
+        (2, "agree"),
+        (3, "unacknowledged"),
+        (4, "unacknowledged"),
+    ]
     assert (summary["last_confirmed"], summary["state"]) == (2, "open")
 
 
@@ -124,19 +126,20 @@ def test_an_empty_ledger_agrees() -> None:
     assert (result.exit_code, result.stdout) == (0, "ledger 7 (closed): no confirmed entries\n")
 
 
-def test_columns_follow_the_ensembles_and_leave_out_who_is_not_in_the_write_set() -> None:
+def test_columns_follow_the_ensembles_without_bookies_outside_the_write_set() -> None:
     source = FakeReplicas([b"x"] * 3, ensembles={0: ("b0", "b1", "b2"), 2: ("b0", "b3", "b2")}, write_quorum=2)
     table = run(source, "compare").stdout.splitlines()
     assert [line.split() for line in table if "verdict" in line] == [
-        ["entry", "b0", "b1", "b2", "verdict"], ["entry", "b0", "b3", "b2", "verdict"],
-    ]  # fmt: skip
+        ["entry", "b0", "b1", "b2", "verdict"],
+        ["entry", "b0", "b3", "b2", "verdict"],
+    ]
     assert table[1].split()[-2:] == ["-", "agree"]
 
 
 # -- read -------------------------------------------------------------------------------------------------------------
 
 
-def test_read_gives_verified_entries_and_passes_damage_over() -> None:
+def test_read_returns_verified_entries_and_skips_damaged_copies() -> None:
     result = run(damaged(), "read", "--last", "1", "--json")
     assert result.exit_code == 0
     assert [(line["entry_id"], line["payload_base64"]) for line in lines(result)] == [(0, "emVybw=="), (1, "b25l")]
@@ -162,11 +165,11 @@ def test_raw_shows_header_digest_and_payload_of_every_copy_and_never_hides_damag
     assert "entry 1 of b0: corrupt (entry digest mismatch)\n" in text
     assert " WRONG, its bytes give " in text
     assert b"one".hex() in text
-    assert b"ond".hex() in text  # the damaged payload as it is
+    assert b"ond".hex() in text  # the damaged payload, unchanged
     assert "1 entries with corrupt or without good copies" in result.stderr
 
 
-def test_raw_in_json_has_the_header_and_the_digest_s_verdict() -> None:
+def test_raw_in_json_has_the_header_and_the_verdict_on_the_digest() -> None:
     result = run(damaged(), "read", "--raw", "--first", "1", "--last", "2", "--json", "--payload", "escaped")
     found = {(line["entry_id"], line["bookie"]): line for line in lines(result)}
     corrupt = found[1, "b0"]
@@ -190,7 +193,7 @@ def test_a_frame_too_short_for_a_header_is_shown_too() -> None:
     assert "crc32c cut off" in result.stdout
 
 
-def test_from_bookie_is_that_copy_alone_with_its_own_verdict() -> None:
+def test_from_bookie_shows_only_that_copy_with_its_verdict() -> None:
     verdicts = [line["verdict"] for line in lines(run(damaged(), "read", "--from-bookie", "b0", "--json"))]
     assert verdicts == ["good", "corrupt", "good", "good", "good"]
     assert run(damaged(), "read", "--from-bookie", "b0").exit_code == 3
@@ -199,7 +202,7 @@ def test_from_bookie_is_that_copy_alone_with_its_own_verdict() -> None:
     assert result.stdout.splitlines()[2].split() == ["2", "absent"]
 
 
-def test_from_a_bookie_outside_the_write_set_absence_is_right() -> None:
+def test_absence_on_a_bookie_outside_the_write_set_is_expected() -> None:
     source = FakeReplicas([b"x"] * 2, ensembles={0: ("b0", "b1", "b2")}, write_quorum=2)
     result = run(source, "read", "--from-bookie", "b2", "--first", "0", "--last", "1")
     assert "absent, as expected: not in the write set" in result.stdout.splitlines()[0]
@@ -234,7 +237,7 @@ def test_wrong_use_of_read_names_the_fix(arguments: tuple[str, ...], words: str)
     assert words in str(result.exception)
 
 
-def test_decode_takes_messages_and_batches_apart() -> None:
+def test_decode_shows_messages_and_batches() -> None:
     one = OutgoingMessage(payload=b"hello", key="k", properties={"colour": "blue"})
     entries = [
         encode_message(one, producer_name="p", publish_time_ms=1, sequence_id=9),
@@ -255,22 +258,30 @@ def test_decode_takes_messages_and_batches_apart() -> None:
     text = run(FakeReplicas(entries), "read", "--decode").stdout
     assert "one message, producer p, sequence 9, published 1" in text
     assert "batch of 2" in text
-    assert "no message that can be read" in text
+    assert "cannot decode the messages" in text
     assert "hello" in run(FakeReplicas(entries), "read", "--raw", "--decode", "--payload", "none").stdout
 
 
 # -- show -------------------------------------------------------------------------------------------------------------
 
 
-def test_show_tells_all_of_the_metadata() -> None:
+def test_show_prints_all_metadata() -> None:
     source = FakeReplicas([b"zero", b"one"], ensembles={0: ("b0", "b1", "b2"), 1: ("b0", "b3", "b2")})
     text = run(source, "show").stdout
     for words in (
-        "state            closed", "ensemble_size    3", "write_quorum     3", "ack_quorum       2",
-        "digest_type      crc32c", "last_entry_id    1", "length           7 bytes",
-        "ctime            2023-11-14T22:13:20.123+00:00 (1700000000123)", "custom           application=test",
-        "custom           bytes=\\xff", "entries 0..0     b0, b1, b2", "entries 1..      b0, b3, b2",
-    ):  # fmt: skip
+        "state            closed",
+        "ensemble_size    3",
+        "write_quorum     3",
+        "ack_quorum       2",
+        "digest_type      crc32c",
+        "last_entry_id    1",
+        "length           7 bytes",
+        "ctime            2023-11-14T22:13:20.123+00:00 (1700000000123)",
+        "custom           application=test",
+        "custom           bytes=\\xff",
+        "entries 0..0     b0, b1, b2",
+        "entries 1..      b0, b3, b2",
+    ):
         assert words in text
     facts = json.loads(run(source, "show", "--json").stdout)
     assert facts["length"] == 7
@@ -285,7 +296,7 @@ def test_show_of_an_open_ledger_invents_no_length() -> None:
     assert "last_entry_id    none (empty ledger)" in run(empty, "show").stdout
 
 
-def test_show_of_odd_metadata_is_no_crash() -> None:
+def test_show_prints_unusual_metadata() -> None:
     source = FakeReplicas([b"zero"])
     source.found = source.found.with_changes(ctime_ms=2**62, digest_type=None, password=None, custom={})
     assert f"ctime            {2**62}" in run(source, "show").stdout
@@ -297,7 +308,7 @@ def test_show_of_odd_metadata_is_no_crash() -> None:
 
 
 @pytest.mark.parametrize("verb", ["show", "read", "compare"])
-def test_a_ledger_that_is_not_there_is_said_to_be(verb: str) -> None:
+def test_a_missing_ledger_is_reported(verb: str) -> None:
     source = FakeReplicas([b"x"])
     source.deleted = True
     result = run(source, verb)

@@ -1,4 +1,4 @@
-"""`bindery recovery gate`: what it lets pass, what it refuses and with which fix, over metadata in memory."""
+"""`bindery recovery gate` on metadata in memory: which clusters pass, and the fix for each refusal."""
 
 import json
 from typing import Any
@@ -31,23 +31,23 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> MemoryCluster:
 
 
 def gate(cluster: MemoryCluster, *arguments: str, bookies: int | None = None) -> tuple[int, dict[str, Any]]:
-    """(exit code, what it said)."""
+    """Return (exit code, output)."""
     scale = () if bookies is None else ("--bookies", str(bookies), "--id-template", TEMPLATE)
     result = cluster.invoke("recovery", "gate", "--json", *scale, *arguments)
     return result.exit_code, dict(json.loads(result.stdout))
 
 
 def reasons(cluster: MemoryCluster, *, bookies: int | None = None) -> list[tuple[str, str | None]]:
-    code, said = gate(cluster, bookies=bookies)
-    assert code == (1 if said["reasons"] else 0)
-    assert (said["pass"], said["open"]) == (code == 0, code == 0)
-    return [(reason["kind"], reason["bookie_id"]) for reason in said["reasons"]]
+    code, response = gate(cluster, bookies=bookies)
+    assert code == (1 if response["reasons"] else 0)
+    assert (response["pass"], response["open"]) == (code == 0, code == 0)
+    return [(reason["kind"], reason["bookie_id"]) for reason in response["reasons"]]
 
 
 def mean(
     cluster: MemoryCluster, bookie: str, intent: Intent, until_ms: int | None = None, *, follows: bool = True
 ) -> None:
-    """`follows`: the bookie turns read-only when it drains, as ours do."""
+    """Drain a bookie. `follows`: the bookie turns read-only, as the bookies of Bindery do."""
 
     async def work(store: MemoryStore) -> None:
         memberships = MembershipStore(store, clock_ms=lambda: cluster.now_ms)
@@ -61,7 +61,7 @@ def mean(
 def mark(cluster: MemoryCluster, *ledger_ids: LedgerId, paused: bool = False) -> None:
     async def work(store: MemoryStore) -> None:
         manager = UnderreplicationManager(
-            store, LAYOUT, randomness=recovery_gate.ReadOnlyLots(), clock_ms=lambda: cluster.now_ms
+            store, LAYOUT, randomness=recovery_gate.NoRandomness(), clock_ms=lambda: cluster.now_ms
         )
         await manager.prepare()
         for ledger_id in ledger_ids:
@@ -75,13 +75,13 @@ def mark(cluster: MemoryCluster, *ledger_ids: LedgerId, paused: bool = False) ->
 def test_a_sound_cluster_passes(cluster: MemoryCluster) -> None:
     assert reasons(cluster) == []
     assert reasons(cluster, bookies=6) == []
-    assert cluster.invoke("recovery", "gate").stdout == "go on: no ledger is marked and no bookie is lost\n"
+    assert cluster.invoke("recovery", "gate").stdout == "passed: no ledger is marked and no bookie is lost\n"
 
 
-def test_a_marked_ledger_refuses_and_names_what_ends_it(cluster: MemoryCluster) -> None:
+def test_a_marked_ledger_refuses_with_the_fix(cluster: MemoryCluster) -> None:
     mark(cluster, *map(LedgerId, range(7, 14)))
-    code, said = gate(cluster)
-    (reason,) = said["reasons"]
+    code, response = gate(cluster)
+    (reason,) = response["reasons"]
     assert (code, reason["kind"]) == (1, "under_replicated")
     assert reason["text"] == "7 ledgers are under-replicated (7, 8, 9, 10, 11, ...)"
     assert reason["fix"].startswith(
@@ -95,25 +95,29 @@ def test_a_marked_ledger_refuses_and_names_what_ends_it(cluster: MemoryCluster) 
 
 def note(cluster: MemoryCluster, *ledgers: tuple[int, LedgerState]) -> None:
     async def work(store: MemoryStore) -> None:
-        manager = LedgerManager(store, LAYOUT, randomness=recovery_gate.ReadOnlyLots())
+        manager = LedgerManager(store, LAYOUT, randomness=recovery_gate.NoRandomness())
         for number, state in ledgers:
             metadata = LedgerMetadata(
-                ensemble_size=1, write_quorum=1, ack_quorum=1, segments=(Segment(EntryId(0), (BookieId(B[0]),)),),
-                state=state, last_entry_id=EntryId(9 if state is LedgerState.CLOSED else -1),
-            )  # fmt: skip
+                ensemble_size=1,
+                write_quorum=1,
+                ack_quorum=1,
+                segments=(Segment(EntryId(0), (BookieId(B[0]),)),),
+                state=state,
+                last_entry_id=EntryId(9 if state is LedgerState.CLOSED else -1),
+            )
             await manager.create_with_id(LedgerId(number), metadata)
             await ClosingRecords(store).add(LedgerId(number), ClosingCause.RECOVERED)
-        await ClosingRecords(store).add(LedgerId(99), ClosingCause.RECOVERED)  # deleted since
+        await ClosingRecords(store).add(LedgerId(99), ClosingCause.RECOVERED)  # deleted meanwhile
 
     cluster.do(work)
 
 
-def test_a_ledger_that_recovery_closed_is_waited_for_until_somebody_looked(cluster: MemoryCluster) -> None:
+def test_the_gate_waits_until_a_ledger_that_recovery_closed_is_checked(cluster: MemoryCluster) -> None:
     note(cluster, (3, LedgerState.IN_RECOVERY))
     assert reasons(cluster) == [], "who recovers it sees to it, and so does who writes it"
     note(cluster, *((number, LedgerState.CLOSED) for number in (4, 5)))
-    code, said = gate(cluster)
-    (reason,) = said["reasons"]
+    code, response = gate(cluster)
+    (reason,) = response["reasons"]
     assert (code, reason["kind"]) == (1, "unknown_copies")
     assert reason["text"] == (
         "2 ledgers were closed by recovery, or by a writer that missed copies, and not checked for missing copies"
@@ -125,7 +129,7 @@ def test_a_ledger_that_recovery_closed_is_waited_for_until_somebody_looked(clust
     assert reasons(cluster) == [("under_replicated", None)], "of a marked one it is known"
 
 
-def test_notes_that_nobody_looks_at_name_what_ends_that(cluster: MemoryCluster) -> None:
+def test_unprocessed_marks_are_reported_with_the_fix(cluster: MemoryCluster) -> None:
     note(cluster, (4, LedgerState.CLOSED))
     mark(cluster, paused=True)
     assert gate(cluster)[1]["reasons"][0]["fix"].startswith(
@@ -133,10 +137,10 @@ def test_notes_that_nobody_looks_at_name_what_ends_that(cluster: MemoryCluster) 
     )
 
 
-def test_force_passes_and_says_what_was_wrong(cluster: MemoryCluster) -> None:
+def test_force_passes_and_reports_the_reasons(cluster: MemoryCluster) -> None:
     mark(cluster, LedgerId(7))
-    code, said = gate(cluster, "--force")
-    assert (code, said["pass"], said["open"], len(said["reasons"])) == (0, True, False, 1)
+    code, response = gate(cluster, "--force")
+    assert (code, response["pass"], response["open"], len(response["reasons"])) == (0, True, False, 1)
     refused = cluster.invoke("recovery", "gate")
     assert refused.exit_code == 1
     assert refused.stderr.splitlines()[0].startswith("refused: 1 ledger is under-replicated (7); wait until")
@@ -146,7 +150,7 @@ def test_force_passes_and_says_what_was_wrong(cluster: MemoryCluster) -> None:
     assert forced.stderr.startswith("passed by force: 1 ledger is under-replicated")
 
 
-def test_a_bookie_that_is_away_without_leave_refuses(cluster: MemoryCluster) -> None:
+def test_an_absent_bookie_without_maintenance_refuses(cluster: MemoryCluster) -> None:
     cluster.stop(B[1])
     assert reasons(cluster) == [("lost", B[1])]
     assert f"`bindery bookie recover {B[1]} --yes --wait`" in gate(cluster)[1]["reasons"][0]["fix"]
@@ -163,7 +167,7 @@ def test_a_bookie_that_is_away_without_leave_refuses(cluster: MemoryCluster) -> 
         (Intent.DRAINING, None, []),
     ],
 )
-def test_what_is_meant_with_an_absent_bookie_decides(
+def test_the_intent_of_an_absent_bookie_decides(
     cluster: MemoryCluster, intent: Intent, until_s: int | None, expected: list[tuple[str, str]]
 ) -> None:
     cluster.stop(B[1])
@@ -190,7 +194,7 @@ def test_ledgers_beyond_the_limit_of_one_check_refuse_unread(
     assert reason["text"].endswith("(99)")
 
 
-def test_a_draining_bookie_that_is_away_and_holds_something_is_lost(cluster: MemoryCluster) -> None:
+def test_an_absent_draining_bookie_with_entries_is_lost(cluster: MemoryCluster) -> None:
     cluster.ledger(B[0], B[1], B[2])
     mean(cluster, B[1], Intent.DRAINING, follows=False)
     assert reasons(cluster) == []
@@ -198,7 +202,7 @@ def test_a_draining_bookie_that_is_away_and_holds_something_is_lost(cluster: Mem
     assert reasons(cluster) == [("lost", B[1])]
 
 
-def test_bookies_that_are_to_go_must_be_drained(cluster: MemoryCluster) -> None:
+def test_bookies_to_be_removed_must_be_drained(cluster: MemoryCluster) -> None:
     cluster.ledger(B[0], B[1], B[4])
     assert reasons(cluster, bookies=4) == [("not_drained", B[4]), ("not_drained", B[5])]
     fixes = [reason["fix"] for reason in gate(cluster, bookies=4)[1]["reasons"]]
@@ -206,14 +210,14 @@ def test_bookies_that_are_to_go_must_be_drained(cluster: MemoryCluster) -> None:
 
     mean(cluster, B[4], Intent.DRAINING)
     mean(cluster, B[5], Intent.DRAINING)
-    code, said = gate(cluster, bookies=4)
-    assert [reason["text"] for reason in said["reasons"]] == [
+    code, response = gate(cluster, bookies=4)
+    assert [reason["text"] for reason in response["reasons"]] == [
         f"bookie {B[4]} is to be removed, but 1 ledgers still name it"
     ]
     assert code == 1
 
 
-def test_a_bookie_that_nothing_names_may_not_go_while_it_takes_new_ledgers(cluster: MemoryCluster) -> None:
+def test_a_writable_bookie_that_no_ledger_names_may_not_be_removed(cluster: MemoryCluster) -> None:
     mean(cluster, B[5], Intent.DRAINING, follows=False)
     assert reasons(cluster, bookies=5) == [("not_drained", B[5])]
     (reason,) = gate(cluster, bookies=5)[1]["reasons"]
@@ -225,7 +229,7 @@ def test_a_bookie_that_nothing_names_may_not_go_while_it_takes_new_ledgers(clust
     assert reasons(cluster, bookies=5) == []
 
 
-def test_a_bookie_that_nothing_names_any_more_may_go(cluster: MemoryCluster) -> None:
+def test_a_bookie_that_no_ledger_names_may_be_removed(cluster: MemoryCluster) -> None:
     cluster.ledger(B[0], B[1], B[2])
     mean(cluster, B[4], Intent.DRAINING, follows=False)
     cluster.stop(B[4])
@@ -241,7 +245,7 @@ def test_a_bookie_that_nothing_names_any_more_may_go(cluster: MemoryCluster) -> 
     ]
 
 
-def test_a_rollback_is_refused_for_bookies_that_go_and_for_nothing_else(cluster: MemoryCluster) -> None:
+def test_a_rollback_is_refused_only_for_bookies_that_it_removes(cluster: MemoryCluster) -> None:
     cluster.ledger(B[0], B[1], B[4])
     mark(cluster, LedgerId(7))
     note(cluster, (8, LedgerState.CLOSED))
@@ -249,13 +253,13 @@ def test_a_rollback_is_refused_for_bookies_that_go_and_for_nothing_else(cluster:
     assert len(reasons(cluster, bookies=6)) == 3
     assert gate(cluster, "--only-drained", bookies=6)[0] == 0
 
-    code, said = gate(cluster, "--only-drained", bookies=4)
-    (reason,) = said["reasons"]
+    code, response = gate(cluster, "--only-drained", bookies=4)
+    (reason,) = response["reasons"]
     assert (code, reason["kind"], reason["bookie_id"]) == (1, "not_drained", B[4])
     assert reason["text"] == f"bookie {B[4]} is to be removed, but 1 ledgers still name it"
     cluster.stop(B[4])
-    code, said = gate(cluster, "--only-drained", bookies=4)
-    assert (code, [(reason["kind"], reason["bookie_id"]) for reason in said["reasons"]]) == (1, [("lost", B[4])]), (
+    code, response = gate(cluster, "--only-drained", bookies=4)
+    assert (code, [(reason["kind"], reason["bookie_id"]) for reason in response["reasons"]]) == (1, [("lost", B[4])]), (
         "what it holds may be nowhere else"
     )
     mean(cluster, B[4], Intent.REMOVED)
@@ -264,10 +268,10 @@ def test_a_rollback_is_refused_for_bookies_that_go_and_for_nothing_else(cluster:
 
 @pytest.mark.parametrize("intent", [None, Intent.JOINING, Intent.MAINTENANCE, Intent.DRAINING])
 @pytest.mark.parametrize("is_away", [False, True])
-def test_bookies_that_came_in_vain_may_be_taken_back(
+def test_bookies_added_by_a_failed_upgrade_may_be_removed(
     cluster: MemoryCluster, intent: Intent | None, is_away: bool
 ) -> None:
-    """An upgrade to more bookies that failed after they registered: nobody drained them, and no ledger names them."""
+    """An upgrade to more bookies failed after they had registered: they are not drained, and no ledger names them."""
     cluster.ledger(B[0], B[1], B[2])
     if intent is not None:
         mean(cluster, B[5], intent, follows=False)
@@ -275,38 +279,38 @@ def test_bookies_that_came_in_vain_may_be_taken_back(
         cluster.stop(B[5])
     assert gate(cluster, "--only-drained", bookies=4)[0] == 0
     cluster.ledger(B[0], B[1], B[5])
-    code, said = gate(cluster, "--only-drained", bookies=4)
-    assert (code, [reason["bookie_id"] for reason in said["reasons"]]) == (1, [B[5]])
+    code, response = gate(cluster, "--only-drained", bookies=4)
+    assert (code, [reason["bookie_id"] for reason in response["reasons"]]) == (1, [B[5]])
 
 
-def test_a_refused_rollback_names_the_way_past(cluster: MemoryCluster) -> None:
+def test_a_refused_rollback_names_the_fix(cluster: MemoryCluster) -> None:
     scale = ("--bookies", "5", "--id-template", TEMPLATE)
     ledger_id = cluster.ledger(B[0], B[1], B[5])
     refused = cluster.invoke("recovery", "gate", "--only-drained", *scale)
     assert refused.exit_code == 1
-    assert refused.stderr.splitlines()[-1].endswith("--force (of a rollback by Helm: --no-hooks) passes all the same")
-    cluster.do(lambda store: LedgerManager(store, LAYOUT, randomness=recovery_gate.ReadOnlyLots()).delete(ledger_id))
+    assert refused.stderr.splitlines()[-1].endswith("--force (of a rollback by Helm: --no-hooks) passes nevertheless")
+    cluster.do(lambda store: LedgerManager(store, LAYOUT, randomness=recovery_gate.NoRandomness()).delete(ledger_id))
     passed = cluster.invoke("recovery", "gate", "--only-drained", *scale)
-    assert passed.stdout == "go on: no bookie but the 5 that stay holds anything\n"
+    assert passed.stdout == "passed: only the 5 bookies that stay hold data\n"
 
 
 @pytest.mark.parametrize("is_away", [False, True])
-def test_maintenance_is_no_leave_to_go_for_good(cluster: MemoryCluster, is_away: bool) -> None:
+def test_maintenance_does_not_permit_removal(cluster: MemoryCluster, is_away: bool) -> None:
     mean(cluster, B[5], Intent.MAINTENANCE)
     if is_away:
         cluster.stop(B[5])
     assert reasons(cluster, bookies=5) == [("not_drained", B[5])]
 
 
-def test_ordinals_are_numbers_and_other_bookies_are_left_alone(cluster: MemoryCluster) -> None:
+def test_ordinals_are_numbers_and_other_bookies_are_ignored(cluster: MemoryCluster) -> None:
     cluster.register(
         B[10], "other-bookie-9.elsewhere", "bindery-bookie-07.bindery-bookie", "bindery-bookie-x.bindery-bookie"
     )
     assert reasons(cluster, bookies=6) == [("not_drained", B[10])]
 
 
-def test_bookies_of_another_name_are_not_taken_for_none(cluster: MemoryCluster) -> None:
-    """A release that is called otherwise has other bookies, and those that are there would go with all they hold."""
+def test_bookies_of_another_name_do_not_count_as_none(cluster: MemoryCluster) -> None:
+    """With another release name, all existing bookies would be removed together with their data."""
     result = cluster.invoke("recovery", "gate", "--bookies", "6", "--id-template", "other-bookie-{}.other-bookie")
     assert result.exit_code == 1
     assert result.stderr.splitlines()[0].startswith(
@@ -320,7 +324,7 @@ def test_a_cluster_without_a_bookie_yet_passes(monkeypatch: pytest.MonkeyPatch) 
     assert reasons(MemoryCluster(monkeypatch), bookies=4) == []
 
 
-def test_a_cluster_that_is_not_initialised_has_nothing_to_protect(cluster: MemoryCluster) -> None:
+def test_a_cluster_that_is_not_initialized_passes(cluster: MemoryCluster) -> None:
     result = cluster.invoke("recovery", "gate", "--ledgers-root", "/none", "--bookies", "1", "--id-template", TEMPLATE)
     assert result.exit_code == 0
     assert "not initialized: there is no data to protect" in result.stdout
@@ -332,39 +336,41 @@ def test_without_an_auditor_it_passes_with_a_note(cluster: MemoryCluster) -> Non
             await store.delete(f"{LAYOUT.auditor_election}/{vote}", version=None)
 
     cluster.do(work)
-    code, said = gate(cluster)
-    assert (code, said["notes"]) == (0, ["no auditor is running: under-replicated ledgers may not be marked"])
+    code, response = gate(cluster)
+    assert (code, response["notes"]) == (0, ["no auditor is running: under-replicated ledgers may not be marked"])
 
 
-def test_it_waits_for_what_ends_by_itself(cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_gate_waits_for_conditions_that_end_by_themselves(
+    cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cluster.stop(B[1])
-    looks: list[int] = []
-    really_look = recovery_gate.look
+    checks: list[int] = []
+    real_check = recovery_gate.check_gate
 
-    async def look(store: MemoryStore, layout: LedgersLayout, **rest: Any) -> Any:
-        looks.append(1)
-        if len(looks) == 4:
+    async def check_gate(store: MemoryStore, layout: LedgersLayout, **rest: Any) -> Any:
+        checks.append(1)
+        if len(checks) == 4:
             await store.create(LAYOUT.bookie(BookieId(B[1]), read_only=True))
-        return await really_look(store, layout, **rest)
+        return await real_check(store, layout, **rest)
 
-    monkeypatch.setattr(recovery_gate, "look", look)
+    monkeypatch.setattr(recovery_gate, "check_gate", check_gate)
     assert gate(cluster, "--wait", "60s")[0] == 0
-    assert len(looks) == 4
+    assert len(checks) == 4
 
 
-def test_zookeeper_that_cannot_be_asked_refuses(cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_zookeeper_refuses(cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     def connected_store(zookeeper: str) -> Any:
         raise MetadataUnavailable("no zookeeper server responds", hosts=zookeeper)
 
     monkeypatch.setattr(recovery_gate, "connected_store", connected_store)
-    code, said = gate(cluster, "--zookeeper", "zk:2181")
-    assert (code, said["reasons"][0]["kind"]) == (1, "unreachable")
-    assert "hosts=zk:2181" in said["reasons"][0]["text"]
+    code, response = gate(cluster, "--zookeeper", "zk:2181")
+    assert (code, response["reasons"][0]["kind"]) == (1, "unreachable")
+    assert "hosts=zk:2181" in response["reasons"][0]["text"]
     assert gate(cluster, "--bookies-now", "4", bookies=4)[0] == 1, "an upgrade is asked more"
 
 
 @pytest.mark.parametrize(("now", "passes"), [(None, False), (3, True), (4, True), (5, False)])
-def test_a_rollback_that_takes_no_bookie_away_may_be_what_heals_zookeeper(
+def test_a_rollback_that_removes_no_bookie_needs_no_zookeeper(
     cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch, now: int | None, passes: bool
 ) -> None:
     def connected_store(zookeeper: str) -> Any:
@@ -373,15 +379,15 @@ def test_a_rollback_that_takes_no_bookie_away_may_be_what_heals_zookeeper(
     monkeypatch.setattr(recovery_gate, "connected_store", connected_store)
     if now is not None:
         monkeypatch.setenv("BINDERY_BOOKIES_NOW", str(now))
-    code, said = gate(cluster, "--only-drained", bookies=4)
-    assert (code == 0, said["pass"]) == (passes, passes)
+    code, response = gate(cluster, "--only-drained", bookies=4)
+    assert (code == 0, response["pass"]) == (passes, passes)
     if passes:
-        (note,) = said["notes"]
-        assert note.startswith("ZooKeeper cannot be asked: ")
-        assert note.endswith(f"; of {now} bookies none goes")
+        (note,) = response["notes"]
+        assert note.startswith("ZooKeeper is unreachable: ")
+        assert note.endswith(f"; none of {now} bookies is removed")
 
 
-def test_who_is_there_counts_more_than_how_many_are_said_to_be(cluster: MemoryCluster) -> None:
+def test_registered_bookies_count_more_than_the_configured_number(cluster: MemoryCluster) -> None:
     cluster.ledger(B[0], B[1], B[4])
     assert gate(cluster, "--only-drained", "--bookies-now", "4", bookies=4)[0] == 1
 
@@ -396,6 +402,6 @@ def test_who_is_there_counts_more_than_how_many_are_said_to_be(cluster: MemoryCl
         ("--only-drained",),
     ],
 )
-def test_what_cannot_be_meant_is_refused(cluster: MemoryCluster, arguments: tuple[str, ...]) -> None:
+def test_contradictory_options_are_refused(cluster: MemoryCluster, arguments: tuple[str, ...]) -> None:
     result = cluster.invoke("recovery", "gate", *arguments)
     assert type(result.exception).__name__ == "BadRequest"

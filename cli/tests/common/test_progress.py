@@ -71,7 +71,7 @@ def test_a_line_is_replaced_by_the_next_and_a_message_stays(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(("total", "stderr"), [(SHOWN_FROM, io.StringIO()), (SHOWN_FROM - 1, Terminal())])
-def test_a_bar_is_silent_in_pipes_and_for_short_work(
+def test_no_bar_is_shown_in_pipes_and_for_short_work(
     total: int, stderr: io.StringIO, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "stderr", stderr)
@@ -91,7 +91,7 @@ def test_a_pipe_gets_a_line_at_most_every_few_seconds(monkeypatch: pytest.Monkey
     assert pipe.getvalue() == "5 nodes\n10 nodes\n"
 
 
-def test_quiet_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quiet_prints_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = on_terminal(monkeypatch)
     progress = Progress(SHOWN_FROM, "entries", is_quiet=True)
     progress.update(SHOWN_FROM)

@@ -1,4 +1,4 @@
-"""`bindery bookie drain|recover|maintenance|members` over metadata in memory; a test plays whoever copies."""
+"""`bindery bookie drain|recover|maintenance|members` over metadata in memory; the tests act as replication workers."""
 
 import json
 import random
@@ -30,7 +30,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> MemoryCluster:
     return cluster
 
 
-def said(result: Result) -> str:
+def output_of(result: Result) -> str:
     return result.output + str(result.exception or "")
 
 
@@ -39,7 +39,7 @@ def membership(cluster: MemoryCluster, bookie: str) -> Membership:
 
 
 def copying(cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch, moves: list[tuple[LedgerId, str, str]]) -> None:
-    """While somebody waits, each look finds the next of `moves` done, and the bookie read-only."""
+    """At each poll of a waiting command, apply the next of `moves` and make the bookie read-only."""
 
     async def pause(self: object, *arguments: Any) -> None:
         ledger_id, old, new = moves.pop(0)
@@ -58,7 +58,7 @@ def copying(cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch, moves: list
     )
 
 
-def test_a_drain_is_begun_followed_and_ends_with_what_to_do_next(
+def test_a_drain_shows_its_start_progress_and_the_next_step(
     cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = cluster.ledger("b0", "b1"), cluster.ledger("b0", "b1", length=3 * 2**20)
@@ -78,15 +78,17 @@ def test_a_drain_is_begun_followed_and_ends_with_what_to_do_next(
     assert membership(cluster, "b0").intent is Intent.DRAINING
 
 
-def test_progress_as_json_is_a_line_for_each_look(cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_as_json_is_one_line_per_poll(cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = cluster.ledger("b0", "b1"), cluster.ledger("b0", "b1", length=3 * 2**20)
     copying(cluster, monkeypatch, [(first, "b0", "b2"), (second, "b0", "b2")])
     result = cluster.invoke("bookie", "drain", "b0", "--wait", "--json")
     begun, *looks = [json.loads(line) for line in result.stdout.splitlines()]
     assert (begun["intent"], begun["ledgers"], begun["bytes"], begun["goes_on"]) == ("draining", 2, 4 * 2**20, False)
     assert [(look["percent"], look["ledgers_left"], look["done"]) for look in looks] == [
-        (0.0, 2, False), (25.0, 1, False), (100.0, 0, True),
-    ]  # fmt: skip
+        (0.0, 2, False),
+        (25.0, 1, False),
+        (100.0, 0, True),
+    ]
     assert result.stderr == ""
 
 
@@ -94,19 +96,19 @@ def test_a_drain_below_quorum_is_refused_with_ledger_and_numbers(cluster: Memory
     ledger_id = cluster.ledger("b0", "b1", "b2")
     result = cluster.invoke("bookie", "drain", "b0")
     assert result.exit_code == 1
-    assert f"ledger {ledger_id} needs 3 bookies, and without it 2 would be writable" in said(result)
+    assert f"ledger {ledger_id} needs 3 bookies, and without it 2 would be writable" in output_of(result)
     assert membership(cluster, "b0").intent is Intent.ACTIVE
 
 
-def test_a_drain_is_taken_back(cluster: MemoryCluster) -> None:
+def test_a_drain_is_cancelled(cluster: MemoryCluster) -> None:
     cluster.invoke("bookie", "drain", "b0")
     result = cluster.invoke("bookie", "drain", "b0", "--cancel")
     assert result.stdout == "b0 was draining; it is an active member again\n"
     assert "cookie" not in result.stderr
-    assert "is not being drained: it is active" in said(cluster.invoke("bookie", "drain", "b0", "--cancel"))
+    assert "is not being drained: it is active" in output_of(cluster.invoke("bookie", "drain", "b0", "--cancel"))
 
 
-def test_a_reason_that_is_given_later_is_taken(cluster: MemoryCluster) -> None:
+def test_a_reason_can_be_set_later(cluster: MemoryCluster) -> None:
     cluster.ledger("b0", "b1")
     assert cluster.invoke("bookie", "drain", "b0").exit_code == 0
     begun = membership(cluster, "b0")
@@ -114,8 +116,11 @@ def test_a_reason_that_is_given_later_is_taken(cluster: MemoryCluster) -> None:
     assert cluster.invoke("bookie", "drain", "b0", "--reason", "old disks").exit_code == 0
     now = membership(cluster, "b0")
     assert (now.reason, now.intent, now.since_ms, now.drain) == (
-        "old disks", Intent.DRAINING, begun.since_ms, begun.drain,
-    )  # fmt: skip
+        "old disks",
+        Intent.DRAINING,
+        begun.since_ms,
+        begun.drain,
+    )
     assert cluster.invoke("bookie", "drain", "b0").exit_code == 0
     assert membership(cluster, "b0").reason == "old disks"
 
@@ -132,11 +137,11 @@ def test_waiting_ends_with_exit_code_1_when_only_unrecoverable_ledgers_are_left(
     )
 
 
-def test_recover_asks_first_then_marks_waits_and_retires(
+def test_recover_needs_yes_then_marks_waits_and_retires(
     cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ledger_id = cluster.ledger("b0", "b1")
-    assert "b0 is registered: it is not gone" in said(cluster.invoke("bookie", "recover", "b0", "--yes"))
+    assert "b0 is registered: it is not gone" in output_of(cluster.invoke("bookie", "recover", "b0", "--yes"))
     cluster.stop("b0")
     for arguments, code in (((), 1), (("--dry-run",), 0), (("--dry-run", "--yes"), 0)):
         result = cluster.invoke("bookie", "recover", "b0", *arguments)
@@ -154,7 +159,7 @@ def test_recover_asks_first_then_marks_waits_and_retires(
     assert membership(cluster, "b0").intent is Intent.REMOVED
 
 
-def test_taking_back_a_finished_recovery_says_that_the_cookie_is_gone(cluster: MemoryCluster) -> None:
+def test_cancelling_a_finished_recovery_reports_that_the_cookie_is_removed(cluster: MemoryCluster) -> None:
     cluster.stop("b0")
     assert cluster.invoke("bookie", "recover", "b0", "--yes").exit_code == 0
     result = cluster.invoke("bookie", "drain", "b0", "--cancel")
@@ -177,29 +182,29 @@ def test_recover_of_a_bookie_that_held_nothing_retires_it_at_once(cluster: Memor
     assert cluster.do(_cookies) == ["b1", "b2"]
 
 
-def test_recover_says_when_there_is_no_spare(cluster: MemoryCluster) -> None:
+def test_recover_reports_that_too_few_bookies_remain(cluster: MemoryCluster) -> None:
     ledger_id = cluster.ledger("b0", "b1", "b2")
     cluster.stop("b0")
     result = cluster.invoke("bookie", "recover", "b0", "--dry-run")
     assert f"ledger {ledger_id} needs 3 bookies and only 2 are writable: it is copied when 1 more join" in result.stderr
 
 
-def test_recover_says_that_there_are_bookies_to_take_it(cluster: MemoryCluster) -> None:
+def test_recover_reports_that_enough_bookies_remain(cluster: MemoryCluster) -> None:
     cluster.ledger("b0", "b1")
     cluster.stop("b0")
     result = cluster.invoke("bookie", "recover", "b0", "--dry-run")
     assert result.stderr == "enough bookies remain: 2 are writable, and no ledger needs more than 2\n"
 
 
-def test_recover_and_maintenance_of_a_name_that_nobody_knows_are_refused(cluster: MemoryCluster) -> None:
+def test_recover_and_maintenance_of_an_unknown_name_are_refused(cluster: MemoryCluster) -> None:
     for verb in (("recover", "b9", "--yes"), ("maintenance", "b9", "--for", "1m"), ("drain", "b9")):
         result = cluster.invoke("bookie", *verb)
         assert result.exit_code == 1
-        assert "b9 is not a bookie of this cluster; those that are: b0, b1, b2" in said(result)
+        assert "b9 is not a bookie of this cluster; those that are: b0, b1, b2" in output_of(result)
     assert membership(cluster, "b9").intent is Intent.ACTIVE
 
 
-def test_maintenance_is_a_lease_that_runs_out(cluster: MemoryCluster) -> None:
+def test_maintenance_ends_by_itself(cluster: MemoryCluster) -> None:
     result = cluster.invoke("bookie", "maintenance", "b0", "--for", "10m", "--reason", "kernel")
     assert result.stdout == "b0 is in maintenance until 2027-01-15 08:10:00Z (10 min)\n"
     assert membership(cluster, "b0").until_ms == cluster.now_ms + 600_000
@@ -213,7 +218,7 @@ def test_maintenance_is_a_lease_that_runs_out(cluster: MemoryCluster) -> None:
         assert isinstance(cluster.invoke("bookie", "maintenance", "b0", *wrong).exception, BadRequest)
 
 
-def test_members_shows_everybody_who_is_there_known_or_meant(cluster: MemoryCluster) -> None:
+def test_members_lists_registered_known_and_intended_bookies(cluster: MemoryCluster) -> None:
     cluster.stop("b1")
     cluster.invoke("bookie", "drain", "b0", "--reason", "old disks")
     lines = cluster.invoke("bookie", "members").stdout.splitlines()
@@ -230,25 +235,30 @@ def test_durations(text: str, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "-1m", "1.5h", "10 m", "m", "1w"])
-def test_what_is_no_duration(text: str) -> None:
+def test_an_invalid_duration_is_refused(text: str) -> None:
     with pytest.raises(BadRequest, match="the format is 90s, 10m, 1h30m or 2d"):
         parse_duration(text)
 
 
-def test_times_are_rounded_for_people() -> None:
+def test_times_are_rounded() -> None:
     assert [duration_text(s) for s in (0, 99, 100, 5999, 6000, 260_000)] == [
-        "0 s", "99 s", "2 min", "100 min", "1.7 h", "3 d",
-    ]  # fmt: skip
+        "0 s",
+        "99 s",
+        "2 min",
+        "100 min",
+        "1.7 h",
+        "3 d",
+    ]
 
 
-def test_the_line_for_those_who_wait() -> None:
+def test_the_progress_line() -> None:
     progress = Progress(3, 9, 2**20, 4 * 2**20, 2**19, 2.0, ())
     assert progress_line(progress) == "75 %: 3.0 MiB of 4.0 MiB moved, 3 of 9 ledgers left, 512.0 KiB/s, about 2 s left"
-    progress = Progress(1, 2, 0, 4, 1.0, 0.0, ())  # the last one is open: its size is not known
+    progress = Progress(1, 2, 0, 4, 1.0, 0.0, ())  # the remaining ledger is open: its size is unknown
     assert progress_line(progress) == "99 %: 4 B of 4 B moved, 1 of 2 ledgers left, 1 B/s"
 
 
-def test_where_stderr_is_no_terminal_progress_comes_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_terminal_progress_is_an_occasional_line(capsys: pytest.CaptureFixture[str]) -> None:
     now = [0.0]
     live = Live(clock=lambda: now[0])
     for number in range(11):

@@ -1,4 +1,4 @@
-"""`bindery ledger check` over ledgers in memory: ends and depth, every kind of finding, and the exit codes."""
+"""`bindery ledger check` on ledgers in memory: quick and deep checks, every kind of finding, exit codes."""
 
 import json
 from collections.abc import Mapping
@@ -18,11 +18,11 @@ from typer.testing import CliRunner, Result
 
 @pytest.fixture(autouse=True)
 def no_second_look_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replicas, "SECOND_LOOK_PAUSE_S", 0.0)
+    monkeypatch.setattr(replicas, "RECHECK_PAUSE_S", 0.0)
 
 
 class Ledger(FakeReplicas):
-    """With lengths as a writer makes them, and bookies that may be gone."""
+    """FakeReplicas with the ledger lengths of a real writer, and bookies that may be unregistered."""
 
     def __init__(self, payloads: list[bytes], **options: Any) -> None:
         super().__init__(payloads, **options)
@@ -51,7 +51,7 @@ def run(source: FakeReplicas, *arguments: str) -> Result:
 def facts(
     source: FakeReplicas, *arguments: str
 ) -> tuple[dict[str, dict[str, Any]], list[dict[str, Any]], dict[str, Any]]:
-    """(fragments by bookie, bad entries, summary)."""
+    """Return (fragments by bookie, bad entries, summary)."""
     lines = [json.loads(line) for line in run(source, "--json", *arguments).stdout.splitlines()]
     fragments = {line["bookie"]: line for line in lines if line["kind"] == "fragment"}
     return fragments, [line for line in lines if line["kind"] == "entry"], lines[-1]
@@ -71,7 +71,7 @@ def test_a_good_ledger_is_good_at_its_ends_and_in_depth() -> None:
     assert first.split() == ["0..49", "b0", "50", "50", "50", "0", "0", "0", "0", "good"]
 
 
-def test_damage_in_the_middle_is_for_depth_alone() -> None:
+def test_only_a_deep_check_finds_damage_in_the_middle() -> None:
     source = Ledger([b"x" * n for n in range(50)])
     source.corrupt("b1", 20)
     assert run(source).exit_code == 0
@@ -89,7 +89,7 @@ def test_damage_in_the_middle_is_for_depth_alone() -> None:
 
 
 @pytest.mark.parametrize("entry_id", [0, 4])
-def test_what_is_missing_at_an_end_is_found_at_once(entry_id: int) -> None:
+def test_an_entry_missing_at_an_end_is_found(entry_id: int) -> None:
     source = Ledger([b"a", b"b", b"c", b"d", b"e"])
     del source.frames[BookieId("b2")][entry_id]
     result = run(source)
@@ -102,12 +102,14 @@ def test_the_copy_that_disagrees_with_the_others_is_named() -> None:
     source.put("b2", 1, b"B", length=2)
     fragments, bad, _ = facts(source, "--deep")
     assert {bookie: facts["verdict"] for bookie, facts in fragments.items()} == {
-        "b0": "good", "b1": "good", "b2": "diverged",
-    }  # fmt: skip
+        "b0": "good",
+        "b1": "good",
+        "b2": "diverged",
+    }
     assert bad[0]["verdict"] == "diverged"
 
 
-def test_a_bookie_that_is_not_registered_is_a_finding_even_where_it_holds_all() -> None:
+def test_an_unregistered_bookie_is_a_finding_even_if_it_holds_all_entries() -> None:
     source = Ledger([b"a", b"b"])
     source.gone = {"b1"}
     result = run(source)
@@ -116,7 +118,7 @@ def test_a_bookie_that_is_not_registered_is_a_finding_even_where_it_holds_all() 
     assert facts(source)[2]["gone"] == ["b1"]
 
 
-def test_a_bookie_that_cannot_say_makes_it_incomplete() -> None:
+def test_a_bookie_that_answers_with_an_error_makes_the_check_incomplete() -> None:
     source = Ledger([b"a", b"b"])
     source.down[BookieId("b1")] = "bookie answers UNKNOWN"
     result = run(source)
@@ -127,7 +129,7 @@ def test_a_bookie_that_cannot_say_makes_it_incomplete() -> None:
     assert run(source).exit_code == 3
 
 
-def test_lengths_must_grow_by_each_payload_and_end_at_the_metadata_s() -> None:
+def test_lengths_must_grow_by_each_payload_and_match_the_metadata() -> None:
     source = Ledger([b"aa", b"bb", b"cc", b"dd"])
     for bookie in ("b0", "b1", "b2"):
         source.put(bookie, 2, b"cc", length=3)
@@ -139,7 +141,7 @@ def test_lengths_must_grow_by_each_payload_and_end_at_the_metadata_s() -> None:
     assert "length: the metadata records 99 bytes, the last entry 4" in run(source, "--deep").stdout
 
 
-def test_an_open_ledger_is_checked_up_to_what_is_confirmed() -> None:
+def test_an_open_ledger_is_checked_up_to_the_last_confirmed_entry() -> None:
     source = Ledger([b"a", b"b", b"c"], closed=False)
     source.put("b1", 3, b"in flight")
     result = run(source, "--deep")
@@ -160,14 +162,18 @@ def test_every_segment_has_its_own_fragments() -> None:
     del source.frames[BookieId("b3")][4]
     lines = run(source).stdout.splitlines()
     assert [line.split()[:3] for line in lines[1:7]] == [
-        ["0..3", "b0", "3"], ["0..3", "b1", "3"], ["0..3", "b2", "2"],
-        ["4..9", "b0", "4"], ["4..9", "b3", "4"], ["4..9", "b2", "4"],
-    ]  # fmt: skip
+        ["0..3", "b0", "3"],
+        ["0..3", "b1", "3"],
+        ["0..3", "b2", "2"],
+        ["4..9", "b0", "4"],
+        ["4..9", "b3", "4"],
+        ["4..9", "b2", "4"],
+    ]
     assert "MISSING" in lines[5]
 
 
 @pytest.mark.parametrize("ensemble_size", range(1, 6))
-def test_the_ends_are_those_of_a_naive_count(ensemble_size: int) -> None:
+def test_the_ends_equal_a_naive_count(ensemble_size: int) -> None:
     for write_quorum in range(1, ensemble_size + 1):
         for count in range(1, 14):
             for second in range(1, count):
@@ -180,11 +186,12 @@ def test_the_ends_are_those_of_a_naive_count(ensemble_size: int) -> None:
                 for first, last in ((0, second - 1), (second, count - 1)):
                     for index in range(ensemble_size):
                         held = [
-                            e for e in range(first, last + 1)
+                            e
+                            for e in range(first, last + 1)
                             if write_set_contains(
                                 index, entry_id=e, ensemble_size=ensemble_size, write_quorum=write_quorum
                             )
-                        ]  # fmt: skip
+                        ]
                         expected.update(held[:1] + held[-1:])
                 assert ends_of(metadata, count - 1) == expected
 

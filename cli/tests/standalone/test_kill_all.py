@@ -1,11 +1,11 @@
-"""kill -9 of every process at once, ZooKeeper too, under load, ten times at moments chosen by seed.
+"""Send SIGKILL to all processes at once, ZooKeeper included, under load, ten times at random times.
 
-After each restart: every acknowledged message is there, nothing is there that nobody sent, no message id was used
-twice, and no message comes again whose acknowledgement was answered. A request without an answer is *unknown*: its
-messages may be there, and more than once is impossible, since nothing here repeats a request.
+After each restart: every acknowledged message exists, every message was sent by a client, no message id is used twice,
+and no message is delivered again after its acknowledgement was confirmed. The outcome of a request without a response
+is unknown: its messages may exist, but at most once, because these clients repeat no request.
 
-Replay a run with `BINDERY_KILL_SEED=<seed>`; the moments are the same, what the machine does between them is not.
-`BINDERY_KILL_ROUNDS=<n>` has more of it: docs/reliability.md records such a run.
+`BINDERY_KILL_SEED=<seed>` repeats a run with the same kill times; the scheduling between them differs.
+`BINDERY_KILL_ROUNDS=<n>` sets the number of rounds: docs/reliability.md records a long run.
 """
 
 import asyncio
@@ -24,13 +24,13 @@ from typing import Any, Final
 import httpx
 import pytest
 from _pytest.cacheprovider import Cache
-from bindery.standalone.throwaway import ThrowawayCluster
+from forked_cluster import ForkedCluster
 
 ROUNDS: Final = int(os.environ.get("BINDERY_KILL_ROUNDS", "10"))
 LOAD_S_MIN: Final = 0.1
 LOAD_S_MAX: Final = 1.0
 START_KILL_SHARE: Final = 0.3
-"""Share of the rounds in which the restart itself is killed too, somewhere in its first seconds."""
+"""Share of the rounds in which the restart is killed too, at a random time in its first seconds."""
 START_KILL_S_MAX: Final = 4.0
 PRODUCERS: Final = 4
 FIRST_ANSWER_TIMEOUT_S: Final = 60.0
@@ -41,21 +41,21 @@ SUBSCRIPTION: Final = f"{TOPIC}/subscriptions/reader"
 
 @dataclass(slots=True)
 class History:
-    """What the clients know."""
+    """The requests and responses that the clients recorded."""
 
     sent: set[str] = field(default_factory=set)
-    """Payloads of requests that went out, answered or not."""
+    """Payloads of all requests sent, with or without a response."""
     acknowledged: dict[str, str] = field(default_factory=dict)
-    """Message id -> payload, from answers."""
+    """Message id -> payload, from responses."""
     consumed: set[str] = field(default_factory=set)
-    """Message ids whose acknowledgement was answered."""
+    """Message ids whose acknowledgement was confirmed."""
     returned_consumed: list[str] = field(default_factory=list)
-    """Of those, what was delivered again: must stay empty."""
+    """Acknowledged ids that were delivered again: must stay empty."""
     reused: list[str] = field(default_factory=list)
-    """Ids that two answers gave: must stay empty."""
+    """Ids in two responses: must stay empty."""
 
     def note_answer(self, answer: httpx.Response, payloads: list[str]) -> None:
-        """200: an id for each message. 207: an id or an error for each. Anything else: unknown."""
+        """Record a response. 200: an id for each message; 207: an id or an error for each; others: outcome unknown."""
         if answer.status_code == 200:
             ids = answer.json()["message_ids"]
         elif answer.status_code == 207:
@@ -71,7 +71,7 @@ class History:
 
 
 async def produce(http: httpx.AsyncClient, history: History, names: Iterator[str], rng: random.Random) -> None:
-    """Requests of one message or a few, until the cluster dies under them."""
+    """Send requests of one or a few messages until the cluster is killed."""
     while True:
         payloads = [f"{next(names)}-{'x' * rng.randrange(600)}" for _ in range(rng.choice([1, 1, 5, 20]))]
         history.sent.update(payloads)
@@ -98,8 +98,8 @@ async def consume(http: httpx.AsyncClient, history: History) -> None:
             history.consumed.update(ids)
 
 
-async def load_until_killed(cluster: ThrowawayCluster, history: History, *, number: int, rng: random.Random) -> None:
-    """Clients at work; once the first answers came, wait for a random time and kill everything."""
+async def load_until_killed(cluster: ForkedCluster, history: History, *, number: int, rng: random.Random) -> None:
+    """Run the clients. After the first responses, wait for a random time, then kill all processes."""
     counter = itertools.count()
     names = (f"{number}:{i}" for i in counter)
     before = len(history.acknowledged)
@@ -131,7 +131,7 @@ async def load_until_killed(cluster: ThrowawayCluster, history: History, *, numb
 
 
 def read_from(url: str, start: str) -> tuple[list[tuple[str, str]], str]:
-    """(id, payload) of every message from `start` on, and where to go on."""
+    """Return (id, payload) of every message from `start` on, and the position at which to continue."""
     found: list[tuple[str, str]] = []
     with httpx.Client(base_url=url, timeout=30, trust_env=False) as http:
         while True:
@@ -162,7 +162,7 @@ def check(history: History, stored: list[tuple[str, str]], *, acknowledged: dict
 
 @pytest.mark.integration
 @pytest.mark.timeout(300 + 60 * ROUNDS)
-def test_nothing_acknowledged_is_lost_when_everything_is_killed_at_once(pytestconfig: pytest.Config) -> None:
+def test_no_acknowledged_message_is_lost_when_all_processes_are_killed_at_once(pytestconfig: pytest.Config) -> None:
     with kept_seed(pytestconfig) as seed:
         kill_and_check(seed)
 
@@ -183,8 +183,8 @@ def kill_and_check(seed: int) -> None:
     rng = random.Random(seed)
     history = History()
     start, verified = "earliest", 0
-    with ThrowawayCluster(bookies=3) as cluster:
-        # A subscription that acknowledges nothing: what the reader acknowledged stays there to be checked.
+    with ForkedCluster(bookies=3) as cluster:
+        # A second subscription without acknowledgements retains all messages for the check.
         answer = httpx.put(f"{cluster.url}{TOPIC}/subscriptions/keeper", json={"initial": "earliest"}, trust_env=False)
         assert answer.status_code in (200, 201), answer.text
         for number in range(ROUNDS):
@@ -206,7 +206,7 @@ def kill_and_check(seed: int) -> None:
             )
         stored, _ = read_from(cluster.url, "earliest")
         check(history, stored, acknowledged=history.acknowledged, where=f"at the end, BINDERY_KILL_SEED={seed}")
-    assert verified >= ROUNDS, "the load was no load"
+    assert verified >= ROUNDS, "too few messages were verified"
     assert history.consumed, "nothing was consumed"
 
 
@@ -247,7 +247,7 @@ def judge(history: History, stored: list[tuple[str, str]]) -> None:
     check(history, stored, acknowledged=history.acknowledged, where="here")
 
 
-def test_the_check_accepts_what_may_happen() -> None:
+def test_the_check_accepts_a_correct_history() -> None:
     judge(*good_history())
 
 
@@ -262,13 +262,13 @@ def test_the_check_accepts_what_may_happen() -> None:
     ],
     ids=["lost", "replaced", "invented", "one id twice", "doubled"],
 )
-def test_the_check_sees_each_broken_promise(stored: list[tuple[str, str]], complaint: str) -> None:
+def test_the_check_detects_each_broken_guarantee(stored: list[tuple[str, str]], complaint: str) -> None:
     history, _ = good_history()
     with pytest.raises(AssertionError, match=complaint):
         judge(history, stored)
 
 
-def test_the_check_sees_an_id_given_out_twice_and_an_acknowledgement_forgotten() -> None:
+def test_the_check_detects_a_reused_id_and_a_lost_acknowledgement() -> None:
     history, stored = good_history()
     history.note_answer(httpx.Response(200, json={"message_ids": ["0:1"]}), ["b"])
     with pytest.raises(AssertionError, match="given out twice"):

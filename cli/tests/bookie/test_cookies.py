@@ -1,20 +1,21 @@
-"""`bindery bookie cookie show|adopt|retire`, each before and after the start of a bookie would agree."""
+"""`bindery bookie cookie show|adopt|retire`, compared with what a bookie accepts when it starts."""
 
 import asyncio
 import json
 import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from bindery.bookie import identity_tools
-from bindery.common import output
+from bindery.common import operator, output
 from bindery.main import app
 from bindery_bookie.membership.identity import REPAIR, Claim, Identity, WrongIdentity, establish_identity
-from bindery_bookie.settings import BookieSettings
+from bindery_bookie.offline import disk_identity
 from bindery_bookie.storage.corruption.limbo import read_marker, remove_marker
 from bindery_bookie.storage.io.disk import RealDisk
-from bindery_core.errors import BadRequest, MetadataUnavailable
+from bindery_core.errors import BadRequest
 from bindery_core.formats.cookie import parse
 from bindery_core.formats.ledger_metadata import LedgerMetadata, Segment
 from bindery_core.ids import BookieId, EntryId
@@ -25,6 +26,7 @@ from bindery_metadata.cluster import initialize_cluster
 from bindery_metadata.layout.layout import LedgersLayout
 from bindery_metadata.ledgers.ledger_manager import LedgerManager
 from bindery_metadata.stores.memory import MemoryTree
+from bindery_metadata.stores.store import MetadataStore
 from typer.testing import CliRunner, Result
 
 ID = BookieId("bookie-0")
@@ -32,7 +34,7 @@ LAYOUT = LedgersLayout()
 
 
 class Machine:
-    """One bookie's directories, and clusters to start it in."""
+    """The directories of one bookie, and clusters in which it can start."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -51,7 +53,7 @@ class Machine:
         )
 
     def start(self, claim: Claim | None = None) -> Identity:
-        """As a bookie does; then something is stored in each place."""
+        """Create the cookies as a bookie does, then store data in each directory."""
 
         async def has_ledgers() -> bool:
             return True
@@ -59,10 +61,8 @@ class Machine:
         claim = claim or self.claim()
         cookies = CookieStore(self.tree.connect(), LAYOUT)
         identity = asyncio.run(
-            establish_identity(
-                cookies, RealDisk(), claim, has_ledgers=has_ledgers, now_ms=1, on_lost_storage=REPAIR
-            )
-        )  # fmt: skip
+            establish_identity(cookies, RealDisk(), claim, has_ledgers=has_ledgers, now_ms=1, on_lost_storage=REPAIR)
+        )
         for shard in range(claim.shards_count):
             for place in claim.places_of(shard):
                 Path(place).mkdir(parents=True, exist_ok=True)
@@ -97,10 +97,11 @@ class Machine:
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     machine = Machine(tmp_path)
 
-    async def connect(settings: Any) -> Any:
-        return machine.tree.connect()
+    @asynccontextmanager
+    async def connected_store(zookeeper: str) -> AsyncIterator[MetadataStore]:
+        yield machine.tree.connect()
 
-    monkeypatch.setattr(identity_tools, "connect", connect)
+    monkeypatch.setattr(operator, "connected_store", connected_store)
     machine.start()
     machine.healed()
     return machine
@@ -122,7 +123,7 @@ def test_show_of_a_good_bookie_is_exit_code_0(machine: Machine) -> None:
     assert machine.run("show").stdout.count(": the same") == 3
 
 
-def test_show_puts_what_differs_side_by_side_with_the_command(machine: Machine) -> None:
+def test_show_prints_the_differences_and_the_command(machine: Machine) -> None:
     (machine.root / "l" / "current" / "VERSION").unlink()
     result = machine.run("show", claim=machine.claim(BookieId("bookie-1")))
     assert result.exit_code == 3
@@ -131,7 +132,7 @@ def test_show_puts_what_differs_side_by_side_with_the_command(machine: Machine) 
     assert "bindery bookie cookie adopt --zookeeper 127.0.0.1:2181 --ledgers-root /ledgers --bookie-id" in result.stdout
 
 
-def test_the_bookies_own_variables_count(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_variables_of_the_bookie_apply(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BOOKIE_BOOKIE_ID", ID)
     monkeypatch.setenv("BOOKIE_JOURNAL_DIR", f"{machine.root}/j")
     monkeypatch.setenv("BOOKIE_LEDGER_DIR", f"{machine.root}/l")
@@ -139,9 +140,7 @@ def test_the_bookies_own_variables_count(machine: Machine, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("verb", ["show", "adopt"])
-def test_directories_that_nobody_named_are_not_compared(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch, verb: str
-) -> None:
+def test_default_directories_are_not_compared(machine: Machine, monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
     monkeypatch.chdir(machine.root)
     named = {"--bookie-id": ID, "--journal-dir": f"{machine.root}/j"}
     result = CliRunner().invoke(app, ["bookie", "cookie", verb, *(word for pair in named.items() for word in pair)])
@@ -152,19 +151,19 @@ def test_directories_that_nobody_named_are_not_compared(
 # -- adopt ------------------------------------------------------------------------------------------------------------
 
 
-def test_adopt_does_nothing_where_nothing_is_wrong(machine: Machine) -> None:
+def test_adopt_changes_nothing_if_the_cookies_match(machine: Machine) -> None:
     result = machine.run("adopt", "--yes")
     assert result.exit_code == 0
     assert "nothing to do" in result.stdout
     assert not machine.limbo()
 
 
-def test_adopt_without_yes_only_tells(machine: Machine) -> None:
+def test_adopt_without_yes_only_prints(machine: Machine) -> None:
     machine.delete_cookie()
     result = machine.run("adopt", "--json")
     assert result.exit_code == 1
     assert facts(result)["plan"] == [
-        "shard 0 goes into limbo: adopted, but the cluster had no cookie of it",
+        "shard 0 goes into limbo: adopted; ZooKeeper had no cookie of this bookie",
         "write the cookie of bookie-0 in ZooKeeper",
     ]
     assert "--yes" in result.stderr
@@ -172,19 +171,19 @@ def test_adopt_without_yes_only_tells(machine: Machine) -> None:
     assert not machine.limbo()
 
 
-def test_a_deleted_cookie_is_brought_back_in_limbo(machine: Machine) -> None:
-    """Another bookie may have run under the id in between, and acknowledged entries."""
+def test_a_deleted_cookie_is_restored_in_limbo(machine: Machine) -> None:
+    """Another bookie may have run with this id meanwhile and acknowledged entries."""
     machine.delete_cookie()
     with pytest.raises(WrongIdentity):
         machine.start()
     assert machine.run("adopt", "--yes").exit_code == 0
-    assert machine.limbo() == ["adopted, but the cluster had no cookie of it"]
+    assert machine.limbo() == ["adopted; ZooKeeper had no cookie of this bookie"]
     assert machine.cookie() == (machine.root / "l" / "current" / "VERSION").read_bytes()
     machine.start()
 
 
 def test_moved_directories_are_adopted_without_limbo(machine: Machine) -> None:
-    """The same disks, mounted elsewhere: nothing is lost."""
+    """The same disks at other mount points have all their data."""
     (machine.root / "l").rename(machine.root / "moved")
     moved = machine.claim(ledgers="moved")
     with pytest.raises(WrongIdentity):
@@ -200,13 +199,13 @@ def test_moved_directories_are_adopted_without_limbo(machine: Machine) -> None:
 def test_data_without_a_version_and_another_bookies_disks_are_adopted_in_limbo(machine: Machine) -> None:
     (machine.root / "l" / "current" / "VERSION").unlink()
     assert machine.run("adopt", "--yes").exit_code == 0
-    assert machine.limbo() == [f"adopted {machine.root}/l, of which is not known whose it was"]
+    assert machine.limbo() == [f"adopted {machine.root}/l, which had no readable cookie"]
     machine.start()
     other = machine.claim(BookieId("bookie-1"))
     machine.healed()
     assert machine.run("adopt", "--yes", claim=other).exit_code == 0
     (reason,) = machine.limbo()
-    assert reason.endswith("which was of bookie-0")
+    assert reason.endswith("which belonged to bookie-0")
     machine.start(other)
     assert machine.cookie(BookieId("bookie-1")) is not None
 
@@ -219,7 +218,7 @@ def test_a_damaged_version_is_replaced(machine: Machine) -> None:
 
 
 def test_another_clusters_disks_are_refused(machine: Machine) -> None:
-    """Its ledger 7 is not ours; limbo would serve it all the same."""
+    """Ledger 7 of the other cluster is another ledger, which a bookie in limbo would serve."""
     machine.tree = machine.new_cluster(2)
     result = machine.run("adopt", "--yes")
     assert "is of another cluster" in str(result.exception)
@@ -234,7 +233,7 @@ def test_another_number_or_order_of_directories_is_refused(machine: Machine, led
         machine.root, machine.tree = two.root, two.tree
         machine.start(machine.claim(ledgers="l,more"))
     result = machine.run("adopt", "--yes", claim=machine.claim(ledgers=ledgers))
-    assert "Number and order decide where a ledger is" in str(result.exception)
+    assert "Number and order of the directories determine where a ledger is stored" in str(result.exception)
 
 
 def test_adopt_is_refused_while_the_bookie_is_registered(machine: Machine) -> None:
@@ -250,8 +249,8 @@ def test_adopt_is_refused_while_the_bookie_is_registered(machine: Machine) -> No
     assert machine.cookie() is None
 
 
-def test_an_adoption_that_was_cut_short_is_finished(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Limbo stands before any VERSION does, and the bookie refuses to start in between."""
+def test_an_interrupted_adoption_is_finished(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Limbo is recorded before any VERSION file is written; a bookie refuses to start in between."""
     (machine.root / "l" / "current" / "VERSION").unlink()
     machine.delete_cookie()
 
@@ -259,7 +258,7 @@ def test_an_adoption_that_was_cut_short_is_finished(machine: Machine, monkeypatc
         raise OSError(5, "the power is gone")
 
     with monkeypatch.context() as patch:
-        patch.setattr(identity_tools, "write_version", fail)
+        patch.setattr(disk_identity, "write_version", fail)
         assert isinstance(machine.run("adopt", "--yes").exception, OSError)
     assert machine.limbo()
     with pytest.raises(WrongIdentity):
@@ -286,7 +285,7 @@ def put_ledger(machine: Machine, *ensemble: str) -> None:
     asyncio.run(put())
 
 
-def test_retire_removes_the_cookie_and_if_wanted_the_versions(machine: Machine) -> None:
+def test_retire_removes_the_cookie_and_on_request_the_versions(machine: Machine) -> None:
     put_ledger(machine, "bookie-7", "bookie-8")
     result = machine.run("retire", "--wipe-version", "--json")
     assert result.exit_code == 0
@@ -305,7 +304,7 @@ def test_retire_is_refused_while_ledgers_name_the_bookie(machine: Machine) -> No
     result = machine.run("retire")
     assert str(result.exception).startswith("60 ledgers still name bookie-0: 0, 1, 2")
     assert machine.cookie() is not None
-    unasked = machine.run("retire", "--force")  # there is no terminal to ask at
+    unasked = machine.run("retire", "--force")  # no terminal
     assert unasked.exit_code == 2
     assert "add --yes" in unasked.stderr
     assert machine.cookie() is not None
@@ -320,16 +319,16 @@ def memberships(machine: Machine) -> MembershipStore:
 
 
 @pytest.mark.parametrize("intent", [Intent.DRAINING, Intent.MAINTENANCE])
-def test_a_later_bookie_of_a_retired_ones_name_is_an_ordinary_member(machine: Machine, intent: Intent) -> None:
+def test_a_new_bookie_with_a_retired_id_is_an_ordinary_member(machine: Machine, intent: Intent) -> None:
     asyncio.run(memberships(machine).set(ID, intent))
-    machine.delete_cookie()  # as where it was cut short after the cookie
+    machine.delete_cookie()  # as after a retire that was interrupted behind the removal of the cookie
     result = machine.run("retire")
-    assert f"it was {intent.value}; that is forgotten" in result.stdout
+    assert f"its state {intent.value} was cleared" in result.stdout
     assert asyncio.run(memberships(machine).all()) == {}
     assert facts(machine.run("retire", "--json"))["forgotten_intent"] is None
 
 
-def test_retire_keeps_what_was_meant_with_a_removed_bookie_and_one_that_ledgers_name(machine: Machine) -> None:
+def test_retire_keeps_the_intent_of_a_removed_bookie_and_of_one_that_ledgers_name(machine: Machine) -> None:
     asyncio.run(memberships(machine).set(ID, Intent.REMOVED))
     assert facts(machine.run("retire", "--json"))["forgotten_intent"] is None
     assert asyncio.run(memberships(machine).get(ID)).intent is Intent.REMOVED
@@ -340,7 +339,7 @@ def test_retire_keeps_what_was_meant_with_a_removed_bookie_and_one_that_ledgers_
 
 
 @pytest.mark.parametrize(("answer", "exit_code"), [("n", 1), ("y", 0)])
-def test_a_person_is_asked_before_copies_are_given_up(
+def test_a_confirmation_is_required_before_copies_are_lost(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, answer: str, exit_code: int
 ) -> None:
     put_ledger(machine, "bookie-7", ID)
@@ -355,17 +354,3 @@ def test_a_person_is_asked_before_copies_are_given_up(
     result = machine.run("retire", "--force")
     assert (result.exit_code, len(asked)) == (exit_code, 1)
     assert (machine.cookie() is None) == (answer == "y")
-
-
-def test_it_says_what_it_waits_for(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    class Silent:
-        @staticmethod
-        async def connect(hosts: str) -> Any:
-            await asyncio.sleep(0.05)
-            raise MetadataUnavailable("no zookeeper server responds", hosts=hosts)
-
-    monkeypatch.setattr("bindery_metadata.stores.zookeeper.ZooKeeperStore", Silent)
-    monkeypatch.setattr(identity_tools, "SILENT_S", 0.01)
-    with pytest.raises(MetadataUnavailable):
-        asyncio.run(identity_tools.connect(BookieSettings(zookeeper="zk:1")))
-    assert capsys.readouterr().err == "waiting for ZooKeeper at zk:1, for up to 15 s (--zookeeper)\n"

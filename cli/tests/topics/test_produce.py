@@ -63,8 +63,10 @@ def batches_of(data: bytes, path: Path) -> list[list[bytes]]:
 def test_lines_are_grouped_into_requests_of_bounded_size(tmp_path: Path) -> None:
     file = tmp_path / "lines"
     assert [len(batch) for batch in batches_of(b"x\n" * (2 * BATCH_LINES_MAX + 1), file)] == [
-        BATCH_LINES_MAX, BATCH_LINES_MAX, 1,
-    ]  # fmt: skip
+        BATCH_LINES_MAX,
+        BATCH_LINES_MAX,
+        1,
+    ]
     assert [len(batch) for batch in batches_of((b"y" * 600_000 + b"\n") * 3, file)] == [2, 1]
     assert batches_of(b"a\n\nb", file) == [[b"a\n", b"\n", b"b"]]
     assert batches_of(b"", file) == []

@@ -1,4 +1,4 @@
-"""`bindery bookie` on a running bookie: what it asks for, how it shows the answers, and its exit codes."""
+"""`bindery bookie` on a running bookie: its requests, its output and its exit codes."""
 
 import json
 from collections.abc import Callable
@@ -19,9 +19,17 @@ from bindery_core.errors import BinderyError
 from typer.testing import CliRunner, Result
 
 LOG = LogInfo(
-    log_id=31, file="1f.log", state=LogState.SEALED, size=2048, live_bytes=1024, live_ratio=0.5, live_ledgers=1,
-    dead_ledgers=2, order=31, looked_at_ms=1_700_000_000_000,
-)  # fmt: skip
+    log_id=31,
+    file="1f.log",
+    state=LogState.SEALED,
+    size=2048,
+    live_bytes=1024,
+    live_ratio=0.5,
+    live_ledgers=1,
+    dead_ledgers=2,
+    order=31,
+    looked_at_ms=1_700_000_000_000,
+)
 EXPLANATION = LogExplanation(LOG, [7], [8, 9], None, None, ["Half of it is alive, so it stays."])
 GARBAGE = GarbageState(None, None, 0, 0, False, True, 1_700_000_000_000, 0, 0, 9.5, None, None, "", 3, 4096, 2048)
 
@@ -29,10 +37,19 @@ GARBAGE = GarbageState(None, None, 0, 0, False, True, 1_700_000_000_000, 0, 0, 9
 def directory(path: str, holds: str, status: DirectoryStatus, reason: str, free: int) -> Any:
     return plain(
         DirectoryState(
-            path=path, holds=(holds,), status=status, reason=reason, total=2**30, free=free, usage=1 - free / 2**30,
-            reserve_size=4096, reserve_held=4096, since_ms=1, last_check_ms=2,
+            path=path,
+            holds=(holds,),
+            status=status,
+            reason=reason,
+            total=2**30,
+            free=free,
+            usage=1 - free / 2**30,
+            reserve_size=4096,
+            reserve_held=4096,
+            since_ms=1,
+            last_check_ms=2,
         )
-    )  # fmt: skip
+    )
 
 
 DISKS: dict[str, Any] = {
@@ -44,10 +61,20 @@ DISKS: dict[str, Any] = {
     "reasons": {"disk": "/l is full"},
 }
 LIMBO = {
-    "inLimbo": True, "repair": None,
-    "shards": [{"shard": 0, "inLimbo": True, "reason": "storage lost: /l", "phase": "repairing", "sinceMs": 5_000,
-                "ledgersLeft": 2, "problems": [{"ledgerId": 7, "reason": "no other copy"}]}],
-}  # fmt: skip
+    "inLimbo": True,
+    "repair": None,
+    "shards": [
+        {
+            "shard": 0,
+            "inLimbo": True,
+            "reason": "storage lost: /l",
+            "phase": "repairing",
+            "sinceMs": 5_000,
+            "ledgersLeft": 2,
+            "problems": [{"ledgerId": 7, "reason": "no other copy"}],
+        }
+    ],
+}
 WELL: dict[str, Any] = {
     "state": {"running": True, "readOnly": False, "shuttingDown": False, "availableForHighPriorityWrites": True},
     "state/readonly": {"readOnly": False, "reasons": {}},
@@ -66,7 +93,7 @@ WELL: dict[str, Any] = {
 
 
 class Bookie:
-    """Answers as one does, and remembers what it was asked."""
+    """Responds as a bookie does, and records the requests."""
 
     def __init__(self) -> None:
         self.answers = dict(WELL)
@@ -102,7 +129,7 @@ def run(*arguments: str) -> Result:
     return CliRunner().invoke(app, ["bookie", *arguments])
 
 
-def test_state_of_a_bookie_that_is_well_is_exit_code_0(bookie: Bookie) -> None:
+def test_the_state_of_a_healthy_bookie_is_exit_code_0(bookie: Bookie) -> None:
     result = run("state")
     assert result.exit_code == 0, result.output
     first, heading, disk, *rest = result.stdout.splitlines()
@@ -113,7 +140,7 @@ def test_state_of_a_bookie_that_is_well_is_exit_code_0(bookie: Bookie) -> None:
     assert json.loads(run("state", "--json").stdout)["damage"] == {"count": 0, "damage": []}
 
 
-def test_state_says_why_it_is_read_only_and_in_limbo(bookie: Bookie) -> None:
+def test_the_state_shows_why_a_bookie_is_read_only_and_in_limbo(bookie: Bookie) -> None:
     bookie.answers["state"] = {**WELL["state"], "readOnly": True}
     bookie.answers["state/readonly"] = {"readOnly": True, "reasons": {"disk": "/l is full"}}
     bookie.answers |= {"disks": DISKS, "limbo": LIMBO, "damage": {"count": 4, "damage": []}}
@@ -125,19 +152,32 @@ def test_state_says_why_it_is_read_only_and_in_limbo(bookie: Bookie) -> None:
     assert "damage: 4\n" in result.stdout
 
 
-def test_state_of_a_bookie_that_is_drained_says_so_once(bookie: Bookie) -> None:
-    why = "draining: its ledgers move to others (by ann)"
+def test_the_state_of_a_draining_bookie_reports_the_drain_once(bookie: Bookie) -> None:
+    why = "draining: its ledgers move to other bookies (by ann)"
     bookie.answers["state/readonly"] = {"readOnly": True, "reasons": {"draining": why}}
     assert f"\n  {why}\n" in run("state").stdout
     bookie.answers["disks"] = {**DISKS, "reasons": {"draining": why}}
     assert f"read-only: {why}\n" in run("disks").stdout
 
 
-def test_a_scrub_that_is_not_under_way_shows_no_start(bookie: Bookie) -> None:
+def test_a_scrub_that_is_not_running_shows_no_start(bookie: Bookie) -> None:
     state = ScrubState(
-        is_running=False, phase="", position=(0, 0), percent=0.0, rounds=1, start_ms=0, last_start_ms=1, last_end_ms=2,
-        oldest_verified_ms=1, next_ms=0, entries=3, size=4, rate=0.0, regions=0, error="",
-    )  # fmt: skip
+        is_running=False,
+        phase="",
+        position=(0, 0),
+        percent=0.0,
+        rounds=1,
+        start_ms=0,
+        last_start_ms=1,
+        last_end_ms=2,
+        oldest_verified_ms=1,
+        next_ms=0,
+        entries=3,
+        size=4,
+        rate=0.0,
+        regions=0,
+        error="",
+    )
     for start_ms, is_shown in ((0, False), (5_000, True)):
         bookie.answers["scrub"] = {"shards": [{"shard": 0, **plain(replace(state, start_ms=start_ms))}]}
         for verb in (("state",), ("scrub", "state")):
@@ -149,7 +189,7 @@ def test_a_scrub_that_is_not_under_way_shows_no_start(bookie: Bookie) -> None:
 
 
 @pytest.mark.parametrize("part", ["state", "limbo", "damage"])
-def test_state_is_exit_code_1_for_each_of_them(bookie: Bookie, part: str) -> None:
+def test_each_problem_of_the_state_is_exit_code_1(bookie: Bookie, part: str) -> None:
     worse = {"state": {**WELL["state"], "readOnly": True}, "limbo": LIMBO, "damage": {"count": 1, "damage": []}}
     bookie.answers[part] = worse[part]
     assert run("state").exit_code == 1
@@ -200,7 +240,9 @@ def test_limbo_and_damage_are_shown(bookie: Bookie) -> None:
         (("drill", "clear"), ("DELETE", "drill", {})),
     ],
 )
-def test_each_verb_asks_for_its_page(bookie: Bookie, arguments: tuple[str, ...], asked: tuple[str, str, Any]) -> None:
+def test_each_command_requests_its_page(
+    bookie: Bookie, arguments: tuple[str, ...], asked: tuple[str, str, Any]
+) -> None:
     result = run(*arguments)
     assert result.exit_code == 0, result.output
     assert bookie.asked == [asked]
@@ -208,7 +250,7 @@ def test_each_verb_asks_for_its_page(bookie: Bookie, arguments: tuple[str, ...],
     assert printed == WELL[asked[1]]
 
 
-def test_a_compaction_that_is_suspended_is_not_said_to_run(bookie: Bookie) -> None:
+def test_a_suspended_compaction_is_not_reported_as_running(bookie: Bookie) -> None:
     bookie.answers["gc/suspend_compaction"] = {"isMajorGcSuspended": "false", "isMinorGcSuspended": "true"}
     result = run("gc", "run", "--major")
     assert bookie.asked[0] == ("PUT", "gc", {"forceMinor": False, "forceMajor": True})
@@ -218,7 +260,7 @@ def test_a_compaction_that_is_suspended_is_not_said_to_run(bookie: Bookie) -> No
     assert json.loads(result.stdout) == WELL["gc"]
 
 
-def test_entry_logs_and_their_explanation_are_for_people(bookie: Bookie) -> None:
+def test_entry_logs_and_explanations_are_readable_text(bookie: Bookie) -> None:
     row = run("gc", "logs").stdout.splitlines()[1].split()
     assert row[:8] == ["0", "1f.log", "sealed", "2.0", "KiB", "1.0", "KiB", "50.0"]
     assert run("gc", "explain", "1f").stdout.startswith("Half of it is alive, so it stays.\n")
@@ -226,7 +268,7 @@ def test_entry_logs_and_their_explanation_are_for_people(bookie: Bookie) -> None
     assert "2023-11-14 22:13:20Z" in run("gc", "state").stdout
 
 
-def test_what_is_not_known_or_not_done_yet_is_said(bookie: Bookie) -> None:
+def test_unknown_and_unfinished_values_are_reported(bookie: Bookie) -> None:
     assert "not been scanned" not in run("gc", "state").stdout
     bookie.answers["gc/state"] = {"shards": [{"shard": 0, **plain(replace(GARBAGE, logs=0))}]}
     assert "have not been scanned yet; `bindery bookie gc logs --look`" in run("gc", "state").stdout
@@ -262,13 +304,13 @@ def test_refusals_name_the_fix(bookie: Bookie) -> None:
     assert "fault injection is disabled" in str(run("drill", "list").exception)
 
 
-def test_a_bookie_that_is_not_there_is_named() -> None:
+def test_an_absent_bookie_is_named() -> None:
     result = run("state", "--url", "http://127.0.0.1:9")
     assert "no bookie answers at http://127.0.0.1:9" in str(result.exception)
     assert "--http-port" in str(result.exception)
 
 
-def test_times_and_sizes_are_for_people() -> None:
+def test_times_and_sizes_are_readable() -> None:
     assert tables.size_text(512) == "512 B"
     assert tables.size_text(1536) == "1.5 KiB"
     assert tables.size_text(3 * 2**50) == "3072.0 TiB"

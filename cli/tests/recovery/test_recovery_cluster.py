@@ -1,5 +1,5 @@
-"""The operator's verbs on a whole cluster of real processes: drain to empty and back, refused drain, pause, a bookie
-that is gone, and the metadata lost and restored from a backup."""
+"""Operator commands on a cluster of real processes: drain and return, refused drain, pause, a lost bookie, and
+metadata that is lost and restored from a backup."""
 
 import asyncio
 import json
@@ -13,19 +13,19 @@ from typing import Any
 
 import httpx
 import pytest
-from bindery.standalone.throwaway import ThrowawayCluster
 from bindery_metadata.stores.embedded import EmbeddedZooKeeper, ServerSpec
 from command import bindery
+from forked_cluster import ForkedCluster
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]  # a busy machine takes minutes for seconds
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]  # a busy machine needs minutes instead of seconds
 TOPICS = ("one", "two", "three")
 MESSAGES = 100
 
 
 class Operator:
-    """Runs verbs as processes; which ZooKeeper, the environment says."""
+    """Runs commands as processes. The environment names the ZooKeeper."""
 
-    def __init__(self, cluster: ThrowawayCluster) -> None:
+    def __init__(self, cluster: ForkedCluster) -> None:
         self.cluster = cluster
         self.unknown: set[str] = set()
         """Messages that were sent again."""
@@ -45,17 +45,17 @@ class Operator:
         return {ledger["ledger_id"]: ledger for ledger in self.lines("ledger", "list")}
 
     def named(self) -> set[str]:
-        """Every bookie that some ledger's metadata name."""
+        """Return all bookies in the metadata of any ledger."""
         return {b for ledger in self.ledgers().values() for segment in ledger["segments"] for b in segment["ensemble"]}
 
     def check_all(self) -> None:
-        """Every replica of every ledger, asked of its bookie."""
+        """Read every replica of every ledger from its bookie."""
         for ledger_id in self.ledgers():
             *_, summary = self.lines("ledger", "check", str(ledger_id), "--deep")
             assert summary["verdict"] == "good", summary
 
     def produce(self, start: int) -> None:
-        """Messages `start` .. of each topic, one after the other; one whose fate is unknown is sent again."""
+        """Send the messages from `start` on to each topic, in order. A message with unknown outcome is sent again."""
         with httpx.Client(base_url=self.cluster.url, timeout=60) as http:
             for topic in TOPICS:
                 for number in range(start, start + MESSAGES):
@@ -66,14 +66,14 @@ class Operator:
             answer = http.post(f"/v1/topics/public/default/{topic}/messages", content=payload(topic, number))
             if answer.status_code == 200:
                 return
-            # An idle topic's ledger was closed under its owner, who learns of it now and opens the topic anew.
+            # Recovery closed the ledger of an idle topic. The owner detects this now and opens the topic again.
             assert answer.status_code in (503, 504), answer.text
             self.unknown.add(payload(topic, number))
             time.sleep(0.5)
         raise AssertionError(answer.text)
 
     def verify_messages(self, count: int) -> None:
-        """Every acknowledged message is there, in order, and once; twice at most where an answer said "unknown"."""
+        """Assert that every acknowledged message exists, in order, once; at most twice if an outcome was unknown."""
         for topic in TOPICS:
             found = self.run("consume", topic, "--url", self.cluster.url).stdout.splitlines()
             once = [
@@ -95,14 +95,14 @@ def until(condition: Callable[[], bool], what: str, *, timeout_s: float = 90) ->
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Graces and intervals of seconds: the processes take them from the environment."""
+    """Delays and intervals of seconds, which the processes read from the environment."""
     monkeypatch.setenv("AUDITOR_OPEN_LEDGER_GRACE_S", "2")
     monkeypatch.setenv("AUDITOR_DRAIN_INTERVAL_S", "2")
 
 
 @pytest.fixture
 def operator(quick: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Operator]:
-    with ThrowawayCluster(bookies=4, options=("--auditors", "1")) as cluster:
+    with ForkedCluster(bookies=4, options=("--auditors", "1")) as cluster:
         monkeypatch.setenv("BINDERY_ZOOKEEPER", cluster.zookeeper)
         yield Operator(cluster)
 
@@ -111,7 +111,7 @@ def test_drain_to_empty_and_back_then_lose_a_bookie_for_good(operator: Operator)
     operator.produce(0)
     victim, other, *_ = sorted(operator.named())
 
-    # Empty it, with the line that tells how far it is, while messages come in.
+    # Drain the bookie with a progress line while messages are sent.
     drained = operator.lines("bookie", "drain", victim, "--wait")
     assert drained[0]["ledgers"] >= 1
     assert (drained[-1]["done"], drained[-1]["ledgers_left"], drained[-1]["percent"]) == (True, 0, 100.0)
@@ -121,19 +121,21 @@ def test_drain_to_empty_and_back_then_lose_a_bookie_for_good(operator: Operator)
     operator.produce(MESSAGES)
     assert victim not in operator.named(), "a draining bookie gets no new ledgers"
 
-    # Three are left, and ledgers have ensembles of three.
+    # Three bookies remain, and ledgers have ensembles of three.
     refused = operator.run("bookie", "drain", other, code=1)
     assert "needs 3 bookies, and without it 2 would be writable" in refused.stderr
 
-    # And back.
+    # Return the bookie to the cluster.
     operator.run("bookie", "drain", victim, "--cancel")
     until(lambda: operator.members()[victim]["registered"] == "writable", "the drained bookie is writable again")
     kinds = [event["kind"] for event in operator.lines("recovery", "history")]
     assert [kind for kind in kinds if kind.startswith("drain_")] == [
-        "drain_started", "drain_finished", "drain_cancelled",
-    ]  # fmt: skip
+        "drain_started",
+        "drain_finished",
+        "drain_cancelled",
+    ]
 
-    # One was removed permanently while healing is paused: it waits, says so, and goes on.
+    # Remove a bookie permanently while recovery is paused: the command reports that it waits, then continues.
     assert f"{other} is registered" in operator.run("bookie", "recover", other, "--yes", code=1).stderr
     operator.run("recovery", "pause", "--reason", "rack is moving")
     operator.run("standalone", "stop", other, "--data", str(operator.cluster.directory.root))
@@ -157,7 +159,7 @@ def test_drain_to_empty_and_back_then_lose_a_bookie_for_good(operator: Operator)
     (status,) = operator.lines("recovery", "status")
     assert (status["marked"]["ledgers"], status["lost_bookies"]) == (0, [])
 
-    # Nothing was lost or doubled by all that.
+    # No message was lost or duplicated.
     operator.verify_messages(2 * MESSAGES)
     *_, summary = operator.lines("ledgers", "orphans", "--older-than", "0s")
     assert summary["orphans"] == 0
@@ -172,7 +174,7 @@ def test_a_cluster_whose_zookeeper_is_lost_reads_its_topics_after_a_restore(
     address = f"127.0.0.1:{spec.client_port}"
     server = EmbeddedZooKeeper(spec)
     asyncio.run(server.start())
-    cluster = ThrowawayCluster(bookies=3, options=("--zookeeper", address))
+    cluster = ForkedCluster(bookies=3, options=("--zookeeper", address))
     monkeypatch.setenv("BINDERY_ZOOKEEPER", address)
     operator = Operator(cluster)
     file = str(tmp_path / "metadata.jsonl")
@@ -185,7 +187,7 @@ def test_a_cluster_whose_zookeeper_is_lost_reads_its_topics_after_a_restore(
         assert backup["ledgers"] == len(before)
         cluster.stop()
 
-        # All that ZooKeeper knew is gone.
+        # All data of ZooKeeper is lost.
         asyncio.run(server.stop())
         shutil.rmtree(spec.data_dir)
         server = EmbeddedZooKeeper(spec)
@@ -193,7 +195,7 @@ def test_a_cluster_whose_zookeeper_is_lost_reads_its_topics_after_a_restore(
         operator.run("cluster", "restore", file, "--dry-run")
         (restored,) = operator.lines("cluster", "restore", file)
         assert restored["created"] == backup["nodes"]
-        assert "there is something already" in operator.run("cluster", "restore", file, code=1).stderr
+        assert "the target is not empty" in operator.run("cluster", "restore", file, code=1).stderr
 
         cluster.start()
         operator.produce(MESSAGES)

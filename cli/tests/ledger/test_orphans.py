@@ -1,14 +1,12 @@
-"""`bindery ledgers orphans` with what brokers write, and `bindery cluster backup|restore` to a file, in memory."""
+"""`bindery ledgers orphans` on the metadata that brokers write, in memory."""
 
 import json
-import stat
-from pathlib import Path
 from typing import Any
 
 import pytest
 from bindery.ledger import orphans
 from bindery_broker.managed_ledger.ledger_list import LedgerRecord
-from bindery_core.errors import AlreadyExists, BadRequest, Corrupt
+from bindery_core.errors import BadRequest, Corrupt
 from bindery_core.ids import LedgerId
 from bindery_metadata.stores.memory import MemoryStore
 from bindery_pulsar.managed_ledger_codec import (
@@ -19,15 +17,14 @@ from bindery_pulsar.managed_ledger_codec import (
     encode_topic,
 )
 from bindery_pulsar.message_id import Position
-from bindery_recovery.backup.backup import walk
-from bindery_recovery.backup.restore import CannotRestore
 from memory_cluster import MemoryCluster
 
 TOPIC = "/managed-ledgers/public/default/persistent/t"
 MANAGED = {
-    "application": b"pulsar", "component": b"managed-ledger",
+    "application": b"pulsar",
+    "component": b"managed-ledger",
     "pulsar/managed-ledger": b"public/default/persistent/t",
-}  # fmt: skip
+}
 HOUR_MS = 3_600_000
 
 
@@ -58,12 +55,17 @@ def found(cluster: MemoryCluster, *arguments: str) -> tuple[list[int], dict[str,
     return [line["ledger_id"] for line in lines[:-1]], lines[-1]
 
 
-def test_orphans_are_listed_and_nothing_is_deleted_unless_told_twice(cluster: MemoryCluster) -> None:
+def test_orphans_are_listed_and_deletion_needs_two_options(cluster: MemoryCluster) -> None:
     ids, summary = found(cluster)
     assert ids == [2]
     assert summary["fates"] == {
-        "referenced": 2, "young": 1, "uncertain": 0, "unreadable": 0, "foreign": 1, "orphan": 1,
-    }  # fmt: skip
+        "referenced": 2,
+        "young": 1,
+        "uncertain": 0,
+        "unreadable": 0,
+        "foreign": 1,
+        "orphan": 1,
+    }
     result = cluster.invoke("ledgers", "orphans")
     assert result.exit_code == 0
     assert "1 of 5 ledgers are orphans, 2.0 MiB in all copies" in result.stdout
@@ -76,18 +78,20 @@ def test_orphans_are_listed_and_nothing_is_deleted_unless_told_twice(cluster: Me
     assert result.exit_code == 0
     assert "deleted 1; the bookies free the space" in result.stdout
     assert cluster.deleted == [LedgerId(2)]
-    assert found(cluster) == ([], {**summary, "ledgers": 4, "orphans": 0, "bytes": 0,
-                                   "fates": {**summary["fates"], "orphan": 0}})  # fmt: skip
+    assert found(cluster) == (
+        [],
+        {**summary, "ledgers": 4, "orphans": 0, "bytes": 0, "fates": {**summary["fates"], "orphan": 0}},
+    )
 
 
-def test_age_and_other_applications_are_for_the_operator_to_say(cluster: MemoryCluster) -> None:
+def test_options_select_the_age_and_other_applications(cluster: MemoryCluster) -> None:
     assert found(cluster, "--older-than", "3h")[0] == []
     assert found(cluster, "--all")[0] == [2, 3]
     cluster.now_ms += 2 * HOUR_MS
     assert found(cluster)[0] == [2, 4]
 
 
-def test_where_no_topic_is_everything_looks_like_an_orphan_and_is_not_deleted(cluster: MemoryCluster) -> None:
+def test_without_any_topic_nothing_is_deleted(cluster: MemoryCluster) -> None:
     async def work(store: MemoryStore) -> None:
         await store.delete(f"{TOPIC}/s", version=None)
         await store.delete(TOPIC, version=None)
@@ -103,7 +107,7 @@ def test_where_no_topic_is_everything_looks_like_an_orphan_and_is_not_deleted(cl
 def test_a_ledger_that_a_topic_names_since_the_survey_is_not_deleted(
     cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Just before the deletion the references of the topic are read again."""
+    """The references of a topic are read again immediately before the deletion."""
     read_references = orphans.read_references
 
     async def then_name_it(store: Any, codec: Any) -> Any:
@@ -136,65 +140,3 @@ def test_a_topic_that_cannot_be_read_protects_all_ledgers(cluster: MemoryCluster
     result = cluster.invoke("ledgers", "orphans", "--delete", "--yes")
     assert isinstance(result.exception, Corrupt)
     assert cluster.deleted == []
-
-
-# --- backup -----------------------------------------------------------------------------------------------------------
-
-
-async def tree(store: MemoryStore) -> dict[str, bytes]:
-    return {path: node.data for name in await store.children("/") async for path, node in walk(store, f"/{name}")}
-
-
-def test_a_backup_is_a_private_file_that_makes_the_cluster_anew(
-    cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    file = tmp_path / "metadata.jsonl"
-    result = cluster.invoke("cluster", "backup", str(file))
-    assert result.exit_code == 0
-    assert f"{file}: " in result.stdout
-    assert "5 of them ledgers" in result.stdout
-    assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    assert isinstance(cluster.invoke("cluster", "backup", str(file)).exception, AlreadyExists)
-    assert cluster.invoke("cluster", "backup", str(file), "--overwrite").exit_code == 0
-    assert list(tmp_path.iterdir()) == [file]
-    before = cluster.do(tree)
-    assert isinstance(cluster.invoke("cluster", "restore", str(file)).exception, CannotRestore)
-
-    other = MemoryCluster(monkeypatch)
-    for path in ("LAYOUT", "INSTANCEID", "available/readonly", "available", ""):
-        other.do(lambda store, path=path: store.delete(f"/ledgers/{path}".rstrip("/"), version=None))
-    planned = json.loads(other.invoke("cluster", "restore", str(file), "--dry-run", "--json").stdout)
-    assert other.do(tree) == {}
-    result = other.invoke("cluster", "restore", str(file), "--id-margin", "7")
-    assert result.exit_code == 0
-    assert f"created {planned['created']} nodes" in result.stdout
-    assert "the next ledger id is 12" in result.stdout
-    after = other.do(tree)
-    assert {path: data for path, data in after.items() if path != "/ledgers/idgen"} == {
-        path: data for path, data in before.items() if path != "/ledgers/idgen"
-    }
-    assert other.ledger("b0") == 12
-
-
-def test_a_damaged_or_missing_file_is_told_by_name(cluster: MemoryCluster, tmp_path: Path) -> None:
-    file = tmp_path / "metadata.jsonl"
-    missing = cluster.invoke("cluster", "restore", str(file)).exception
-    assert isinstance(missing, BadRequest)
-    assert str(missing) == f"cannot read {file}: No such file or directory"
-    cluster.invoke("cluster", "backup", str(file))
-    file.write_bytes(file.read_bytes()[:-10])
-    assert isinstance(cluster.invoke("cluster", "restore", str(file), "--merge").exception, Corrupt)
-    nowhere = tmp_path / "no such folder" / "file"
-    refused = cluster.invoke("cluster", "backup", str(nowhere)).exception
-    assert isinstance(refused, BadRequest)
-    assert str(refused) == f"cannot write {nowhere}: No such file or directory"
-
-
-def test_a_backup_that_fails_leaves_the_old_file_alone(cluster: MemoryCluster, tmp_path: Path) -> None:
-    file = tmp_path / "metadata.jsonl"
-    cluster.invoke("cluster", "backup", str(file))
-    before = file.read_bytes()
-    cluster.do(lambda store: store.delete("/ledgers/INSTANCEID", version=None))
-    assert cluster.invoke("cluster", "backup", str(file), "--overwrite").exit_code == 1
-    assert file.read_bytes() == before
-    assert list(tmp_path.iterdir()) == [file]

@@ -1,4 +1,4 @@
-"""`bindery wire decode`: each frame in a line, and where a stream stops being one, and why."""
+"""`bindery wire decode`: one line per frame, and the offset and reason at which decoding stops."""
 
 import io
 import json
@@ -117,7 +117,7 @@ def until_it_ends(stream: StreamDecoder, data: bytes) -> tuple[list[Frame], Stre
 
 
 @pytest.mark.parametrize(("data", "messages", "protocol", "direction"), STREAMS)
-def test_every_frame_of_a_stream_is_told_with_its_place(
+def test_every_frame_of_a_stream_is_shown_with_its_offset(
     data: bytes, messages: list[object], protocol: int, direction: str
 ) -> None:
     found = frames(decoder(), data)
@@ -142,7 +142,7 @@ def test_pieces_of_any_size_give_the_same_frames(
 
 
 @pytest.mark.parametrize(("data", "messages", "protocol", "direction"), STREAMS)
-def test_a_stream_cut_off_anywhere_gives_what_was_whole_and_says_where_it_ends(
+def test_a_truncated_stream_gives_its_complete_frames_and_the_end(
     data: bytes, messages: list[object], protocol: int, direction: str
 ) -> None:
     whole = frames(decoder(direction), data)
@@ -160,7 +160,9 @@ def test_a_stream_cut_off_anywhere_gives_what_was_whole_and_says_where_it_ends(
 
 
 @pytest.mark.parametrize(("data", "messages", "protocol", "direction"), STREAMS)
-def test_no_flipped_byte_is_a_crash(data: bytes, messages: list[object], protocol: int, direction: str) -> None:
+def test_no_flipped_byte_crashes_the_decoder(
+    data: bytes, messages: list[object], protocol: int, direction: str
+) -> None:
     for at in range(len(data)):
         for bit in (1, 0x80):
             damaged = bytearray(data)
@@ -171,14 +173,17 @@ def test_no_flipped_byte_is_a_crash(data: bytes, messages: list[object], protoco
             assert read == (len(data) if ended is None else ended.offset)
 
 
-def test_a_line_tells_ids_flags_and_the_entry_inside_and_keeps_secrets() -> None:
+def test_a_line_shows_ids_flags_and_the_entry_but_no_secrets() -> None:
     lines = [frame.line() for frame in frames(decoder(), v3.encode_requests(REQUESTS))]
     add = lines[2]
     for words in (
-        "v3 request  ADD_ENTRY txn_id=3 ledger_id=7 entry_id=5", "flags=RECOVERY_ADD|DEFERRED_SYNC", "priority=100",
-        f"master_key={KEY[:4].hex()}..(20 bytes)", "[ledger_id=7 entry_id=5 lac=4 length=100000000 digest: crc32c",
+        "v3 request  ADD_ENTRY txn_id=3 ledger_id=7 entry_id=5",
+        "flags=RECOVERY_ADD|DEFERRED_SYNC",
+        "priority=100",
+        f"master_key={KEY[:4].hex()}..(20 bytes)",
+        "[ledger_id=7 entry_id=5 lac=4 length=100000000 digest: crc32c",
         " good; payload 5 bytes]",
-    ):  # fmt: skip
+    ):
         assert words in add
     assert "flags=FENCE_LEDGER" in lines[3]
     assert "previous_lac=4 timeout_ms=1000" in lines[4]
@@ -189,7 +194,7 @@ def test_a_line_tells_ids_flags_and_the_entry_inside_and_keeps_secrets() -> None
     assert KEY.hex() not in everything
 
 
-def test_a_response_tells_its_status() -> None:
+def test_a_response_shows_its_status() -> None:
     lines = [frame.line() for frame in frames(decoder(), v3.encode_responses(RESPONSES))]
     assert "ADD_ENTRY txn_id=3 ledger_id=7 entry_id=5 status=OK" in lines[2]
     assert "status=NO_ENTRY" in lines[4]
@@ -208,17 +213,17 @@ def test_a_digest_is_checked_when_its_type_is_known_and_damage_shows(kind: Diges
     data = v3.encode_request(AddRequest(1, 7, 5, KEY, good)) + v3.encode_request(
         AddRequest(2, 7, 5, KEY, good[:-1] + b"?")
     )
-    told = StreamDecoder(digesters=(digester,))
-    first, second = frames(told, data)
+    decoder = StreamDecoder(digesters=(digester,))
+    first, second = frames(decoder, data)
     assert (first.is_damaged, second.is_damaged) == (False, kind is not DigestType.DUMMY)
     assert (" WRONG, its bytes give " in second.line()) == (kind is not DigestType.DUMMY)
     first, second = frames(StreamDecoder(digesters=candidates(b"pw")), data)
     assert (f"digest: {kind.name.lower()} " in first.line()) == (kind is not DigestType.DUMMY)
     assert "digest: unknown" in second.line()
-    assert not second.is_damaged  # it may be of a type or password that we were not told
+    assert not second.is_damaged  # its digest type or password may be unknown
 
 
-def test_version_2_after_version_3_is_told_apart_as_a_bookie_does_and_there_is_no_way_back() -> None:
+def test_the_protocol_changes_once_from_version_2_to_3_as_in_a_bookie() -> None:
     data = v3.encode_request(REQUESTS[6]) + v2.encode_request(REQUESTS_V2[1])
     assert [frame.protocol for frame in frames(decoder(), data)] == [3, 2]
     with pytest.raises(StreamEnds, match="no request of version 2") as ended:
@@ -226,7 +231,7 @@ def test_version_2_after_version_3_is_told_apart_as_a_bookie_does_and_there_is_n
     assert ended.value.offset == len(data)
 
 
-def test_the_direction_is_the_first_frame_that_tells_it() -> None:
+def test_the_first_frame_of_known_direction_decides() -> None:
     auth = v2.encode_request(AuthRequest(2, "token", b""))
     found = frames(decoder(), auth + v2.encode_response(RESPONSES_V2[0]))
     assert [frame.direction for frame in found] == ["response", "response"]
@@ -247,7 +252,7 @@ def test_the_direction_is_the_first_frame_that_tells_it() -> None:
         (b"\x00\x00\x00\x04\x02\x09\x00\x00", "no request of version 2: unknown opcode"),
     ],
 )
-def test_what_is_no_frame_is_called_what_it_is(data: bytes, words: str) -> None:
+def test_bytes_that_are_no_frame_are_named(data: bytes, words: str) -> None:
     before = v3.encode_request(REQUESTS[6])
     with pytest.raises(StreamEnds, match="stopped at offset 0: ") as at_once:
         frames(decoder(), data)
@@ -257,20 +262,20 @@ def test_what_is_no_frame_is_called_what_it_is(data: bytes, words: str) -> None:
     assert (len(found), later.offset) == (1, len(before))
 
 
-def test_frames_that_told_no_direction_are_shown_before_the_damage() -> None:
+def test_frames_of_unknown_direction_are_shown_before_the_damage() -> None:
     found, ended = until_it_ends(decoder(), v2.encode_request(AuthRequest(2, "token", b"")) + bytes(8))
     assert ended is not None
     assert [frame.operation for frame in found] == ["AUTH"]
 
 
-def test_the_limit_of_frames_is_pulsars_unless_told() -> None:
+def test_the_limit_of_frames_is_pulsars_by_default() -> None:
     big = v3.encode_request(AddRequest(1, 7, 5, KEY, body(payload=bytes(5 * 1024 * 1024 + 1000))))
     assert frames(decoder(), big)[0].size == len(big)
     with pytest.raises(StreamEnds, match="exceeds the size limit"):
         frames(decoder(frame_size_max=5 * 1024 * 1024), big)
 
 
-# -- the verb ---------------------------------------------------------------------------------------------------------
+# -- the command ------------------------------------------------------------------------------------------------------
 
 
 def run(*arguments: str, data: bytes = b"") -> Result:
@@ -299,7 +304,7 @@ def test_json_ends_with_what_was_read_and_where_it_stopped() -> None:
     assert isinstance(result.exception, StreamEnds)
 
 
-def test_a_wrong_digest_is_exit_code_3_once_all_was_printed() -> None:
+def test_a_wrong_digest_is_exit_code_3_after_all_frames_were_printed() -> None:
     data = v3.encode_request(AddRequest(1, 7, 5, KEY, body()[:-1] + b"?")) + v3.encode_request(REQUESTS[6])
     result = run("--digest", "crc32c", data=data)
     assert (result.exit_code, len(result.stdout.splitlines())) == (3, 2)
@@ -323,7 +328,7 @@ def test_wrong_use_names_the_fix(arguments: list[str], data: bytes, words: str) 
 
 
 def test_a_long_capture_is_not_held_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stream without end is decoded while it comes."""
+    """A stream without an end is decoded as its bytes arrive."""
     one = v3.encode_request(REQUESTS[6])
     pulled = 0
 
