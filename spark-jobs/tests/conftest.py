@@ -1,4 +1,4 @@
-"""Fixtures: one Spark for the whole run; and test modules may import what stands beside them."""
+"""Fixtures: one Spark session for all tests. Test modules may import the modules of this directory."""
 
 import sys
 from collections.abc import Iterator
@@ -14,6 +14,7 @@ from pyspark.sql import SparkSession
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    spark = session(cores=2, app_name="tests", conf={**AUDIT_CONF, "spark.sql.shuffle.partitions": "1"})
+    conf = {**AUDIT_CONF, "spark.sql.shuffle.partitions": "1", "spark.default.parallelism": "1"}
+    spark = session(cores=2, app_name="tests", conf=conf)
     yield spark
     spark.stop()

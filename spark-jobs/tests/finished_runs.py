@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 from bindery_spark.audit.checkpoint import RunDirectory
 from bindery_spark.audit.findings.actions import proposals
-from bindery_spark.audit.findings.summary import BookieCoverage, Summary, summarise
+from bindery_spark.audit.findings.summary import BookieCoverage, Summary, summarize
 from bindery_spark.audit.outcome import write_outputs
 from frames import NOW_MS, finding
 
@@ -15,17 +15,31 @@ WHOLE = [BookieCoverage("a:3181", 100, 0, 1_000), BookieCoverage("b:3181", 50, 0
 
 def summary(findings: list[dict], bookies: list[BookieCoverage] = WHOLE, **changes: object) -> Summary:
     known = {
-        "run_id": "r1", "cluster_id": "c-1", "level": "deep", "began_ms": NOW_MS, "ended_ms": NOW_MS + 2_000,
-        "ledgers": 3, "ledgers_skipped": 0, "ledgers_verified": 2, "oldest_verified_ms": NOW_MS - 8_000,
-    }  # fmt: skip
-    return summarise(findings, bookies, **{**known, **changes})
+        "run_id": "r1",
+        "cluster_id": "c-1",
+        "level": "deep",
+        "began_ms": NOW_MS,
+        "ended_ms": NOW_MS + 2_000,
+        "ledgers": 3,
+        "ledgers_skipped": 0,
+        "ledgers_verified": 2,
+        "oldest_verified_ms": NOW_MS - 8_000,
+    }
+    return summarize(findings, bookies, **{**known, **changes})
 
 
 def missing(ledger_id: int = 7, bookie: str | None = "a:3181", first: int = 3, last: int = 5, **more: object) -> dict:
     facts = {
-        "bookie": bookie, "segment": 0, "first_entry": first, "last_entry": last, "severity": "under_replicated",
-        "found": "the bookie denies it", "expected": "a copy", "repairable": True, "action": "mark",
-    }  # fmt: skip
+        "bookie": bookie,
+        "segment": 0,
+        "first_entry": first,
+        "last_entry": last,
+        "severity": "under_replicated",
+        "found": "the bookie denies it",
+        "expected": "a copy",
+        "repairable": True,
+        "action": "mark",
+    }
     return finding("MISSING_REPLICA", ledger_id, **{**facts, **more})
 
 
@@ -35,6 +49,6 @@ def finished(out: Path, run_id: str, findings: list[dict]) -> RunDirectory:
     if findings:
         parquet.write_table(pa.Table.from_pylist(findings), directory.findings / "part-0.parquet")
     directory.write_run({"options": {}, "began_ms": NOW_MS})
-    told = summary(findings, run_id=run_id)
-    write_outputs(directory, told, findings, proposals(findings))
+    result = summary(findings, run_id=run_id)
+    write_outputs(directory, result, findings, proposals(findings))
     return directory

@@ -23,39 +23,66 @@ def ledger(
     ends = [*(first - 1 for first in firsts[1:]), last]
     size = len(segments[0][1])
     return {
-        "ledger_id": ledger_id, "state": "open" if last is None else "closed", "ensemble_size": size,
-        "write_quorum": qw or size, "ack_quorum": 1, "digest_type": "crc32c", "last_entry_id": last,
-        "length": None if last is None else 10 * (last + 1), "created_ms": NOW_MS - DAY_MS, "custom": {},
+        "ledger_id": ledger_id,
+        "state": "open" if last is None else "closed",
+        "ensemble_size": size,
+        "write_quorum": qw or size,
+        "ack_quorum": 1,
+        "digest_type": "crc32c",
+        "last_entry_id": last,
+        "length": None if last is None else 10 * (last + 1),
+        "created_ms": NOW_MS - DAY_MS,
+        "custom": {},
         "segments": [(first, end, ensemble) for (first, ensemble), end in zip(segments, ends, strict=True)],
-        "metadata_version": 1, "problem": None, **more,
-    }  # fmt: skip
+        "metadata_version": 1,
+        "problem": None,
+        **more,
+    }
 
 
 def copy(ledger_id: int, entry_id: int, bookie: str, status: str = "good", **more: Any) -> dict:
     """One row of REPLICAS; `status`: good, missing, corrupt, damaged or unknown."""
     is_good = status == "good"
     return {
-        "ledger_id": ledger_id, "segment": 0, "entry_id": entry_id, "bookie": bookie, "expected": True,
+        "ledger_id": ledger_id,
+        "segment": 0,
+        "entry_id": entry_id,
+        "bookie": bookie,
+        "expected": True,
         "present": {"missing": False, "unknown": None, "damaged": None}.get(status, True),
         "digest_ok": {"good": True, "corrupt": False}.get(status),
-        "ledger_length": 10 * (entry_id + 1) if is_good else None, "payload_length": 10 if is_good else None,
-        "payload_crc32c": 1000 + entry_id if is_good else None, "lac": entry_id - 1 if is_good else None,
-        "error": {"unknown": "unreachable: refused", "damaged": "io_error: it could not read it"}.get(status), **more,
-    }  # fmt: skip
+        "ledger_length": 10 * (entry_id + 1) if is_good else None,
+        "payload_length": 10 if is_good else None,
+        "payload_crc32c": 1000 + entry_id if is_good else None,
+        "lac": entry_id - 1 if is_good else None,
+        "error": {"unknown": "unreachable: refused", "damaged": "io_error: it could not read it"}.get(status),
+        **more,
+    }
 
 
 def bookie(name: str, **more: Any) -> dict:
     return {
-        "bookie": name, "registration": "writable", "intent": "active", "cookie": True, "rack": None,
-        "free_bytes": 1, "total_bytes": 2, **more,
-    }  # fmt: skip
+        "bookie": name,
+        "registration": "writable",
+        "intent": "active",
+        "cookie": True,
+        "rack": None,
+        "free_bytes": 1,
+        "total_bytes": 2,
+        **more,
+    }
 
 
 def mark(ledger_id: int, **more: Any) -> dict:
     return {
-        "ledger_id": ledger_id, "bookies": ["a"], "reason": "bookie_lost", "marked_at_ms": NOW_MS - DAY_MS,
-        "attempts": 0, "locked": False, **more,
-    }  # fmt: skip
+        "ledger_id": ledger_id,
+        "bookies": ["a"],
+        "reason": "bookie_lost",
+        "marked_at_ms": NOW_MS - DAY_MS,
+        "attempts": 0,
+        "locked": False,
+        **more,
+    }
 
 
 def topic(name: str, ledgers: list[tuple[int, int, int, int | None]], problem: str | None = None) -> dict:
@@ -65,13 +92,17 @@ def topic(name: str, ledgers: list[tuple[int, int, int, int | None]], problem: s
 
 def cursor(name: str, subscription: str = "s", at: tuple[int, int] | None = None, ledger_id: int | None = None) -> dict:
     return {
-        "topic": name, "subscription": subscription, "mark_delete_ledger": at and at[0],
-        "mark_delete_entry": at and at[1], "cursor_ledger_id": ledger_id, "problem": None,
-    }  # fmt: skip
+        "topic": name,
+        "subscription": subscription,
+        "mark_delete_ledger": at and at[0],
+        "mark_delete_entry": at and at[1],
+        "cursor_ledger_id": ledger_id,
+        "problem": None,
+    }
 
 
 def blocks_of(rows: list[dict], ledgers: list[dict], *, span: int = 4) -> list[dict]:
-    """The same as rows of BLOCKS, of `span` slots each."""
+    """The copies `rows` as rows of BLOCKS, with `span` slots each."""
     sizes = {row["ledger_id"]: (row["ensemble_size"], row["write_quorum"]) for row in ledgers}
     found: dict[tuple, dict[int, dict]] = defaultdict(dict)
     for row in rows:
@@ -80,29 +111,43 @@ def blocks_of(rows: list[dict], ledgers: list[dict], *, span: int = 4) -> list[d
         if row["expected"]:
             place = row["entry_id"] // (span * step), row["entry_id"] % step, step
             found[row["ledger_id"], row["segment"], row["bookie"], *place][row["entry_id"]] = row
-    told = []
+    found_blocks = []
     for (ledger_id, segment, name, block, stripe, step), entries in found.items():
         slots = range(min(entries), max(entries) + 1, step)
-        states = bytes(_state(entries[slot]) if slot in entries else blocks.UNTOLD for slot in slots)
+        states = bytes(_state(entries[slot]) if slot in entries else blocks.UNREPORTED for slot in slots)
         known = [entries[slot] for slot, state in zip(slots, states, strict=True) if state == blocks.READ]
         packed = b"".join(
             struct.pack(">IIq", row["payload_crc32c"], row["payload_length"], row["ledger_length"]) for row in known
         )
         reasons = [row["error"] for row in entries.values() if _state(row) == blocks.UNKNOWN]
-        told.append(
+        found_blocks.append(
             blocks.block_row(
-                ledger_id=ledger_id, segment=segment, block=block, stripe=stripe, bookie=name, first=slots[0],
-                step=step, states=states, facts=packed, reason=min(reasons, default=None),
+                ledger_id=ledger_id,
+                segment=segment,
+                block=block,
+                stripe=stripe,
+                bookie=name,
+                first=slots[0],
+                step=step,
+                states=states,
+                facts=packed,
+                reason=min(reasons, default=None),
             )
-        )  # fmt: skip
+        )
     beside = [
         blocks.unexpected_row(
-            ledger_id=row["ledger_id"], segment=row["segment"], bookie=row["bookie"], first=row["entry_id"],
-            last=row["entry_id"], copies=1 if row["present"] else 0, reason=row["error"],
+            ledger_id=row["ledger_id"],
+            segment=row["segment"],
+            bookie=row["bookie"],
+            first=row["entry_id"],
+            last=row["entry_id"],
+            copies=1 if row["present"] else 0,
+            reason=row["error"],
         )
-        for row in rows if not row["expected"]
-    ]  # fmt: skip
-    return [*told, *beside]
+        for row in rows
+        if not row["expected"]
+    ]
+    return [*found_blocks, *beside]
 
 
 def _state(row: dict) -> int:
@@ -129,7 +174,7 @@ class Tables:
         return self._frame(list(rows), REPLICAS)
 
     def blocks(self, rows: list[dict], ledgers: list[dict]) -> DataFrame:
-        """Of rows of REPLICAS."""
+        """BLOCKS of the copies `rows`, which are rows of REPLICAS."""
         return self._frame(blocks_of(rows, ledgers), BLOCKS)
 
     def ledgers(self, *rows: dict) -> DataFrame:
@@ -156,16 +201,28 @@ class Tables:
 
 def finding(kind: str, ledger_id: int | None, **more: Any) -> dict:
     return {
-        "run_id": "r1", "ledger_id": ledger_id, "segment": None, "first_entry": None, "last_entry": None,
-        "bookie": None, "kind": kind, "severity": "warning", "expected": None, "found": None, "evidence_hash": "0",
-        "first_seen_ms": NOW_MS, "repairable": False, "action": None, **more,
-    }  # fmt: skip
+        "run_id": "r1",
+        "ledger_id": ledger_id,
+        "segment": None,
+        "first_entry": None,
+        "last_entry": None,
+        "bookie": None,
+        "kind": kind,
+        "severity": "warning",
+        "expected": None,
+        "found": None,
+        "evidence_hash": "0",
+        "first_seen_ms": NOW_MS,
+        "repairable": False,
+        "action": None,
+        **more,
+    }
 
 
 def facts(found: DataFrame) -> set[tuple]:
-    """What the tests compare of findings; also that the columns are those of FINDINGS."""
+    """The columns of findings that tests compare. Also checks that the columns are those of FINDINGS."""
     assert [(f.name, f.dataType) for f in found.schema] == [(f.name, f.dataType) for f in FINDINGS]
     rows = found.collect()
-    told = {(r.kind, r.severity, r.ledger_id, r.segment, r.first_entry, r.last_entry, r.bookie) for r in rows}
-    assert len(told) == len(rows), "a finding is told twice"
-    return told
+    compared = {(r.kind, r.severity, r.ledger_id, r.segment, r.first_entry, r.last_entry, r.bookie) for r in rows}
+    assert len(compared) == len(rows), "a finding is reported twice"
+    return compared

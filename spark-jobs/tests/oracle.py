@@ -1,4 +1,4 @@
-"""The naive second opinion: entry by entry, copy by copy, in plain Python over the rows of `frames`."""
+"""A naive second implementation of the checks: entry by entry and copy by copy, in plain Python over `frames`."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable
@@ -18,7 +18,7 @@ def gone(bookies: Iterable[dict]) -> set[str]:
 
 
 def _strangers(ledgers: list[dict], bookies: list[dict]) -> set[str]:
-    """Named by metadata and known to nobody, where bookies have cookies."""
+    """Bookies in the metadata without a cookie, if other bookies have one."""
     named = {name for row in ledgers for _, _, ensemble in row["segments"] for name in ensemble}
     return named - {b["bookie"] for b in bookies} if any(b["cookie"] for b in bookies) else set()
 
@@ -77,13 +77,13 @@ def copy_facts(replicas: list[dict], ledgers: list[dict], bookies: list[dict]) -
 
 
 def _winner(votes: Counter) -> object:
-    """What most say; a value that nobody says when there is a tie."""
+    """The most common value; on a tie, a value that no copy has."""
     top = [value for value, n in votes.items() if n == max(votes.values())]
     return top[0] if len(top) == 1 else object()
 
 
 def _runs(ids: set[int], meta: dict, segment: int, bookie: str | None) -> list[tuple[int, int]]:
-    """Runs of `ids` among the entries that the bookie holds of the segment; without a bookie among all."""
+    """Runs of `ids` among the segment's entries on the bookie, or among all entries without a bookie."""
     first, end, ensemble = meta["segments"][segment]
     end = max(ids) if end is None else end
     held = [

@@ -1,4 +1,4 @@
-"""A bookie's side of plain and batch reads, in memory: it answers, keeps silent, or is not there."""
+"""A bookie's side of plain and batch reads, in memory. It answers, stays silent, or is not registered."""
 
 import asyncio
 from collections.abc import Sequence
@@ -22,22 +22,22 @@ from bindery_core.wire.messages import (
 
 
 class FakeBookie:
-    """Stands for the pool, the directory and the connection at once; no socket, the loop's own time."""
+    """Pool, directory and connection in one object, without sockets, in the time of the event loop."""
 
     def __init__(self) -> None:
         self.frames: dict[tuple[int, int], bytes] = {}
         self.statuses: dict[tuple[int, int], int] = {}
-        """Instead of a frame."""
+        """Statuses that are returned instead of frames."""
         self.known_ledgers: set[int] = set()
         self.busy_answers = 0
-        """That many requests are refused."""
+        """Number of requests to reject as busy."""
         self.is_silent = False
         self.refusals_left = 0
         self.is_registered = True
-        self.knows_batch_reads = True
+        self.supports_batch_reads = True
         self.batch_entries_max = 1_000
         self.list_status = int(Status.OK)
-        """Of the answer to who asks for a list of entries."""
+        """Status of responses to requests for lists of entries."""
         self.requests: list[Any] = []
         self.without_batch_reads: set[BookieId] = set()
         self.directory = self
@@ -67,7 +67,7 @@ class FakeBookie:
         if not self.is_registered or self.refusals_left > 0:
             self.refusals_left -= 1
             loop.call_soon(sink.failed, bookie_id, BookieUnavailable("bookie cannot be reached", cause="refused"))
-        elif is_batch and not self.knows_batch_reads:
+        elif is_batch and not self.supports_batch_reads:
             loop.call_soon(sink.failed, bookie_id, BookieUnavailable("connection was lost", cause="closed by peer"))
         elif self.is_silent:
             loop.call_later(timeout_s, sink.expired, bookie_id, BookieUnavailable("no answer in time"))
@@ -120,7 +120,7 @@ class FakeBookie:
 
 
 class _Version3:
-    """The connection of that wire version."""
+    """The connection with wire version 3."""
 
     def __init__(self, bookie: FakeBookie) -> None:
         self._bookie = bookie
@@ -130,7 +130,7 @@ class _Version3:
 
 
 class FakeMetadata:
-    """Ledgers' metadata as they stand now."""
+    """The current metadata of ledgers."""
 
     def __init__(self) -> None:
         self.ledgers: dict[int, LedgerMetadata] = {}

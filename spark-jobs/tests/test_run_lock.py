@@ -1,4 +1,4 @@
-"""The directory of a run as other runs, other pods and the command find it: finished, unfinished, marked, in use."""
+"""The lock of a run's directory: only one process works on a run."""
 
 import errno
 import fcntl
@@ -31,7 +31,7 @@ def deep(out: Path, run_id: str, findings: list[dict]) -> RunDirectory:
 
 
 class Cluster:
-    """Keeps what it was told to mark."""
+    """Records the proposals to mark."""
 
     def __init__(self) -> None:
         self.marked: list[list[int]] = []
@@ -62,7 +62,7 @@ with held(Path(sys.argv[1]), pid=os.getpid(), warn=print):
 """
 
 
-def test_two_processes_are_not_at_one_run_and_a_killed_one_lets_go(tmp_path: Path) -> None:
+def test_only_one_process_holds_a_run_and_a_killed_one_releases_it(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path / FIRST)
     run.write_run({"options": asdict(Options())})
     with subprocess.Popen([sys.executable, "-c", HOLDER, str(run.path)], stdout=subprocess.PIPE) as other:
@@ -78,7 +78,7 @@ def test_two_processes_are_not_at_one_run_and_a_killed_one_lets_go(tmp_path: Pat
     assert run.is_begun
 
 
-def test_the_command_names_who_is_at_the_run(
+def test_the_error_names_the_process_that_holds_the_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], cluster: Cluster
 ) -> None:
     run = deep(tmp_path, FIRST, [])
@@ -87,7 +87,7 @@ def test_the_command_names_who_is_at_the_run(
     assert "holder=pid 77 on" in capsys.readouterr().err
 
 
-def test_a_volume_without_locks_is_warned_of_and_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_volume_without_locks_is_used_with_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuses(*_: object) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
@@ -100,7 +100,7 @@ def test_a_volume_without_locks_is_warned_of_and_used(tmp_path: Path, monkeypatc
     assert run.is_begun
 
 
-def test_a_run_that_was_never_begun_leaves_no_directory(tmp_path: Path) -> None:
+def test_a_run_that_did_not_begin_leaves_no_directory(tmp_path: Path) -> None:
     with pytest.raises(BadRequest), held(tmp_path / FIRST, pid=1, warn=pytest.fail):
         raise BadRequest("there is no cluster")
     assert list(tmp_path.iterdir()) == []

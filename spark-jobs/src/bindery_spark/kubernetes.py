@@ -1,23 +1,23 @@
-"""What a pod of the Spark image does, by its first argument (`bindery-spark`).
+"""Entry point of the Spark image (`bindery-spark`). The first argument selects what the pod runs.
 
-| argument  | is                                                                                                |
+| argument  | meaning                                                                                           |
 |-----------|---------------------------------------------------------------------------------------------------|
-| scheduled | an audit as a Job's pod runs it: begun, or gone on with where a pod of the same Job left off       |
-| executor  | an executor, as Spark's scheduler for Kubernetes asks for one: everything else is in SPARK_...     |
-| others    | the verbs of `bindery audit`: `bindery-spark show`                                                |
+| scheduled | an audit in a pod of a Job: a new run, or the run that another pod of the same Job began           |
+| executor  | a Spark executor; Spark's Kubernetes scheduler passes its parameters in SPARK_* variables          |
+| others    | a verb of `bindery audit`, as in `bindery-spark show`                                             |
 
-A Job tries again by starting another pod, which knows nothing of the one before but what lies on the volume. So a run
-is called after its Job: `<time>-<six hexadecimal digits of the Job's uid>`. A pod that finds a run of its Job goes on
-with it; one that is finished is told again, for the pod may have died before Kubernetes heard the exit code. With
---apply what it proposes is marked then, unless the pod before came to the end of that.
+A Job retries by starting another pod, and only the volume passes state from one pod to the next. A run is therefore
+named after its Job: `<time>-<six hexadecimal digits of the Job's uid>`. A pod resumes an unfinished run of its Job. It
+prints a finished run again, because the previous pod may have died before Kubernetes received the exit code; with
+--apply it then also applies the proposed marks, unless the previous pod applied all of them.
 
-| variable of `scheduled` | is                                                                                  |
+| variable of `scheduled` | meaning                                                                             |
 |-------------------------|-------------------------------------------------------------------------------------|
 | BINDERY_AUDIT_OUT       | the directory of all runs, on a volume                                              |
 | BINDERY_AUDIT_JOB       | the Job's uid, from the label batch.kubernetes.io/controller-uid                    |
-| BINDERY_AUDIT_KEEP      | runs that stay, this one among them; older ones are deleted when it has ended       |
+| BINDERY_AUDIT_KEEP      | number of runs to keep, this one included; older ones are deleted after it ends     |
 
-The newest run's NEWEST files also stand beside the runs.
+The files NEWEST of the newest run are also copied to the directory of all runs.
 """
 
 import hashlib
@@ -41,9 +41,9 @@ from bindery_spark.session import LOG4J, stop
 NEWEST: Final = ("report.html", "summary.txt", "summary.json", "metrics.prom")
 KEEP_DEFAULT: Final = 10
 KEEP_MIN: Final = 2
-"""This run, and the one before it: since when something is seen is carried on from there."""
-OF_EACH_POD: Final = ("--apply", "--yes", "--cores=", "--json")
-"""Options that a resumed run does not know from its beginning."""
+"""Minimum number of runs to keep: this run and the previous one, from which it takes the times of first findings."""
+POD_OPTIONS: Final = ("--apply", "--yes", "--cores=", "--json")
+"""Options that a run does not store, so each pod passes them again when it resumes the run."""
 RUN_NAME: Final = re.compile(r"\d{8}T\d{6}Z-[0-9a-f]{6}")
 EXECUTOR_CLASS: Final = "org.apache.spark.scheduler.cluster.k8s.KubernetesExecutorBackend"
 EXECUTOR_ARGUMENTS: Final = {
@@ -55,33 +55,33 @@ EXECUTOR_ARGUMENTS: Final = {
     "--resourceProfileId": "SPARK_RESOURCE_PROFILE_ID",
     "--podName": "SPARK_EXECUTOR_POD_NAME",
 }
-"""Of Spark's executor: the variable that Spark's scheduler tells each in."""
+"""Options of Spark's executor, and the variables in which Spark's scheduler passes their values."""
 
 
 def scheduled(
     arguments: Sequence[str], environment: Mapping[str, str], *, run: Callable[[Sequence[str]], int], now_s: float
 ) -> int:
-    """An audit of this pod's Job; the exit code. `arguments`: options of `bindery audit run`, for a new run."""
+    """Run the audit of this pod's Job and return the exit code. `arguments`: options of `bindery audit run`."""
     out = Path(environment.get("BINDERY_AUDIT_OUT", audit.OUT_DEFAULT))
     tag = job_tag(environment.get("BINDERY_AUDIT_JOB", ""))
     directory = run_of(out, tag) or RunDirectory(out / f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime(now_s))}-{tag}")
-    code = run(words(directory, arguments))
+    code = run(audit_command(directory, arguments))
     if directory.is_finished:
         show_newest(directory, out)
         for name in outdated(names_of(out), keep=int(environment.get("BINDERY_AUDIT_KEEP", KEEP_DEFAULT))):
             shutil.rmtree(out / name, ignore_errors=True)
-        if code:  # the last line of the log is the verdict, whatever was said of marks after the summary
+        if code:  # the last line of the log must be the verdict, also if --apply printed lines after the summary
             print((directory.path / "summary.txt").read_text().strip().splitlines()[-1], flush=True)
     return code
 
 
 def job_tag(uid: str) -> str:
-    """Six digits that stand for a Job; of no Job: always the same."""
+    """Six hexadecimal digits that identify a Job; the same ones for every pod without a Job."""
     return hashlib.sha256(uid.encode()).hexdigest()[:6]
 
 
 def run_of(out: Path, tag: str) -> RunDirectory | None:
-    """The newest run that a Job with this tag began. Without a uid of the Job its last one that is not finished."""
+    """Return the newest run that a Job with this tag began. Without a Job uid: the newest unfinished one."""
     named = [RunDirectory(out / name) for name in names_of(out) if name.endswith(f"-{tag}")]
     if tag == job_tag(""):
         named = [one for one in named if not one.is_finished]
@@ -89,29 +89,29 @@ def run_of(out: Path, tag: str) -> RunDirectory | None:
 
 
 def names_of(out: Path) -> list[str]:
-    """Of runs in `out`, oldest first."""
+    """Names of the runs in `out`, oldest first."""
     return sorted(path.name for path in out.iterdir() if RUN_NAME.fullmatch(path.name)) if out.is_dir() else []
 
 
-def words(directory: RunDirectory, arguments: Sequence[str]) -> list[str]:
-    """What `bindery audit` is asked: to tell a finished run, to go on with one, or to begin it. A finished run that is
-    gone on with is told, and marked."""
+def audit_command(directory: RunDirectory, arguments: Sequence[str]) -> list[str]:
+    """Arguments of `bindery audit` that show a finished run, resume an unfinished one, or begin a new one. A finished
+    run whose marks are not applied is resumed too: that prints it and applies the marks."""
     out = ["--out", str(directory.path.parent)]
     is_to_mark = "--apply" in arguments and not directory.is_applied
     if directory.is_finished and not is_to_mark:
         return ["show", directory.run_id, *out]
     if directory.is_finished or directory.is_begun:
-        return ["run", "--resume", directory.run_id, *out, *(a for a in arguments if a.startswith(OF_EACH_POD))]
+        return ["run", "--resume", directory.run_id, *out, *(a for a in arguments if a.startswith(POD_OPTIONS))]
     return ["run", "--run-id", directory.run_id, *out, *arguments]
 
 
 def outdated(names: Sequence[str], *, keep: int) -> list[str]:
-    """Those to delete, of names that are sorted by time. A run that never ended goes as others do."""
+    """Return the runs to delete, of `names` sorted by time. Unfinished runs count like finished ones."""
     return list(names[: -max(keep, KEEP_MIN)])
 
 
 def show_newest(directory: RunDirectory, out: Path) -> None:
-    """Copies of its files beside the runs, each all or nothing."""
+    """Copy the NEWEST files of a run to `out`, each with an atomic rename."""
     for name in NEWEST:
         making = out / f".{name}.part"
         shutil.copyfile(directory.path / name, making)
@@ -119,20 +119,26 @@ def show_newest(directory: RunDirectory, out: Path) -> None:
 
 
 def executor_command(java_home: Path, environment: Mapping[str, str], *, spark_home: Path, log4j: Path) -> list[str]:
-    """The JVM of an executor. Raises KeyError for what Spark's scheduler always sets."""
+    """Return the command of an executor's JVM. Raises KeyError if a variable of Spark's scheduler is missing."""
     given = {name: value for name, value in environment.items() if name.startswith("SPARK_JAVA_OPT_")}
     options = [given[name] for name in sorted(given, key=lambda name: int(name.removeprefix("SPARK_JAVA_OPT_")))]
     classes = [environment.get("SPARK_CLASSPATH", ""), str(spark_home / "jars" / "*")]
     heap = environment["SPARK_EXECUTOR_MEMORY"]
     return [
-        str(java_home / "bin" / "java"), f"-Dlog4j2.configurationFile={log4j.as_uri()}", *options,
-        f"-Xms{heap}", f"-Xmx{heap}", "-cp", ":".join(filter(None, classes)), EXECUTOR_CLASS,
+        str(java_home / "bin" / "java"),
+        f"-Dlog4j2.configurationFile={log4j.as_uri()}",
+        *options,
+        f"-Xms{heap}",
+        f"-Xmx{heap}",
+        "-cp",
+        ":".join(filter(None, classes)),
+        EXECUTOR_CLASS,
         *(word for option, name in EXECUTOR_ARGUMENTS.items() for word in (option, environment[name])),
-    ]  # fmt: skip
+    ]
 
 
 def become_executor(environment: Mapping[str, str]) -> NoReturn:
-    """This process is Java from here on: signals reach it, and its end is the container's."""
+    """Replace this process with the JVM, which then receives the container's signals and ends the container."""
     import pyspark
 
     from bindery_spark.java import java_home
@@ -141,12 +147,12 @@ def become_executor(environment: Mapping[str, str]) -> NoReturn:
     home = java_home(environment)
     command = executor_command(home, environment, spark_home=spark_home, log4j=LOG4J)
     python = {"SPARK_HOME": str(spark_home), "JAVA_HOME": str(home), "PYSPARK_PYTHON": sys.executable}
-    os.execve(command[0], command, {**environment, **python})  # noqa: S606 no shell is wanted
+    os.execve(command[0], command, {**environment, **python})  # noqa: S606 a shell is not needed
 
 
 def interrupted(number: int, frame: FrameType | None) -> NoReturn:
-    """A pod that has to go leaves its run for the next one. The first process of a container has no other way out:
-    signals without a handler do not reach it."""
+    """End the pod and leave its run for the next one. A handler is required because the kernel does not deliver
+    signals without one to the first process of a container."""
     raise KeyboardInterrupt
 
 
@@ -165,7 +171,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return scheduled(given[1:], os.environ, run=audit.main, now_s=time.time())
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
-    except Exception as error:  # Python's own exit code, 1, would be taken for a verdict
+    except Exception as error:  # Python's own exit code 1 means a verdict here
         print(f"bindery: the audit failed: {type(error).__name__}: {error}", file=sys.stderr)
         return Exit.JOB_ERROR
     finally:

@@ -1,4 +1,4 @@
-"""`bindery audit`, and the same under spark-submit: `spark-submit .../bindery_spark/main.py audit run ...`.
+"""The command `bindery audit`, also for spark-submit: `spark-submit .../bindery_spark/main.py audit run ...`.
 
 | exit code | meaning                                                                  |
 |----------:|--------------------------------------------------------------------------|
@@ -37,15 +37,19 @@ if TYPE_CHECKING:
 
 OUT_DEFAULT: Final = "audit-runs"
 RATE_DEFAULT: Final = "64MiB/s"
-"""More than two cores can read. Writers are protected by pauses when a bookie gets slow (`throttle.Pressure`)."""
+"""More than two cores can read. When a bookie gets slow, readers pause and so protect writers (`throttle.Pressure`)."""
 LISTED_MAX: Final = 20
 
 app = typer.Typer(
-    name="audit", no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False,
+    name="audit",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
     help="Read every replica of every entry with Spark, and report missing, damaged and orphaned data.",
     epilog="Exit codes: 0 healthy, 1 under-replicated, 2 corrupt or unreadable, 3 incomplete, 4 the command failed, "
     "130 interrupted. `diff`: 0 no differences, 1 differences.",
-)  # fmt: skip
+)
 Out = Annotated[Path, typer.Option("--out", metavar="DIR", help="Directory of all runs.", envvar="BINDERY_AUDIT_OUT")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -137,16 +141,30 @@ def run(
         if not duration_ms(timeout):
             raise BadRequest("option --timeout must be above 0", given=timeout)
         shown = {
-            "token_file": token_file, "ca_file": ca_file, "certificate_file": certificate_file, "key_file": key_file,
-            "auth_plugin": auth_plugin, "check_hostname": "" if check_hostname else "false",
-        }  # fmt: skip
+            "token_file": token_file,
+            "ca_file": ca_file,
+            "certificate_file": certificate_file,
+            "key_file": key_file,
+            "auth_plugin": auth_plugin,
+            "check_hostname": "" if check_hostname else "false",
+        }
         options = Options(
-            zookeeper=zookeeper, ledgers_root=ledgers_root, level=level_of(level), first=first, last=last,
-            bookie=bookie or None, since_verified_ms=duration_ms(since_verified) if since_verified else None,
-            open_max_ms=duration_ms(open_max), orphan_after_ms=duration_ms(orphan_after), rate=rate,
-            timeout_s=duration_ms(timeout) / 1000, group_bytes=bytes_of(checkpoint_every),
-            security=SecurityFiles.of(shown, os.environ), orphans=orphans, record=record,
-        )  # fmt: skip
+            zookeeper=zookeeper,
+            ledgers_root=ledgers_root,
+            level=level_of(level),
+            first=first,
+            last=last,
+            bookie=bookie or None,
+            since_verified_ms=duration_ms(since_verified) if since_verified else None,
+            open_max_ms=duration_ms(open_max),
+            orphan_after_ms=duration_ms(orphan_after),
+            rate=rate,
+            timeout_s=duration_ms(timeout) / 1000,
+            group_bytes=bytes_of(checkpoint_every),
+            security=SecurityFiles.of(shown, os.environ),
+            orphans=orphans,
+            record=record,
+        )
         name = run_id or time.strftime("%Y%m%dT%H%M%SZ", time.gmtime()) + f"-{secrets.token_hex(3)}"
         directory = RunDirectory((out / name).resolve())
     with held(directory.path, pid=os.getpid(), warn=_warn):
@@ -159,9 +177,7 @@ def run(
     raise typer.Exit(outcome.summary.exit_code)
 
 
-def _audit(
-    directory: "RunDirectory", options: "Options", *, cores: int, is_new: bool, is_quiet: bool
-) -> "Outcome":  # fmt: skip
+def _audit(directory: "RunDirectory", options: "Options", *, cores: int, is_new: bool, is_quiet: bool) -> "Outcome":
     from bindery_spark.audit.run import run_audit
     from bindery_spark.audit.source import ClusterSource
     from bindery_spark.progress import QuietProgress, TerminalProgress
@@ -176,9 +192,15 @@ def _audit(
 
     def work(progress: Any) -> "Outcome":
         return run_audit(
-            spark, source, directory, options, out=directory.path.parent, clock_ms=now_ms, progress=progress,
+            spark,
+            source,
+            directory,
+            options,
+            out=directory.path.parent,
+            clock_ms=now_ms,
+            progress=progress,
             is_new=is_new,
-        )  # fmt: skip
+        )
 
     try:
         if is_quiet:
@@ -187,8 +209,8 @@ def _audit(
             return work(progress)
     except KeyboardInterrupt:
         if directory.is_begun:
-            again = f"bindery audit run --resume {directory.run_id} --out {directory.path.parent}"
-            print(f"\ninterrupted; finished groups are kept. To resume: {again}", file=sys.stderr)
+            command = f"bindery audit run --resume {directory.run_id} --out {directory.path.parent}"
+            print(f"\ninterrupted; finished groups are kept. To resume: {command}", file=sys.stderr)
             raise typer.Exit(EXIT_INTERRUPTED) from None
         raise
     finally:
@@ -213,31 +235,29 @@ def _print_outcome(outcome: "Outcome", *, as_json: bool) -> None:
 
 def _apply(outcome: "Outcome", options: "Options", *, wanted: bool, yes: bool, as_json: bool) -> None:
     from bindery_spark.audit.apply import apply_to
-    from bindery_spark.audit.findings.actions import words
+    from bindery_spark.audit.findings.actions import proposal_text
 
     proposals = outcome.proposals
     if not proposals:
         return
-    say: Callable[[str], None] = lambda line: None if as_json else print(line, file=sys.stderr)  # noqa: E731
+    report: Callable[[str], None] = lambda line: None if as_json else print(line, file=sys.stderr)  # noqa: E731
     for proposal in proposals[:LISTED_MAX]:
-        say(f"{'' if wanted else 'would '}{words(proposal)}")
+        report(f"{'' if wanted else 'would '}{proposal_text(proposal)}")
     if len(proposals) > LISTED_MAX:
-        say(f"and {len(proposals) - LISTED_MAX} more; actions.json lists all")
+        report(f"and {len(proposals) - LISTED_MAX} more; actions.json lists all")
     if not wanted:
         directory = outcome.directory
-        again = f"bindery audit run --resume {directory.run_id} --out {directory.path.parent} --apply"
-        say(f"nothing was marked. To mark these ledgers: {again}")
+        command = f"bindery audit run --resume {directory.run_id} --out {directory.path.parent} --apply"
+        report(f"nothing was marked. To mark these ledgers: {command}")
         return
     if not yes and not (sys.stdin.isatty() and typer.confirm(f"mark {len(proposals)} ledgers?", err=True)):
         print("bindery: nothing was marked; pass --yes to mark without confirmation", file=sys.stderr)
         return
-    done = apply_to(
-        options.zookeeper, options.ledgers_root, proposals, run_id=outcome.summary.run_id, clock_ms=now_ms
-    )  # fmt: skip
+    done = apply_to(options.zookeeper, options.ledgers_root, proposals, run_id=outcome.summary.run_id, clock_ms=now_ms)
     outcome.directory.write_applied(done.to_json())
     for ledger_id, why in done.left.items():
-        say(f"ledger {ledger_id} was skipped: {why}")
-    say(f"marked {len(done.marked)} ledgers; {len(done.already)} were marked already")
+        report(f"ledger {ledger_id} was skipped: {why}")
+    report(f"marked {len(done.marked)} ledgers; {len(done.already)} were marked already")
 
 
 @app.command()
@@ -300,8 +320,8 @@ def _finished(out: Path, name: str) -> "RunDirectory":
 
     directory = run_directory(out, name)
     if not directory.is_finished:
-        again = f"bindery audit run --resume {directory.run_id} --out {directory.path.parent}"
-        raise BadRequest(f"run {directory.run_id} is not finished. To finish it: {again}")
+        command = f"bindery audit run --resume {directory.run_id} --out {directory.path.parent}"
+        raise BadRequest(f"run {directory.run_id} is not finished. To finish it: {command}")
     return directory
 
 
@@ -315,9 +335,9 @@ app.command()(count)
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command and return its exit code. `arguments` may begin with `audit`, as under spark-submit."""
-    words = list(arguments[1:] if arguments[:1] == ["audit"] else arguments)
+    options = list(arguments[1:] if arguments[:1] == ["audit"] else arguments)
     try:
-        return int(app(words, prog_name="bindery audit", standalone_mode=False) or 0)
+        return int(app(options, prog_name="bindery audit", standalone_mode=False) or 0)
     except typer.Exit as end:
         return end.exit_code
     except TyperException as error:  # wrong arguments: shows the usage

@@ -1,4 +1,4 @@
-"""How far an audit is, on stderr: a bar with what is left on a terminal, a line now and then elsewhere."""
+"""Show the progress of a job on stderr: a bar on a terminal, otherwise a line every LINE_INTERVAL_S seconds."""
 
 import sys
 import threading
@@ -13,7 +13,7 @@ POLL_S: Final = 0.5
 LINE_INTERVAL_S: Final = 10.0
 MIB: Final = 2**20
 SMALL: Final = 2**20
-"""Bytes that a group counts at least: of ledgers without a known size something is read, too."""
+"""Bytes that each group counts in addition to its size, because the size of some ledgers is unknown."""
 
 
 class AuditProgress(Protocol):
@@ -31,7 +31,7 @@ class AuditProgress(Protocol):
         """Report that the group ended."""
         ...
 
-    def phase(self, words: str) -> None: ...
+    def phase(self, text: str) -> None: ...
 
 
 class QuietProgress:
@@ -46,14 +46,14 @@ class QuietProgress:
     def done(self, size: int) -> None:
         pass
 
-    def phase(self, words: str) -> None:
+    def phase(self, text: str) -> None:
         pass
 
 
 class TerminalProgress:
-    """A bar in bytes of payload of all copies. `with` it. `clock`: monotonic, seconds.
+    """A progress bar in payload bytes of all copies. A context manager. `clock`: monotonic, in seconds.
 
-    Told are bytes; how far the bar is, and what is left, counts SMALL for each group besides.
+    The text shows bytes. The bar and the estimate of the remaining time also count SMALL for each group.
     """
 
     def __init__(self, spark: SparkSession, *, clock: Callable[[], float]) -> None:
@@ -62,15 +62,22 @@ class TerminalProgress:
         console = Console(file=sys.stderr)
         self._is_terminal = console.is_terminal
         self._bar = Progress(
-            TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[told]}"), TimeElapsedColumn(),
-            TextColumn("left"), TimeRemainingColumn(), console=console, transient=True, disable=not self._is_terminal,
-        )  # fmt: skip
-        self._task = self._bar.add_task("starting", total=None, told="")
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.fields[size]}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+            disable=not self._is_terminal,
+        )
+        self._task = self._bar.add_task("starting", total=None, size="")
         self._ended = threading.Event()
         self._poller = threading.Thread(target=self._poll, daemon=True)
         self._groups = self._total = self._done = self._size = 0
         self._bytes_total = self._bytes_done = 0
-        self._began = self._said = clock()
+        self._began = self._printed_at = clock()
 
     def __enter__(self) -> "TerminalProgress":
         self._bar.start()
@@ -85,7 +92,7 @@ class TerminalProgress:
     def plan(self, size: int, done: int, groups: int) -> None:
         self._groups, self._total, self._done = groups, size + groups * SMALL, done
         self._bytes_total, self._bytes_done = size, done
-        self._bar.update(self._task, total=self._total, completed=done, told=self._told())
+        self._bar.update(self._task, total=self._total, completed=done, size=self._size_text())
         self._began, self._done_before = self._clock(), done
 
     def group(self, number: int, ledgers: int, size: int) -> None:
@@ -96,26 +103,26 @@ class TerminalProgress:
         self._done += size + SMALL
         self._bytes_done += size
         self._size = 0
-        self._bar.update(self._task, completed=self._done, told=self._told())
-        self._say()
+        self._bar.update(self._task, completed=self._done, size=self._size_text())
+        self._print_line()
 
-    def phase(self, words: str) -> None:
-        self._bar.update(self._task, description=words)
+    def phase(self, text: str) -> None:
+        self._bar.update(self._task, description=text)
 
-    def _say(self) -> None:
+    def _print_line(self) -> None:
         now = self._clock()
-        if self._is_terminal or now - self._said < LINE_INTERVAL_S:
+        if self._is_terminal or now - self._printed_at < LINE_INTERVAL_S:
             return
-        self._said = now
+        self._printed_at = now
         rate = (self._done - self._done_before) / max(now - self._began, 0.001)
         left_s = (self._total - self._done) / rate if rate > 0 else 0.0
-        print(f"{self._told()} read, about {left_s:.0f} s left", file=sys.stderr, flush=True)
+        print(f"{self._size_text()} read, about {left_s:.0f} s left", file=sys.stderr, flush=True)
 
-    def _told(self) -> str:
+    def _size_text(self) -> str:
         return f"{self._bytes_done / MIB:.1f} of {self._bytes_total / MIB:.1f} MiB"
 
     def _poll(self) -> None:
-        """Between two groups the bar goes on by what Spark's tasks have done of the present one."""
+        """Advance the bar within a group by the fraction of Spark's tasks that are completed."""
         tracker = self._spark.sparkContext.statusTracker()
         while not self._ended.wait(POLL_S):
             infos = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]

@@ -1,7 +1,7 @@
-"""One process at a time works on a run: the file LOCK in the run's directory is locked while its holder lives.
+"""Lock a run, so that only one process works on it: the holder locks the file LOCK in the run's directory.
 
-The kernel lets go of the lock when the holder ends, however it ends, so nothing that a killed run leaves has to be
-removed. The file says who the holder is, or was. Two that write one run would take groups from under each other.
+The kernel releases the lock when the holder exits for any reason, so no stale lock has to be removed. The file names
+the last holder. Two processes that write one run would remove each other's unfinished groups.
 """
 
 import fcntl
@@ -18,8 +18,8 @@ LOCK: Final = "lock"
 
 @contextmanager
 def held(directory: Path, *, pid: int, warn: Callable[[str], None]) -> Iterator[None]:
-    """Raises Conflict, naming the holder, when another process is at it. Where the volume knows no such locks `warn` is
-    told, and nobody sees to it. A directory that is left with nothing but the lock is removed."""
+    """Raise Conflict, which names the holder, if another process works on the run. If the volume does not support
+    locks, call `warn` and continue without. A directory that contains nothing but the lock at the end is removed."""
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / LOCK
     with path.open("a+") as file:

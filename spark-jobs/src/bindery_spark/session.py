@@ -1,19 +1,22 @@
-"""A Spark session that needs nothing but Python: local, quiet, bounded in memory, with our sources registered.
+"""Create a local Spark session with bounded memory, without log output, and with the data sources registered.
 
 | setting                                   | value                                 | why                              |
 |-------------------------------------------|---------------------------------------|----------------------------------|
-| spark.master                              | local[cores], unless given            | spark-submit says another        |
+| spark.master                              | local[cores], unless given            | spark-submit sets another        |
 | spark.ui.enabled                          | false                                 | no port is opened                |
-| spark.driver.host, .bindAddress           | 127.0.0.1, in local mode              | the same; names need not resolve |
+| spark.driver.host, .bindAddress           | 127.0.0.1, in local mode              | no port; names need not resolve  |
 | spark.driver.memory                       | DRIVER_MEMORY                         | laptops                          |
 | spark.sql.shuffle.partitions              | 2 x cores                             | 200 are for clusters             |
 | spark.sql.execution.arrow.*               | on, ARROW_BATCH_ROWS                  | rows cross to Python in batches  |
-| spark.sql.python.filterPushdown.enabled   | true                                  | our sources take filters         |
+| spark.sql.python.filterPushdown.enabled   | true                                  | the data sources apply filters   |
 | spark.python.worker.reuse                 | true                                  | a worker takes a second to start |
-| spark.driver.extraJavaOptions             | JVM_OPTIONS, in local mode            | Python does the work: the JVM is |
-|                                           |                                       | to start soon and be small       |
+| spark.python.sql.dataFrameDebugging       | false                                 | it would look up the call site   |
+| .enabled                                  |                                       | at each call of a column method  |
+| spark.sql.dataFrameQueryContext.enabled   | false                                 | the same in the JVM              |
+| spark.driver.extraJavaOptions             | JVM_OPTIONS, in local mode            | Python does the work: the JVM    |
+|                                           |                                       | must start fast and stay small   |
 
-What `conf` says wins over all of these, and over it nothing; CONF_VARIABLE, a JSON object of texts, comes in between.
+`conf` overrides CONF_VARIABLE, a JSON object of texts, which overrides these settings.
 """
 
 import contextlib
@@ -39,27 +42,35 @@ DRIVER_MEMORY: Final = "1g"
 ARROW_BATCH_ROWS: Final = 16_384
 JVM_OPTIONS: Final = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:-UsePerfData"
 LOG_LEVEL: Final = "ERROR"
-"""Of Spark's own log: what an audit has to say it says itself."""
+"""Level of Spark's own log. An audit reports by itself what its user needs."""
 CONF_VARIABLE: Final = "BINDERY_SPARK_CONF"
-"""Spark's settings from outside, as a pod has them: master, address of the driver, sizes of executors."""
+"""Environment variable with Spark's settings in a pod: master, address of the driver, sizes of executors."""
 LOG4J: Final = Path(__file__).parent / "log4j2.properties"
-"""Read before the first line of Spark's own code, so that its start is quiet, too."""
-
+"""Read before Spark's own code runs, so that the start prints nothing either."""
+JAVA_CLASSES: Final = (
+    "functions",
+    "PythonUtils",
+    "PythonSQLUtils",
+    "PythonRDD",
+    "SimplePythonFunction",
+    "org.apache.spark.sql.functions",
+)
+"""Names by which PySpark finds the Java classes that it uses most."""
 
 AUDIT_CONF: Final[Mapping[str, str]] = {
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
 }
-"""Of audits, whose queries are many and whose tables small: to compile each into Java and to plan it anew at each stage
-took nine tenths of the time that a small audit needs. Rows that tell of hundreds of copies need no such help."""
+"""Settings of audits, which run many queries over small tables. Compiling each query to Java and planning it again at
+each stage took nine tenths of the time of a small audit. A row describes hundreds of copies, so rows are few."""
 
 
 def session(
     cores: int = 2, app_name: str = "bindery", conf: Mapping[str, str] | None = None, *, with_sources: bool = True
 ) -> "SparkSession":
-    """The session of this process, made when there is none. `cores`: Python workers at a time in local mode.
-    `with_sources`: ours are registered, which takes a second or two.
+    """Return the session of this process; create it if there is none. `cores`: maximum number of concurrent Python
+    workers in local mode. `with_sources`: register the data sources, which takes one or two seconds.
 
     Finds a Java (`bindery_spark.java`) unless a JVM runs already, as under spark-submit. Raises NoJava.
     """
@@ -68,7 +79,7 @@ def session(
 
     from bindery_spark.sources import register
 
-    # Spark's typed stubs do not show the running gateway; under spark-submit it is there before us.
+    # Spark's type stubs do not have the gateway. Under spark-submit it runs already.
     if SparkContext._gateway is None and "PYSPARK_GATEWAY_PORT" not in os.environ:
         prepare(os.environ)
     builder = SparkSession.builder.appName(app_name)
@@ -76,18 +87,27 @@ def session(
     all_settings = settings(cores, chosen, submitted="PYSPARK_GATEWAY_PORT" in os.environ)
     for name, value in all_settings.items():
         builder = builder.config(name, value)
-    with _interrupts_put_off():
+    with _interrupts_delayed():
         SparkContext._ensure_initialized(conf=SparkConf().setAppName(app_name).setAll(list(all_settings.items())))
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel(LOG_LEVEL)
+    _keep_java_classes(spark)
     if with_sources:
         register(spark)
     return spark
 
 
+def _keep_java_classes(spark: "SparkSession") -> None:
+    """Look up the Java classes of JAVA_CLASSES once. PySpark does so at each use, and for a short name the JVM searches
+    all of Spark's jars each time: a tenth of the processor time of a small audit."""
+    jvm = spark.sparkContext._jvm
+    for name in JAVA_CLASSES:
+        setattr(jvm, name, getattr(jvm, name))
+
+
 @contextlib.contextmanager
-def _interrupts_put_off() -> Iterator[None]:
-    """Ctrl-C counts at the end of the block: a JVM whose Python goes away before the two have met stays for ever."""
+def _interrupts_delayed() -> Iterator[None]:
+    """Delay Ctrl-C until the block ends. If Python exits before the JVM is connected to it, the JVM never exits."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -102,16 +122,16 @@ def _interrupts_put_off() -> Iterator[None]:
 
 
 def share(spark: "SparkSession", directory: Path) -> None:
-    """Executors that are processes of their own keep what is collected in between here, so that one may die. In local
-    mode nothing is done: there is one process, and memory is sooner written."""
+    """Let executors that are separate processes keep intermediate results below `directory`, so that a run survives the
+    loss of an executor. Does nothing in local mode: there is one process, and memory is faster."""
     if not re.fullmatch(r"local(\[.*\])?", spark.sparkContext.master or ""):
         directory.mkdir(parents=True, exist_ok=True)
         spark.sparkContext.setCheckpointDir(directory.as_uri())
 
 
 def stop() -> None:
-    """End Spark where it runs in this process, so that executors go, too. Its own end does not see to that in a
-    container, whose processes are all killed with the first one."""
+    """Stop Spark if it runs in this process, and with it the executors. Spark's exit hook cannot do that in a
+    container, where all processes are killed when the first one exits."""
     spark = sys.modules.get("pyspark")
     context = spark.SparkContext._active_spark_context if spark else None
     if context is not None:
@@ -119,7 +139,7 @@ def stop() -> None:
 
 
 def conf_of(environment: Mapping[str, str]) -> dict[str, str]:
-    """Raises BadRequest when the variable is no JSON object of texts."""
+    """Return the settings in CONF_VARIABLE. Raise BadRequest if it is not a JSON object of texts."""
     text = environment.get(CONF_VARIABLE) or "{}"
     try:
         conf = json.loads(text)
@@ -131,16 +151,16 @@ def conf_of(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def prepare(environment: dict[str, str] | os._Environ[str]) -> None:
-    """Set what the JVM and Python workers are started with. PYSPARK_PYTHON that is set already is kept."""
+    """Set the variables with which the JVM and Python workers start. An existing PYSPARK_PYTHON is kept."""
     environment["JAVA_HOME"] = str(java_home(environment))
     environment.setdefault("PYSPARK_PYTHON", sys.executable)
     environment.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    # Spark's scripts look at SPARK_HOME first: another Spark of the machine must not answer for ours.
+    # Spark's scripts prefer SPARK_HOME, which may name another installation of Spark.
     environment.pop("SPARK_HOME", None)
 
 
 def settings(cores: int, conf: Mapping[str, str], *, submitted: bool = False) -> dict[str, str]:
-    """Spark's settings; `conf` wins. `submitted`: spark-submit chose master and memory, so these are left alone."""
+    """Return Spark's settings; `conf` overrides them. `submitted`: omit master and memory, which spark-submit sets."""
     assert cores >= 1
     ours = {
         "spark.ui.enabled": "false",
@@ -150,6 +170,8 @@ def settings(cores: int, conf: Mapping[str, str], *, submitted: bool = False) ->
         "spark.sql.execution.arrow.maxRecordsPerBatch": str(ARROW_BATCH_ROWS),
         "spark.sql.python.filterPushdown.enabled": "true",
         "spark.python.worker.reuse": "true",
+        "spark.python.sql.dataFrameDebugging.enabled": "false",
+        "spark.sql.dataFrameQueryContext.enabled": "false",
     }
     if not submitted:
         ours |= {

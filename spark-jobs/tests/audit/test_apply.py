@@ -1,4 +1,4 @@
-"""--apply marks as the auditor does: with a reason, by the metadata of now, twice without harm."""
+"""Marks of `--apply`: they have a reason, follow the current metadata, and may be repeated."""
 
 import random
 
@@ -26,9 +26,14 @@ def store() -> MetadataStore:
 
 async def make_ledger(store: MetadataStore, *bookies: str) -> LedgerId:
     metadata = LedgerMetadata(
-        ensemble_size=2, write_quorum=2, ack_quorum=1, state=LedgerState.CLOSED, last_entry_id=EntryId(9), length=90,
+        ensemble_size=2,
+        write_quorum=2,
+        ack_quorum=1,
+        state=LedgerState.CLOSED,
+        last_entry_id=EntryId(9),
+        length=90,
         segments=(Segment(EntryId(0), tuple(map(BookieId, bookies))),),
-    )  # fmt: skip
+    )
     manager = LedgerManager(store, LAYOUT, randomness=random.Random(2))
     return (await manager.create(metadata))[0]
 
@@ -57,7 +62,7 @@ async def test_a_ledger_is_marked_with_its_reason_and_once(store: MetadataStore)
     assert event.fields["run_id"] == "r1"
 
 
-async def test_a_mark_that_calls_for_less_gives_way(store: MetadataStore) -> None:
+async def test_a_mark_with_a_weaker_reason_is_replaced(store: MetadataStore) -> None:
     ledger_id = await make_ledger(store, "a", "b")
     for reason in ("bookie_lost", "entry_missing", "bookie_lost"):
         await apply(store, LAYOUT, [proposal(ledger_id, "a", reason=reason)], run_id="r1", clock_ms=lambda: 7)
@@ -66,7 +71,7 @@ async def test_a_mark_that_calls_for_less_gives_way(store: MetadataStore) -> Non
     assert record.reason is Reason.ENTRY_MISSING
 
 
-async def test_nothing_is_marked_by_what_is_no_longer_so(store: MetadataStore) -> None:
+async def test_ledgers_that_changed_since_the_audit_are_not_marked(store: MetadataStore) -> None:
     moved = await make_ledger(store, "b", "c")
     unreadable = await make_ledger(store, "a", "b")
     await store.set(LAYOUT.ledger(unreadable), b"garbage", version=None)
@@ -79,7 +84,7 @@ async def test_nothing_is_marked_by_what_is_no_longer_so(store: MetadataStore) -
     assert [mark async for mark in marks(store).list()] == []
 
 
-async def test_a_ledger_is_marked_without_a_name_where_none_is_known(store: MetadataStore) -> None:
+async def test_a_proposal_without_bookies_makes_a_mark_without_bookies(store: MetadataStore) -> None:
     ledger_id = await make_ledger(store, "a", "b")
     await apply(store, LAYOUT, [proposal(ledger_id)], run_id="r1", clock_ms=lambda: 7)
     mark = await marks(store).get(ledger_id)
@@ -87,7 +92,7 @@ async def test_a_ledger_is_marked_without_a_name_where_none_is_known(store: Meta
     assert mark.replicas == ()
 
 
-async def test_facts_come_from_what_the_auditor_keeps(store: MetadataStore) -> None:
+async def test_facts_are_read_from_the_records_of_the_auditor(store: MetadataStore) -> None:
     with pytest.raises(NoSuchNode, match="cluster init"):
         await read_facts(store, LAYOUT)
     await store.create(LAYOUT.instance_id, b"c-1", make_parents=True)

@@ -1,4 +1,4 @@
-"""The directory of a run as other runs, other pods and the command find it: finished, unfinished, marked, in use."""
+"""The directory of a run as other runs and the command read it: finished, unfinished, or with applied marks."""
 
 import shutil
 from dataclasses import asdict
@@ -25,9 +25,7 @@ def deep(out: Path, run_id: str, findings: list[dict]) -> RunDirectory:
     return directory
 
 
-def test_a_finished_run_is_one_when_its_checkpoint_was_deleted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_without_its_checkpoint_is_still_finished(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = deep(tmp_path, FIRST, [missing()])
     shutil.rmtree(run.path / "checkpoint")
     assert runs_in(tmp_path) == [run]
@@ -35,11 +33,11 @@ def test_a_finished_run_is_one_when_its_checkpoint_was_deleted(
     assert capsys.readouterr().out == f"{FIRST}  UNDER-REPLICATED\n"
     assert last_finished(tmp_path, before=SECOND, cluster_id="c-1") == run
     alike = last_finished(tmp_path, before=SECOND, cluster_id="c-1", fits=Options(level="quick").is_covered_by)
-    assert alike == run, "it looked at all of it as deeply, and knows since when"
+    assert alike == run, "it checked at least as much"
     assert last_finished(tmp_path, before=SECOND, cluster_id="c-1", fits=lambda options: not options) is None
 
 
-def test_a_run_of_an_older_version_tells_its_options_by_its_checkpoint(tmp_path: Path) -> None:
+def test_options_of_runs_of_older_versions_are_read_from_the_checkpoint(tmp_path: Path) -> None:
     run = deep(tmp_path, FIRST, [])
     (run.path / "options.json").unlink()
     assert run.read_options() == asdict(Options())
@@ -50,7 +48,7 @@ def test_a_run_of_an_older_version_tells_its_options_by_its_checkpoint(tmp_path:
     assert last_finished(tmp_path, before=SECOND, cluster_id="c-1", fits=Options().is_covered_by) is None
 
 
-def test_a_run_without_a_verdict_is_compared_with_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_without_a_verdict_cannot_be_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     deep(tmp_path, FIRST, [])
     RunDirectory(tmp_path / SECOND).write_run({"options": {}})
     for names in ((FIRST, SECOND), (SECOND, FIRST)):
@@ -66,10 +64,13 @@ def test_a_run_without_a_verdict_is_compared_with_nothing(tmp_path: Path, capsys
         (["--timeout", "0s"], "option --timeout must be above 0"),
     ],
 )
-def test_wrong_options_are_refused_before_anything_is_begun(
-    arguments: list[str], complaint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+def test_invalid_options_are_rejected_before_the_run_begins(
+    arguments: list[str],
+    complaint: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.setattr(main_module, "_audit", lambda *_, **__: pytest.fail("Spark was started"))
     assert main(["run", *arguments, "--out", str(tmp_path / "runs")]) == Exit.JOB_ERROR
     assert complaint in capsys.readouterr().err
@@ -77,7 +78,7 @@ def test_wrong_options_are_refused_before_anything_is_begun(
 
 
 class Cluster:
-    """Keeps what it was told to mark."""
+    """Records the proposals to mark."""
 
     def __init__(self) -> None:
         self.marked: list[list[int]] = []
@@ -99,7 +100,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
 
 
 @pytest.mark.parametrize("has_checkpoint", [True, False])
-def test_a_finished_run_that_is_resumed_is_told_and_marked(
+def test_resuming_a_finished_run_prints_it_and_applies_its_marks(
     cluster: Cluster, tmp_path: Path, has_checkpoint: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = deep(tmp_path, FIRST, [missing(7), missing(8)])
@@ -111,14 +112,14 @@ def test_a_finished_run_that_is_resumed_is_told_and_marked(
     assert (cluster.marked, run.is_applied) == ([], False)
     cluster.dies = True
     assert main([*words, "--apply", "--yes"]) == 130
-    assert not run.is_applied, "nobody knows what was marked"
+    assert not run.is_applied, "the marks were not recorded"
     cluster.dies = False
     assert main([*words, "--apply", "--yes"]) == 1
     assert cluster.marked == [[7, 8]]
     assert run.read_json("applied.json") == {"already": [], "left": {"9": "it was deleted"}, "marked": [7, 8]}
 
 
-def test_the_run_before_is_the_latest_finished_one_of_the_same_cluster(tmp_path: Path) -> None:
+def test_the_previous_run_is_the_latest_finished_one_of_the_same_cluster(tmp_path: Path) -> None:
     first, second = (finished(tmp_path, f"2026010{n}T000000Z-a", []) for n in (1, 2))
     unfinished = RunDirectory(tmp_path / "20260103T000000Z-a")
     unfinished.write_run({})
@@ -142,19 +143,19 @@ def test_the_run_before_is_the_latest_finished_one_of_the_same_cluster(tmp_path:
         ({"bookie": "a"}, {}, True),
     ],
 )
-def test_since_when_is_known_from_a_run_that_looked_at_all_of_it_as_deeply(
+def test_first_seen_times_come_only_from_runs_that_checked_at_least_as_much(
     mine: dict, other: dict, is_enough: bool
 ) -> None:
     assert Options(**mine).is_covered_by(asdict(Options(**other))) == is_enough
-    assert not Options().is_covered_by({}), "a run of which nothing is known"
+    assert not Options().is_covered_by({}), "a run with unknown options"
 
 
-def test_a_group_is_done_when_it_is_whole(tmp_path: Path) -> None:
+def test_only_a_complete_group_is_done(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path / "r")
     making = directory.begin_group(3)
     (making / "half").touch()
     assert directory.done() == set()
-    assert list(directory.begin_group(3).iterdir()) == [], "begun anew"
+    assert list(directory.begin_group(3).iterdir()) == [], "begun again"
     directory.finish_group(3)
     assert directory.done() == {3}
 

@@ -1,4 +1,4 @@
-"""Verdicts, summaries, the report, proposals and differences: from findings alone, without Spark."""
+"""The files of a finished run."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from bindery_spark.audit.outcome import read_outcome
 from finished_runs import finished, missing, summary
 
 
-def test_a_run_that_is_finished_is_read_back_as_it_was(tmp_path: Path) -> None:
+def test_a_finished_run_is_read_back_unchanged(tmp_path: Path) -> None:
     found = [missing(8), missing(7)]
     directory = finished(tmp_path, "20260101T000000Z-a", found)
     outcome = read_outcome(run_directory(tmp_path, directory.run_id))

@@ -1,4 +1,4 @@
-"""Groups of ledgers: every wanted ledger is in exactly one, whatever its size; gaps are left where they pay."""
+"""Groups of ledgers: every wanted ledger is in exactly one, and gaps are left only if they save enough."""
 
 import random
 
@@ -28,7 +28,7 @@ def groups(*ledgers: PlannedLedger) -> list[tuple[int, int]]:
 
 
 def test_no_ledgers_are_one_group_that_covers_every_id() -> None:
-    """Bookies may hold data of ledgers that are not there."""
+    """Bookies may store data of ledgers that do not exist."""
     assert groups() == [(0, ID_MAX)]
 
 
@@ -39,7 +39,7 @@ def test_small_ledgers_share_a_group_and_large_ones_do_not() -> None:
     assert groups(*large) == [(0, 0), (1, 1), (2, ID_MAX)]
 
 
-def test_how_much_an_interruption_costs_can_be_said() -> None:
+def test_the_option_group_bytes_sets_the_size_of_groups() -> None:
     plan = make_plan([PlannedLedger(i, 10, MIB) for i in range(4)], group_bytes=2 * MIB)
     assert [(group.first, group.last) for group in plan.groups] == [(0, 1), (2, ID_MAX)]
     assert (bytes_of(""), bytes_of("7"), bytes_of("64MiB")) == (None, 7, 64 * MIB)
@@ -48,11 +48,11 @@ def test_how_much_an_interruption_costs_can_be_said() -> None:
             bytes_of(wrong)
 
 
-def test_many_entries_make_a_group_as_many_bytes_do() -> None:
+def test_groups_are_limited_in_copies_as_well_as_in_bytes() -> None:
     assert groups(*(PlannedLedger(i, GROUP_COPIES_MAX // 2 + 1, 1) for i in range(2))) == [(0, 0), (1, ID_MAX)]
 
 
-def test_what_need_not_be_read_is_left_out_where_that_saves_much() -> None:
+def test_unwanted_ledgers_become_a_gap_if_that_saves_enough() -> None:
     first, last = PlannedLedger(1, 1, 1), PlannedLedger(9, 1, 1)
     assert groups(first, PlannedLedger(5, 1, GAP_BYTES + 1, False), last) == [(0, 1), (6, ID_MAX)]
     assert groups(first, PlannedLedger(5, 1, 10, False), last) == [(0, ID_MAX)]
@@ -62,14 +62,14 @@ def test_what_need_not_be_read_is_left_out_where_that_saves_much() -> None:
     assert groups(PlannedLedger(5, 1, 10, False)) == []
 
 
-def test_what_lies_in_a_small_gap_is_read_all_the_same() -> None:
+def test_unwanted_ledgers_in_a_small_gap_are_read() -> None:
     large, first, last = PlannedLedger(5, 1, GAP_BYTES + 1, False), PlannedLedger(1, 1, 1), PlannedLedger(9, 1, 1)
     with_gap = make_plan([first, PlannedLedger(3, 1, 10, False), PlannedLedger(4, 1, 1), large, last])
     assert [i for i in range(12) if not with_gap.covers(i)] == [5]
     assert not make_plan([PlannedLedger(5, 1, 10, False)]).covers(5), "nothing is read"
 
 
-def test_what_is_read_again_comes_in_parts_that_can_be_judged() -> None:
+def test_ledgers_of_the_second_pass_are_divided_into_bounded_batches() -> None:
     small = [PlannedLedger(i, 1, 1) for i in range(5)]
     assert list(batches(small, ledgers_max=2)) == [[0, 1], [2, 3], [4]]
     assert list(batches([], ledgers_max=2)) == []
@@ -90,7 +90,7 @@ def test_every_wanted_ledger_is_in_exactly_one_group() -> None:
         assert Plan.from_json(plan.to_json()) == plan
 
 
-def test_sizes_come_from_metadata_and_are_guessed_of_open_ledgers() -> None:
+def test_sizes_come_from_the_metadata_and_are_estimated_for_open_ledgers() -> None:
     closed = module.planned(Row(**ledger(7, [(0, ["a", "b", "c"])], last=9, qw=2)))
     assert closed == PlannedLedger(7, 20, 200)
     still_open = module.planned(Row(**ledger(8, [(0, ["a", "b"])], last=None)))

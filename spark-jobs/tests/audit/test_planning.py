@@ -1,4 +1,4 @@
-"""Which ledgers a run skips because an earlier run verified them recently; and what it stores when it begins."""
+"""Selection of recently verified ledgers to skip, and the stored plan of a run."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -46,9 +46,12 @@ def test_a_run_is_resumed_with_what_was_stored(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path / "r-1")
     directory.write_run(
         {
-            "options": asdict(Options()), "began_ms": 4, "facts": facts.to_json(), "plan": plan.to_json(),
+            "options": asdict(Options()),
+            "began_ms": 4,
+            "facts": facts.to_json(),
+            "plan": plan.to_json(),
             "skipped": {"ledgers": 2, "oldest_ms": 3},
         }
-    )  # fmt: skip
+    )
     assert begun(directory) == BegunRun("r-1", 4, facts, plan, Skipped(2, 3))
     assert (begun(directory).run.run_id, begun(directory).run.now_ms) == ("r-1", 4)

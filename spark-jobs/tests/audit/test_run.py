@@ -1,4 +1,4 @@
-"""A whole run over a scripted cluster: interrupted and resumed, while the cluster moves on; then an incremental one."""
+"""A full run over a scripted cluster: interrupted and resumed while the cluster changes; then an incremental run."""
 
 from pathlib import Path
 
@@ -14,13 +14,13 @@ from frames import DAY_MS, NOW_MS, Tables, bookie, copy, ledger
 from pyspark.sql import SparkSession
 from scripted_source import ABC, Scripted, whole
 
-pytestmark = pytest.mark.timeout(600)  # a busy machine takes minutes for what is seconds otherwise
+pytestmark = pytest.mark.timeout(600)  # seconds, but minutes on a busy machine
 LARGE = GROUP_BYTES_MIN
 """Bytes of a ledger that fills a group by itself."""
 
 
 class InterruptedAt(QuietProgress):
-    """Ctrl-C when this group begins."""
+    """Interrupts the run when this group begins."""
 
     def __init__(self, number: int) -> None:
         self._number = number
@@ -49,14 +49,17 @@ class World:
         self.source = Scripted(Tables(spark), [before, after], self.copies)
 
     def copies(self, reading: int) -> list[dict]:
-        """The groups are read first, then those of which something was found."""
+        """Rows of the nth reading: the groups first, then the ledgers with findings."""
         is_again = reading > 3
         first = [
-            *whole(1), *whole(2, missing=[1, 2]), *whole(4, missing=[2]),
+            *whole(1),
+            *whole(2, missing=[1, 2]),
+            *whole(4, missing=[2]),
             *(row for row in whole(5, missing=[0]) if not is_again),
-            *whole(3, missing=[] if is_again else [3]), *whole(6, missing=[] if is_again else [0]),
-        ]  # fmt: skip
-        for row in first:  # lengths as the metadata of the large ones say
+            *whole(3, missing=[] if is_again else [3]),
+            *whole(6, missing=[] if is_again else [0]),
+        ]
+        for row in first:  # lengths as in the metadata of the large ledgers
             if row["ledger_id"] in (1, 2) and row["entry_id"] == 3 and row["ledger_length"] is not None:
                 row["ledger_length"] = LARGE
         return first
@@ -65,9 +68,15 @@ class World:
         self, run_id: str, *, now_ms: int, is_new: bool = True, progress: object = None, **options: object
     ) -> Outcome:
         return run_audit(
-            self.spark, self.source, RunDirectory(self.out / run_id), Options(level="deep", **options), out=self.out,
-            clock_ms=lambda: now_ms, progress=progress or QuietProgress(), is_new=is_new,
-        )  # fmt: skip
+            self.spark,
+            self.source,
+            RunDirectory(self.out / run_id),
+            Options(**{"level": "deep", **options}),
+            out=self.out,
+            clock_ms=lambda: now_ms,
+            progress=progress or QuietProgress(),
+            is_new=is_new,
+        )
 
 
 @pytest.fixture(scope="module")
@@ -84,30 +93,33 @@ def first(world: World) -> Outcome:
     return world.run("20260101T000000Z-a", now_ms=NOW_MS, is_new=False)
 
 
-def told(outcome: Outcome) -> set[tuple]:
+def reported(outcome: Outcome) -> set[tuple]:
     return {(f["kind"], f["ledger_id"], f["first_entry"], f["last_entry"], f["bookie"]) for f in outcome.findings}
 
 
-def test_an_interrupted_run_goes_on_and_believes_nothing_that_was_on_its_way(world: World, first: Outcome) -> None:
-    assert told(first) == {("MISSING_REPLICA", 2, 1, 2, "a"), ("MISSING_REPLICA", 4, 2, 2, "a")}
+def test_an_interrupted_run_is_resumed_and_reports_only_confirmed_findings(world: World, first: Outcome) -> None:
+    assert reported(first) == {("MISSING_REPLICA", 2, 1, 2, "a"), ("MISSING_REPLICA", 4, 2, 2, "a")}
     assert (first.summary.verdict, first.summary.exit_code) == ("UNDER-REPLICATED", 1)
     assert [group[0] for group in world.source.read[:3]] == [0, 2, 3], "each group was read once"
-    assert world.source.read[3:] == [(2, 6)], "and once more of what something was found"
-    assert sorted(world.source.verified) == [1], "closed, whole, and the same at both ends"
+    assert world.source.read[3:] == [(2, 6)], "and ledgers with findings are read again"
+    assert sorted(world.source.verified) == [1], "closed, complete, and unchanged during the run"
     assert [one.ledger_id for one in first.proposals] == [2, 4]
     text = (first.directory.path / "summary.txt").read_text()
     assert text.splitlines()[-1] == "bindery c-1 is UNDER-REPLICATED"
     assert {path.name for path in first.directory.path.iterdir()} >= {"report.html", "metrics.prom", "actions.json"}
-    [told_of] = world.source.last
-    assert (told_of.level, told_of.run_id, told_of.verdict, told_of.exit_code) == (
-        "deep", "20260101T000000Z-a", "UNDER-REPLICATED", 1,
-    )  # fmt: skip
-    assert told_of.kinds == {"MISSING_REPLICA": 2}
-    assert told_of.copies_verified == told_of.copies_expected == first.summary.copies
+    [recorded] = world.source.last
+    assert (recorded.level, recorded.run_id, recorded.verdict, recorded.exit_code) == (
+        "deep",
+        "20260101T000000Z-a",
+        "UNDER-REPLICATED",
+        1,
+    )
+    assert recorded.kinds == {"MISSING_REPLICA": 2}
+    assert recorded.copies_verified == recorded.copies_expected == first.summary.copies
     assert first.unrecorded == ""
 
 
-def test_the_next_run_leaves_out_what_was_verified_and_knows_since_when(world: World, first: Outcome) -> None:
+def test_the_next_run_skips_verified_ledgers_and_keeps_first_seen_times(world: World, first: Outcome) -> None:
     later_ms = NOW_MS + DAY_MS
     world.source.read.clear()
     world.source.ledgers = world.source.ledgers[-1:]
@@ -116,27 +128,29 @@ def test_the_next_run_leaves_out_what_was_verified_and_knows_since_when(world: W
     assert second.summary.ledgers_skipped == 1
     assert second.summary.oldest_verified_ms == NOW_MS
     assert all(group[0] > 1 for group in world.source.read), "ledger 1 is not read"
-    assert told(second) == {("MISSING_REPLICA", 2, 1, 2, "a"), ("MISSING_MARK", 2, None, None, None)}
+    assert reported(second) == {("MISSING_REPLICA", 2, 1, 2, "a"), ("MISSING_MARK", 2, None, None, None)}
     seen = {f["kind"]: f["first_seen_ms"] for f in second.findings}
     assert seen == {"MISSING_REPLICA": NOW_MS, "MISSING_MARK": later_ms}
 
 
-def test_where_orphans_cannot_be_looked_for_a_run_is_incomplete(spark: SparkSession, tmp_path: Path) -> None:
-    """a lists nothing, c one ledger not, d is away and named by nobody, e left for good."""
+def test_a_run_that_cannot_list_orphaned_data_is_incomplete(spark: SparkSession, tmp_path: Path) -> None:
+    """a lists no ledger, c does not list one, d is absent and not in any metadata, e left for good."""
     world = World(spark, tmp_path)
     world.source.ledgers = [world.source.ledgers[0][:1]]
     world.source.copies = lambda _: world.copies(9)[:12]
     world.source.beside = [
-        bookie("d", registration="absent"), bookie("e", registration="absent", intent="removed"),
+        bookie("d", registration="absent"),
+        bookie("e", registration="absent", intent="removed"),
         bookie("f", registration="absent", cookie=False),
-    ]  # fmt: skip
+    ]
     unlisted = {"segment": -1, "expected": False, "status": "unknown"}
     world.source.unlisted = [
-        copy(-1, -1, "a", **unlisted, error="unlisted: no HTTP"), copy(9, -1, "c", **unlisted, error="unlisted: busy"),
+        copy(-1, -1, "a", **unlisted, error="unlisted: no HTTP"),
+        copy(9, -1, "c", **unlisted, error="unlisted: busy"),
         copy(-1, -1, "e", **unlisted, error="unreachable: gone"),
-    ]  # fmt: skip
+    ]
     outcome = world.run("20260101T000000Z-a", now_ms=NOW_MS)
-    assert told(outcome) == {("UNREADABLE_BOOKIE", None, None, None, name) for name in "acd"}
+    assert reported(outcome) == {("UNREADABLE_BOOKIE", None, None, None, name) for name in "acd"}
     assert {f["found"] for f in outcome.findings} == {
         f"orphaned data was not checked: {why}"
         for why in ("unlisted: no HTTP", "unlisted: busy", "unreachable: bookie is not registered")
@@ -144,10 +158,10 @@ def test_where_orphans_cannot_be_looked_for_a_run_is_incomplete(spark: SparkSess
     summary = outcome.summary
     assert (summary.verdict, summary.exit_code, summary.coverage, summary.copies) == ("INCOMPLETE", 3, 1.0, 12)
     assert {one.bookie for one in summary.bookies if one.unlisted} == {"a", "c", "d"}
-    assert sorted(world.source.verified) == [1], "the ledger itself was found whole"
+    assert sorted(world.source.verified) == [1], "the ledger itself is complete"
 
 
-def test_a_part_says_nothing_of_the_whole_and_no_verdict_hangs_on_whether_it_can_be_told(
+def test_only_full_runs_record_a_verdict_and_an_unrecorded_run_still_has_one(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     world = World(spark, tmp_path)
@@ -157,12 +171,12 @@ def test_a_part_says_nothing_of_the_whole_and_no_verdict_hangs_on_whether_it_can
     assert (sorted(world.source.verified), world.source.last, in_part.unrecorded) == ([1], [], "")
 
     world.source.verified.clear()
-    unasked = world.run("20260102T000000Z-a", now_ms=NOW_MS, record=False)
+    unasked = world.run("20260102T000000Z-a", now_ms=NOW_MS, record=False, level="quick")
     assert (world.source.verified, world.source.last) == ({}, [])
     assert unasked.unrecorded == "--no-record was given"
 
     world.source.refusal = MetadataUnavailable("zookeeper did not respond")
-    refused = world.run("20260103T000000Z-a", now_ms=NOW_MS)
+    refused = world.run("20260103T000000Z-a", now_ms=NOW_MS, level="quick")
     assert refused.unrecorded == "zookeeper did not respond"
     assert refused.directory.is_finished
     for outcome in (in_part, unasked, refused):

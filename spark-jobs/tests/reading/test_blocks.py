@@ -1,4 +1,4 @@
-"""Blocks: rows that tell of many copies, beside the rows of each; and what a reader tells them."""
+"""Blocks: rows that describe many copies, compared with the rows of single copies."""
 
 import random
 
@@ -44,7 +44,7 @@ def test_blocks_are_bounded_in_entries_and_in_bytes(size: int, slots: int) -> No
 
 
 @pytest.mark.parametrize("digest_type", DigestType)
-def test_a_fact_is_what_the_single_row_would_say(digest_type: DigestType) -> None:
+def test_a_fact_equals_the_columns_of_a_single_row(digest_type: DigestType) -> None:
     digester = Digester(digest_type, b"secret")
     sound = pack_many(digester, [b"", b"x", b"yy" * 99], ledger_id=7, first_entry_id=5, lac=4, length=100)
     for frame in (sound, [sound[1], b"short", sound[2][:-1] if digest_type is not DigestType.DUMMY else b""]):
@@ -59,28 +59,30 @@ def test_a_fact_is_what_the_single_row_would_say(digest_type: DigestType) -> Non
 
 def test_equal_copies_are_one_row_each_with_one_fingerprint() -> None:
     of = ledger(2_999)
-    told = []
+    by_bookie = []
     for name in "ab":
         blocks = Blocks(name)
         mine = fragment(of, bookie=name)
-        for start in (0, 250, 1500):  # answers come in any sizes
+        for start in (0, 250, 1500):  # responses have any sizes
             ids = range(start, {0: 250, 250: 1500, 1500: 3000}[start])
             blocks.add_frames(mine, ids, frames(2_999)[ids.start : ids.stop])
-            blocks.told(mine, ids.stop, is_last=ids.stop == 3000)
-        told.append(rows_of(blocks))
-    for rows in told:
+            blocks.complete(mine, ids.stop, is_last=ids.stop == 3000)
+        by_bookie.append(rows_of(blocks))
+    for rows in by_bookie:
         assert [(r["block"], r["first_entry"], r["last_entry"], r["copies"]) for r in rows] == [
-            (0, 0, 1023, 1024), (1, 1024, 2047, 1024), (2, 2048, 2999, 952),
-        ]  # fmt: skip
+            (0, 0, 1023, 1024),
+            (1, 1024, 2047, 1024),
+            (2, 2048, 2999, 952),
+        ]
         assert {(r["bad"], r["unknown"], r["states"]) for r in rows} == {(0, 0, None)}
         assert rows[-1]["end_length"] == 3000 * 7
         assert sum(r["bytes"] for r in rows) == 3000 * 7
-    assert [r["fingerprint"] for r in told[0]] == [r["fingerprint"] for r in told[1]]
+    assert [r["fingerprint"] for r in by_bookie[0]] == [r["fingerprint"] for r in by_bookie[1]]
 
 
 @pytest.mark.parametrize("what", ["payload", "missing", "length"])
 def test_any_difference_changes_the_fingerprint(what: str) -> None:
-    def told(change: str) -> dict:
+    def row_with(change: str) -> dict:
         blocks, mine = Blocks("a"), fragment(ledger(9))
         found = frames(9)
         if change == "payload":
@@ -92,17 +94,17 @@ def test_any_difference_changes_the_fingerprint(what: str) -> None:
         blocks.add_frames(mine, range(10), found)
         if change == "missing":
             blocks.add_absent(mine, [4])
-        blocks.told(mine, 10, is_last=True)
+        blocks.complete(mine, 10, is_last=True)
         (row,) = rows_of(blocks)
         return row
 
-    assert told(what)["fingerprint"] != told("")["fingerprint"]
-    assert told("")["fingerprint"] == told("")["fingerprint"]
+    assert row_with(what)["fingerprint"] != row_with("")["fingerprint"]
+    assert row_with("")["fingerprint"] == row_with("")["fingerprint"]
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_a_block_taken_apart_is_what_was_told(seed: int) -> None:
-    """Striped and dense, with everything that can happen to an entry."""
+def test_an_expanded_block_has_the_added_entries(seed: int) -> None:
+    """Striped and dense blocks, with all states of entries."""
     rng = random.Random(seed)
     size = rng.choice([1, 3, 5])
     quorum = rng.randint(1, size)
@@ -114,7 +116,7 @@ def test_a_block_taken_apart_is_what_was_told(seed: int) -> None:
     found = frames(last)
     absent = []
     for entry_id in mine.entry_ids():
-        match rng.choice(["good"] * 8 + ["bad", "absent", "listed", "limbo: x", "io_error: x", "untold"]):
+        match rng.choice(["good"] * 8 + ["bad", "absent", "listed", "limbo: x", "io_error: x", "unreported"]):
             case "good":
                 blocks.add_frames(mine, [entry_id], [found[entry_id]])
                 wanted[entry_id] = (True, True, 7 * (entry_id + 1), None)
@@ -127,18 +129,20 @@ def test_a_block_taken_apart_is_what_was_told(seed: int) -> None:
             case "listed":
                 blocks.add_listed(mine, [entry_id])
                 wanted[entry_id] = (True, None, None, None)
-            case "untold":
+            case "unreported":
                 pass
             case error:
                 blocks.add_error(mine, [entry_id], error)
                 wanted[entry_id] = (None, None, None, error.split(":")[0])
         if not absent:
-            blocks.told(mine, entry_id + 1, is_last=False)
+            blocks.complete(mine, entry_id + 1, is_last=False)
     if absent:
         blocks.add_absent(mine, absent)
-    blocks.told(mine, last + 1, is_last=True)
+    blocks.complete(mine, last + 1, is_last=True)
     rows = rows_of(blocks)
-    got = {row[2]: (row[5], row[6], row[7], row[11] and row[11].split(":")[0]) for told in rows for row in expand(told)}
+    got = {
+        row[2]: (row[5], row[6], row[7], row[11] and row[11].split(":")[0]) for block in rows for row in expand(block)
+    }
     assert got == wanted
     assert sum(row["copies"] for row in rows) == len(wanted)
     assert sum(row["bad"] for row in rows) == sum(
@@ -147,12 +151,12 @@ def test_a_block_taken_apart_is_what_was_told(seed: int) -> None:
     assert sum(row["unknown"] for row in rows) == sum(w[3] == "limbo" for w in wanted.values())
 
 
-def test_what_nobody_expects_has_a_row_of_its_own() -> None:
+def test_orphaned_data_has_separate_rows() -> None:
     blocks = Blocks("b")
     blocks.add_unexpected(9, -1, [3, 4, 9])
-    blocks.add_unlisted(-1, -1, "unlisted: nobody answers")
+    blocks.add_unlisted(-1, -1, "unlisted: no answer")
     blocks.add_unexpected(9, -1, [])
     first, second = rows_of(blocks)
     assert (first["expected"], first["first_entry"], first["last_entry"], first["copies"]) == (False, 3, 9, 3)
-    assert (second["ledger_id"], second["copies"], second["reason"]) == (-1, 0, "unlisted: nobody answers")
+    assert (second["ledger_id"], second["copies"], second["reason"]) == (-1, 0, "unlisted: no answer")
     assert len(blocks) == 0

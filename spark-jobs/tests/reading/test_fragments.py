@@ -1,4 +1,4 @@
-"""Which bookie is to hold which entries, beside a naive reading of the metadata."""
+"""The entries that each bookie must store, compared with a naive reading of the metadata."""
 
 import random
 
@@ -36,14 +36,14 @@ def naive(metadata: LedgerMetadata, last: int) -> set[tuple[str, int]]:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_every_copy_that_metadata_promise_is_in_one_fragment(seed: int) -> None:
-    lots = random.Random(seed)
-    size = lots.randint(1, 5)
-    quorum = lots.randint(1, size)
-    firsts = [0, *sorted(lots.sample(range(1, 40), lots.randint(0, 3)))]
-    # A bookie may stand twice in an ensemble: that is bad placement, not bad arithmetic.
-    ensembles = [(first, "".join(lots.choice("abcdef") for _ in range(size))) for first in firsts]
-    last = lots.randint(-1, 60)
+def test_every_required_copy_is_in_exactly_one_fragment(seed: int) -> None:
+    rng = random.Random(seed)
+    size = rng.randint(1, 5)
+    quorum = rng.randint(1, size)
+    firsts = [0, *sorted(rng.sample(range(1, 40), rng.randint(0, 3)))]
+    # A bookie may be twice in an ensemble: that is bad placement, but valid metadata.
+    ensembles = [(first, "".join(rng.choice("abcdef") for _ in range(size))) for first in firsts]
+    last = rng.randint(-1, 60)
     metadata = metadata_of(*ensembles, write_quorum=quorum, last=last)
     fragments = shares(metadata)
     copies = [(str(f.bookie_id), entry_id) for f in fragments for entry_id in f.entry_ids()]
@@ -57,21 +57,21 @@ def test_every_copy_that_metadata_promise_is_in_one_fragment(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_an_end_of_one_share_is_asked_of_every_bookie_that_has_it(seed: int) -> None:
-    """Else the one copy that is asked for looks like all there are."""
-    lots = random.Random(seed)
-    size = lots.randint(1, 5)
-    quorum = lots.randint(1, size)
-    firsts = [0, *sorted(lots.sample(range(1, 40), lots.randint(0, 3)))]
-    ensembles = [(first, "".join(lots.choice("abcdef") for _ in range(size))) for first in firsts]
-    last = lots.randint(-1, 60)
+def test_an_end_of_one_share_is_read_from_its_whole_write_set(seed: int) -> None:
+    """Otherwise an entry that one bookie lacks would look like a lost entry."""
+    rng = random.Random(seed)
+    size = rng.randint(1, 5)
+    quorum = rng.randint(1, size)
+    firsts = [0, *sorted(rng.sample(range(1, 40), rng.randint(0, 3)))]
+    ensembles = [(first, "".join(rng.choice("abcdef") for _ in range(size))) for first in firsts]
+    last = rng.randint(-1, 60)
     metadata = metadata_of(*ensembles, write_quorum=quorum, last=last)
     fragments = shares(metadata)
     asked = {(str(f.bookie_id), entry_id) for f in fragments for entry_id in f.shared_ends()}
     for fragment in fragments:
         ends = fragment.ends()
         assert set(ends) <= set(fragment.shared_ends()) <= set(fragment.entry_ids())
-        assert len(fragment.shared_ends()) <= 2 * size, "a few, however long it is"
+        assert len(fragment.shared_ends()) <= 2 * size, "a few, for any length"
     entries = {entry_id for _, entry_id in asked}
     assert asked == {copy for copy in naive(metadata, last) if copy[1] in entries}
 
@@ -80,7 +80,7 @@ def test_an_empty_closed_ledger_has_no_fragments() -> None:
     assert shares(metadata_of((0, "abc"), last=-1)) == []
 
 
-def test_beyond_the_lac_of_an_open_ledger_is_read_what_each_bookie_holds() -> None:
+def test_fragments_of_an_open_ledger_extend_to_the_last_stored_entry() -> None:
     metadata = metadata_of((0, "abc"), write_quorum=3)
     tail = Tail(lac=4, held={BookieId("a"): 9, BookieId("b"): 3})
     assert [(f.bookie_id, f.first, f.last, f.ledger.limit) for f in shares(metadata, tail)] == [
@@ -91,16 +91,18 @@ def test_beyond_the_lac_of_an_open_ledger_is_read_what_each_bookie_holds() -> No
     assert shares(metadata, tail)[0].ends() == (0, 4)
 
 
-def test_entries_before_the_last_ensemble_are_confirmed_even_if_no_bookie_says_so() -> None:
+def test_entries_before_the_last_ensemble_are_always_confirmed() -> None:
     metadata = metadata_of((0, "abc"), (10, "abd"), write_quorum=3)
     ledger = ledger_of(LedgerId(7), metadata, Tail(lac=-1, held={}))
     assert ledger.limit == 9
     assert {(f.segment, f.bookie_id, f.last) for f in fragments_of(ledger, metadata, Tail(-1, held={}))} == {
-        (0, "a", 9), (0, "b", 9), (0, "c", 9)
-    }  # fmt: skip
+        (0, "a", 9),
+        (0, "b", 9),
+        (0, "c", 9),
+    }
 
 
-def test_where_nobody_tells_the_lac_each_bookie_has_one_entry_to_say_so_about() -> None:
+def test_without_any_lac_each_bookie_has_a_fragment_of_one_entry() -> None:
     metadata = metadata_of((0, "abc"), write_quorum=3)
     assert [(f.bookie_id, list(f.entry_ids()), f.ledger.limit) for f in shares(metadata, Tail(lac=None))] == [
         ("a", [0], None),
@@ -109,16 +111,20 @@ def test_where_nobody_tells_the_lac_each_bookie_has_one_entry_to_say_so_about() 
     ]
 
 
-def test_where_too_few_tell_the_lac_the_silent_ones_are_asked_and_what_came_before_is_read() -> None:
+def test_with_too_few_lacs_only_silent_bookies_have_a_fragment_of_one_entry() -> None:
     metadata = metadata_of((0, "abc"), (10, "abd"), write_quorum=3)
     tail = Tail(lac=None, held={BookieId("a"): -1})
     assert [(f.segment, f.bookie_id, f.first, f.last, f.ledger.limit) for f in shares(metadata, tail)] == [
-        (0, "a", 0, 9, 9), (0, "b", 0, 9, 9), (0, "c", 0, 9, 9), (1, "b", 10, 10, None), (1, "d", 10, 10, None),
-    ]  # fmt: skip
+        (0, "a", 0, 9, 9),
+        (0, "b", 0, 9, 9),
+        (0, "c", 0, 9, 9),
+        (1, "b", 10, 10, None),
+        (1, "d", 10, 10, None),
+    ]
     assert all(each.confirmed() is each for each in shares(metadata, tail))
 
 
-def test_the_confirmed_part_of_a_fragment_is_the_same_whatever_a_bookie_holds_beyond() -> None:
+def test_confirmed_fragments_end_at_the_lac() -> None:
     metadata = metadata_of((0, "abc"), (5, "abd"), write_quorum=3)
     ahead = Tail(lac=6, held={BookieId("a"): 20, BookieId("b"): 6, BookieId("d"): 7})
     parts = [each.confirmed() for each in shares(metadata, ahead)]

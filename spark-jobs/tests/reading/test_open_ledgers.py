@@ -1,4 +1,4 @@
-"""How far an open ledger goes, by the answers of its bookies; and what a bookie holds beyond what is expected."""
+"""The last confirmed entry of an open ledger, derived from the responses of its bookies."""
 
 import pytest
 from bindery_core.digest import Digester
@@ -34,12 +34,12 @@ def answer(
     return ReadLacResponse(1, status, LEDGER, packet, frame)
 
 
-def test_the_highest_lac_counts_whoever_tells_it() -> None:
+def test_the_highest_reported_lac_counts() -> None:
     tail = tail_of(LEDGER, metadata(), {A: answer(last=9, lac=6), B: answer(last=7, lac=5, explicit=7)})
     assert (tail.lac, tail.held, tail.length, tail.length_at) == (7, {A: 9, B: 7}, 100, 9)
 
 
-def test_who_has_nothing_tells_that_nothing_is_confirmed() -> None:
+def test_bookies_without_entries_report_that_no_entry_is_confirmed() -> None:
     nothing = answer(status=int(Status.NO_ENTRY))
     tail = tail_of(LEDGER, metadata(), {A: nothing, C: answer(status=int(Status.NO_LEDGER))})
     assert (tail.lac, tail.held) == (-1, {A: -1, C: -1})
@@ -48,28 +48,28 @@ def test_who_has_nothing_tells_that_nothing_is_confirmed() -> None:
 
 
 @pytest.mark.parametrize("status", [Status.NO_ENTRY, Status.NO_LEDGER])
-def test_who_has_nothing_says_nothing_for_an_ack_quorum_that_is_silent(status: Status) -> None:
+def test_a_bookie_without_entries_does_not_replace_a_silent_ack_quorum(status: Status) -> None:
     """Two of three may have confirmed a thousand entries without the third."""
     tail = tail_of(LEDGER, metadata(), {A: answer(status=int(status))})
     assert (tail.lac, tail.held) == (None, {A: -1})
     assert tail_of(LEDGER, metadata(ack_quorum=3), {A: answer(status=int(status))}).lac == -1
     moved = metadata(segments=(Segment(EntryId(0), (A, B, C)), Segment(EntryId(3), (D, B, C))))
     assert tail_of(LEDGER, moved, {D: answer(status=int(status))}).lac is None
-    assert tail_of(LEDGER, moved, {D: answer(last=4, lac=2)}).lac is None, "2 is of the segment before"
+    assert tail_of(LEDGER, moved, {D: answer(last=4, lac=2)}).lac is None, "entry 2 is in the previous segment"
     assert tail_of(LEDGER, moved, {D: answer(last=4, lac=3)}).lac == 3
 
 
-def test_who_cannot_read_its_last_entry_tells_nothing() -> None:
+def test_a_bookie_that_cannot_read_its_last_entry_does_not_count() -> None:
     nothing = answer(status=int(Status.NO_ENTRY))
     assert tail_of(LEDGER, metadata(), {A: nothing, B: answer(status=int(Status.IO_ERROR))}).lac is None
 
 
-def test_who_cannot_say_tells_nothing() -> None:
+def test_bookies_without_an_answer_or_in_limbo_do_not_count() -> None:
     assert tail_of(LEDGER, metadata(), {}).lac is None
     assert tail_of(LEDGER, metadata(), {A: answer(status=int(Status.UNKNOWN_LEDGER_STATE))}).lac is None
 
 
-def test_damaged_answers_are_not_believed() -> None:
+def test_responses_with_invalid_digests_do_not_count() -> None:
     damaged = answer(last=9, lac=6, explicit=8)
     assert damaged.last_entry_body is not None
     assert damaged.lac_body is not None

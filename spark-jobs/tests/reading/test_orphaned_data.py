@@ -1,4 +1,4 @@
-"""Which ledgers a bookie holds, by its admin HTTP; and that it is told when nobody can say."""
+"""Ledgers that a bookie lists by its admin HTTP API, and unexpected entries."""
 
 import asyncio
 import json
@@ -21,14 +21,14 @@ BOOKIE = BookieId("b")
 
 
 def pool(*endpoints: Endpoint) -> Any:
-    """That knows b by these endpoints."""
+    """A directory in which b has these endpoints."""
     record = SimpleNamespace(info=BookieServiceInfo(endpoints=endpoints))
     return SimpleNamespace(directory=SimpleNamespace(bookies={BOOKIE: record}))
 
 
 @asynccontextmanager
 async def answering(answer: bytes) -> AsyncIterator[Any]:
-    """A pool whose bookie's admin HTTP says `answer` and ends the connection."""
+    """A pool with a bookie whose admin HTTP port sends `answer` and closes the connection."""
     asked: list[bytes] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -50,7 +50,7 @@ def http(status: str, body: Any) -> bytes:
     )
 
 
-async def test_a_bookie_tells_runs_of_ledgers_and_no_proxy_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_ledgers_are_listed_without_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(os.environ, "http_proxy", "http://127.0.0.1:1")
     async with answering(http("200 OK", {"ledgers": [[1, 3], [9, 9]]})) as there:
         assert await held_ledgers(there, BOOKIE, timeout_s=5) == [range(1, 4), range(9, 10)]
@@ -69,7 +69,7 @@ async def test_a_bookie_tells_runs_of_ledgers_and_no_proxy_is_asked(monkeypatch:
         pytest.param(b"", id="nothing"),
     ],
 )
-async def test_what_is_no_list_is_told_as_such_and_ends_nothing(answer: bytes) -> None:
+async def test_an_invalid_list_of_ledgers_is_reported_as_unlisted(answer: bytes) -> None:
     async with answering(answer) as there:
         with pytest.raises(Unlisted, match="does not tell its ledgers"):
             await held_ledgers(there, BOOKIE, timeout_s=5)
@@ -82,7 +82,7 @@ async def test_what_is_no_list_is_told_as_such_and_ends_nothing(answer: bytes) -
         pytest.param(SimpleNamespace(directory=SimpleNamespace(bookies={})), "not registered", id="away"),
     ],
 )
-async def test_a_bookie_that_cannot_be_asked_has_a_row_that_says_why(there: Any, why: str) -> None:
+async def test_a_bookie_that_cannot_list_has_a_row_with_the_reason(there: Any, why: str) -> None:
     rows = read_unexpected(there, FakeMetadata(), BOOKIE, (0, 9), timeout_s=5, rows=Blocks(BOOKIE))
     (row,) = [row async for batch in rows for row in batch.to_pylist()]
     assert (row["ledger_id"], row["bookie"], row["expected"], row["copies"]) == (NO_LEDGER, "b", False, 0)
@@ -98,7 +98,7 @@ def metadata(**changes: object) -> LedgerMetadata:
     ).with_changes(**changes)
 
 
-def test_all_of_a_ledger_without_metadata_is_unexpected() -> None:
+def test_all_entries_of_a_ledger_without_metadata_are_unexpected() -> None:
     assert list(unexpected_of(None, A, [(0, 2), (5, 1)])) == [(-1, 0), (-1, 1), (-1, 5)]
 
 
@@ -111,7 +111,7 @@ def test_entries_beyond_the_lac_of_an_open_ledger_are_legal() -> None:
     assert list(unexpected_of(metadata(), A, [(0, 1000)])) == []
 
 
-def test_a_bookie_that_was_replaced_keeps_what_came_before_and_no_more() -> None:
+def test_of_a_replaced_bookie_only_earlier_segments_are_expected() -> None:
     moved = metadata(segments=(Segment(EntryId(0), (A, B, C)), Segment(EntryId(3), (D, B, C))))
     assert list(unexpected_of(moved, A, [(0, 5)])) == [(-1, 3), (-1, 4)]
     assert list(unexpected_of(moved, D, [(2, 3)])) == [(-1, 2)]

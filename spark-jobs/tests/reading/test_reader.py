@@ -1,4 +1,4 @@
-"""One bookie's answers as rows: what it has, denies, or cannot say, however it misbehaves."""
+"""Responses of one bookie as rows: stored, missing and unknown entries, with all kinds of failures."""
 
 import asyncio
 from collections.abc import Callable
@@ -46,9 +46,12 @@ class World:
         )
         ensemble = tuple(BookieId(letter) for letter in letters)
         self.ledger = LedgerMetadata(
-            ensemble_size=len(letters), write_quorum=write_quorum, ack_quorum=2,
-            segments=(Segment(EntryId(0), ensemble),), **state,
-        )  # fmt: skip
+            ensemble_size=len(letters),
+            write_quorum=write_quorum,
+            ack_quorum=2,
+            segments=(Segment(EntryId(0), ensemble),),
+            **state,
+        )
         self.metadata.ledgers[LEDGER] = self.ledger
         self.bookie.known_ledgers.add(LEDGER)
         frames = pack_many(DIGESTER, [b"0123456789"] * entries, ledger_id=LEDGER, first_entry_id=0, lac=-1, length=0)
@@ -76,7 +79,7 @@ class World:
 
 def verdicts(rows: list[dict[str, Any]]) -> dict[int, str]:
     """By entry: good, bad, absent, or the error's first word."""
-    assert len({row["entry_id"] for row in rows}) == len(rows), "an entry is told once"
+    assert len({row["entry_id"] for row in rows}) == len(rows), "an entry has one row"
     words = {True: "good", False: "bad", None: "unread"}
     return {
         row["entry_id"]: row["error"].split(":")[0]
@@ -104,21 +107,21 @@ async def test_a_healthy_share_is_read_in_one_request() -> None:
     assert world.metadata.reads == 0
 
 
-async def test_what_does_not_fit_one_answer_is_asked_for_again() -> None:
+async def test_entries_that_do_not_fit_one_response_are_requested_again() -> None:
     world = World()
     world.bookie.batch_entries_max = 6
     assert verdicts(await world.read()) == dict.fromkeys(range(20), "good")
     assert [request.entry_id for request in world.bookie.requests] == [0, 6, 12, 18]
 
 
-async def test_a_share_with_gaps_is_read_entry_by_entry_all_at_once() -> None:
+async def test_a_share_with_gaps_is_read_with_concurrent_single_reads() -> None:
     world = World(letters="abcd", write_quorum=2)
     assert verdicts(await world.read()) == dict.fromkeys((n for n in range(20) if n % 4 in (0, 1)), "good")
     assert {type(request) for request in world.bookie.requests} == {ReadRequest}
 
 
 @pytest.mark.parametrize("gone", [(0,), (19,), (3, 4, 5, 11), tuple(range(20))])
-async def test_what_the_bookie_denies_is_absent_and_nothing_else_is(gone: tuple[int, ...]) -> None:
+async def test_entries_that_the_bookie_reports_as_missing_are_absent(gone: tuple[int, ...]) -> None:
     world = World()
     for entry_id in gone:
         del world.bookie.frames[LEDGER, entry_id]
@@ -127,13 +130,13 @@ async def test_what_the_bookie_denies_is_absent_and_nothing_else_is(gone: tuple[
     assert all(row["error"] is None for row in rows)
 
 
-async def test_a_bookie_without_the_ledger_lacks_all_of_it() -> None:
+async def test_all_entries_are_absent_on_a_bookie_without_the_ledger() -> None:
     world = World()
     world.bookie.known_ledgers.clear()
     assert verdicts(await world.read()) == dict.fromkeys(range(20), "absent")
 
 
-async def test_an_answer_of_nothing_is_no_damage_and_the_entries_are_asked_for_one_by_one() -> None:
+async def test_after_an_empty_batch_the_entries_are_read_singly() -> None:
     world = World()
     honest = world.bookie._answer
     nothing = lambda r: BatchReadResponse(2, OK, r.ledger_id, r.entry_id, r.request_id, ())  # noqa: E731
@@ -142,7 +145,7 @@ async def test_an_answer_of_nothing_is_no_damage_and_the_entries_are_asked_for_o
     assert {type(request) for request in world.bookie.requests} == {BatchReadRequest, ReadRequest}
 
 
-async def test_an_answer_for_other_entries_says_nothing_of_these() -> None:
+async def test_an_entry_without_a_response_among_others_is_unanswered() -> None:
     world = World(letters="abcd", write_quorum=2)
     honest = world.bookie._answer
 
@@ -157,7 +160,7 @@ async def test_an_answer_for_other_entries_says_nothing_of_these() -> None:
     assert found == {n: "unanswered" if n == 4 else "good" for n in range(20) if n % 4 in (0, 1)}
 
 
-async def test_a_damaged_entry_is_bad_and_its_neighbours_are_good() -> None:
+async def test_only_the_damaged_entry_is_bad() -> None:
     world = World()
     frame = world.bookie.frames[LEDGER, 4]
     world.bookie.frames[LEDGER, 4] = frame[:-1] + b"!"
@@ -168,7 +171,7 @@ async def test_a_damaged_entry_is_bad_and_its_neighbours_are_good() -> None:
     ("status", "word"),
     [(Status.IO_ERROR, "io_error"), (Status.UNKNOWN_LEDGER_STATE, "limbo"), (Status.UNAUTHORIZED, "unauthorized")],
 )
-async def test_what_the_bookie_cannot_say_is_an_error_and_never_absence(status: Status, word: str) -> None:
+async def test_an_error_status_is_an_error_and_not_an_absent_entry(status: Status, word: str) -> None:
     world = World()
     for entry_id in (0, 7, 8):
         world.bookie.statuses[LEDGER, entry_id] = int(status)
@@ -177,14 +180,14 @@ async def test_what_the_bookie_cannot_say_is_an_error_and_never_absence(status: 
     assert {row["present"] for row in rows if row["error"]} == {None}
 
 
-async def test_a_ledger_that_was_deleted_since_the_plan_lacks_nothing() -> None:
+async def test_a_ledger_that_was_deleted_since_planning_has_no_absent_entries() -> None:
     world = World()
     del world.bookie.frames[LEDGER, 4]
     world.metadata.ledgers.clear()
     assert verdicts(await world.read()) == dict.fromkeys((n for n in range(20) if n != 4), "good")
 
 
-async def test_what_a_ledger_lacks_is_not_told_where_its_metadata_cannot_be_read_any_more() -> None:
+async def test_absent_entries_are_not_reported_if_the_metadata_became_unreadable() -> None:
     world = World()
     del world.bookie.frames[LEDGER, 4]
 
@@ -195,7 +198,7 @@ async def test_what_a_ledger_lacks_is_not_told_where_its_metadata_cannot_be_read
     assert verdicts(await world.read()) == dict.fromkeys((n for n in range(20) if n != 4), "good")
 
 
-async def test_a_ledger_that_moved_to_another_bookie_since_the_plan_lacks_nothing_here() -> None:
+async def test_a_ledger_that_moved_to_another_bookie_since_planning_has_no_absent_entries() -> None:
     world = World()
     fragments = world.fragments()
     world.bookie.known_ledgers.clear()
@@ -204,7 +207,7 @@ async def test_a_ledger_that_moved_to_another_bookie_since_the_plan_lacks_nothin
     assert await world.read(fragments) == []
 
 
-async def test_an_add_that_was_under_way_is_looked_for_twice() -> None:
+async def test_absent_entries_of_an_open_ledger_are_read_twice() -> None:
     world = World(is_closed=False)
     late = world.bookie.frames.pop((LEDGER, 19))
     fragments = world.fragments(Tail(19, length=200, length_at=19, held={}))
@@ -222,7 +225,7 @@ async def test_an_add_that_was_under_way_is_looked_for_twice() -> None:
     assert verdicts(await world.read(fragments)) == dict.fromkeys(range(20), "good")
 
 
-async def test_beyond_the_lac_nothing_is_expected_and_nothing_is_missed() -> None:
+async def test_entries_beyond_the_lac_are_neither_expected_nor_absent() -> None:
     world = World(is_closed=False)
     del world.bookie.frames[LEDGER, 16]
     fragments = world.fragments(Tail(14, length=200, length_at=19, held={BOOKIE: 19}))
@@ -231,7 +234,7 @@ async def test_beyond_the_lac_nothing_is_expected_and_nothing_is_missed() -> Non
     assert [row["entry_id"] for row in rows if not row["expected"]] == [15, 17, 18, 19]
 
 
-async def test_where_the_lac_is_not_known_nothing_is_asked() -> None:
+async def test_without_a_lac_no_request_is_sent() -> None:
     world = World(is_closed=False)
     rows = await world.read(world.fragments(Tail(None)))
     assert verdicts(rows) == {0: "unreachable"}
@@ -246,14 +249,14 @@ async def test_ends_are_two_entries() -> None:
 # --- listed, not read -------------------------------------------------------------------------------------------------
 
 
-async def test_a_list_says_what_is_there_and_only_the_ends_are_read() -> None:
+async def test_with_a_list_only_the_ends_are_read() -> None:
     world = World()
     assert verdicts(await world.read(entries="listed")) == {n: "good" if n in (0, 19) else "unread" for n in range(20)}
     assert [type(r) for r in world.bookie.requests] == [ListEntriesRequest, ReadRequest, ReadRequest]
 
 
 @pytest.mark.parametrize("gone", [(0,), (19,), (3, 4, 5, 11), tuple(range(20))])
-async def test_what_is_not_in_the_list_is_absent(gone: tuple[int, ...]) -> None:
+async def test_entries_that_are_not_in_the_list_are_absent(gone: tuple[int, ...]) -> None:
     world = World()
     for entry_id in gone:
         del world.bookie.frames[LEDGER, entry_id]
@@ -270,7 +273,7 @@ async def test_a_list_of_striped_entries_is_compared_with_the_share() -> None:
     assert {n for n, word in found.items() if word == "absent"} == {4}
 
 
-async def test_a_bookie_without_the_ledger_has_nothing_to_list() -> None:
+async def test_all_entries_are_absent_if_the_bookie_lists_no_ledger() -> None:
     world = World()
     world.bookie.known_ledgers.clear()
     assert verdicts(await world.read(entries="listed")) == dict.fromkeys(range(20), "absent")
@@ -285,10 +288,10 @@ async def test_a_bookie_that_cannot_list_is_read(status: Status) -> None:
     assert found == {n: "absent" if n == 4 else "good" for n in range(20)}
 
 
-async def test_a_bookie_that_cannot_list_is_read_in_pieces_that_each_ask_the_budget(
+async def test_a_bookie_that_cannot_list_is_read_in_parts_within_the_budget(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Several ledgers: what comes of them keeps its order, and no more than a window of frames is held."""
+    """With several ledgers the rows keep their order, and at most one window of frames is in memory."""
     monkeypatch.setattr(reader_module, "REQUEST_ENTRIES_MAX", 50)
     world = World(entries=1000)
     world.bookie.list_status = int(Status.BAD_REQUEST)
@@ -308,20 +311,21 @@ async def test_a_bookie_that_cannot_list_is_read_in_pieces_that_each_ask_the_bud
     reader = BookieReader(world.bookie, world.metadata, BOOKIE, budget=budget, timeout_s=1)  # type: ignore[arg-type]
     rows = [row async for batch in reader.read([whole, small], entries="listed") for row in batch.to_pylist()]
     assert [(row["ledger_id"], row["entry_id"]) for row in rows if row["present"]] == [
-        *((LEDGER, n) for n in range(1000) if n != 444), *((other, n) for n in range(20)),
-    ]  # fmt: skip
+        *((LEDGER, n) for n in range(1000) if n != 444),
+        *((other, n) for n in range(20)),
+    ]
     assert [row["entry_id"] for row in rows if row["present"] is False] == [444]
-    assert max(asked) <= 50 * 50, "one piece"
+    assert max(asked) <= 50 * 50, "one part"
     assert sum(asked) >= 999 * 50
 
 
-async def test_limbo_is_no_list() -> None:
+async def test_in_limbo_a_list_does_not_count() -> None:
     world = World()
     world.bookie.list_status = int(Status.UNKNOWN_LEDGER_STATE)
     assert verdicts(await world.read(entries="listed")) == dict.fromkeys(range(20), "limbo")
 
 
-async def test_a_silent_busy_or_absent_bookie_is_given_up_over_a_list_too() -> None:
+async def test_requests_for_lists_stop_if_the_bookie_is_silent_busy_or_unregistered() -> None:
     world = World()
     world.bookie.is_silent = True
     assert verdicts(await world.read(entries="listed", timeout_s=0.05)) == dict.fromkeys(range(20), "timeout")
@@ -333,7 +337,7 @@ async def test_a_silent_busy_or_absent_bookie_is_given_up_over_a_list_too() -> N
     assert verdicts(await world.read(entries="listed", timeout_s=5)) == dict.fromkeys(range(20), "unreachable")
 
 
-# --- bookies in trouble -----------------------------------------------------------------------------------------------
+# --- failures ---------------------------------------------------------------------------------------------------------
 
 
 async def test_a_bookie_that_is_not_registered_is_unreachable_at_once() -> None:
@@ -351,7 +355,7 @@ async def test_a_bookie_that_comes_back_in_time_is_read() -> None:
     assert verdicts(await world.read(timeout_s=5)) == dict.fromkeys(range(20), "good")
 
 
-async def test_a_bookie_that_stays_away_is_given_up_once_for_all_its_fragments() -> None:
+async def test_a_bookie_that_stays_unreachable_gets_no_more_requests() -> None:
     world = World()
     world.bookie.refusals_left = 10**9
     fragments = world.fragments() * 1
@@ -360,7 +364,7 @@ async def test_a_bookie_that_stays_away_is_given_up_once_for_all_its_fragments()
     assert {row["present"] for row in rows} == {None}
 
 
-async def test_a_silent_bookie_is_given_up_after_a_few_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_silent_bookie_gets_no_more_requests_after_a_few_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader_module, "REQUEST_ENTRIES_MAX", 1)
     monkeypatch.setattr(reader_module, "WINDOW_REQUESTS", 2)
     world = World()
@@ -370,7 +374,7 @@ async def test_a_silent_bookie_is_given_up_after_a_few_timeouts(monkeypatch: pyt
     assert len(world.bookie.requests) <= 2 * reader_module.TIMEOUTS_MAX
 
 
-async def test_a_busy_bookie_is_asked_again_and_one_that_stays_busy_is_an_error() -> None:
+async def test_requests_to_a_busy_bookie_are_retried_until_the_timeout() -> None:
     world = World()
     world.bookie.busy_answers = 3
     assert verdicts(await world.read()) == dict.fromkeys(range(20), "good")
@@ -378,14 +382,14 @@ async def test_a_busy_bookie_is_asked_again_and_one_that_stays_busy_is_an_error(
     assert verdicts(await world.read(timeout_s=0.1)) == dict.fromkeys(range(20), "busy")
 
 
-async def test_an_old_bookie_that_ends_the_connection_over_batch_reads_is_asked_singly() -> None:
+async def test_a_bookie_that_closes_the_connection_on_batch_reads_is_read_singly() -> None:
     world = World()
-    world.bookie.knows_batch_reads = False
+    world.bookie.supports_batch_reads = False
     assert verdicts(await world.read()) == dict.fromkeys(range(20), "good")
     assert world.bookie.without_batch_reads == {BOOKIE}
 
 
-async def test_large_results_come_in_batches_and_nothing_is_in_flight_between_them(
+async def test_no_request_is_in_flight_between_two_batches_of_rows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(rows_module, "BATCH_ROWS", 50)
@@ -407,7 +411,7 @@ async def test_large_results_come_in_batches_and_nothing_is_in_flight_between_th
     assert 50 <= max(sizes) <= 50 + 10 * reader_module.WINDOW_REQUESTS
 
 
-async def test_a_budget_is_kept() -> None:
+async def test_all_bytes_are_charged_to_the_budget() -> None:
     world = World(entries=1000)
     loop = asyncio.get_running_loop()
     waits: list[float] = []
@@ -419,8 +423,8 @@ async def test_a_budget_is_kept() -> None:
     assert sum(waits) == pytest.approx(1000 * 50)
 
 
-async def test_entries_that_are_larger_than_metadata_say_are_paid_for() -> None:
-    """A ledger of forged length must not be read faster than any other."""
+async def test_entries_larger_than_the_metadata_implies_are_charged_to_the_budget() -> None:
+    """A ledger with a wrong length must not be read faster than others."""
     world = World(entries=1000)
     frames = pack_many(DIGESTER, [bytes(1000)] * 1000, ledger_id=LEDGER, first_entry_id=0, lac=-1, length=0)
     world.bookie.frames.update({(LEDGER, n): frame for n, frame in enumerate(frames)})

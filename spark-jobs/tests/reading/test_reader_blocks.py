@@ -1,7 +1,6 @@
-"""Three bookies of one ledger, read as blocks: what differs must not look equal, and what is equal not different.
+"""Blocks of three bookies of one ledger: different copies must not look equal, nor equal copies different.
 
-`judgement` is what `checks.copies.suspects` asks of rows, in plain Python; which copies are then taken apart, and that
-the rows hold what they must, is asked of `expand`.
+`judgement` repeats `checks.copies.suspects` in plain Python. `expand` shows which copies the rows contain.
 """
 
 import asyncio
@@ -32,7 +31,7 @@ SPAN = 8
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader_module, "RETRY_PAUSE_S", 0.01)
     monkeypatch.setattr(blocks_module, "SPAN_MAX", SPAN)
-    monkeypatch.setattr(reader_module, "REQUEST_ENTRIES_MAX", 5)  # answers end in the middle of blocks
+    monkeypatch.setattr(reader_module, "REQUEST_ENTRIES_MAX", 5)  # responses end within blocks
 
 
 def frame(entry_id: int, payload: bytes) -> bytes:
@@ -49,9 +48,12 @@ class World:
         segment = Segment(EntryId(0), tuple(map(BookieId, letters)))
         self.metadata = FakeMetadata()
         self.ledger = LedgerMetadata(
-            ensemble_size=len(letters), write_quorum=write_quorum, ack_quorum=2, segments=(segment,),
+            ensemble_size=len(letters),
+            write_quorum=write_quorum,
+            ack_quorum=2,
+            segments=(segment,),
             **({} if lac is not None else closed),
-        )  # fmt: skip
+        )
         self.metadata.ledgers[LEDGER] = self.ledger
         self.bookies = {letter: FakeBookie() for letter in letters}
         frames = [frame(n, b"0123456789") for n in range(ENTRIES)]
@@ -71,9 +73,13 @@ class World:
         ledger = ledger_of(LEDGER, self.ledger, self.tail)
         parts = (each.confirmed() for each in fragments_of(ledger, self.ledger, self.tail))
         reader = BookieReader(
-            self.bookies[letter], self.metadata, BookieId(letter), timeout_s=0.2,  # type: ignore[arg-type]
-            budget=Budget(0, now=asyncio.get_running_loop().time()), rows=Blocks(letter, ends_only=entries == "ends"),
-        )  # fmt: skip
+            self.bookies[letter],
+            self.metadata,
+            BookieId(letter),
+            timeout_s=0.2,  # type: ignore[arg-type]
+            budget=Budget(0, now=asyncio.get_running_loop().time()),
+            rows=Blocks(letter, ends_only=entries == "ends"),
+        )
         mine = [part for part in parts if part is not None and part.bookie_id == letter]
         return [row async for batch in reader.read(mine, entries=entries) for row in batch.to_pylist()]
 
@@ -82,7 +88,7 @@ class World:
 
 
 def judgement(rows: list[dict[str, Any]]) -> dict[tuple[int, int], str]:
-    """Of each block: well, or suspect, or silent (nobody could say anything)."""
+    """State of each block: intact, suspect, or silent (no bookie answered)."""
     sides: dict[tuple[int, int], list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
         sides[row["block"], row["stripe"]].append(row)
@@ -91,7 +97,7 @@ def judgement(rows: list[dict[str, Any]]) -> dict[tuple[int, int], str]:
         whole = {row["fingerprint"] for row in copies if row["bad"] == row["unknown"] == 0}
         silent = [row for row in copies if row["unknown"] == row["copies"]]
         mixed = [row for row in copies if (row["bad"] or row["unknown"]) and row not in silent]
-        found[key] = "suspect" if mixed or len(whole) > 1 else "well" if whole else "silent"
+        found[key] = "suspect" if mixed or len(whole) > 1 else "intact" if whole else "silent"
     return found
 
 
@@ -101,18 +107,18 @@ def suspects(rows: list[dict[str, Any]]) -> set[int]:
 
 def states(rows: list[dict[str, Any]], letter: str) -> dict[int, str]:
     words = {(True, True): "good", (True, False): "bad", (False, None): "absent", (True, None): "listed"}
-    told = [each for row in rows if row["bookie"] == letter for each in expand(row)]
-    assert len({each[2] for each in told}) == len(told), "an entry is told once"
-    return {each[2]: words.get((each[5], each[6]), (each[11] or "").split(":")[0]) for each in told}
+    copies = [each for row in rows if row["bookie"] == letter for each in expand(row)]
+    assert len({each[2] for each in copies}) == len(copies), "an entry has one row"
+    return {each[2]: words.get((each[5], each[6]), (each[11] or "").split(":")[0]) for each in copies}
 
 
 @pytest.mark.parametrize(("letters", "quorum"), [("abc", 3), ("abcd", 2), ("abcde", 3)])
-async def test_copies_that_are_equal_are_well_however_their_bookies_answer(letters: str, quorum: int) -> None:
+async def test_equal_copies_are_intact_for_all_forms_of_responses(letters: str, quorum: int) -> None:
     world = World(letters=letters, write_quorum=quorum)
     world.bookies["a"].batch_entries_max = 3
-    world.bookies["b"].knows_batch_reads = False
+    world.bookies["b"].supports_batch_reads = False
     rows = await world.rows()
-    assert set(judgement(rows).values()) == {"well"}
+    assert set(judgement(rows).values()) == {"intact"}
     assert sum(row["copies"] for row in rows) == quorum * ENTRIES
 
 
@@ -128,19 +134,19 @@ async def test_copies_that_are_equal_are_well_however_their_bookies_answer(lette
     ],
 )
 @pytest.mark.parametrize("where", [(0,), (7,), (8,), (39,), (32, 33, 34, 35, 36, 37, 38, 39), tuple(range(40))])
-@pytest.mark.parametrize("who", ["a", "bc", "abc"])
-async def test_a_fault_is_seen_at_any_place_on_any_number_of_copies(
-    change: Callable[[int], bytes | None], where: tuple[int, ...], who: str
+@pytest.mark.parametrize("letters_changed", ["a", "bc", "abc"])
+async def test_a_fault_is_suspect_at_any_place_on_any_number_of_copies(
+    change: Callable[[int], bytes | None], where: tuple[int, ...], letters_changed: str
 ) -> None:
-    """Also the same fault on all copies; but for another payload, which is then the payload."""
+    """Also if all copies have the same fault, except another payload: then the copies are equal."""
     world = World()
-    for letter in who:
+    for letter in letters_changed:
         for entry_id in where:
             world.put(letter, entry_id, change(entry_id))
     rows = await world.rows()
     is_other = change(0) in (frame(0, b"another one"), frame(0, b"012345678"))
-    assert suspects(rows) == (set() if is_other and who == "abc" else {n // SPAN for n in where})
-    assert {row["copies"] for row in rows} == {SPAN}, "each row is of the whole block, whatever is there"
+    assert suspects(rows) == (set() if is_other and letters_changed == "abc" else {n // SPAN for n in where})
+    assert {row["copies"] for row in rows} == {SPAN}, "each row describes the whole block"
 
 
 async def test_a_share_with_gaps_is_compared_stripe_by_stripe() -> None:
@@ -152,7 +158,7 @@ async def test_a_share_with_gaps_is_compared_stripe_by_stripe() -> None:
 
 
 @pytest.mark.parametrize("answers", [1, 2, 5])
-async def test_a_bookie_that_dies_in_the_middle_of_a_block_has_what_it_said_and_could_not_say_the_rest(
+async def test_a_bookie_that_dies_within_a_block_has_known_and_unknown_entries(
     answers: int,
 ) -> None:
     world = World()
@@ -168,14 +174,14 @@ async def test_a_bookie_that_dies_in_the_middle_of_a_block_has_what_it_said_and_
     world.put("b", 2, frame(2, b"another one"))
     world.put("c", 39, None)
     rows = await world.rows()
-    said = 5 * answers
-    assert states(rows, "b") == {n: "good" if n < said else "unreachable" for n in range(ENTRIES)}
-    assert sum(row["unknown"] for row in rows if row["bookie"] == "b") == ENTRIES - said
-    # What it said before is compared all the same, and so are the others.
-    assert {0, 4} <= suspects(rows) <= {0, 4, said // SPAN}
+    read = 5 * answers
+    assert states(rows, "b") == {n: "good" if n < read else "unreachable" for n in range(ENTRIES)}
+    assert sum(row["unknown"] for row in rows if row["bookie"] == "b") == ENTRIES - read
+    # Its earlier entries are compared, and so are the copies of the other bookies.
+    assert {0, 4} <= suspects(rows) <= {0, 4, read // SPAN}
 
 
-async def test_a_ledger_that_is_deleted_meanwhile_has_neither_holes_nor_differences() -> None:
+async def test_a_ledger_that_is_deleted_during_the_read_has_no_faults() -> None:
     world = World()
     for entry_id in range(20, ENTRIES):
         world.put("b", entry_id, None)
@@ -183,31 +189,31 @@ async def test_a_ledger_that_is_deleted_meanwhile_has_neither_holes_nor_differen
     rows = await world.rows()
     assert states(rows, "b") == dict.fromkeys(range(20), "good")
     assert sum(row["bad"] + row["unknown"] for row in rows) == 0
-    # The block that it lost a part of is looked at entry by entry: nothing in it differs.
+    # The incomplete block is suspect and compared entry by entry: no entry differs.
     assert suspects(rows) == {20 // SPAN}
 
 
-async def test_what_an_open_ledger_gains_meanwhile_is_no_difference() -> None:
-    """Beyond the LAC of the plan one bookie has more than another, and other bytes."""
+async def test_entries_added_to_an_open_ledger_during_the_read_are_no_difference() -> None:
+    """Beyond the LAC of the plan, bookies have different entries and different bytes."""
     world = World(lac=20)
     world.put("a", 21, None)
     world.put("b", 22, frame(22, b"of a writer that died"))
     rows = await world.rows()
-    assert set(judgement(rows).values()) == {"well"}
+    assert set(judgement(rows).values()) == {"intact"}
     assert {row["bookie"]: states(rows, row["bookie"]) for row in rows} == {
         letter: dict.fromkeys(range(21), "good") for letter in "abc"
     }
     world.put("c", 20, None)
     rows = await world.rows()
-    assert suspects(rows) == {20 // SPAN}, "the last confirmed one is still looked at"
+    assert suspects(rows) == {20 // SPAN}, "the last confirmed entry is checked"
     assert states(rows, "c")[20] == "absent"
 
 
 @pytest.mark.parametrize(("letters", "quorum"), [("abc", 3), ("abcd", 2)])
-async def test_the_ends_alone_are_blocks_of_one_entry(letters: str, quorum: int) -> None:
+async def test_ends_are_blocks_of_one_entry(letters: str, quorum: int) -> None:
     world = World(letters=letters, write_quorum=quorum)
     rows = await world.rows(entries="ends")
-    assert set(judgement(rows).values()) == {"well"}
+    assert set(judgement(rows).values()) == {"intact"}
     assert {row["copies"] for row in rows} == {1}
     world.put("a", 0, frame(0, b"another one"))
     rows = await world.rows(entries="ends")
@@ -215,8 +221,8 @@ async def test_the_ends_alone_are_blocks_of_one_entry(letters: str, quorum: int)
     assert {row["first_entry"] for row in rows if row["block"] == 0} == {0}
 
 
-async def test_an_end_that_one_bookie_lacks_is_not_lost_where_shares_differ() -> None:
-    """Entry 1 is the first of c's share alone; b has it, too."""
+async def test_an_end_that_one_bookie_lacks_is_read_from_the_others() -> None:
+    """Entry 1 is the first entry of c's share only, but b also stores it."""
     world = World(letters="abc", write_quorum=2)
     world.put("c", 1, None)
     rows = await world.rows(entries="ends")
@@ -224,17 +230,17 @@ async def test_an_end_that_one_bookie_lacks_is_not_lost_where_shares_differ() ->
     assert {letter: states(rows, letter).get(1) for letter in "abc"} == {"a": None, "b": "good", "c": "absent"}
 
 
-@pytest.mark.parametrize("who", ["a", "ab", "abc"])
-async def test_a_list_and_a_reading_of_the_same_are_looked_at_and_agree(who: str) -> None:
-    """At the level standard one bookie may not know lists, and is read."""
+@pytest.mark.parametrize("letters_changed", ["a", "ab", "abc"])
+async def test_blocks_of_listed_and_of_read_entries_are_suspect_and_agree(letters_changed: str) -> None:
+    """At the level standard, a bookie that does not support lists is read."""
     world = World()
-    for letter in who:
+    for letter in letters_changed:
         world.bookies[letter].list_status = -1
     rows = await world.rows(entries="listed")
-    told = [states(rows, letter) for letter in "abc"]
-    assert all(set(each.values()) <= {"good", "listed"} and len(each) == ENTRIES for each in told)
-    assert suspects(rows) == (set() if who == "abc" else set(range(ENTRIES // SPAN)))
+    found = [states(rows, letter) for letter in "abc"]
+    assert all(set(each.values()) <= {"good", "listed"} and len(each) == ENTRIES for each in found)
+    assert suspects(rows) == (set() if letters_changed == "abc" else set(range(ENTRIES // SPAN)))
 
 
-def test_span_is_what_the_tests_think() -> None:
+def test_the_span_is_as_assumed_by_these_tests() -> None:
     assert span_of(ledger_of(LEDGER, World().ledger, None)) == SPAN

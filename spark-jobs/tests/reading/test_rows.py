@@ -1,4 +1,4 @@
-"""Verifying entries in bulk, beside the one-at-a-time reader; and the columns that come of it."""
+"""Verification of entries in bulk, compared with that of single entries, and the resulting columns."""
 
 import pyarrow as pa
 import pytest
@@ -14,7 +14,7 @@ PAYLOADS = [b"", b"x", b"payload" * 100]
 
 
 @pytest.mark.parametrize("digest_type", DigestType)
-def test_sound_entries_tell_all_of_themselves(digest_type: DigestType) -> None:
+def test_valid_entries_fill_all_columns(digest_type: DigestType) -> None:
     digester = Digester(digest_type, b"secret")
     frames = pack_many(digester, PAYLOADS, ledger_id=7, first_entry_id=5, lac=4, length=100)
     assert judge(digester, 7, range(5, 8), frames) == (
@@ -27,7 +27,7 @@ def test_sound_entries_tell_all_of_themselves(digest_type: DigestType) -> None:
 
 
 @pytest.mark.parametrize("digest_type", [kind for kind in DigestType if kind is not DigestType.DUMMY])
-def test_every_flipped_byte_is_seen(digest_type: DigestType) -> None:
+def test_every_flipped_byte_is_detected(digest_type: DigestType) -> None:
     digester = Digester(digest_type, b"secret")
     (frame,) = pack_many(digester, [b"payload"], ledger_id=7, first_entry_id=5, lac=4, length=100)
     for at in range(len(frame)):
@@ -35,7 +35,7 @@ def test_every_flipped_byte_is_seen(digest_type: DigestType) -> None:
         assert judge(digester, 7, [5], [bad]) == ([False], [None], [None], [None], [None]), at
 
 
-def test_an_entry_cut_off_or_of_another_place_is_no_good() -> None:
+def test_a_truncated_entry_or_one_of_another_position_is_corrupt() -> None:
     digester = Digester(DigestType.CRC32C)
     (frame,) = pack_many(digester, [b"payload"], ledger_id=7, first_entry_id=5, lac=4, length=100)
     for size in range(len(frame)):

@@ -1,4 +1,4 @@
-"""Budgets on a given clock, pressure from given latencies, slots in the in-memory store."""
+"""Budgets with a given clock, pressure from given latencies, and slots in the in-memory store."""
 
 import asyncio
 
@@ -21,7 +21,7 @@ BOOKIE = BookieId("bookie-1")
 
 
 def read_for(budget: Budget, seconds: float, *, size: int) -> float:
-    """Bytes that a greedy reader gets in that time."""
+    """Bytes that a reader without pauses gets in that time."""
     now, total = 0.0, 0.0
     while now < seconds:
         now += budget.take(size, now=now)
@@ -30,27 +30,27 @@ def read_for(budget: Budget, seconds: float, *, size: int) -> float:
 
 
 @pytest.mark.parametrize("size", [100, 70_000, 3_000_000])
-def test_a_greedy_reader_gets_its_rate(size: int) -> None:
+def test_a_reader_without_pauses_gets_its_rate(size: int) -> None:
     rate = 1_000_000
     total = read_for(Budget(rate, now=0.0), 60.0, size=size)
     assert 59 * rate <= total <= (60 + BURST_S) * rate + 2 * size
 
 
-def test_a_pause_saves_up_no_more_than_a_burst() -> None:
+def test_a_pause_allows_at_most_one_burst() -> None:
     budget = Budget(1000, now=0.0)
     assert budget.take(0, now=100.0) == 0
     assert budget.take(1000 * BURST_S, now=100.0) == 0
     assert budget.take(500, now=100.0) == pytest.approx(0.5)
 
 
-def test_a_new_rate_counts_from_now_on() -> None:
+def test_a_new_rate_applies_from_then_on() -> None:
     budget = Budget(1000, now=0.0)
     assert budget.take(1250, now=0.0) == pytest.approx(1.0)
     budget.set_rate(4000, now=0.5)
     assert budget.take(0, now=0.5) == pytest.approx(0.5 / 4)
 
 
-async def test_who_holds_slots_shares_the_rate_and_has_all_of_it_alone() -> None:
+async def test_holders_of_slots_share_the_rate() -> None:
     store = MemoryTree().connect()
     slots = ReaderSlots(store, slots=2)
     first = await slots.acquire(BOOKIE, reader="one", timeout_s=30)
@@ -72,7 +72,7 @@ async def test_who_holds_slots_shares_the_rate_and_has_all_of_it_alone() -> None
     await first.release()
 
 
-def test_without_a_rate_nobody_waits() -> None:
+def test_without_a_rate_no_reader_waits() -> None:
     assert read_for(Budget(0, now=0.0), 0.0, size=1) == 0
     assert Budget(0, now=0.0).take(10**12, now=0.0) == 0
 
@@ -82,7 +82,7 @@ def observe(pressure: Pressure, latency_s: float, *, size: int = 256_000, window
         pressure.observe(latency_s, size=size)
 
 
-def test_a_bookie_that_gets_slow_gets_pauses_and_loses_them_when_it_is_quick_again() -> None:
+def test_pauses_begin_when_a_bookie_gets_slow_and_end_when_it_recovers() -> None:
     pressure = Pressure()
     observe(pressure, 0.010)
     assert (pressure.pressure, pressure.pause()) == (1, 0)
@@ -94,7 +94,7 @@ def test_a_bookie_that_gets_slow_gets_pauses_and_loses_them_when_it_is_quick_aga
     assert pressure.pressure == 1
 
 
-def test_what_is_slow_is_measured_by_the_best_median() -> None:
+def test_latency_is_compared_with_the_best_median() -> None:
     pressure = Pressure()
     observe(pressure, 0.010)
     observe(pressure, SLOW_FACTOR * 0.010 + SLOW_MARGIN_S)
@@ -103,7 +103,7 @@ def test_what_is_slow_is_measured_by_the_best_median() -> None:
     assert pressure.pressure == 2
 
 
-def test_long_answers_are_not_taken_for_slow_ones() -> None:
+def test_latencies_of_large_responses_are_compared_among_themselves() -> None:
     pressure = Pressure()
     observe(pressure, 0.0005, size=100)
     observe(pressure, 0.020, size=256_000, windows=3)
@@ -114,7 +114,7 @@ def test_long_answers_are_not_taken_for_slow_ones() -> None:
 # --- slots ------------------------------------------------------------------------------------------------------------
 
 
-async def test_no_more_readers_than_slots_and_a_released_one_is_free_again() -> None:
+async def test_readers_are_limited_to_the_slots_and_a_released_slot_is_reused() -> None:
     tree = MemoryTree()
     ours, theirs = ReaderSlots(tree.connect(), slots=2), ReaderSlots(tree.connect(), slots=2)
     first = await ours.acquire(BOOKIE, reader="1", timeout_s=30)
@@ -127,7 +127,7 @@ async def test_no_more_readers_than_slots_and_a_released_one_is_free_again() -> 
     assert (await ours.acquire(BOOKIE, reader="3", timeout_s=30)).path == second.path
 
 
-async def test_a_reader_that_died_leaves_its_slot_to_who_waits() -> None:
+async def test_the_slot_of_a_reader_that_died_goes_to_a_waiting_reader() -> None:
     tree = MemoryTree()
     dying = tree.connect()
     await ReaderSlots(dying, slots=1).acquire(BOOKIE, reader="1", timeout_s=30)

@@ -1,4 +1,4 @@
-"""The sources on a real cluster: healthy, a bookie stopped, an entry damaged on disk, filters that narrow the work."""
+"""The data sources on a real cluster: intact, with a stopped bookie, with a damaged entry on disk, and with filters."""
 
 import asyncio
 import random
@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
 
 class Data:
-    """What was written: ids by kind."""
+    """Ids of the written ledgers, by kind."""
 
     def __init__(self) -> None:
         self.dense = self.striped = self.open = self.gone = LedgerId(-1)
@@ -124,11 +124,19 @@ def test_tables_of_metadata(spark: SparkSession, cluster: ThrowawayCluster, data
     assert tuple(verified) == (data.dense, "deep", 5, "r1")
 
 
-def test_what_an_audit_came_to_is_kept_where_services_read_it(cluster: ThrowawayCluster) -> None:
+def test_the_result_of_an_audit_is_recorded_for_services(cluster: ThrowawayCluster) -> None:
     audit = LastAudit(
-        level="deep", run_id="r1", verdict="HEALTHY", exit_code=0, began_ms=1, ended_ms=2, copies_expected=3,
-        copies_verified=3, bytes_read=4, oldest_verified_ms=1,
-    )  # fmt: skip
+        level="deep",
+        run_id="r1",
+        verdict="HEALTHY",
+        exit_code=0,
+        began_ms=1,
+        ended_ms=2,
+        copies_expected=3,
+        copies_verified=3,
+        bytes_read=4,
+        oldest_verified_ms=1,
+    )
     write_last(cluster.zookeeper, audit)
 
     async def read() -> list[LastAudit]:
@@ -171,7 +179,7 @@ def test_every_copy_of_a_healthy_cluster_is_good(spark: SparkSession, cluster: T
     assert counts(found) == {
         (data.dense, True, True, True, None): 3 * DENSE,
         (data.striped, True, True, True, None): 2 * STRIPED,
-        # No later entry carries the confirmation of the last one.
+        # No later entry confirms the last one.
         (data.open, True, True, True, None): 3 * OPEN,
         (data.open, False, True, True, None): 3,
     }
@@ -183,7 +191,7 @@ def test_every_copy_of_a_healthy_cluster_is_good(spark: SparkSession, cluster: T
     found.unpersist()
 
 
-def test_ends_and_filters_narrow_what_is_read(spark: SparkSession, cluster: ThrowawayCluster, data: Data) -> None:
+def test_ends_and_filters_limit_the_rows(spark: SparkSession, cluster: ThrowawayCluster, data: Data) -> None:
     ends = replicas(spark, cluster, entries="ends").where(f"ledger_id = {data.dense}")
     assert counts(ends) == {(data.dense, True, True, True, None): 6}
     one = replicas(spark, cluster).where(f"ledger_id = {data.striped} and bookie = 'bookie-2'")
@@ -204,13 +212,16 @@ def test_partitions_shrink_with_the_filters(cluster: ThrowawayCluster, data: Dat
     assert 0 < len(tasks) < len(all_tasks)
 
 
-def test_what_no_metadata_expect_is_found(spark: SparkSession, cluster: ThrowawayCluster, data: Data) -> None:
+def test_orphaned_data_is_found(spark: SparkSession, cluster: ThrowawayCluster, data: Data) -> None:
     found = replicas(spark, cluster, include_unexpected="true").where(f"ledger_id = {data.gone}")
-    assert counts(found) in ({(data.gone, False, True, None, None): 15}, {})  # {}: garbage collection was faster
+    assert counts(found) in (
+        {(data.gone, False, True, None, None): 15},
+        {},
+    )  # {}: garbage collection has deleted the data
     assert replicas(spark, cluster, include_unexpected="true").where("not expected and ledger_id = 0").count() == 0
 
 
-# --- trouble; this changes the cluster, so it comes last -------------------------------------------------------------
+# --- faults; they change the cluster, so these tests are last ---------------------------------------------------------
 
 
 def control(cluster: ThrowawayCluster, verb: str, name: str) -> None:
@@ -218,7 +229,7 @@ def control(cluster: ThrowawayCluster, verb: str, name: str) -> None:
     assert answer["ok"], answer
 
 
-def test_a_stopped_bookie_could_not_say_and_lacks_nothing(
+def test_entries_of_a_stopped_bookie_are_unknown_and_not_missing(
     spark: SparkSession, cluster: ThrowawayCluster, data: Data
 ) -> None:
     victim = table(spark, cluster, "ledgers").where(f"ledger_id = {data.dense}").first().segments[0].ensemble[1]
@@ -238,7 +249,7 @@ def test_a_stopped_bookie_could_not_say_and_lacks_nothing(
 
 
 def damage(cluster: ThrowawayCluster, bookie: str, text: bytes) -> None:
-    """Flip a bit of that payload in each entry log that holds it."""
+    """Flip a bit of the payload in each entry log that contains it."""
     hits = 0
     for path in cluster.directory.root.rglob("*.log"):
         if bookie not in path.parts or "current" not in path.parts:

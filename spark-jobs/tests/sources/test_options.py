@@ -1,4 +1,4 @@
-"""Options and filters: what users may say, and what is left to read."""
+"""Options of the data sources."""
 
 import json
 import pickle
@@ -39,7 +39,7 @@ def test_every_table_has_a_schema() -> None:
         ({"include_unexpected": "maybe"}, "one of true, false"),
     ],
 )
-def test_wrong_options_are_told_with_what_would_be_right(given: dict[str, str], words: str) -> None:
+def test_errors_of_options_name_the_valid_values(given: dict[str, str], words: str) -> None:
     with pytest.raises(BadRequest, match=words):
         LedgersOptions.parse({**ZOOKEEPER, **given} if given else {})
 
@@ -56,7 +56,7 @@ def test_files_of_the_readers_security_are_named_by_options_or_the_environment()
         LedgersOptions.parse({**ZOOKEEPER, "check_hostname": "maybe"})
 
 
-def test_only_names_of_files_travel(tmp_path: Path) -> None:
+def test_tasks_contain_only_the_names_of_credential_files(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("s3cret\n")
     files = SecurityFiles(token_file=str(tmp_path / "token"))
     assert b"s3cret" not in pickle.dumps(LedgersOptions(zookeeper="h:1", security=files))

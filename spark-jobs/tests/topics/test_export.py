@@ -1,4 +1,4 @@
-"""What jobs over topics leave on disk: exports that replace exports alone, checkpoints that are one count's."""
+"""The directory of an export: only exports are replaced, and other files are not touched."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ class Silent:
 
 
 class OneRow:
-    """Stands for Spark: reads nothing and writes one row. `before_end` is called when it has."""
+    """Replaces Spark: reads nothing and writes one row, then calls `before_end`."""
 
     def __init__(self) -> None:
         self.before_end = lambda: None
@@ -69,7 +69,7 @@ def run(jobs: OneRow, out: Path, *, overwrite: bool = True) -> dict:
     return export(jobs, OPTIONS, out, overwrite=overwrite, progress=Silent())  # type: ignore[arg-type]
 
 
-def test_what_stands_beside_an_export_is_the_users(jobs: OneRow, tmp_path: Path) -> None:
+def test_other_files_beside_an_export_are_not_touched(jobs: OneRow, tmp_path: Path) -> None:
     out = tmp_path / "orders"
     assert run(jobs, out)["rows"] == 1
     for name in ("orders.old", "orders.making"):
@@ -87,7 +87,7 @@ def test_an_empty_directory_becomes_the_export(jobs: OneRow, tmp_path: Path) -> 
     assert (tmp_path / "new" / FACTS).exists()
 
 
-def test_what_came_into_the_directory_meanwhile_stays(jobs: OneRow, tmp_path: Path) -> None:
+def test_files_that_are_added_during_the_export_are_kept(jobs: OneRow, tmp_path: Path) -> None:
     out = tmp_path / "orders"
     out.mkdir()
     jobs.before_end = lambda: (out / "thesis.txt").write_text("years of work") and None
@@ -99,7 +99,9 @@ def test_what_came_into_the_directory_meanwhile_stays(jobs: OneRow, tmp_path: Pa
     assert [path.name for path in tmp_path.iterdir()] == ["orders"], "nothing unfinished is left"
 
 
-def test_an_export_that_cannot_be_replaced_stays(jobs: OneRow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_export_that_cannot_be_replaced_is_kept(
+    jobs: OneRow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = tmp_path / "orders"
     run(jobs, out)
     (out / "mark").touch()
@@ -117,7 +119,7 @@ def test_an_export_that_cannot_be_replaced_stays(jobs: OneRow, tmp_path: Path, m
     assert [path.name for path in tmp_path.iterdir()] == ["orders"]
 
 
-def test_what_a_killed_export_leaves_is_no_export_and_bothers_nobody(
+def test_leftovers_of_a_killed_export_do_not_affect_later_exports(
     jobs: OneRow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as killed:

@@ -1,7 +1,7 @@
-"""`--apply`: marks what the audit found, as the auditor does, so that its workers heal it.
+"""Mark the ledgers that an audit found under-replicated (`--apply`), as the auditor does, for replication workers.
 
-Each ledger is looked at once more just before: one that was deleted is left alone, and a bookie that its metadata no
-longer name is not told of. To mark what is marked already is harmless. Nothing else is ever written.
+The metadata of each ledger is read again before it is marked. Deleted ledgers are skipped, and so are bookies that the
+metadata no longer names. Marking a marked ledger again is harmless. Nothing else is ever written.
 """
 
 import asyncio
@@ -27,19 +27,23 @@ from bindery_spark.audit.findings.actions import Proposal
 class Applied:
     marked: list[int] = field(default_factory=list)
     already: list[int] = field(default_factory=list)
-    """Marked before, for as much."""
+    """Ledgers that already had a mark with the same content."""
     left: dict[int, str] = field(default_factory=dict)
-    """Why they were left alone."""
+    """Skipped ledgers, and why."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
 async def apply(
-    store: MetadataStore, layout: LedgersLayout, proposals: Iterable[Proposal], *, run_id: str,
+    store: MetadataStore,
+    layout: LedgersLayout,
+    proposals: Iterable[Proposal],
+    *,
+    run_id: str,
     clock_ms: Callable[[], int],
-) -> Applied:  # fmt: skip
-    """Raises MetadataUnavailable, MetadataOutcomeUnknown; applying again is harmless."""
+) -> Applied:
+    """Mark the ledgers. Raises MetadataUnavailable, MetadataOutcomeUnknown; it is safe to apply again."""
     marks = UnderreplicationManager(store, layout, randomness=NoRandomness(), clock_ms=clock_ms)
     records = RecoveryRecords(store)
     marker = LedgerMarker(marks, records, leadership=None, clock_ms=clock_ms)
@@ -61,9 +65,13 @@ async def apply(
             done.left[ledger_id] = f"it no longer names {', '.join(proposal.bookies)}"
             continue
         is_new = await marker.mark(
-            ledger_id, named, Reason(proposal.reason), missing_entries=proposal.missing_entries, missing_bytes=None,
+            ledger_id,
+            named,
+            Reason(proposal.reason),
+            missing_entries=proposal.missing_entries,
+            missing_bytes=None,
             only_new=True,
-        )  # fmt: skip
+        )
         (done.marked if is_new else done.already).append(ledger_id)
     if done.marked:
         text = f"an audit marked {len(done.marked)} ledgers"
@@ -76,7 +84,7 @@ async def apply(
 def apply_to(
     zookeeper: str, ledgers_root: str, proposals: Iterable[Proposal], *, run_id: str, clock_ms: Callable[[], int]
 ) -> Applied:
-    """For a caller without a loop."""
+    """Like `apply`, for a caller without an event loop."""
 
     async def write() -> Applied:
         async with connected(zookeeper) as store:

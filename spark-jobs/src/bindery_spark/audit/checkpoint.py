@@ -1,18 +1,18 @@
-"""The directory of a run: what it planned, what is done, what it found.
+"""Files of a run: its plan, its progress and its findings.
 
-| below OUT/<run id>           | is                                                                               |
+| below OUT/<run id>           | content                                                                          |
 |------------------------------|----------------------------------------------------------------------------------|
-| checkpoint/run.json          | options, plan and what the cluster was when the run began                        |
-| checkpoint/before/<table>    | Parquet: metadata when it began; after/: when it ended                           |
-| checkpoint/groups/<n>        | Parquet findings/ and coverage/ of one group; there when whole, by a rename      |
-| checkpoint/second/<n>        | the same of a batch of the second reading, and said/; batch.json: as of when     |
-| options.json                 | what was asked for: checkpoint/ may be deleted when the run is finished          |
-| lock                         | who is at it, see `run_lock`                                                     |
+| checkpoint/run.json          | options, plan, and facts about the cluster when the run began                    |
+| checkpoint/before/<table>    | Parquet: metadata at the beginning; after/: at the end                           |
+| checkpoint/groups/<n>        | Parquet findings/ and coverage/ of one finished group, created by a rename       |
+| checkpoint/second/<n>        | the same and said/ (COPY_STATES) of a batch of the second pass; batch.json: facts |
+| options.json                 | options: checkpoint/ may be deleted when the run is finished                     |
+| lock                         | the process that works on the run, see `run_lock`                                |
 | findings/*.parquet           | all findings                                                                     |
 | marks.json                   | ledgers that were marked, for the next run                                       |
 | summary.json, summary.txt    | the verdict                                                                      |
-| actions.json                 | what `--apply` would write                                                       |
-| applied.json                 | what `--apply` wrote; not there: it did not come to its end, or was not asked for |
+| actions.json                 | marks that `--apply` would write                                                 |
+| applied.json                 | marks that `--apply` wrote; missing: not finished or not requested               |
 | report.html, metrics.prom    | for people, for Prometheus                                                       |
 """
 
@@ -27,7 +27,7 @@ from typing import Any, Final
 from bindery_core.errors import BadRequest
 
 FORMAT: Final = 2
-"""1: nobody told which bookies could not list what they hold."""
+"""Format 1 did not record which bookies could not list their data."""
 _RUN: Final = "checkpoint/run.json"
 _OPTIONS: Final = "options.json"
 _APPLIED: Final = "applied.json"
@@ -52,7 +52,7 @@ class RunDirectory:
 
     @property
     def is_begun(self) -> bool:
-        """There is something to resume."""
+        """Whether the checkpoint has a plan."""
         return (self.path / _RUN).exists()
 
     @property
@@ -67,28 +67,28 @@ class RunDirectory:
         return self.path / "checkpoint" / "groups" / f"{number:05d}"
 
     def begin_group(self, number: int) -> Path:
-        """A fresh directory for a group that is in the making."""
+        """Create an empty directory for a group that is being read."""
         return _begun(self.group(number))
 
     def finish_group(self, number: int) -> None:
-        """From now on it is done."""
+        """Mark the group as done."""
         os.rename(self.group(number).with_suffix(".part"), self.group(number))
 
     def done(self) -> set[int]:
-        """Groups that need not be read again."""
+        """Numbers of the finished groups."""
         found = (self.path / "checkpoint" / "groups").glob("*")
         return {int(path.name) for path in found if path.name.isdecimal()}
 
     def batch(self, number: int) -> Path:
-        """Of the second reading."""
+        """Directory of a batch of the second pass."""
         return self.path / "checkpoint" / "second" / f"{number:05d}"
 
     def begin_batch(self, number: int) -> Path:
-        """A fresh directory for a batch that is in the making."""
+        """Create an empty directory for a batch that is being read."""
         return _begun(self.batch(number))
 
     def finish_batch(self, number: int, facts: Mapping[str, Any]) -> None:
-        """From now on it is done. `facts`: what `batches` tells."""
+        """Mark the batch as done. `batches` returns `facts`."""
         making = self.batch(number).with_suffix(".part")
         (making / _BATCH).write_text(json.dumps(facts))
         os.rename(making, self.batch(number))
@@ -97,27 +97,27 @@ class RunDirectory:
         shutil.rmtree(self.batch(number))
 
     def batches(self) -> dict[int, dict[str, Any]]:
-        """Those that are done, ascending."""
+        """Facts of the finished batches by number, ascending."""
         found = sorted(path for path in self.batch(0).parent.glob("*") if path.name.isdecimal())
         return {int(path.name): json.loads((path / _BATCH).read_text()) for path in found}
 
     def write_run(self, facts: Mapping[str, Any]) -> None:
-        """What a resumed run needs."""
+        """Store what a resumed run needs."""
         self.write_json(_OPTIONS, {"format": FORMAT, "options": facts.get("options", {})})
         self.write_json(_RUN, {"format": FORMAT, **facts})
 
     def read_run(self) -> dict[str, Any]:
-        """Raises BadRequest when this is no run that can be resumed."""
+        """Raise BadRequest if the run cannot be resumed."""
         return self._read_formatted(_RUN)
 
     def read_options(self) -> dict[str, Any]:
-        """What was asked for; a finished run knows it without its checkpoint. Raises BadRequest as `read_run`."""
+        """Options of the run; a finished run has them without its checkpoint. Raise BadRequest as `read_run`."""
         name = _OPTIONS if self.is_finished and not self.is_begun else _RUN
         options: dict[str, Any] = self._read_formatted(name).get("options", {})
         return options
 
     def write_applied(self, facts: Mapping[str, Any]) -> None:
-        """From now on nobody needs to mark anything."""
+        """Record that `--apply` is finished."""
         self.write_json(_APPLIED, facts)
 
     def _read_formatted(self, name: str) -> dict[str, Any]:
@@ -133,7 +133,7 @@ class RunDirectory:
         self.write_text(name, json.dumps(facts, indent=1, sort_keys=True) + "\n")
 
     def write_text(self, name: str, text: str) -> None:
-        """All of it or nothing."""
+        """Write the file atomically."""
         path = self.path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         making = path.with_name(path.name + ".part")
@@ -145,7 +145,7 @@ class RunDirectory:
 
 
 def run_directory(out: Path, run: str) -> RunDirectory:
-    """`run`: a run id below `out`, or a path. Raises BadRequest when there is no such directory."""
+    """`run`: a run id below `out`, or a path. Raise BadRequest if there is no such directory."""
     for path in (out / run, Path(run)):
         if _is_run(path):
             return RunDirectory(path.resolve())
@@ -153,7 +153,7 @@ def run_directory(out: Path, run: str) -> RunDirectory:
 
 
 def runs_in(out: Path) -> list[RunDirectory]:
-    """Oldest first, as their ids say."""
+    """Oldest first, by their ids."""
     found = out.iterdir() if out.is_dir() else ()
     return [RunDirectory(path) for path in sorted(found) if _is_run(path)]
 
@@ -161,7 +161,8 @@ def runs_in(out: Path) -> list[RunDirectory]:
 def last_finished(
     out: Path, *, before: str, cluster_id: str, fits: Callable[[Mapping[str, Any]], bool] = lambda _: True
 ) -> RunDirectory | None:
-    """The latest finished run of the same cluster that is older than the run `before`. `fits`: by its options."""
+    """The latest finished run of the same cluster that is older than the run `before`. `fits`: predicate over its
+    options."""
     for run in reversed(runs_in(out)):
         if run.run_id < before and run.is_finished and run.read_json("summary.json")["cluster_id"] == cluster_id:
             try:
@@ -181,5 +182,5 @@ def _begun(whole: Path) -> Path:
 
 
 def _is_run(path: Path) -> bool:
-    """Its checkpoint may have been deleted when it was finished."""
+    """The checkpoint of a finished run may have been deleted."""
     return (path / "checkpoint").is_dir() or RunDirectory(path).is_finished

@@ -1,4 +1,4 @@
-"""What the driver asks ZooKeeper itself: who the cluster is, who is away since when, what was verified and healed."""
+"""Read the cluster id, absent bookies, and verified and healed ledgers from ZooKeeper; write the results of a run."""
 
 import asyncio
 from collections.abc import AsyncIterator, Collection, Sequence
@@ -18,26 +18,26 @@ from bindery_metadata.stores.zookeeper import ZooKeeperStore
 from bindery_recovery.cluster import bookie_watch
 
 LOST_BOOKIE_DELAY_S: Final = 120
-"""Where no auditor wrote one yet."""
+"""Default in seconds if no auditor has written a delay."""
 
 
 class NoRandomness:
-    """Nothing is drawn here: no locks are taken."""
+    """Source of randomness for code that takes no locks and so needs none."""
 
     def getrandbits(self, bits: int, /) -> int:
-        raise AssertionError("this draws no lots")
+        raise AssertionError("randomness is not used here")
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """As they are when the run begins. Times in ms since 1970."""
+    """State of the cluster when the run begins. Times in ms since 1970."""
 
     cluster_id: str
     lost_bookie_delay_ms: int = 0
     absent_since_ms: dict[str, int] = field(default_factory=dict)
-    """Bookies that the auditor sees absent."""
+    """Bookies that the auditor has found absent, and since when."""
     healed: dict[int, int] = field(default_factory=dict)
-    """Ledger -> when a worker last said that it healed it; as far back as the history goes."""
+    """Ledgers in the history that workers healed, and the time of the last report."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -49,7 +49,7 @@ class Facts:
 
 @asynccontextmanager
 async def connected(zookeeper: str) -> AsyncIterator[MetadataStore]:
-    """Raises MetadataUnavailable when no server answers."""
+    """Connect to ZooKeeper. Raises MetadataUnavailable if no server answers."""
     logs.configure(service="audit", level="warning")
     store = await ZooKeeperStore.connect(zookeeper)
     try:
@@ -59,7 +59,7 @@ async def connected(zookeeper: str) -> AsyncIterator[MetadataStore]:
 
 
 async def read_facts(store: MetadataStore, layout: LedgersLayout) -> Facts:
-    """Raises NoSuchNode when there is no cluster."""
+    """Read the facts. Raises NoSuchNode if there is no cluster."""
     try:
         cluster_id = (await store.get(layout.instance_id)).data.decode(errors="replace")
     except NoSuchNode:
@@ -67,10 +67,10 @@ async def read_facts(store: MetadataStore, layout: LedgersLayout) -> Facts:
     marks = UnderreplicationManager(store, layout, randomness=NoRandomness(), clock_ms=lambda: 0)
     delay_s = await marks.lost_bookie_delay_s()
     records = RecoveryRecords(store)
-    kept = await records.get_cursor(bookie_watch.CURSOR) or {}
+    watched = await records.get_cursor(bookie_watch.CURSOR) or {}
     absent = {
         bookie: int(fields["since_ms"])
-        for bookie, fields in kept.get("bookies", {}).items()
+        for bookie, fields in watched.get("bookies", {}).items()
         if isinstance(fields, dict) and isinstance(fields.get("since_ms"), int)
     }
     healed: dict[int, int] = {}
@@ -86,7 +86,7 @@ async def read_verified(store: MetadataStore) -> list[Verified]:
 
 
 def facts_of(zookeeper: str, ledgers_root: str) -> tuple[Facts, list[Verified]]:
-    """For a caller without a loop."""
+    """Read facts and verified records, for a caller without an event loop."""
 
     async def read() -> tuple[Facts, list[Verified]]:
         async with connected(zookeeper) as store:
@@ -96,7 +96,7 @@ def facts_of(zookeeper: str, ledgers_root: str) -> tuple[Facts, list[Verified]]:
 
 
 def write_verified(zookeeper: str, records: Sequence[Verified], gone: Collection[int]) -> None:
-    """For a caller without a loop."""
+    """Write verified records and delete those of `gone`, for a caller without an event loop."""
 
     async def write() -> None:
         async with connected(zookeeper) as store:
@@ -106,7 +106,7 @@ def write_verified(zookeeper: str, records: Sequence[Verified], gone: Collection
 
 
 def write_last(zookeeper: str, audit: LastAudit) -> None:
-    """For a caller without a loop."""
+    """Write the record of the last audit, for a caller without an event loop."""
 
     async def write() -> None:
         async with connected(zookeeper) as store:

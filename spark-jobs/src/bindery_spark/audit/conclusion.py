@@ -78,7 +78,7 @@ def metadata_findings(context: RunContext, when: str, run: Run) -> DataFrame:
 
 
 def coverage_findings(context: RunContext, begun: BegunRun, second: SecondPass, coverage: DataFrame) -> DataFrame:
-    """What the run could not check."""
+    """Findings about copies and ledgers that the run could not check."""
     unlisted = sorted(unlisted_bookies(context).items())
     without_list = context.frame(unlisted, "bookie string, why string") if unlisted else None
     found = [unreadable_bookies(coverage, begun.run, unlisted=without_list)]
@@ -91,8 +91,8 @@ def coverage_findings(context: RunContext, begun: BegunRun, second: SecondPass, 
 
 
 def ledgers_to_read(context: RunContext, begun: BegunRun, second: SecondPass) -> DataFrame:
-    """LEDGERS of the plan whose metadata did not change during the first pass; and, as far as they still exist, those
-    that were read again, with their metadata at that time."""
+    """LEDGERS of the plan whose metadata did not change during the first pass, and the existing ledgers that were read
+    again, with their metadata at that time."""
     after = context.table(AFTER, "ledgers")
     same = after.select("ledger_id", "metadata_version")
     ledgers = context.table(BEFORE, "ledgers").join(same, ["ledger_id", "metadata_version"], "left_semi")
@@ -143,9 +143,7 @@ def healed_ledgers(facts: Facts, previous: RunDirectory | None) -> set[int]:
 
 def earlier_findings(context: RunContext, begun: BegunRun, out: Path) -> DataFrame | None:
     """Findings of the last finished run that checked at least as much as this one; None: there is no such run."""
-    run = last_finished(
-        out, before=begun.run_id, cluster_id=begun.facts.cluster_id, fits=context.options.is_covered_by
-    )  # fmt: skip
+    run = last_finished(out, before=begun.run_id, cluster_id=begun.facts.cluster_id, fits=context.options.is_covered_by)
     return None if run is None else context.spark.read.schema(FINDINGS).parquet(str(run.findings))
 
 

@@ -1,4 +1,4 @@
-"""What all phases of a run share: Spark, the cluster, the run's directory, and the metadata that the run keeps.
+"""Hold what all phases of a run share: Spark, the cluster, the run's directory, and the metadata that it stores.
 
 A run reads the cluster's metadata up to three times and keeps each reading as Parquet files in its directory:
 
@@ -35,9 +35,15 @@ class RunContext:
     """One run in one directory. `clock_ms`: wall clock."""
 
     def __init__(
-        self, spark: SparkSession, source: Source, directory: RunDirectory, options: Options, *,
-        clock_ms: Callable[[], int], progress: AuditProgress,
-    ) -> None:  # fmt: skip
+        self,
+        spark: SparkSession,
+        source: Source,
+        directory: RunDirectory,
+        options: Options,
+        *,
+        clock_ms: Callable[[], int],
+        progress: AuditProgress,
+    ) -> None:
         self.spark = spark
         self.source = source
         self.directory = directory
@@ -59,7 +65,7 @@ class RunContext:
         return self.spark.read.schema(TABLES[name]).parquet(str(self.directory.table(when, name)))
 
     def row_count(self, when: str, name: str) -> int:
-        """From the footers of the Parquet files, without reading rows."""
+        """Number of rows, from the footers of the Parquet files."""
         files = self.directory.table(when, name).glob("*.parquet")
         return sum(parquet.read_metadata(path).num_rows for path in files)
 
@@ -112,7 +118,7 @@ class RunContext:
 
 
 def rows_of(directories: Iterable[Path], *, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
-    """Rows of Parquet directories, batch by batch. `columns`: None: all."""
+    """Rows of Parquet directories, batch by batch. `columns` None: all."""
     for directory in directories:
         for batch in parquet.read_table(directory, columns=None if columns is None else list(columns)).to_batches():
             yield from batch.to_pylist()

@@ -74,10 +74,10 @@ def coverage_rows(context: RunContext) -> Iterator[dict[str, Any]]:
 
 
 def unlisted_bookies(context: RunContext) -> dict[str, str]:
-    """Bookies whose orphaned data could not be checked, and why. Bookies that left for good are left out."""
+    """Bookies whose orphaned data could not be checked, and why. Bookies that left for good are omitted."""
     if not context.options.reads_orphans:
         return {}
-    # An absent bookie that no metadata names is not asked, but its disks may hold anything.
+    # An absent bookie that no metadata names gets no request, but its disks may hold orphaned data.
     known = rows_of([context.directory.table(BEFORE, "bookies")])
     absent = [row["bookie"] for row in known if row["registration"] == "absent" and row["cookie"]]
     wanted = context.options.bookie
@@ -98,7 +98,7 @@ def unchecked(context: RunContext, second: SecondPass) -> list[tuple[int, str, s
     rows = [(i, str(Kind.METADATA_UNREADABLE), wanted, problem) for i, problem in sorted(broken.items())]
     if context.options.ends_only or not second.selection.ids:
         return rows
-    # An open ledger only grows. If fewer copies were read, a bookie that knew of its last entries did not answer.
+    # An open ledger only grows. If fewer copies were read, a bookie with its last entries did not answer.
     first_pass, second_pass = copies_of(context.groups()), copies_of(second.directories)
     for i in second.selection.ids:
         is_open = i in second.ledgers.last and i not in broken and second.ledgers.after[i].state != "closed"

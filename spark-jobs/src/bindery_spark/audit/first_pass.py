@@ -33,18 +33,27 @@ def read_groups(context: RunContext, begun: BegunRun) -> None:
 
 
 def read_and_check(
-    context: RunContext, ids: Sequence[int], ledgers: DataFrame, when: str, id_range: tuple[int, int], run: Run,
-    output: Path, *, keeps_states: bool = False,
-) -> None:  # fmt: skip
+    context: RunContext,
+    ids: Sequence[int],
+    ledgers: DataFrame,
+    when: str,
+    id_range: tuple[int, int],
+    run: Run,
+    output: Path,
+    *,
+    keeps_states: bool = False,
+) -> None:
     """Read the ledgers `ids` once and write coverage and findings below `output`; with `keeps_states` also COPY_STATES.
 
-    `ledgers`: LEDGERS with these ids, from the tables `when`. Orphaned data is looked for in `id_range` (inclusive).
+    `ledgers`: LEDGERS with these ids, from the tables `when`. Orphaned data is checked in `id_range` (inclusive).
     """
     options = context.options
     blocks = context.source.blocks(
-        ids, entries=options.entries, unexpected_in=id_range if options.reads_orphans else None,
+        ids,
+        entries=options.entries,
+        unexpected_in=id_range if options.reads_orphans else None,
         unexpected_on=options.bookie,
-    )  # fmt: skip
+    )
     blocks = blocks.persist(StorageLevel.MEMORY_AND_DISK)
     gone = context.gone_bookies(when)
     expected = copy_checks.with_gone(blocks, gone)

@@ -1,4 +1,4 @@
-"""The ledgers' metadata at the three times at which a run reads it. Pure."""
+"""Compare the ledgers' metadata between the three times at which a run reads it. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ class KnownLedger:
 
 
 LedgerRows = Mapping[int, KnownLedger]
-"""By id."""
+"""Ledgers by id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class LedgerHistory:
 
 
 def is_steady(was: KnownLedger | None, now: KnownLedger | None) -> bool:
-    """None: the ledger did not exist."""
+    """Whether the ledger is closed at both times with the same metadata version. None: the ledger did not exist."""
     if was is None or now is None:
         return False
     return was.state == now.state == "closed" and was.metadata_version == now.metadata_version

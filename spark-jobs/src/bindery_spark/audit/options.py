@@ -51,7 +51,7 @@ class Options:
 
     @property
     def entries(self) -> str:
-        """The entries to read, as `BookieReader` calls them."""
+        """The entries to read, as an option of `BookieReader`."""
         return {"quick": "ends", "standard": "listed", "deep": "all"}[self.level]
 
     @property

@@ -42,7 +42,7 @@ def read_outcome(directory: RunDirectory) -> Outcome:
 
 def bookie_coverage(
     coverage: Iterable[Mapping[str, Any]], unlisted: Mapping[str, str]
-) -> tuple[list[BookieCoverage], int]:  # fmt: skip
+) -> tuple[list[BookieCoverage], int]:
     """Coverage by bookie, and the number of ledgers. `coverage`: rows of COVERAGE; `unlisted`: bookies whose orphaned
     data was not checked, and why."""
     sums = {bookie: BookieCoverage(bookie, 0, 0, 0, unlisted=why) for bookie, why in unlisted.items()}
@@ -51,7 +51,11 @@ def bookie_coverage(
         ledgers.add(row["ledger_id"])
         was = sums.get(row["bookie"]) or BookieCoverage(row["bookie"], 0, 0, 0, None)
         sums[row["bookie"]] = BookieCoverage(
-            row["bookie"], was.copies + row["copies"], was.unknown + row["unknown"], was.bytes + row["bytes"],
-            min(filter(None, (was.reason, row["reason"])), default=None), was.unlisted,
-        )  # fmt: skip
+            row["bookie"],
+            was.copies + row["copies"],
+            was.unknown + row["unknown"],
+            was.bytes + row["bytes"],
+            min(filter(None, (was.reason, row["reason"])), default=None),
+            was.unlisted,
+        )
     return [sums[name] for name in sorted(sums)], len(ledgers)

@@ -1,8 +1,8 @@
-"""What a run reads, and in which steps: groups of ledgers, each read, judged and kept before the next. Pure.
+"""Divide the ledgers of a run into groups. Each group is read, checked and stored before the next one. Pure.
 
-A group is a range of ledger ids. The groups cover all ids from the first wanted one to the last, so that what bookies
-hold of ledgers that are not there falls into one, too. Where ledgers need not be read (verified lately, not asked for)
-a gap is left only when it saves more than GAP_BYTES: a group costs time of its own.
+A group is a range of ledger ids. The groups cover all ids from the first to the last one selected, so they include
+orphaned data of ledgers that do not exist. Ledgers that need not be read (recently verified, or not selected) become a
+gap only if that saves more than GAP_BYTES, because each group takes extra time.
 """
 
 from bisect import bisect_right
@@ -13,16 +13,16 @@ from typing import Any, Final
 from bindery_core.ids import ID_MAX
 
 GROUP_BYTES_MIN: Final = 2**30
-"""Judging takes seconds of CPU for each group however small it is."""
+"""Minimum payload bytes per group, because the checks take seconds of CPU for each group of any size."""
 GROUP_BYTES_MAX: Final = 4 * 2**30
-"""Payload of all copies."""
+"""Maximum payload bytes per group, over all copies."""
 GROUP_COPIES_MAX: Final = 8_000_000
-"""About 20 bytes of each are kept while the group is judged."""
+"""Maximum copies per group. About 20 bytes of each are in memory while the group is checked."""
 GROUPS_WANTED: Final = 10
-"""At least so many where groups do not become too small by it: what is interrupted loses one."""
+"""Target number of groups, because an interrupted run loses one. Fewer if groups would be too small."""
 GAP_BYTES: Final = 256 * 2**20
 ENTRY_BYTES_GUESSED: Final = 1024
-"""Of ledgers that are not closed."""
+"""Assumed payload size in bytes of entries of ledgers that are not closed."""
 OPEN_ENTRIES_GUESSED: Final = 1_000
 
 
@@ -30,9 +30,9 @@ OPEN_ENTRIES_GUESSED: Final = 1_000
 class PlannedLedger:
     ledger_id: int
     copies: int
-    """Entries times copies; a guess while the ledger is not closed."""
+    """Entries times write quorum; an estimate if the ledger is not closed."""
     size: int
-    """Payload bytes of all copies."""
+    """Payload size in bytes of all copies."""
     is_wanted: bool = True
 
 
@@ -56,7 +56,7 @@ class Plan:
         return sum(group.size for group in self.groups)
 
     def covers(self, ledger_id: int) -> bool:
-        """Whether a group reads it, be it that a gap would not have paid."""
+        """Whether a group reads this ledger. Groups may include ledgers that are not wanted, instead of a gap."""
         at = bisect_right(self.groups, ledger_id, key=lambda group: group.first) - 1
         return at >= 0 and ledger_id <= self.groups[at].last
 
@@ -85,8 +85,8 @@ def planned(row: Any, *, is_wanted: bool = True) -> PlannedLedger:
 def make_plan(
     ledgers: Sequence[PlannedLedger], *, first: int = 0, last: int = ID_MAX, group_bytes: int | None = None
 ) -> Plan:
-    """`ledgers`: ascending by id, within first..last, which is what the groups cover but for the gaps. `group_bytes`:
-    of a group, where it is not to be GROUPS_WANTED that decide."""
+    """Make groups that cover first..last except for gaps. `ledgers`: ascending by id, within this range. `group_bytes`:
+    maximum payload bytes per group; None: derived from GROUPS_WANTED."""
     wanted_size = sum(ledger.size for ledger in ledgers if ledger.is_wanted)
     size_max = group_bytes or min(GROUP_BYTES_MAX, max(GROUP_BYTES_MIN, wanted_size // GROUPS_WANTED))
     groups: list[Group] = []
@@ -124,7 +124,7 @@ def make_plan(
 
 
 def batches(ledgers: Iterable[PlannedLedger], *, ledgers_max: int) -> Iterator[list[int]]:
-    """Ids of `ledgers`, in their order, cut so that each part can be judged at once."""
+    """Yield the ids of `ledgers` in their order, in parts that are small enough to be checked at once."""
     held: list[PlannedLedger] = []
     for ledger in ledgers:
         copies, size = sum(one.copies for one in held), sum(one.size for one in held)

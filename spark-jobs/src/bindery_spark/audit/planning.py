@@ -56,19 +56,25 @@ def begin(context: RunContext) -> None:
     skipped = Skipped(len(left_out), min((record.verified_at_ms for record in left_out), default=None))
     context.directory.write_run(
         {
-            "options": asdict(options), "began_ms": began_ms, "facts": facts.to_json(), "plan": plan.to_json(),
+            "options": asdict(options),
+            "began_ms": began_ms,
+            "facts": facts.to_json(),
+            "plan": plan.to_json(),
             "skipped": asdict(skipped),
         }
-    )  # fmt: skip
+    )
 
 
 def begun(directory: RunDirectory) -> BegunRun:
     """Raise BadRequest if the directory holds no run that can be resumed."""
     stored = directory.read_run()
     return BegunRun(
-        directory.run_id, stored["began_ms"], Facts.from_json(stored["facts"]), Plan.from_json(stored["plan"]),
+        directory.run_id,
+        stored["began_ms"],
+        Facts.from_json(stored["facts"]),
+        Plan.from_json(stored["plan"]),
         Skipped(**stored["skipped"]),
-    )  # fmt: skip
+    )
 
 
 def recently_verified(

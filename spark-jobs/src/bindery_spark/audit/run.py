@@ -1,4 +1,4 @@
-"""A whole audit: plan, read and check group by group, confirm, and write what was found.
+"""Run an audit: plan, read and check group by group, confirm, and write the findings.
 
     begin -> first pass: read and check each group -> metadata again -> second pass -> marks -> findings, summary
 
@@ -30,7 +30,7 @@ from bindery_spark.audit.context import RunContext
 from bindery_spark.audit.coverage import coverage_rows, unlisted_bookies
 from bindery_spark.audit.findings.actions import proposals
 from bindery_spark.audit.findings.diff import read_findings
-from bindery_spark.audit.findings.summary import last_audit, summarise
+from bindery_spark.audit.findings.summary import last_audit, summarize
 from bindery_spark.audit.first_pass import read_groups
 from bindery_spark.audit.options import Options
 from bindery_spark.audit.outcome import Outcome, bookie_coverage, write_outputs
@@ -41,12 +41,19 @@ from bindery_spark.progress import AuditProgress
 
 
 def run_audit(
-    spark: SparkSession, source: Source, directory: RunDirectory, options: Options, *, out: Path,
-    clock_ms: Callable[[], int], progress: AuditProgress, is_new: bool,
-) -> Outcome:  # fmt: skip
+    spark: SparkSession,
+    source: Source,
+    directory: RunDirectory,
+    options: Options,
+    *,
+    out: Path,
+    clock_ms: Callable[[], int],
+    progress: AuditProgress,
+    is_new: bool,
+) -> Outcome:
     """Begin a run, or resume it, and finish it. All files are below `directory`; `out` holds earlier runs.
 
-    Raises what the metadata store raises; errors of Spark are not BinderyErrors.
+    Raises the errors of the metadata store; errors of Spark are not BinderyErrors.
     """
     context = RunContext(spark, source, directory, options, clock_ms=clock_ms, progress=progress)
     if is_new:
@@ -62,7 +69,7 @@ def run_audit(
     )
     bookies, ledgers = bookie_coverage(coverage_rows(context), unlisted_bookies(context))
     wanted = proposals(findings)
-    summary = summarise(
+    summary = summarize(
         findings,
         bookies,
         run_id=run.run_id,
@@ -81,9 +88,13 @@ def run_audit(
         _, known = source.facts()
         checked = {row["ledger_id"] for row in coverage_rows(context)} if known else set()
         stale = stale_records(
-            known, existing=second.ledgers.last.keys(), checked=checked,
-            verified={each.ledger_id for each in verified}, bad=bad, level=options.level,
-        )  # fmt: skip
+            known,
+            existing=second.ledgers.last.keys(),
+            checked=checked,
+            verified={each.ledger_id for each in verified},
+            bad=bad,
+            level=options.level,
+        )
         source.write_verified(verified, stale)
         if options.covers_all_ledgers:
             source.write_last(last_audit(summary))

@@ -1,4 +1,4 @@
-"""Where an audit reads from: the data sources, behind an interface so that a run can be tested without a cluster."""
+"""Interface between an audit and the cluster, so that a run can be tested without a cluster."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
@@ -23,14 +23,15 @@ from bindery_spark.sources.options import LedgersOptions, MetadataOptions, parse
 
 class Source(Protocol):
     def keep_table(self, name: str, directory: Path) -> None:
-        """Read a table of `schemas.TABLES` anew and write it there as Parquet, over what is there."""
+        """Read a table of `schemas.TABLES` and write it below `directory` as Parquet, replacing earlier files."""
         ...
 
     def blocks(
         self, ids: Sequence[int], *, entries: str, unexpected_in: tuple[int, int] | None, unexpected_on: str | None
     ) -> DataFrame:
-        """BLOCKS of the ledgers `ids`, read anew whenever it is evaluated. `entries`: as of `BookieReader`.
-        `unexpected_in`: and what bookies, or `unexpected_on` alone, hold beside in ledgers first..last (inclusive)."""
+        """BLOCKS of the ledgers `ids`; each evaluation reads them again. `entries`: as of `BookieReader`.
+        `unexpected_in`: also list orphaned data of ledgers first..last (inclusive); `unexpected_on`: on this bookie
+        only, None: on all."""
         ...
 
     def facts(self) -> tuple[Facts, Sequence[Verified]]: ...
@@ -42,7 +43,7 @@ class Source(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ClusterSource:
-    """A cluster. `rate`: bytes/s of each bookie, as text with a unit; 0: as fast as it goes."""
+    """A cluster. `rate`: maximum bytes/s read from one bookie, as text with a unit; 0: unlimited."""
 
     spark: SparkSession
     zookeeper: str
@@ -52,7 +53,7 @@ class ClusterSource:
     security: SecurityFiles = NO_FILES
 
     def keep_table(self, name: str, directory: Path) -> None:
-        """Read by the driver itself: a table is small beside the seconds that Spark takes to start readers."""
+        """Read the table in the driver, which takes less time than starting readers in Spark."""
         where = {"zookeeper": self.zookeeper, "ledgers_root": self.ledgers_root, "table": name}
         reader = MetadataReader(replace(MetadataOptions.parse(where), security=self.security), TABLES[name])
         directory.mkdir(parents=True, exist_ok=True)
@@ -67,9 +68,13 @@ class ClusterSource:
         self, ids: Sequence[int], *, entries: str, unexpected_in: tuple[int, int] | None, unexpected_on: str | None
     ) -> DataFrame:
         options = LedgersOptions(
-            zookeeper=self.zookeeper, ledgers_root=self.ledgers_root, entries=entries,
-            rate=parse_size(self.rate, name="rate"), timeout_s=self.timeout_s, security=self.security,
-        )  # fmt: skip
+            zookeeper=self.zookeeper,
+            ledgers_root=self.ledgers_root,
+            entries=entries,
+            rate=parse_size(self.rate, name="rate"),
+            timeout_s=self.timeout_s,
+            security=self.security,
+        )
         ledger_ids = [LedgerId(each) for each in ids]
         return read_blocks(self.spark, options, ledger_ids, unexpected_in=unexpected_in, unexpected_on=unexpected_on)
 

@@ -17,9 +17,14 @@ def bad_ledgers(findings: Iterable[Mapping[str, Any]]) -> set[int]:
 
 
 def verified_ledgers(
-    ledgers: LedgerHistory, coverage: Iterable[Mapping[str, Any]], bad: Collection[int], *, level: str, run_id: str,
+    ledgers: LedgerHistory,
+    coverage: Iterable[Mapping[str, Any]],
+    bad: Collection[int],
+    *,
+    level: str,
+    run_id: str,
     began_ms: int,
-) -> list[Verified]:  # fmt: skip
+) -> list[Verified]:
     """Records of closed ledgers of which every copy was checked and none is bad. `coverage`: rows of COVERAGE."""
     unknown: dict[int, int] = {}
     for row in coverage:
@@ -28,15 +33,23 @@ def verified_ledgers(
     return [
         Verified(LedgerId(row.ledger_id), level, began_ms, run_id, row.metadata_version)
         for row in ledgers.after.values()
-        if row.state == "closed" and row.problem is None and row.ledger_id not in bad
-        and versions.get(row.ledger_id) == row.metadata_version and unknown.get(row.ledger_id) == 0
-    ]  # fmt: skip
+        if row.state == "closed"
+        and row.problem is None
+        and row.ledger_id not in bad
+        and versions.get(row.ledger_id) == row.metadata_version
+        and unknown.get(row.ledger_id) == 0
+    ]
 
 
 def stale_records(
-    known: Sequence[Verified], *, existing: Collection[int], checked: Collection[int], verified: Collection[int],
-    bad: Collection[int], level: str,
-) -> list[int]:  # fmt: skip
+    known: Sequence[Verified],
+    *,
+    existing: Collection[int],
+    checked: Collection[int],
+    verified: Collection[int],
+    bad: Collection[int],
+    level: str,
+) -> list[int]:
     """Ledgers whose records in the cluster (`known`) are no longer true.
 
     A record is stale if its ledger is deleted or bad, or if this run checked it at least as deeply and did not verify

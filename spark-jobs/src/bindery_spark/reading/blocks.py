@@ -1,29 +1,29 @@
-"""Blocks: what one bookie holds of hundreds of entries, as one row. Copies that are equal are compared by one number.
+"""Describe the copies of hundreds of entries on one bookie as one row, a block, comparable by one fingerprint.
 
 A block is the entries of one segment with the same `entry_id // span` and, where the ensemble is larger than the write
-quorum, the same `entry_id % ensemble_size` (its stripe): all of them lie on the same bookies. `span_of` says how long;
-it depends on the ledger alone, so that all bookies' rows are of the same blocks. Within a row a *slot* is an entry:
-`first_entry`, then every `step`th up to `last_entry`.
+quorum, the same `entry_id % ensemble_size` (its stripe): all of them are on the same bookies. `span_of` gives the span,
+which depends on the ledger only, so that the rows of all bookies describe the same blocks. Within a row a *slot* is an
+entry: `first_entry`, then every `step`th up to `last_entry`.
 
-| column      | is                                                                                                     |
+| column      | content                                                                                                |
 |-------------|--------------------------------------------------------------------------------------------------------|
 | states      | one byte for each slot, see below; null: all are READ                                                  |
 | facts       | FACT_SIZE bytes for each slot that is READ, in order: u32 CRC-32C of the payload, u32 its length, i64  |
-|             | the ledger's length as the entry says. Big-endian. Null: none is                                       |
-| fingerprint | of slots, states and facts: copies that are equal have equal ones                                      |
+|             | the ledger's length in the entry. Big-endian. Null: no slot is READ                                    |
+| fingerprint | hash of slots, states and facts: equal copies have equal fingerprints                                  |
 
-| state   | of a confirmed entry that metadata ask of this bookie                                                      |
-|---------|------------------------------------------------------------------------------------------------------------|
-| READ    | it is there, and its digest holds                                                                          |
-| MISSING | the bookie denies it                                                                                       |
-| CORRUPT | it is there, and contradicts its digest                                                                    |
-| DAMAGED | its bookie says itself that it cannot read it                                                              |
-| UNKNOWN | the bookie could not say; `reason` has one of the reasons                                                  |
-| UNTOLD  | nobody asked, or it need not be there any more: it is no copy                                              |
-| LISTED  | the bookie lists it; it was not read                                                                       |
+| state      | of a confirmed entry that the metadata assigns to this bookie                            |
+|------------|------------------------------------------------------------------------------------------|
+| READ       | stored, and its digest is valid                                                          |
+| MISSING    | the bookie reports that it does not have it                                              |
+| CORRUPT    | stored, and does not match its digest                                                    |
+| DAMAGED    | the bookie reports that it cannot read it                                                |
+| UNKNOWN    | the bookie did not answer; `reason` has one of the reasons                               |
+| UNREPORTED | not read, or no longer required: it does not count as a copy                             |
+| LISTED     | the bookie lists it; it was not read                                                     |
 
-Entries that nobody expects (what bookies hold beside) have rows of their own: not `expected`, without states, of the
-first to the last; `copies` of them, or a `reason` why they cannot be told.
+Orphaned data has separate rows: not `expected`, without states, from the first to the last entry; `copies` has their
+number, or `reason` says why the bookie could not list them.
 """
 
 import struct
@@ -41,14 +41,14 @@ from bindery_spark.reading.fragments import Fragment, Ledger
 from bindery_spark.reading.rows import digester_of
 
 SPAN_BYTES: Final = 2**20
-"""Payload of a block, about."""
+"""Approximate payload size of a block in bytes."""
 SPAN_MAX: Final = 1_024
-"""Slots of a block."""
+"""Maximum number of slots of a block."""
 BATCH_ROWS: Final = 64
 
-READ, MISSING, CORRUPT, DAMAGED, UNKNOWN, UNTOLD, LISTED = range(7)
+READ, MISSING, CORRUPT, DAMAGED, UNKNOWN, UNREPORTED, LISTED = range(7)
 DAMAGE: Final = "io_error"
-"""The error of a bookie that has an entry and cannot read it: it reports damage as damage, and never sends it."""
+"""The error of a bookie that has an entry but cannot read it. Bookies report damage and do not send damaged data."""
 _DAMAGE_WORDS: Final = f"{DAMAGE}: the bookie could not read it"
 
 _FACT: Final = struct.Struct(">IIq")
@@ -79,13 +79,13 @@ SCHEMA: Final = pa.schema(
         pa.field("facts", pa.binary()),
     ]
 )
-"""`schemas.BLOCKS` in Arrow's words; a test compares the two."""
+"""The Arrow form of `schemas.BLOCKS`. A test compares the two."""
 
 Row = dict[str, Any]
 
 
 def span_of(ledger: Ledger) -> int:
-    """Entry ids from one block to the next; a power of two, times the ensemble's size where there are stripes."""
+    """Number of entry ids per block: a power of two, times the ensemble size if there are stripes."""
     slots = SPAN_MAX
     while slots > 1 and slots * ledger.entry_size > SPAN_BYTES:
         slots //= 2
@@ -98,7 +98,7 @@ def span_of(ledger: Ledger) -> int:
 def facts_of(
     digester: Digester, ledger_id: int, entry_ids: Sequence[int], frames: Sequence[bytes]
 ) -> list[bytes | None]:
-    """Of each frame its fact, once its digest is verified; None: the digest is wrong, or it is another entry's."""
+    """Return the fact of each frame. None: the digest is wrong, or the frame is of another entry."""
     found: list[bytes | None] = []
     add, fact = found.append, _FACT.pack
     payload_offset = HEADER_SIZE + digester.size
@@ -136,7 +136,7 @@ def facts_of(
 
 
 def payload_bytes(facts: bytes) -> int:
-    """Of all entries that `facts` are of."""
+    """Total payload size in bytes of the entries in `facts`."""
     return sum(struct.unpack(f">{len(facts) // FACT_SIZE * '4xI8x'}", facts))
 
 
@@ -144,59 +144,92 @@ def payload_bytes(facts: bytes) -> int:
 
 
 def block_row(
-    *, ledger_id: int, segment: int, block: int, stripe: int, bookie: str, first: int, step: int, states: bytes,
-    facts: bytes, reason: str | None,
-) -> Row | None:  # fmt: skip
-    """A row of SCHEMA; None: there is nothing to tell. `states`: of each slot from `first` on."""
-    told = len(states) - states.count(UNTOLD)
-    if not told:
+    *,
+    ledger_id: int,
+    segment: int,
+    block: int,
+    stripe: int,
+    bookie: str,
+    first: int,
+    step: int,
+    states: bytes,
+    facts: bytes,
+    reason: str | None,
+) -> Row | None:
+    """Return a row of SCHEMA; None if all slots are UNREPORTED. `states`: one per slot from `first` on."""
+    copies = len(states) - states.count(UNREPORTED)
+    if not copies:
         return None
-    skipped = len(states) - len(states.lstrip(bytes([UNTOLD])))
-    states = states.strip(bytes([UNTOLD]))
+    skipped = len(states) - len(states.lstrip(bytes([UNREPORTED])))
+    states = states.strip(bytes([UNREPORTED]))
     first += skipped * step
     last = first + (len(states) - 1) * step
     seen = f"{first} {last} {step} ".encode() + states
     return {
-        "ledger_id": ledger_id, "segment": segment, "block": block, "stripe": stripe, "bookie": bookie,
-        "expected": True, "first_entry": first, "last_entry": last, "step": step, "copies": told,
-        "bad": sum(map(states.count, (MISSING, CORRUPT, DAMAGED))), "unknown": states.count(UNKNOWN),
+        "ledger_id": ledger_id,
+        "segment": segment,
+        "block": block,
+        "stripe": stripe,
+        "bookie": bookie,
+        "expected": True,
+        "first_entry": first,
+        "last_entry": last,
+        "step": step,
+        "copies": copies,
+        "bad": sum(map(states.count, (MISSING, CORRUPT, DAMAGED))),
+        "unknown": states.count(UNKNOWN),
         "bytes": payload_bytes(facts),
         "fingerprint": int.from_bytes(blake2b(seen + facts, digest_size=8).digest(), "big", signed=True),
         "end_length": _FACT.unpack(facts[-FACT_SIZE:])[2] if states[-1] == READ else None,
         "reason": reason if UNKNOWN in states else None,
         "states": None if not states.strip(bytes([READ])) else states,
         "facts": facts or None,
-    }  # fmt: skip
+    }
 
 
 def unexpected_row(
     *, ledger_id: int, segment: int, bookie: str, first: int, last: int, copies: int, reason: str | None = None
-) -> Row:  # fmt: skip
+) -> Row:
     return {
-        "ledger_id": ledger_id, "segment": segment, "block": -1, "stripe": 0, "bookie": bookie, "expected": False,
-        "first_entry": first, "last_entry": last, "step": 1, "copies": copies, "bad": 0, "unknown": 0, "bytes": 0,
-        "fingerprint": None, "end_length": None, "reason": reason, "states": None, "facts": None,
-    }  # fmt: skip
+        "ledger_id": ledger_id,
+        "segment": segment,
+        "block": -1,
+        "stripe": 0,
+        "bookie": bookie,
+        "expected": False,
+        "first_entry": first,
+        "last_entry": last,
+        "step": 1,
+        "copies": copies,
+        "bad": 0,
+        "unknown": 0,
+        "bytes": 0,
+        "fingerprint": None,
+        "end_length": None,
+        "reason": reason,
+        "states": None,
+        "facts": None,
+    }
 
 
 class Blocks:
-    """Rows of one bookie in the making. Fragments are told one after the other, each from its first entry to its last,
-    but for entries that the bookie denies: those may be told until the fragment's end."""
+    """The sink of a `BookieReader` that makes one row per block. Fragments are added one after the other, each in the
+    order of its entries. Only missing entries may be added later, until the fragment is complete."""
 
     def __init__(self, bookie_id: str, *, ends_only: bool = False) -> None:
-        """`ends_only`: entries are told one by one, so each is a block."""
+        """`ends_only`: each entry is a block of its own."""
         self._bookie_id = bookie_id
         self._ends_only = ends_only
         self._rows: list[Row] = []
         self._fragment: Fragment | None = None
         self._states = bytearray()
         self._facts = bytearray()
-        """Of each entry of the fragment, whatever its state."""
+        """Facts of all entries of the fragment; zeros for those that are not READ."""
         self._reason: dict[int, str] = {}
-        """By block."""
+        """The error of UNKNOWN entries, by block."""
         self._span = 1
         self._flushed = 0
-        """Entries of the fragment before this one stand in rows."""
+        """Entries of the fragment before this id are in rows."""
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -206,7 +239,7 @@ class Blocks:
         return len(self._rows) >= BATCH_ROWS
 
     def add_frames(self, fragment: Fragment, entry_ids: Sequence[int], frames: Sequence[bytes]) -> None:
-        """Entries that the bookie sent."""
+        """Add entries that the bookie sent."""
         ledger = fragment.ledger
         self._begin(fragment)
         found = facts_of(digester_of(ledger.digest_type, ledger.password), ledger.ledger_id, entry_ids, frames)
@@ -222,17 +255,17 @@ class Blocks:
                 self._facts[at : at + FACT_SIZE] = fact
 
     def add_listed(self, fragment: Fragment, entry_ids: Sequence[int]) -> None:
-        """Entries that the bookie lists."""
+        """Add entries that the bookie lists."""
         self._begin(fragment)
         self._put(entry_ids, LISTED)
 
     def add_absent(self, fragment: Fragment, entry_ids: Sequence[int]) -> None:
-        """Entries that the bookie definitely denies."""
+        """Add expected entries that the bookie reports as missing."""
         self._begin(fragment)
         self._put(entry_ids, MISSING)
 
     def add_error(self, fragment: Fragment, entry_ids: Sequence[int], error: str) -> None:
-        """Entries of which the bookie could not say anything, or that it cannot read."""
+        """Add entries for which the bookie returned an error or no response."""
         self._begin(fragment)
         is_damage = error.startswith(DAMAGE)
         self._put(entry_ids, DAMAGED if is_damage else UNKNOWN)
@@ -241,25 +274,29 @@ class Blocks:
                 self._reason[block] = min(error, self._reason.get(block, error))
 
     def add_unexpected(self, ledger_id: int, segment: int, entry_ids: Sequence[int]) -> None:
-        """Entries that the bookie lists and nobody expects of it; ascending."""
+        """Add entries, ascending, that the bookie lists although no metadata assigns them to it."""
         if entry_ids:
             self._rows.append(
                 unexpected_row(
-                    ledger_id=ledger_id, segment=segment, bookie=self._bookie_id, first=entry_ids[0],
-                    last=entry_ids[-1], copies=len(entry_ids),
+                    ledger_id=ledger_id,
+                    segment=segment,
+                    bookie=self._bookie_id,
+                    first=entry_ids[0],
+                    last=entry_ids[-1],
+                    copies=len(entry_ids),
                 )
-            )  # fmt: skip
+            )
 
     def add_unlisted(self, ledger_id: int, segment: int, error: str) -> None:
-        """The bookie could not list what it holds."""
+        """Add the error of a bookie that could not list its ledgers or entries."""
         self._rows.append(
             unexpected_row(
                 ledger_id=ledger_id, segment=segment, bookie=self._bookie_id, first=-1, last=-1, copies=0, reason=error
             )
-        )  # fmt: skip
+        )
 
-    def told(self, fragment: Fragment, upto: int, *, is_last: bool) -> None:
-        """Everything of the fragment before entry `upto` was told; `is_last`: all of it."""
+    def complete(self, fragment: Fragment, upto: int, *, is_last: bool) -> None:
+        """Make rows of the blocks before entry `upto`. `is_last`: the fragment is complete."""
         self._begin(fragment)
         while self._flushed <= fragment.last:
             end = min(fragment.last + 1, (self._flushed // self._span + 1) * self._span)
@@ -269,7 +306,7 @@ class Blocks:
             self._flushed = end
 
     def take(self) -> pa.RecordBatch:
-        """All rows; none are left."""
+        """Return all rows and remove them."""
         rows, self._rows = self._rows, []
         return pa.RecordBatch.from_pylist(rows, schema=SCHEMA)
 
@@ -277,7 +314,7 @@ class Blocks:
         if fragment is self._fragment:
             return
         self._fragment = fragment
-        self._states = bytearray([UNTOLD]) * (fragment.last - fragment.first + 1)
+        self._states = bytearray([UNREPORTED]) * (fragment.last - fragment.first + 1)
         self._facts = bytearray(len(self._states) * FACT_SIZE)
         self._reason.clear()
         self._span = 1 if self._ends_only else span_of(fragment.ledger)
@@ -305,13 +342,20 @@ class Blocks:
             if step == 1 and not states.strip(bytes([READ])):
                 facts = bytes(self._facts[slots.start * FACT_SIZE : slots.stop * FACT_SIZE])
             else:
-                told = (slot * FACT_SIZE for slot, state in zip(slots, states, strict=True) if state == READ)
-                facts = b"".join(self._facts[at : at + FACT_SIZE] for at in told)
+                offsets = (slot * FACT_SIZE for slot, state in zip(slots, states, strict=True) if state == READ)
+                facts = b"".join(self._facts[at : at + FACT_SIZE] for at in offsets)
             row = block_row(
-                ledger_id=ledger.ledger_id, segment=fragment.segment, block=block,
-                stripe=0 if step == 1 else start % step, bookie=self._bookie_id, first=start, step=step,
-                states=states, facts=facts, reason=self._reason.get(block),
-            )  # fmt: skip
+                ledger_id=ledger.ledger_id,
+                segment=fragment.segment,
+                block=block,
+                stripe=0 if step == 1 else start % step,
+                bookie=self._bookie_id,
+                first=start,
+                step=step,
+                states=states,
+                facts=facts,
+                reason=self._reason.get(block),
+            )
             if row is not None:
                 self._rows.append(row)
 
@@ -320,13 +364,13 @@ class Blocks:
 
 
 def expand(row: Any) -> Iterator[tuple[Any, ...]]:
-    """The copies of a row, by `row["column"]`, as rows of REPLICAS; without LACs, and LISTED ones without a digest."""
+    """Yield the copies of a block row as rows of REPLICAS, without LACs. LISTED copies have no digest."""
     slots = range(row["first_entry"], row["last_entry"] + 1, row["step"])
     states = bytes(row["states"] or bytes([READ]) * len(slots))
     facts = _FACT.iter_unpack(row["facts"] or b"")
     where = row["ledger_id"], row["segment"]
     for entry_id, state in zip(slots, states, strict=True):
-        if state == UNTOLD:
+        if state == UNREPORTED:
             continue
         crc, size, length = next(facts) if state == READ else (None, None, None)
         is_present = {MISSING: False, DAMAGED: None, UNKNOWN: None}.get(state, True)

@@ -1,15 +1,15 @@
-"""Which bookie is to hold which entries: a ledger's metadata as fragments, one for each bookie of each segment. Pure.
+"""Compute which entries each bookie must store: one fragment for each bookie of each segment of a ledger. Pure.
 
-| case                         | entries that are expected of a fragment                                               |
+| case                         | expected entries of a fragment                                                        |
 |------------------------------|---------------------------------------------------------------------------------------|
-| segment that another follows | all of its share: an ensemble is replaced from the first unconfirmed entry on         |
+| not the last segment         | all of its share: an ensemble is replaced from the first unconfirmed entry on         |
 | last segment, ledger closed  | its share up to the ledger's last entry                                               |
-| last segment, not closed     | its share up to the LAC; what the bookie holds beyond is read, too, and not expected  |
+| last segment, not closed     | its share up to the LAC; entries beyond it are read if stored, but are not expected   |
 
-The LAC of a ledger that is not closed is the highest that any bookie of its last ensemble tells, piggybacked on its
-last entry or written explicitly, when the partitions are planned. It only ever grows, so an entry up to it stays
-confirmed; entries confirmed since then are not looked at. A bookie's share of a segment is the entries in whose write
-set it is; a bookie that stands twice in an ensemble has the shares of both places, each entry once.
+The LAC of a ledger that is not closed is the highest one that any bookie of its last ensemble reports while the
+partitions are planned, either in its last entry or as an explicit LAC. A LAC never decreases, so entries up to it stay
+confirmed; entries confirmed later are not checked. A bookie's share of a segment is the entries whose write set
+includes it. A bookie that is twice in an ensemble has the shares of both positions, each entry once.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,14 +23,14 @@ from bindery_core.ids import BookieId, LedgerId
 from bindery_core.placement.write_set import entry_count_of
 
 FRAME_OVERHEAD: Final = HEADER_SIZE + 8
-"""Bytes of an entry beside its payload, about."""
+"""Approximate size in bytes of an entry without its payload."""
 ENTRY_SIZE_UNKNOWN: Final = 1024
-"""Payload bytes assumed of an entry of which nothing is known."""
+"""Assumed payload size in bytes if no entry of the ledger is known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """What reading a ledger's replicas takes. It pickles, and holds no connection."""
+    """The facts of a ledger that are needed to read its replicas. Can be pickled: it holds no connection."""
 
     ledger_id: LedgerId
     digest_type: DigestType
@@ -39,32 +39,32 @@ class Ledger:
     write_quorum: int
     is_closed: bool
     limit: int | None
-    """The last entry that is expected; -1: none. None: nobody could tell the LAC."""
+    """Id of the last expected entry. -1: no entry. None: the LAC is unknown."""
     entry_size: int
-    """Estimated payload bytes of an entry."""
+    """Estimated payload size of an entry in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fragment:
-    """What one bookie is to hold of one segment, or of a part of it."""
+    """The entries of one segment, or of a part of it, that one bookie must store."""
 
     ledger: Ledger
     bookie_id: BookieId
     segment: int
-    """Index in the metadata's list."""
+    """Index in the list of segments of the metadata."""
     indexes: tuple[int, ...]
-    """Places of the bookie in the ensemble; several when it stands there twice."""
+    """Positions of the bookie in the ensemble; usually one."""
     first: int
     last: int
-    """Inclusive; >= first. Beyond `ledger.limit` there are entries that nobody confirmed."""
+    """Inclusive; >= first. Entries beyond `ledger.limit` are unconfirmed."""
 
     @property
     def is_dense(self) -> bool:
-        """Whether the bookie's share is every entry."""
+        """Whether the bookie's share includes every entry."""
         return self.ledger.write_quorum == self.ledger.ensemble_size
 
     def entry_ids(self) -> Sequence[int]:
-        """Ascending."""
+        """Ids of the bookie's share, ascending."""
         if self.is_dense:
             return range(self.first, self.last + 1)
         size, quorum = self.ledger.ensemble_size, self.ledger.write_quorum
@@ -72,7 +72,7 @@ class Fragment:
         return [entry_id for entry_id in range(self.first, self.last + 1) if entry_id % size in residues]
 
     def confirmed(self) -> "Fragment | None":
-        """Without what nobody confirmed; None: nothing is left. Where the LAC is not known it is left as it is."""
+        """Return the fragment without unconfirmed entries; None if none remains. If the LAC is unknown: unchanged."""
         limit = self.ledger.limit
         if limit is None or self.last <= limit:
             return self
@@ -80,7 +80,7 @@ class Fragment:
 
     @property
     def entry_count(self) -> int:
-        """Without listing them; of a bookie that stands twice in the ensemble perhaps too many."""
+        """Number of entries, computed without their list. Too high if the bookie is twice in the ensemble."""
         if self.is_dense:
             return self.last - self.first + 1
         size, quorum = self.ledger.ensemble_size, self.ledger.write_quorum
@@ -90,12 +90,12 @@ class Fragment:
         )
 
     def ends(self) -> tuple[int, ...]:
-        """The first and the last entry of the share that are expected; empty: there are none."""
+        """The first and the last expected entry of the share; empty if no entry is expected."""
         limit = self.last if self.ledger.limit is None else min(self.last, self.ledger.limit)
         if limit < self.first:
             return ()
         size = self.ledger.ensemble_size
-        # Of `size` entries in a row each place has one at least.
+        # Each position stores at least one of `size` consecutive entries.
         low = Fragment(
             self.ledger, self.bookie_id, self.segment, self.indexes, self.first, min(limit, self.first + size - 1)
         ).entry_ids()
@@ -105,8 +105,8 @@ class Fragment:
         return tuple(sorted({*low[:1], *high[-1:]}))
 
     def shared_ends(self) -> tuple[int, ...]:
-        """`ends` of all shares of the segment, as far as this bookie has them. So each of those entries is asked of all
-        its bookies: one that lacks it does not look like an entry that nobody has."""
+        """Those `ends` of all shares of the segment that are in this bookie's share. Each such entry is then requested
+        from its whole write set, so an entry that one bookie lacks is not taken for one that is lost."""
         if self.is_dense:
             return self.ends()
         size, quorum = self.ledger.ensemble_size, self.ledger.write_quorum
@@ -116,19 +116,19 @@ class Fragment:
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """What was found out about the end of a ledger that is not closed."""
+    """What the bookies report about the end of a ledger that is not closed."""
 
     lac: int | None
-    """None: too few bookies of the last ensemble could tell."""
+    """None: too few bookies of the last ensemble reported it."""
     length: int = 0
-    """The ledger's length at an entry near its end, and `length_at` that entry's id: for estimates only."""
+    """The ledger's length at the entry `length_at`, near its end. For estimates only."""
     length_at: int = -1
     held: Mapping[BookieId, int] | None = None
-    """The last entry that each bookie holds; -1: none. Who is not in it told nothing."""
+    """The last entry that each bookie stores; -1: none. Bookies that did not answer are absent."""
 
 
 def ledger_of(ledger_id: LedgerId, metadata: LedgerMetadata, tail: Tail | None) -> Ledger:
-    """`tail`: of a ledger that is not closed."""
+    """`tail`: required if the ledger is not closed."""
     is_closed = metadata.state is LedgerState.CLOSED
     before = int(metadata.last_segment.first_entry_id) - 1
     if is_closed:
@@ -140,18 +140,24 @@ def ledger_of(ledger_id: LedgerId, metadata: LedgerMetadata, tail: Tail | None) 
         size = tail.length // (tail.length_at + 1) if tail.length_at >= 0 else ENTRY_SIZE_UNKNOWN
     digest_type = metadata.digest_type or DIGEST_TYPE_UNTOLD
     return Ledger(
-        ledger_id, digest_type, metadata.password or b"", metadata.ensemble_size, metadata.write_quorum, is_closed,
-        limit, max(1, size),
-    )  # fmt: skip
+        ledger_id,
+        digest_type,
+        metadata.password or b"",
+        metadata.ensemble_size,
+        metadata.write_quorum,
+        is_closed,
+        limit,
+        max(1, size),
+    )
 
 
 def fragments_of(ledger: Ledger, metadata: LedgerMetadata, tail: Tail | None = None) -> Iterator[Fragment]:
-    """By segment, then by place. Fragments without entries are left out.
+    """Yield the fragments by segment, then by position in the ensemble. Fragments without entries are omitted.
 
-    Where nobody can tell the LAC each silent bookie of the last ensemble has a fragment of one entry, the segment's
-    first: what its reader says of it is that it could not say. What came before is confirmed all the same.
+    If the LAC is unknown, each bookie of the last ensemble that did not answer gets a fragment with one entry, the
+    first of the segment, so that its reader reports the missing answer. All earlier segments are confirmed anyway.
     """
-    told = tail.held if tail is not None and tail.held is not None else {}
+    held = tail.held if tail is not None and tail.held is not None else {}
     before = replace(ledger, limit=int(metadata.last_segment.first_entry_id) - 1) if ledger.limit is None else ledger
     for number, segment in enumerate(metadata.segments):
         first = int(segment.first_entry_id)
@@ -162,7 +168,7 @@ def fragments_of(ledger: Ledger, metadata: LedgerMetadata, tail: Tail | None = N
                 if ledger.is_closed and ledger.limit is not None:
                     last = min(last, ledger.limit)  # a recovery may have closed the ledger before its last ensemble
             elif ledger.limit is None:
-                last = first - 1 if bookie_id in told else first
+                last = first - 1 if bookie_id in held else first
             elif tail is not None and tail.held is not None:
                 last = max(ledger.limit, tail.held.get(bookie_id, -1))
             else:
@@ -174,7 +180,7 @@ def fragments_of(ledger: Ledger, metadata: LedgerMetadata, tail: Tail | None = N
 
 
 def is_expected(metadata: LedgerMetadata, bookie_id: BookieId, entry_id: int) -> bool:
-    """Whether metadata name this bookie for this entry; whether the entry is confirmed is not asked."""
+    """Whether the metadata assigns this entry to this bookie. It may still be unconfirmed."""
     number = max(n for n, segment in enumerate(metadata.segments) if segment.first_entry_id <= entry_id)
     ensemble = metadata.segments[number].ensemble
     size = metadata.ensemble_size

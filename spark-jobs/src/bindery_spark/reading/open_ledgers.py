@@ -1,10 +1,10 @@
-"""How far ledgers go that are not closed: what the bookies of their last ensembles tell, all asked side by side.
+"""Find the last entries of ledgers that are not closed, by concurrent requests to the bookies of the last ensembles.
 
-One READ_LAC request a bookie and ledger gives the explicit LAC and the last entry, whose header holds the LAC that the
-writer knew and the ledger's length. Both are believed only if their digests verify. Nothing is fenced.
+One READ_LAC request per bookie and ledger returns the explicit LAC and the last entry, whose header holds the LAC that
+the writer knew and the ledger's length. Both count only if their digests are valid. Nothing is fenced.
 
-What some bookies tell is enough as long as no entry can be acknowledged by the silent ones alone. Else nobody can tell
-how far the last segment goes, unless somebody told of entries in it: those are looked for on the silent ones, too.
+The answers suffice if no entry can have been acknowledged by the other bookies alone. Otherwise the end of the last
+segment is unknown, unless a bookie reported entries in it: those are also expected on the bookies that did not answer.
 """
 
 import asyncio
@@ -26,35 +26,37 @@ from bindery_core.wire.messages import ReadLacRequest, ReadLacResponse, Status
 from bindery_spark.reading.fragments import Tail
 
 REQUESTS_MAX: Final = 500
-"""To one bookie at once."""
+"""Maximum number of concurrent requests per bookie."""
 _DENIED: Final = (int(Status.NO_ENTRY), int(Status.NO_LEDGER))
-_TOLD: Final = (int(Status.OK), *_DENIED)
-"""And IO_ERROR with an explicit LAC: what BookKeeper answers where there is no entry."""
+_ANSWERED: Final = (int(Status.OK), *_DENIED)
+"""Statuses that count as an answer. So does IO_ERROR with an explicit LAC: BookKeeper's answer if there is no entry."""
 
 
-async def ask_tails(
+async def read_tails(
     pool: BookiePool, ledgers: Mapping[LedgerId, LedgerMetadata], *, timeout_s: float
 ) -> dict[LedgerId, Tail]:
-    """A Tail for each of `ledgers`. Bookies that do not answer, or are not registered, tell nothing."""
-    asked: defaultdict[BookieId, list[LedgerId]] = defaultdict(list)
+    """Return a Tail for each of `ledgers`. Bookies that do not answer, or are not registered, contribute nothing."""
+    ids_by_bookie: defaultdict[BookieId, list[LedgerId]] = defaultdict(list)
     for ledger_id, metadata in ledgers.items():
         for bookie_id in dict.fromkeys(metadata.last_segment.ensemble):
-            asked[bookie_id].append(ledger_id)
+            ids_by_bookie[bookie_id].append(ledger_id)
     answers: defaultdict[LedgerId, dict[BookieId, ReadLacResponse]] = defaultdict(dict)
-    for found in await asyncio.gather(*(_ask(pool, b, ids, timeout_s=timeout_s) for b, ids in asked.items())):
+    for found in await asyncio.gather(
+        *(_read_lacs(pool, b, ids, timeout_s=timeout_s) for b, ids in ids_by_bookie.items())
+    ):
         for bookie_id, response in found:
             answers[LedgerId(response.ledger_id)][bookie_id] = response
     return {ledger_id: tail_of(ledger_id, metadata, answers[ledger_id]) for ledger_id, metadata in ledgers.items()}
 
 
 def tail_of(ledger_id: LedgerId, metadata: LedgerMetadata, answers: Mapping[BookieId, ReadLacResponse]) -> Tail:
-    """What the answers of the last ensemble come to. Pure."""
+    """Combine the responses of the last ensemble. Pure."""
     digester = Digester(metadata.digest_type or DIGEST_TYPE_UNTOLD, metadata.password or b"")
     lac: int | None = None
     length, length_at = 0, -1
     held: dict[BookieId, int] = {}
     for bookie_id, response in answers.items():
-        if response.status not in _TOLD and not (response.status == Status.IO_ERROR and response.lac_body):
+        if response.status not in _ANSWERED and not (response.status == Status.IO_ERROR and response.lac_body):
             continue
         known = -1
         if response.lac_body:
@@ -80,12 +82,14 @@ def tail_of(ledger_id: LedgerId, metadata: LedgerMetadata, answers: Mapping[Book
     return Tail(lac, length, length_at, held)
 
 
-def _is_enough(metadata: LedgerMetadata, told: Collection[BookieId]) -> bool:
-    """Whether those who `told` would know of every acknowledged entry of the last segment."""
+def _is_enough(metadata: LedgerMetadata, answered: Collection[BookieId]) -> bool:
+    """Whether every acknowledged entry of the last segment is stored on at least one bookie that `answered`."""
     return is_covered(
-        [index for index, member in enumerate(metadata.last_segment.ensemble) if member in told],
-        ensemble_size=metadata.ensemble_size, write_quorum=metadata.write_quorum, ack_quorum=metadata.ack_quorum,
-    )  # fmt: skip
+        [index for index, member in enumerate(metadata.last_segment.ensemble) if member in answered],
+        ensemble_size=metadata.ensemble_size,
+        write_quorum=metadata.write_quorum,
+        ack_quorum=metadata.ack_quorum,
+    )
 
 
 class _Sink:
@@ -111,7 +115,7 @@ class _Sink:
             self.done.set_result(None)
 
 
-async def _ask(
+async def _read_lacs(
     pool: BookiePool, bookie_id: BookieId, ids: Sequence[LedgerId], *, timeout_s: float
 ) -> list[tuple[BookieId, ReadLacResponse]]:
     found: list[tuple[BookieId, ReadLacResponse]] = []

@@ -1,10 +1,10 @@
-"""What a bookie holds that no metadata expect of it: ledgers that are gone, entries of ledgers that name others.
+"""Find orphaned data of a bookie: entries of deleted ledgers, or of ledgers whose metadata names other bookies.
 
-The bookie is asked first what it holds, and metadata are read afterwards: an entry that came in between belongs to a
-ledger whose metadata stand. Entries are listed, not read: these rows have no digests. Beyond the LAC of a ledger that
-is not closed entries are legal, and are not told here.
+The bookie lists its ledgers and entries first, and the metadata is read afterwards, so an entry that is added in
+between is of a ledger whose metadata exists. Entries are listed, not read, so these rows have no digests. Entries
+beyond the LAC of a ledger that is not closed are legal and not reported here.
 
-| row                                         | says                                                                   |
+| row                                         | meaning                                                                |
 |---------------------------------------------|------------------------------------------------------------------------|
 | segment NO_SEGMENT                          | an entry of a ledger without metadata, or that names other bookies     |
 | another segment                             | an entry beyond a closed ledger's end                                  |
@@ -36,18 +36,18 @@ from bindery_spark.schemas import NO_LEDGER, NO_SEGMENT
 LEDGERS_PATH: Final = "/api/v1/bookie/ledgers"
 READS_IN_FLIGHT: Final = 64
 _ANY_DIGEST: Final = Digester(DigestType.DUMMY)
-"""Listing entries needs none."""
+"""Requests for lists of entries verify no digest."""
 
 Runs = Sequence[tuple[int, int]]
 """(first entry id, count)"""
 
 
 class Unlisted(Exception):
-    """A bookie does not tell which ledgers it holds."""
+    """A bookie did not list its ledgers."""
 
 
 async def held_ledgers(pool: BookiePool, bookie_id: BookieId, *, timeout_s: float) -> Iterable[range]:
-    """Runs of ids, ascending, by the bookie's admin HTTP. Raises Unlisted."""
+    """Return the ids of the bookie's ledgers as ascending ranges, from its admin HTTP API. Raises Unlisted."""
     record = pool.directory.bookies.get(bookie_id)
     if record is None:
         raise Unlisted("unreachable: bookie is not registered")
@@ -63,13 +63,13 @@ async def held_ledgers(pool: BookiePool, bookie_id: BookieId, *, timeout_s: floa
 
 
 def _get(url: str, timeout_s: float) -> Any:
-    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # bookies are not behind anybody's proxy
-    with direct.open(url, timeout=timeout_s) as answer:
-        return json.load(answer)["ledgers"]
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # bookies are reached without a proxy
+    with direct.open(url, timeout=timeout_s) as response:
+        return json.load(response)["ledgers"]
 
 
 def unexpected_of(metadata: LedgerMetadata | None, bookie_id: BookieId, held: Runs) -> Iterable[tuple[int, int]]:
-    """(segment, entry id) of what is held and not expected, ascending. `metadata` None: the ledger is gone."""
+    """Return (segment, entry id) of the unexpected entries, ascending. `metadata` None: the ledger does not exist."""
     if metadata is None:
         return [(NO_SEGMENT, entry_id) for first, count in held for entry_id in range(first, first + count)]
     end = int(metadata.last_entry_id) if metadata.state is LedgerState.CLOSED else ID_MAX
@@ -84,10 +84,15 @@ def unexpected_of(metadata: LedgerMetadata | None, bookie_id: BookieId, held: Ru
 
 
 async def read_unexpected(
-    pool: BookiePool, metadata: MetadataReader, bookie_id: BookieId, wanted: tuple[int, int], *, timeout_s: float,
+    pool: BookiePool,
+    metadata: MetadataReader,
+    bookie_id: BookieId,
+    wanted: tuple[int, int],
+    *,
+    timeout_s: float,
     rows: Sink,
-) -> AsyncIterator[pa.RecordBatch]:  # fmt: skip
-    """Rows of ledgers first..last (inclusive). Nothing is in flight whenever a batch is given out."""
+) -> AsyncIterator[pa.RecordBatch]:
+    """Yield rows of the ledgers first..last (inclusive). No request is in flight when a batch is yielded."""
     try:
         runs = await held_ledgers(pool, bookie_id, timeout_s=timeout_s)
     except Unlisted as error:
@@ -101,7 +106,7 @@ async def read_unexpected(
             if isinstance(held, str):
                 rows.add_unlisted(ledger_id, NO_SEGMENT, held)
             elif held:
-                await _tell(rows, metadata, bookie_id, ledger_id, held)
+                await _report(rows, metadata, bookie_id, ledger_id, held)
         if rows.is_full:
             yield rows.take()
     if len(rows):
@@ -120,13 +125,13 @@ async def _list(
         return ledger_id, f"unlisted: {error}"
 
 
-async def _tell(rows: Sink, metadata: MetadataReader, bookie_id: BookieId, ledger_id: LedgerId, held: Runs) -> None:
+async def _report(rows: Sink, metadata: MetadataReader, bookie_id: BookieId, ledger_id: LedgerId, held: Runs) -> None:
     try:
         known: LedgerMetadata | None = await metadata.read(ledger_id)
     except NoSuchLedger:
         known = None
     except Corrupt:
-        return  # nobody can say what is expected of it: METADATA_UNREADABLE tells the ledger
+        return  # the expected entries are unknown; the finding METADATA_UNREADABLE reports the ledger
     by_segment: dict[int, list[int]] = {}
     for segment, entry_id in unexpected_of(known, bookie_id, held):
         by_segment.setdefault(segment, []).append(entry_id)

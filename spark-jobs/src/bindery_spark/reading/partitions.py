@@ -1,7 +1,7 @@
-"""How the reading of many fragments is cut into tasks: each of one bookie, bounded in bytes and entries. Pure.
+"""Divide fragments into read tasks: each task reads from one bookie, within limits of bytes and entries. Pure.
 
-A fragment that is too large is cut by entries; small ones are put together, in the order of their ledgers. Tasks of
-different bookies alternate, so that those which run side by side seldom want the same one.
+Large fragments are split by entries; small ones are combined, in the order of their ledgers. Tasks of different bookies
+alternate, so that concurrent tasks rarely read from the same bookie.
 """
 
 from collections import defaultdict
@@ -15,33 +15,33 @@ from bindery_core.ids import BookieId
 from bindery_spark.reading.fragments import FRAME_OVERHEAD, Fragment, Ledger
 
 FRAGMENT_COST: Final = 4 * 1024
-"""Bytes that a fragment counts beside its entries: asking for a small one takes time, too."""
+"""Cost of a fragment in bytes in addition to its entries, because requests for small fragments also take time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What one reader does. It pickles, and holds no connection."""
+    """The work of one reader. Can be pickled: it holds no connection."""
 
     bookie_id: BookieId
     fragments: tuple[Fragment, ...] = ()
     unexpected_in: tuple[int, int] | None = None
-    """Instead of fragments: look for what no metadata expect in ledgers first..last (inclusive)."""
+    """Instead of fragments: find orphaned data in the ledgers first..last (inclusive)."""
 
     @property
     def ledger_range(self) -> tuple[int, int]:
-        """Inclusive."""
+        """First and last ledger id, inclusive."""
         if self.unexpected_in is not None:
             return self.unexpected_in
         return self.fragments[0].ledger.ledger_id, self.fragments[-1].ledger.ledger_id
 
 
 def cost_of(fragment: Fragment) -> int:
-    """Estimated bytes."""
+    """Estimated size in bytes."""
     return FRAGMENT_COST + fragment.entry_count * (fragment.ledger.entry_size + FRAME_OVERHEAD)
 
 
 def split(fragment: Fragment, *, bytes_max: int, entries_max: int, span: int = 1) -> Iterator[Fragment]:
-    """Parts within both limits, as far as one entry is. They begin at multiples of `span`, but for the first one."""
+    """Yield parts within both limits, with at least one entry. All but the first begin at a multiple of `span`."""
     share = max(1, fragment.entry_count)
     per_entry = fragment.ledger.entry_size + FRAME_OVERHEAD
     entries = max(1, min(entries_max, (bytes_max - FRAGMENT_COST) // per_entry))
@@ -59,11 +59,15 @@ def split(fragment: Fragment, *, bytes_max: int, entries_max: int, span: int = 1
 
 
 def tasks_of(
-    fragments: Iterable[Fragment], *, bytes_max: int, entries_max: int, ends_only: bool = False,
+    fragments: Iterable[Fragment],
+    *,
+    bytes_max: int,
+    entries_max: int,
+    ends_only: bool = False,
     span_of: Callable[[Ledger], int] = lambda _: 1,
-) -> Sequence[Task]:  # fmt: skip
-    """`ends_only`: of each fragment the ends are read, a few entries, and none is cut. `span_of`: parts of a ledger's
-    fragments begin at its multiples."""
+) -> Sequence[Task]:
+    """`ends_only`: only the ends of each fragment are read, so none is split. `span_of`: split fragments of a ledger at
+    multiples of this."""
     by_bookie: defaultdict[BookieId, list[Fragment]] = defaultdict(list)
     for fragment in fragments:
         by_bookie[fragment.bookie_id].append(fragment)
@@ -75,9 +79,14 @@ def tasks_of(
 
 
 def _pack(
-    bookie_id: BookieId, fragments: list[Fragment], bytes_max: int, entries_max: int, *, ends_only: bool,
+    bookie_id: BookieId,
+    fragments: list[Fragment],
+    bytes_max: int,
+    entries_max: int,
+    *,
+    ends_only: bool,
     span_of: Callable[[Ledger], int],
-) -> Iterator[Task]:  # fmt: skip
+) -> Iterator[Task]:
     fragments.sort(key=lambda each: (each.ledger.ledger_id, each.segment, each.first))
     taken: list[Fragment] = []
     size = entries = 0

@@ -1,26 +1,26 @@
-"""BookieReader: reads one bookie's share of many fragments as fast as its budget allows, and never gives up loudly.
+"""Read the entries of many fragments from one bookie, within a byte budget. Failures become rows, not exceptions.
 
-Nothing is fenced, recovered or written. Requests are plain and batch reads of wire version 2, WINDOW_BYTES in flight.
+The reader never fences, recovers or writes. It sends plain and batch reads of wire version 2, WINDOW_BYTES in flight.
 
-| entries | of a fragment                                                                                              |
+| entries | what is read of a fragment                                                                                 |
 |---------|------------------------------------------------------------------------------------------------------------|
-| all     | every entry is read                                                                                        |
-| listed  | the bookie lists what it holds, and the first and the last entry are read; a bookie that cannot list: all  |
-| ends    | the first and the last entry of each share of its segment are read, as far as it holds them                |
+| all     | every entry                                                                                                |
+| listed  | the bookie's list of entries, the first and the last entry; every entry if the bookie cannot list          |
+| ends    | those first and last entries of the shares of all bookies that are also in this bookie's share             |
 
-| the bookie's answer                          | the rows of the entries asked for                                 |
+| the bookie's response                        | the rows of the requested entries                                 |
 |----------------------------------------------|-------------------------------------------------------------------|
 | an entry frame                               | present; verified here                                            |
-| NO_ENTRY, NO_LEDGER                          | not present, once metadata were read again: see `_Absent`         |
+| NO_ENTRY, NO_LEDGER                          | not present, after the metadata is read again: see `_Absent`      |
 | UNKNOWN_LEDGER_STATE                         | error `limbo`                                                     |
-| TOO_MANY_REQUESTS                            | asked again until `timeout_s`, then error `busy`                  |
-| another status                               | error, the status's name in lower case: `io_error`                |
-| none in time                                 | error `timeout`                                                   |
-| the connection is refused or lost            | asked again until `timeout_s`, then error `unreachable`           |
+| TOO_MANY_REQUESTS                            | retried until `timeout_s`, then error `busy`                      |
+| another status                               | error, the name of the status in lower case, as in `io_error`     |
+| none within the timeout                      | error `timeout`                                                   |
+| the connection is refused or lost            | retried until `timeout_s`, then error `unreachable`               |
 | (the bookie is not registered)               | error `unreachable`, at once                                      |
 
-After TIMEOUTS_MAX timeouts in a row, or an outage of `timeout_s`, nothing more is asked of this bookie, and the rest of
-the rows say so.
+After TIMEOUTS_MAX timeouts in a row, or an outage of `timeout_s`, the reader sends no more requests to this bookie. The
+remaining rows get the same error.
 """
 
 import asyncio
@@ -55,7 +55,7 @@ from bindery_spark.reading.rows import EntryRows
 from bindery_spark.reading.throttle import Budget, Pressure
 
 REQUEST_BYTES: Final = 256 * 1024
-"""Bytes that one batch read aims at: larger ones hold up the bookie's other clients."""
+"""Target size of a batch read in bytes. Larger reads delay the bookie's other clients."""
 REQUEST_ENTRIES_MAX: Final = 1_000
 WINDOW_BYTES: Final = 4 * REQUEST_BYTES
 WINDOW_REQUESTS: Final = 32
@@ -63,9 +63,9 @@ BUSY_PAUSE_S: Final = 0.05
 RETRY_PAUSE_S: Final = 0.25
 TIMEOUTS_MAX: Final = 3
 REREAD_MAX: Final = 1_000
-"""Entries of a ledger that is not closed which are asked for once more before they count as absent."""
+"""Maximum number of missing entries of an open ledger that are requested a second time before they count as absent."""
 LISTING_BYTES: Final = 1024
-"""What a list of entries counts."""
+"""Size in bytes at which a list of entries is charged to the budget."""
 LISTING_ENTRIES_MAX: Final = 1_000_000
 _ABSENT: Final = (int(Status.NO_ENTRY), int(Status.NO_LEDGER))
 _UNANSWERED: Final = "unanswered: the bookie answered for other entries"
@@ -73,12 +73,12 @@ _UNANSWERED: Final = "unanswered: the bookie answered for other entries"
 
 class MetadataReader(Protocol):
     async def read(self, ledger_id: LedgerId) -> LedgerMetadata:
-        """Raises NoSuchLedger, MetadataUnavailable; Corrupt, when nobody can say any more what is in it."""
+        """Raises NoSuchLedger, MetadataUnavailable, or Corrupt if the metadata cannot be decoded."""
         ...
 
 
 class Sink(Protocol):
-    """Who makes rows of what a reader is told, fragment by fragment: `rows.EntryRows`, `blocks.Blocks`."""
+    """Builds rows from what a reader receives, fragment by fragment: `rows.EntryRows`, `blocks.Blocks`."""
 
     def __len__(self) -> int: ...
 
@@ -97,15 +97,15 @@ class Sink(Protocol):
 
     def add_unlisted(self, ledger_id: int, segment: int, error: str) -> None: ...
 
-    def told(self, fragment: Fragment, upto: int, *, is_last: bool) -> None:
-        """Everything of the fragment before entry `upto` was told; `is_last`: all of it."""
+    def complete(self, fragment: Fragment, upto: int, *, is_last: bool) -> None:
+        """All entries of the fragment before `upto` were added. `is_last`: the fragment is complete."""
         ...
 
     def take(self) -> pa.RecordBatch: ...
 
 
 class _Failed(Exception):
-    """No answer. `text`: what the rows say."""
+    """A request got no response. `text`: the error of the rows."""
 
     def __init__(self, text: str, *, is_timeout: bool = False, ended_by_peer: bool = False) -> None:
         super().__init__(text)
@@ -115,7 +115,7 @@ class _Failed(Exception):
 
 
 class _Request:
-    """The sink of `count` answers. `done` gives them all, or raises _Failed."""
+    """Collects `count` responses. `done` returns all of them, or raises _Failed."""
 
     def __init__(self, count: int) -> None:
         self._left = count
@@ -130,9 +130,9 @@ class _Request:
 
     def failed(self, bookie_id: BookieId, error: BinderyError) -> None:
         cause = str(error.facts.get("cause", ""))
-        words = f"{error.message}: {cause}" if cause else error.message
+        text = f"{error.message}: {cause}" if cause else error.message
         ended = cause == CLOSED_BY_PEER or cause.startswith("ConnectionResetError")
-        self._fail(_Failed(f"unreachable: {words}", ended_by_peer=ended))
+        self._fail(_Failed(f"unreachable: {text}", ended_by_peer=ended))
 
     def expired(self, bookie_id: BookieId, error: BinderyError) -> None:
         self._fail(_Failed("timeout: no answer in time", is_timeout=True))
@@ -143,8 +143,8 @@ class _Request:
 
 
 @dataclass(slots=True)
-class _Found:
-    """What came of one job."""
+class _JobResult:
+    """Result of one job."""
 
     present: list[int] = field(default_factory=list)
     frames: list[bytes] = field(default_factory=list)
@@ -152,7 +152,7 @@ class _Found:
     absent: list[int] = field(default_factory=list)
     errors: dict[str, list[int]] = field(default_factory=dict)
     unlisted: Sequence[int] = ()
-    """The bookie cannot list, and these are to be read instead; nothing else was found."""
+    """Entries to read instead, because the bookie cannot list. The other fields are then empty."""
 
     def take(self, entry_id: int, status: int, frame: bytes | None) -> None:
         if status == Status.OK and frame is not None:
@@ -161,20 +161,20 @@ class _Found:
         elif status in _ABSENT:
             self.absent.append(entry_id)
         else:
-            self.errors.setdefault(_words(status), []).append(entry_id)
+            self.errors.setdefault(_error_text(status), []).append(entry_id)
 
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """A piece of a fragment that is asked for at once."""
+    """A part of a fragment that is requested at once."""
 
     fragment: Fragment
     entry_ids: Sequence[int]
-    """Ascending. A range: in one batch read."""
+    """Ascending. A range is read with one batch read."""
     is_last: bool
-    """Of its fragment."""
+    """Whether this is the last job of its fragment."""
     is_listing: bool = False
-    """All but the ends are not read."""
+    """Whether the entries are listed and only the first and the last one read."""
 
     @property
     def size(self) -> int:
@@ -185,8 +185,8 @@ class _Job:
 
 @dataclass(slots=True)
 class _Absent:
-    """Entries of a fragment that the bookie denied. They are told at the fragment's end, after another look at the
-    ledger: one that was deleted, or moved to other bookies, since the plan was made lacks nothing here."""
+    """Entries of a fragment that the bookie does not have. They are reported at the fragment's end, after the ledger's
+    metadata is read again: if the ledger was deleted or moved to other bookies after planning, nothing is missing."""
 
     entry_ids: list[int] = field(default_factory=list)
 
@@ -195,10 +195,16 @@ class BookieReader:
     """Reads fragments of one bookie. Used from one event loop."""
 
     def __init__(
-        self, pool: BookiePool, metadata: MetadataReader, bookie_id: BookieId, *, budget: Budget, timeout_s: float,
+        self,
+        pool: BookiePool,
+        metadata: MetadataReader,
+        bookie_id: BookieId,
+        *,
+        budget: Budget,
+        timeout_s: float,
         rows: Sink | None = None,
-    ) -> None:  # fmt: skip
-        """`rows`: what the answers become; None: a row for each entry."""
+    ) -> None:
+        """`rows`: builds the rows from responses. None: one row per entry."""
         self._pool = pool
         self._metadata = metadata
         self._bookie_id = bookie_id
@@ -209,13 +215,13 @@ class BookieReader:
         self._rows = EntryRows(bookie_id) if rows is None else rows
         self._absent = _Absent()
         self._given_up = ""
-        """Why nothing more is asked; empty: it is."""
+        """The error after which no more requests are sent. Empty: requests are sent."""
         self._timeouts = 0
         self._out_since: float | None = None
 
     async def read(self, fragments: Sequence[Fragment], *, entries: str = "all") -> AsyncIterator[pa.RecordBatch]:
-        """Batches of rows; `entries`: all, listed or ends. Whenever one is given out nothing is in flight: the caller
-        may take its time, and no deadline passes meanwhile."""
+        """Yield batches of rows. `entries`: all, listed or ends. No request is in flight when a batch is yielded, so a
+        slow caller causes no timeouts."""
         async with aclosing(self._read(_jobs(fragments, entries=entries))) as batches:
             async for batch in batches:
                 yield batch
@@ -223,8 +229,8 @@ class BookieReader:
             yield self._rows.take()
 
     async def _read(self, jobs: Iterator[_Job]) -> AsyncGenerator[pa.RecordBatch, None]:
-        """Full batches; what is left stays in the sink."""
-        running: deque[tuple[_Job, asyncio.Task[_Found]]] = deque()
+        """Yield full batches. The remaining rows stay in the sink."""
+        running: deque[tuple[_Job, asyncio.Task[_JobResult]]] = deque()
         size = 0
         is_draining = False
         try:
@@ -246,7 +252,7 @@ class BookieReader:
                 found = await task
                 size -= job.size
                 if found.unlisted:
-                    # Rows stay in order, and nothing is in flight while it is read.
+                    # Wait for all running jobs: rows stay in order, and no request is in flight during these reads.
                     await asyncio.wait([task, *(each for _, each in running)])
                     async with aclosing(self._read(_pieces(job, found.unlisted))) as batches:
                         async for batch in batches:
@@ -254,7 +260,7 @@ class BookieReader:
                     is_draining = self._rows.is_full
                     continue
                 self._charge(sum(map(len, found.frames)) - job.size)
-                await self._tell(job, found)
+                await self._report(job, found)
                 is_draining = self._rows.is_full
         finally:
             for _, task in running:
@@ -269,32 +275,32 @@ class BookieReader:
             await asyncio.sleep(wait)
 
     def _charge(self, beyond: int) -> None:
-        """Entries were that much larger than metadata had it."""
+        """Charge the budget for `beyond` bytes by which the entries exceeded the estimate."""
         if beyond > 0:
             self._budget.take(beyond, now=self._loop.time())
 
-    # -- what comes of a job -------------------------------------------------------------------------------------------
+    # -- results -------------------------------------------------------------------------------------------------------
 
-    async def _tell(self, job: _Job, found: _Found) -> None:
+    async def _report(self, job: _Job, found: _JobResult) -> None:
         fragment = job.fragment
-        self._tell_found(fragment, found)
+        self._report_found(fragment, found)
         limit = -1 if fragment.ledger.limit is None else fragment.ledger.limit
         self._absent.entry_ids += [entry_id for entry_id in found.absent if entry_id <= limit]
         if job.is_last and self._absent.entry_ids:
             absent, self._absent = self._absent, _Absent()
-            await self._tell_absent(fragment, absent.entry_ids)
+            await self._report_absent(fragment, absent.entry_ids)
         if job.is_last or not self._absent.entry_ids:
-            self._rows.told(fragment, job.entry_ids[-1] + 1, is_last=job.is_last)
+            self._rows.complete(fragment, job.entry_ids[-1] + 1, is_last=job.is_last)
 
-    def _tell_found(self, fragment: Fragment, found: _Found) -> None:
+    def _report_found(self, fragment: Fragment, found: _JobResult) -> None:
         if found.listed:
             self._rows.add_listed(fragment, found.listed)
         if found.present:
             self._rows.add_frames(fragment, found.present, found.frames)
-        for words, entry_ids in found.errors.items():
-            self._rows.add_error(fragment, entry_ids, words)
+        for text, entry_ids in found.errors.items():
+            self._rows.add_error(fragment, entry_ids, text)
 
-    async def _tell_absent(self, fragment: Fragment, absent: list[int]) -> None:
+    async def _report_absent(self, fragment: Fragment, absent: list[int]) -> None:
         ledger = fragment.ledger
         try:
             metadata = await self._metadata.read(ledger.ledger_id)
@@ -302,47 +308,47 @@ class BookieReader:
             return
         absent = [entry_id for entry_id in absent if is_expected(metadata, self._bookie_id, entry_id)]
         if not ledger.is_closed and absent:
-            # The add that an ack quorum confirmed may just have arrived here, too.
+            # An ack quorum confirmed these entries; this bookie may receive its copies a moment later.
             again, rest = absent[:REREAD_MAX], absent[REREAD_MAX:]
             await asyncio.sleep(RETRY_PAUSE_S)
             found = await self._run(_Job(fragment, again, is_last=True))
-            self._tell_found(fragment, found)
+            self._report_found(fragment, found)
             absent = [*found.absent, *rest]
         if absent:
             self._rows.add_absent(fragment, absent)
 
-    # -- asking --------------------------------------------------------------------------------------------------------
+    # -- requests ------------------------------------------------------------------------------------------------------
 
-    async def _run(self, job: _Job) -> _Found:
-        found = _Found()
+    async def _run(self, job: _Job) -> _JobResult:
+        found = _JobResult()
         if job.fragment.ledger.limit is None:
-            words = "unreachable: too few bookies of the ensemble reported the end of the ledger"
-            found.errors[words] = list(job.entry_ids)
+            text = "unreachable: too few bookies of the ensemble reported the end of the ledger"
+            found.errors[text] = list(job.entry_ids)
             return found
         left = list(job.entry_ids)
         if job.is_listing:
             left = await self._list(job, found)
             if len(left) > _step(job.fragment) and not self._given_up:
-                return _Found(unlisted=left)
+                return _JobResult(unlisted=left)
         while left:
             if self._given_up:
                 found.errors.setdefault(self._given_up, []).extend(left)
                 break
             try:
-                left = await self._ask(job.fragment.ledger.ledger_id, left, found)
+                left = await self._request(job.fragment.ledger.ledger_id, left, found)
             except _Failed as error:
                 await self._after_failure(error)
         return found
 
-    async def _ask(self, ledger_id: LedgerId, left: list[int], found: _Found) -> list[int]:
-        """Ask for `left`, at least the first of them; what is still to be asked for."""
+    async def _request(self, ledger_id: LedgerId, left: list[int], found: _JobResult) -> list[int]:
+        """Request the entries `left`, at least the first of them. Return those that are still to be requested."""
         is_run = left[-1] - left[0] == len(left) - 1 and len(left) > 1
         if not is_run or self._bookie_id in self._pool.without_batch_reads:
-            return await self._ask_singly(ledger_id, left, found)
+            return await self._read_singly(ledger_id, left, found)
         try:
-            response = await self._ask_batch(ledger_id, left[0], len(left))
+            response = await self._read_batch(ledger_id, left[0], len(left))
         except _Failed as error:
-            if error.ended_by_peer and self._out_since is None and not await self._knows_batch_reads(ledger_id):
+            if error.ended_by_peer and self._out_since is None and not await self._supports_batch_reads(ledger_id):
                 self._pool.without_batch_reads.add(self._bookie_id)
                 return left
             raise
@@ -359,18 +365,18 @@ class BookieReader:
             found.absent += left
             return []
         if response.status == Status.OK:
-            return await self._ask_singly(ledger_id, left, found)
-        # The first one is missing or unreadable: those behind it are asked for one by one, all at once.
+            return await self._read_singly(ledger_id, left, found)
+        # The first entry is missing or unreadable. The others are requested singly, all at once.
         found.take(left[0], response.status, None)
-        return await self._ask_singly(ledger_id, left[1:], found) if len(left) > 1 else []
+        return await self._read_singly(ledger_id, left[1:], found) if len(left) > 1 else []
 
-    async def _list(self, job: _Job, found: _Found) -> list[int]:
-        """Ask what the bookie holds of the job's entries; those that are to be read all the same."""
+    async def _list(self, job: _Job, found: _JobResult) -> list[int]:
+        """Request the bookie's list of the job's entries. Return the entries that still have to be read."""
         fragment, wanted = job.fragment, job.entry_ids
         ledger_id = fragment.ledger.ledger_id
         while not self._given_up:
             try:
-                response = await self._ask_list(ledger_id)
+                response = await self._request_list(ledger_id)
             except _Failed as error:
                 await self._after_failure(error)
                 continue
@@ -382,7 +388,7 @@ class BookieReader:
                 found.absent += wanted
                 return []
             if response.status == Status.UNKNOWN_LEDGER_STATE:
-                found.errors.setdefault(_words(response.status), []).extend(wanted)
+                found.errors.setdefault(_error_text(response.status), []).extend(wanted)
                 return []
             try:
                 runs = availability.decode(response.availability or b"")
@@ -400,16 +406,16 @@ class BookieReader:
             return ends
         return list(wanted)
 
-    async def _ask_list(self, ledger_id: LedgerId) -> ListEntriesResponse:
+    async def _request_list(self, ledger_id: LedgerId) -> ListEntriesResponse:
         request = ListEntriesRequest(self._pool.txn_id(), ledger_id)
         sink = _Request(1)
         connection = self._pool.connection(self._bookie_id, 3)
         connection.send(v3.encode_request(request), (request.txn_id,), sink, timeout_s=self._timeout_s)
         (response,) = await sink.done
-        # Bookies from before this request answer with an error of no operation.
+        # Bookies without this request answer with an error that names no operation.
         return response if isinstance(response, ListEntriesResponse) else ListEntriesResponse(0, -1, ledger_id)
 
-    async def _ask_batch(self, ledger_id: LedgerId, first: int, count: int) -> BatchReadResponse:
+    async def _read_batch(self, ledger_id: LedgerId, first: int, count: int) -> BatchReadResponse:
         request = BatchReadRequest(v2.VERSION, ledger_id, first, self._pool.txn_id(), count, 2 * REQUEST_BYTES)
         sink = _Request(1)
         began = self._loop.time()
@@ -419,7 +425,7 @@ class BookieReader:
         self._pressure.observe(self._loop.time() - began, size=sum(map(len, response.bodies)))
         return response
 
-    async def _ask_singly(self, ledger_id: LedgerId, left: list[int], found: _Found) -> list[int]:
+    async def _read_singly(self, ledger_id: LedgerId, left: list[int], found: _JobResult) -> list[int]:
         reads = [ReadRequest(v2.VERSION, ledger_id, entry_id) for entry_id in left]
         sink = _Request(len(reads))
         began = self._loop.time()
@@ -446,8 +452,8 @@ class BookieReader:
         connection = self._pool.connection(self._bookie_id, v2.VERSION)
         connection.send(frames, keys, sink, timeout_s=self._timeout_s)
 
-    async def _knows_batch_reads(self, ledger_id: LedgerId) -> bool:
-        """After the bookie ended the connection: an old one that does not know them still answers a plain read."""
+    async def _supports_batch_reads(self, ledger_id: LedgerId) -> bool:
+        """Probe a bookie that closed the connection: without support for batch reads it still answers a plain read."""
         read = ReadRequest(v2.VERSION, ledger_id, 0)
         for is_plain in (True, False):
             sink = _Request(1)
@@ -459,17 +465,17 @@ class BookieReader:
             try:
                 await sink.done
             except _Failed as error:
-                return is_plain or not error.ended_by_peer  # it went away altogether: nothing was learnt
+                return is_plain or not error.ended_by_peer  # the bookie is unreachable: the probe proves nothing
         return True
 
-    # -- a bookie in trouble -------------------------------------------------------------------------------------------
+    # -- failures ------------------------------------------------------------------------------------------------------
 
     def _answered(self) -> None:
         self._timeouts = 0
         self._out_since = None
 
     async def _after_failure(self, error: _Failed) -> None:
-        """Pause before the same is asked again, or give up for good."""
+        """Pause before the request is repeated, or stop sending requests to this bookie."""
         now = self._loop.time()
         if error.is_timeout:
             self._timeouts += 1
@@ -508,12 +514,12 @@ def _jobs(fragments: Sequence[Fragment], *, entries: str) -> Iterator[_Job]:
 
 
 def _step(fragment: Fragment) -> int:
-    """Entries that are read at once."""
+    """Number of entries per batch read."""
     return max(1, min(REQUEST_ENTRIES_MAX, REQUEST_BYTES // (fragment.ledger.entry_size + FRAME_OVERHEAD)))
 
 
 def _pieces(job: _Job, entry_ids: Sequence[int]) -> Iterator[_Job]:
-    """Instead of the listing `job`: these entries are read, a piece at a time, and each is asked of the budget."""
+    """Jobs that read these entries instead of listing them. Each job is charged to the budget."""
     step = _step(job.fragment)
     for start in range(0, len(entry_ids), step):
         is_end = start + step >= len(entry_ids)
@@ -521,14 +527,14 @@ def _pieces(job: _Job, entry_ids: Sequence[int]) -> Iterator[_Job]:
 
 
 def _held(runs: Sequence[tuple[int, int]], wanted: Sequence[int]) -> set[int]:
-    """Those of `wanted` (ascending) that are in `runs`."""
+    """Return the entries of `wanted` (ascending) that are in `runs`."""
     held: set[int] = set()
     for first, count in runs:
         held.update(wanted[bisect_left(wanted, first) : bisect_left(wanted, first + count)])
     return held
 
 
-def _words(status: int) -> str:
+def _error_text(status: int) -> str:
     if status == Status.UNKNOWN_LEDGER_STATE:
         return "limbo: the bookie lost data and may have held it"
     return f"{status_name(status).lower()}: the bookie could not read it"

@@ -1,4 +1,4 @@
-"""Rows of REPLICAS, gathered in columns and given out as Arrow record batches. Entries are verified here, in bulk."""
+"""Verify the entries of one bookie and build rows of REPLICAS in columns, as Arrow record batches."""
 
 import struct
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ SCHEMA: Final = pa.schema(
         pa.field("error", pa.string()),
     ]
 )
-"""`schemas.REPLICAS` in Arrow's words; a test compares the two."""
+"""The Arrow form of `schemas.REPLICAS`. A test compares the two."""
 
 _CRC32C_FRAME: Final = struct.Struct(">qqqqI")
 _FRAME: Final = struct.Struct(">qqqq")
@@ -40,9 +40,10 @@ Judged = tuple[list[bool | None], list[int | None], list[int | None], list[int |
 
 
 def judge(digester: Digester, ledger_id: int, entry_ids: Sequence[int], frames: Sequence[bytes]) -> Judged:
-    """What the entry frames say of themselves, once each digest is verified; of one whose is wrong nothing counts.
+    """Verify the digests of entry frames and return the columns that their headers fill.
 
-    A frame of another ledger or entry than asked is as wrong as a bad digest: this answer must not be used.
+    If a digest is wrong, or a frame is of another ledger or entry than requested, the entry counts as corrupt and its
+    header is not used.
     """
     oks: list[bool | None] = []
     lengths: list[int | None] = []
@@ -78,7 +79,7 @@ def judge(digester: Digester, ledger_id: int, entry_ids: Sequence[int], frames: 
 
 
 class Rows:
-    """Rows of one bookie, in columns."""
+    """Collects the rows of one bookie in columns."""
 
     def __init__(self, bookie_id: str) -> None:
         self._bookie_id = bookie_id
@@ -90,37 +91,40 @@ class Rows:
     def add_present(
         self, ledger_id: int, segment: int, entry_ids: Sequence[int], *, limit: int | None, judged: Judged
     ) -> None:
-        """Entries that the bookie has. Beyond `limit` none is expected; None: all are."""
+        """Add entries that the bookie has. Entries beyond `limit` are not expected. None: all are expected."""
         self._add(ledger_id, segment, entry_ids, limit, True, *judged, None)
 
     def add_absent(self, ledger_id: int, segment: int, entry_ids: Sequence[int]) -> None:
-        """Entries that are expected and that the bookie definitely denies."""
+        """Add expected entries that the bookie reports as missing."""
         nothing: list[None] = [None] * len(entry_ids)
-        self._add(
-            ledger_id, segment, entry_ids, None, False, nothing, nothing, nothing, nothing, nothing, None
-        )  # fmt: skip
+        self._add(ledger_id, segment, entry_ids, None, False, nothing, nothing, nothing, nothing, nothing, None)
 
     def add_error(
         self, ledger_id: int, segment: int, entry_ids: Sequence[int], *, limit: int | None, error: str
     ) -> None:
-        """Entries of which the bookie could not say anything."""
+        """Add entries for which the bookie returned an error or no response."""
         nothing: list[None] = [None] * len(entry_ids)
-        self._add(
-            ledger_id, segment, entry_ids, limit, None, nothing, nothing, nothing, nothing, nothing, error
-        )  # fmt: skip
+        self._add(ledger_id, segment, entry_ids, limit, None, nothing, nothing, nothing, nothing, nothing, error)
 
     def add_unexpected(self, ledger_id: int, segment: int, entry_ids: Sequence[int]) -> None:
-        """Entries that the bookie lists and nobody expects of it. They are not read."""
+        """Add entries that the bookie lists although no metadata assigns them to it. They are not read."""
         nothing: list[None] = [None] * len(entry_ids)
-        self._add(
-            ledger_id, segment, entry_ids, -1, True, nothing, nothing, nothing, nothing, nothing, None
-        )  # fmt: skip
+        self._add(ledger_id, segment, entry_ids, -1, True, nothing, nothing, nothing, nothing, nothing, None)
 
     def _add(
-        self, ledger_id: int, segment: int, entry_ids: Sequence[int], limit: int | None, present: bool | None,
-        oks: Sequence[object], lengths: Sequence[object], sizes: Sequence[object], crcs: Sequence[object],
-        lacs: Sequence[object], error: str | None,
-    ) -> None:  # fmt: skip
+        self,
+        ledger_id: int,
+        segment: int,
+        entry_ids: Sequence[int],
+        limit: int | None,
+        present: bool | None,
+        oks: Sequence[object],
+        lengths: Sequence[object],
+        sizes: Sequence[object],
+        crcs: Sequence[object],
+        lacs: Sequence[object],
+        error: str | None,
+    ) -> None:
         count = len(entry_ids)
         if not count:
             return
@@ -129,14 +133,23 @@ class Rows:
         else:
             expected = [entry_id <= limit for entry_id in entry_ids]
         added: tuple[Sequence[object], ...] = (
-            [ledger_id] * count, [segment] * count, entry_ids, expected, [present] * count, oks, lengths, sizes, crcs,
-            lacs, [error] * count,
-        )  # fmt: skip
+            [ledger_id] * count,
+            [segment] * count,
+            entry_ids,
+            expected,
+            [present] * count,
+            oks,
+            lengths,
+            sizes,
+            crcs,
+            lacs,
+            [error] * count,
+        )
         for column, values in zip(self._columns, added, strict=True):
             column += values
 
     def take(self) -> pa.RecordBatch:
-        """All rows; none are left."""
+        """Return all rows and remove them."""
         columns, self._columns = self._columns, [[] for _ in self._columns]
         columns.insert(3, [self._bookie_id] * len(columns[0]))
         arrays = [pa.array(column, type=field.type) for column, field in zip(columns, SCHEMA, strict=True)]
@@ -144,7 +157,7 @@ class Rows:
 
 
 class EntryRows:
-    """Rows for a `BookieReader`, which tells of fragments. See `blocks.Blocks`, which is told the same."""
+    """The sink of a `BookieReader` that makes one row per entry. `blocks.Blocks` makes one row per block."""
 
     def __init__(self, bookie_id: str) -> None:
         self._rows = Rows(bookie_id)
@@ -165,9 +178,12 @@ class EntryRows:
         nothing: list[int | None] = [None] * len(entry_ids)
         unchecked: list[bool | None] = [None] * len(entry_ids)
         self._rows.add_present(
-            fragment.ledger.ledger_id, fragment.segment, entry_ids, limit=fragment.ledger.limit,
+            fragment.ledger.ledger_id,
+            fragment.segment,
+            entry_ids,
+            limit=fragment.ledger.limit,
             judged=(unchecked, nothing, nothing, nothing, nothing),
-        )  # fmt: skip
+        )
 
     def add_absent(self, fragment: Fragment, entry_ids: Sequence[int]) -> None:
         self._rows.add_absent(fragment.ledger.ledger_id, fragment.segment, entry_ids)
@@ -182,8 +198,8 @@ class EntryRows:
     def add_unlisted(self, ledger_id: int, segment: int, error: str) -> None:
         self._rows.add_error(ledger_id, segment, [-1], limit=-2, error=error)
 
-    def told(self, fragment: Fragment, upto: int, *, is_last: bool) -> None:
-        """Rows do not wait for one another."""
+    def complete(self, fragment: Fragment, upto: int, *, is_last: bool) -> None:
+        """Do nothing: rows are complete as soon as they are added."""
 
     def take(self) -> pa.RecordBatch:
         return self._rows.take()
@@ -193,7 +209,7 @@ _DIGESTERS: Final[dict[tuple[int, bytes], Digester]] = {}
 
 
 def digester_of(digest_type: Any, password: bytes) -> Digester:
-    """Most ledgers of a cluster share one."""
+    """Return a cached digester. Most ledgers of a cluster share one."""
     known = _DIGESTERS.get((digest_type, password))
     if known is None:
         if len(_DIGESTERS) >= 1_000:

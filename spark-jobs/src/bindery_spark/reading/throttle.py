@@ -1,13 +1,13 @@
-"""How fast one bookie is read, whoever reads it: slots held in ZooKeeper, a budget of bytes, a look at its latency.
+"""Limit how fast all readers together read from one bookie: slots in ZooKeeper, a byte budget, and its latency.
 
-| who limits        | rule                                                                                             |
+| limit             | rule                                                                                             |
 |-------------------|--------------------------------------------------------------------------------------------------|
 | ReaderSlots       | a reader holds one of `slots` ephemeral nodes of its bookie; without one it waits                |
-| Budget            | who holds slots of a bookie shares its bytes/s evenly, with BURST_S of them at once              |
-| Pressure          | a bookie that answers slowly gets pauses: see there                                              |
+| Budget            | the holders of slots of a bookie share its bytes/s evenly, in bursts of up to BURST_S            |
+| Pressure          | a reader pauses between requests if the bookie answers slowly                                    |
 
-Nodes: /bindery/audit/readers/<bookie>/slot-<n>, n from 0. They stop nobody who does not ask; a reader whose session is
-lost goes on with what it has begun.
+Nodes: /bindery/audit/readers/<bookie>/slot-<n>, n from 0. The slots are advisory: a client that does not take
+one is not limited, and a reader that loses its session finishes its task.
 """
 
 import asyncio
@@ -23,16 +23,16 @@ from bindery_metadata.stores.ephemerals import delete_own
 from bindery_metadata.stores.store import MetadataStore
 
 BURST_S: Final = 0.25
-"""Seconds' worth of bytes that may be read at once after a pause."""
+"""Maximum burst after a pause, in seconds at the allowed rate."""
 WINDOW: Final = 16
-"""Answers over which a median is taken."""
+"""Number of responses per median."""
 SLOW_FACTOR: Final = 3.0
 SLOW_MARGIN_S: Final = 0.005
-"""Answers are slow above SLOW_FACTOR times the best median plus this. A second reader alone may double them."""
+"""Responses are slow above SLOW_FACTOR times the best median plus this. A second reader may double the latency."""
 SIZE_CLASS_BITS: Final = 3
 PRESSURE_MAX: Final = 16.0
 SLOT_POLL_S: Final = 2.0
-"""What no watch tells of is noticed after this."""
+"""Interval in seconds at which slots are polled, because a watch may miss a change."""
 
 
 class NoReaderSlot(TryAgain):
@@ -42,7 +42,7 @@ class NoReaderSlot(TryAgain):
 
 
 class Budget:
-    """A bucket of bytes that fills at `rate`. `rate` 0: no limit."""
+    """A token bucket that fills at `rate` bytes per second. `rate` 0: no limit."""
 
     def __init__(self, rate: float, *, now: float) -> None:
         assert rate >= 0
@@ -51,12 +51,12 @@ class Budget:
         self._at = now
 
     def set_rate(self, rate: float, *, now: float) -> None:
-        """From now on."""
+        """Change the rate from `now` on."""
         self._free += (now - self._at) * self._rate
         self._at, self._rate = now, rate
 
     def take(self, size: float, *, now: float) -> float:
-        """Take `size` bytes, which may put the bucket in debt; how long to wait before they are asked for. Seconds."""
+        """Take `size` bytes; the balance may become negative. Return the seconds to wait before the request is sent."""
         if not self._rate:
             return 0.0
         self._free = min(self._rate * BURST_S, self._free + (now - self._at) * self._rate) - size
@@ -65,22 +65,23 @@ class Budget:
 
 
 class Pressure:
-    """Pauses for a bookie that answers more slowly than when this reader began.
+    """Computes pauses for a bookie that answers more slowly than when this reader began.
 
-    Latencies are compared within classes of answers of about one size (each SIZE_CLASS_BITS binary orders wide). The
-    lowest median of WINDOW of them is a class's measure. Whenever WINDOW more came: above SLOW_FACTOR times it plus
-    SLOW_MARGIN_S the pressure doubles, up to PRESSURE_MAX; else it halves, down to 1. Between two requests the reader
-    then waits (pressure - 1) times the latest median: at pressure 2 it is idle half of the time.
+    Latencies are compared within classes of responses of similar size (each SIZE_CLASS_BITS binary orders wide). The
+    baseline of a class is the lowest median of WINDOW latencies. After each further WINDOW responses, the pressure
+    doubles, up to PRESSURE_MAX, if their median exceeds SLOW_FACTOR times the baseline plus SLOW_MARGIN_S; otherwise
+    it halves, down to 1. Between two requests the reader waits (pressure - 1) times the latest median, so at pressure
+    2 it is idle half of the time.
     """
 
     def __init__(self) -> None:
         self._seen: defaultdict[int, list[float]] = defaultdict(list)
-        self._measure: dict[int, float] = {}
+        self._baseline: dict[int, float] = {}
         self._median = 0.0
         self.pressure = 1.0
 
     def observe(self, latency_s: float, *, size: int) -> None:
-        """An answer of `size` bytes that took `latency_s`."""
+        """Record a response of `size` bytes that took `latency_s`."""
         kind = size.bit_length() // SIZE_CLASS_BITS
         seen = self._seen[kind]
         seen.append(latency_s)
@@ -88,8 +89,8 @@ class Pressure:
             return
         self._median = median(seen)
         seen.clear()
-        measure = self._measure[kind] = min(self._median, self._measure.get(kind, self._median))
-        if self._median > SLOW_FACTOR * measure + SLOW_MARGIN_S:
+        baseline = self._baseline[kind] = min(self._median, self._baseline.get(kind, self._median))
+        if self._median > SLOW_FACTOR * baseline + SLOW_MARGIN_S:
             self.pressure = min(PRESSURE_MAX, self.pressure * 2)
         else:
             self.pressure = max(1.0, self.pressure / 2)
@@ -108,7 +109,7 @@ class ReaderSlot:
         self._session_id = session_id
 
     async def release(self) -> None:
-        """Best effort: when ZooKeeper cannot be asked, the session's end does it."""
+        """Delete the node. If ZooKeeper is unavailable, the end of the session deletes it."""
         with contextlib.suppress(TryAgain, MetadataOutcomeUnknown):
             await delete_own(self._store, self.path, self._session_id)
 
@@ -123,7 +124,7 @@ class ReaderSlots:
         self._layout = layout or BinderyLayout()
 
     async def acquire(self, bookie_id: BookieId, *, reader: str, timeout_s: float) -> ReaderSlot:
-        """Wait for a free slot and take it. `reader`: who, for people.
+        """Wait for a free slot and take it. `reader`: content of the node, so that operators can identify the holder.
 
         Raises NoReaderSlot after `timeout_s`, MetadataUnavailable.
         """
@@ -141,15 +142,17 @@ class ReaderSlots:
             left = deadline - loop.time()
             if left <= 0:
                 raise NoReaderSlot(
-                    "other readers hold all slots of this bookie", bookie_id=bookie_id, slots=self._slots,
+                    "other readers hold all slots of this bookie",
+                    bookie_id=bookie_id,
+                    slots=self._slots,
                     waited_s=timeout_s,
-                )  # fmt: skip
+                )
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(min(left, SLOT_POLL_S)):
                     await changed.wait()
 
     async def share(self, bookie_id: BookieId, budget: Budget, *, rate: float) -> None:
-        """Give the budget of who holds a slot its share of `rate`, as others come and go. Until it is cancelled."""
+        """Set the rate of `budget` to its share of `rate` when the number of slot holders changes, until cancelled."""
         loop = asyncio.get_running_loop()
         parent = f"{self._layout.audit_readers}/{bookie_id}"
         while rate:

@@ -1,7 +1,7 @@
-"""Reading replicas as blocks, for audits: the driver plans, Spark's workers read, a row tells of hundreds of copies.
+"""Read replicas as blocks for audits: the driver plans, Spark's workers read, and a row describes hundreds of copies.
 
-One partition for each task. Planning happens in the driver, which is connected anyway and knows the ledgers, so that no
-process is started for it. Blocks are few, so they cross to the JVM as plain rows; Arrow would need pandas here.
+Each task is one partition. The driver plans, because it is connected and has the list of ledgers, so no further process
+is started. Blocks are few, so they are passed to the JVM as plain rows; Arrow would require pandas here.
 """
 
 from collections.abc import AsyncGenerator, Iterator, Sequence
@@ -24,17 +24,22 @@ from bindery_spark.sources.options import LedgersOptions
 
 
 def read_blocks(
-    spark: SparkSession, options: LedgersOptions, ids: Sequence[LedgerId], *, unexpected_in: tuple[int, int] | None,
+    spark: SparkSession,
+    options: LedgersOptions,
+    ids: Sequence[LedgerId],
+    *,
+    unexpected_in: tuple[int, int] | None,
     unexpected_on: str | None = None,
-) -> DataFrame:  # fmt: skip
-    """BLOCKS of the ledgers `ids`. `unexpected_in`: and what bookies hold beside, in these ledgers (inclusive);
-    `unexpected_on`: this bookie alone. Reads anew whenever it is evaluated; what is to be read is planned now. Raises
+) -> DataFrame:
+    """BLOCKS of the ledgers `ids`. `unexpected_in`: also list orphaned data of these ledgers (inclusive);
+    `unexpected_on`: on this bookie only. This call plans the tasks; each evaluation of the result reads again. Raises
     MetadataUnavailable."""
     options = replace(options, include_unexpected=unexpected_in is not None)
     tasks = [
-        task for task in plan_blocks(options, ids, unexpected_in)
+        task
+        for task in plan_blocks(options, ids, unexpected_in)
         if task.unexpected_in is None or unexpected_on in (None, task.bookie_id)
-    ]  # fmt: skip
+    ]
     rows = spark.sparkContext.parallelize(tasks, max(1, len(tasks))).flatMap(partial(read_rows, options))
     return spark.createDataFrame(rows, BLOCKS, verifySchema=False)
 

@@ -1,4 +1,4 @@
-"""What a source works with while one call of Spark's lasts: an event loop, ZooKeeper, connections to bookies."""
+"""Connect to the cluster for the duration of one call from Spark: event loop, ZooKeeper, connections to bookies."""
 
 import asyncio
 import random
@@ -29,7 +29,7 @@ RANDOMNESS: Final = random.SystemRandom()
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Connected; closed by whoever opened it."""
+    """Open connections. `connected` opens and closes them."""
 
     store: ZooKeeperStore
     layout: LedgersLayout
@@ -46,20 +46,26 @@ class Cluster:
 async def connected(
     zookeeper: str, ledgers_root: str, *, timeout_s: float, security: SecurityFiles = NO_FILES
 ) -> AsyncIterator[Cluster]:
-    """`timeout_s`: for a bookie's answers; `security`: how they are shown who asks. Raises MetadataUnavailable when no
-    ZooKeeper answers, BadRequest for files that are no use."""
-    shown = security.load()
+    """Connect to the cluster. `timeout_s`: per-bookie read timeout; `security`: credentials presented to bookies.
+
+    Raises MetadataUnavailable if ZooKeeper does not answer, BadRequest if a credential file is unusable.
+    """
+    credentials = security.load()
     layout = LedgersLayout(ledgers_root)
     settings = ClientSettings(
-        wire_version=2, read_timeout_s=timeout_s, connect_timeout_s=min(5.0, timeout_s), reconnect_pause_s=0.1,
-        reconnect_pause_s_max=1.0, timer_tick_s=min(TIMER_TICK_S, timeout_s / 4),
-    )  # fmt: skip
+        wire_version=2,
+        read_timeout_s=timeout_s,
+        connect_timeout_s=min(5.0, timeout_s),
+        reconnect_pause_s=0.1,
+        reconnect_pause_s_max=1.0,
+        timer_tick_s=min(TIMER_TICK_S, timeout_s / 4),
+    )
     randomness = RANDOMNESS
     store = await ZooKeeperStore.connect(zookeeper)
     try:
         directory = BookieDirectory(store, layout)
         await directory.start()
-        pool = BookiePool(directory, settings=settings, randomness=randomness, security=shown)
+        pool = BookiePool(directory, settings=settings, randomness=randomness, security=credentials)
         manager = LedgerManager(store, layout, randomness=randomness)
         try:
             yield Cluster(store, layout, directory, manager, pool)
@@ -72,15 +78,15 @@ async def connected(
 
 
 def run(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Run a coroutine function to its end, on a loop of its own."""
+    """Run a coroutine function to completion on a new event loop."""
     quiet()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(work())
 
 
 def iterate(source: Callable[[], AsyncGenerator[T, None]]) -> Iterator[T]:
-    """What an asynchronous generator gives, for a caller without a loop. The loop stands still between two items, so
-    the generator must not leave anything in flight there that has a deadline."""
+    """Iterate over an asynchronous generator from synchronous code. The event loop does not run between two items, so
+    the generator must have no request with a deadline in flight when it yields."""
     quiet()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         items = source()
@@ -96,7 +102,7 @@ async def _next(items: AsyncGenerator[T, None]) -> T | None:
 
 
 def quiet() -> None:
-    """Spark starts this process: what is no warning is nobody's business there."""
+    """Log warnings and errors only: Spark shows the output of its worker processes to the user."""
     if not structlog.is_configured():
         logs.configure(service="spark", level="warning")
 

@@ -1,7 +1,7 @@
-"""What Spark's filters leave of a source: ranges of ledgers, chosen bookies and states. Pure.
+"""Apply Spark's filters to a data source: ranges of ledgers, selected bookies and states. Pure.
 
-`take` answers the filters that it does not fulfil wholly; Spark applies these itself. A filter that cannot be true
-leaves nothing: then `is_empty`.
+`take` returns the filters that the source does not apply completely; Spark applies these itself. If a filter cannot be
+true, `is_empty` is set.
 """
 
 from collections.abc import Iterable
@@ -26,18 +26,18 @@ from bindery_spark.schemas import NO_LEDGER
 
 @dataclass(slots=True)
 class Wanted:
-    """What is still to be read. `one_of`: by column; a column that is not in it is not narrowed."""
+    """The rows to read. `one_of`: allowed values by column; other columns are unrestricted."""
 
     first_ledger: int = 0
     last_ledger: int = ID_MAX
     one_of: dict[str, frozenset[str]] | None = None
     is_empty: bool = False
     has_ledgerless: bool = False
-    """There may be rows of NO_LEDGER, whatever the range is: Spark applies filters on ledger_id itself, too."""
+    """Whether rows with NO_LEDGER are possible. Spark then also applies filters on ledger_id itself."""
 
     @classmethod
     def with_ledgerless(cls) -> "Wanted":
-        """NO_LEDGER is one of the ids that may be asked for."""
+        """Create an instance whose range of ids includes NO_LEDGER."""
         return cls(first_ledger=NO_LEDGER, has_ledgerless=True)
 
     def has(self, ledger_id: int) -> bool:
@@ -47,7 +47,7 @@ class Wanted:
         return not self.is_empty and (self.one_of is None or value in self.one_of.get(column, (value,)))
 
     def take(self, filters: Iterable[Filter], *, columns: tuple[str, ...]) -> Iterable[Filter]:
-        """Narrow by `filters`; those that are left to Spark. `columns`: text columns that this source narrows by."""
+        """Apply `filters` and return those left to Spark. `columns`: text columns that this source filters by."""
         return [each for each in filters if not self._take(each, columns)]
 
     def _take(self, wanted: Filter, columns: tuple[str, ...]) -> bool:
@@ -66,7 +66,7 @@ class Wanted:
             return True
         value: Any = getattr(wanted, "value", None)
         if isinstance(wanted, In):
-            # The range around them is read; Spark picks.
+            # The source reads the range from the lowest to the highest value, and Spark filters it.
             numbers = [number for number in value if type(number) is int]
             self._narrow(min(numbers, default=1), max(numbers, default=0))
             return False

@@ -1,4 +1,4 @@
-"""`bindery-ledgers`: every replica of every entry, as each bookie itself answers for it.
+"""Data source `bindery-ledgers`: every replica of every entry, read from each bookie.
 
 Options: `options`. Schema: `schemas.REPLICAS`. To plan, the driver reads the metadata of all selected ledgers, asks
 bookies for the last entries of open ledgers (`open_ledgers`), and cuts the fragments into tasks of one bookie each
@@ -6,8 +6,8 @@ bookies for the last entries of open ledgers (`open_ledgers`), and cuts the frag
 could not return become rows with an error. A task fails only if ZooKeeper is unavailable, or if no slot becomes free
 within SLOT_WAIT_S.
 
-Pushed down: ranges of ledger_id, and bookie. With include_unexpected Spark looks at ledger_id again, for NO_LEDGER.
-Passwords of ledgers travel in the tasks, for MAC digests.
+Pushed down: ranges of ledger_id, and bookie. With include_unexpected Spark also applies filters on ledger_id itself,
+because of rows with NO_LEDGER. Tasks contain the passwords of ledgers, which MAC digests require.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPa
 from pyspark.sql.types import StructType
 
 from bindery_spark.reading.fragments import Fragment, Ledger, fragments_of, ledger_of
-from bindery_spark.reading.open_ledgers import ask_tails
+from bindery_spark.reading.open_ledgers import read_tails
 from bindery_spark.reading.orphaned_data import read_unexpected
 from bindery_spark.reading.partitions import Task, tasks_of
 from bindery_spark.reading.reader import BookieReader, Sink
@@ -39,15 +39,15 @@ from bindery_spark.sources.listing import ledger_ids, read_ledgers
 from bindery_spark.sources.options import LEDGERS_FORMAT, LedgersOptions
 
 SLOT_WAIT_S: Final = 3_600.0
-"""Longest that a task waits for others to leave its bookie alone."""
+"""Maximum time in seconds that a task waits for a reader slot of its bookie."""
 LISTED_BYTES_MAX: Final = 2**62
 LISTED_ENTRIES_MAX: Final = 2_000_000
-"""Of one task where bookies list their entries: what they are large does not matter then."""
+"""Maximum number of entries per task with `entries=listed`. The size of listed entries does not matter."""
 
 
 @dataclass
 class TaskPartition(InputPartition):
-    """One task, as Spark hands it on."""
+    """One task in the form that Spark passes to its workers. None: nothing to read."""
 
     task: Task | None
 
@@ -102,17 +102,19 @@ class LedgersReader(DataSourceReader):
 
 
 def connected_to(options: LedgersOptions) -> AbstractAsyncContextManager[Cluster]:
-    return connected(
-        options.zookeeper, options.ledgers_root, timeout_s=options.timeout_s, security=options.security
-    )  # fmt: skip
+    return connected(options.zookeeper, options.ledgers_root, timeout_s=options.timeout_s, security=options.security)
 
 
 async def plan(
-    here: Cluster, options: LedgersOptions, wanted: Wanted, ids: Sequence[LedgerId], *,
+    here: Cluster,
+    options: LedgersOptions,
+    wanted: Wanted,
+    ids: Sequence[LedgerId],
+    *,
     span_of: Callable[[Ledger], int] | None = None,
-) -> Sequence[Task]:  # fmt: skip
-    """All that is to be read of the ledgers `ids`. Those whose metadata cannot be read are left out: `bindery-metadata`
-    tells them. `span_of`: readers make blocks, so tasks begin with one, and what nobody confirmed is left out."""
+) -> Sequence[Task]:
+    """Return the tasks that read the ledgers `ids`. Ledgers with unreadable metadata are omitted; `bindery-metadata`
+    reports them. `span_of`: for readers that make blocks. Tasks then begin at a block and omit unconfirmed entries."""
     known: dict[LedgerId, LedgerMetadata] = {}
     async for each in read_ledgers(here.manager, ids):
         if each.found is not None:
@@ -120,7 +122,7 @@ async def plan(
     unfinished = {
         ledger_id: metadata for ledger_id, metadata in known.items() if metadata.state is not LedgerState.CLOSED
     }
-    tails = await ask_tails(here.pool, unfinished, timeout_s=options.timeout_s)
+    tails = await read_tails(here.pool, unfinished, timeout_s=options.timeout_s)
     fragments: list[Fragment] = []
     for ledger_id, metadata in known.items():
         ledger = ledger_of(ledger_id, metadata, tails.get(ledger_id))
@@ -146,8 +148,8 @@ async def plan(
 async def read_task(
     here: Cluster, options: LedgersOptions, task: Task, rows: Sink | None = None
 ) -> AsyncGenerator[pa.RecordBatch, None]:
-    """Rows of one task, under a slot of its bookie; `rows` makes them, None: a row for each entry. Raises
-    NoReaderSlot, MetadataUnavailable."""
+    """Yield the rows of one task while holding a slot of its bookie. `rows`: builds them; None: one row per entry.
+    Raises NoReaderSlot, MetadataUnavailable."""
     rows = EntryRows(task.bookie_id) if rows is None else rows
     slots = ReaderSlots(here.store, slots=options.readers_per_bookie)
     slot = await slots.acquire(

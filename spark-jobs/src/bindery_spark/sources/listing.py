@@ -1,4 +1,4 @@
-"""Listing ledgers by a range of ids, reading only the directories that the range touches, and reading metadata."""
+"""List the ledgers in a range of ids, from the directories of that range only, and read their metadata."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -22,18 +22,18 @@ class ReadLedger(NamedTuple):
     ledger_id: LedgerId
     found: Versioned[LedgerMetadata] | None
     problem: str = ""
-    """Why it cannot be read; `found` is None then."""
+    """Why the metadata cannot be read; `found` is then None."""
 
 
 async def ledger_ids(manager: LedgerManager, wanted: Wanted) -> list[LedgerId]:
-    """Ascending. Raises MetadataUnavailable: a list that is not whole is no list."""
+    """Return the ids, ascending. Raises MetadataUnavailable rather than return an incomplete list."""
     if wanted.is_empty:
         return []
     return [each async for each in manager.list() if wanted.has(each)]
 
 
 async def read_ledgers(manager: LedgerManager, ids: Sequence[LedgerId]) -> AsyncIterator[ReadLedger]:
-    """In their order; those deleted meanwhile are left out. Raises MetadataUnavailable."""
+    """Yield the ledgers `ids` in their order, without those deleted meanwhile. Raises MetadataUnavailable."""
     rest = iter(ids)
     while batch := list(islice(rest, READS_IN_FLIGHT)):
         for each in await asyncio.gather(*(_read(manager, ledger_id) for ledger_id in batch)):

@@ -1,8 +1,8 @@
-"""`bindery-metadata`: what ZooKeeper says of ledgers, bookies, marks, topics, cursors and verified ledgers.
+"""Data source `bindery-metadata`: ledgers, bookies, marks, topics, cursors and verified ledgers in ZooKeeper.
 
 Options: `options`. Schemas: `schemas.TABLES`. Ledgers are listed when Spark plans, and read by tasks of
-`ledgers_per_part` each; the other tables are read by one task. Pushed down: ranges of ledger_id, and state (ledgers).
-An error of ZooKeeper fails the job: a table that is not whole is none.
+`ledgers_per_part` each; one task reads each other table. Pushed down: ranges of ledger_id, and state (ledgers). An
+error of ZooKeeper fails the job, because an incomplete table must not be used.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ from bindery_spark.sources.options import METADATA_FORMAT, MetadataOptions
 
 BATCH_ROWS: Final = 4_096
 TIMEOUT_S: Final = 5.0
-"""For a bookie to tell its free space."""
+"""Maximum time in seconds that a bookie may take to report its free space."""
 READS_IN_FLIGHT: Final = 64
 
 Row = dict[str, Any]
@@ -47,7 +47,7 @@ Row = dict[str, Any]
 
 @dataclass
 class _Part(InputPartition):
-    """The ledgers of one task; of the other tables everything."""
+    """The ledgers of one task; None for the other tables."""
 
     ledger_ids: tuple[LedgerId, ...] | None
 
@@ -93,9 +93,7 @@ class MetadataReader(DataSourceReader):
 
     def _connected(self) -> AbstractAsyncContextManager[Cluster]:
         options = self._options
-        return connected(
-            options.zookeeper, options.ledgers_root, timeout_s=TIMEOUT_S, security=options.security
-        )  # fmt: skip
+        return connected(options.zookeeper, options.ledgers_root, timeout_s=TIMEOUT_S, security=options.security)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, _Part)
@@ -130,13 +128,21 @@ class MetadataReader(DataSourceReader):
 
 
 def ledger_row(each: ReadLedger) -> Row:
-    """One that cannot be read is `open` without ensembles: it is not known to be closed."""
+    """Row of LEDGERS. A ledger with unreadable metadata is `open` without segments: it is not known to be closed."""
     if each.found is None:
         nothing = {"ensemble_size": 0, "write_quorum": 0, "ack_quorum": 0, "metadata_version": 0}
         return {
-            "ledger_id": each.ledger_id, "state": "open", "digest_type": "", "custom": {}, "segments": [],
-            "problem": each.problem, "last_entry_id": None, "length": None, "created_ms": None, **nothing,
-        }  # fmt: skip
+            "ledger_id": each.ledger_id,
+            "state": "open",
+            "digest_type": "",
+            "custom": {},
+            "segments": [],
+            "problem": each.problem,
+            "last_entry_id": None,
+            "length": None,
+            "created_ms": None,
+            **nothing,
+        }
     metadata, version = each.found.value, each.found.version
     is_closed = metadata.state is LedgerState.CLOSED
     firsts = [int(segment.first_entry_id) for segment in metadata.segments]
@@ -162,7 +168,7 @@ def ledger_row(each: ReadLedger) -> Row:
 
 
 async def _bookies(here: Cluster) -> AsyncIterator[Row]:
-    """Registered, with a cookie, or spoken of in the membership."""
+    """Bookies that are registered, have a cookie, or are in the membership."""
     registered = await here.directory.refresh()
     cookies = set(await CookieStore(here.store, here.layout).bookies())
     members = await MembershipStore(here.store, clock_ms=cluster.now_ms).all()
@@ -176,16 +182,14 @@ async def _bookies(here: Cluster) -> AsyncIterator[Row]:
             "registration": "absent" if record is None else "read_only" if record.read_only else "writable",
             "intent": (member.effective(now_ms) if member else Intent.ACTIVE).value,
             "cookie": bookie_id in cookies,
-            "rack": DEFAULT_RACK,  # nothing in the cluster says another
+            "rack": DEFAULT_RACK,  # the cluster stores no racks
             "free_bytes": free,
             "total_bytes": total,
         }
 
 
 async def _marks(here: Cluster) -> AsyncIterator[Row]:
-    manager = UnderreplicationManager(
-        here.store, here.layout, randomness=cluster.RANDOMNESS, clock_ms=cluster.now_ms
-    )  # fmt: skip
+    manager = UnderreplicationManager(here.store, here.layout, randomness=cluster.RANDOMNESS, clock_ms=cluster.now_ms)
     records = RecoveryRecords(here.store)
     locked = set(await manager.locks())
     async for mark in manager.list():
@@ -212,11 +216,13 @@ async def _topics(here: Cluster) -> AsyncIterator[Row]:
         else:
             row["ledgers"] = [
                 {
-                    "ledger_id": each.ledger_id, "entries": each.entries, "bytes": each.size,
+                    "ledger_id": each.ledger_id,
+                    "entries": each.entries,
+                    "bytes": each.size,
                     "closed_ms": each.closed_ms or None,
                 }
                 for each in info.ledgers
-            ]  # fmt: skip
+            ]
         yield row
 
 
@@ -232,9 +238,13 @@ async def _cursors(here: Cluster) -> AsyncIterator[Row]:
 
 async def _cursor(here: Cluster, path: str, topic: str, name: str) -> Row | None:
     row: Row = {
-        "topic": topic, "subscription": _decoded(name), "mark_delete_ledger": None, "mark_delete_entry": None,
-        "cursor_ledger_id": None, "problem": None,
-    }  # fmt: skip
+        "topic": topic,
+        "subscription": _decoded(name),
+        "mark_delete_ledger": None,
+        "mark_delete_entry": None,
+        "cursor_ledger_id": None,
+        "problem": None,
+    }
     try:
         info = decode_cursor((await here.store.get(path)).data)
     except NoSuchNode:
@@ -250,13 +260,15 @@ async def _cursor(here: Cluster, path: str, topic: str, name: str) -> Row | None
 async def _verified(here: Cluster) -> AsyncIterator[Row]:
     async for each in VerifiedRecords(here.store).list():
         yield {
-            "ledger_id": each.ledger_id, "level": each.level, "verified_at_ms": each.verified_at_ms,
+            "ledger_id": each.ledger_id,
+            "level": each.level,
+            "verified_at_ms": each.verified_at_ms,
             "run_id": each.run_id,
-        }  # fmt: skip
+        }
 
 
 async def _topic_paths(here: Cluster) -> AsyncIterator[tuple[str, str]]:
-    """(znode, `tenant/namespace/name`) of each persistent topic."""
+    """Yield znode and `tenant/namespace/name` of each persistent topic."""
     root = znode_layout.MANAGED_LEDGERS_ROOT
     for tenant in await _children(here, root):
         for namespace in await _children(here, f"{root}/{tenant}"):
@@ -279,6 +291,4 @@ def _decoded(part: str) -> str:
         return part
 
 
-_TABLES: Final = {
-    "bookies": _bookies, "marks": _marks, "topics": _topics, "cursors": _cursors, "verified": _verified
-}  # fmt: skip
+_TABLES: Final = {"bookies": _bookies, "marks": _marks, "topics": _topics, "cursors": _cursors, "verified": _verified}

@@ -16,8 +16,8 @@
 | include_unexpected | ledgers  | false          | also list orphaned data: entries that no metadata assigns to the   |
 |                    |          |                | bookie                                                             |
 
-Both also take the options in `bindery_client.connection.security`: the credentials presented to bookies. Those that are
-not given come from the environment. Sizes and rates may have a unit: 20MiB, 20MiB/s, 64KiB, 1GiB. The options of
+Both also take the options in `bindery_client.connection.security`: the credentials presented to bookies. Missing ones
+are taken from the environment. Sizes and rates may have a unit: 20MiB, 20MiB/s, 64KiB, 1GiB. The options of
 `bindery-topic` are in `bindery_spark.sources.topic.options`.
 """
 

@@ -37,7 +37,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def _options(zookeeper: str, ledgers_root: str, topic: str, rate: str, cores: int) -> dict[str, str]:
-    """Options of the source. Its rate is per task, and `cores` tasks run at a time."""
+    """Return the options of the data source. Its rate is per task, and `cores` tasks run at a time."""
     from bindery_spark.sources.options import parse_size
 
     each = parse_size(rate, name="--rate") / cores
@@ -120,14 +120,14 @@ def count(
     every_s = None if until_now else duration_ms(every) / 1000
     checkpoint = checkpoint.resolve()
 
-    def say(batch_id: int, counts: "Table") -> None:
+    def print_batch(batch_id: int, counts: "Table") -> None:
         messages = sum(counts["messages"].to_pylist())
         print(f"batch {batch_id}: {messages} messages, {counts.num_rows} keys", file=sys.stderr, flush=True)
 
     spark = session(cores, f"bindery count {topic}")
-    query = start_count(spark, options, checkpoint, every_s=every_s, on_batch=say)
+    query = start_count(spark, options, checkpoint, every_s=every_s, on_batch=print_batch)
     try:
-        while not query.awaitTermination(WAIT_S):  # type: ignore[arg-type]  # seconds, broken ones too
+        while not query.awaitTermination(WAIT_S):  # type: ignore[arg-type]  # fractions of seconds are valid
             pass
     except KeyboardInterrupt:
         query.stop()

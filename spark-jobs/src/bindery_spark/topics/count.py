@@ -1,13 +1,14 @@
-"""Messages of a topic counted by key, as a stream that may end at any moment and go on later.
+"""Count the messages of a topic by key, as a stream that can be interrupted at any time and resumed.
 
-| in CHECKPOINT  | is                                                                                 |
+| in CHECKPOINT  | content                                                                            |
 |----------------|------------------------------------------------------------------------------------|
-| query.json     | which topic of which cluster is counted, from where; another one is refused        |
-| spark/         | Spark's: offsets (positions) of each micro-batch, counts so far                    |
+| query.json     | topic, cluster and start of the count; a count with others is rejected             |
+| spark/         | Spark's state: offsets (positions) of each micro-batch, counts so far              |
 | counts.parquet | all counts after the last micro-batch: key, key_is_base64, messages, unreadable    |
 
-A micro-batch is a range of positions, noted before it is read, and its counts are kept with its number. One that was
-cut short is read again from the same positions and replaces the same file, so nothing is counted twice or left out.
+A micro-batch is a range of positions, which Spark stores before it reads the messages; the counts are stored with the
+number of the micro-batch. An interrupted micro-batch is read again from the same positions and replaces the same file,
+so each message counts exactly once.
 """
 
 import json
@@ -32,7 +33,7 @@ from bindery_spark.sources.topic.rows import OUT_OF_RANGE
 
 COUNTS: Final = StructType(
     [
-        StructField("key", StringType(), True),  # null: messages without one, and those that could not be read
+        StructField("key", StringType(), True),  # null: messages without a key, and unreadable ones
         StructField("key_is_base64", BooleanType(), False),
         StructField("messages", LongType(), False),
         StructField("unreadable", LongType(), False),
@@ -43,7 +44,7 @@ OnBatch = Callable[[int, pa.Table], None]
 
 
 def counts_by_key(messages: DataFrame) -> DataFrame:
-    """MESSAGES -> COUNTS. A message with a value that no column can hold is a message."""
+    """MESSAGES -> COUNTS. A message with a value that no column can hold counts as readable."""
     is_message = F.coalesce(F.col("problem").startswith(OUT_OF_RANGE), F.lit(True))
     return messages.groupBy("key", "key_is_base64").agg(
         F.count_if(is_message).alias("messages"), F.count_if(~is_message).alias("unreadable")
@@ -53,10 +54,10 @@ def counts_by_key(messages: DataFrame) -> DataFrame:
 def start_count(
     spark: SparkSession, options: Mapping[str, str], checkpoint: Path, *, every_s: float | None, on_batch: OnBatch
 ) -> StreamingQuery:
-    """The running query. `every_s`: a micro-batch that often; None: what is there now, then it ends.
+    """Start the query. `every_s`: interval of micro-batches; None: count the present messages, then end.
 
-    `on_batch` hears of each micro-batch when its counts are in the file. Raises BadRequest for a checkpoint of another
-    topic or cluster.
+    `on_batch` is called after the counts of a micro-batch are in the file. Raises BadRequest if the checkpoint is of
+    another topic or cluster.
     """
     claim(checkpoint, options, cluster_id=cluster.run(lambda: _cluster_id(TopicOptions.parse(options))))
 
@@ -84,7 +85,7 @@ def read_counts(checkpoint: Path) -> pa.Table:
 
 
 async def _cluster_id(options: TopicOptions) -> str | None:
-    """None: the cluster has no id, as one that was made by hand."""
+    """Return the cluster id; None if the cluster has none, as after manual initialization."""
     store = await ZooKeeperStore.connect(options.zookeeper)
     try:
         node = await store.get(LedgersLayout(options.ledgers_root).instance_id)
@@ -96,10 +97,10 @@ async def _cluster_id(options: TopicOptions) -> str | None:
 
 
 def claim(checkpoint: Path, options: Mapping[str, str], *, cluster_id: str | None) -> None:
-    """Make the checkpoint that of this count, or see that it is. Raises BadRequest for another's.
+    """Create `query.json`, or check that it is of this count. Raises BadRequest if it is of another count.
 
-    A topic of the same name in another cluster has other ledgers: its positions would mean nothing here. A checkpoint
-    that says of no cluster is an older version's, and taken for this one's.
+    A topic with the same name in another cluster has other ledgers, so its positions are meaningless here. Older
+    versions wrote no cluster id; such a checkpoint is accepted.
     """
     parsed = TopicOptions.parse(options)
     counted: dict[str, Any] = {

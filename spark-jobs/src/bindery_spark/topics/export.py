@@ -1,9 +1,9 @@
-"""A topic's messages as Parquet files, one row a message as in `schemas.MESSAGES`.
+"""Export the messages of a topic as Parquet files, one row of `schemas.MESSAGES` per message.
 
-DIR/part-*.parquet, and DIR/_export.json: topic, bounds, how many rows, how many of them name a problem. The directory
-is there when it is whole, and not before: files are written to a hidden directory beside it, UNFINISHED and a name that
-nobody has, and the export that is replaced waits there until the new one stands. What an interrupted job leaves there
-is passed over by whoever reads the directory above, and nobody deletes it.
+DIR/part-*.parquet, and DIR/_export.json: topic, bounds, number of rows, number of rows with a problem. DIR appears only
+when it is complete: files are written to a hidden directory beside it, whose name is UNFINISHED and a unique suffix. An
+export that is replaced is kept there until the new one is complete. Readers of the parent directory ignore what an
+interrupted job leaves there; it is not deleted.
 """
 
 import json
@@ -26,7 +26,7 @@ UNFINISHED: Final = ".bindery-export-"
 
 
 def check_target(out: Path, *, overwrite: bool) -> None:
-    """Raises AlreadyExists or BadRequest when `out` holds what must not be replaced."""
+    """Raises AlreadyExists or BadRequest if `out` has content that must not be replaced."""
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
     if not overwrite:
@@ -38,7 +38,10 @@ def check_target(out: Path, *, overwrite: bool) -> None:
 def export(
     spark: SparkSession, options: Mapping[str, str], out: Path, *, overwrite: bool, progress: AuditProgress
 ) -> dict[str, Any]:
-    """What `_export.json` says. `options`: of `bindery-topic`. Raises as `check_target` and the source do."""
+    """Run the export and return the content of `_export.json`. `options`: of `bindery-topic`.
+
+    Raises the errors of `check_target` and of the data source.
+    """
     check_target(out, overwrite=overwrite)
     parsed = TopicOptions.parse(options)
     tasks = [part.slices for part in TopicReader(parsed).planned()]
@@ -71,7 +74,7 @@ def _facts(parsed: TopicOptions, options: Mapping[str, str], directory: Path) ->
 
 
 def _fresh_beside(out: Path) -> Path:
-    """A new directory on the same disk as `out`. Others may look into it: executors may run as another user."""
+    """Create a directory on the same disk as `out`, readable by others: executors may run as another user."""
     out.parent.mkdir(parents=True, exist_ok=True)
     directory = Path(tempfile.mkdtemp(prefix=UNFINISHED, dir=out.parent))
     directory.chmod(0o755)
@@ -79,7 +82,7 @@ def _fresh_beside(out: Path) -> Path:
 
 
 def _replace(making: Path, out: Path, *, old: Path) -> None:
-    """`making` becomes `out`, what was there becomes `old`. When that fails, `out` is what it was."""
+    """Rename `out` to `old` and `making` to `out`. If that fails, `out` is restored."""
     if not out.exists():
         making.rename(out)
         return

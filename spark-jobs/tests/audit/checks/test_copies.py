@@ -1,5 +1,5 @@
-"""What copies say: each kind by hand and hundreds of random worlds against the naive oracle, in one DataFrame, since a
-Spark job costs more than its rows."""
+"""Checks of copies: each fault by hand, and hundreds of random clusters compared with the naive oracle. All are in one
+DataFrame, because a Spark job costs more than its rows."""
 
 import random
 from typing import Any
@@ -13,13 +13,13 @@ from oracle import copy_facts
 from pyspark.sql import SparkSession
 from pyspark.sql.types import Row
 
-pytestmark = pytest.mark.timeout(600)  # a busy machine takes minutes for what is seconds otherwise
+pytestmark = pytest.mark.timeout(600)  # seconds, but minutes on a busy machine
 
 
 RANDOM_WORLDS = range(1_000, 1_400)
 
 
-"""Ledger ids, one ledger a world."""
+"""Ledger ids, one ledger per random cluster."""
 
 
 BOOKIES = [bookie("a"), bookie("b"), bookie("c"), bookie("d")]
@@ -28,7 +28,7 @@ BOOKIES = [bookie("a"), bookie("b"), bookie("c"), bookie("d")]
 NAMES = ["a", "b", "c", "d", "gone"]
 
 
-"""The last one metadata name and nobody knows."""
+"""Bookies in the metadata. The last one is not registered and has no cookie."""
 
 
 ABC = ["a", "b", "c"]
@@ -58,44 +58,53 @@ def by_hand() -> ByHand:
     it = ByHand()
     it.case(1, {})
     it.case(
-        2, {(1, "a"): "missing", (2, "a"): "missing", (3, "b"): "missing"},
-        ("MISSING_REPLICA", "under_replicated", 1, 2, "a"), ("MISSING_REPLICA", "under_replicated", 3, 3, "b"),
-    )  # fmt: skip
+        2,
+        {(1, "a"): "missing", (2, "a"): "missing", (3, "b"): "missing"},
+        ("MISSING_REPLICA", "under_replicated", 1, 2, "a"),
+        ("MISSING_REPLICA", "under_replicated", 3, 3, "b"),
+    )
     it.case(3, {(0, "c"): "corrupt"}, ("DIGEST_MISMATCH", "corrupt", 0, 0, "c"))
     it.case(4, {(2, "b"): {"payload_crc32c": 255}}, ("REPLICA_DIVERGENCE", "corrupt", 2, 2, "b"))
     it.case(5, {(2, "b"): {"payload_length": 11}}, ("REPLICA_DIVERGENCE", "corrupt", 2, 2, "b"))
     it.case(6, {(1, "a"): {"ledger_length": 21}}, ("LENGTH_MISMATCH", "corrupt", 1, 1, "a"))
     it.case(
-        7, {(0, "a"): "missing", (0, "b"): "corrupt", (0, "c"): "missing"},
-        ("ENTRY_LOST", "unreadable", 0, 0, None), ("MISSING_REPLICA", "under_replicated", 0, 0, "a"),
-        ("DIGEST_MISMATCH", "corrupt", 0, 0, "b"), ("MISSING_REPLICA", "under_replicated", 0, 0, "c"),
-    )  # fmt: skip
+        7,
+        {(0, "a"): "missing", (0, "b"): "corrupt", (0, "c"): "missing"},
+        ("ENTRY_LOST", "unreadable", 0, 0, None),
+        ("MISSING_REPLICA", "under_replicated", 0, 0, "a"),
+        ("DIGEST_MISMATCH", "corrupt", 0, 0, "b"),
+        ("MISSING_REPLICA", "under_replicated", 0, 0, "c"),
+    )
     it.case(16, {(1, "b"): "damaged"}, ("DIGEST_MISMATCH", "corrupt", 1, 1, "b"))
-    # Who could not say is never missing, and as long as somebody could not say nothing is lost.
+    # An unknown copy is not missing, and an entry with an unknown copy is not lost.
     it.case(8, {(0, "a"): "unknown", (1, "a"): "unknown"})
     it.case(
-        9, {(0, "a"): "unknown", (0, "b"): "missing", (0, "c"): "missing"},
-        ("MISSING_REPLICA", "under_replicated", 0, 0, "b"), ("MISSING_REPLICA", "under_replicated", 0, 0, "c"),
-    )  # fmt: skip
-    # All three differ: none can be called right.
+        9,
+        {(0, "a"): "unknown", (0, "b"): "missing", (0, "c"): "missing"},
+        ("MISSING_REPLICA", "under_replicated", 0, 0, "b"),
+        ("MISSING_REPLICA", "under_replicated", 0, 0, "c"),
+    )
+    # All three differ, so there is no majority.
     it.case(
-        10, {(1, "a"): {"payload_crc32c": 1}, (1, "b"): {"payload_crc32c": 2}},
+        10,
+        {(1, "a"): {"payload_crc32c": 1}, (1, "b"): {"payload_crc32c": 2}},
         *(("REPLICA_DIVERGENCE", "corrupt", 1, 1, name) for name in ABC),
-    )  # fmt: skip
+    )
     it.case(11, {}, ("LENGTH_MISMATCH", "corrupt", 3, 3, None), length=41)
-    # LACs differ, and copies lie beyond the last confirmed entry: both are legal.
+    # LACs may differ, and bookies may store entries beyond the last confirmed one.
     it.case(12, {(1, "a"): {"lac": -1}, (1, "b"): {"lac": 0}})
     beyond = {"expected": False}
     it.case(13, {(3, "a"): beyond, (3, "b"): {**beyond, "status": "missing"}, (3, "c"): beyond}, last=None)
-    # Nothing to check the digest with: there, and that is all that is asked.
+    # Copies without a verified digest count as stored.
     it.case(14, {(0, name): {"digest_ok": None, "payload_crc32c": None, "payload_length": None} for name in ABC})
-    # A bookie that left for good is no missing copy (STALE_ENSEMBLE says so once), but it can cost the entry.
+    # A bookie that left for good is not a missing copy (STALE_ENSEMBLE reports it), but the entry may be lost.
     it.ledgers.append(ledger(15, [(0, ["a", "gone"])], last=1))
     it.replicas += [copy(15, 0, "a"), copy(15, 0, "gone", "unknown")]
     it.replicas += [copy(15, 1, "a", "missing"), copy(15, 1, "gone", "unknown")]
     it.wanted |= {
-        ("ENTRY_LOST", "unreadable", 15, 0, 1, 1, None), ("MISSING_REPLICA", "under_replicated", 15, 0, 1, 1, "a"),
-    }  # fmt: skip
+        ("ENTRY_LOST", "unreadable", 15, 0, 1, 1, None),
+        ("MISSING_REPLICA", "under_replicated", 15, 0, 1, 1, "a"),
+    }
     return it
 
 
@@ -105,16 +114,19 @@ def orphans() -> tuple[list[dict], list[dict], set[tuple]]:
 
     metadata = [ledger(31, [(0, ABC)], last=0), ledger(32, [(0, ABC)], last=None)]
     rows = [
-        stray(39, "a"), stray(39, "a", 4), stray(39, "b"),  # of no ledger
-        stray(31, "d"),  # of a closed one that names others
+        stray(39, "a"),
+        stray(39, "a", 4),
+        stray(39, "b"),  # of no ledger
+        stray(31, "d"),  # of a closed ledger that names others
         stray(31, "a", 5),  # beyond its end
-        stray(32, "d"),  # of an open one, which may name it in a moment
+        stray(32, "d"),  # of an open ledger, whose ensemble may change
         stray(38, "a", status="missing"),
-    ]  # fmt: skip
+    ]
     wanted = {
-        ("ORPHAN_DATA", "warning", 39, None, 0, 4, "a"), ("ORPHAN_DATA", "warning", 39, None, 0, 0, "b"),
+        ("ORPHAN_DATA", "warning", 39, None, 0, 4, "a"),
+        ("ORPHAN_DATA", "warning", 39, None, 0, 0, "b"),
         ("ORPHAN_DATA", "info", 31, None, 0, 0, "d"),
-    }  # fmt: skip
+    }
     return rows, metadata, wanted
 
 
@@ -158,7 +170,7 @@ def _random_copy(rng: random.Random, ledger_id: int, entry_id: int, name: str, f
 
 
 @pytest.fixture(scope="module")
-def told(spark: SparkSession) -> list[Row]:
+def reported(spark: SparkSession) -> list[Row]:
     """All findings of all worlds."""
     tables = Tables(spark)
     hand, (strays, named, _), (replicas, ledgers) = by_hand(), orphans(), random_worlds()
@@ -169,42 +181,43 @@ def told(spark: SparkSession) -> list[Row]:
     which = checks.suspects(checks.with_gone(blocks, gone)).localCheckpoint()
     found = together(
         [
-            checks.entry_faults(blocks, which, gone, metadata, RUN), checks.closed_lengths(blocks, metadata, RUN),
+            checks.entry_faults(blocks, which, gone, metadata, RUN),
+            checks.closed_lengths(blocks, metadata, RUN),
             checks.orphan_data(blocks, metadata, RUN),
         ]
-    ).localCheckpoint()  # fmt: skip
+    ).localCheckpoint()
     facts(found)
     return found.collect()
 
 
-def among(told: list[Row], ledger_ids: range) -> set[tuple]:
+def among(reported: list[Row], ledger_ids: range) -> set[tuple]:
     return {
         (r.kind, r.severity, r.ledger_id, r.segment, r.first_entry, r.last_entry, r.bookie)
-        for r in told
+        for r in reported
         if r.ledger_id in ledger_ids
     }
 
 
-def test_each_kind_is_found_where_it_is_and_nothing_else(told: list[Row]) -> None:
+def test_each_fault_is_found_at_its_place_and_nothing_else(reported: list[Row]) -> None:
     hand = by_hand()
-    assert among(told, range(1, 17)) == hand.wanted
-    assert copy_facts(hand.replicas, hand.ledgers, BOOKIES) == hand.wanted, "the oracle says the same"
+    assert among(reported, range(1, 17)) == hand.wanted
+    assert copy_facts(hand.replicas, hand.ledgers, BOOKIES) == hand.wanted, "the oracle agrees"
 
 
-def test_orphan_data_is_what_no_metadata_name(told: list[Row]) -> None:
-    assert among(told, range(30, 40)) == orphans()[2]
+def test_data_that_no_metadata_names_is_orphaned(reported: list[Row]) -> None:
+    assert among(reported, range(30, 40)) == orphans()[2]
 
 
-def test_random_worlds_are_judged_as_the_oracle_does(told: list[Row]) -> None:
+def test_findings_agree_with_the_oracle_for_random_clusters(reported: list[Row]) -> None:
     """Precision = recall = 1."""
     wanted = copy_facts(*random_worlds(), BOOKIES)
     assert len({kind for kind, *_ in wanted}) == 5, "all kinds occur"
     assert len(wanted) > len(RANDOM_WORLDS)
-    assert among(told, RANDOM_WORLDS) == wanted
+    assert among(reported, RANDOM_WORLDS) == wanted
 
 
-def test_a_finding_says_what_was_expected_what_was_found_and_what_to_do(told: list[Row]) -> None:
-    rows = {(r.kind, r.ledger_id, r.bookie): r for r in told}
+def test_a_finding_has_the_expectation_the_result_and_the_action(reported: list[Row]) -> None:
+    rows = {(r.kind, r.ledger_id, r.bookie): r for r in reported}
     missing = rows["MISSING_REPLICA", 2, "a"]
     assert (missing.found, missing.repairable, missing.action) == ("the bookie denies it; 2 entries", True, "mark")
     assert (missing.run_id, missing.first_seen_ms) == ("r1", NOW_MS)
@@ -217,7 +230,7 @@ def test_a_finding_says_what_was_expected_what_was_found_and_what_to_do(told: li
     assert rows["MISSING_REPLICA", 7, "a"].evidence_hash != rows["MISSING_REPLICA", 7, "c"].evidence_hash
 
 
-def test_coverage_counts_who_could_not_say_and_why(spark: SparkSession) -> None:
+def test_coverage_counts_unknown_copies_with_the_reason(spark: SparkSession) -> None:
     tables = Tables(spark)
     rows = [copy(1, 0, "a"), copy(1, 1, "a", "missing"), copy(1, 0, "b", "unknown"), copy(1, 1, "b", "corrupt")]
     rows.append(copy(1, 2, "b", expected=False))
@@ -235,12 +248,13 @@ def test_coverage_counts_who_could_not_say_and_why(spark: SparkSession) -> None:
         pytest.param([bookie("a"), bookie("x", cookie=False)], {"stranger"}, id="registered without a cookie"),
         pytest.param([bookie("a"), bookie("x", intent="removed")], {"stranger"}, id="removed and still registered"),
         pytest.param(
-            [bookie("a", cookie=False), bookie("x", registration="absent", intent="removed", cookie=False)], {"x"},
+            [bookie("a", cookie=False), bookie("x", registration="absent", intent="removed", cookie=False)],
+            {"x"},
             id="removed where none has a cookie",
         ),
     ],
-)  # fmt: skip
-def test_a_bookie_is_gone_if_it_was_removed_or_lacks_the_cookie_that_others_have(
+)
+def test_a_bookie_is_gone_if_it_was_removed_or_is_the_only_one_without_a_cookie(
     spark: SparkSession, known: list[dict], gone: set[str]
 ) -> None:
     tables = Tables(spark)

@@ -1,11 +1,11 @@
-"""What metadata say: ensembles, placement, ages, marks, topics, cursors. Each kind beside its nearest innocent."""
+"""Checks of ledger metadata: each defect, beside the most similar valid case."""
 
 import pytest
 from bindery_spark.audit.checks import ledgers as ledger_checks
 from frames import DAY_MS, NOW_MS, RUN, Tables, bookie, cursor, facts, ledger, topic
 from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.timeout(600)  # a busy machine takes minutes for what is seconds otherwise
+pytestmark = pytest.mark.timeout(600)  # seconds, but minutes on a busy machine
 
 
 @pytest.fixture(scope="module")
@@ -13,14 +13,17 @@ def tables(spark: SparkSession) -> Tables:
     return Tables(spark)
 
 
-def test_what_the_metadata_of_ledgers_show(tables: Tables) -> None:
+def test_each_defect_of_ledger_metadata_is_found(tables: Tables) -> None:
     bookies = tables.bookies(
-        bookie("a", rack="/r1"), bookie("b", rack="/r1"), bookie("c", rack="/r2"), bookie("d"),
+        bookie("a", rack="/r1"),
+        bookie("b", rack="/r1"),
+        bookie("c", rack="/r2"),
+        bookie("d"),
         bookie("down", registration="absent"),
         bookie("removed", registration="absent", intent="removed"),
         bookie("foreign", registration="absent", cookie=False),
         bookie("new", registration="absent", cookie=False, intent="joining"),
-    )  # fmt: skip
+    )
     ledgers = tables.ledgers(
         ledger(1, [(0, ["a", "c"])], last=3),
         ledger(2, [(0, ["a", "down"]), (2, ["a", "c"])], last=3),  # down is not gone
@@ -38,7 +41,7 @@ def test_what_the_metadata_of_ledgers_show(tables: Tables) -> None:
         ledger(14, [(0, ["a", "c"])], last=None, created_ms=None),
         ledger(15, [(0, ["a", "c"])], last=None, state="in_recovery", created_ms=NOW_MS - 8 * DAY_MS),
         {**ledger(16, [(0, ["a"])], last=None), "problem": "garbage", "ensemble_size": 0, "segments": []},
-    )  # fmt: skip
+    )
     broken = [topic("t", [], problem="garbage")], [{**cursor("t"), "problem": "garbage"}]
     found = ledger_checks.ledger_findings(
         ledgers, bookies, tables.topics(*broken[0]), tables.cursors(*broken[1]), RUN, open_max_ms=7 * DAY_MS

@@ -1,4 +1,4 @@
-"""What metadata say: ensembles, placement, ages, marks, topics, cursors. Each kind beside its nearest innocent."""
+"""Checks of under-replication marks: each defect, beside the most similar valid case."""
 
 import pytest
 from bindery_spark.audit.checks import marks as mark_checks
@@ -6,7 +6,7 @@ from bindery_spark.audit.checks.finding_rows import together
 from frames import NOW_MS, RUN, Tables, bookie, facts, finding, ledger, mark
 from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.timeout(600)  # a busy machine takes minutes for what is seconds otherwise
+pytestmark = pytest.mark.timeout(600)  # seconds, but minutes on a busy machine
 
 
 HOUR_MS = 3_600_000
@@ -20,11 +20,14 @@ def tables(spark: SparkSession) -> Tables:
     return Tables(spark)
 
 
-def test_marks_are_true_and_none_is_missing(tables: Tables) -> None:
+def test_false_and_missing_marks_are_found(tables: Tables) -> None:
     bookies = tables.bookies(
-        *(bookie(name) for name in ABC), bookie("down", registration="absent"), bookie("leaves", intent="draining"),
-        bookie("excused", registration="absent", intent="maintenance"), bookie("fresh", registration="absent"),
-    )  # fmt: skip
+        *(bookie(name) for name in ABC),
+        bookie("down", registration="absent"),
+        bookie("leaves", intent="draining"),
+        bookie("excused", registration="absent", intent="maintenance"),
+        bookie("fresh", registration="absent"),
+    )
     ledgers = tables.ledgers(
         *(ledger(i, [(0, ABC)], last=3) for i in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10)),
         *(
@@ -34,14 +37,23 @@ def test_marks_are_true_and_none_is_missing(tables: Tables) -> None:
     )
     lacks = {"action": "mark", "severity": "under_replicated", "first_seen_ms": NOW_MS - HOUR_MS}
     findings = tables.findings(
-        finding("MISSING_REPLICA", 2, **lacks), finding("MISSING_REPLICA", 6, **lacks),
-        finding("DIGEST_MISMATCH", 7, **{**lacks, "first_seen_ms": NOW_MS}), finding("STALE_ENSEMBLE", 8, **lacks),
-        finding("OPEN_TOO_LONG", 9, **lacks), finding("MISSING_REPLICA", 10, **lacks),
-    )  # fmt: skip
+        finding("MISSING_REPLICA", 2, **lacks),
+        finding("MISSING_REPLICA", 6, **lacks),
+        finding("DIGEST_MISMATCH", 7, **{**lacks, "first_seen_ms": NOW_MS}),
+        finding("STALE_ENSEMBLE", 8, **lacks),
+        finding("OPEN_TOO_LONG", 9, **lacks),
+        finding("MISSING_REPLICA", 10, **lacks),
+    )
     marks = tables.marks(
-        mark(1), mark(2), mark(3, locked=True), mark(4, reason="placement"), mark(5, reason=None), mark(21), mark(22),
+        mark(1),
+        mark(2),
+        mark(3, locked=True),
+        mark(4, reason="placement"),
+        mark(5, reason=None),
+        mark(21),
+        mark(22),
         mark(77),
-    )  # fmt: skip
+    )
     covered = tables.ids(*(i for i in range(1, 30) if i != 5))
     absences = tables.bookies()  # only for its session
     absences = absences.sparkSession.createDataFrame(
@@ -52,10 +64,11 @@ def test_marks_are_true_and_none_is_missing(tables: Tables) -> None:
     not_healed = mark_checks.not_healed(lacking, marks, tables.ids(2, 9, 10), RUN)
     found = together(
         [
-            mark_checks.false_marks(marks, ledgers, bookies, covered, findings, RUN), not_healed,
+            mark_checks.false_marks(marks, ledgers, bookies, covered, findings, RUN),
+            not_healed,
             mark_checks.missing_marks(lacking, marks, not_healed, RUN, delay_ms=60_000),
         ]
-    )  # fmt: skip
+    )
     assert facts(found) == {
         ("FALSE_MARK", "warning", 1, None, None, None, None),
         ("FALSE_MARK", "warning", 77, None, None, None, None),

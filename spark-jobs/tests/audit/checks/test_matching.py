@@ -1,11 +1,11 @@
-"""What metadata say: ensembles, placement, ages, marks, topics, cursors. Each kind beside its nearest innocent."""
+"""Findings matched between two readings and between two runs."""
 
 import pytest
 from bindery_spark.audit.checks import matching
 from frames import NOW_MS, Tables, facts, finding
 from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.timeout(600)  # a busy machine takes minutes for what is seconds otherwise
+pytestmark = pytest.mark.timeout(600)  # seconds, but minutes on a busy machine
 
 
 @pytest.fixture(scope="module")
@@ -13,19 +13,21 @@ def tables(spark: SparkSession) -> Tables:
     return Tables(spark)
 
 
-def test_what_is_seen_once_is_not_told(tables: Tables) -> None:
+def test_findings_of_only_one_reading_are_not_reported(tables: Tables) -> None:
     run = {"segment": 0, "bookie": "a"}
     first = tables.findings(
         finding("MISSING_REPLICA", 1, **run, first_entry=0, last_entry=9),
         finding("MISSING_REPLICA", 2, **run, first_entry=0, last_entry=9),
-        finding("TOPIC_INCONSISTENT", 3, expected="topic t"), finding("TOPIC_INCONSISTENT", 4, expected="topic t"),
-    )  # fmt: skip
+        finding("TOPIC_INCONSISTENT", 3, expected="topic t"),
+        finding("TOPIC_INCONSISTENT", 4, expected="topic t"),
+    )
     second = tables.findings(
         finding("MISSING_REPLICA", 1, **run, first_entry=2, last_entry=3),
         finding("MISSING_REPLICA", 1, **run, first_entry=8, last_entry=20),
         finding("MISSING_REPLICA", 2, **{**run, "bookie": "b"}, first_entry=0, last_entry=9),
-        finding("TOPIC_INCONSISTENT", 3, expected="topic t"), finding("TOPIC_INCONSISTENT", 4, expected="topic u"),
-    )  # fmt: skip
+        finding("TOPIC_INCONSISTENT", 3, expected="topic t"),
+        finding("TOPIC_INCONSISTENT", 4, expected="topic u"),
+    )
     both = matching.overlapping(first.where("ledger_id < 3"), second.where("ledger_id < 3"))
     assert facts(both) == {
         ("MISSING_REPLICA", "warning", 1, 0, 2, 3, "a"),

@@ -1,20 +1,21 @@
-"""Verdicts, summaries, the report, proposals and differences: from findings alone, without Spark."""
+"""Proposals to mark ledgers."""
 
-from bindery_spark.audit.findings.actions import Proposal, proposals, words
+from bindery_spark.audit.findings.actions import Proposal, proposal_text, proposals
 from finished_runs import missing
 from frames import finding
 
 
-def test_a_ledger_is_proposed_once_with_all_its_bookies() -> None:
+def test_a_ledger_has_one_proposal_with_all_its_bookies() -> None:
     found = [
-        missing(), missing(bookie="b:3181", first=0, last=0),
+        missing(),
+        missing(bookie="b:3181", first=0, last=0),
         finding("MISSING_MARK", 7, action="mark"),
         finding("STALE_ENSEMBLE", 8, bookie="c:3181", action="mark"),
         finding("REPLICA_DIVERGENCE", 9, bookie="c:3181", action="inspect"),
         finding("UNREADABLE_BOOKIE", None, bookie="c:3181"),
-    ]  # fmt: skip
+    ]
     first, second = proposals(found)
     assert first == Proposal(7, ("a:3181", "b:3181"), "entry_missing", 4, ("MISSING_MARK", "MISSING_REPLICA"))
     assert second == Proposal(8, ("c:3181",), "bookie_lost", None, ("STALE_ENSEMBLE",))
-    assert words(first) == "mark ledger 7 for a:3181, b:3181: MISSING_MARK, MISSING_REPLICA, 4 copies"
+    assert proposal_text(first) == "mark ledger 7 for a:3181, b:3181: MISSING_MARK, MISSING_REPLICA, 4 copies"
     assert [Proposal.from_json(one.to_json()) for one in (first, second)] == [first, second]

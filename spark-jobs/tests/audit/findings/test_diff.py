@@ -1,11 +1,11 @@
-"""Verdicts, summaries, the report, proposals and differences: from findings alone, without Spark."""
+"""Differences between the findings of two runs."""
 
 from bindery_spark.audit.findings.diff import compare, finding_text
 from finished_runs import missing
 from frames import finding
 
 
-def test_a_difference_is_what_is_new_gone_or_says_something_else() -> None:
+def test_a_difference_is_a_new_gone_or_changed_finding() -> None:
     topics = [
         finding("TOPIC_INCONSISTENT", 5, expected="topic t1"),
         finding("TOPIC_INCONSISTENT", 5, expected="topic t2"),

@@ -1,4 +1,4 @@
-"""Verdicts, summaries, the report, proposals and differences: from findings alone, without Spark."""
+"""Kinds, severities and verdicts."""
 
 from pathlib import Path
 
@@ -18,12 +18,12 @@ from bindery_spark.audit.findings.findings import WHAT_TO_DO, Exit, Kind, Severi
         (["unreadable"], True, "CORRUPT", 2),
     ],
 )
-def test_the_worst_decides(severities: list[str], complete: bool, verdict: str, code: int) -> None:
+def test_the_worst_severity_decides_the_verdict(severities: list[str], complete: bool, verdict: str, code: int) -> None:
     found = verdict_of(severities, is_complete=complete)
     assert (found, found.exit_code) == (verdict, code)
 
 
-def test_every_kind_is_named_in_the_text_of_its_module_and_in_the_manual() -> None:
+def test_every_kind_is_documented_in_its_module_and_in_the_manual() -> None:
     manual = (Path(__file__).parents[4] / "docs" / "audit.md").read_text()
     assert WHAT_TO_DO.keys() == set(Kind)
     for kind in Kind:
@@ -34,5 +34,5 @@ def test_every_kind_is_named_in_the_text_of_its_module_and_in_the_manual() -> No
         assert f"| {code:d} " in manual
 
 
-def test_severities_have_an_order_that_the_text_follows() -> None:
+def test_severities_are_in_ascending_order() -> None:
     assert [str(each) for each in Severity][-3:] == ["under_replicated", "corrupt", "unreadable"]

@@ -1,4 +1,4 @@
-"""Verdicts, summaries, the report, proposals and differences: from findings alone, without Spark."""
+"""The HTML report."""
 
 import re
 from xml.etree import ElementTree
@@ -12,7 +12,7 @@ from finished_runs import WHOLE, missing, summary
 NASTY = '<script>alert("x")</script>&'
 
 
-def test_the_report_stands_alone_and_escapes_everything() -> None:
+def test_the_report_loads_nothing_and_escapes_text() -> None:
     found = [missing(bookie=NASTY, found=NASTY, expected=NASTY)]
     page = report_html(
         summary(found, [*WHOLE, BookieCoverage(NASTY, 10, 5, 0, NASTY)], cluster_id=NASTY, run_id=NASTY), found
@@ -25,7 +25,7 @@ def test_the_report_stands_alone_and_escapes_everything() -> None:
     assert len(list(picture.iter("rect"))) == 5, "three seen, one unseen, one of findings"
 
 
-def test_a_report_without_bookies_and_findings_is_a_page_too() -> None:
+def test_a_report_without_bookies_and_findings_is_a_valid_page() -> None:
     page = report_html(summary([], []), [])
     ElementTree.fromstring(re.search(r"<svg.*</svg>", page, re.DOTALL).group())
     assert "HEALTHY" in page

@@ -1,4 +1,4 @@
-"""Which ledgers are read again, and what their first reading is worth then: case by case."""
+"""Selection of ledgers for the second pass, and the rules that merge both passes."""
 
 import pytest
 from bindery_spark.audit.ledger_history import KnownLedger, LedgerHistory
@@ -18,9 +18,13 @@ BROKEN = row("open", 0, "broken")
 
 
 def again(
-    was: KnownLedger | None, now: KnownLedger | None, *, kind: str | None = None, copies: int = 30,
+    was: KnownLedger | None,
+    now: KnownLedger | None,
+    *,
+    kind: str | None = None,
+    copies: int = 30,
     ends_only: bool = False,
-) -> Selection:  # fmt: skip
+) -> Selection:
     """Of ledger 1."""
     before, after = ({} if each is None else {1: each} for each in (was, now))
     found = [] if kind is None else [(1, kind)]
@@ -45,19 +49,19 @@ def again(
         pytest.param(None, None, BESIDE, 0, False, id="no ledger"),
     ],
 )
-def test_what_is_read_again(
+def test_which_ledgers_are_read_again(
     was: KnownLedger | None, now: KnownLedger | None, kind: str | None, copies: int, is_read: bool
 ) -> None:
     assert again(was, now, kind=kind, copies=copies).ids == ((1,) if is_read else ())
 
 
-def test_where_only_ends_are_read_each_closed_ledger_that_changed_is_read_again() -> None:
-    """How many copies there are to be cannot be told from the metadata."""
+def test_a_quick_run_reads_each_changed_closed_ledger_again() -> None:
+    """The metadata does not show how many copies a quick run must read."""
     assert again(row(), row(version=2), ends_only=True).ids == (1,)
     assert again(row(), row(), copies=6, ends_only=True).ids == ()
 
 
-def test_a_ledger_that_was_left_out_is_not_read_because_it_changed() -> None:
+def test_a_skipped_ledger_that_changed_is_not_read() -> None:
     assert select({1: row()}, {1: row(version=2)}, [], {}, planned=(), ends_only=False).ids == ()
 
 
@@ -74,7 +78,7 @@ def test_a_ledger_that_was_left_out_is_not_read_because_it_changed() -> None:
         pytest.param(row(), BROKEN, BROKEN, MergeRule.KEEP, id="unreadable"),
     ],
 )
-def test_what_becomes_of_a_hole(
+def test_the_merge_rule_of_a_missing_copy(
     was: KnownLedger, now: KnownLedger | None, then: KnownLedger | None, rule: MergeRule | None
 ) -> None:
     before, after, last = ({} if each is None else {1: each} for each in (was, now, then))
@@ -85,10 +89,12 @@ def test_what_becomes_of_a_hole(
     assert broken_ledgers(ledgers, selection) == ({1: "broken"} if rule is MergeRule.KEEP else {})
 
 
-def test_what_lies_beside_stands_where_nothing_moves() -> None:
+def test_orphaned_data_of_a_steady_ledger_is_kept() -> None:
     before, after = {2: row(), 3: row("open"), 4: row()}, {2: row(), 3: row("open"), 5: row()}
     found = [(i, BESIDE) for i in (1, 2, 3, 4, 5)]
     selection = select(before, after, found, {2: 30, 3: 9}, planned=before, ends_only=False)
     assert merge_rules(LedgerHistory(before, after, after), found, selection) == {
-        (1, True): MergeRule.KEEP, (2, True): MergeRule.KEEP, (3, True): MergeRule.CONFIRM,
-    }  # fmt: skip
+        (1, True): MergeRule.KEEP,
+        (2, True): MergeRule.KEEP,
+        (3, True): MergeRule.CONFIRM,
+    }

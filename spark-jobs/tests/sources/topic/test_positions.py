@@ -1,4 +1,4 @@
-"""Ranges of a topic: what users write, what tasks read, how a stream goes on. No cluster."""
+"""Positions of a topic: bounds, slices, tasks, and offsets of a stream, without a cluster."""
 
 import random
 from dataclasses import replace
@@ -35,11 +35,14 @@ def extents(*lasts: int, is_open: bool = True) -> list[Extent]:
     """Ledgers 10, 20, ... by their last entries, one hour each; the last one may be open."""
     return [
         Extent(
-            ledger_id=10 * (n + 1), last_entry=last, is_closed=not is_open or n + 1 < len(lasts),
-            created_ms=n * HOUR_MS + 1, closed_ms=(n + 1) * HOUR_MS if not is_open or n + 1 < len(lasts) else 0,
+            ledger_id=10 * (n + 1),
+            last_entry=last,
+            is_closed=not is_open or n + 1 < len(lasts),
+            created_ms=n * HOUR_MS + 1,
+            closed_ms=(n + 1) * HOUR_MS if not is_open or n + 1 < len(lasts) else 0,
         )
         for n, last in enumerate(lasts)
-    ]  # fmt: skip
+    ]
 
 
 def entries_of(slices: list[Slice]) -> list[tuple[int, int]]:
@@ -59,7 +62,7 @@ def test_bounds_by_position_and_by_time() -> None:
     assert not day.has_time(48 * HOUR_MS)
 
 
-def test_times_finer_than_a_ms_take_what_was_published_at_or_after_them() -> None:
+def test_times_finer_than_a_ms_are_rounded_up() -> None:
     bounds = parse_bounds("1970-01-01T01:00:00.000500Z", "1970-01-01T02:00:00.000500Z")
     assert (bounds.from_ms, bounds.to_ms) == (HOUR_MS + 1, 2 * HOUR_MS + 1)
     assert not bounds.has_time(HOUR_MS), "half a ms before the beginning"
@@ -67,8 +70,8 @@ def test_times_finer_than_a_ms_take_what_was_published_at_or_after_them() -> Non
     assert parse_bounds("1970-01-01T01:00:00.001Z", "latest").from_ms == HOUR_MS + 1
 
 
-def test_without_an_end_nothing_is_too_late() -> None:
-    beyond_ms = 1_700_000_000_000_000  # us that were sent as ms
+def test_without_an_end_all_late_publish_times_are_included() -> None:
+    beyond_ms = 1_700_000_000_000_000  # us instead of ms
     assert ALL.has_time(beyond_ms)
     assert parse_bounds("2026-01-01", "latest").has_time(beyond_ms)
     assert not parse_bounds("earliest", "9999-12-31").has_time(beyond_ms)
@@ -88,12 +91,12 @@ def test_without_an_end_nothing_is_too_late() -> None:
         ({"topic": "t", "table": "ledgers"}, "unknown option table"),
     ],
 )
-def test_refused_options_say_what_is_right(options: dict[str, str], words: str) -> None:
+def test_errors_of_options_name_valid_values(options: dict[str, str], words: str) -> None:
     with pytest.raises(BadRequest, match=words):
         TopicOptions.parse({"zookeeper": "h:1", **options})
 
 
-def test_slices_keep_to_positions_and_to_what_is_confirmed() -> None:
+def test_slices_are_within_positions_and_confirmed_entries() -> None:
     ledgers = extents(3, -1, 2)
     assert entries_of(slices_of(T, ledgers, ALL)) == [(10, n) for n in range(4)] + [(30, n) for n in range(3)]
     inside = Bounds(after=Position(10, 1), upto=Position(30, 0))
@@ -106,19 +109,21 @@ def test_ledgers_outside_of_the_times_are_not_read() -> None:
     late = Bounds(from_ms=HOUR_MS + CLOCK_SLACK_MS + 1)
     assert {each.ledger_id for each in slices_of(T, ledgers, late)} == {20, 30}
     days = [replace(each, created_ms=n * 24 * HOUR_MS + 1) for n, each in enumerate(ledgers)]
-    assert {each.ledger_id for each in slices_of(T, days, Bounds(to_ms=24 * HOUR_MS))} == {10, 20}, "some come late"
+    assert {each.ledger_id for each in slices_of(T, days, Bounds(to_ms=24 * HOUR_MS))} == {10, 20}, (
+        "publish times may be earlier than the ledger"
+    )
     unknown = [Extent(ledger_id=1, last_entry=0, is_closed=True)]
     assert len(slices_of(T, unknown, Bounds(from_ms=1, to_ms=2))) == 1
 
 
-def test_tasks_have_every_entry_once_and_keep_to_their_limits() -> None:
-    lots = random.Random(8)
+def test_tasks_have_every_entry_once_and_respect_their_limits() -> None:
+    rng = random.Random(8)
     for _ in range(200):
         slices = [
-            Slice(T, n, first := lots.randrange(5), first + lots.randrange(300), lots.choice((1, 1000, 10**6)))
-            for n in range(lots.randrange(12))
+            Slice(T, n, first := rng.randrange(5), first + rng.randrange(300), rng.choice((1, 1000, 10**6)))
+            for n in range(rng.randrange(12))
         ]
-        entries_max, bytes_max = lots.randrange(1, 200), lots.choice((1, 10**5, 10**7))
+        entries_max, bytes_max = rng.randrange(1, 200), rng.choice((1, 10**5, 10**7))
         tasks = tasks_of(slices, entries_max=entries_max, bytes_max=bytes_max)
         assert entries_of([each for task in tasks for each in task]) == entries_of(slices)
         for task in tasks:
@@ -140,11 +145,11 @@ def test_offsets_are_json_by_topic() -> None:
         from_offset({"offset": 3})
 
 
-def test_a_stream_passes_every_entry_once_whatever_the_limit() -> None:
-    lots = random.Random(3)
+def test_a_stream_reads_every_entry_once_with_any_limit() -> None:
+    rng = random.Random(3)
     for _ in range(200):
-        ledgers = extents(*(lots.randrange(-1, 9) for _ in range(lots.randrange(1, 7))), is_open=lots.random() < 0.5)
-        at, seen, limit = EARLIEST, [], lots.choice((1, 2, 5, None))
+        ledgers = extents(*(rng.randrange(-1, 9) for _ in range(rng.randrange(1, 7))), is_open=rng.random() < 0.5)
+        at, seen, limit = EARLIEST, [], rng.choice((1, 2, 5, None))
         while (end := advance(ledgers, at, limit)) != at:
             batch = entries_of(slices_of(T, ledgers, Bounds(after=at, upto=end)))
             assert limit is None or len(batch) <= limit
@@ -153,7 +158,14 @@ def test_a_stream_passes_every_entry_once_whatever_the_limit() -> None:
         assert seen == entries_of(slices_of(T, ledgers, ALL))
 
 
-def test_a_stream_goes_on_when_the_ledger_was_closed_and_others_came() -> None:
+def test_advance_starts_in_the_ledger_of_its_position_and_never_moves_back() -> None:
+    assert advance(extents(9, 3), Position(20, 1), None) == Position(20, 3), "ledger 10 is skipped"
+    beyond = Position(10, 9)
+    assert advance(extents(3), beyond, None) == beyond
+    assert advance(extents(3, 9), beyond, 2) == Position(20, 1), "the missing entries do not count"
+
+
+def test_a_stream_continues_after_the_ledger_is_closed_and_others_are_added() -> None:
     before = extents(3, 1)
     at = advance(before, EARLIEST, None)
     assert at == Position(20, 1)
@@ -162,10 +174,11 @@ def test_a_stream_goes_on_when_the_ledger_was_closed_and_others_came() -> None:
     assert entries_of(slices_of(T, after, Bounds(after=at, upto=end))) == [(20, 2), (20, 3), (20, 4), (30, 0)]
 
 
-def test_nothing_behind_an_open_ledger_is_passed() -> None:
+def test_a_stream_does_not_pass_an_open_ledger() -> None:
     first, second = extents(3, 1)
     still_open = [Extent(ledger_id=10, last_entry=2, is_closed=False), second]
     assert advance(settled(still_open), EARLIEST, None) == Position(10, 2)
+    assert advance(still_open, EARLIEST, None) == Position(10, 2)
     assert advance(settled([first, second]), EARLIEST, None) == Position(20, 1)
 
 
@@ -180,7 +193,7 @@ def test_where_a_stream_begins() -> None:
     assert initial(extents(3, is_open=False), Bounds(from_ms=100 * HOUR_MS)) == Position(10, 3)
 
 
-def test_what_retention_took_from_a_stream_is_noticed() -> None:
+def test_deletion_of_unread_ledgers_by_retention_is_detected() -> None:
     ledgers = extents(3, 3)
     check_not_trimmed(T, ledgers, EARLIEST)
     check_not_trimmed(T, ledgers, Position(10, 1))
@@ -188,5 +201,5 @@ def test_what_retention_took_from_a_stream_is_noticed() -> None:
         check_not_trimmed(T, ledgers[1:], Position(10, 1))
     with pytest.raises(NoSuchEntry, match="fail_on_data_loss"):
         check_not_trimmed(T, ledgers[1:], initial(ledgers, ALL))
-    # At the end of a closed ledger a stream stands in the next one already.
+    # At the end of a closed ledger the position is already in the next one.
     check_not_trimmed(T, ledgers[1:], advance(ledgers, EARLIEST, 4))

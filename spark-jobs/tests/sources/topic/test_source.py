@@ -1,7 +1,7 @@
-"""Topics on a real cluster: read whole and by time, exported, counted as a stream that is cut short and goes on.
+"""Topics on a real cluster: read completely and by time, exported, counted as a stream that is interrupted and resumed.
 
-`made` is written here, so that times and ledgers are known: three ledgers, the last one open, with an entry at its end
-that nobody confirmed. `live` is a broker's, with batches, keys, properties, and partitions.
+The topic `made` is written here, so that times and ledgers are known: three ledgers, the last one open, with an
+unconfirmed entry at its end. A broker writes the topic `live`, with batches, keys, properties and partitions.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 HOUR_MS = 3_600_000
 BEGIN_MS = time.time_ns() // 1_000_000 // HOUR_MS * HOUR_MS
-"""Ledger n of `made` says that it was written in the n-th hour from then, its entries a second apart."""
+"""Start of the times in `made`: ledger n is of the n-th hour, with one entry per second."""
 ENTRIES, PER_ENTRY, LEDGERS = 40, 3, 3
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
@@ -52,7 +52,7 @@ class Data:
 
 
 def at(ledger: int, entry: int) -> str:
-    """When that entry was published, as users write it."""
+    """Publish time of that entry, as text."""
     return datetime.fromtimestamp(BEGIN_MS / 1_000 + ledger * 3_600 + entry, UTC).isoformat()
 
 
@@ -75,7 +75,7 @@ async def make(cluster: ThrowawayCluster) -> Data:
         is_last = number == LEDGERS - 1
         await handle.add_many([batch(number, entry) for entry in range(ENTRIES)])
         if is_last:
-            await handle.add(batch(number, ENTRIES))  # no later entry carries the confirmation of this one
+            await handle.add(batch(number, ENTRIES))  # no later entry confirms this one
             await handle.abandon()
         else:
             await handle.close()
@@ -140,7 +140,7 @@ def test_times_positions_and_ledgers_narrow_what_is_read(spark: SparkSession, da
     assert {each.ledger_id for part in reader.planned() for each in part.slices} == set(data.ledgers[1:])
 
 
-def test_what_brokers_write_and_partitions(spark: SparkSession, data: Data) -> None:
+def test_messages_of_brokers_and_of_partitions_are_rows(spark: SparkSession, data: Data) -> None:
     found = all_rows(spark, data, "live", produce(data, "live", ["a", "b", "a", "c"]))
     assert [row.payload.decode() for row in found] == ["to a", "to b", "to a", "to c"]
     assert [(row.key, row.properties["of"]) for row in found] == [(key, key) for key in "abac"]
@@ -150,7 +150,7 @@ def test_what_brokers_write_and_partitions(spark: SparkSession, data: Data) -> N
 
 
 def all_rows(spark: SparkSession, data: Data, topic: str, ids: list[str]) -> list[Any]:
-    """The rows of these messages, in their order. A broker confirms its last entry a moment after it answered."""
+    """The rows of these messages, in their order. A broker confirms its last entry shortly after its response."""
     for _ in range(20):
         found = {row.message_id: row for row in table(spark, data, topic).collect()}
         if found.keys() == set(ids):
@@ -162,7 +162,7 @@ def all_rows(spark: SparkSession, data: Data, topic: str, ids: list[str]) -> lis
 # --- exported ---------------------------------------------------------------------------------------------------------
 
 
-def test_export_writes_parquet_and_replaces_nothing_unasked(
+def test_export_writes_parquet_and_replaces_only_with_overwrite(
     spark: SparkSession, data: Data, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "made"
@@ -192,13 +192,13 @@ def test_export_writes_parquet_and_replaces_nothing_unasked(
 # --- as a stream ------------------------------------------------------------------------------------------------------
 
 
-def test_offsets_end_at_what_is_confirmed(data: Data) -> None:
+def test_offsets_end_at_the_last_confirmed_entry(data: Data) -> None:
     reader = TopicStreamReader(TopicOptions.parse({"zookeeper": data.zookeeper, "topic": "made"}))
     start = reader.initialOffset()
     name = "public/default/made"
     assert start == {name: {"ledger": -1, "entry": -1}}
     begin = reader.latestOffset(start, ReadAllAvailable())
-    assert begin == {name: {"ledger": data.ledgers[0], "entry": -1}}, "nothing is read before a beginning was noted"
+    assert begin == {name: {"ledger": data.ledgers[0], "entry": -1}}, "no entry is read before the beginning is stored"
     end = reader.latestOffset(begin, ReadAllAvailable())
     assert end == {name: {"ledger": data.ledgers[2], "entry": ENTRIES - 1}}
     assert reader.latestOffset(end, ReadAllAvailable()) == end
@@ -213,7 +213,7 @@ class Killed(Exception):
 def run_count(
     spark: SparkSession, data: Data, topic: str, checkpoint: Path, *, kill_at: int = -1, start: str = "earliest"
 ) -> list[int]:
-    """Micro-batches that came to their end. `kill_at`: die after that one wrote its counts, before Spark notes it."""
+    """Completed micro-batches. `kill_at`: die after this one wrote its counts and before Spark commits it."""
     seen = []
 
     def on_batch(batch_id: int, _: Any) -> None:
@@ -235,13 +235,13 @@ def counted(checkpoint: Path) -> dict[str, int]:
     return {row["key"]: row["messages"] for row in read_counts(checkpoint).to_pylist()}
 
 
-def test_a_count_that_dies_goes_on_and_counts_everything_once(
+def test_a_count_that_is_killed_is_resumed_and_counts_each_message_once(
     spark: SparkSession, data: Data, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     checkpoint = tmp_path / "count"
-    assert run_count(spark, data, "made", checkpoint, kill_at=2) == [0, 1, 2], "the first one reads nothing"
+    assert run_count(spark, data, "made", checkpoint, kill_at=2) == [0, 1, 2], "the first one is empty"
     assert sum(counted(checkpoint).values()) == 100 * PER_ENTRY
-    assert run_count(spark, data, "made", checkpoint) == [2, 3], "the one that was cut short comes again"
+    assert run_count(spark, data, "made", checkpoint) == [2, 3], "the interrupted one is repeated"
     assert counted(checkpoint) == {f"k{n}": LEDGERS * ENTRIES // 4 * PER_ENTRY for n in range(4)}
     words = ["count", "--zookeeper", data.zookeeper, "--topic", "made", "--checkpoint", str(checkpoint), "--until-now"]
     assert main([*words, "--json"]) == 0
@@ -250,7 +250,7 @@ def test_a_count_that_dies_goes_on_and_counts_everything_once(
         run_count(spark, data, "live", checkpoint)
 
 
-def test_a_count_goes_on_with_what_came_meanwhile(spark: SparkSession, data: Data, tmp_path: Path) -> None:
+def test_a_resumed_count_includes_messages_added_meanwhile(spark: SparkSession, data: Data, tmp_path: Path) -> None:
     keys = [random.Random(1).choice("uvw") for _ in range(30)]
     produce(data, "growing", keys)
     run_count(spark, data, "growing", tmp_path / "c")
@@ -265,10 +265,10 @@ def test_a_count_goes_on_with_what_came_meanwhile(spark: SparkSession, data: Dat
 
 
 @pytest.mark.parametrize("kill_at", [0, 1])
-def test_a_count_from_the_latest_that_dies_early_leaves_out_nothing_that_came_since(
+def test_a_count_from_latest_that_is_killed_early_counts_all_later_messages(
     spark: SparkSession, data: Data, tmp_path: Path, kill_at: int
 ) -> None:
-    """Spark asks for the beginning anew when the first micro-batch was cut short: it must not have moved on."""
+    """Spark requests the beginning again if the first micro-batch was interrupted. It must be the same."""
     topic, checkpoint = f"latest-{kill_at}", tmp_path / "c"
     confirmed(spark, data, topic, produce(data, topic, ["before", "before"]))
     if kill_at == 0:
@@ -283,7 +283,7 @@ def test_a_count_from_the_latest_that_dies_early_leaves_out_nothing_that_came_si
 
 
 def confirmed(spark: SparkSession, data: Data, topic: str, ids: list[str]) -> None:
-    """Wait until these can be read."""
+    """Wait until these messages can be read."""
     for _ in range(20):
         if set(ids) <= {row.message_id for row in table(spark, data, topic).collect()}:
             return

@@ -1,4 +1,4 @@
-"""Ranges of a topic: what users write, what tasks read, how a stream goes on. No cluster."""
+"""The stream reader of a topic, without a cluster."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -28,18 +28,21 @@ def extents(*lasts: int, is_open: bool = True) -> list[Extent]:
     """Ledgers 10, 20, ... by their last entries, one hour each; the last one may be open."""
     return [
         Extent(
-            ledger_id=10 * (n + 1), last_entry=last, is_closed=not is_open or n + 1 < len(lasts),
-            created_ms=n * HOUR_MS + 1, closed_ms=(n + 1) * HOUR_MS if not is_open or n + 1 < len(lasts) else 0,
+            ledger_id=10 * (n + 1),
+            last_entry=last,
+            is_closed=not is_open or n + 1 < len(lasts),
+            created_ms=n * HOUR_MS + 1,
+            closed_ms=(n + 1) * HOUR_MS if not is_open or n + 1 < len(lasts) else 0,
         )
         for n, last in enumerate(lasts)
-    ]  # fmt: skip
+    ]
 
 
 def entries_of(slices: list[Slice]) -> list[tuple[int, int]]:
     return [(each.ledger_id, entry) for each in slices for entry in range(each.first, each.last + 1)]
 
 
-def test_filters_on_publish_time_narrow_outwards() -> None:
+def test_filters_on_publish_time_are_rounded_outwards() -> None:
     at = datetime(1970, 1, 1, 1, 0, 0, 1_500, tzinfo=UTC)  # an hour and 1.5 ms
     name = ("publish_time",)
     assert narrowed(ALL, GreaterThanOrEqual(name, at)).from_ms == HOUR_MS + 1
@@ -51,7 +54,7 @@ def test_filters_on_publish_time_narrow_outwards() -> None:
 
 
 class Stream:
-    """A stream over ledgers that change; each look at its reader is a new one, as after a restart."""
+    """A stream over ledgers that change. Each access to `reader` creates a new one, as after a restart."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **options: str) -> None:
         self.topics: dict[str, list[Extent]] = {T: []}
@@ -88,7 +91,7 @@ def test_a_first_batch_that_is_read_again_after_a_restart_has_the_same_entries(
     assert stream.entries(noted, stream.end(noted)) == [(30, n) for n in range(4)]
 
 
-def test_a_stream_from_the_earliest_notices_that_retention_was_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_from_earliest_detects_deletion_by_retention(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = Stream(monkeypatch)
     stream.topics = {T: extents(9, 9, 9)}
     begin = stream.end(stream.reader.initialOffset())
@@ -101,9 +104,7 @@ def test_a_stream_from_the_earliest_notices_that_retention_was_faster(monkeypatc
 
 
 @pytest.mark.parametrize("start", ["earliest", "latest"])
-def test_partitions_that_come_later_are_read_from_their_first_entry(
-    monkeypatch: pytest.MonkeyPatch, start: str
-) -> None:
+def test_partitions_added_later_are_read_from_their_first_entry(monkeypatch: pytest.MonkeyPatch, start: str) -> None:
     stream = Stream(monkeypatch, start=start)
     at = stream.end(stream.reader.initialOffset())
     assert at == to_offset({T: EARLIEST})
@@ -115,7 +116,7 @@ def test_partitions_that_come_later_are_read_from_their_first_entry(
     assert seen == [(10, 0), (10, 1), (10, 0)]
 
 
-def test_a_limit_is_shared_by_those_who_have_entries() -> None:
+def test_a_limit_is_shared_by_partitions_with_entries() -> None:
     assert _shares(10, [0, 100, 100]) == [0, 5, 5]
     assert _shares(10, [2, 100, 1]) == [2, 7, 1]
     assert _shares(1, [5, 5]) in ([1, 0], [0, 1])

@@ -1,23 +1,23 @@
-"""What the copies of entries say: missing, damaged, different, lost.
+"""Check the copies of entries: missing, damaged, different, lost.
 
-A copy of a confirmed entry that metadata ask for is one of
+A copy of a confirmed entry that the metadata requires has one of these states:
 
-| status  | means                                                          | counts as looked at |
+| status  | meaning                                                        | counts as checked   |
 |---------|----------------------------------------------------------------|---------------------|
-| good    | there, and its digest holds as far as it was checked           | yes                 |
-| missing | the bookie denies it                                           | yes                 |
-| corrupt | there, and contradicts its digest                              | yes                 |
-| damaged | its bookie says itself that it cannot read it                  | yes                 |
-| gone    | its bookie left for good: told once, as STALE_ENSEMBLE         | yes                 |
-| unknown | the bookie could not say                                       | no                  |
+| good    | stored, and its digest is valid as far as it was checked       | yes                 |
+| missing | the bookie reports that it does not have it                    | yes                 |
+| corrupt | stored, and does not match its digest                          | yes                 |
+| damaged | its bookie reports that it cannot read it                      | yes                 |
+| gone    | its bookie left for good: reported once, as STALE_ENSEMBLE     | yes                 |
+| unknown | the bookie did not answer                                      | no                  |
 
-Each check looks at its own kind alone: an entry whose copies are all damaged is lost, and each copy is damaged. An
-entry is lost only when every bookie answered. Rows that are not `expected` are no copies of confirmed entries: what
-lies beyond the last confirmed entry, or where an ensemble change left it, is nobody's fault.
-Payloads are compared before lengths: of copies that differ those in the minority are found, or all when there is none.
+The checks are independent: if all copies of an entry are damaged, the entry is lost and each copy is damaged. An entry
+is lost only if every bookie answered. Rows that are not `expected` are not copies of confirmed entries. They are legal:
+they lie beyond the last confirmed entry, or an ensemble change left them behind.
+Payloads are compared before lengths. If copies differ, those in the minority are reported; without a majority, all are.
 
-Replicas are read in blocks (`bindery_spark.reading.blocks`), hundreds of copies per row. Copies of a block that are
-all intact and have one fingerprint are intact; only blocks of which that cannot be said are taken apart into entries.
+Replicas are read in blocks (`bindery_spark.reading.blocks`), hundreds of copies per row. If all copies of a block are
+intact and have the same fingerprint, its entries are good. Only the other blocks are expanded into entries.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -39,7 +39,7 @@ from bindery_spark.sources.block_reader import entries_of
 ENTRY: Final = ("ledger_id", "entry_id")
 BLOCK: Final = ("ledger_id", "segment", "block", "stripe")
 COUNTS: Final = ("copies", "unknown", "bytes")
-"""Of coverage."""
+"""Columns of coverage with numbers."""
 SEVERITIES: Final[Mapping[Kind, Severity]] = {
     Kind.MISSING_REPLICA: Severity.UNDER_REPLICATED,
     Kind.DIGEST_MISMATCH: Severity.CORRUPT,
@@ -57,13 +57,13 @@ FAULT: Final = StructType(
         StructField("repairable", BooleanType(), False),
     ]
 )
-"""A `Fault`."""
+"""Fields of a `Fault`."""
 assert FAULT.names == [field.name for field in fields(Fault)]
 
 
 def gone_bookies(bookies: DataFrame, ledgers: DataFrame) -> DataFrame:
-    """`bookie`: those that left for good, that is, removed, or without a cookie where others have one. A bookie that
-    `ledgers` name and `bookies` do not know has none."""
+    """Column `bookie`: absent bookies that left for good. They are marked as removed, or have no cookie although other
+    bookies have one. A bookie that is in `ledgers` but not in `bookies` has no cookie."""
     members = F.array_distinct(F.flatten(F.transform("segments", lambda segment: segment["ensemble"])))
     named = ledgers.select(F.explode(members).alias("bookie")).distinct()
     known = bookies.select("bookie", "registration", "intent", "cookie")
@@ -77,7 +77,7 @@ def gone_bookies(bookies: DataFrame, ledgers: DataFrame) -> DataFrame:
 
 
 def is_gone(gone: Collection[str]) -> Column:
-    """Whether `bookie` is one of `gone`, as `gone_bookies` has them: few, and the same for all groups of a run."""
+    """Whether `bookie` is in `gone`, the result of `gone_bookies`: few names, the same for all groups of a run."""
     return F.col("bookie").isin(*sorted(gone)) if gone else F.lit(False)
 
 
@@ -100,8 +100,8 @@ def with_gone(blocks: DataFrame, gone: Collection[str]) -> DataFrame:
 
 
 def coverage(known: DataFrame) -> DataFrame:
-    """What was looked at of each ledger on each bookie: ledger_id, bookie, copies, unknown, bytes (of payloads that
-    were verified), reason (why the bookie could not say, one of them). `known`: `with_gone`."""
+    """What was checked of each ledger on each bookie: ledger_id, bookie, copies, unknown, bytes (of verified payloads),
+    reason (one of the reasons why the bookie did not answer). `known`: `with_gone`."""
     could_not_say = F.when(~F.col("is_gone"), F.col("unknown")).otherwise(0)
     return known.groupBy("ledger_id", "bookie").agg(
         F.sum("copies").alias("copies"),
@@ -112,19 +112,20 @@ def coverage(known: DataFrame) -> DataFrame:
 
 
 def unlisted(blocks: DataFrame) -> DataFrame:
-    """Bookies that could not tell what they hold beside: a row as of `coverage` each, of NO_LEDGER, with why."""
+    """Bookies that could not list their orphaned data: a row of `coverage` for each, with NO_LEDGER and the reason."""
     return (
         blocks.where("not expected and reason is not null")
         .groupBy("bookie")
         .agg(
-            F.lit(NO_LEDGER).cast("long").alias("ledger_id"), *(F.lit(0).cast("long").alias(n) for n in COUNTS),
+            F.lit(NO_LEDGER).cast("long").alias("ledger_id"),
+            *(F.lit(0).cast("long").alias(n) for n in COUNTS),
             F.min("reason").alias("reason"),
         )
-    )  # fmt: skip
+    )
 
 
 def suspects(known: DataFrame) -> DataFrame:
-    """BLOCK of every block that is not simply well: some copy is bad or unlike others, or none is known to be there.
+    """BLOCK of every block with a bad copy, with copies that differ, or without a copy that is known to be stored.
     `known`: `with_gone`."""
     is_whole = (F.col("bad") == 0) & (F.col("unknown") == 0) & ~F.col("is_gone")
     is_silent = F.col("is_gone") | (F.col("unknown") == F.col("copies"))
@@ -142,12 +143,13 @@ def suspects(known: DataFrame) -> DataFrame:
 
 
 def taken_apart(blocks: DataFrame, which: DataFrame) -> DataFrame:
-    """REPLICAS of the expected blocks that are in `which` (BLOCK)."""
+    """REPLICAS of the expected blocks in `which` (BLOCK)."""
     return entries_of(blocks.where("expected").join(F.broadcast(which), [*BLOCK], "left_semi"))
 
 
 def suspicious(copies: DataFrame) -> DataFrame:
-    """ledger_id, entry_id of every entry that is not simply well. One pass, without any copy being kept."""
+    """ledger_id, entry_id of every entry with a bad copy, with copies that differ, or that is lost. One pass over
+    `copies` without grouping them in memory."""
     good = F.col("status") == "good"
     compared = ("payload_crc32c", "payload_length", "ledger_length")
     extremes = [
@@ -167,7 +169,7 @@ def suspicious(copies: DataFrame) -> DataFrame:
 
 
 def entry_findings(copies: DataFrame, entries: DataFrame, ledgers: DataFrame, run: Run) -> DataFrame:
-    """Everything that is wrong with these `entries` (ledger_id, entry_id), all their copies side by side."""
+    """All faults of these `entries` (ledger_id, entry_id), from all their copies."""
     sides = F.struct(*(field.name for field in fields(Copy)))
     by_entry = (
         copies.join(entries, [*ENTRY])
@@ -175,37 +177,38 @@ def entry_findings(copies: DataFrame, entries: DataFrame, ledgers: DataFrame, ru
         .agg(F.min("segment").alias("segment"), F.collect_set(sides).alias("copies"))
     )
     faults = F.udf(_faults, ArrayType(FAULT, containsNull=False), useArrow=False)
-    told = by_entry.select(*ENTRY, "segment", F.explode(faults("copies")).alias("fault"))
-    told = told.select(*ENTRY, "segment", "fault.*")
-    runs = joined(_with_next(told, ledgers), "kind", "repairable")
+    found = by_entry.select(*ENTRY, "segment", F.explode(faults("copies")).alias("fault"))
+    found = found.select(*ENTRY, "segment", "fault.*")
+    runs = joined(_with_next(found, ledgers), "kind", "repairable")
     action = F.when(F.col("repairable"), str(Action.MARK)).otherwise(str(Action.INSPECT))
     severity = F.create_map(*(F.lit(str(each)) for pair in SEVERITIES.items() for each in pair))[F.col("kind")]
     return as_findings(runs, run, F.col("kind"), severity, repairable=F.col("repairable"), action=action)
 
 
 def _faults(copies: Iterable[Row]) -> list[tuple[object, ...]]:
-    """One entry's. Runs in Spark's Python workers."""
+    """Faults of one entry. Runs in Spark's Python workers."""
     return [(str(fault.kind), *astuple(fault)[1:]) for fault in faults_of([Copy(**copy.asDict()) for copy in copies])]
 
 
-def _with_next(told: DataFrame, ledgers: DataFrame) -> DataFrame:
-    """Adds `next_entry`: the next one of the segment that the same bookie should hold; without a bookie the next."""
+def _with_next(found: DataFrame, ledgers: DataFrame) -> DataFrame:
+    """Add `next_entry`: the next entry of the segment that the same bookie should store; without a bookie, the next."""
     of_ledger = ledgers.select("ledger_id", "ensemble_size", "write_quorum", "segments")
-    # What is read follows newer metadata than `ledgers` may: of a segment that they do not know nothing is left out.
+    # Copies may have been read by newer metadata than `ledgers`. In a segment that `ledgers` does not have, no entry is
+    # skipped.
     ensemble = F.get(F.col("segments"), F.col("segment"))["ensemble"]
     index = F.array_position(ensemble, F.col("bookie")) - 1
     distance = F.pmod(index - F.col("entry_id") - 1, F.col("ensemble_size"))
     holds_next = F.coalesce(F.col("bookie").isNull() | (distance < F.col("write_quorum")), F.lit(True))
     skipped = F.when(holds_next, 0).otherwise(F.col("ensemble_size") - F.col("write_quorum"))
     return (
-        told.join(F.broadcast(of_ledger), "ledger_id")
+        found.join(F.broadcast(of_ledger), "ledger_id")
         .withColumn("next_entry", F.col("entry_id") + 1 + skipped)
         .drop("segments", "ensemble_size", "write_quorum")
     )
 
 
 def closed_lengths(blocks: DataFrame, ledgers: DataFrame, run: Run) -> DataFrame:
-    """Closed ledgers of whose last entry no good copy says the length that metadata say."""
+    """Closed ledgers whose length in the metadata differs from that in every good copy of the last entry."""
     closed = ledgers.where("state = 'closed' and last_entry_id >= 0 and length is not null").select(
         "ledger_id", F.col("last_entry_id").alias("entry_id"), "length"
     )
@@ -230,9 +233,9 @@ def closed_lengths(blocks: DataFrame, ledgers: DataFrame, run: Run) -> DataFrame
 
 
 def orphan_data(blocks: DataFrame, ledgers: DataFrame, run: Run) -> DataFrame:
-    """What bookies hold of ledgers that are not there (warning), or that do not name the bookie (info).
+    """Entries that bookies store of missing ledgers (warning), or of ledgers that do not name the bookie (info).
 
-    A ledger that is not closed may name the bookie in a moment, and what an ensemble change left is nobody's fault.
+    A ledger that is not closed is skipped, because its ensemble may change to name the bookie at any time.
     """
     named = ledgers.select(
         "ledger_id",
@@ -244,20 +247,19 @@ def orphan_data(blocks: DataFrame, ledgers: DataFrame, run: Run) -> DataFrame:
         F.col("is_closed").isNull() | (F.col("is_closed") & ~F.array_contains("members", F.col("bookie")))
     )
     orphans = stray.groupBy("ledger_id", "bookie", "is_closed").agg(
-        F.min("first_entry").alias("first_entry"), F.max("last_entry").alias("last_entry"),
+        F.min("first_entry").alias("first_entry"),
+        F.max("last_entry").alias("last_entry"),
         F.concat(F.sum("copies"), F.lit(" entries")).alias("found"),
-    )  # fmt: skip
+    )
     no_ledger = F.col("is_closed").isNull()
-    told = orphans.withColumn(
+    rows = orphans.withColumn(
         "expected", F.when(no_ledger, "no such ledger in metadata").otherwise("metadata name other bookies")
     )
     severity = F.when(no_ledger, str(Severity.WARNING)).otherwise(str(Severity.INFO))
-    return as_findings(told, run, Kind.ORPHAN_DATA, severity)
+    return as_findings(rows, run, Kind.ORPHAN_DATA, severity)
 
 
-def entry_faults(
-    blocks: DataFrame, which: DataFrame, gone: Collection[str], ledgers: DataFrame, run: Run
-) -> DataFrame:  # fmt: skip
-    """`entry_findings` of the blocks in `which`, which are read more than once."""
+def entry_faults(blocks: DataFrame, which: DataFrame, gone: Collection[str], ledgers: DataFrame, run: Run) -> DataFrame:
+    """`entry_findings` of the blocks in `which`. Their copies are kept, because they are read more than once."""
     copies = kept(judged(taken_apart(blocks, which), gone))
     return entry_findings(copies, suspicious(copies), ledgers, run)

@@ -7,7 +7,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, IntegerType, StructField, StructType
 
-from bindery_spark.reading.blocks import READ, UNTOLD
+from bindery_spark.reading.blocks import READ, UNREPORTED
 
 COPY_STATES: Final = "ledger_id long, segment int, bookie string, first long, last long, step int, state int"
 _RUN: Final = StructType([StructField(name, IntegerType(), False) for name in ("at", "end", "state")])
@@ -19,9 +19,13 @@ def copy_states(blocks: DataFrame) -> DataFrame:
     slots = F.udf(_runs, ArrayType(_RUN, containsNull=False), useArrow=False)
     size = ((F.col("last_entry") - F.col("first_entry")) / F.col("step")).cast("int") + 1
     runs = blocks.where("expected").select(
-        "ledger_id", "segment", "bookie", "first_entry", "step",
+        "ledger_id",
+        "segment",
+        "bookie",
+        "first_entry",
+        "step",
         F.explode(slots(F.col("states"), size)).alias("run"),
-    )  # fmt: skip
+    )
     first, last = (F.col("first_entry") + F.col(f"run.{end}") * F.col("step") for end in ("at", "end"))
     state = F.col("run.state").alias("state")
     return runs.select("ledger_id", "segment", "bookie", first.alias("first"), last.alias("last"), "step", state)
@@ -32,4 +36,4 @@ def _runs(states: bytes | None, size: int) -> list[tuple[int, int, int]]:
     if states is None:
         return [(0, size - 1, READ)]
     runs = ([*each] for _, each in groupby(enumerate(states), key=lambda slot: slot[1]))
-    return [(run[0][0], run[-1][0], run[0][1]) for run in runs if run[0][1] != UNTOLD]
+    return [(run[0][0], run[-1][0], run[0][1]) for run in runs if run[0][1] != UNREPORTED]

@@ -12,9 +12,15 @@ def unreadable_bookies(coverage: DataFrame, run: Run, *, unlisted: DataFrame | N
 
     `unlisted`: bookie and reason (`why`) of those that could not list; None: all could.
     """
-    unknown = coverage.where("unknown > 0").groupBy("bookie").agg(
-        F.sum("unknown").alias("copies"), F.countDistinct("ledger_id").alias("ledgers"), F.min("reason").alias("reason")
-    )  # fmt: skip
+    unknown = (
+        coverage.where("unknown > 0")
+        .groupBy("bookie")
+        .agg(
+            F.sum("unknown").alias("copies"),
+            F.countDistinct("ledger_id").alias("ledgers"),
+            F.min("reason").alias("reason"),
+        )
+    )
     unread = F.concat(
         "reason", F.lit("; "), "copies", F.lit(" copies of "), "ledgers", F.lit(" ledgers were not checked")
     )

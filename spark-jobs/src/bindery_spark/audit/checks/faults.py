@@ -1,9 +1,9 @@
-"""What is wrong with one entry, from all its copies side by side. Pure Python, for the few entries that are suspicious.
+"""Find the faults of one entry from all its copies. Pure Python, for the few entries that are suspicious.
 
-| kind               | said of   | when                                                                               |
+| kind               | about     | when                                                                               |
 |--------------------|-----------|------------------------------------------------------------------------------------|
-| MISSING_REPLICA    | the copy  | its bookie denies it                                                               |
-| DIGEST_MISMATCH    | the copy  | it contradicts its digest, or its bookie cannot read it                            |
+| MISSING_REPLICA    | the copy  | its bookie reports that it does not have it                                        |
+| DIGEST_MISMATCH    | the copy  | it does not match its digest, or its bookie cannot read it                         |
 | ENTRY_LOST         | the entry | no copy is good, and every bookie answered                                         |
 | REPLICA_DIVERGENCE | the copy  | good copies differ in payload and this is not the one that most have, or none is   |
 | LENGTH_MISMATCH    | the copy  | the same of the ledger's length, among the copies that have the payload of most    |
@@ -41,42 +41,42 @@ class Fault:
     expected: str
     found: str
     evidence: int
-    """What was seen, as a hash; 0 where the kind says all."""
+    """Hash of what was found; 0: the kind describes it fully."""
     repairable: bool = False
 
 
 def faults_of(copies: Sequence[Copy]) -> Iterator[Fault]:
-    """Everything that is wrong with one entry."""
+    """All faults of one entry."""
     good = [copy for copy in copies if copy.status == "good"]
     for copy in copies:
         if copy.status == "missing":
             yield Fault(Kind.MISSING_REPLICA, copy.bookie, "a copy", "the bookie denies it", 0, bool(good))
         elif copy.status == "corrupt":
-            wanted, said = "a copy that agrees with its digest", "it contradicts its digest"
-            yield Fault(Kind.DIGEST_MISMATCH, copy.bookie, wanted, said, 0, bool(good))
+            expected, found = "a copy that agrees with its digest", "it contradicts its digest"
+            yield Fault(Kind.DIGEST_MISMATCH, copy.bookie, expected, found, 0, bool(good))
         elif copy.status == "damaged":
-            wanted, said = "a copy that its bookie can read", "the bookie reports it damaged"
-            yield Fault(Kind.DIGEST_MISMATCH, copy.bookie, wanted, said, 0, bool(good))
+            expected, found = "a copy that its bookie can read", "the bookie reports it damaged"
+            yield Fault(Kind.DIGEST_MISMATCH, copy.bookie, expected, found, 0, bool(good))
     if not any(copy.status in ("good", "unknown") for copy in copies):
-        words = ", ".join(sorted(f"{copy.bookie} {copy.status}" for copy in copies))
-        yield Fault(Kind.ENTRY_LOST, None, "a good copy", words, _hash(words))
+        text = ", ".join(sorted(f"{copy.bookie} {copy.status}" for copy in copies))
+        yield Fault(Kind.ENTRY_LOST, None, "a good copy", text, _hash(text))
     yield from _differences([copy for copy in good if copy.payload_crc32c is not None])
 
 
 def _differences(known: Sequence[Copy]) -> Iterator[Fault]:
     payload = _most_common(copy.payload for copy in known)
-    wanted = "equal payloads" if payload is None else "the payload of most copies"
+    expected = "equal payloads" if payload is None else "the payload of most copies"
     for copy in known:
         if copy.payload != payload:
-            said = f"payload of {copy.payload_length} bytes, crc32c {copy.payload_crc32c:08x}"
-            yield Fault(Kind.REPLICA_DIVERGENCE, copy.bookie, wanted, said, _hash(said))
+            found = f"payload of {copy.payload_length} bytes, crc32c {copy.payload_crc32c:08x}"
+            yield Fault(Kind.REPLICA_DIVERGENCE, copy.bookie, expected, found, _hash(found))
     same = [copy for copy in known if copy.payload == payload and copy.ledger_length is not None]
     length = _most_common(copy.ledger_length for copy in same)
-    wanted = "equal ledger lengths" if length is None else f"ledger length {length}, as most copies say"
+    expected = "equal ledger lengths" if length is None else f"ledger length {length}, as most copies say"
     for copy in same:
         if copy.ledger_length != length:
-            said = f"ledger length {copy.ledger_length}"
-            yield Fault(Kind.LENGTH_MISMATCH, copy.bookie, wanted, said, _hash(said))
+            found = f"ledger length {copy.ledger_length}"
+            yield Fault(Kind.LENGTH_MISMATCH, copy.bookie, expected, found, _hash(found))
 
 
 def _most_common(values: Iterable[Hashable]) -> Any:

@@ -1,4 +1,4 @@
-"""What the checks share: who runs, rows of FINDINGS, and runs of entries joined into one finding."""
+"""Helpers of all checks: the run, rows of FINDINGS, and joining adjacent entries into one finding."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
     from pyspark.sql import Column
 
 PLACE = ("ledger_id", "segment", "first_entry", "last_entry", "bookie")
-"""Columns of a finding that say where; each may be null, and is, where the frame has no such column."""
+"""Columns of a finding that locate it. Each is null if the frame does not have it."""
 TEXTS = ("expected", "found")
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Whose findings they are."""
+    """The run that reports the findings."""
 
     run_id: str
     now_ms: int
-    """When it began: ages are measured from here."""
+    """Time at which it began; ages are measured from here."""
 
 
 def as_findings(
@@ -38,7 +38,7 @@ def as_findings(
     repairable: "bool | Column" = False,
     action: "Action | Column | None" = None,
 ) -> DataFrame:
-    """Rows of FINDINGS. Of `frame` the columns PLACE, TEXTS and `evidence` (a long: what was seen, as a hash) count."""
+    """Rows of FINDINGS, from the columns PLACE, TEXTS and `evidence` (a long: hash of what was found) of `frame`."""
 
     def column(value: object) -> "Column":
         return F.lit(str(value)) if isinstance(value, (Kind, Severity, Action)) else value  # type: ignore[return-value]
@@ -54,30 +54,29 @@ def as_findings(
         "repairable": F.lit(repairable) if isinstance(repairable, bool) else repairable,
         "action": F.lit(None) if action is None else column(action),
     }
-    texts = F.concat_ws("|", "kind", *(F.coalesce(F.col(n).cast("string"), F.lit("-")) for n in PLACE + TEXTS))
-    placed = frame.select(
-        *(values[name].cast(FINDINGS[name].dataType).alias(name) for name in values), evidence.alias("evidence")
-    )
-    return placed.withColumn("evidence_hash", F.lower(F.hex(F.xxhash64(texts, "evidence")))).select(*FINDINGS.names)
+    cells = {name: value.cast(FINDINGS[name].dataType) for name, value in values.items()}
+    texts = F.concat_ws("|", cells["kind"], *(F.coalesce(cells[n].cast("string"), F.lit("-")) for n in PLACE + TEXTS))
+    cells["evidence_hash"] = F.lower(F.hex(F.xxhash64(texts, evidence)))
+    return frame.select(*(cells[name].alias(name) for name in FINDINGS.names))
 
 
 def kept(frame: DataFrame) -> DataFrame:
-    """`frame`, evaluated once and for all. Where executors may die it is kept as files, if Spark was told where
-    (`session.share`): what an executor alone remembers is gone with it, and so would be the run."""
+    """`frame`, evaluated once. Executors that are separate processes keep the result in files (`session.share`): a
+    result in the memory of an executor is lost with it, and the run would fail."""
     shared = frame.sparkSession.sparkContext.getCheckpointDir()
     return frame.localCheckpoint() if shared is None else frame.checkpoint()
 
 
 def together(frames: Iterable[DataFrame]) -> DataFrame:
-    """All rows of at least one frame of FINDINGS."""
+    """The rows of all `frames`, of which there is at least one."""
     return reduce(DataFrame.unionByName, frames)
 
 
 def joined(entries: DataFrame, *keys: str) -> DataFrame:
-    """Runs of entries as one row each. `entries`: ledger_id, segment, bookie, entry_id, next_entry (the next one that
-    the same bookie should hold), expected, found, evidence, and `keys`, which are equal within a run.
+    """One row for each run of adjacent entries. `entries`: ledger_id, segment, bookie, entry_id, next_entry (the next
+    one that the same bookie should store), expected, found, evidence, and `keys`, which are equal within a run.
 
-    Texts are those of the first entry, with how many there are.
+    The texts are those of the first entry, followed by the number of entries.
     """
     place = ("ledger_id", "segment", "bookie", *keys)
     along = Window.partitionBy(*place).orderBy("entry_id")

@@ -1,4 +1,4 @@
-"""What the metadata of ledgers say by themselves: who is named, where copies lie, what was never closed."""
+"""Check the metadata of ledgers: unreadable metadata, stale ensembles, bad placements, ledgers open too long."""
 
 from bindery_core.placement.placement import DEFAULT_RACK
 from pyspark.sql import DataFrame
@@ -10,24 +10,24 @@ from bindery_spark.audit.findings.findings import Action, Kind, Severity
 
 
 def unreadable_metadata(ledgers: DataFrame, topics: DataFrame, cursors: DataFrame, run: Run) -> DataFrame:
-    """Znodes that cannot be understood: whatever they say is lost to everybody."""
+    """Znodes that cannot be decoded."""
     of_ledgers = ledgers.where("problem is not null").select(
         "ledger_id", F.lit("readable ledger metadata").alias("expected"), F.col("problem").alias("found")
     )
-    nobody = F.lit(None).cast("long").alias("ledger_id")
+    no_ledger = F.lit(None).cast("long").alias("ledger_id")
     of_topics = topics.where("problem is not null").select(
-        nobody, F.concat(F.lit("readable metadata of topic "), "topic").alias("expected"), F.col("problem")
+        no_ledger, F.concat(F.lit("readable metadata of topic "), "topic").alias("expected"), F.col("problem")
     )
     name = F.concat(F.lit("readable metadata of subscription "), "subscription", F.lit(" of "), "topic")
-    of_cursors = cursors.where("problem is not null").select(nobody, name, "problem")
+    of_cursors = cursors.where("problem is not null").select(no_ledger, name, "problem")
     found = of_ledgers.union(of_topics).union(of_cursors)
     return as_findings(found, run, Kind.METADATA_UNREADABLE, Severity.UNREADABLE, action=Action.INSPECT)
 
 
 def segments_of(ledgers: DataFrame) -> DataFrame:
-    """ledger_id, state, write_quorum, segment (index), first_entry, last_entry, ensemble; those that hold something.
+    """ledger_id, state, write_quorum, segment (index), first_entry, last_entry, ensemble of segments with entries.
 
-    The last segment of a ledger that is not closed has no end and may hold something; one that is closed may be empty.
+    The last segment of a ledger that is not closed has no end and is included; that of a closed ledger may be empty.
     """
     exploded = ledgers.where("problem is null").select(
         "ledger_id", "state", "write_quorum", F.posexplode("segments").alias("segment", "it")
@@ -39,7 +39,7 @@ def segments_of(ledgers: DataFrame) -> DataFrame:
 
 
 def stale_ensembles(ledgers: DataFrame, bookies: DataFrame, run: Run) -> DataFrame:
-    """Segments that name a bookie that left for good: its copies are gone, whatever the others say."""
+    """Segments that name a bookie that left for good: its copies are lost."""
     members = segments_of(ledgers).withColumn("bookie", F.explode(F.array_distinct("ensemble")))
     stale = members.join(F.broadcast(gone_bookies(bookies, ledgers)), "bookie").select(
         "ledger_id",
@@ -50,15 +50,13 @@ def stale_ensembles(ledgers: DataFrame, bookies: DataFrame, run: Run) -> DataFra
         F.lit("a bookie of this cluster").alias("expected"),
         F.lit("it left for good").alias("found"),
     )
-    return as_findings(
-        stale, run, Kind.STALE_ENSEMBLE, Severity.UNDER_REPLICATED, repairable=True, action=Action.MARK
-    )  # fmt: skip
+    return as_findings(stale, run, Kind.STALE_ENSEMBLE, Severity.UNDER_REPLICATED, repairable=True, action=Action.MARK)
 
 
 def bad_placements(ledgers: DataFrame, bookies: DataFrame, run: Run) -> DataFrame:
-    """Segments that name a bookie twice; those of closed ledgers with a write set on fewer racks than there could be.
+    """Segments that name a bookie twice, and segments of closed ledgers with a write set on fewer racks than possible.
 
-    As many racks as the write quorum could be, or as the cluster has.
+    Possible is the smaller of the write quorum and the number of racks of the cluster.
     """
     segments = segments_of(ledgers)
     twice = segments.where(F.size(F.array_distinct("ensemble")) < F.size("ensemble")).select(
@@ -122,14 +120,14 @@ def bad_placements(ledgers: DataFrame, bookies: DataFrame, run: Run) -> DataFram
 
 
 def open_too_long(ledgers: DataFrame, run: Run, *, open_max_ms: int) -> DataFrame:
-    """Ledgers that nobody closed, by when they were made."""
+    """Ledgers that are still open `open_max_ms` after their creation."""
     age_ms = F.lit(run.now_ms) - F.col("created_ms")
     late = ledgers.where((F.col("problem").isNull()) & (F.col("state") != "closed") & (age_ms > open_max_ms)).select(
         "ledger_id",
         F.lit(f"closed within {open_max_ms // 1000} s").alias("expected"),
         F.concat("state", F.lit(" for "), F.floor(age_ms / 1000), F.lit(" s")).alias("found"),
     )
-    # How long it has been open is news in each run: the same finding it is all the same.
+    # The age differs in each run, so the hash leaves it out: the finding is the same.
     found = as_findings(late, run, Kind.OPEN_TOO_LONG, Severity.WARNING, action=Action.INSPECT)
     return found.withColumn("evidence_hash", F.lower(F.hex(F.xxhash64("kind", "ledger_id"))))
 
@@ -140,7 +138,9 @@ def ledger_findings(
     """All checks of this module."""
     return together(
         [
-            unreadable_metadata(ledgers, topics, cursors, run), stale_ensembles(ledgers, bookies, run),
-            bad_placements(ledgers, bookies, run), open_too_long(ledgers, run, open_max_ms=open_max_ms),
+            unreadable_metadata(ledgers, topics, cursors, run),
+            stale_ensembles(ledgers, bookies, run),
+            bad_placements(ledgers, bookies, run),
+            open_too_long(ledgers, run, open_max_ms=open_max_ms),
         ]
-    )  # fmt: skip
+    )

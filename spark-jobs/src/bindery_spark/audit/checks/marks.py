@@ -1,4 +1,4 @@
-"""Whether re-replication is true: marks that lie, ledgers that nobody marked, and healing that did not heal."""
+"""Check under-replication marks: false marks, missing marks, and ledgers that lost their mark without being healed."""
 
 from bindery_recovery.records.reasons import CHECKED_ALL
 from pyspark.sql import DataFrame
@@ -8,11 +8,12 @@ from bindery_spark.audit.checks.finding_rows import Run, as_findings
 from bindery_spark.audit.findings.findings import LACKS_COPIES, Action, Kind, Severity
 
 MOVING_REASONS = ("placement", "bookie_draining")
-"""Reasons of marks that do not say that a copy is missing."""
+"""Reasons of marks that do not mean that a copy is missing."""
 
 
 def lacking(findings: DataFrame) -> DataFrame:
-    """Ledgers of which copies are missing: ledger_id, since_ms (first seen), found. A warning is of one that was."""
+    """Under-replicated ledgers: ledger_id, since_ms (first seen), found. Warnings do not count: their damage is
+    repaired."""
     return (
         findings.where(F.col("kind").isin(*map(str, LACKS_COPIES)) & (F.col("severity") != str(Severity.WARNING)))
         .groupBy("ledger_id")
@@ -24,9 +25,9 @@ def lacking(findings: DataFrame) -> DataFrame:
 
 
 def away(ledgers: DataFrame, bookies: DataFrame, absences: DataFrame) -> DataFrame:
-    """Ledgers that name a bookie which is away and not excused, or is to hold nothing any more: as `lacking`.
+    """Ledgers that name an absent bookie which is not in maintenance: columns as of `lacking`.
 
-    `absences`: bookie, since_ms; of a bookie that is not in it nothing is known, and nothing follows.
+    `absences`: bookie, since_ms. Bookies that are not in it are ignored, because the time of their absence is unknown.
     """
     absent = bookies.where("registration = 'absent' and intent != 'maintenance'").join(absences, "bookie")
     named = ledgers.where("problem is null").select(
@@ -46,11 +47,11 @@ def away(ledgers: DataFrame, bookies: DataFrame, absences: DataFrame) -> DataFra
 def false_marks(
     marks: DataFrame, ledgers: DataFrame, bookies: DataFrame, covered: DataFrame, findings: DataFrame, run: Run
 ) -> DataFrame:
-    """Marked, and every copy is there.
+    """Marked ledgers of which every copy is stored.
 
-    `marks`: those that stood when the run began and when it ended, so that no worker is about to remove them.
-    `covered`: ledger_id of those of which every copy was looked at. A mark is true while a bookie of the ledger is
-    absent or leaving, and one that is to move copies says nothing of missing ones.
+    `marks`: those that existed when the run began and when it ended, so that no worker is about to remove them.
+    `covered`: ledger_id of ledgers whose copies were all checked. A mark is true while a bookie of the ledger is absent
+    or leaving. Marks with one of MOVING_REASONS are not checked: they ask to move copies, none of which is missing.
     """
     leaving = bookies.where("registration = 'absent' or intent in ('draining', 'removed')").select("bookie")
     named = ledgers.where("problem is null").select(
@@ -67,41 +68,38 @@ def false_marks(
     there = ledgers.select("ledger_id").withColumn("exists", F.lit(True))
     known = still.join(there, "ledger_id", "left").join(covered.withColumn("seen", F.lit(True)), "ledger_id", "left")
     false = known.where("exists is null or seen").join(true_ids, "ledger_id", "left_anti")
-    told = false.select(
+    rows = false.select(
         "ledger_id",
         F.lit("a copy that is missing").alias("expected"),
         F.when(F.col("exists").isNull(), "the ledger was deleted").otherwise("every copy is there").alias("found"),
     )
-    return as_findings(told, run, Kind.FALSE_MARK, Severity.WARNING)
+    return as_findings(rows, run, Kind.FALSE_MARK, Severity.WARNING)
 
 
 def judged_by_lists(marks: DataFrame) -> DataFrame:
-    """Those of `marks` whose truth shows where entries were listed and not read. A reason that was found by reading,
-    and one that nobody knows, may be a damaged copy, which every list has."""
+    """The `marks` that a list of entries can disprove. A mark without a reason, or with one that a check found by
+    reading, may be about a damaged copy, and lists contain damaged copies."""
     return marks.where(F.col("reason").isNotNull() & ~F.col("reason").isin(*sorted(map(str, CHECKED_ALL))))
 
 
-def missing_marks(lacking: DataFrame, marks: DataFrame, told: DataFrame, run: Run, *, delay_ms: int) -> DataFrame:
-    """Ledgers that lack copies for longer than the lost-bookie delay, and are not marked. `marks`: ledger_id of those
-    that were marked when the run began or when it ended. `told`: ledger_id of those of which NOT_HEALED says so
-    already."""
+def missing_marks(lacking: DataFrame, marks: DataFrame, reported: DataFrame, run: Run, *, delay_ms: int) -> DataFrame:
+    """Ledgers that are under-replicated for longer than the lost-bookie delay, and not marked. `marks`: ledger_id of
+    those that were marked when the run began or when it ended. `reported`: ledger_id of those in NOT_HEALED."""
     late = (
         lacking.where(F.lit(run.now_ms) - F.col("since_ms") > delay_ms)
         .groupBy("ledger_id")
         .agg(F.concat_ws(", ", F.sort_array(F.collect_set("found"))).alias("found"))
         .join(marks.select("ledger_id"), "ledger_id", "left_anti")
-        .join(told.select("ledger_id"), "ledger_id", "left_anti")
+        .join(reported.select("ledger_id"), "ledger_id", "left_anti")
         .withColumn("expected", F.lit(f"a mark after {delay_ms // 1000} s"))
     )
-    return as_findings(
-        late, run, Kind.MISSING_MARK, Severity.UNDER_REPLICATED, repairable=True, action=Action.MARK
-    )  # fmt: skip
+    return as_findings(late, run, Kind.MISSING_MARK, Severity.UNDER_REPLICATED, repairable=True, action=Action.MARK)
 
 
 def not_healed(lacking: DataFrame, marks: DataFrame, healed: DataFrame, run: Run) -> DataFrame:
-    """Ledgers that lack copies though their mark went since the last run. `marks`: as of `missing_marks`; one that went
-    during this run may be of copies that arrived during it. `healed`: ledger_id of those that were marked in the last
-    run, or told as healed since."""
+    """Under-replicated ledgers whose mark was removed since the last run. `marks`: as of `missing_marks`; a mark that
+    was removed during this run may belong to copies that arrived during it. `healed`: ledger_id of those that were
+    marked in the last run, or reported as healed since."""
     still = (
         lacking.join(healed.select("ledger_id").distinct(), "ledger_id", "left_semi")
         .join(marks.select("ledger_id"), "ledger_id", "left_anti")
@@ -109,6 +107,4 @@ def not_healed(lacking: DataFrame, marks: DataFrame, healed: DataFrame, run: Run
         .agg(F.concat_ws(", ", F.sort_array(F.collect_set("found"))).alias("found"))
         .withColumn("expected", F.lit("all copies, since its mark went"))
     )
-    return as_findings(
-        still, run, Kind.NOT_HEALED, Severity.UNDER_REPLICATED, repairable=True, action=Action.MARK
-    )  # fmt: skip
+    return as_findings(still, run, Kind.NOT_HEALED, Severity.UNDER_REPLICATED, repairable=True, action=Action.MARK)

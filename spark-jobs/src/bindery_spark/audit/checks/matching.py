@@ -1,7 +1,7 @@
 """Match findings of two readings of one run, or of two runs, by what they are about. DataFrames of FINDINGS.
 
-Two findings are about the same if kind, ledger, segment and bookie are equal (null equals null) and, where a function
-says so, if their ranges of entries overlap.
+Two findings have the same subject if kind, ledger, segment and bookie are equal (null equals null). Some functions also
+require that their ranges of entries overlap.
 """
 
 from collections.abc import Iterable
@@ -34,12 +34,12 @@ def overlapping(first: DataFrame, second: DataFrame) -> DataFrame:
 
 
 def without_overlapping(first: DataFrame, second: DataFrame) -> DataFrame:
-    """The findings in `first` that share no entry with a finding in `second` about the same."""
+    """The findings in `first` that share no entry with a finding in `second` of the same subject."""
     return first.join(_other(second, (*SUBJECT, *_RANGE)), _equal(SUBJECT) & _overlaps(), "left_anti")
 
 
 def with_first_seen(findings: DataFrame, earlier: DataFrame | None) -> DataFrame:
-    """`findings` with the time at which an earlier run saw each first. `earlier`: findings of that run; None: none."""
+    """`findings` with the time at which each was first seen. `earlier`: findings of an earlier run, if there is one."""
     if earlier is None:
         return findings
     keys = (*SUBJECT, "first_entry")
@@ -56,7 +56,7 @@ def _other(frame: DataFrame, columns: Iterable[str]) -> DataFrame:
 
 
 def _equal(columns: Iterable[str]) -> Column:
-    """Null equals null."""
+    """Condition that all columns are equal; null equals null."""
     return reduce(Column.__and__, (F.col(name).eqNullSafe(F.col(f"other_{name}")) for name in columns))
 
 

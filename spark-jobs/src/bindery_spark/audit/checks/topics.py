@@ -1,7 +1,7 @@
-"""Whether topics, cursors and ledgers tell the same story.
+"""Check that the metadata of topics, cursors and ledgers is consistent.
 
-What is young is left alone: who made a ledger may be about to name it. Ledgers of other applications name no topic and
-are nobody's orphans; of those that only data elsewhere tell to be in use (schemas, compaction) nothing is said.
+Young ledgers are not reported as orphaned, because a broker creates a ledger before a topic or cursor names it. The
+checks ignore ledgers of other applications, and ledgers that only data elsewhere refers to (schemas, compaction).
 """
 
 from pyspark.sql import DataFrame
@@ -12,18 +12,20 @@ from bindery_spark.audit.findings.findings import Action, Kind, Severity
 
 APPLICATIONS = ("pulsar", "bindery")
 COMPONENTS = ("", "managed-ledger")
-"""Of the custom metadata: what topics and cursors write into."""
+"""Values of `component` in the custom metadata of the ledgers of topics and cursors."""
 
 
 def _named(topics: DataFrame) -> DataFrame:
-    """One row for each ledger of each topic, with its place in the topic."""
-    return topics.where("problem is null").select(
-        "topic", F.size("ledgers").alias("of"), F.posexplode("ledgers").alias("at", "it")
-    ).select("topic", "of", "at", "it.ledger_id", "it.entries", "it.bytes", "it.closed_ms")  # fmt: skip
+    """One row per ledger of each topic, with its index in the topic."""
+    return (
+        topics.where("problem is null")
+        .select("topic", F.size("ledgers").alias("of"), F.posexplode("ledgers").alias("at", "it"))
+        .select("topic", "of", "at", "it.ledger_id", "it.entries", "it.bytes", "it.closed_ms")
+    )
 
 
 def dangling_references(topics: DataFrame, cursors: DataFrame, ledgers: DataFrame, run: Run) -> DataFrame:
-    """A topic names a ledger that is not there (its messages are out of reach), or a cursor does."""
+    """Topics that name a missing ledger, whose messages cannot be read, and cursors that name one."""
     there = ledgers.select("ledger_id")
     of_topics = (
         _named(topics)
@@ -52,7 +54,7 @@ def dangling_references(topics: DataFrame, cursors: DataFrame, ledgers: DataFram
 def unnamed_ledgers(
     topics: DataFrame, cursors: DataFrame, ledgers: DataFrame, run: Run, *, orphan_after_ms: int
 ) -> DataFrame:
-    """Ledgers that a broker made and that no topic and no cursor names. None, as long as any topic cannot be read."""
+    """Ledgers of a broker that no topic and no cursor names. Empty if the metadata of any topic is unreadable."""
     unreadable = (
         topics.where("problem is not null")
         .select(F.lit(1))
@@ -69,42 +71,44 @@ def unnamed_ledgers(
     )
     old = ours.where(F.lit(run.now_ms) - F.col("created_ms") > orphan_after_ms)
     orphans = old.join(named, "ledger_id", "left_anti").crossJoin(F.broadcast(whole)).where("whole")
-    told = orphans.select(
+    rows = orphans.select(
         "ledger_id", F.lit("a topic or cursor that names it").alias("expected"), F.lit("none does").alias("found")
     )
-    return as_findings(told, run, Kind.ORPHAN_METADATA, Severity.WARNING, action=Action.INSPECT)
+    return as_findings(rows, run, Kind.ORPHAN_METADATA, Severity.WARNING, action=Action.INSPECT)
 
 
 def topic_inconsistencies(topics: DataFrame, ledgers: DataFrame, run: Run) -> DataFrame:
-    """Ledgers that a topic has done with: closed they should be, and have what the topic counted.
+    """Ledgers that a topic no longer writes, but that are not closed or differ from the counts in the topic.
 
-    More entries in the topic than in the ledger are messages that were acknowledged and are out of reach.
+    If the topic counts more entries than the ledger has, acknowledged messages cannot be read.
     """
-    done = _named(topics).where("closed_ms is not null").join(
-        ledgers.where("problem is null").select("ledger_id", "state", "last_entry_id", "length"), "ledger_id"
-    )  # fmt: skip
+    done = (
+        _named(topics)
+        .where("closed_ms is not null")
+        .join(ledgers.where("problem is null").select("ledger_id", "state", "last_entry_id", "length"), "ledger_id")
+    )
     is_open = F.col("state") != "closed"
     has = F.col("last_entry_id") + 1
     wrong = done.where(is_open | (has != F.col("entries")) | (F.col("length") != F.col("bytes")))
-    told = wrong.select(
+    rows = wrong.select(
         "ledger_id",
-        F.when(
-            is_open, F.concat(F.lit("closed, since topic "), "topic", F.lit(" went on"))
-        ).otherwise(
+        F.when(is_open, F.concat(F.lit("closed, since topic "), "topic", F.lit(" went on")))
+        .otherwise(
             F.concat(F.lit("topic "), "topic", F.lit(": "), "entries", F.lit(" entries, "), "bytes", F.lit(" bytes"))
-        ).alias("expected"),
-        F.when(is_open, F.col("state")).otherwise(
-            F.concat(has, F.lit(" entries, "), "length", F.lit(" bytes"))
-        ).alias("found"),
+        )
+        .alias("expected"),
+        F.when(is_open, F.col("state"))
+        .otherwise(F.concat(has, F.lit(" entries, "), "length", F.lit(" bytes")))
+        .alias("found"),
         (~is_open & (has < F.col("entries"))).alias("is_short"),
-    )  # fmt: skip
+    )
     severity = F.when(F.col("is_short"), str(Severity.CORRUPT)).otherwise(str(Severity.WARNING))
-    return as_findings(told, run, Kind.TOPIC_INCONSISTENT, severity, action=Action.INSPECT)
+    return as_findings(rows, run, Kind.TOPIC_INCONSISTENT, severity, action=Action.INSPECT)
 
 
 def cursor_inconsistencies(topics: DataFrame, cursors: DataFrame, ledgers: DataFrame, run: Run) -> DataFrame:
-    """Positions beyond the end of the topic, or of a closed ledger of it. Before its beginning they may be: what was
-    consumed is trimmed."""
+    """Positions beyond the end of the topic, or of one of its closed ledgers. A position before the beginning of the
+    topic is valid, because consumed ledgers are trimmed."""
     ends = topics.where("problem is null").select(
         "topic",
         F.array_max(F.transform("ledgers", lambda it: it["ledger_id"])).alias("last_ledger"),
@@ -123,20 +127,23 @@ def cursor_inconsistencies(topics: DataFrame, cursors: DataFrame, ledgers: DataF
         & (F.col("mark_delete_entry") > F.col("last_entry_id"))
     )
     wrong = positions.where(beyond_topic | beyond_ledger)
-    told = wrong.select(
+    rows = wrong.select(
         F.col("mark_delete_ledger").alias("ledger_id"),
         F.concat(
-            F.lit("a position of topic "), "topic", F.lit(" for subscription "), "subscription",
+            F.lit("a position of topic "),
+            "topic",
+            F.lit(" for subscription "),
+            "subscription",
         ).alias("expected"),
         F.concat("mark_delete_ledger", F.lit(":"), "mark_delete_entry", F.lit(", beyond the end")).alias("found"),
-    )  # fmt: skip
-    return as_findings(told, run, Kind.CURSOR_INCONSISTENT, Severity.WARNING, action=Action.INSPECT)
+    )
+    return as_findings(rows, run, Kind.CURSOR_INCONSISTENT, Severity.WARNING, action=Action.INSPECT)
 
 
 def topic_findings(
     topics: DataFrame, cursors: DataFrame, ledgers: DataFrame, run: Run, *, orphan_after_ms: int
 ) -> DataFrame:
-    """All checks of this module."""
+    """The findings of all checks of this module."""
     return together(
         [
             dangling_references(topics, cursors, ledgers, run),

@@ -18,7 +18,7 @@ class Proposal:
     """Empty: the mark names no bookie."""
     reason: str
     missing_entries: int | None
-    """Number of missing copies; None: not known."""
+    """Number of missing copies; None: unknown."""
     kinds: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
@@ -27,13 +27,16 @@ class Proposal:
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> "Proposal":
         return cls(
-            fields["ledger_id"], tuple(fields["bookies"]), fields["reason"], fields["missing_entries"],
+            fields["ledger_id"],
+            tuple(fields["bookies"]),
+            fields["reason"],
+            fields["missing_entries"],
             tuple(fields["kinds"]),
-        )  # fmt: skip
+        )
 
 
 def proposals(findings: Iterable[Mapping[str, Any]]) -> list[Proposal]:
-    """By ledger. `findings`: rows of FINDINGS."""
+    """Return the proposals, by ledger. `findings`: rows of FINDINGS."""
     of_ledger: dict[int, list[Mapping[str, Any]]] = {}
     for finding in findings:
         if finding["action"] == Action.MARK and finding["ledger_id"] is not None:
@@ -44,7 +47,7 @@ def proposals(findings: Iterable[Mapping[str, Any]]) -> list[Proposal]:
 def _proposal(ledger_id: int, found: list[Mapping[str, Any]]) -> Proposal:
     kinds = sorted({finding["kind"] for finding in found})
     runs = [f for f in found if f["kind"] in (Kind.MISSING_REPLICA, Kind.DIGEST_MISMATCH)]
-    # Workers check only first and last entries, except for this reason: it makes them read all.
+    # For ENTRY_MISSING, workers read all entries; for other reasons only the first and last ones.
     reason = Reason.ENTRY_MISSING if runs else Reason.BOOKIE_LOST
     entries = sum(f["last_entry"] - f["first_entry"] + 1 for f in runs)
     known = runs and len(runs) == len([f for f in found if f["kind"] not in (Kind.MISSING_MARK, Kind.NOT_HEALED)])
@@ -52,8 +55,8 @@ def _proposal(ledger_id: int, found: list[Mapping[str, Any]]) -> Proposal:
     return Proposal(ledger_id, tuple(bookies), str(reason), entries if known else None, tuple(kinds))
 
 
-def words(proposal: Proposal) -> str:
+def proposal_text(proposal: Proposal) -> str:
     """The proposal as one line."""
-    whose = f" for {', '.join(proposal.bookies)}" if proposal.bookies else ""
+    on_bookies = f" for {', '.join(proposal.bookies)}" if proposal.bookies else ""
     entries = "" if proposal.missing_entries is None else f", {proposal.missing_entries} copies"
-    return f"mark ledger {proposal.ledger_id}{whose}: {', '.join(proposal.kinds)}{entries}"
+    return f"mark ledger {proposal.ledger_id}{on_bookies}: {', '.join(proposal.kinds)}{entries}"

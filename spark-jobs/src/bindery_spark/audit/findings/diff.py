@@ -41,7 +41,7 @@ def read_findings(directory: Path) -> list[dict[str, Any]]:
 
 
 def compare(before: Iterable[Finding], after: Iterable[Finding]) -> Difference:
-    """Pure."""
+    """Compare two lists of findings. Pure."""
     was, now = _by_key(before), _by_key(after)
     changed = [
         (was[key], now[key])
@@ -57,9 +57,7 @@ def compare(before: Iterable[Finding], after: Iterable[Finding]) -> Difference:
 
 def _by_key(findings: Iterable[Finding]) -> dict[tuple[Any, ...], Finding]:
     """Findings of topics and subscriptions differ only in their text, so it is part of the key."""
-    return {
-        tuple(f[name] for name in SAME) + ((f["expected"],) if f["bookie"] is None else ()): f for f in findings
-    }  # fmt: skip
+    return {tuple(f[name] for name in SAME) + ((f["expected"],) if f["bookie"] is None else ()): f for f in findings}
 
 
 def _order(finding: Finding) -> tuple[Any, ...]:
@@ -68,12 +66,14 @@ def _order(finding: Finding) -> tuple[Any, ...]:
 
     return (
         *(sortable(finding[name]) for name in ("ledger_id", "segment", "first_entry")),
-        finding["kind"], finding["bookie"] or "", finding["expected"] or "",
-    )  # fmt: skip
+        finding["kind"],
+        finding["bookie"] or "",
+        finding["expected"] or "",
+    )
 
 
 def place_text(finding: Finding) -> str:
-    """`ledger 7, entries 3..5, on b:3181`."""
+    """The place of a finding, as in `ledger 7, entries 3..5, on b:3181`."""
     parts = [] if finding["ledger_id"] is None else [f"ledger {finding['ledger_id']}"]
     first, last = finding["first_entry"], finding["last_entry"]
     if first is not None:
@@ -87,6 +87,6 @@ def finding_text(finding: Finding) -> str:
     """The finding as one line."""
     place = place_text(finding)
     text = f"{finding['kind']} ({finding['severity']})" + (f" {place}" if place else "")
-    said = [finding["found"]] if finding["found"] else []
-    said += [f"expected {finding['expected']}"] if finding["expected"] else []
-    return text + (f": {'; '.join(said)}" if said else "")
+    details = [finding["found"]] if finding["found"] else []
+    details += [f"expected {finding['expected']}"] if finding["expected"] else []
+    return text + (f": {'; '.join(details)}" if details else "")

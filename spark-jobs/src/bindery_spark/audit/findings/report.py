@@ -19,9 +19,13 @@ BAR_HEIGHT: Final = 16
 LABEL_WIDTH: Final = 210
 LINE: Final = 26
 COLOURS: Final[Mapping[str, str]] = {
-    Severity.INFO: "#8aa0b5", Severity.WARNING: "#d9a514", Severity.INCOMPLETE: "#9a9a9a",
-    Severity.UNDER_REPLICATED: "#e07b00", Severity.CORRUPT: "#c62828", Severity.UNREADABLE: "#6a1b9a",
-}  # fmt: skip
+    Severity.INFO: "#8aa0b5",
+    Severity.WARNING: "#d9a514",
+    Severity.INCOMPLETE: "#9a9a9a",
+    Severity.UNDER_REPLICATED: "#e07b00",
+    Severity.CORRUPT: "#c62828",
+    Severity.UNREADABLE: "#6a1b9a",
+}
 _STYLE: Final = """
 body{font:15px/1.5 system-ui,sans-serif;margin:2em auto;max-width:70em;padding:0 1em;color:#1d2733}
 table{border-collapse:collapse;width:100%}
@@ -93,12 +97,12 @@ def _bars(top: int, one: BookieCoverage | None, name: str, found: Counter[str], 
     copies, unknown = (one.copies, one.unknown) if one is not None else (0, 0)
     seen = BAR_WIDTH * (copies - unknown) / copies_max
     unseen = BAR_WIDTH * unknown / copies_max
-    said = f"{copies - unknown} of {copies} copies checked"
+    checked = f"{copies - unknown} of {copies} copies checked"
     shapes = [
         f'<text x="0" y="{top + 14}">{escape(name)}</text>',
-        _bar(LABEL_WIDTH, top + 2, seen, "#2e7d32", said),
+        _bar(LABEL_WIDTH, top + 2, seen, "#2e7d32", checked),
         _bar(LABEL_WIDTH + seen, top + 2, unseen, COLOURS[Severity.INCOMPLETE], (one and one.reason) or "not checked"),
-        f'<text x="{LABEL_WIDTH + seen + unseen + 8:.1f}" y="{top + 14}">{escape(said)}</text>',
+        f'<text x="{LABEL_WIDTH + seen + unseen + 8:.1f}" y="{top + 14}">{escape(checked)}</text>',
     ]
     x = float(LABEL_WIDTH)
     for severity in Severity:
@@ -106,8 +110,8 @@ def _bars(top: int, one: BookieCoverage | None, name: str, found: Counter[str], 
         shapes.append(_bar(x, top + LINE - 4, width, COLOURS[severity], f"{found[severity]} {severity}"))
         x += width
     if found:
-        words = ", ".join(f"{found[severity]} {severity}" for severity in Severity if found[severity])
-        shapes.append(f'<text x="{x + 8:.1f}" y="{top + LINE + 9}">{escape(words)}</text>')
+        text = ", ".join(f"{found[severity]} {severity}" for severity in Severity if found[severity])
+        shapes.append(f'<text x="{x + 8:.1f}" y="{top + LINE + 9}">{escape(text)}</text>')
     return "".join(shapes)
 
 

@@ -19,7 +19,7 @@ MIB: Final = 2**20
 
 @dataclass(frozen=True, slots=True)
 class BookieCoverage:
-    """What was checked on one bookie: copies of entries, payload bytes."""
+    """Coverage of one bookie: copies of entries, payload bytes."""
 
     bookie: str
     copies: int
@@ -75,9 +75,7 @@ class Summary:
         return cls(**{**known, "bookies": tuple(BookieCoverage(**one) for one in fields["bookies"])})
 
 
-def summarise(
-    findings: Iterable[Mapping[str, Any]], bookies: Sequence[BookieCoverage], **known: Any
-) -> Summary:  # fmt: skip
+def summarize(findings: Iterable[Mapping[str, Any]], bookies: Sequence[BookieCoverage], **known: Any) -> Summary:
     """`known`: the fields that do not follow from findings and coverage."""
     kinds: Counter[str] = Counter()
     severities: Counter[str] = Counter()
@@ -88,21 +86,35 @@ def summarise(
     is_complete = unknown == 0 and not any(one.unlisted for one in bookies)
     verdict = verdict_of(severities, is_complete=is_complete)
     return Summary(
-        **known, verdict=str(verdict), exit_code=int(verdict.exit_code), copies=copies, unknown=unknown,
-        bytes=sum(one.bytes for one in bookies), coverage=1.0 if copies == 0 else (copies - unknown) / copies,
-        kinds=dict(sorted(kinds.items())), severities=dict(sorted(severities.items())), bookies=tuple(bookies),
-    )  # fmt: skip
+        **known,
+        verdict=str(verdict),
+        exit_code=int(verdict.exit_code),
+        copies=copies,
+        unknown=unknown,
+        bytes=sum(one.bytes for one in bookies),
+        coverage=1.0 if copies == 0 else (copies - unknown) / copies,
+        kinds=dict(sorted(kinds.items())),
+        severities=dict(sorted(severities.items())),
+        bookies=tuple(bookies),
+    )
 
 
 def last_audit(summary: Summary) -> LastAudit:
     """The record of the run that the cluster stores."""
     return LastAudit(
-        level=summary.level, run_id=summary.run_id, verdict=summary.verdict, exit_code=summary.exit_code,
-        began_ms=summary.began_ms, ended_ms=summary.ended_ms, copies_expected=summary.copies,
-        copies_verified=summary.copies - summary.unknown, bytes_read=summary.bytes,
-        oldest_verified_ms=summary.oldest_verified_ms or summary.began_ms, kinds=summary.kinds,
+        level=summary.level,
+        run_id=summary.run_id,
+        verdict=summary.verdict,
+        exit_code=summary.exit_code,
+        began_ms=summary.began_ms,
+        ended_ms=summary.ended_ms,
+        copies_expected=summary.copies,
+        copies_verified=summary.copies - summary.unknown,
+        bytes_read=summary.bytes,
+        oldest_verified_ms=summary.oldest_verified_ms or summary.began_ms,
+        kinds=summary.kinds,
         severities=summary.severities,
-    )  # fmt: skip
+    )
 
 
 def summary_text(summary: Summary, findings: Sequence[Mapping[str, Any]]) -> str:
@@ -138,7 +150,7 @@ def _percent(part: float) -> str:
 
 
 def metrics_text(summary: Summary) -> str:
-    """Prometheus' text format."""
+    """The summary in Prometheus' text format."""
     lines: list[str] = []
 
     def metric(name: str, help_text: str, values: Iterable[tuple[Mapping[str, str], float | int]]) -> None:
@@ -163,13 +175,15 @@ def metrics_text(summary: Summary) -> str:
     )
     metric("findings", "Findings by kind.", [({"kind": str(kind)}, summary.kinds.get(kind, 0)) for kind in Kind])
     metric(
-        "bookie_copies_unknown", "Copies that the bookie did not answer for.",
+        "bookie_copies_unknown",
+        "Copies that the bookie did not answer for.",
         [({"bookie": one.bookie}, one.unknown) for one in summary.bookies],
-    )  # fmt: skip
+    )
     metric(
-        "bookie_unlisted", "1 if orphaned data could not be checked because the bookie did not list its ledgers.",
+        "bookie_unlisted",
+        "1 if orphaned data could not be checked because the bookie did not list its ledgers.",
         [({"bookie": one.bookie}, int(one.unlisted is not None)) for one in summary.bookies],
-    )  # fmt: skip
+    )
     return "\n".join(lines) + "\n"
 
 

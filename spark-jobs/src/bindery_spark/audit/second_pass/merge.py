@@ -16,7 +16,7 @@ from bindery_spark.schemas import FINDINGS
 
 @dataclass(frozen=True, slots=True)
 class SecondResults:
-    """What the second pass found."""
+    """Results of the second pass."""
 
     findings: DataFrame
     states: DataFrame
@@ -26,11 +26,13 @@ class SecondResults:
 
 
 def merged_findings(
-    spark: SparkSession, first: DataFrame | None, rules: Mapping[tuple[int, bool], MergeRule],
+    spark: SparkSession,
+    first: DataFrame | None,
+    rules: Mapping[tuple[int, bool], MergeRule],
     second: SecondResults | None,
-) -> DataFrame:  # fmt: skip
-    """`first`: FINDINGS of the first pass; None: there are no `rules`, which are as `merge_rules` has them. `second`:
-    None if nothing was read again."""
+) -> DataFrame:
+    """Merge FINDINGS of both passes. `first`: of the first pass; None if there are no `rules`. `rules`: the result of
+    `merge_rules`. `second`: None if nothing was read again."""
     parts = [spark.createDataFrame([], FINDINGS)]
     present = set(rules.values())
 

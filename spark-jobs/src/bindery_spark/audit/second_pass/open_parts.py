@@ -1,4 +1,4 @@
-"""Which parts of first-pass findings the second pass leaves open, by the states that it saw (COPY_STATES).
+"""Find the parts of first-pass findings that the second pass leaves open, by its states of copies (COPY_STATES).
 
 | a finding of           | depends on              | is still open in the entries for which                         |
 |------------------------|-------------------------|----------------------------------------------------------------|
@@ -25,7 +25,7 @@ COPY_KINDS: Final = (Kind.MISSING_REPLICA, Kind.DIGEST_MISMATCH)
 _PART: Final = StructType([StructField("first", LongType(), False), StructField("last", LongType(), False)])
 Cut = Callable[[int, int, list[Row]], list[tuple[int, int]]]
 _NO_COPY, _WANTED, _OTHER = range(3)
-"""An entry that no state is about; one with the wanted state; one with another state."""
+"""An entry without a state, with the wanted state, or with another state."""
 _PARTS: Final = re.compile(b"%c(?:%c*%c)*" % (_WANTED, _NO_COPY, _WANTED))
 
 
@@ -56,7 +56,7 @@ def parts(
     `states`: (first, last, step, state). Entries without any state do not end a run.
     """
     marks = bytearray(last - first + 1)
-    # Later ones overrule earlier ones: `wanted` all others, and `unless` even that.
+    # Later runs overwrite earlier ones: `wanted` overwrites all others, and `unless` overwrites `wanted`.
     for low, high, step, state in sorted(states, key=lambda run: (run[3] == wanted) + 2 * (run[3] in unless)):
         begin = max(low, low + -(-(first - low) // step) * step)
         among = range(begin - first, min(high, last) - first + 1, step)
@@ -68,7 +68,7 @@ def parts(
 
 
 def _unknown(first: int, last: int, states: list[Row]) -> list[tuple[int, int]]:
-    """Without any state, nothing is known either. This and the next two run in Spark's Python workers."""
+    """Without any state, all entries are unknown. Runs in Spark's Python workers, as do the next two."""
     return [*parts(first, last, states, wanted=UNKNOWN)] if states else [(first, last)]
 
 

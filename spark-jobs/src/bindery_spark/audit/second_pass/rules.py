@@ -55,9 +55,14 @@ class Selection:
 
 
 def select(
-    before: LedgerRows, after: LedgerRows, found: Iterable[tuple[int, str]], copies: Mapping[int, int], *,
-    planned: Collection[int], ends_only: bool,
-) -> Selection:  # fmt: skip
+    before: LedgerRows,
+    after: LedgerRows,
+    found: Iterable[tuple[int, str]],
+    copies: Mapping[int, int],
+    *,
+    planned: Collection[int],
+    ends_only: bool,
+) -> Selection:
     """Select the ledgers to read again.
 
     `found`: ledger id and kind of the findings of the first pass. `copies`: copies that it read of each ledger.

@@ -27,7 +27,7 @@ PAUSE_MS_MAX: Final = 3_600_000
 
 @dataclass(frozen=True, slots=True)
 class SecondPass:
-    """What was read again."""
+    """The ledgers that were read again, and where the results are."""
 
     selection: Selection
     ledgers: LedgerHistory
@@ -40,16 +40,20 @@ class SecondPass:
 
 
 def run_second_pass(context: RunContext, begun: BegunRun) -> SecondPass:
-    """Expects the metadata tables AFTER."""
+    """Read the selected ledgers again. Requires the metadata tables AFTER."""
     before, after = context.known_ledgers(BEFORE), context.known_ledgers(AFTER)
     planned_ids = {ledger_id for ledger_id in before if begun.plan.covers(ledger_id)}
     if context.options.bookie is not None:
         rows = context.ledger_rows(BEFORE, 0, ID_MAX)
         planned_ids &= {row.ledger_id for row in rows if context.is_selected(row)}
     selection = select(
-        before, after, context.found_kinds(), copies_of(context.groups()), planned=planned_ids,
+        before,
+        after,
+        context.found_kinds(),
+        copies_of(context.groups()),
+        planned=planned_ids,
         ends_only=context.options.ends_only,
-    )  # fmt: skip
+    )
     if not selection.ids:
         return SecondPass(selection, LedgerHistory(before, after, after), ())
     directories = _read_batches(context, begun, selection, after)
@@ -90,9 +94,10 @@ def _read_batches(context: RunContext, begun: BegunRun, selection: Selection, af
         ledgers = context.table(AFTER, "ledgers").where(F.col("ledger_id").isin(ids))
         read_and_check(context, ids, ledgers, AFTER, (ids[0], ids[-1]), begun.run, output, keeps_states=True)
         facts = {
-            "ended_ms": context.clock_ms(), "gone": sorted(context.gone_bookies(AFTER)),
+            "ended_ms": context.clock_ms(),
+            "gone": sorted(context.gone_bookies(AFTER)),
             "ledgers": [asdict(after[ledger_id]) for ledger_id in ids],
-        }  # fmt: skip
+        }
         directory.finish_batch(number, facts)
         directories.append(directory.batch(number))
     return directories

@@ -1,4 +1,4 @@
-"""Which ledgers a topic has and how far they are confirmed: from ZooKeeper, and from bookies for what is not closed."""
+"""Find the ledgers of a topic and their last confirmed entries, from ZooKeeper and, for open ledgers, from bookies."""
 
 import asyncio
 import json
@@ -18,11 +18,11 @@ from bindery_spark.sources.topic.positions import Extent
 
 READS_IN_FLIGHT: Final = 64
 ATTEMPTS_MAX: Final = 5
-"""Retention takes a ledger from its topic before it deletes it: the topic is then read again."""
+"""Maximum number of reads of a topic. It is read again if a ledger is missing: retention may have deleted it."""
 
 
 async def partitions_of(store: MetadataStore, topic: TopicName) -> list[TopicName]:
-    """The topic itself, or its partitions if it is partitioned. Raises Corrupt, MetadataUnavailable."""
+    """Return the topic itself, or its partitions if it is partitioned. Raises Corrupt, MetadataUnavailable."""
     if topic.partition >= 0:
         return [topic]
     path = znode_layout.partitioned_topic(tenant=topic.tenant, namespace=topic.namespace, topic=topic.local)
@@ -40,8 +40,8 @@ async def partitions_of(store: MetadataStore, topic: TopicName) -> list[TopicNam
 async def extents_of(
     store: MetadataStore, client: LedgerClient, topic: TopicName, *, skip_missing: bool = False
 ) -> list[Extent]:
-    """The topic's ledgers in their order. A partition that nobody used yet has none. `skip_missing`: leave out ledgers
-    that the topic names and that are not there.
+    """Return the topic's ledgers in their order. An unused partition has none. `skip_missing`: omit ledgers that the
+    topic names but that do not exist.
 
     Raises NoSuchTopic, NoSuchLedger, Corrupt, MetadataUnavailable, BookieUnavailable.
     """
@@ -58,7 +58,7 @@ async def extents_of(
                 raise
         else:
             return extents
-    raise AssertionError("the last attempt answers or raises")
+    raise AssertionError("the last attempt returns or raises")
 
 
 async def _info(store: MetadataStore, topic: TopicName) -> TopicInfo:
@@ -85,13 +85,17 @@ async def _extent(client: LedgerClient, record: LedgerRecord, *, skip_missing: b
             return None
         raise
     return Extent(
-        ledger_id=record.ledger_id, last_entry=int(last), is_closed=is_closed, size=metadata.length if is_closed else 0,
-        created_ms=metadata.ctime_ms or found.created_ms or 0, closed_ms=record.closed_ms,
-    )  # fmt: skip
+        ledger_id=record.ledger_id,
+        last_entry=int(last),
+        is_closed=is_closed,
+        size=metadata.length if is_closed else 0,
+        created_ms=metadata.ctime_ms or found.created_ms or 0,
+        closed_ms=record.closed_ms,
+    )
 
 
 async def _confirmed(client: LedgerClient, ledger_id: LedgerId, password: bytes) -> int:
-    """Its last confirmed entry; its writer is left alone. If it was closed meanwhile, still no more than confirmed."""
+    """Return the last confirmed entry without fencing the ledger, also if the ledger was closed meanwhile."""
     handle = await client.open(ledger_id, password=password, recover=False)
     await handle.release()
     return handle.last_add_confirmed

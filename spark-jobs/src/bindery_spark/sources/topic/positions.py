@@ -1,12 +1,13 @@
-"""Which entries of a topic are wanted, how they are cut into tasks, and what a stream remembers. Pure.
+"""Select the entries of a topic, divide them into tasks, and compute the offsets of a stream. Pure.
 
-A stream's offset is JSON, by topic the last entry that was read: `{"public/default/t": {"ledger": 7, "entry": 41}}`; a
-partitioned topic has one for each partition. Ledger -1 stands before everything, entry -1 before a ledger's first.
+The offset of a stream is JSON with the last entry read of each topic: `{"public/default/t": {"ledger": 7, "entry":
+41}}`. A partitioned topic has one for each partition. Ledger -1 is before all ledgers, entry -1 before the first entry
+of a ledger.
 
-Invariants: the entries after one offset up to another are the same ones whenever they are asked for, so that a batch
-that is read again has the same rows. An offset therefore never passes a ledger that is not closed, and in one it does
-not pass the last confirmed entry. And unless a stream begins at a position, its first micro-batch reads nothing: the
-batch's end says where the stream begins, for Spark does not keep a beginning and asks again after a restart.
+Invariants: the entries between two offsets are always the same, so a micro-batch that is read again has the same rows.
+An offset therefore never passes a ledger that is not closed, and never the last confirmed entry of such a ledger.
+Unless a stream begins at a position, its first micro-batch is empty and its end is where the stream begins, because
+Spark does not store the beginning of a stream and requests it again after a restart.
 """
 
 import re
@@ -21,21 +22,21 @@ from bindery_pulsar.managed_ledger_records import Position
 from bindery_pulsar.message_id import EARLIEST, LATEST
 
 CLOCK_SLACK_MS: Final = 10 * 60_000
-"""How long after its ledger was closed a message may say that it was published: clocks differ."""
+"""Maximum time in ms between the close of a ledger and a later publish time in it, because clocks differ."""
 LATENESS_MAX_MS: Final = 24 * 3_600_000
-"""How long before its ledger was made a message may have been published: producers keep what they cannot send, and
-copies of other topics keep their times."""
+"""Maximum time in ms between a publish time and the later creation of the message's ledger. Producers queue messages
+that they cannot send, and copies from other topics keep their publish times."""
 TIME_MS_MAX: Final = 253_402_300_800_000
-"""Year 10000, where dates end. As an end of bounds: there is none."""
+"""Year 10000, the end of representable dates. As an end of bounds: no end."""
 SLICE_COST: Final = 64 * 1024
-"""Bytes that opening a ledger counts."""
+"""Cost in bytes of opening a ledger."""
 
 _POSITION: Final = re.compile(r"(\d{1,19}):(-1|\d{1,19})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """Positions and publish times that are wanted."""
+    """The requested range of positions and publish times."""
 
     after: Position = EARLIEST
     """Exclusive."""
@@ -44,7 +45,7 @@ class Bounds:
     from_ms: int = 0
     """Inclusive."""
     to_ms: int = TIME_MS_MAX
-    """Exclusive; TIME_MS_MAX: nothing is too late, not even a time that is no date."""
+    """Exclusive. TIME_MS_MAX: no end; publish times beyond the last date are also in the range."""
 
     @property
     def has_times(self) -> bool:
@@ -69,22 +70,22 @@ ALL: Final = Bounds()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extent:
-    """One ledger of a topic, as far as it is confirmed."""
+    """The confirmed entries of one ledger of a topic."""
 
     ledger_id: int
     last_entry: int
     """-1: none."""
     is_closed: bool
     size: int = 0
-    """Payload bytes; 0: not known."""
+    """Payload size in bytes; 0: unknown."""
     created_ms: int = 0
-    """0: not known."""
+    """0: unknown."""
     closed_ms: int = 0
-    """0: not known."""
+    """0: unknown."""
 
     @property
     def entry_size(self) -> int:
-        """Bytes of an entry, on average; 1 KiB where nobody knows."""
+        """Average payload size of an entry in bytes; 1 KiB if it is unknown."""
         return self.size // (self.last_entry + 1) if self.size and self.last_entry >= 0 else 1024
 
 
@@ -108,8 +109,8 @@ class Slice:
 
 
 def parse_bounds(start: str, end: str) -> Bounds:
-    """`start`: earliest, latest, LEDGER:ENTRY (from that entry on) or a time. `end`: latest, LEDGER:ENTRY (that entry
-    included) or a time (exclusive). Times: ISO 8601, UTC unless they say otherwise; of publishing.
+    """Parse `start`: earliest, latest, LEDGER:ENTRY (inclusive) or a time, and `end`: latest, LEDGER:ENTRY (inclusive)
+    or a time (exclusive). Times are publish times in ISO 8601, in UTC unless they have a zone.
 
     Raises BadRequest.
     """
@@ -144,12 +145,12 @@ def _time_ms(text: str, name: str) -> int:
             f"{'earliest' if name == 'start' else 'latest'}",
             value=text,
         ) from None
-    # The first ms at or after it: what was published before is not wanted as `start`, and not left out as `end`.
+    # Round up to ms: `start` then excludes all earlier messages, and `end` excludes none of them.
     return to_ms(time) + (time.microsecond % 1_000 > 0)
 
 
 def to_ms(time: datetime) -> int:
-    """ms since 1970, rounded down; a time without a zone is UTC."""
+    """Return ms since 1970, rounded down. A time without a zone is in UTC."""
     since = (time if time.tzinfo else time.replace(tzinfo=UTC)) - datetime(1970, 1, 1, tzinfo=UTC)
     return (since.days * 86_400 + since.seconds) * 1_000 + since.microseconds // 1_000
 
@@ -158,7 +159,7 @@ def to_ms(time: datetime) -> int:
 
 
 def slices_of(topic: str, extents: Iterable[Extent], bounds: Bounds) -> list[Slice]:
-    """The entries within `bounds`; of times, whole ledgers that cannot hold such a message are left out."""
+    """Return the entries within `bounds`. Its times only exclude whole ledgers that cannot contain such a message."""
     slices = []
     for extent in extents:
         first, last = 0, extent.last_entry
@@ -173,15 +174,15 @@ def slices_of(topic: str, extents: Iterable[Extent], bounds: Bounds) -> list[Sli
 
 
 def _may_hold(extent: Extent, bounds: Bounds) -> bool:
-    """Whether a message of those times may be in it, by CLOCK_SLACK_MS and LATENESS_MAX_MS."""
+    """Whether the ledger may contain messages of these times, by CLOCK_SLACK_MS and LATENESS_MAX_MS."""
     is_too_old = extent.closed_ms and extent.closed_ms + CLOCK_SLACK_MS < bounds.from_ms
     is_too_new = extent.created_ms and extent.created_ms - LATENESS_MAX_MS >= bounds.to_ms
     return not (is_too_old or is_too_new)
 
 
 def tasks_of(slices: Iterable[Slice], *, entries_max: int, bytes_max: int) -> list[tuple[Slice, ...]]:
-    """Cut and joined, in order, to tasks of at most so many entries and, by the average of their ledgers, bytes; a task
-    has one entry at least."""
+    """Split and combine slices, in order, into tasks of at most `entries_max` entries and `bytes_max` bytes, estimated
+    from the averages of their ledgers. A task has at least one entry."""
     tasks: list[tuple[Slice, ...]] = []
     task: list[Slice] = []
     entries = size = 0
@@ -207,7 +208,7 @@ def to_offset(positions: Mapping[str, Position]) -> dict[str, Any]:
 
 
 def from_offset(offset: Mapping[str, Any]) -> dict[str, Position]:
-    """Raises BadRequest for what `to_offset` did not make."""
+    """Inverse of `to_offset`. Raises BadRequest if the form is wrong."""
     try:
         return {topic: Position(int(at["ledger"]), int(at["entry"])) for topic, at in offset.items()}
     except (TypeError, KeyError, ValueError) as error:
@@ -215,14 +216,14 @@ def from_offset(offset: Mapping[str, Any]) -> dict[str, Position]:
 
 
 def settled(extents: Sequence[Extent]) -> list[Extent]:
-    """Up to the first ledger that is not closed, this one included: what stands behind it may come to change place."""
+    """Return the ledgers up to and including the first one that is not closed: its later entries may still be added."""
     ends = [index for index, extent in enumerate(extents) if not extent.is_closed]
     return list(extents[: ends[0] + 1] if ends else extents)
 
 
 def initial(extents: Sequence[Extent], bounds: Bounds) -> Position:
-    """Where a stream begins: the position before its first entry. EARLIEST is only that of a topic without ledgers, so
-    that `check_not_trimmed` sees that the first one is gone."""
+    """Return the position before the first entry of a stream. Only a topic without ledgers has EARLIEST, so that
+    `check_not_trimmed` detects the deletion of the first ledger."""
     if bounds.after == LATEST:
         return advance(settled(extents), EARLIEST, None)
     if bounds.after != EARLIEST:
@@ -233,10 +234,10 @@ def initial(extents: Sequence[Extent], bounds: Bounds) -> Position:
 
 
 def advance(extents: Sequence[Extent], start: Position, count: int | None) -> Position:
-    """The position `count` entries after `start`, or the last one there is. None: the last one.
+    """Return the position `count` entries after `start`, or the last one if there are fewer or `count` is None.
 
-    At the end of a closed ledger that has a successor it is the position before the successor's first entry: what lies
-    behind may then be trimmed.
+    At the end of a closed ledger with a successor, this is the position before the successor's first entry, so that
+    the closed ledger may be trimmed.
     """
     at, left = start, count
     for index, extent in enumerate(extents):
@@ -255,10 +256,11 @@ def advance(extents: Sequence[Extent], start: Position, count: int | None) -> Po
 
 
 def check_not_trimmed(topic: str, extents: Sequence[Extent], start: Position) -> None:
-    """Raises NoSuchEntry when entries after `start` may be gone: its ledger is no longer one of the topic's."""
+    """Raises NoSuchEntry if entries after `start` may be deleted, because the topic no longer has its ledger."""
     if start.ledger_id >= 0 and all(extent.ledger_id != start.ledger_id for extent in extents):
         raise NoSuchEntry(
             "the topic went on without this query: entries after its last position may have been deleted by retention; "
             "option fail_on_data_loss=false (--skip-lost) goes on with what is left",
-            topic=topic, position=start,
-        )  # fmt: skip
+            topic=topic,
+            position=start,
+        )

@@ -1,7 +1,7 @@
-"""Messages as rows of `schemas.MESSAGES`, gathered into Arrow batches. Pure.
+"""Convert messages to rows of `schemas.MESSAGES` in Arrow batches. Pure.
 
-Producers write what they like: a time in us where ms are meant lies beyond the year 10000, and numbers are u64. What
-its column cannot hold is null, and `problem` tells the value after OUT_OF_RANGE: the message is one like others.
+Producers may set values that no column can hold: a time in us instead of ms is beyond the year 10000, and sequence ids
+are u64. Such a column is null and `problem` has the value, after OUT_OF_RANGE. The message still counts as readable.
 """
 
 from base64 import b64encode
@@ -19,13 +19,13 @@ from bindery_spark.sources.topic.positions import TIME_MS_MAX, Bounds
 
 ROWS_MAX: Final = 16_384
 BYTES_MAX: Final = 8 * 2**20
-"""Payload bytes of a batch, if no single entry has more."""
+"""Maximum payload size of a batch in bytes, unless one entry is larger."""
 OUT_OF_RANGE: Final = "out of range: "
 ARROW_SCHEMA: Final = to_arrow_schema(MESSAGES, timezone="UTC")
 
 
 class MessageRows:
-    """Gathers rows; `take` gives them away. `bounds`: only its times count here."""
+    """Collects rows. `bounds`: only its times are used here."""
 
     def __init__(self, bounds: Bounds) -> None:
         self._bounds = bounds
@@ -41,8 +41,8 @@ class MessageRows:
         return not self._rows
 
     def add(self, entry: bytes, *, ledger_id: int, entry_id: int, partition: int) -> None:
-        """All messages of one entry. One that cannot be taken apart is one row that says why in `problem`: its digest
-        was good, so nothing is lost but the way to read it."""
+        """Add all messages of one entry. An entry that cannot be decoded becomes one row with the reason in `problem`;
+        its digest is valid, so its bytes are intact."""
         try:
             messages = decode_entry(entry)
         except BinderyError as error:
@@ -58,33 +58,56 @@ class MessageRows:
             message.publish_time_ms, message.event_time_ms or None, message.sequence_id
         )
         self._size += len(message.payload)
-        self._rows.append((
-            str(MessageId(ledger_id, entry_id, message.batch_index, partition)), ledger_id, entry_id,
-            message.batch_index, published, happened,
-            b64encode(key).decode() if isinstance(key, bytes) else key, isinstance(key, bytes),
-            list(message.properties.items()), None if message.null_value else message.payload, message.producer_name,
-            number, problem,
-        ))  # fmt: skip
+        self._rows.append(
+            (
+                str(MessageId(ledger_id, entry_id, message.batch_index, partition)),
+                ledger_id,
+                entry_id,
+                message.batch_index,
+                published,
+                happened,
+                b64encode(key).decode() if isinstance(key, bytes) else key,
+                isinstance(key, bytes),
+                list(message.properties.items()),
+                None if message.null_value else message.payload,
+                message.producer_name,
+                number,
+                problem,
+            )
+        )
 
     def _add_problem(self, entry: bytes, why: str, ledger_id: int, entry_id: int, partition: int) -> None:
         time_ms, producer, sequence_id = None, None, None
         try:
             head = read_head(entry)
         except BinderyError:
-            pass  # nothing of it can be told but where it stands
+            pass  # only the position of the entry is known
         else:
             time_ms, producer, sequence_id = head.publish_time_ms, head.producer_name, head.sequence_id
             if not self._bounds.has_time(time_ms):
                 return
         published, _, number, _ = _fitting(time_ms, None, sequence_id)
         self._size += len(entry)
-        self._rows.append((
-            str(MessageId(ledger_id, entry_id, -1, partition)), ledger_id, entry_id, -1, published, None, None, False,
-            [], None, producer, number, why,
-        ))  # fmt: skip
+        self._rows.append(
+            (
+                str(MessageId(ledger_id, entry_id, -1, partition)),
+                ledger_id,
+                entry_id,
+                -1,
+                published,
+                None,
+                None,
+                False,
+                [],
+                None,
+                producer,
+                number,
+                why,
+            )
+        )
 
     def take(self) -> pa.RecordBatch:
-        """The rows so far, at least one."""
+        """Return all rows, at least one, and remove them."""
         columns = zip(*self._rows, strict=True)
         arrays = [pa.array(column, type=field.type) for column, field in zip(columns, ARROW_SCHEMA, strict=True)]
         self._rows, self._size = [], 0
@@ -94,7 +117,7 @@ class MessageRows:
 def _fitting(
     published_ms: int | None, happened_ms: int | None, number: int | None
 ) -> tuple[int | None, int | None, int | None, str | None]:
-    """Publish time and event time in us, sequence id, and what of them is null since it does not fit; None: nothing."""
+    """Return publish time and event time in us, the sequence id, and a text of the values that do not fit, or None."""
     if (published_ms or 0) < TIME_MS_MAX and (happened_ms or 0) < TIME_MS_MAX and (number or 0) <= ID_MAX:
         return _us(published_ms), _us(happened_ms), number, None
     wrong = []

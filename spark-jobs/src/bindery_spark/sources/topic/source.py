@@ -1,11 +1,11 @@
-"""`bindery-topic`: the messages of a topic, as a table or as a stream.
+"""Data source `bindery-topic`: the messages of a topic, as a table or as a stream.
 
-Options: `options`. Schema: `schemas.MESSAGES`. Entries are read through the ledger client: any good copy will do, each
-is verified, and one that cannot be read fails the task. Nobody is fenced and nothing beyond the last confirmed entry is
-read. Tasks are ranges of entries (`positions`), so that a large ledger is read by many and small ones share one.
+Options: `options`. Schema: `schemas.MESSAGES`. The ledger client reads and verifies one intact copy of each entry; a
+task fails if an entry has none. No ledger is fenced, and entries beyond the last add confirmed are not read. Tasks are
+ranges of entries (`positions`): several tasks read a large ledger, and one task reads several small ones.
 
-Pushed down: ranges of ledger_id wholly; of publish_time what leaves out ledgers and messages, and Spark looks again.
-Offsets of a stream, and why each entry is read exactly once: `positions`.
+Pushed down: ranges of ledger_id, completely; ranges of publish_time, by omitting ledgers and messages, and Spark
+applies these filters again. `positions` describes the offsets of a stream and why each entry is read exactly once.
 """
 
 import asyncio
@@ -71,18 +71,18 @@ from bindery_spark.sources.topic.positions import (
 from bindery_spark.sources.topic.rows import MessageRows
 
 STEP_BYTES: Final = 8 * 2**20
-"""Read at once, by the average of the entries before."""
+"""Target size of one read in bytes, estimated from the average of the previous entries."""
 STEP_ENTRIES_FIRST: Final = 16
 STEP_ENTRIES_MAX: Final = 4_096
 
 
 @dataclass
 class TopicPart(InputPartition):
-    """What one task reads."""
+    """The input of one task."""
 
     slices: tuple[Slice, ...]
     bounds: Bounds
-    """Its times count."""
+    """Only the times are used here; the slices already respect the positions."""
 
     def __init__(self, slices: tuple[Slice, ...], bounds: Bounds) -> None:
         super().__init__(None)
@@ -134,7 +134,7 @@ class TopicReader(DataSourceReader):
         return self.planned() or [TopicPart((), self._bounds)]
 
     def planned(self) -> Sequence["TopicPart"]:
-        """The tasks; none when nothing is to be read."""
+        """Return the tasks; empty if there is nothing to read."""
         return [TopicPart(task, self._bounds) for task in cluster.run(self._plan)]
 
     async def _plan(self) -> list[tuple[Slice, ...]]:
@@ -157,16 +157,16 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: TopicOptions) -> None:
         self._options = options
         self._target: Mapping[str, Position] | None = None
-        """Where a query that reads what is there now ends."""
+        """Last positions of a query with the trigger AvailableNow; None for other triggers."""
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Spark knows limits of rows only; entries are what is counted here."""
+        """Spark has limits of rows only; this source takes them as numbers of entries."""
         count = self._options.max_entries_per_trigger
         return ReadMaxRows(count) if count else ReadAllAvailable()
 
     def initialOffset(self) -> dict[str, Any]:
-        """What stands before the first micro-batch, the same whenever it is asked for; of latest nothing. Where the
-        stream begins is the end of that batch."""
+        """Return the offset before the first micro-batch, the same on every call; empty for start=latest. The end of
+        that batch is where the stream begins."""
         topics = cluster.run(self._topics)
         if self._options.bounds.has_positions and len(topics) > 1:
             raise BadRequest("a position is of one partition; name it as topic", partitions=", ".join(topics))
@@ -191,7 +191,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 check_not_trimmed(topic, extents, begin)
             limit_of_topic = next(counts)
             if begin == EARLIEST:
-                # Partitions that come later are read from their beginning, also by a stream that began at the latest.
+                # Partitions that are added later are read from their beginning, also with start=latest.
                 bounds = self._options.bounds
                 end = initial(extents, bounds if is_new or bounds.after != LATEST else ALL)
             else:
@@ -231,7 +231,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def narrowed(bounds: Bounds, wanted: Filter) -> Bounds:
-    """`bounds` without publish times that `wanted` refuses, rounded outwards to ms."""
+    """Return `bounds` without the publish times that the filter `wanted` excludes, rounded outwards to ms."""
     value = getattr(wanted, "value", None)
     if getattr(wanted, "attribute", ()) != ("publish_time",) or not isinstance(value, datetime) or value.tzinfo is None:
         return bounds
@@ -247,7 +247,7 @@ def narrowed(bounds: Bounds, wanted: Filter) -> Bounds:
 
 
 def _shares(total: int, ahead: Sequence[int]) -> list[int]:
-    """`total` entries given to those that have some, evenly; what one does not need goes to the others."""
+    """Divide `total` entries evenly. `ahead`: maximum for each; unused shares go to the others."""
     shares = [0] * len(ahead)
     for rank, index in enumerate(sorted(range(len(ahead)), key=ahead.__getitem__)):
         shares[index] = min(ahead[index], -(-total // (len(ahead) - rank)))
@@ -263,9 +263,12 @@ async def _connected(options: TopicOptions) -> AsyncIterator[_Access]:
     store = await ZooKeeperStore.connect(options.zookeeper)
     try:
         client = await LedgerClient.connect(
-            store, randomness=cluster.RANDOMNESS, layout=LedgersLayout(options.ledgers_root), settings=settings,
+            store,
+            randomness=cluster.RANDOMNESS,
+            layout=LedgersLayout(options.ledgers_root),
+            settings=settings,
             security=options.security.load(),
-        )  # fmt: skip
+        )
         try:
             yield _Access(store, client)
         finally:
@@ -275,7 +278,7 @@ async def _connected(options: TopicOptions) -> AsyncIterator[_Access]:
 
 
 async def _topic(here: _Access, options: TopicOptions) -> dict[str, list[Extent]]:
-    """The ledgers of each partition, by its name."""
+    """Return the ledgers of each partition, by its name."""
     topics = await partitions_of(here.store, options.topic)
     skip = not options.fail_on_data_loss
     return {topic.short: await extents_of(here.store, here.client, topic, skip_missing=skip) for topic in topics}
@@ -295,14 +298,14 @@ async def _read(options: TopicOptions, part: TopicPart) -> AsyncGenerator[pa.Rec
 async def _read_slice(
     client: LedgerClient, part: Slice, rows: MessageRows, budget: Budget, *, timeout_s: float
 ) -> AsyncGenerator[pa.RecordBatch, None]:
-    """Batches that became full. Raises what the ledger client raises for an entry that no bookie gives."""
+    """Yield full batches. Raises the ledger client's error if no bookie returns an entry."""
     loop = asyncio.get_running_loop()
     ledger_id = LedgerId(part.ledger_id)
     partition = TopicName.parse(part.topic).partition
     password = (await client.metadata(ledger_id)).password or b""
     handle = await client.open(ledger_id, password=password, recover=False)
     try:
-        # It was confirmed when Spark planned; the bookies that answer now may not know yet.
+        # The entry was confirmed during planning, but the bookies that answer now may have an older LAC.
         if not await handle.wait_for_entry(EntryId(part.last), timeout_s=timeout_s):
             raise BookieUnavailable(
                 "too few bookies reported the last add confirmed of the ledger", ledger_id=ledger_id, wanted=part.last
