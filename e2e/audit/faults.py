@@ -1,25 +1,25 @@
-"""Faults that an audit must find: each puts one into a real cluster, and says what is to be found.
+"""Faults that an audit must find. Each method puts one into a real cluster and records the expected findings.
 
-| fault              | made by                                                                                         |
+| fault              | method                                                                                          |
 |--------------------|-------------------------------------------------------------------------------------------------|
-| hole               | a copy moved to the spare bookie, but for one entry                                             |
-| flipped bits       | the entry's bytes in the entry log of a bookie that is stopped meanwhile                        |
-| forged payload     | a copy moved to the spare bookie, with another payload of one entry under a valid digest        |
-| lost entry         | the only copy moved, but for one entry                                                          |
-| stale ensemble     | metadata that name a bookie that never was                                                      |
-| wrong length       | metadata that say another length                                                                |
+| hole               | a copy is moved to the spare bookie without one entry                                           |
+| flipped bits       | the entry's bytes in the entry log are changed while the bookie is stopped                      |
+| forged payload     | a copy is moved to the spare bookie; one entry has another payload with a valid digest          |
+| lost entry         | the only copy is moved without one entry                                                        |
+| stale ensemble     | the metadata names a bookie that never existed                                                  |
+| wrong length       | the metadata has another length                                                                 |
 | orphan data        | a ledger whose znode is deleted                                                                 |
-| orphan metadata    | a topic that names a ledger that is not there; a ledger of a broker's that no topic names       |
-| ahead              | a subscription whose position lies beyond the end                                               |
-| false mark         | a mark of a whole ledger                                                                        |
-| open too long      | a ledger of last week that nobody closed                                                        |
-| bad placement      | metadata that name one bookie twice                                                             |
-| miscounted         | a topic that counts more entries than its ledger has, or fewer, or that left an open one behind |
-| unreadable         | a ledger's znode that holds other bytes                                                         |
-| claimed as healed  | a ledger with a hole that was marked, and whose mark goes before the next audit                 |
-| (legal)            | other LACs, and an entry beyond the end of a ledger: not to be found                            |
+| orphan metadata    | a topic names a missing ledger; no topic names a ledger of a broker                             |
+| ahead              | the position of a subscription is beyond the end of its topic                                   |
+| false mark         | a complete ledger is marked                                                                     |
+| open too long      | an open ledger was created more than a week ago                                                 |
+| bad placement      | the metadata names one bookie twice                                                             |
+| miscounted         | a topic counts more entries, or fewer bytes, than a ledger has, or has an open earlier ledger   |
+| unreadable         | a ledger's znode has random bytes                                                               |
+| claimed as healed  | the mark of a ledger with a hole is removed before the next audit                               |
+| (legal)            | different LACs, and an entry beyond the end of a ledger: no finding                             |
 
-What moves leaves data behind on the old bookie, which is found as such (ORPHAN_DATA, info).
+A move leaves data on the old bookie, which is a finding of its own (ORPHAN_DATA, info).
 """
 
 import random
@@ -53,7 +53,7 @@ Found = tuple[str, str, int | None, int | None, int | None, str | None]
 
 @dataclass
 class Faults:
-    """Puts faults into ledgers of its own. `rng`: which entries and bookies."""
+    """Creates ledgers with faults. `rng`: selects entries and bookies."""
 
     store: MetadataStore
     client: LedgerClient
@@ -61,10 +61,10 @@ class Faults:
     wanted: set[Found] = field(default_factory=set)
     healable: set[LedgerId] = field(default_factory=set)
     claimed: set[LedgerId] = field(default_factory=set)
-    """Of `healable`: `claim_healed` takes their marks away."""
+    """Ledgers of `healable` whose marks `claim_healed` removes."""
     payloads: dict[tuple[int, int], bytes] = field(default_factory=dict)
 
-    # --- ledgers --------------------------------------------------------------------------------------------------
+    # --- ledgers ------------------------------------------------------------------------------------------------------
 
     async def ledger(self, *, copies: int = 3, custom: dict[str, bytes] | None = None, close: bool = True) -> LedgerId:
         handle = await self.client.create(
@@ -81,7 +81,7 @@ class Faults:
         return handle.ledger_id
 
     async def move(self, ledger_id: LedgerId, change: Callable[[int, Any], bytes | None]) -> tuple[BookieId, BookieId]:
-        """Give one bookie's copies to one that has none, each as `change(entry id, replica)` makes it; None: not."""
+        """Move one bookie's copies to another. `change(entry id, replica)`: the new frame, or None for no copy."""
         metadata = await self.client.metadata(ledger_id)
         ensemble = metadata.segments[0].ensemble
         old = self.rng.choice(ensemble)
@@ -103,7 +103,7 @@ class Faults:
 
         await self.client.update_metadata(ledger_id, renamed)
 
-    # --- copies ---------------------------------------------------------------------------------------------------
+    # --- copies -------------------------------------------------------------------------------------------------------
 
     async def hole(self) -> None:
         ledger_id, lost = await self.ledger(), self.rng.randrange(1, ENTRIES - 1)
@@ -118,7 +118,7 @@ class Faults:
         self.claimed.add(ledger_id)
 
     async def claim_healed(self, marks: UnderreplicationManager) -> None:
-        """As a worker that does not copy would."""
+        """Remove marks like a worker, but without copying."""
         for ledger_id in self.claimed:
             held = await marks.lock(ledger_id)
             assert held is not None
@@ -146,7 +146,7 @@ class Faults:
         self.wanted.add(("MISSING_REPLICA", "under_replicated", ledger_id, lost, lost, new))
 
     async def flip_bits(self, directory: Callable[[BookieId], Path], restart: Callable[[BookieId, Any], Any]) -> None:
-        """`directory`: a bookie's data; `restart(bookie, work)`: stop it, do the work, start it."""
+        """`directory`: data of a bookie; `restart(bookie, work)`: stop the bookie, do the work, start it again."""
         ledger_id, damaged = await self.ledger(), self.rng.randrange(ENTRIES)
         bookie_id = self.rng.choice((await self.client.metadata(ledger_id)).segments[0].ensemble)
         payload = self.payloads[ledger_id, damaged]
@@ -159,7 +159,7 @@ class Faults:
                 if path.is_file() and payload in (data := path.read_bytes()):
                     path.write_bytes(data.replace(payload, flipped))
                     changed += 1
-            assert changed, "the entry stands in some file"
+            assert changed, "no file has the entry"
 
         await restart(bookie_id, work)
         self.wanted.add(("DIGEST_MISMATCH", "corrupt", ledger_id, damaged, damaged, bookie_id))
@@ -171,7 +171,7 @@ class Faults:
         await self.store.delete(LedgersLayout().ledger(ledger_id), version=None)
         self.wanted |= {("ORPHAN_DATA", "warning", ledger_id, 0, ENTRIES - 1, bookie) for bookie in ensemble}
 
-    # --- metadata -------------------------------------------------------------------------------------------------
+    # --- metadata -----------------------------------------------------------------------------------------------------
 
     async def stale_ensemble(self) -> None:
         ledger_id = await self.ledger()
@@ -218,7 +218,7 @@ class Faults:
         self.wanted |= {("TOPIC_INCONSISTENT", "warning", each, None, None, None) for each in (fewer, still_open)}
 
     async def orphan_metadata(self) -> None:
-        """One topic that names a ledger that is not there and has a subscription ahead of it; one unnamed ledger."""
+        """One topic that names a missing ledger and has a subscription ahead of it; one unnamed ledger."""
         path = "/managed-ledgers/public/default/persistent/broken"
         missing = LedgerRecord(ledger_id=NO_LEDGER, entries=5, size=50, closed_ms=1)
         await self.store.create(path, encode_topic(TopicInfo(ledgers=(missing,))), make_parents=True)
@@ -235,10 +235,10 @@ class Faults:
         await marks.mark(ledger_id, [bookie])
         self.wanted.add(("FALSE_MARK", "warning", ledger_id, None, None, None))
 
-    # --- legal ----------------------------------------------------------------------------------------------------
+    # --- legal --------------------------------------------------------------------------------------------------------
 
     async def legal(self) -> None:
-        """LACs that differ, and an entry beyond the end on one bookie."""
+        """Different LACs, and an entry beyond the end on one bookie."""
         ledger_id = await self.ledger()
         metadata = await self.client.metadata(ledger_id)
         bookie = metadata.segments[0].ensemble[0]

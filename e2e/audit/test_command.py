@@ -1,5 +1,5 @@
-"""The command as people run it, over bookies that ask who is there: Ctrl-C in the middle, and on again from there with
-the same file under spark-submit; with a token and without."""
+"""The command against bookies that require authentication: interrupted with Ctrl-C and resumed under spark-submit, and
+with and without a token."""
 
 import asyncio
 import json
@@ -47,13 +47,16 @@ async def write(zookeeper: str, token_file: Path | None = None) -> None:
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ThrowawayCluster, Path]]:
-    """Its bookies want TLS and a token."""
+    """A cluster whose bookies require TLS and a token."""
     token_file = tmp_path_factory.mktemp("secrets") / "token"
     token_file.write_text(TOKEN + "\n")
     settings = {
-        "BOOKIE_AUTH_PROVIDER": "token", "BOOKIE_AUTH_SECRETS_FILE": str(token_file), "BOOKIE_TLS_REQUIRED": "true",
-        "BOOKIE_TLS_CERTIFICATE_FILE": str(certificate("bookie")), "BOOKIE_TLS_KEY_FILE": str(key("bookie")),
-    }  # fmt: skip
+        "BOOKIE_AUTH_PROVIDER": "token",
+        "BOOKIE_AUTH_SECRETS_FILE": str(token_file),
+        "BOOKIE_TLS_REQUIRED": "true",
+        "BOOKIE_TLS_CERTIFICATE_FILE": str(certificate("bookie")),
+        "BOOKIE_TLS_KEY_FILE": str(key("bookie")),
+    }
     with pytest.MonkeyPatch.context() as patch:
         for name, value in settings.items():
             patch.setenv(name, value)
@@ -71,21 +74,32 @@ def security(token_file: Path) -> list[str]:
     return ["--ca-file", str(CA), "--token-file", str(token_file)]
 
 
-def test_ctrl_c_leaves_a_run_that_goes_on_under_spark_submit(
+def test_an_interrupted_run_is_resumed_under_spark_submit(
     guarded: tuple[ThrowawayCluster, Path], tmp_path: Path
 ) -> None:
-    """As a terminal does it: the signal goes to the JVM and the workers, too. What is read then is of the bookies that
-    the first one was shown to."""
+    """The signal also goes to the JVM and the workers, as from a terminal. The resumed run uses the credentials of the
+    first one."""
     cluster, token_file = guarded
     out = tmp_path / "runs"
-    # Nine seconds of reading: the run is not done with it when it is interrupted.
+    # The run reads for nine seconds, so it is interrupted before it ends.
     process = subprocess.Popen(
         [
-            *BINDERY, "audit", "run", "--zookeeper", cluster.zookeeper, "--out", str(out), "--rate", "64KiB/s",
+            *BINDERY,
+            "audit",
+            "run",
+            "--zookeeper",
+            cluster.zookeeper,
+            "--out",
+            str(out),
+            "--rate",
+            "64KiB/s",
             *security(token_file),
         ],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
     began = time.monotonic()
     while not list(out.glob("*/checkpoint/groups/*.part")):
         assert process.poll() is None, process.communicate()
@@ -107,19 +121,22 @@ def test_ctrl_c_leaves_a_run_that_goes_on_under_spark_submit(
 
 
 def submit(*words: str) -> subprocess.CompletedProcess[str]:
-    """`bindery` with these words, as spark-submit runs it."""
+    """Run `bindery` with these arguments under spark-submit."""
     environment = dict(os.environ)
     prepare(environment)
     spark_submit = Path(sys.executable).with_name("spark-submit")
     options = ("--master", "local[2]", "--conf", "spark.ui.enabled=false")
     return subprocess.run(
         [str(spark_submit), *options, str(command.__file__), *words],
-        capture_output=True, text=True, env=environment, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+    )
 
 
-def test_bookies_that_ask_who_is_there(guarded: tuple[ThrowawayCluster, Path], tmp_path: Path) -> None:
-    """Who shows a token reads all, and it stands nowhere; who shows none sees nothing, and says so."""
+def test_bookies_that_require_authentication(guarded: tuple[ThrowawayCluster, Path], tmp_path: Path) -> None:
+    """With a token the audit reads everything, and no file or output contains it. Without one it is incomplete."""
     cluster, token_file = guarded
     audit = [*BINDERY, "audit", "run", "--zookeeper", cluster.zookeeper, "--json", "--timeout", "2s"]
     shown = {"BINDERY_CLIENT_CA_FILE": str(CA), "BINDERY_CLIENT_TOKEN_FILE": str(token_file)}

@@ -1,8 +1,8 @@
-"""An audit's pods without Kubernetes: the processes that the chart's Jobs run, with what the chart gives them.
+"""The pods of an audit without Kubernetes: the processes of the chart's Jobs, with the variables that the chart sets.
 
 Drivers are `bindery-spark scheduled`, executors `bindery-spark executor` with the variables that Spark's scheduler for
-Kubernetes sets. The driver makes a cluster of its own whose only worker is too small for any executor, so those that
-the test starts are all there are, as pods are; one that is killed is followed by another with a number of its own.
+Kubernetes sets. The driver creates a local cluster whose only worker is too small for any executor, so the only
+executors are those that the test starts, like pods. A killed executor is replaced by one with another number.
 """
 
 import asyncio
@@ -53,30 +53,38 @@ def descendants(pid: int) -> list[int]:
 
 @dataclass
 class Volume:
-    """What pods share."""
+    """The volume that pods share."""
 
     path: Path
     zookeeper: str
 
     def environment(self, uid: str, **others: str) -> dict[str, str]:
         chart = {
-            "POD_NAME": "audit-driver", "POD_IP": "127.0.0.1", "BINDERY_AUDIT_JOB": uid, "BINDERY_AUDIT_KEEP": "2",
-            "BINDERY_SPARK_CONF": json.dumps({"spark.driver.memory": "512m"}), "BINDERY_ZOOKEEPER": self.zookeeper,
+            "POD_NAME": "audit-driver",
+            "POD_IP": "127.0.0.1",
+            "BINDERY_AUDIT_JOB": uid,
+            "BINDERY_AUDIT_KEEP": "2",
+            "BINDERY_SPARK_CONF": json.dumps({"spark.driver.memory": "512m"}),
+            "BINDERY_ZOOKEEPER": self.zookeeper,
             "BINDERY_AUDIT_OUT": str(self.path),
-        }  # fmt: skip
+        }
         return {**os.environ, **chart, **others}
 
     def begin(self, uid: str, *options: str, **others: str) -> subprocess.Popen[str]:
-        """In a session of its own: what ends a pod ends all that it started."""
-        words = [*POD, "scheduled", "--level=deep", RATE, "--cores=1", *options]
+        """Start a pod in a session of its own, so that all its processes can be killed together."""
+        command = [*POD, "scheduled", "--level=deep", RATE, "--cores=1", *options]
         return subprocess.Popen(
-            words, env=self.environment(uid, **others), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            command,
+            env=self.environment(uid, **others),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
             start_new_session=True,
-        )  # fmt: skip
+        )
 
     def pod(self, uid: str, *options: str, **others: str) -> subprocess.CompletedProcess[str]:
-        words = [*POD, "scheduled", "--rate=64MiB/s", "--cores=1", *options]
-        return run(*words, **self.environment(uid, **others))
+        command = [*POD, "scheduled", "--rate=64MiB/s", "--cores=1", *options]
+        return run(*command, **self.environment(uid, **others))
 
     def run_of(self, uid: str) -> Path:
         (name,) = [name for name in names_of(self.path) if name.endswith(f"-{job_tag(uid)}")]
@@ -102,17 +110,17 @@ def volume(cluster: ThrowawayCluster, tmp_path: Path) -> Volume:
 
 
 def inodes(run: Path) -> dict[str, int]:
-    """A group that is read anew is another directory."""
+    """Inode of each group's directory. A group that is read again has a new directory."""
     return {path.name: path.stat().st_ino for path in (run / "checkpoint" / "groups").iterdir()}
 
 
-def test_pods_that_are_ended_or_killed_are_followed_by_ones_that_go_on(volume: Volume) -> None:
+def test_a_run_is_resumed_after_pods_are_stopped_or_killed(volume: Volume) -> None:
     options = f"--checkpoint-every={LEDGER_COPIES_BYTES}B"
-    told = volume.begin("first", options)
-    until(lambda: bool(volume.groups()), "reads", told)
-    told.send_signal(signal.SIGTERM)
-    _, words = told.communicate(timeout=WAIT_S)
-    assert told.returncode == 130, words
+    stopped = volume.begin("first", options)
+    until(lambda: bool(volume.groups()), "reads", stopped)
+    stopped.send_signal(signal.SIGTERM)
+    _, output = stopped.communicate(timeout=WAIT_S)
+    assert stopped.returncode == 130, output
     directory = volume.run_of("first")
     killed = volume.begin("first", options)
     until(lambda: "00000" in volume.groups() and "00001.part" in volume.groups(), "reads the second group", killed)
@@ -122,27 +130,29 @@ def test_pods_that_are_ended_or_killed_are_followed_by_ones_that_go_on(volume: V
     assert "00000" in before
     assert not (volume.path / "summary.json").exists()
     last = volume.begin("first", options)
-    words = "".join(last.communicate(timeout=WAIT_S))
-    assert last.returncode == 0, words
+    output = "".join(last.communicate(timeout=WAIT_S))
+    assert last.returncode == 0, output
     after = inodes(directory)
     assert len(after) >= LEDGERS
-    assert before.items() <= after.items(), "what was read is not read again"
+    assert before.items() <= after.items(), "finished groups are not read again"
     facts = volume.newest()
     assert (facts["verdict"], facts["run_id"], facts["copies"]) == ("HEALTHY", directory.name, 3 * LEDGERS * ENTRIES)
 
 
-def test_each_job_is_a_run_with_an_exit_code_and_so_many_stay(volume: Volume, cluster: ThrowawayCluster) -> None:
+def test_each_job_is_a_run_with_an_exit_code_and_old_runs_are_deleted(
+    volume: Volume, cluster: ThrowawayCluster
+) -> None:
     old = volume.path / "20200101T000000Z-000000"
     (old / "checkpoint").mkdir(parents=True)
     first = volume.pod("first", "--level=quick")
     assert first.returncode == 0, first.stderr
     again = volume.pod("first", "--level=quick")
-    assert (again.returncode, again.stdout) == (0, first.stdout), "the verdict was only told again"
+    assert (again.returncode, again.stdout) == (0, first.stdout), "the verdict is only printed again"
     assert names_of(volume.path) == [old.name, volume.run_of("first").name]
     nowhere = volume.pod("second", "--level=quick", BINDERY_ZOOKEEPER="127.0.0.1:1")
     assert nowhere.returncode == 4, nowhere.stderr
     assert "bindery:" in nowhere.stderr
-    assert volume.newest()["run_id"] == volume.run_of("first").name, "what has no verdict is not the newest one"
+    assert volume.newest()["run_id"] == volume.run_of("first").name, "a run without a verdict does not count"
     silent = cluster.pid("bookie-0")
     os.kill(silent, signal.SIGSTOP)
     try:
@@ -167,7 +177,7 @@ def listens(port: int) -> bool:
 
 
 class Executors:
-    """Pods of Spark's scheduler, one core each."""
+    """Executor pods with one core each."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -175,34 +185,50 @@ class Executors:
         self.made = 0
 
     def conf(self) -> Mapping[str, str]:
-        """Of the driver, as the chart makes it; but for the master, whose worker of one core has no room for any."""
+        """Settings of the driver as in the chart, except the master: its only core has no room for executors."""
         return {
-            "spark.master": "local-cluster[1,1,512]", "spark.executor.cores": "2", "spark.executor.memory": "512m",
-            "spark.driver.memory": "512m", "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1",
-            "spark.driver.port": str(self._port), "spark.authenticate": "true", "spark.authenticate.secret": SECRET,
-            "spark.network.crypto.enabled": "true", "spark.executor.extraJavaOptions": JVM_OPTIONS,
+            "spark.master": "local-cluster[1,1,512]",
+            "spark.executor.cores": "2",
+            "spark.executor.memory": "512m",
+            "spark.driver.memory": "512m",
+            "spark.driver.host": "127.0.0.1",
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.driver.port": str(self._port),
+            "spark.authenticate": "true",
+            "spark.authenticate.secret": SECRET,
+            "spark.network.crypto.enabled": "true",
+            "spark.executor.extraJavaOptions": JVM_OPTIONS,
             "spark.deploy.appIdPattern": "audit",
-        }  # fmt: skip
+        }
 
     def start(self) -> None:
         self.made += 1
-        options = [*JVM_OPTIONS.split(), "-Dspark.authenticate=true", "-Dspark.network.crypto.enabled=true",
-                   f"-Dspark.driver.port={self._port}"]  # fmt: skip
+        options = [
+            *JVM_OPTIONS.split(),
+            "-Dspark.authenticate=true",
+            "-Dspark.network.crypto.enabled=true",
+            f"-Dspark.driver.port={self._port}",
+        ]
         scheduler = {
             "SPARK_DRIVER_URL": f"spark://CoarseGrainedScheduler@127.0.0.1:{self._port}",
-            "SPARK_EXECUTOR_ID": str(100 + self.made), "SPARK_EXECUTOR_CORES": "1", "SPARK_EXECUTOR_MEMORY": "512m",
-            "SPARK_APPLICATION_ID": "audit", "SPARK_EXECUTOR_POD_IP": "127.0.0.1", "SPARK_RESOURCE_PROFILE_ID": "0",
-            "SPARK_EXECUTOR_POD_NAME": f"audit-exec-{self.made}", "_SPARK_AUTH_SECRET": SECRET,
+            "SPARK_EXECUTOR_ID": str(100 + self.made),
+            "SPARK_EXECUTOR_CORES": "1",
+            "SPARK_EXECUTOR_MEMORY": "512m",
+            "SPARK_APPLICATION_ID": "audit",
+            "SPARK_EXECUTOR_POD_IP": "127.0.0.1",
+            "SPARK_RESOURCE_PROFILE_ID": "0",
+            "SPARK_EXECUTOR_POD_NAME": f"audit-exec-{self.made}",
+            "_SPARK_AUTH_SECRET": SECRET,
             **{f"SPARK_JAVA_OPT_{number}": option for number, option in enumerate(options)},
-        }  # fmt: skip
+        }
         self.running.append(subprocess.Popen([*POD, "executor"], env={**os.environ, **scheduler}))
 
     def work(self) -> bool:
-        """Each has Python workers: a task has begun there."""
+        """Whether each executor has Python workers, so that a task has begun on it."""
         return all(len(descendants(one.pid)) >= 2 for one in self.running)
 
     def kill_one(self) -> None:
-        """As a pod is: with its workers."""
+        """Kill one executor with its workers, as when a pod is killed."""
         one = self.running.pop(0)
         for pid in (one.pid, *descendants(one.pid)):
             os.kill(pid, signal.SIGKILL)
@@ -224,7 +250,7 @@ def executors() -> Iterator[Executors]:
     made.end()
 
 
-def test_an_executor_that_is_killed_changes_nothing_in_the_report(executors: Executors, tmp_path: Path) -> None:
+def test_a_killed_executor_does_not_change_the_report(executors: Executors, tmp_path: Path) -> None:
     with ThrowawayCluster(bookies=4, auditors=0) as cluster:
         asyncio.run(write(cluster.zookeeper))
         hole = json.loads(run(sys.executable, str(HOLE), BINDERY_ZOOKEEPER=cluster.zookeeper).stdout)
@@ -237,14 +263,14 @@ def test_an_executor_that_is_killed_changes_nothing_in_the_report(executors: Exe
         until(executors.work, "both executors read", driver)
         executors.kill_one()
         executors.start()
-        said, words = driver.communicate(timeout=WAIT_S)
-        assert driver.returncode == 1, words
-        assert executors.exit_codes() == [0, 0], "the driver told them to go"
-        assert said.splitlines()[-1].endswith(" is UNDER-REPLICATED")
+        output, errors = driver.communicate(timeout=WAIT_S)
+        assert driver.returncode == 1, errors
+        assert executors.exit_codes() == [0, 0], "the driver stopped them"
+        assert output.splitlines()[-1].endswith(" is UNDER-REPLICATED")
         summary = volume.newest()
         assert (summary["coverage"], summary["unknown"]) == (1.0, 0)
-        told = run(*POD, "show", summary["run_id"], "--out", str(tmp_path), "--findings", "--json").stdout
-        findings = [one for one in map(json.loads, told.splitlines()) if one["severity"] != "info"]
+        output = run(*POD, "show", summary["run_id"], "--out", str(tmp_path), "--findings", "--json").stdout
+        findings = [one for one in map(json.loads, output.splitlines()) if one["severity"] != "info"]
         names = ("kind", "ledger_id", "first_entry", "last_entry", "bookie")
         expected = ("MISSING_REPLICA", hole["ledger_id"], hole["entry"], hole["entry"], hole["bookie"])
         assert [tuple(one[name] for name in names) for one in findings] == [expected]

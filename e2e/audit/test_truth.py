@@ -1,7 +1,7 @@
-"""The audit tells the truth: into a cluster with real data faults of each kind are put, by seed, and it finds exactly
-those, with the right severity and exit code; what it marks is healed, and then there is nothing left of it to find.
+"""An audit finds exactly the faults of each kind that are put into a cluster with real data, with the right severity
+and exit code. Ledgers that it marks are healed, and their findings are gone in the next audit.
 
-`make audit-truth SEED=7` draws other lots. The tests run in their order, on one cluster.
+`make audit-truth SEED=7` selects other entries and bookies. The tests run in order, on one cluster.
 """
 
 import asyncio
@@ -37,14 +37,14 @@ DELAY_S = 1
 ORPHAN_AFTER_S = 1
 BOOKIES = 4
 OF_THE_WHOLE = ("ORPHAN_METADATA", "TOPIC_INCONSISTENT", "CURSOR_INCONSISTENT")
-"""Kinds that need all ledgers."""
+"""Kinds that only an audit of all ledgers can find."""
 OF_DEEP = ("ORPHAN_DATA", "BAD_PLACEMENT")
 OF_COPIES = ("MISSING_REPLICA", "ENTRY_LOST", "REPLICA_DIVERGENCE")
-"""Kinds that are told of single entries."""
+"""Kinds of findings about single entries."""
 
 
 class Truth:
-    """The cluster, and what was put into it."""
+    """The cluster and the faults in it."""
 
     def __init__(self, cluster: ThrowawayCluster, out: Path) -> None:
         self.cluster = cluster
@@ -88,12 +88,12 @@ class Truth:
         assert code < 4, "the job failed"
         (directory,) = set(self.out.iterdir()) - before
         found = read_findings(directory / "findings")
-        told = [
+        rows = [
             (f["kind"], f["severity"], f["ledger_id"], f["first_entry"], f["last_entry"], f["bookie"]) for f in found
         ]
-        assert len(told) == len(set(told)), "a finding is told twice"
+        assert len(rows) == len(set(rows)), "a finding is reported twice"
         lines = (directory / "summary.txt").read_text().splitlines()
-        return code, set(told), lines[-1].rpartition(" ")[2], directory.name
+        return code, set(rows), lines[-1].rpartition(" ")[2], directory.name
 
 
 @pytest.fixture(scope="module")
@@ -109,8 +109,8 @@ def truth(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Truth]:
             os.environ.pop(name, None) if value is None else os.environ.__setitem__(name, value)
 
 
-async def test_of_a_whole_cluster_nothing_is_found_but_the_bookie_that_is_stopped(truth: Truth) -> None:
-    """With its coverage. A run whose last word is HEALTHY is in `test_command`."""
+async def test_in_an_intact_cluster_only_the_stopped_bookie_is_found(truth: Truth) -> None:
+    """The coverage shows it. `test_command` has a run with the verdict HEALTHY."""
     async with httpx.AsyncClient(base_url=truth.cluster.url, timeout=60, trust_env=False) as http:
         for topic in ("orders", "payments"):
             for number in range(30):
@@ -146,10 +146,19 @@ async def test_exactly_the_faults_are_found(truth: Truth) -> None:
         directory = truth.cluster.directory.root
         await faults.flip_bits(lambda bookie: directory / bookie, truth.restart)
         for put in (
-            faults.hole, faults.forged_payload, faults.lost_entry, faults.stale_ensemble, faults.wrong_length,
-            faults.orphan_data, faults.orphan_metadata, faults.open_too_long, faults.bad_placement,
-            faults.miscounted_topic, faults.unreadable_metadata, faults.legal,
-        ):  # fmt: skip
+            faults.hole,
+            faults.forged_payload,
+            faults.lost_entry,
+            faults.stale_ensemble,
+            faults.wrong_length,
+            faults.orphan_data,
+            faults.orphan_metadata,
+            faults.open_too_long,
+            faults.bad_placement,
+            faults.miscounted_topic,
+            faults.unreadable_metadata,
+            faults.legal,
+        ):
             await put()
         await faults.false_mark(marks)
         await faults.hole_that_is_marked(marks)
@@ -157,7 +166,7 @@ async def test_exactly_the_faults_are_found(truth: Truth) -> None:
     truth.self_healing = {i for kind, _, i, *_ in faults.wanted if kind == "DIGEST_MISMATCH" and i is not None}
     await asyncio.sleep(ORPHAN_AFTER_S)
     code, found, verdict, truth.first_run = await asyncio.to_thread(truth.audit, "--orphan-after", "1s")
-    # Bookies repair what a reader finds damaged: when it is read again that may be done.
+    # A bookie repairs an entry that a reader found damaged, possibly before it is read again.
     repaired = {one for one in found if one[:2] == ("DIGEST_MISMATCH", "warning")}
     assert {one[2] for one in repaired} <= truth.self_healing
     assert (found - repaired) | {(kind, "corrupt", *place) for kind, _, *place in repaired} == truth.wanted
@@ -165,45 +174,45 @@ async def test_exactly_the_faults_are_found(truth: Truth) -> None:
 
 
 async def test_each_narrower_audit_finds_its_part_of_them(truth: Truth) -> None:
-    """The presence of every entry of one bookie's ledgers; the ends alone of all."""
-    lucky = random.Random(f"bookie {SEED}").choice([f"bookie-{n}" for n in range(BOOKIES)])
+    """The level standard finds missing entries of one bookie's ledgers; the level quick finds missing ends."""
+    chosen = random.Random(f"bookie {SEED}").choice([f"bookie-{n}" for n in range(BOOKIES)])
     async with truth.session() as (_, client, _):
         names = {}
         for ledger_id in {one[2] for one in truth.wanted if one[2] is not None}:
             with suppress(BinderyError):
                 segments = (await client.metadata(LedgerId(ledger_id))).segments
                 names[ledger_id] = {bookie for segment in segments for bookie in segment.ensemble}
-    # A damaged entry that was read is repaired by its bookie as soon as it can.
+    # A bookie repairs a damaged entry after it was read.
     steady = {one for one in truth.wanted if one[2] not in truth.self_healing}
-    late = ("MISSING_MARK", "NOT_HEALED")  # since when copies lack is known after the first run
+    late = ("MISSING_MARK", "NOT_HEALED")  # reported only after the first run, which has the times
 
     def among(found: set[Found]) -> set[Found]:
         return {one for one in found if one[2] not in truth.self_healing and one[0] not in late}
 
     presence = {one for one in steady if one[0] not in (*OF_THE_WHOLE, *OF_DEEP)}
     payloads = {one for one in presence if one[0] == "REPLICA_DIVERGENCE" and one[3] not in (0, ENTRIES - 1)}
-    _, found, _, _ = await asyncio.to_thread(truth.audit, "--level", "standard", "--bookie", lucky)
-    # A list does not say whether a copy is damaged, so it proves no mark without a reason false.
-    told = {one for one in presence - payloads if one[0] != "FALSE_MARK"}
-    assert among(found) == {one for one in told if lucky in names.get(one[2] or 0, ())}
+    _, found, _, _ = await asyncio.to_thread(truth.audit, "--level", "standard", "--bookie", chosen)
+    # A list does not show whether a copy is damaged, so it cannot disprove a mark without a reason.
+    expected = {one for one in presence - payloads if one[0] != "FALSE_MARK"}
+    assert among(found) == {one for one in expected if chosen in names.get(one[2] or 0, ())}
     _, found, _, _ = await asyncio.to_thread(truth.audit, "--level", "quick")
     inside = {one for one in presence if one[0] in OF_COPIES and one[3] not in (0, ENTRIES - 1)}
     assert among(found) == {one for one in presence - inside if one[0] != "FALSE_MARK"}
 
 
-async def test_marks_that_nobody_made_are_missed_and_then_made_and_healed(truth: Truth) -> None:
-    """The second run knows since when copies are missing, marks what can be healed, and the auditor does the rest."""
+async def test_missing_marks_are_reported_applied_and_healed(truth: Truth) -> None:
+    """The second run has the times of the first findings. It marks repairable ledgers, and the auditor heals them."""
     await asyncio.sleep(DELAY_S)
     async with truth.session() as (store, client, marks):
-        liar = Faults(store, client, random.Random(SEED), claimed=truth.claimed)
-        await liar.claim_healed(marks)
+        faults = Faults(store, client, random.Random(SEED), claimed=truth.claimed)
+        await faults.claim_healed(marks)
     lacking = {i for kind, _, i, *_ in truth.wanted if kind in ("MISSING_REPLICA", "DIGEST_MISMATCH", "STALE_ENSEMBLE")}
     missed: set[Found] = {
         ("NOT_HEALED" if i in truth.claimed else "MISSING_MARK", "under_replicated", i, None, None, None)
         for i in lacking
     }
     code, found, _, _ = await asyncio.to_thread(truth.audit, "--orphan-after", "1s", "--apply", "--yes")
-    # A bookie repairs what it found damaged, from the others, as soon as somebody reads it: that may be done by now.
+    # A bookie repairs a damaged entry from other copies after it was read, so it may be repaired by now.
     assert {one for one in found if one[2] not in truth.self_healing} == {
         one for one in truth.wanted | missed if one[2] not in truth.self_healing
     }
@@ -217,7 +226,7 @@ async def test_marks_that_nobody_made_are_missed_and_then_made_and_healed(truth:
             await asyncio.sleep(0.5)
     code, found, _, run_id = await asyncio.to_thread(truth.audit, "--orphan-after", "1s")
     about = {one for one in found if one[2] in truth.healable}
-    assert {kind for kind, *_ in about} <= {"ORPHAN_DATA"}, "what was healable is healed"
+    assert {kind for kind, *_ in about} <= {"ORPHAN_DATA"}, "healable ledgers are healed"
     assert all(severity == "info" for _, severity, *_ in about)
-    assert code == 2, "what no copying heals is still there"
+    assert code == 2, "faults that copying cannot heal remain"
     assert main(["diff", truth.first_run, run_id, "--out", str(truth.out)]) == 1

@@ -1,9 +1,9 @@
-"""The broker with a defect put in, which BINDERY_DEFECT names. Never for anything but the test of the tests.
+"""A broker with the defect that BINDERY_DEFECT selects. Only for the test that validators detect errors.
 
-| defect  | what it does                                                                  | must be judged |
-|---------|-------------------------------------------------------------------------------|----------------|
-| forgets | acknowledges every 500th message without having written it                    | lost           |
-| swaps   | writes every 500th message behind the one that follows it in the same request | reordered      |
+| defect  | effect                                                                        | required finding |
+|---------|-------------------------------------------------------------------------------|------------------|
+| forgets | acknowledges every 500th message without writing it                           | lost             |
+| swaps   | writes every 500th message after the next message of the same request         | reordered        |
 """
 
 import os
@@ -17,13 +17,13 @@ from bindery_pulsar.message_id import MessageId, Position
 
 EVERY: Final = 500
 NOWHERE: Final = 10**9
-"""Beyond the entries of any ledger."""
+"""Offset of entry ids beyond those of any ledger."""
 _publish = Topic.publish
 _counts: dict[str, int] = {}
 
 
 def _positions(topic: Topic, count: int) -> list[int]:
-    """Indexes in a request of `count` messages that are a multiple of EVERY in their topic."""
+    """Indexes, in a request of `count` messages, of those whose number in the topic is a multiple of EVERY."""
     before = _counts.get(topic.name.short, 0)
     _counts[topic.name.short] = before + count
     return [index for index in range(count) if (before + index + 1) % EVERY == 0]

@@ -1,7 +1,7 @@
-"""Bookies die, restart, are drained and come back, on one cluster of real processes under load.
+"""Kill, restart and drain bookies of one cluster of real processes under load.
 
-The scenarios run in the order of this file, on the same cluster and its growing data: each begins with four whole
-bookies (the last with what the one before it left) and ends with every replica of every ledger read.
+The scenarios run in the order of this file on one cluster with growing data. Each begins with four writable bookies,
+except for the last one, and ends with a check of every replica of every ledger.
 """
 
 import asyncio
@@ -34,12 +34,12 @@ from e2e.interop.processes import free_port
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 DATA: int = int(os.environ.get("BINDERY_HEALING_MIB", "12")) * MIB
-"""More of it: the form that docs/reliability.md records."""
+"""Bytes of load; the figures in docs/reliability.md were measured with more."""
 DELAY_S = 4
 REPORTS_S = 15
-"""By then the broker has marked the ledgers in which it went on without a copy."""
+"""Seconds after which the broker has marked ledgers whose entries it wrote with a missing replica."""
 IN_FLIGHT_MAX = 16
-"""Entries of one ledger of the load that can be on their way, and confirmed by two, when the third bookie goes."""
+"""Maximum entries of one ledger that are in flight, confirmed by two bookies, when the third bookie stops."""
 
 
 @pytest.fixture(scope="module")
@@ -49,13 +49,13 @@ def cluster() -> Iterator[World]:
 
 
 @pytest.fixture(autouse=True)
-def everybody(cluster: World) -> None:
-    """Whom an earlier scenario left down comes back first."""
+def all_started(cluster: World) -> None:
+    """Start the processes that an earlier scenario left stopped."""
     cluster.start_held()
 
 
 async def set_delay(cluster: World, seconds: int) -> None:
-    """The lost-bookie delay of the whole cluster, as `bookkeeper shell lostbookierecoverydelay -s` sets it."""
+    """Set the lost-bookie delay of the cluster, as `bookkeeper shell lostbookierecoverydelay -s` does."""
     async with cluster.client() as metadata:
         await metadata.marks.set_lost_bookie_delay_s(seconds)
 
@@ -66,7 +66,8 @@ async def finished(cluster: World, sent: Sent) -> None:
 
 
 def seal_topics(cluster: World) -> None:
-    """What the last segment of an open ledger lacks is copied once its writer has closed it: a broker at its end."""
+    """Restart the broker, which closes its ledgers. Entries of an open ledger's last segment are copied only after
+    that."""
     cluster.stop("broker-0")
     cluster.start("broker-0")
 
@@ -79,7 +80,7 @@ async def all_writable(cluster: World) -> None:
 
 
 async def busiest(metadata: Metadata) -> str:
-    """The bookie that most ledgers name."""
+    """The bookie that is in the ensembles of the most ledgers."""
     counts: dict[str, int] = {}
     for facts in (await metadata.ledgers()).values():
         for bookie_id in {b for segment in facts.segments for b in segment.ensemble}:
@@ -88,38 +89,42 @@ async def busiest(metadata: Metadata) -> str:
 
 
 async def healed_of(metadata: Metadata, victim: str, killed_at: float) -> float:
-    """Wait until nothing names the victim; when that was (wall clock)."""
+    """Wait until no ensemble contains the victim; the time (wall clock)."""
 
     async def whole() -> bool:
         return await metadata.whole(victim)
 
-    await until(whole, f"nothing names {victim}", timeout_s=180, poll_s=0.5)
+    await until(whole, f"no ensemble contains {victim}", timeout_s=180, poll_s=0.5)
     history = await metadata.history(since_ms=int(killed_at * 1000))
     lost, *_again = [event for event in history if event.kind == "bookie_lost" and victim in event.text]
     now = time.time()
-    say(f"{victim}: lost {lost.at_ms / 1000 - killed_at:.1f} s after the kill (session 4 s, delay {DELAY_S} s), "
-        f"whole after {now - killed_at:.1f} s ({now - lost.at_ms / 1000:.1f} s of copying)")  # fmt: skip
+    say(
+        f"{victim}: lost {lost.at_ms / 1000 - killed_at:.1f} s after the kill (session 4 s, delay {DELAY_S} s), "
+        f"whole after {now - killed_at:.1f} s ({now - lost.at_ms / 1000:.1f} s of copying)"
+    )
     return now
 
 
 def judge_estimates(watched: Watched, healed_at: float) -> None:
-    """`recovery status` had an estimate, and it was worth something."""
+    """Check that `recovery status` showed estimates, and that they were about right."""
     marked = [facts["marked"] for _, facts in watched.lines if facts["marked"]["ledgers"]]
     assert marked, "recovery status never showed a marked ledger"
-    assert len({facts["bytes_left"] for facts in marked}) > 1, "bytes_left stood still"
+    assert len({facts["bytes_left"] for facts in marked}) > 1, "bytes_left never changed"
     found = watched.estimates(healed_at)
     assert found, "recovery status never had an estimate"
-    errors = [said - took for said, took in found]
-    say("estimates (said/took s): " + ", ".join(f"{said:.0f}/{took:.0f}" for said, took in found))
-    say(f"estimates: {len(found)}, error {min(errors):+.1f} .. {max(errors):+.1f} s, "
-        f"median {statistics.median(errors):+.1f} s")  # fmt: skip
+    errors = [estimated - took for estimated, took in found]
+    say("estimates (estimated/actual s): " + ", ".join(f"{eta:.0f}/{took:.0f}" for eta, took in found))
+    say(
+        f"estimates: {len(found)}, error {min(errors):+.1f} .. {max(errors):+.1f} s, "
+        f"median {statistics.median(errors):+.1f} s"
+    )
     typical = statistics.median(took for _, took in found)
     assert abs(statistics.median(errors)) <= max(15.0, 2 * typical), (
-        "estimates are off by more than twice what was left"
+        "estimates differ by more than twice the time that was left"
     )
 
 
-async def test_a_bookie_that_is_gone_for_good_is_replaced_under_load(cluster: World) -> None:
+async def test_a_lost_bookie_is_replaced_under_load(cluster: World) -> None:
     await set_delay(cluster, DELAY_S)
     async with cluster.client() as metadata:
         async with Load(cluster) as load, watching(cluster) as watched:
@@ -131,8 +136,10 @@ async def test_a_bookie_that_is_gone_for_good_is_replaced_under_load(cluster: Wo
             healed_at = await healed_of(metadata, victim, killed_at)
         copied = await cluster.entries_copied() - copied
         judge_estimates(watched, healed_at)
-        say(f"copied {copied} entries; produce: {len(load.sent.refused)} failed, "
-            f"slowest {load.sent.slowest_s:.2f} s, raw ledgers: {len(load.sent.ledger_errors)} errors")  # fmt: skip
+        say(
+            f"copied {copied} entries; produce: {len(load.sent.refused)} failed, "
+            f"slowest {load.sent.slowest_s:.2f} s, raw ledgers: {len(load.sent.ledger_errors)} errors"
+        )
         assert copied > 0
         await inspect(cluster, load.sent, never=victim)
         await finished(cluster, load.sent)
@@ -140,7 +147,7 @@ async def test_a_bookie_that_is_gone_for_good_is_replaced_under_load(cluster: Wo
         await all_writable(cluster)
 
 
-async def test_the_leading_auditor_and_a_worker_are_killed_in_the_middle(cluster: World) -> None:
+async def test_recovery_continues_after_the_leading_auditor_and_a_worker_are_killed(cluster: World) -> None:
     async with cluster.client() as metadata, Load(cluster) as load, watching(cluster) as watched:
         await load.grown_to(DATA // 2)
         victim = await busiest(metadata)
@@ -171,7 +178,8 @@ async def test_the_leading_auditor_and_a_worker_are_killed_in_the_middle(cluster
 
 
 async def test_restarts_copy_nothing(cluster: World) -> None:
-    """One within the delay, and then all of them, one after the other, each longer than the delay under a lease."""
+    """First one bookie restarts within the delay; then each is down for longer than the delay under a maintenance
+    lease."""
     async with cluster.client() as metadata:
         before = await cluster.entries_copied()
         began_ms = int(time.time() * 1000)
@@ -192,56 +200,63 @@ async def test_restarts_copy_nothing(cluster: World) -> None:
                 cluster.stop(name)
                 await asyncio.sleep(3)
                 cluster.start(name)
-                away_s = time.monotonic() - at
-                assert away_s > 2, "it must be away for longer than the delay"
+                down_s = time.monotonic() - at
+                assert down_s > 2, "it must be down for longer than the delay"
 
                 async def lease_is_over(name: str = name) -> bool:
                     facts = (await cluster.members())[name]
                     return bool(facts["registered"] == "writable" and facts["intent"] == "active")
 
                 await until(lease_is_over, f"{name} serves and has ended its lease")
-                say(f"{name} was away for {away_s:.1f} s under its lease, delay 1 s")
+                say(f"{name} was down for {down_s:.1f} s under its lease, delay 1 s")
             await asyncio.sleep(REPORTS_S)
 
         async def only_open_ones() -> bool:
-            """Raw ledgers are closed; the topics' are open, and what they lack waits for their end."""
+            """Whether only open ledgers are marked. Those of topics are open; they are repaired when they are
+            closed."""
             facts = (await cluster.status())["marked"]
             return bool(facts["ledgers"] == facts["by_obstacle"].get("ledger_open", 0))
 
-        await until(only_open_ones, "closed ledgers are whole")
+        await until(only_open_ones, "no closed ledger is under-replicated")
         holes, ledgers = await count_holes(cluster)
         at_once = await cluster.entries_copied() - before
         healed = [e for e in await metadata.history(since_ms=began_ms) if e.kind == "healed"]
-        waiting = await metadata.marked()  # open ones: what they lack before their last segment is there by now
-        assert at_once <= IN_FLIGHT_MAX * (len(healed) + len(waiting)), "more was copied than bookies can have missed"
+        waiting = await metadata.marked()  # open ledgers, repaired except for their last segment
+        assert at_once <= IN_FLIGHT_MAX * (len(healed) + len(waiting)), (
+            "more entries were copied than bookies can have missed"
+        )
         seal_topics(cluster)
         await inspect(cluster, load.sent)  # waits until no mark is left
         history = await metadata.history(since_ms=began_ms)
         assert "bookie_lost" not in {event.kind for event in history}
         copied = await cluster.entries_copied() - before
         say(f"lost bookies: 0; produce: {len(load.sent.refused)} failed, slowest {load.sent.slowest_s:.2f} s")
-        say(f"copied: {copied} entries, all of them missed by bookies while they were away: {at_once} in "
-            f"{len(healed)} ledgers at once, {holes} in {ledgers} open ones at their end; copied although held: "
-            f"{copied - at_once - holes}")  # fmt: skip
+        say(
+            f"copied: {copied} entries, all of them missed by bookies while they were down: {at_once} in "
+            f"{len(healed)} ledgers at once, {holes} in {ledgers} open ones at their end; copied although stored: "
+            f"{copied - at_once - holes}"
+        )
         assert copied - at_once == holes
         await finished(cluster, load.sent)
         await set_delay(cluster, DELAY_S)
 
 
-async def test_drained_to_empty_and_back_without_a_failed_produce(cluster: World) -> None:
+async def test_a_bookie_is_drained_and_used_again_without_a_failed_produce(cluster: World) -> None:
     async with cluster.client() as metadata:
         async with Load(cluster) as load:
             await load.grown_to(MIB)
             victim = await busiest(metadata)
             at = time.monotonic()
-            said = await cluster.lines("bookie", "drain", victim, "--wait", "--reason", "old disks")
+            lines = await cluster.lines("bookie", "drain", victim, "--wait", "--reason", "old disks")
             took_s = time.monotonic() - at
-            progress = [line for line in said if line.get("kind") == "progress"]
+            progress = [line for line in lines if line.get("kind") == "progress"]
             assert progress[-1]["done"]
-            assert await metadata.naming(victim) == []
+            assert await metadata.ledgers_of(victim) == []
             estimates = [line["eta_s"] for line in progress if line["eta_s"] is not None and not line["done"]]
-            say(f"{victim} drained in {took_s:.1f} s: {progress[0]['ledgers_total']} ledgers, "
-                f"{progress[0]['size_total'] / MIB:.1f} MiB; estimates {[round(e) for e in estimates]}")  # fmt: skip
+            say(
+                f"{victim} drained in {took_s:.1f} s: {progress[0]['ledgers_total']} ledgers, "
+                f"{progress[0]['size_total'] / MIB:.1f} MiB; estimates {[round(e) for e in estimates]}"
+            )
             other = next(f"bookie-{i}" for i in range(4) if f"bookie-{i}" != victim)
             refused = await cluster.run("bookie", "drain", other, code=1)
             assert "needs 3 bookies, and without it 2 would be writable" in refused
@@ -251,19 +266,21 @@ async def test_drained_to_empty_and_back_without_a_failed_produce(cluster: World
             await all_writable(cluster)
 
             async def used_again() -> bool:
-                return bool(await metadata.naming(victim))
+                return bool(await metadata.ledgers_of(victim))
 
             await until(used_again, f"new ledgers on {victim}")
-        say(f"produce: {len(load.sent.messages)} answered, {len(load.sent.refused)} failed, slowest "
-            f"{load.sent.slowest_s:.2f} s; raw ledgers: {len(load.sent.ledger_errors)} errors")  # fmt: skip
+        say(
+            f"produce: {len(load.sent.messages)} answered, {len(load.sent.refused)} failed, slowest "
+            f"{load.sent.slowest_s:.2f} s; raw ledgers: {len(load.sent.ledger_errors)} errors"
+        )
         assert load.sent.refused == []
-        seal_topics(cluster)  # an add that was under way at the drain may be a hole of the topic's open ledger
+        seal_topics(cluster)  # an add in flight at the drain may be missing in the topic's open ledger
         await inspect(cluster, load.sent)
         await finished(cluster, load.sent)
 
 
-async def test_a_dead_bookie_is_recovered_and_a_cluster_without_a_spare_says_so(cluster: World) -> None:
-    """`bookie recover` of one that is gone; of the three that are left another dies; a new one joins."""
+async def test_a_lost_bookie_is_recovered_by_command_and_a_missing_spare_is_reported(cluster: World) -> None:
+    """Run `bookie recover` for a lost bookie; then kill one of the other three; then start a new bookie."""
     async with cluster.client() as metadata:
         await set_delay(cluster, 600)
         gone = await busiest(metadata)
@@ -276,7 +293,7 @@ async def test_a_dead_bookie_is_recovered_and_a_cluster_without_a_spare_says_so(
         at = time.monotonic()
         *_, last = await cluster.lines("bookie", "recover", gone, "--yes", "--wait")
         assert (last["done"], last["cookie_removed"]) == (True, True)
-        assert await metadata.naming(gone) == []
+        assert await metadata.ledgers_of(gone) == []
         assert (await cluster.members())[gone]["has_cookie"] is False
         say(f"bookie recover {gone}: {time.monotonic() - at:.1f} s, with a delay of 600 s")
         await inspect(cluster, Sent(), never=gone)
@@ -286,11 +303,11 @@ async def test_a_dead_bookie_is_recovered_and_a_cluster_without_a_spare_says_so(
         killed_at = time.time()
         cluster.end(victim)
 
-        async def told() -> bool:
+        async def waits_for_spare() -> bool:
             marked = (await cluster.status())["marked"]
             return bool(marked["by_obstacle"].get("no_spare"))
 
-        await until(told, "a ledger waits for a spare", timeout_s=120, poll_s=1)
+        await until(waits_for_spare, "a ledger waits for a spare", timeout_s=120, poll_s=1)
         status = await cluster.status()
         ledger_id = status["marked"]["examples"]["no_spare"]["ledger_id"]
         (explained,) = await cluster.lines("recovery", "explain", str(ledger_id), code=1)
@@ -300,16 +317,20 @@ async def test_a_dead_bookie_is_recovered_and_a_cluster_without_a_spare_says_so(
         port = free_port()
         directory = cluster.cluster.directory.root / "bookie-new"
         newcomer = our_bookie(
-            "bookie-new", directory=directory, zookeeper=cluster.zookeeper, root=ROOT, port=port,
+            "bookie-new",
+            directory=directory,
+            zookeeper=cluster.zookeeper,
+            root=ROOT,
+            port=port,
             options=("--bookie-id", "bookie-new"),
-        )  # fmt: skip
+        )
         try:
             at = time.monotonic()
             newcomer.start()
             await newcomer.serving()
             await healed_of(metadata, victim, killed_at)
             say(f"healed {time.monotonic() - at:.1f} s after the start of a new bookie")
-            assert await metadata.naming("bookie-new")
+            assert await metadata.ledgers_of("bookie-new")
             await inspect(cluster, Sent(), never=victim)
         finally:
             newcomer.kill()

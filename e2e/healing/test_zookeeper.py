@@ -1,6 +1,6 @@
-"""Three ZooKeeper servers: their leader dies, their quorum is lost, sessions end. Entries and services do not mind.
+"""Three ZooKeeper servers: kill their leader, stop their quorum, and let sessions expire. Entries and services survive.
 
-`BINDERY_HEALING_OUTAGE_S=120` is the form that docs/reliability.md records.
+The figures in docs/reliability.md were measured with `BINDERY_HEALING_OUTAGE_S=120`.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 SERVERS: Final = 3
 OUTAGE_S: Final = float(os.environ.get("BINDERY_HEALING_OUTAGE_S", "20"))
 RESUME_S_MAX: Final = 10.0
-"""From the quorum's return to the first answer to each writer."""
+"""Maximum seconds from the return of the quorum to the first response to each writer."""
 
 
 @pytest.fixture(scope="module")
@@ -46,13 +46,13 @@ def cluster() -> Iterator[World]:
 
 
 @pytest.fixture(autouse=True)
-def everybody(cluster: World) -> None:
-    """Whom an earlier scenario left down comes back first."""
+def all_started(cluster: World) -> None:
+    """Start the processes that an earlier scenario left stopped."""
     cluster.start_held()
 
 
 async def modes(cluster: World) -> dict[str, str]:
-    """`leader`, `follower` or nothing, by the server's name."""
+    """Server -> `leader`, `follower` or an empty text."""
     found = {}
     for number, address in enumerate(cluster.zookeeper.split(",")):
         host, _, port = address.partition(":")
@@ -66,24 +66,24 @@ async def has_quorum(cluster: World) -> bool:
     return "leader" in (await modes(cluster)).values()
 
 
-async def all_there(cluster: World) -> bool:
-    """Every bookie is writable, and every auditor stands for election."""
+async def all_registered(cluster: World) -> bool:
+    """Whether every bookie is writable and every auditor is a candidate for election."""
     members = await cluster.members()
     status = await cluster.status()
     absent = [name for name, facts in members.items() if facts["registered"] != "writable"]
-    print(f"not writable: {absent}; candidates: {status['candidates']}")  # what a failure shows
+    print(f"not writable: {absent}; candidates: {status['candidates']}")  # shown if the test fails
     for name in absent[:1]:
         print("\n".join(cluster.log(name).splitlines()[-6:]))
     return {m["registered"] for m in members.values()} == {"writable"} and len(status["candidates"]) == 2
 
 
 async def counted_as_lost(cluster: World, since_ms: int) -> list[str]:
-    """What the history says of it."""
+    """Texts of the history's events about lost bookies and marked ledgers."""
     async with cluster.client() as metadata:
         return [e.text for e in await metadata.history(since_ms=since_ms) if e.kind in ("bookie_lost", "marked")]
 
 
-async def test_the_leader_of_zookeeper_dies_and_nobody_notices(cluster: World) -> None:
+async def test_the_death_of_the_zookeeper_leader_fails_no_request(cluster: World) -> None:
     since_ms = int(time.time() * 1000)
     async with Load(cluster) as load:
         await load.grown_to(2 * MIB)
@@ -93,17 +93,19 @@ async def test_the_leader_of_zookeeper_dies_and_nobody_notices(cluster: World) -
         took_s = await until(lambda: has_quorum(cluster), "another leader", poll_s=0.1)
         await asyncio.sleep(10)
         gap_s = load.sent.gap_s(at)
-    say(f"{leader} (leading) killed: another led after {took_s:.1f} s; longest time without an answer to a producer "
-        f"{gap_s:.2f} s, {len(load.sent.refused)} failed; raw ledgers: {load.sent.ledger_errors}")  # fmt: skip
+    say(
+        f"{leader} (leading) killed: new leader after {took_s:.1f} s; longest time without a response to a producer "
+        f"{gap_s:.2f} s, {len(load.sent.refused)} failed; raw ledgers: {load.sent.ledger_errors}"
+    )
     assert load.sent.refused == []
     cluster.start(leader)
-    await until(lambda: all_there(cluster), "everybody is there")
+    await until(lambda: all_registered(cluster), "all bookies and auditors are registered")
     assert await counted_as_lost(cluster, since_ms) == []
     await check_messages(cluster, load.sent)
 
 
 @pytest.mark.parametrize("how", ["killed", "paused"])
-async def test_the_quorum_is_lost_for_a_while(cluster: World, how: str) -> None:
+async def test_reads_continue_and_writes_resume_after_a_lost_quorum(cluster: World, how: str) -> None:
     since_ms = int(time.time() * 1000)
     copied = await cluster.entries_copied()
     found = await modes(cluster)
@@ -116,15 +118,15 @@ async def test_the_quorum_is_lost_for_a_while(cluster: World, how: str) -> None:
         assert reader.last_add_confirmed >= 7
         read: list[str] = []
         failed: list[str] = []
-        asked = 0
+        count = 0
 
         async def reads() -> None:
-            """A raw ledger and a topic, each second."""
-            nonlocal asked
+            """Read from a raw ledger and from a topic."""
+            nonlocal count
             async with httpx.AsyncClient(base_url=cluster.cluster.url, timeout=30, trust_env=False) as http:
-                asked += 1
-                (entry,) = await reader.read(EntryId(asked % 8), EntryId(asked % 8))
-                assert entry.payload == entry_payload(ledger_id, asked % 8)
+                count += 1
+                (entry,) = await reader.read(EntryId(count % 8), EntryId(count % 8))
+                assert entry.payload == entry_payload(ledger_id, count % 8)
                 read.append("ledger")
                 path = f"/v1/topics/public/default/{TOPICS[0]}/messages"
                 try:
@@ -161,28 +163,34 @@ async def test_the_quorum_is_lost_for_a_while(cluster: World, how: str) -> None:
             recent = [text for text in list(load.sent.messages.values())[-200:] if is_after(text, back)]
             return all(any(text.startswith(topic) for text in recent) for topic in TOPICS)
 
-        await until(each_topic_written, "both topics take messages", poll_s=0.1, timeout_s=60)
+        await until(each_topic_written, "both topics accept messages", poll_s=0.1, timeout_s=60)
         topic_s = time.monotonic() - back
         await reader.release()
         await asyncio.sleep(3)
-    say(f"quorum ({' and '.join(two)} {how}) away for {back - lost_at:.1f} s: {read.count('ledger')} reads of a ledger "
-        f"and {read.count('topic')} of a topic went on, {len(failed)} did not {failed[:1]}")  # fmt: skip
-    say(f"while it was away: {len(answered)} messages answered, {len(load.sent.refused)} produce requests failed "
-        f"{[text for _, text in load.sent.refused][:1]}")  # fmt: skip
-    say(f"after its return (back {back - at:.1f} s after they were): a ledger created after {ledger_s:.1f} s, "
-        f"both topics written after {topic_s:.1f} s")  # fmt: skip
+    say(
+        f"quorum ({' and '.join(two)} {how}) down for {back - lost_at:.1f} s: {read.count('ledger')} reads of a ledger "
+        f"and {read.count('topic')} of a topic succeeded, {len(failed)} failed {failed[:1]}"
+    )
+    say(
+        f"while it was down: {len(answered)} messages acknowledged, {len(load.sent.refused)} produce requests failed "
+        f"{[text for _, text in load.sent.refused][:1]}"
+    )
+    say(
+        f"after its return ({back - at:.1f} s after its servers): a ledger created after {ledger_s:.1f} s, "
+        f"both topics written after {topic_s:.1f} s"
+    )
     assert failed == []
     assert max(ledger_s, topic_s) <= RESUME_S_MAX
     if how == "killed":
         cluster.start(two[1])
-    await until(lambda: all_there(cluster), "everybody is there")
-    await asyncio.sleep(20)  # longer than the auditor's quiet time and the delay together
+    await until(lambda: all_registered(cluster), "all bookies and auditors are registered")
+    await asyncio.sleep(20)  # longer than the auditor's start delay and the lost-bookie delay together
     assert await counted_as_lost(cluster, since_ms) == []
     async with cluster.client() as metadata:
         holes = [e for e in await metadata.history(since_ms=since_ms) if e.kind == "healed"]
     copied = await cluster.entries_copied() - copied
-    say(f"copied meanwhile: {copied} entries in {len(holes)} ledgers whose writers had gone on without a copy")
-    # A ledger made in these seconds may lack a bookie from its first entry to its last: that is no bound for a hole.
+    say(f"copied meanwhile: {copied} entries in {len(holes)} ledgers that were written with a missing replica")
+    # A ledger created in these seconds may have a missing replica for each of its entries, so this is no upper bound.
     assert {hole.fields["reason"] for hole in holes} <= {"reported_by_writer"}
     assert copied <= sum(hole.fields["entries"] for hole in holes)
     await inspect(cluster, load.sent)
@@ -191,13 +199,15 @@ async def test_the_quorum_is_lost_for_a_while(cluster: World, how: str) -> None:
 
 
 def is_after(text: str, at: float) -> bool:
-    """Whether a message of the load was made after `at` (monotonic seconds)."""
+    """Whether a message of the load was created after `at` (monotonic seconds)."""
     return int(text.split()[2]) > at * 1e9
 
 
 async def new_ledger(client: LedgerClient) -> bool:
-    """Whether one can be made, written and closed. It is deleted: closed the moment that two bookies had its entry, it
-    would have no third copy of it if the third bookie was away."""
+    """Whether a ledger can be created, written and closed.
+
+    The ledger is deleted: it is closed as soon as two bookies have its entry, so its third replica may be missing.
+    """
     try:
         writer = await client.create()
         await writer.add(b"after")
@@ -208,8 +218,8 @@ async def new_ledger(client: LedgerClient) -> bool:
     return True
 
 
-async def test_an_auditor_that_was_cut_off_writes_nothing(cluster: World) -> None:
-    """It stands still while a bookie becomes due, another is elected, and it goes on where it was."""
+async def test_an_auditor_that_lost_its_leadership_writes_nothing(cluster: World) -> None:
+    """The leader is stopped until a bookie counts as lost and another auditor is elected; then it continues."""
     async with cluster.client() as metadata, Load(cluster) as load:
         await load.grown_to(MIB)
         await metadata.marks.set_lost_bookie_delay_s(8)
@@ -218,56 +228,58 @@ async def test_an_auditor_that_was_cut_off_writes_nothing(cluster: World) -> Non
         victim = "bookie-3"
         cluster.end(victim)
 
-        async def noticed() -> bool:
+        async def detected() -> bool:
             return any(e.kind == "bookie_absent" for e in await metadata.history(since_ms=since_ms))
 
-        await until(noticed, f"{stale} notices that {victim} is away", poll_s=0.1)
+        await until(detected, f"{stale} detects that {victim} is down", poll_s=0.1)
         with cluster.stopped(stale):
 
             async def taken_over() -> bool:
                 leaders = [e for e in await metadata.history(since_ms=since_ms) if e.kind == "leader"]
                 return bool(leaders) and leaders[-1].fields["name"] != stale
 
-            took_s = await until(taken_over, "another auditor leads", poll_s=0.1)
-            await asyncio.sleep(6)  # by its own clock the victim is overdue now
+            took_s = await until(taken_over, "another auditor is the leader", poll_s=0.1)
+            await asyncio.sleep(6)  # by the clock of the stopped auditor, the victim now counts as lost
             assert await metadata.marked() == []
-        # What it does now it does with a vote that is gone. The other one marks nothing in its first 15 s.
-        woke_ms = int(time.time() * 1000)
+        # The stopped auditor continues, but its vote no longer exists. The new leader marks nothing in its first 15 s.
+        continued_ms = int(time.time() * 1000)
         others = [e for e in await metadata.history(since_ms=since_ms) if e.kind == "leader"]
         for _ in range(20):
             assert await metadata.marked() == [], "the stale auditor has marked ledgers"
             await asyncio.sleep(0.1)
 
-        async def noticed_its_end() -> bool:
+        async def term_ended() -> bool:
             return "auditor_leadership_ended" in cluster.log(stale)
 
-        await until(noticed_its_end, "the stale auditor notices the end of its term", timeout_s=8)
+        await until(term_ended, "the stale auditor detects the end of its term", timeout_s=8)
         assert await metadata.marked() == []
 
         async def whole() -> bool:
             return await metadata.whole(victim)
 
-        await until(whole, f"nothing names {victim}", timeout_s=150)
+        await until(whole, f"no ensemble contains {victim}", timeout_s=150)
         history = await metadata.history(since_ms=since_ms)
         assert [e.fields["name"] for e in history if e.kind == "leader"] == [others[-1].fields["name"]]
         lost = [e for e in history if e.kind == "bookie_lost"]
         assert len(lost) == 1
         assert lost[0].at_ms - others[-1].at_ms >= 15_000
         marks_by = {name: await marked_by(cluster, name) for name in ("auditor-0", "auditor-1")}
-        say(f"{stale} stood still; {others[-1].fields['name']} led after {took_s:.1f} s; {stale} woke "
-            f"{(woke_ms - since_ms) / 1000:.1f} s after the kill, wrote nothing, saw its term end; marks made, by "
-            f"auditor: {marks_by}; its loss was told {(lost[0].at_ms - others[-1].at_ms) / 1000:.1f} s into the new "
-            f"term")  # fmt: skip
+        say(
+            f"{stale} stopped; {others[-1].fields['name']} was elected after {took_s:.1f} s; {stale} continued "
+            f"{(continued_ms - since_ms) / 1000:.1f} s after the kill, wrote nothing, detected the end of its term; "
+            f"marks by auditor: {marks_by}; loss recorded {(lost[0].at_ms - others[-1].at_ms) / 1000:.1f} s into the "
+            f"new term"
+        )
         assert marks_by[stale] == 0
         assert marks_by[str(others[-1].fields["name"])] > 0
     await inspect(cluster, load.sent, never=victim)
     await forget(cluster, load.sent)
     cluster.start(victim)
-    await until(lambda: all_there(cluster), "everybody is there")
+    await until(lambda: all_registered(cluster), "all bookies and auditors are registered")
 
 
 async def marked_by(cluster: World, name: str) -> int:
-    """Ledgers that audits of this process marked, by its own count."""
+    """Number of ledgers that this auditor marked, from its metrics."""
     number = int(name.rpartition("-")[2])
     async with httpx.AsyncClient(timeout=30, trust_env=False) as http:
         page = (await http.get(f"{cluster.cluster.auditor_url(number)}/metrics")).text
@@ -275,8 +287,8 @@ async def marked_by(cluster: World, name: str) -> int:
     return int(sum(float(line.rsplit(" ", 1)[1]) for line in lines))
 
 
-async def test_sessions_end_and_everybody_comes_back(cluster: World) -> None:
-    """A bookie, the broker and the leading auditor, one after the other: still for longer than their session."""
+async def test_services_return_after_the_end_of_their_session(cluster: World) -> None:
+    """A bookie, the leading auditor and the broker are each stopped for longer than their session."""
     layout = LedgersLayout()
     async with cluster.client() as metadata, Load(cluster) as load:
         await load.grown_to(MIB)
@@ -288,8 +300,8 @@ async def test_sessions_end_and_everybody_comes_back(cluster: World) -> None:
         registration = f"{layout.available}/bookie-1"
         with cluster.stopped("bookie-1"):
             gone_s = await until(lambda: without(registration), "the session of bookie-1 ends", poll_s=0.1)
-        back_s = await until(lambda: all_there(cluster), "bookie-1 is registered again")
-        say(f"bookie-1: session over after {gone_s:.1f} s, registered again {back_s:.1f} s after it woke")
+        back_s = await until(lambda: all_registered(cluster), "bookie-1 is registered again")
+        say(f"bookie-1: session ended after {gone_s:.1f} s, registered again {back_s:.1f} s after it continued")
         assert len(load.sent.refused) == 0
 
         leader = await cluster.leader()
@@ -297,25 +309,27 @@ async def test_sessions_end_and_everybody_comes_back(cluster: World) -> None:
         with cluster.stopped(leader):
             path = f"{layout.auditor_election}/{vote}"
             gone_s = await until(lambda: without(path), "the auditor's session ends", poll_s=0.1)
-        back_s = await until(lambda: all_there(cluster), f"{leader} stands for election again")
-        say(f"{leader}: session over after {gone_s:.1f} s, stood for election {back_s:.1f} s after it woke")
+        back_s = await until(lambda: all_registered(cluster), f"{leader} is a candidate again")
+        say(f"{leader}: session ended after {gone_s:.1f} s, candidate again {back_s:.1f} s after it continued")
         assert await cluster.leader() != leader
 
         pid = cluster.cluster.pid("broker-0")
         sessions = await session_ends(cluster)
         with cluster.stopped("broker-0"):
             await asyncio.sleep(4 + 3)
-        woke = time.monotonic()
+        continued_at = time.monotonic()
 
         async def written() -> bool:
-            return any(is_after(text, woke) for text in list(load.sent.messages.values())[-50:])
+            return any(is_after(text, continued_at) for text in list(load.sent.messages.values())[-50:])
 
-        back_s = await until(written, "the broker takes messages again", poll_s=0.1)
+        back_s = await until(written, "the broker accepts messages again", poll_s=0.1)
         await asyncio.sleep(2)
-        say(f"broker-0: wrote again {back_s:.1f} s after it woke; {len(load.sent.refused)} requests failed meanwhile "
-            f"{[text for _, text in load.sent.refused][:1]}")  # fmt: skip
-        assert cluster.cluster.pid("broker-0") == pid, "it came back by itself"
-        assert await session_ends(cluster) > sessions, "its session did end"
+        say(
+            f"broker-0: wrote again {back_s:.1f} s after it continued; {len(load.sent.refused)} requests failed "
+            f"{[text for _, text in load.sent.refused][:1]}"
+        )
+        assert cluster.cluster.pid("broker-0") == pid, "the broker recovered without a restart"
+        assert await session_ends(cluster) > sessions, "its session ended"
         assert back_s <= RESUME_S_MAX
     await inspect(cluster, load.sent)
     await check_messages(cluster, load.sent)
@@ -323,5 +337,5 @@ async def test_sessions_end_and_everybody_comes_back(cluster: World) -> None:
 
 
 async def session_ends(cluster: World) -> int:
-    """How often the broker saw its session end, by its log."""
+    """Number of session ends in the broker's log."""
     return sum(facts["state"] == "lost" for facts in cluster.log_events("broker-0", "zookeeper_session"))

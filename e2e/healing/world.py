@@ -1,11 +1,11 @@
-"""A standalone cluster of real processes, the real commands, load on it, and a look at every replica.
+"""Run a standalone cluster of real processes under load, and check every replica.
 
-| part        | is                                                                                         |
+| part        | contents                                                                                   |
 |-------------|--------------------------------------------------------------------------------------------|
-| World       | `bindery standalone` with short graces; verbs of the `bindery` command as processes        |
-| Load        | topics through the broker and raw ledgers by our client, both at once, without pause       |
-| Watch       | `bindery recovery status --watch --json` beside it: every line it said                     |
-| inspect     | reads every entry of every ledger from each of its bookies itself                          |
+| World       | `bindery standalone` with short delays, and the `bindery` command as processes             |
+| Load        | concurrent load: messages through the broker, and raw ledgers through Bindery's client     |
+| watching    | all lines of a concurrent `bindery recovery status --watch --json`                         |
+| inspect     | reads every entry of every ledger from each bookie of its write set                        |
 """
 
 import asyncio
@@ -47,10 +47,11 @@ ENTRY_SIZE: Final = 32 * 1024
 ENTRIES_PER_LEDGER: Final = 48
 TOPICS: Final = ("orders", "payments")
 MESSAGE_SIZE: Final = 4096
-GOING_ON_PAUSE_S: Final = 0.3
-"""Between batches of eight entries, once there are enough: the load goes on, the machine has other work."""
+SLOW_PAUSE_S: Final = 0.3
+"""Seconds between batches of eight entries after the required amount is written. The slower load leaves the machine
+time for recovery."""
 SETTLE_S: Final = 5.0
-"""Of our writers' reports of what they went on without: longer than the sessions of this cluster's bookies (4 s)."""
+"""Seconds after which a writer reports an under-replicated ledger. More than this cluster's bookie sessions (4 s)."""
 COMMAND_TIMEOUT_S: Final = 150.0
 CHANGE_TIMEOUT_S: Final = 120.0
 COPYING: Final = {
@@ -59,7 +60,7 @@ COPYING: Final = {
     "AUDITOR_BYTES_PER_S_MAX": str(3 * MIB // 4),
     "AUDITOR_BYTES_PER_S_MIN": str(MIB // 4),
 }
-"""Graces and intervals of seconds; copies slow enough that there is something to watch."""
+"""Settings with delays and intervals of seconds, and with a copy rate that is low enough to observe the progress."""
 
 
 def wall_clock_ms() -> int:
@@ -67,35 +68,35 @@ def wall_clock_ms() -> int:
 
 
 def say(text: str) -> None:
-    """For the record: `make healing` shows it at its end."""
+    """Print a measurement; `make healing` shows it at its end."""
     print(f"    {text}", flush=True)
 
 
 class World:
-    """One cluster; made by `world`, used by the scenarios of one module."""
+    """A cluster, created by `world` and used by all scenarios of a module."""
 
     def __init__(self, cluster: ThrowawayCluster, *, zookeepers: int = 1) -> None:
         self.cluster = cluster
         port = int(cluster.zookeeper.rpartition(":")[2])
         self.zookeeper = ",".join(f"127.0.0.1:{port + i}" for i in range(zookeepers))
 
-    # --- processes ------------------------------------------------------------------------------------------------
+    # --- processes ----------------------------------------------------------------------------------------------------
 
     def end(self, name: str) -> None:
-        """kill -9, and keep it down."""
+        """Kill a process with SIGKILL and keep it stopped."""
         self.cluster.kill(name)
         self.stop(name)
 
     def stop(self, name: str) -> None:
-        """In order, and keep it down."""
+        """Stop a process in order and keep it stopped."""
         self._change("stop", name)
 
     def start(self, name: str) -> None:
-        """Until it is ready."""
+        """Start a process and wait until it is ready."""
         self._change("start", name)
 
     def start_held(self) -> None:
-        """Whoever is kept down."""
+        """Start all processes that are kept stopped."""
         status = self.cluster.status()
         assert status is not None
         for process in status["processes"]:
@@ -113,7 +114,7 @@ class World:
 
     @contextmanager
     def stopped(self, *names: str) -> Iterator[None]:
-        """SIGSTOP for the block: they hold their connections and answer nothing."""
+        """Stop processes with SIGSTOP during the block: they keep their connections, but do not respond."""
         pids = [self.cluster.pid(name) for name in names]
         try:
             for pid in pids:
@@ -125,11 +126,11 @@ class World:
                     os.kill(pid, signal.SIGCONT)
 
     def log(self, name: str) -> str:
-        """All that the process said."""
+        """The output of the process."""
         return self.cluster.directory.log_file(name).read_text(errors="replace")
 
     def log_events(self, name: str, event: str) -> list[dict[str, Any]]:
-        """What the process logged under this name, oldest first."""
+        """Log records of the process with this event, oldest first."""
         found = []
         for line in self.log(name).splitlines():
             with contextlib.suppress(ValueError):
@@ -138,10 +139,10 @@ class World:
                     found.append(facts)
         return found
 
-    # --- commands -------------------------------------------------------------------------------------------------
+    # --- commands -----------------------------------------------------------------------------------------------------
 
     async def run(self, *words: str, code: int = 0) -> str:
-        """Standard output of `bindery ...`; with `code` other than 0 standard error."""
+        """Run `bindery ...`; its standard output, for a `code` other than 0 followed by its standard error."""
 
         def call() -> Any:
             return bindery(*words, "--zookeeper", self.zookeeper, timeout_s=COMMAND_TIMEOUT_S)
@@ -162,7 +163,7 @@ class World:
         return {member["bookie_id"]: member for member in await self.lines("bookie", "members")}
 
     async def leader(self) -> str:
-        """The auditor that leads."""
+        """Name of the leader among the auditors."""
         found: list[str] = []
 
         async def elected() -> bool:
@@ -170,13 +171,13 @@ class World:
             found.extend([auditor] if auditor else [])
             return bool(found)
 
-        await until(elected, "an auditor leads")
+        await until(elected, "an auditor is the leader")
         return found[0]
 
-    # --- metrics --------------------------------------------------------------------------------------------------
+    # --- metrics ------------------------------------------------------------------------------------------------------
 
     async def metric(self, name: str) -> float:
-        """Sum over all auditors that run."""
+        """Sum of a metric over all running auditors."""
         total = 0.0
         async with httpx.AsyncClient(timeout=30, trust_env=False) as http:
             for number in range(self.cluster.auditors):
@@ -190,18 +191,18 @@ class World:
     async def entries_copied(self) -> int:
         return int(await self.metric("bindery_recovery_this_entries_copied_total"))
 
-    # --- the metadata ---------------------------------------------------------------------------------------------
+    # --- the metadata -------------------------------------------------------------------------------------------------
 
     @asynccontextmanager
     async def client(self) -> AsyncIterator["Metadata"]:
         store = await ZooKeeperStore.connect(self.zookeeper)
         try:
-            layout, lots = LedgersLayout(), random.SystemRandom()
-            marks = UnderreplicationManager(store, layout, randomness=lots, clock_ms=wall_clock_ms)
+            layout, rng = LedgersLayout(), random.SystemRandom()
+            marks = UnderreplicationManager(store, layout, randomness=rng, clock_ms=wall_clock_ms)
             records = RecoveryRecords(store)
-            reports = WriterReports(store, layout, randomness=lots, clock_ms=wall_clock_ms, settle_s=SETTLE_S)
+            reports = WriterReports(store, layout, randomness=rng, clock_ms=wall_clock_ms, settle_s=SETTLE_S)
             reporting = asyncio.create_task(reports.run())
-            client = await LedgerClient.connect(store, randomness=lots, on_degraded=reports.degraded)
+            client = await LedgerClient.connect(store, randomness=rng, on_degraded=reports.degraded)
             try:
                 yield Metadata(store, client, marks, records, reports)
             finally:
@@ -213,12 +214,16 @@ class World:
 
 
 class Metadata:
-    """A session of our own."""
+    """A ZooKeeper session of the test, with a client and access to the metadata."""
 
     def __init__(
-        self, store: ZooKeeperStore, client: LedgerClient, marks: UnderreplicationManager, records: RecoveryRecords,
+        self,
+        store: ZooKeeperStore,
+        client: LedgerClient,
+        marks: UnderreplicationManager,
+        records: RecoveryRecords,
         reports: WriterReports,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.store = store
         self.client = client
         self.marks = marks
@@ -231,19 +236,19 @@ class Metadata:
     async def ledgers(self) -> dict[LedgerId, LedgerMetadata]:
         return {ledger_id: await self.client.metadata(ledger_id) async for ledger_id in self.client.list_ledgers()}
 
-    async def naming(self, bookie_id: str) -> list[int]:
-        """Ledgers whose metadata name the bookie, in whatever segment."""
+    async def ledgers_of(self, bookie_id: str) -> list[int]:
+        """Ledgers with the bookie in an ensemble of any segment."""
         found = await self.ledgers()
         return [int(i) for i, m in found.items() if any(bookie_id in segment.ensemble for segment in m.segments)]
 
     async def history(self, *, since_ms: int = 0) -> list[HistoryEvent]:
-        """Oldest first."""
+        """Events of the recovery history, oldest first."""
         events = await self.records.history(1000)
         return [event for event in reversed(events) if event.at_ms >= since_ms]
 
     async def whole(self, bookie_id: str) -> bool:
-        """Nothing names the bookie, and nothing is marked."""
-        return not await self.marked() and not await self.naming(bookie_id)
+        """Whether no ensemble contains the bookie and no ledger is marked."""
+        return not await self.marked() and not await self.ledgers_of(bookie_id)
 
 
 @contextmanager
@@ -266,10 +271,10 @@ def world(*, auditors: int = 3, zookeepers: int = 1, environment: dict[str, str]
 
 
 async def until(condition: Callable[[], Any], what: str, *, timeout_s: float = 90.0, poll_s: float = 0.25) -> float:
-    """Wait until `condition()` holds; the seconds it took."""
+    """Wait until `condition()` is true; the seconds it took."""
     began = time.monotonic()
     while not await condition():
-        assert time.monotonic() - began < timeout_s, f"never came within {timeout_s:.0f} s: {what}"
+        assert time.monotonic() - began < timeout_s, f"not within {timeout_s:.0f} s: {what}"
         await asyncio.sleep(poll_s)
     return time.monotonic() - began
 
@@ -278,38 +283,38 @@ async def until(condition: Callable[[], Any], what: str, *, timeout_s: float = 9
 
 
 def entry_payload(ledger_id: int, entry_id: int) -> bytes:
-    """What raw ledgers hold, computed from where it stands."""
+    """Payload of an entry of a raw ledger, computed from its position."""
     return random.Random(ledger_id * 1_000_003 + entry_id).randbytes(ENTRY_SIZE + entry_id % 11)
 
 
 @dataclass
 class Sent:
-    """What clients were told, in order of time (monotonic seconds)."""
+    """Responses that the clients of the load received, in order of time (monotonic seconds)."""
 
     messages: dict[str, str] = field(default_factory=dict)
-    """Message id -> payload, of answers 200."""
+    """Message id -> payload, of responses with status 200."""
     refused: list[tuple[float, str]] = field(default_factory=list)
-    """When and how a produce request failed."""
+    """(time, error) of each failed produce request."""
     answered_at: list[float] = field(default_factory=list)
     slowest_s: float = 0.0
     ledgers: dict[int, int] = field(default_factory=dict)
-    """Raw ledger -> entries acknowledged."""
+    """Raw ledger -> number of acknowledged entries."""
     ledger_errors: list[tuple[float, str]] = field(default_factory=list)
     reported: int = 0
-    """Raw ledgers that their writer had marked, since it went on without a copy."""
+    """Number of raw ledgers that their writer marked, because it continued with a missing replica."""
 
     @property
     def raw_bytes(self) -> int:
         return sum(self.ledgers.values()) * ENTRY_SIZE
 
     def gap_s(self, since: float) -> float:
-        """Longest time without an answer to any producer since then."""
+        """Longest time in seconds without a response to any producer, from `since` on."""
         times = [since, *(at for at in self.answered_at if at >= since)]
         return max((b - a for a, b in itertools.pairwise(times)), default=0.0)
 
 
 class Load:
-    """`async with Load(world) as load`: runs until the block ends, then everything is closed."""
+    """Load that runs within `async with`; its writers are closed at the end of the block."""
 
     def __init__(
         self, world: World, *, raw: bool = True, pause_s: float = 0.05, topics: tuple[str, ...] = TOPICS
@@ -339,7 +344,7 @@ class Load:
                     raise outcome
 
     async def grown_to(self, size: int) -> None:
-        """Until raw ledgers hold so many bytes."""
+        """Wait until raw ledgers have `size` bytes."""
 
         async def enough() -> bool:
             assert not any(task.done() for task in self._tasks), "the load has ended"
@@ -347,9 +352,11 @@ class Load:
 
         self._raw_pause_s = self._pause_s
         took_s = await until(enough, f"{size} bytes of load", timeout_s=120, poll_s=0.1)
-        self._raw_pause_s = GOING_ON_PAUSE_S
-        say(f"load: {self.sent.raw_bytes / MIB:.1f} MiB in raw ledgers after {took_s:.1f} s, "
-            f"{len(self.sent.messages)} messages in topics")  # fmt: skip
+        self._raw_pause_s = SLOW_PAUSE_S
+        say(
+            f"load: {self.sent.raw_bytes / MIB:.1f} MiB in raw ledgers after {took_s:.1f} s, "
+            f"{len(self.sent.messages)} messages in topics"
+        )
 
     async def _produce(self, topic: str) -> None:
         path = f"/v1/topics/public/default/{topic}/messages"
@@ -360,18 +367,18 @@ class Load:
                 text = f"{topic} {number} {time.monotonic_ns()} ".ljust(MESSAGE_SIZE, "x")
                 began = time.monotonic()
                 try:
-                    answer = await http.post(path, content=text, headers={"content-type": "text/plain"})
+                    response = await http.post(path, content=text, headers={"content-type": "text/plain"})
                 except httpx.HTTPError as error:
                     self.sent.refused.append((time.monotonic(), f"{type(error).__name__} {error}"))
                     await asyncio.sleep(0.2)
                     continue
                 now = time.monotonic()
-                if answer.status_code == 200:
-                    self.sent.messages[answer.json()["message_ids"][0]] = text
+                if response.status_code == 200:
+                    self.sent.messages[response.json()["message_ids"][0]] = text
                     self.sent.answered_at.append(now)
                     self.sent.slowest_s = max(self.sent.slowest_s, now - began)
                 else:
-                    self.sent.refused.append((now, f"{answer.status_code} {answer.text[:200]}"))
+                    self.sent.refused.append((now, f"{response.status_code} {response.text[:200]}"))
                     await asyncio.sleep(0.2)
                 await asyncio.sleep(self._pause_s)
 
@@ -385,10 +392,10 @@ class Load:
                     await asyncio.sleep(0.3)
             if metadata.reports.waiting:
 
-                async def told() -> bool:
+                async def reported() -> bool:
                     return not metadata.reports.waiting
 
-                await until(told, "what writers went on without is marked", timeout_s=30)
+                await until(reported, "under-replicated ledgers of the load are marked", timeout_s=30)
             self.sent.reported += metadata.reports.marked
 
     async def _write_one(self, client: LedgerClient) -> None:
@@ -404,15 +411,15 @@ class Load:
 
 
 async def read_messages(world: World, topic: str) -> dict[str, str]:
-    """Every message of the topic, by id."""
+    """Message id -> payload of all messages of the topic."""
     found: dict[str, str] = {}
     start = "earliest"
     async with httpx.AsyncClient(base_url=world.cluster.url, timeout=60, trust_env=False) as http:
         while True:
             path = f"/v1/topics/public/default/{topic}/messages"
-            answer = await http.get(path, params={"start": start, "max": 500})
-            assert answer.status_code == 200, answer.text
-            body = answer.json()
+            response = await http.get(path, params={"start": start, "max": 500})
+            assert response.status_code == 200, response.text
+            body = response.json()
             if not body["messages"]:
                 return found
             found.update({message["message_id"]: message["payload"] for message in body["messages"]})
@@ -420,17 +427,17 @@ async def read_messages(world: World, topic: str) -> dict[str, str]:
 
 
 async def check_messages(world: World, sent: Sent) -> None:
-    """Every acknowledged message can be read as it was sent."""
+    """Check that each acknowledged message can be read unchanged."""
     found: dict[str, str] = {}
     for topic in TOPICS:
         found |= await read_messages(world, topic)
     lost = [message_id for message_id, text in sent.messages.items() if found.get(message_id) != text]
-    assert not lost, f"{len(lost)} acknowledged messages are not there as sent, such as {lost[:3]}"
+    assert not lost, f"{len(lost)} acknowledged messages are missing or changed, such as {lost[:3]}"
     say(f"messages: all {len(sent.messages)} acknowledged ones read back")
 
 
 async def forget(world: World, sent: Sent) -> None:
-    """Delete the raw ledgers, so that the next scenario need not heal them too."""
+    """Delete the raw ledgers, so that the next scenario does not have to repair them, too."""
     async with world.client() as metadata:
         for ledger_id in sent.ledgers:
             await metadata.client.delete(LedgerId(ledger_id))
@@ -449,46 +456,51 @@ class Inspection:
 
 
 async def inspect(world: World, sent: Sent, *, never: str | None = None) -> Inspection:
-    """Read every entry of every ledger from each bookie of its write set, and judge.
+    """Read every entry of every ledger from each bookie of its write set, and check it.
 
-    All Qw copies answer, keep their digest, agree byte by byte and in the length they state; lengths grow by each
-    payload; raw ledgers hold what was sent. `never`: a bookie that no segment may name. Marks and notes are waited for.
+    All Qw replicas must be readable, match their digest, and agree in payload and length field. The length must grow by
+    each payload. Raw ledgers must have the payloads that were sent. `never`: a bookie that no ensemble may contain. The
+    check begins when no mark is left, and no closing record of a closed ledger.
     """
     found = Inspection()
     async with world.client() as metadata:
-        notes = ClosingRecords(metadata.store)
+        closing_records = ClosingRecords(metadata.store)
 
         async def is_clear() -> bool:
-            """What was closed in doubt was looked at, and what lacked copies was healed. Open ledgers keep notes."""
+            """Whether no mark is left, and no closing record of a closed ledger. Open ledgers keep theirs."""
             if await metadata.marked():
                 return False
-            noted, ledgers = set(await notes.ledger_ids()), await metadata.ledgers()
-            return not any(ledgers[one].state is LedgerState.CLOSED for one in noted & ledgers.keys())
+            recorded, ledgers = set(await closing_records.ledger_ids()), await metadata.ledgers()
+            return not any(ledgers[one].state is LedgerState.CLOSED for one in recorded & ledgers.keys())
 
         try:
             await until(is_clear, "no mark and no closing record is left", timeout_s=180)
         except AssertionError:
-            say(f"noted: {await notes.ledger_ids()}")
+            say(f"closing records: {await closing_records.ledger_ids()}")
             for ledger_id in await metadata.marked():
-                say(f"left: {await metadata.records.get(LedgerId(ledger_id))}")
+                say(f"marked: {await metadata.records.get(LedgerId(ledger_id))}")
             raise
         ledgers = await metadata.ledgers()
         for ledger_id, facts in ledgers.items():
             if never is not None:
-                assert all(never not in segment.ensemble for segment in facts.segments), f"{ledger_id} names {never}"
+                assert all(never not in segment.ensemble for segment in facts.segments), (
+                    f"{never} is in an ensemble of {ledger_id}"
+                )
             last = await _last_confirmed(metadata.client, ledger_id, facts)
             await _inspect_ledger(metadata.client, ledger_id, facts, last, found)
             acknowledged = sent.ledgers.get(int(ledger_id), 0)
-            assert last + 1 >= acknowledged, f"ledger {ledger_id}: {acknowledged} acknowledged, {last + 1} there"
+            assert last + 1 >= acknowledged, f"ledger {ledger_id}: {acknowledged} acknowledged, {last + 1} readable"
         missing = sent.ledgers.keys() - {int(ledger_id) for ledger_id in ledgers}
         assert not missing, missing
-    say(f"inspection: {found.ledgers} ledgers, {found.entries} entries, {found.replicas} replicas "
-        f"({found.size / MIB:.1f} MiB) read one by one, all good and equal")  # fmt: skip
+    say(
+        f"inspection: {found.ledgers} ledgers, {found.entries} entries, {found.replicas} replicas "
+        f"({found.size / MIB:.1f} MiB) read one by one, all good and equal"
+    )
     return found
 
 
 async def _last_confirmed(client: LedgerClient, ledger_id: LedgerId, facts: LedgerMetadata) -> int:
-    """-1: none."""
+    """Last add confirmed of the ledger; -1: none."""
     if facts.state is LedgerState.CLOSED:
         return int(facts.last_entry_id)
     reader = await client.open(ledger_id, password=facts.password or b"", recover=False)
@@ -497,13 +509,13 @@ async def _last_confirmed(client: LedgerClient, ledger_id: LedgerId, facts: Ledg
     return last
 
 
-def _places(facts: LedgerMetadata, last: int) -> dict[BookieId, list[EntryId]]:
-    """Which entries each bookie is to have."""
+def _entries_by_bookie(facts: LedgerMetadata, last: int) -> dict[BookieId, list[EntryId]]:
+    """Bookie -> entries that it must store."""
     wanted: dict[BookieId, list[EntryId]] = {}
     for entry in range(last + 1):
         ensemble = facts.segment_of(EntryId(entry)).ensemble
-        for place in write_set(entry_id=entry, ensemble_size=facts.ensemble_size, write_quorum=facts.write_quorum):
-            wanted.setdefault(ensemble[place], []).append(EntryId(entry))
+        for index in write_set(entry_id=entry, ensemble_size=facts.ensemble_size, write_quorum=facts.write_quorum):
+            wanted.setdefault(ensemble[index], []).append(EntryId(entry))
     return wanted
 
 
@@ -515,7 +527,7 @@ async def _inspect_ledger(
     def take(replica: ReplicaRead) -> ReplicaRead:
         return replica
 
-    for bookie_id, entries in _places(facts, last).items():
+    for bookie_id, entries in _entries_by_bookie(facts, last).items():
         for at in range(0, len(entries), 64):
             for replica in await client.read_replicas(ledger_id, facts, bookie_id, entries[at : at + 64], take):
                 where = f"ledger {ledger_id} entry {replica.entry_id} on {bookie_id}"
@@ -530,9 +542,9 @@ async def _inspect_ledger(
         assert len({bookie_id for bookie_id, _, _ in replicas}) == facts.write_quorum
         ((payload, stated),) = {(payload, stated) for _, payload, stated in replicas}
         length += len(payload)
-        assert stated == length, f"ledger {ledger_id} entry {entry} states {stated} bytes, {length} would be right"
+        assert stated == length, f"ledger {ledger_id} entry {entry} has the length {stated}, expected {length}"
         if is_raw:
-            assert payload == entry_payload(int(ledger_id), entry), f"ledger {ledger_id} entry {entry}: other bytes"
+            assert payload == entry_payload(int(ledger_id), entry), f"ledger {ledger_id} entry {entry}: payload differs"
         found.entries += 1
         found.replicas += len(replicas)
         found.size += len(payload) * len(replicas)
@@ -542,13 +554,13 @@ async def _inspect_ledger(
 
 
 async def count_holes(world: World) -> tuple[int, int]:
-    """(copies that are not there, ledgers that lack some), of all confirmed entries of all ledgers."""
+    """(missing replicas, ledgers with missing replicas) among the confirmed entries of all ledgers."""
     copies = ledgers = 0
     async with world.client() as metadata:
         for ledger_id, facts in (await metadata.ledgers()).items():
             last = await _last_confirmed(metadata.client, ledger_id, facts)
             absent = 0
-            for bookie_id, entries in _places(facts, last).items():
+            for bookie_id, entries in _entries_by_bookie(facts, last).items():
                 verdicts = await metadata.client.read_replicas(
                     ledger_id, facts, bookie_id, entries, lambda replica: replica.verdict
                 )
@@ -564,10 +576,10 @@ async def count_holes(world: World) -> tuple[int, int]:
 @dataclass
 class Watched:
     lines: list[tuple[float, dict[str, Any]]] = field(default_factory=list)
-    """When (wall clock) and what."""
+    """(wall clock time, status) of each line."""
 
     def estimates(self, healed_at: float) -> list[tuple[float, float]]:
-        """(seconds it said, seconds it took) of each line with marks and a number."""
+        """(estimated seconds, actual seconds) of each line with marked ledgers and an estimate."""
         return [
             (float(facts["eta_s"]), healed_at - at)
             for at, facts in self.lines
@@ -577,7 +589,7 @@ class Watched:
 
 @asynccontextmanager
 async def watching(world: World) -> AsyncIterator[Watched]:
-    """`bindery recovery status --watch --json`, beside the block."""
+    """Run `bindery recovery status --watch --json` during the block."""
     watched = Watched()
     child = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "bindery", "recovery", "status", "--watch", "--json"),

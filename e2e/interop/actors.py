@@ -1,7 +1,7 @@
-"""The two clients under one set of words, so that a case is written once and either can play either part.
+"""Give both clients one interface, so that a case is written once and each client can take each role.
 
-A refusal is `Refused` whatever the client; what a client does not offer at all is `NotOffered`. Payloads are computed
-from (seed, entry id, size), the same in both languages, and every read compares them.
+Both clients raise `Refused` for an error, and `NotOffered` for an operation that the client does not have. Payloads are
+computed from (seed, entry id, size) in the same way in both languages, and every read compares them.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,19 +17,22 @@ from bindery_core.ids import EntryId, LedgerId, validate_bookie_id
 from e2e.interop.java import Driver, Refused
 
 DIGESTS: Final = {
-    "CRC32": DigestType.CRC32, "CRC32C": DigestType.CRC32C, "MAC": DigestType.MAC, "DUMMY": DigestType.DUMMY,
-}  # fmt: skip
+    "CRC32": DigestType.CRC32,
+    "CRC32C": DigestType.CRC32C,
+    "MAC": DigestType.MAC,
+    "DUMMY": DigestType.DUMMY,
+}
 T = TypeVar("T")
 _PATTERN: Final = bytes(range(256))
 
 
 class NotOffered(Exception):
-    """The client has no such call."""
+    """The client does not have this operation."""
 
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Our errors as Refused."""
+    """Convert errors of Bindery's client to Refused."""
     try:
         yield
     except BinderyError as error:
@@ -37,14 +40,14 @@ def translated() -> Iterator[None]:
 
 
 def payload(seed: int, entry: int, size: int) -> bytes:
-    """Driver.payload in Python."""
+    """The payload of an entry, as `Driver.payload` computes it."""
     length = size + entry % 7 if size else 0
     start = (seed * 31 + entry * 7) % 256
     return (_PATTERN * ((start + length) // 256 + 1))[start : start + length]
 
 
 class Handle(Protocol):
-    """An open ledger, to write or to read. `seed` and `size` say which payloads are meant."""
+    """An open ledger, to write or to read. `seed` and `size` determine the payloads."""
 
     ledger: int
 
@@ -58,7 +61,7 @@ class Handle(Protocol):
     async def force(self) -> int: ...
     async def close(self) -> None: ...
     async def crash(self) -> None:
-        """Drop a writer as a crash would: nothing more is sent, nothing is closed."""
+        """Drop a writer as a crash does: it sends nothing more and closes nothing."""
         ...
 
 
@@ -66,19 +69,26 @@ class Actor(Protocol):
     name: str
 
     async def create(
-        self, *, e: int = 3, qw: int = 3, qa: int = 2, digest: str = "CRC32C", password: str = "secret",
-        custom: Mapping[str, str] | None = None, deferred: bool = False,
-    ) -> Handle: ...  # fmt: skip
+        self,
+        *,
+        e: int = 3,
+        qw: int = 3,
+        qa: int = 2,
+        digest: str = "CRC32C",
+        password: str = "secret",
+        custom: Mapping[str, str] | None = None,
+        deferred: bool = False,
+    ) -> Handle: ...
     async def open(self, ledger: int, *, recover: bool = True, password: str = "secret") -> Handle: ...
     async def delete(self, ledger: int) -> None: ...
     async def metadata(self, ledger: int) -> dict[str, Any]: ...
     async def entries(self, ledger: int, bookie: str, last: int) -> list[int]:
-        """Which entries up to `last` this bookie says it has."""
+        """Entries up to `last` that the bookie lists."""
         ...
 
 
 class JavaActor:
-    """Apache's client in the driver."""
+    """Apache's client, in the driver process."""
 
     def __init__(self, driver: Driver, *, name: str, uri: str, settings: Mapping[str, str]) -> None:
         self.name = name
@@ -95,14 +105,29 @@ class JavaActor:
         return f"{self.name}#{self._handles}"
 
     async def create(
-        self, *, e: int = 3, qw: int = 3, qa: int = 2, digest: str = "CRC32C", password: str = "secret",
-        custom: Mapping[str, str] | None = None, deferred: bool = False,
-    ) -> Handle:  # fmt: skip
+        self,
+        *,
+        e: int = 3,
+        qw: int = 3,
+        qa: int = 2,
+        digest: str = "CRC32C",
+        password: str = "secret",
+        custom: Mapping[str, str] | None = None,
+        deferred: bool = False,
+    ) -> Handle:
         handle = self._next_handle()
         answer = await self._driver.call(
-            "create", client=self.name, handle=handle, e=e, qw=qw, qa=qa, digest=digest, password=password,
-            custom=dict(custom or {}), deferred=deferred,
-        )  # fmt: skip
+            "create",
+            client=self.name,
+            handle=handle,
+            e=e,
+            qw=qw,
+            qa=qa,
+            digest=digest,
+            password=password,
+            custom=dict(custom or {}),
+            deferred=deferred,
+        )
         return JavaHandle(self._driver, handle, answer["ledger"])
 
     async def open(self, ledger: int, *, recover: bool = True, password: str = "secret") -> Handle:
@@ -124,7 +149,7 @@ class JavaActor:
         return present
 
     async def bookies(self) -> dict[str, Any]:
-        """`writable` and `read_only` ids, and `free` bytes by id."""
+        """`writable`, `read_only`: bookie ids. `free`: bookie id -> free bytes."""
         return await self._driver.call("bookies", client=self.name)
 
 
@@ -164,7 +189,7 @@ class JavaHandle:
         return bool(answer["lac"] >= entry)
 
     async def explicit_lac(self) -> int:
-        """What bookies were told explicitly: READ_LAC, which a v2 client sends over a v3 connection of its own."""
+        """The explicit LAC, by READ_LAC, which a v2 client sends over a separate v3 connection."""
         return int((await self._call("explicit_lac"))["lac"])
 
     async def force(self) -> int:
@@ -178,22 +203,33 @@ class JavaHandle:
 
 
 class OurActor:
-    """bindery_client in this process."""
+    """Bindery's client, in this process."""
 
     def __init__(self, client: LedgerClient, *, name: str) -> None:
         self.name = name
         self.client = client
 
     async def create(
-        self, *, e: int = 3, qw: int = 3, qa: int = 2, digest: str = "CRC32C", password: str = "secret",
-        custom: Mapping[str, str] | None = None, deferred: bool = False,
-    ) -> Handle:  # fmt: skip
+        self,
+        *,
+        e: int = 3,
+        qw: int = 3,
+        qa: int = 2,
+        digest: str = "CRC32C",
+        password: str = "secret",
+        custom: Mapping[str, str] | None = None,
+        deferred: bool = False,
+    ) -> Handle:
         with translated():
             handle = await self.client.create(
-                ensemble_size=e, write_quorum=qw, ack_quorum=qa, digest_type=DIGESTS[digest],
-                password=password.encode(), custom={k: v.encode() for k, v in (custom or {}).items()},
+                ensemble_size=e,
+                write_quorum=qw,
+                ack_quorum=qa,
+                digest_type=DIGESTS[digest],
+                password=password.encode(),
+                custom={k: v.encode() for k, v in (custom or {}).items()},
                 deferred_sync=deferred,
-            )  # fmt: skip
+            )
         return OurHandle(writer=handle)
 
     async def open(self, ledger: int, *, recover: bool = True, password: str = "secret") -> Handle:
@@ -210,16 +246,19 @@ class OurActor:
             found = await self.client.metadata(LedgerId(ledger))
         is_closed = found.state.name == "CLOSED"
         return {
-            "e": found.ensemble_size, "qw": found.write_quorum, "qa": found.ack_quorum, "state": found.state.name,
-            "last": int(found.last_entry_id) if is_closed else -1, "length": found.length if is_closed else 0,
+            "e": found.ensemble_size,
+            "qw": found.write_quorum,
+            "qa": found.ack_quorum,
+            "state": found.state.name,
+            "last": int(found.last_entry_id) if is_closed else -1,
+            "length": found.length if is_closed else 0,
             "digest": next(name for name, kind in DIGESTS.items() if kind is found.digest_type),
             "password": (found.password or b"").decode("latin-1"),
             "custom": {name: value.decode("latin-1") for name, value in found.custom.items()},
             "segments": [
-                {"first": int(segment.first_entry_id), "ensemble": list(segment.ensemble)}
-                for segment in found.segments
+                {"first": int(segment.first_entry_id), "ensemble": list(segment.ensemble)} for segment in found.segments
             ],
-        }  # fmt: skip
+        }
 
     async def entries(self, ledger: int, bookie: str, last: int) -> list[int]:
         with translated():
@@ -228,7 +267,7 @@ class OurActor:
 
     @property
     def single_readers(self) -> frozenset[str]:
-        """Bookies that were found not to know batch reads."""
+        """Bookies that were found not to support batch reads."""
         return frozenset(self.client._pool.without_batch_reads)
 
 

@@ -1,12 +1,12 @@
-"""The clusters of one run, each in a ZooKeeper of its own.
+"""Start the clusters of a run, each with its own ZooKeeper.
 
-| cluster  | bookies                          | ledger tree made by             |
+| cluster  | bookies                          | ledger tree created by          |
 |----------|----------------------------------|---------------------------------|
-| bindery  | four of ours                     | `bindery cluster init`          |
+| bindery  | four of Bindery                  | `bindery cluster init`          |
 | apache   | four of Apache BookKeeper's      | `bookkeeper shell initnewcluster` |
-| mixed    | two of ours and two of Apache's  | `bookkeeper shell initnewcluster` |
+| mixed    | two of each                      | `bookkeeper shell initnewcluster` |
 
-Four bookies and ensembles of three: every ensemble of the mixed cluster has both kinds, and one bookie to spare.
+With four bookies and ensembles of three, every ensemble of the mixed cluster has both kinds, and there is one spare.
 """
 
 import asyncio
@@ -58,12 +58,12 @@ class Cluster:
 
     @property
     def zookeeper(self) -> str:
-        """What our processes are given."""
+        """ZooKeeper address for Bindery's processes."""
         return self.server.hosts
 
     @property
     def uri(self) -> str:
-        """What Apache's processes are given."""
+        """Metadata URI for Apache's processes."""
         return metadata_uri(self.zookeeper, self.root)
 
     @property
@@ -90,7 +90,7 @@ def our_bookie(
 def our_auditor(
     name: str, *, directory: Path, zookeeper: str, root: str, port: int, options: tuple[str, ...] = ()
 ) -> Process:
-    """Not started yet."""
+    """Create the process without starting it."""
     directory.mkdir(parents=True, exist_ok=True)
     command = [
         *(sys.executable, "-m", "bindery_auditor", "--zookeeper", zookeeper, "--ledgers-root", root),
@@ -101,7 +101,7 @@ def our_auditor(
 
 
 class Clusters:
-    """All of it: `async with Clusters(directory) as clusters`."""
+    """All clusters of a run, within `async with`."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -126,7 +126,7 @@ class Clusters:
         await start_bookies(*self._clusters.values())
 
     async def new_cluster(self, name: str) -> Cluster:
-        """An empty ZooKeeper for one more cluster."""
+        """Start an empty ZooKeeper for another cluster."""
         directory = self.directory / name
         server = EmbeddedZooKeeper(ServerSpec(directory / "zookeeper", free_port()))
         cluster = self._place(Cluster(name, server, directory))
@@ -134,7 +134,7 @@ class Clusters:
         return cluster
 
     async def neighbour(self, name: str) -> Cluster:
-        """One more cluster in the ZooKeeper of the mixed one, initialised, without bookies."""
+        """Initialize another cluster without bookies, in the ZooKeeper of the mixed cluster."""
         cluster = self._place(Cluster(name, self["mixed"].server, self.directory / name, root=f"/{name}"))
         status, said = await self.driver.shell(cluster.shell_conf, "initnewcluster")
         assert status == 0, said
@@ -142,29 +142,46 @@ class Clusters:
 
     def _place(self, cluster: Cluster) -> Cluster:
         cluster.directory.mkdir(exist_ok=True)
-        write_conf(cluster.shell_conf, {
-            "metadataServiceUri": cluster.uri, "allowLoopback": "true", "advertisedAddress": HOST,
-            "journalDirectory": str(cluster.directory / "none"), "ledgerDirectories": str(cluster.directory / "none"),
-        })  # fmt: skip
+        write_conf(
+            cluster.shell_conf,
+            {
+                "metadataServiceUri": cluster.uri,
+                "allowLoopback": "true",
+                "advertisedAddress": HOST,
+                "journalDirectory": str(cluster.directory / "none"),
+                "ledgerDirectories": str(cluster.directory / "none"),
+            },
+        )
         self._clusters[cluster.name] = cluster
         return cluster
 
     def add_bookie(
-        self, cluster: Cluster, kind: str, *, storage: str = SORTED_STORAGE, settings: dict[str, str] | None = None,
+        self,
+        cluster: Cluster,
+        kind: str,
+        *,
+        storage: str = SORTED_STORAGE,
+        settings: dict[str, str] | None = None,
         options: tuple[str, ...] = (),
-    ) -> Bookie:  # fmt: skip
-        """Not started yet."""
+    ) -> Bookie:
+        """Create a bookie without starting it."""
         port = free_port()
         name = f"{kind}-{len(cluster.bookies)}"
         directory = cluster.directory / name
         if kind == "apache":
             process = apache_bookie(
-                name, directory=directory, zookeeper=cluster.zookeeper, root=cluster.root, port=port, storage=storage,
+                name,
+                directory=directory,
+                zookeeper=cluster.zookeeper,
+                root=cluster.root,
+                port=port,
+                storage=storage,
                 settings=settings or {},
-            )  # fmt: skip
+            )
         else:
-            process = our_bookie(name, directory=directory, zookeeper=cluster.zookeeper, root=cluster.root, port=port,
-                                 options=options)  # fmt: skip
+            process = our_bookie(
+                name, directory=directory, zookeeper=cluster.zookeeper, root=cluster.root, port=port, options=options
+            )
         bookie = Bookie(kind, process, storage if kind == "apache" else "")
         cluster.bookies.append(bookie)
         return bookie
@@ -178,7 +195,7 @@ class Clusters:
 
 
 async def run_cli(*words: str) -> str:
-    """Output of the `bindery` command; its failure is ours."""
+    """Run the `bindery` command; its output. Fails if the command fails."""
     child = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "bindery", *words),
         stdout=asyncio.subprocess.PIPE,
@@ -190,7 +207,7 @@ async def run_cli(*words: str) -> str:
 
 
 async def start_bookies(*clusters: Cluster) -> None:
-    """All at once, until they serve and are registered."""
+    """Start the bookies concurrently, and wait until they accept connections and are registered."""
     everyone = [bookie.process for cluster in clusters for bookie in cluster.bookies]
     for process in everyone:
         process.start()
@@ -199,7 +216,7 @@ async def start_bookies(*clusters: Cluster) -> None:
 
 
 async def registered(*clusters: Cluster) -> None:
-    """Until every bookie of these is in its cluster's list: a port may be open before."""
+    """Wait until all bookies are registered. A port may be open before that."""
     async with our_client() as connect:
         for cluster in clusters:
             client = await connect(cluster.zookeeper, root=cluster.root)
@@ -211,26 +228,36 @@ async def registered(*clusters: Cluster) -> None:
 
 class Connect(Protocol):
     def __call__(
-        self, zookeeper: str, *, root: str = ROOT, settings: ClientSettings | None = None,
+        self,
+        zookeeper: str,
+        *,
+        root: str = ROOT,
+        settings: ClientSettings | None = None,
         security: ClientSecurity = NO_SECURITY,
-    ) -> Awaitable[LedgerClient]: ...  # fmt: skip
+    ) -> Awaitable[LedgerClient]: ...
 
 
 @asynccontextmanager
 async def our_client() -> AsyncIterator[Connect]:
-    """`connect(zookeeper)` makes clients of ours; all are closed at the end."""
+    """A function that connects clients of Bindery; all are closed at the end."""
     async with AsyncExitStack() as stack:
 
         async def connect(
-            zookeeper: str, *, root: str = ROOT, settings: ClientSettings | None = None,
+            zookeeper: str,
+            *,
+            root: str = ROOT,
+            settings: ClientSettings | None = None,
             security: ClientSecurity = NO_SECURITY,
-        ) -> LedgerClient:  # fmt: skip
+        ) -> LedgerClient:
             store = await ZooKeeperStore.connect(zookeeper)
             stack.push_async_callback(store.close)
             client = await LedgerClient.connect(
-                store, randomness=random.SystemRandom(), layout=LedgersLayout(root), settings=settings,
+                store,
+                randomness=random.SystemRandom(),
+                layout=LedgersLayout(root),
+                settings=settings,
                 security=security,
-            )  # fmt: skip
+            )
             stack.push_async_callback(client.close)
             return client
 

@@ -1,4 +1,4 @@
-"""One ZooKeeper, three clusters and one driver serve all cases; see clusters.py. Every case runs for every column."""
+"""Share the clusters (see clusters.py) and one driver between all cases. Every case runs for every column."""
 
 from collections.abc import AsyncIterator, Awaitable, Iterator
 from dataclasses import dataclass, field
@@ -54,7 +54,7 @@ TABLES: Final = (CLIENT_TABLE, TOOL_TABLE, AUTORECOVERY_TABLE)
 
 @dataclass
 class Side:
-    """One column: who acts, who is the other client, and on which cluster."""
+    """One column: the acting client, the other client, and the cluster."""
 
     column: Column
     actor: Actor
@@ -71,7 +71,7 @@ class Side:
         return self.column.actor.endswith("v2")
 
     async def refused(self, doing: Awaitable[Any], *, java: str, ours: str) -> None:
-        """`doing` is refused with exactly these words; the table shows them. `a or b`: timing decides which."""
+        """Check that `doing` is refused with exactly this text, which the table shows. `a or b`: depends on timing."""
         expected = java if self.is_java else ours
         with pytest.raises(Refused) as caught:
             await doing
@@ -94,9 +94,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Case by case rather than column by column, as the tables have them; the document is compared last.
+    """Run case by case instead of column by column, in the order of the tables; compare the document last.
 
-    The first of a cluster waits for its start too, and a busy machine takes minutes for seconds.
+    Timeouts are long: the first case of a cluster includes its start, which takes minutes on a busy machine.
     """
     items.sort(key=lambda item: item.name == "test_the_document_shows_what_this_run_saw")
     for item in items:
@@ -105,7 +105,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """The jars first: resolving them for the first time takes longer than a test may."""
+    """Resolve the jars before the tests: the first download takes longer than the timeout of a test."""
     if session.config.option.collectonly or not session.items:
         return
     try:
@@ -116,7 +116,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
-    """Put the outcome of each case into its table."""
+    """Record the outcome of each case in its table."""
     outcome = yield
     report = outcome.get_result()  # type: ignore[attr-defined]
     if report.when == "call" or (report.when == "setup" and report.failed):
@@ -128,7 +128,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
 
 
 def row_of(item: pytest.Item) -> str:
-    """The case's name: the first line of its docstring, with the parameter in braces put in."""
+    """Name of the case: the first line of its docstring, with parameters in braces replaced."""
     function = item.obj  # type: ignore[attr-defined]
     title: str = (function.__doc__ or function.__name__).strip().splitlines()[0].rstrip(".")
     values = {name: value for name, value in item.callspec.params.items() if isinstance(value, str)}  # type: ignore[attr-defined]
@@ -170,7 +170,7 @@ def side(request: pytest.FixtureRequest, clusters: Clusters, actors: dict[tuple[
 
 @pytest.fixture
 def explicit_lac(side: Side, actors: dict[tuple[str, str], Actor]) -> Actor:
-    """The other client, set to tell of its last entry when it is idle: ours always does."""
+    """The other client with explicit LAC when it is idle. Bindery's client always sends it."""
     return side.other if side.is_java else actors["java explicit", side.column.cluster]
 
 

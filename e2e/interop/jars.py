@@ -1,11 +1,11 @@
-"""Apache BookKeeper's jars, as Maven resolves them from pom.xml, and the compiled Driver.java beside them.
+"""Provide Apache BookKeeper's jars, which Maven resolves from pom.xml, and compile Driver.java.
 
-| below the cache directory | holds                                                   |
+| in the cache directory    | contents                                                |
 |---------------------------|---------------------------------------------------------|
-| `jars-<digest>/`          | what pom.xml names, with all that it needs              |
+| `jars-<digest>/`          | the jars of pom.xml with their dependencies             |
 | `classes-<digest>/`       | the Java sources of this directory, compiled            |
 
-The digests cover pom.xml and the Java sources, so that a change makes a new one. The cache directory is
+The digests cover pom.xml and the Java sources, so that a change creates a new folder. The cache directory is
 `${XDG_CACHE_HOME:-~/.cache}/bindery/interop`: outside the tree, kept between runs.
 """
 
@@ -24,7 +24,7 @@ COMPILE_TIMEOUT_S: Final = 120.0
 
 
 class JavaMissing(Exception):
-    """What this machine lacks for the suite."""
+    """A program that the suite needs is missing or failed."""
 
 
 def cache_directory() -> Path:
@@ -33,12 +33,12 @@ def cache_directory() -> Path:
 
 
 def class_path() -> str:
-    """The class path of every JVM here; resolves and compiles at the first use. Raises JavaMissing."""
+    """The class path of all JVMs. The first call resolves the jars and compiles the driver. Raises JavaMissing."""
     tools = {name: _tool(name) for name in ("java", "javac", "mvn")}
     jars = cache_directory() / f"jars-{_digest(POM)}"
     if not jars.exists():
-        _fill(jars, [tools["mvn"], "--quiet", "--batch-mode", "--file", str(POM), "dependency:copy-dependencies",
-                     "-DincludeScope=runtime"], "-DoutputDirectory={}", timeout_s=RESOLVE_TIMEOUT_S)  # fmt: skip
+        resolve = [tools["mvn"], "--quiet", "--batch-mode", "--file", str(POM), "dependency:copy-dependencies"]
+        _fill(jars, [*resolve, "-DincludeScope=runtime"], "-DoutputDirectory={}", timeout_s=RESOLVE_TIMEOUT_S)
     classes = cache_directory() / f"classes-{_digest(POM, *SOURCES)}"
     if not classes.exists():
         compile_all = [tools["javac"], "-nowarn", "-cp", f"{jars}/*", *map(str, SOURCES), "-d"]
@@ -58,7 +58,7 @@ def _digest(*files: Path) -> str:
 
 
 def _fill(target: Path, command: list[str], destination: str, *, timeout_s: float) -> None:
-    """Run `command` into a directory that gets its name only when complete: half a result never counts."""
+    """Run `command` in a temporary directory that is renamed when complete, so that no partial result is used."""
     partial = target.with_name(f"{target.name}.{os.getpid()}")
     partial.mkdir(parents=True)
     try:

@@ -1,4 +1,4 @@
-"""Apache BookKeeper's processes: a bookie, and the driver that holds its client and shell."""
+"""Start Apache BookKeeper's processes: a bookie, auto-recovery, and the driver with its client and shell."""
 
 import asyncio
 import itertools
@@ -17,11 +17,11 @@ ANSWER_TIMEOUT_S: Final = 90.0
 SORTED_STORAGE: Final = "org.apache.bookkeeper.bookie.SortedLedgerStorage"
 DB_STORAGE: Final = "org.apache.bookkeeper.bookie.storage.ldb.DbLedgerStorage"
 _OPENED: Final = ("java.io", "java.nio", "java.util.zip", "java.lang", "jdk.internal.misc")
-"""Packages that BookKeeper's own scripts open to it on Java 17."""
+"""Packages that BookKeeper's scripts open on Java 17."""
 
 
 def java_command(*words: str, heap_mb: int = 256, log_level: str = "warn") -> list[str]:
-    """A JVM that starts quickly rather than runs fast."""
+    """Command of a JVM that is tuned for a short start time."""
     return [
         str(find_java()),
         f"-Xmx{heap_mb}m",
@@ -48,7 +48,7 @@ def metadata_uri(zookeeper: str, root: str) -> str:
 def apache_bookie(
     name: str, *, directory: Path, zookeeper: str, root: str, port: int, storage: str, settings: Mapping[str, str]
 ) -> Process:
-    """`bookkeeper bookie`, as its own main class starts it. Not started yet; its configuration is `bookie.conf`."""
+    """Create `bookkeeper bookie` with the configuration `bookie.conf`, without starting it."""
     directory.mkdir(parents=True, exist_ok=True)
     conf = directory / "bookie.conf"
     write_conf(
@@ -76,7 +76,7 @@ def apache_bookie(
 
 
 def apache_autorecovery(name: str, *, directory: Path, zookeeper: str, root: str, port: int) -> Process:
-    """`bookkeeper autorecovery`: an auditor and a worker, which serve no port. Not started yet."""
+    """Create `bookkeeper autorecovery` (an auditor and a worker without a port), without starting it."""
     directory.mkdir(parents=True, exist_ok=True)
     conf = directory / "autorecovery.conf"
     write_conf(
@@ -100,7 +100,7 @@ def write_conf(path: Path, settings: Mapping[str, str]) -> None:
 
 
 class Refused(Exception):
-    """A client said no: `name` is its own word for why."""
+    """A client refused an operation. `name`: the client's name of the error."""
 
     def __init__(self, name: str, text: str = "") -> None:
         super().__init__(f"{name} {text}".strip())
@@ -108,11 +108,11 @@ class Refused(Exception):
 
 
 class DriverBug(Exception):
-    """The driver failed where it should not, or found bytes that it did not write."""
+    """The driver failed unexpectedly, or read a wrong payload."""
 
 
 class Driver:
-    """Driver.java in its JVM. `call` is safe side by side: answers find their callers by id."""
+    """Driver.java in a JVM. `call` may be used concurrently: responses are matched to requests by id."""
 
     def __init__(self, *, log: Path) -> None:
         self._log = log
@@ -135,7 +135,7 @@ class Driver:
         self._reading = asyncio.create_task(self._read())
 
     async def call(self, op: str, **facts: Any) -> dict[str, Any]:
-        """Raises Refused for the client's own errors, DriverBug for everything that must not be."""
+        """Call an operation. Raises Refused for errors of the client, DriverBug for all others."""
         assert self._child is not None
         assert self._child.stdin is not None
         number = next(self._ids)
@@ -154,7 +154,7 @@ class Driver:
         return answer
 
     async def shell(self, conf: Path, *words: str) -> tuple[int, str]:
-        """Exit status and output of `bookkeeper shell` with these words."""
+        """Run `bookkeeper shell` with these arguments; (exit status, output)."""
         answer = await self.call("shell", conf=str(conf), words=list(words))
         return int(answer["status"]), str(answer["said"])
 

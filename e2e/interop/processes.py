@@ -1,4 +1,4 @@
-"""Processes of one suite run: each dies with the thread that started it, none outlives the run."""
+"""Start processes that end with the thread that started them, so that none survives the run."""
 
 import asyncio
 import contextlib
@@ -21,7 +21,7 @@ POLL_S: Final = 0.05
 
 
 def free_port() -> int:
-    """One nobody listens on, below the range that the system hands out itself: a restart finds it free again."""
+    """A free port below the range of ephemeral ports, so that it is free again at a restart."""
     lots = random.SystemRandom()
     while True:
         port = lots.randrange(10_000, 30_000)
@@ -34,7 +34,7 @@ def free_port() -> int:
 
 
 class Process:
-    """A child that serves a port."""
+    """A child process that serves a port."""
 
     def __init__(self, name: str, command: Sequence[str], *, log: Path, port: int, env: dict[str, str] | None = None):
         self.name = name
@@ -62,7 +62,8 @@ class Process:
             )
 
     async def serving(self) -> None:
-        """Until it accepts connections. Raises with the end of its log when it ends or takes too long."""
+        """Wait until it accepts connections. Raises RuntimeError with the end of its log if it ends or at the
+        timeout."""
         deadline = time.monotonic() + START_TIMEOUT_S
         while True:
             with contextlib.suppress(OSError):
@@ -70,20 +71,20 @@ class Process:
                 writer.close()
                 return
             if not self.is_running or time.monotonic() > deadline:
-                raise RuntimeError(f"{self.name} does not serve; its log ends:\n{self.words()}")
+                raise RuntimeError(f"{self.name} does not accept connections; end of its log:\n{self.words()}")
             await asyncio.sleep(POLL_S)
 
     def words(self) -> str:
         return self.log.read_text(errors="replace")[-3000:]
 
     def kill(self) -> None:
-        """SIGKILL, and wait until it is gone."""
+        """Send SIGKILL and wait for the end of the process."""
         if self._child is not None:
             self._child.kill()
             self._child.wait(timeout=STOP_TIMEOUT_S)
 
     def pause(self) -> None:
-        """SIGSTOP: it holds its connections and answers nothing."""
+        """Send SIGSTOP: the process keeps its connections, but does not respond."""
         assert self._child is not None
         self._child.send_signal(signal.SIGSTOP)
 

@@ -1,4 +1,4 @@
-"""The compatibility table: what the run saw, and what docs/compatibility.md shows between its markers."""
+"""Build the compatibility tables of a run, and compare them with docs/compatibility.md."""
 
 import re
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ FAILED: Final = "FAILED"
 
 @dataclass
 class Table:
-    """Rows and columns in the order in which they came. A cell that was not run is empty."""
+    """A table with rows and columns in the order of the first outcome. A cell without a run is empty."""
 
     name: str
     corner: str
@@ -35,7 +35,7 @@ class Table:
         return "\n".join(lines)
 
     def differences(self, text: str) -> list[str]:
-        """Where what was seen is not what `text` shows. Cells that were not run are not judged."""
+        """Differences between the outcomes and the table in `text`. Cells without a run are not compared."""
         shown = {
             cells[0]: dict(zip(self.columns, cells[1:], strict=True))
             for cells in (_cells(line) for line in _between(text, self.name).splitlines()[2:])
@@ -49,10 +49,10 @@ class Table:
         ]
 
     def replaced(self, text: str) -> str:
-        """`text` with this table in the place of the one it shows."""
+        """`text` with its table replaced by this one."""
         begin, end = _markers(self.name)
         pattern = re.compile(f"{re.escape(begin)}\n.*?{re.escape(end)}", re.DOTALL)
-        assert pattern.search(text), f"{DOCUMENT} has no place for {self.name}"
+        assert pattern.search(text), f"{DOCUMENT} has no markers for {self.name}"
         return pattern.sub(lambda _: f"{begin}\n{self.render()}\n{end}", text)
 
 

@@ -1,6 +1,6 @@
-"""Auto-recovery shared with Apache's: its shell on our auditors, its workers on our ledgers, ours on its.
+"""Auto-recovery with Apache's: its shell with Bindery's auditors, and the workers of each on the other's ledgers.
 
-Each scenario kills a bookie over which a ledger lies, and starts it again at its end.
+Each scenario kills a bookie of a ledger's ensemble, and restarts it at its end.
 """
 
 import asyncio
@@ -55,7 +55,7 @@ async def shell(clusters: Clusters, cluster: Cluster, *words: str) -> str:
 
 
 async def marked(clusters: Clusters, cluster: Cluster, *words: str) -> list[int]:
-    """What `listunderreplicated` lists."""
+    """The ledgers that `listunderreplicated` lists."""
     text = await shell(clusters, cluster, "listunderreplicated", *words)
     return [int(number) for number in re.findall(r"^(\d+)$", text, re.MULTILINE)]
 
@@ -63,13 +63,13 @@ async def marked(clusters: Clusters, cluster: Cluster, *words: str) -> list[int]
 async def until(condition: Callable[[], Awaitable[object]], what: str, *, timeout_s: float = 90) -> float:
     began = time.monotonic()
     while not await condition():
-        assert time.monotonic() - began < timeout_s, f"never came: {what}"
+        assert time.monotonic() - began < timeout_s, f"timeout: {what}"
         await asyncio.sleep(0.25)
     return time.monotonic() - began
 
 
 async def ledger_over(actor: Actor, bookie: Bookie) -> int:
-    """A closed ledger with a copy of each entry on the bookie."""
+    """A closed ledger with a replica of each entry on the bookie."""
     for _ in range(200):
         writer = await actor.create()
         if bookie.id in (await actor.metadata(writer.ledger))["segments"][0]["ensemble"]:
@@ -77,7 +77,7 @@ async def ledger_over(actor: Actor, bookie: Bookie) -> int:
             await writer.close()
             return writer.ledger
         await writer.close()
-    raise AssertionError("the bookie is never chosen")
+    raise AssertionError("the bookie is in no ensemble")
 
 
 async def names(actors: Actors, cluster: Cluster, ledger: int, bookie: Bookie) -> bool:
@@ -86,7 +86,7 @@ async def names(actors: Actors, cluster: Cluster, ledger: int, bookie: Bookie) -
 
 
 async def check_replicas(actors: Actors, cluster: Cluster, ledger: int, *, without: Bookie) -> None:
-    """Each of the three copies of each entry, read from its bookie: digest, bytes, length; none on `without`."""
+    """Check the three replicas of each entry on their bookies: digest, bytes, length; none on `without`."""
     actor = actors["bindery v3", cluster.name]
     assert isinstance(actor, OurActor)
     facts = await actor.client.metadata(LedgerId(ledger))
@@ -124,7 +124,7 @@ async def running(*processes: Process) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def dead(actors: Actors, cluster: Cluster, bookie: Bookie) -> AsyncIterator[None]:
-    """Killed for the block; registered again after it."""
+    """Kill the bookie during the block; restart it afterwards and wait until it is registered."""
     java = actors["java v3", cluster.name]
 
     async def is_writable() -> bool:
@@ -145,14 +145,18 @@ async def dead(actors: Actors, cluster: Cluster, bookie: Bookie) -> AsyncIterato
 
 def auditor(cluster: Cluster, name: str, *options: str) -> Process:
     return our_auditor(
-        name, directory=cluster.directory / name, zookeeper=cluster.zookeeper, root=cluster.root, port=free_port(),
+        name,
+        directory=cluster.directory / name,
+        zookeeper=cluster.zookeeper,
+        root=cluster.root,
+        port=free_port(),
         options=("--open-ledger-grace-s", "2", *options),
-    )  # fmt: skip
+    )
 
 
 @asynccontextmanager
 async def their_autorecovery(cluster: Cluster, name: str) -> AsyncIterator[Process]:
-    """Auditor and worker of Apache's."""
+    """Apache's auditor and worker."""
     process = apache_autorecovery(
         name, directory=cluster.directory / name, zookeeper=cluster.zookeeper, root=cluster.root, port=free_port()
     )
@@ -163,7 +167,8 @@ async def their_autorecovery(cluster: Cluster, name: str) -> AsyncIterator[Proce
         process.kill()
 
 
-# -- Apache's shell and our auditor -----------------------------------------------------------------------------------
+# -- Apache's shell, Bindery's auditor
+# ----------------------------------------------------------------------------------
 
 
 @everywhere
@@ -204,14 +209,14 @@ async def test_shell_and_marks(clusters: Clusters, cluster: Cluster, actors: Act
 @on_ours
 async def test_whoisauditor(clusters: Clusters, cluster: Cluster) -> None:
     """`whoisauditor`: ours, and its successor"""
-    name = "bindery-auditor:8090"  # Apache's shell takes it for a bookie id, which it resolves
+    name = "bindery-auditor:8090"  # Apache's shell treats it as a bookie id and resolves it
     first, second = auditor(cluster, name), auditor(cluster, "second:8090")
 
     def says(who: str) -> Callable[[], Awaitable[bool]]:
         async def ask() -> bool:
             try:
                 status, text = await clusters.driver.shell(cluster.shell_conf, "whoisauditor")
-            except DriverBug as error:  # the shell does not catch that there was never an auditor
+            except DriverBug as error:  # the shell fails while there has never been an auditor
                 if "NoNode" not in str(error):
                     raise
                 return False
@@ -239,7 +244,7 @@ async def test_switch(clusters: Clusters, cluster: Cluster, actors: Actors) -> N
         assert "PAUSED" in text
         try:
             async with dead(actors, cluster, victim):
-                await asyncio.sleep(20)  # longer than the quiet time at the beginning and the delay
+                await asyncio.sleep(20)  # longer than the auditor's start delay plus the lost-bookie delay
                 assert await marked(clusters, cluster) == []
                 text = await shell(clusters, cluster, "queryautorecoverystatus")
                 assert "No Ledger is being recovered" in text
@@ -260,7 +265,7 @@ async def test_switch(clusters: Clusters, cluster: Cluster, actors: Actors) -> N
 async def run_status(cluster: Cluster) -> str:
     try:
         return await run_cli("recovery", "status", "--zookeeper", cluster.zookeeper)
-    except AssertionError as said:  # exit code 1: nothing can be healed
+    except AssertionError as said:  # exit code 1: the ledger cannot be repaired now
         return str(said)
 
 
@@ -272,7 +277,7 @@ async def test_delay_and_trigger(clusters: Clusters, cluster: Cluster, actors: A
     await shell(clusters, cluster, "lostbookierecoverydelay", "-s", "600")
     assert "600" in await shell(clusters, cluster, "lostbookierecoverydelay", "-g")
     async with running(auditor(cluster, "triggered", "--workers", "0")):
-        await asyncio.sleep(17)  # its quiet time
+        await asyncio.sleep(17)  # the auditor's start delay
         async with dead(actors, cluster, victim):
             await asyncio.sleep(5)
             assert await marked(clusters, cluster) == []
@@ -284,7 +289,7 @@ async def test_delay_and_trigger(clusters: Clusters, cluster: Cluster, actors: A
             took_s = await until(is_marked, "the ledger is marked", timeout_s=90)
             print(f"marked {took_s:.1f} s after triggeraudit, with a delay of 600 s")
             assert "600" in await shell(clusters, cluster, "lostbookierecoverydelay", "-g")
-    async with running(auditor(cluster, "tidy")):  # the bookie is back: the mark goes, and nothing is copied
+    async with running(auditor(cluster, "tidy")):  # the bookie is back: the mark is removed without copying
 
         async def is_clear() -> bool:
             return not await marked(clusters, cluster)
@@ -293,7 +298,8 @@ async def test_delay_and_trigger(clusters: Clusters, cluster: Cluster, actors: A
     assert await names(actors, cluster, ledger, victim)
 
 
-# -- each heals the other's --------------------------------------------------------------------------------------------
+# -- repair of the other's ledgers
+# ----------------------------------------------------------------------------------------
 
 
 @everywhere

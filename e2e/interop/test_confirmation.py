@@ -1,4 +1,4 @@
-"""Last add confirmed: how a reader of an open ledger learns what it may read."""
+"""Last add confirmed: how far a reader of an open ledger may read."""
 
 import asyncio
 import time
@@ -11,10 +11,10 @@ from e2e.interop.conftest import Side
 NO_LONG_POLL = "answers at once, no entry"
 """Version 2 has no long poll: Apache's client sends an ordinary read of the last entry instead."""
 LONG_S = 15.0
-"""A long poll's patience where the answer must not be its end. The driver gives up later than that."""
+"""Timeout in seconds of a long poll that must be answered before. The timeout of the driver is longer."""
 SHORT_S = 1.0
 COMES_S = 30.0
-"""What is on its way has come by then, on any machine."""
+"""Seconds after which messages in flight have arrived, even on a slow machine."""
 
 pytestmark = [pytest.mark.interop, pytest.mark.asyncio(loop_scope="session"), pytest.mark.usefixtures("table_place")]
 
@@ -24,7 +24,7 @@ async def test_reader_follows_writer(side: Side) -> None:
     writer = await side.other.create()
     await add_one_by_one(writer, range(10))
     reader = await side.actor.open(writer.ledger, recover=False)
-    assert await reader.read_lac() >= 8  # an entry's own confirmation travels with the next
+    assert await reader.read_lac() >= 8  # an entry is confirmed by the next one
     await add_one_by_one(writer, range(10, 20))
     assert await reader.read_lac() >= 18
     assert await reader.read(0, 18) == 19
@@ -77,8 +77,8 @@ async def test_long_poll_times_out(side: Side) -> None:
         assert await seconds_without_entry(reader, timeout_s=LONG_S) < LONG_S / 2
         side.say(NO_LONG_POLL)
         return
-    # Apache's client answers earlier when it learns of a later LAC, even one before the entry that was asked for; and
-    # our writer, once idle, tells of its last entry in its own time. Only a poll that brought no news tells.
+    # Apache's client returns early if it receives a later LAC, even one before the requested entry, and Bindery's idle
+    # writer sends an explicit LAC at its interval. Only a poll without a new LAC shows the timeout.
     known, waited = -2, 0.0
     while (lac := await reader.known_lac()) > known:
         known, waited = lac, await seconds_without_entry(reader, timeout_s=SHORT_S)
@@ -87,7 +87,7 @@ async def test_long_poll_times_out(side: Side) -> None:
 
 
 async def seconds_without_entry(reader: Handle, *, timeout_s: float) -> float:
-    """How long a poll for an entry that never comes lasts."""
+    """Duration of a poll for an entry that is never added."""
     begun = time.monotonic()
     assert not await reader.wait_for(3, timeout_s=timeout_s)
     return time.monotonic() - begun
@@ -108,6 +108,6 @@ async def test_deferred_sync(side: Side) -> None:
 
 
 async def add_one_by_one(writer: Handle, entries: range) -> None:
-    """Each waits for the one before: an entry then tells that all before it are confirmed."""
+    """Add entries one by one, so that each entry confirms all previous ones."""
     for entry in entries:
         await writer.add(1, first=entry)

@@ -1,4 +1,4 @@
-"""The document says what the run saw."""
+"""docs/compatibility.md has the outcomes of this run."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Adds and reads: what one client wrote, both can read."""
+"""Adds and reads: both clients can read the entries of either."""
 
 import asyncio
 
@@ -138,10 +138,11 @@ async def test_list_of_entries(side: Side) -> None:
     ensemble = (await side.actor.metadata(writer.ledger))["segments"][0]["ensemble"]
     for index, bookie_id in enumerate(ensemble):
         if "DbLedgerStorage" in side.cluster.bookie(bookie_id).storage:
-            continue  # does not support it: no answer ever comes
+            continue  # does not support it and never responds
         if side.is_java and side.is_v2:
-            await side.refused(side.actor.entries(writer.ledger, bookie_id, 8), java="BookieHandleNotAvailable (-8)",
-                               ours="")  # fmt: skip
+            await side.refused(
+                side.actor.entries(writer.ledger, bookie_id, 8), java="BookieHandleNotAvailable (-8)", ours=""
+            )
             continue
         present = await side.actor.entries(writer.ledger, bookie_id, 8)
         assert present == [entry for entry in range(9) if index in (entry % 3, (entry + 1) % 3)]

@@ -1,7 +1,7 @@
-"""A bookie that dies in the middle of a write, and what both clients make of it.
+"""A bookie dies during a write; both clients must handle it.
 
-One kill per victim serves every client on the cluster: each has a writer over the victim, and a ledger of a crashed
-writer over it. The victim comes back before the next.
+One kill per victim serves all clients of the cluster. Each has a writer whose ensemble contains the victim, and such a
+ledger of a crashed writer. The victim is restarted before the next one is killed.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ ATTEMPTS_MAX = 200
 
 @dataclass
 class Outcome:
-    """What became of one client's part; `error` instead of the rest."""
+    """Result of one client; after a failure only `error` is set."""
 
     writer: Handle | None = None
     last: int = -1
@@ -36,7 +36,7 @@ class Outcome:
 async def outcomes(
     clusters: Clusters, actors: dict[tuple[str, str], Actor]
 ) -> AsyncIterator[dict[tuple[str, str, str], Outcome]]:
-    """By (cluster, kind of the victim, actor)."""
+    """Outcomes by (cluster, kind of the victim, actor)."""
     found: dict[tuple[str, str, str], Outcome] = {}
 
     async def kill_in(name: str) -> None:
@@ -50,7 +50,7 @@ async def outcomes(
 
 
 async def _through_a_kill(cluster: Cluster, kind: str, actors: dict[tuple[str, str], Actor]) -> dict[str, Outcome]:
-    """Outcomes by actor of one bookie's death and return."""
+    """Kill and restart a bookie; outcomes by actor."""
     victim = next(bookie for bookie in cluster.bookies if bookie.kind == kind)
     names = sorted({column.actor for column in COLUMNS if column.cluster == cluster.name})
     killed = asyncio.Event()
@@ -73,7 +73,7 @@ async def _through_a_kill(cluster: Cluster, kind: str, actors: dict[tuple[str, s
 
 
 async def _part(actor: Actor, other: Actor, victim: Bookie, ready: asyncio.Event, killed: asyncio.Event) -> Outcome:
-    """Write through the kill, and recover what the other left behind while the victim is dead."""
+    """Write during the kill, and recover the other client's ledger while the victim is down."""
     outcome = Outcome()
     try:
         left = await _over(other, victim)
@@ -93,12 +93,12 @@ async def _part(actor: Actor, other: Actor, victim: Bookie, ready: asyncio.Event
 
 
 async def _write(writer: Handle, other: Actor, *, first: int, ready: asyncio.Event, killed: asyncio.Event) -> int:
-    """Add without a pause before, during and after; then close. Returns the last entry's id."""
+    """Add continuously before, during and after the kill, then close; the last entry's id."""
     while not killed.is_set():
         await writer.add(10, first=first)
         first += 10
         ready.set()
-    for _ in range(ATTEMPTS_MAX):  # quick bookies answer many adds before the writer hears that one is gone
+    for _ in range(ATTEMPTS_MAX):  # fast bookies answer many adds before the writer detects the failure
         await writer.add(100, first=first)
         first += 100
         if len((await other.metadata(writer.ledger))["segments"]) > 1:
@@ -108,16 +108,16 @@ async def _write(writer: Handle, other: Actor, *, first: int, ready: asyncio.Eve
 
 
 async def _over(actor: Actor, victim: Bookie) -> Handle:
-    """A new ledger whose ensemble has the victim."""
+    """Create a ledger whose ensemble contains the victim."""
     for _ in range(ATTEMPTS_MAX):
         writer = await actor.create()
         if victim.id in (await actor.metadata(writer.ledger))["segments"][0]["ensemble"]:
             return writer
-    raise AssertionError("the victim is never chosen")
+    raise AssertionError("the victim is in no ensemble")
 
 
 async def _seen(java: Actor, bookie: Bookie, *, present: bool) -> None:
-    """Until Apache's client sees the bookie, or no more."""
+    """Wait until Apache's client lists the bookie, or no longer lists it."""
     for _ in range(900):
         if (bookie.id in (await java.bookies())["writable"]) == present:  # type: ignore[attr-defined]
             return

@@ -16,7 +16,7 @@ async def test_fences_the_other(side: Side) -> None:
     reader = await side.actor.open(writer.ledger)
     assert await reader.known_lac() == 9
     assert await reader.read(0, 9) == 10
-    # The one refused here is the other client, by a bookie, or by its own watch of the metadata if that is told first.
+    # The other client is refused by a bookie, or by its own watch of the metadata if that event arrives first.
     with pytest.raises(Exception, match=r"Fenced|LedgerClosed"):
         await writer.add(1, first=10)
 
@@ -46,7 +46,7 @@ async def test_fenced_writer_in_full_flight(side: Side) -> None:
         await asyncio.sleep(0.01)
         assert not writing.done(), writing.exception()
     reader = await side.other.open(writer.ledger)
-    # Apache's client says the second of an add that comes after it heard of the fence.
+    # Apache's client reports the second error for an add after it detected the fence.
     await side.refused(writing, java="LedgerFenced (-101) or LedgerClosed (-11)", ours="LedgerFenced")
     last = await reader.known_lac()
     assert last >= acknowledged
@@ -128,7 +128,7 @@ async def test_wrong_password(side: Side) -> None:
     await side.refused(
         side.actor.open(writer.ledger, password="wrong"), java="UnauthorizedAccess (-102)", ours="Unauthorized"
     )
-    await writer.add(3, first=3)  # nobody was fenced
+    await writer.add(3, first=3)  # the writer was not fenced
 
 
 async def test_empty_password(side: Side) -> None:

@@ -1,8 +1,8 @@
-"""Bookies that ask who is there: tokens and TLS, certificates both ways.
+"""Authentication and TLS: tokens, server certificates and client certificates.
 
-The token clusters offer TLS and demand a token; one bookie of ours, one of Apache's, or one of each with Qw=2, so that
-every entry needs both. Apache's bookie speaks our token protocol by TokenAuth.java. The mutual cluster is ours alone:
-it serves nothing in clear and knows its clients by their certificates.
+The token clusters offer TLS and require a token. They have one bookie of Bindery, one of Apache, or one of each with
+Qw=2, so that every entry needs both. Apache's bookie supports Bindery's token protocol by TokenAuth.java. The mutual
+cluster has only a Bindery bookie, which requires TLS and authenticates clients by their certificates.
 """
 
 import itertools
@@ -26,9 +26,9 @@ pytestmark = [pytest.mark.interop, pytest.mark.asyncio(loop_scope="session"), py
 
 UNAUTHORIZED: Final = "UnauthorizedAccess (-102)"
 CLOSED: Final = "NotEnoughBookies (-6)"
-"""What Apache's client makes of bookies that end every connection."""
+"""Error of Apache's client if the bookies close every connection."""
 NONE_LEFT: Final = "NotEnoughBookies"
-"""What ours makes of them."""
+"""Error of Bindery's client in this case."""
 TOKEN: Final = "correct-horse-battery-staple"
 KINDS: Final = {"bindery": ("bindery",), "apache": ("apache",), "mixed": ("bindery", "apache")}
 
@@ -54,9 +54,9 @@ async def token_clusters(clusters: Clusters, tmp_path_factory: pytest.TempPathFa
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def mutual_cluster(clusters: Clusters) -> Cluster:
     cluster = await clusters.neighbour("mutual")
-    clusters.add_bookie(cluster, "bindery", options=(
-        "--auth-provider", "certificate", "--auth-allowed-names", "broker", *our_tls()
-    ))  # fmt: skip
+    clusters.add_bookie(
+        cluster, "bindery", options=("--auth-provider", "certificate", "--auth-allowed-names", "broker", *our_tls())
+    )
     await start_bookies(cluster)
     return cluster
 
@@ -82,12 +82,12 @@ def apache_tls() -> dict[str, str]:
 
 
 def java_token(text: str) -> dict[str, str]:
-    """Settings of a Java client that shows this token."""
+    """Settings of a Java client with this token."""
     return {"clientAuthProviderFactoryClass": "TokenAuth$Client", "interopToken": text}
 
 
 def java_tls(*, name: str, ca: Path) -> dict[str, str]:
-    """Settings of a Java client that asks for TLS, with the certificate `name` where one is given."""
+    """Settings of a Java client with TLS and, if given, the client certificate `name`."""
     settings = {
         "tlsProvider": "JDK",
         "tlsProviderFactoryClass": "org.apache.bookkeeper.tls.TLSContextFactory",
@@ -113,7 +113,7 @@ async def ours() -> AsyncIterator[OurConnect]:
 
 @pytest.fixture
 def connect(side: Side, clusters: Clusters, ours: OurConnect) -> Connect:
-    """`await connect(cluster, token=...)`: a client of this column's kind and protocol."""
+    """A function that connects a client of this column's kind and protocol."""
 
     async def connect(cluster: Cluster, *, token: str = "", ca: Path | None = None, name: str = "") -> Actor:
         if not side.is_java:
@@ -122,10 +122,15 @@ def connect(side: Side, clusters: Clusters, ours: OurConnect) -> Connect:
             client = await ours(cluster.zookeeper, root=cluster.root, settings=settings, security=security)
             return OurActor(client, name="secure")
         actor = JavaActor(
-            clusters.driver, name=f"secure {next(NUMBERS)}", uri=cluster.uri,
-            settings={**JAVA_SETTINGS["v2" if side.is_v2 else "v3"], **(java_token(token) if token else {}),
-                      **(java_tls(name=name, ca=ca) if ca else {})},
-        )  # fmt: skip
+            clusters.driver,
+            name=f"secure {next(NUMBERS)}",
+            uri=cluster.uri,
+            settings={
+                **JAVA_SETTINGS["v2" if side.is_v2 else "v3"],
+                **(java_token(token) if token else {}),
+                **(java_tls(name=name, ca=ca) if ca else {}),
+            },
+        )
         await actor.connect()
         return actor
 
@@ -140,7 +145,7 @@ def our_context(ca: Path, name: str) -> ssl.SSLContext:
 
 
 async def write_and_read(actor: Actor, cluster: Cluster) -> None:
-    """To every bookie of the cluster, and back from a recovery."""
+    """Write to all bookies of the cluster, and read with recovery."""
     copies = len(cluster.bookies)
     writer = await actor.create(e=copies, qw=copies, qa=copies)
     await writer.add(20)
@@ -207,7 +212,7 @@ async def test_mutual_refused(side: Side, mutual_cluster: Cluster, connect: Conn
         return
     name = {"not on the list": "guest", "of another authority": "stranger", "not shown": ""}[who]
     actor = await connect(mutual_cluster, ca=certificates.CA, name=name)
-    # In v2 the bookie's complaint, a v3 frame, may end the connection before the add is answered.
+    # In v2, the bookie's error is a v3 frame, which may end the connection before the add is answered.
     listed = f"{UNAUTHORIZED} or {CLOSED}" if side.is_v2 else UNAUTHORIZED
     await side.refused(write_and_read(actor, mutual_cluster), java=listed if name == "guest" else CLOSED, ours="")
 

@@ -1,4 +1,4 @@
-"""`bookkeeper shell` on clusters with our bookies, and the `bindery` command on clusters with Apache's."""
+"""`bookkeeper shell` on clusters with Bindery's bookies, and the `bindery` command on clusters with Apache's."""
 
 import asyncio
 import json
@@ -16,7 +16,7 @@ from e2e.interop.table import Table
 pytestmark = [pytest.mark.interop, pytest.mark.asyncio(loop_scope="session"), pytest.mark.usefixtures("table_place")]
 
 everywhere = pytest.mark.parametrize("cluster", ["bindery", "mixed", "apache"], indirect=True)
-"""On Apache's own bookies too: what it does there is what it must do on ours."""
+"""Clusters of the shell tests. Apache's own bookies show the expected behaviour."""
 on_theirs = pytest.mark.parametrize("cluster", ["apache", "mixed"], indirect=True)
 
 Actors = dict[tuple[str, str], Actor]
@@ -41,13 +41,13 @@ async def written(actor: Actor, *, entries: int = 5, custom: dict[str, str] | No
 
 
 async def said(clusters: Clusters, cluster: Cluster, *words: str) -> str:
-    """What the shell says, having succeeded."""
+    """Output of a shell command, which must succeed."""
     status, text = await clusters.driver.shell(cluster.shell_conf, *words)
     assert status == 0, text
     return text
 
 
-# -- Apache's tools ---------------------------------------------------------------------------------------------------
+# -- Apache's tools ----------------------------------------------------------------------------------------------------
 
 
 @everywhere
@@ -93,8 +93,14 @@ async def test_ledgermetadata(clusters: Clusters, cluster: Cluster, actors: Acto
     """`bookkeeper shell ledgermetadata`"""
     ledger = (await written(actors["bindery v3", cluster.name], custom={"application": "interop"})).ledger
     text = await said(clusters, cluster, "ledgermetadata", "-ledgerid", str(ledger))
-    for words in ("formatVersion=3", "ensembleSize=3, writeQuorumSize=3, ackQuorumSize=2", "state=CLOSED",
-                  "lastEntryId=4", "digestType=CRC32C", "customMetadata={application="):  # fmt: skip
+    for words in (
+        "formatVersion=3",
+        "ensembleSize=3, writeQuorumSize=3, ackQuorumSize=2",
+        "state=CLOSED",
+        "lastEntryId=4",
+        "digestType=CRC32C",
+        "customMetadata={application=",
+    ):
         assert words in text, text
 
 
@@ -121,10 +127,15 @@ async def test_bookiesanity(clusters: Clusters, cluster: Cluster) -> None:
     """`bookkeeper shell bookiesanity` of one bookie"""
     bookie = cluster.bookies[0]
     conf = cluster.directory / "sanity.conf"
-    write_conf(conf, {
-        "metadataServiceUri": cluster.uri, "allowLoopback": "true", "advertisedAddress": "127.0.0.1",
-        "bookiePort": str(bookie.process.port),
-    })  # fmt: skip
+    write_conf(
+        conf,
+        {
+            "metadataServiceUri": cluster.uri,
+            "allowLoopback": "true",
+            "advertisedAddress": "127.0.0.1",
+            "bookiePort": str(bookie.process.port),
+        },
+    )
     status, text = await clusters.driver.shell(conf, "bookiesanity", "-entries", "20")
     assert status == 0, text
 
@@ -147,7 +158,7 @@ async def test_cookies(clusters: Clusters, cluster: Cluster) -> None:
 
 
 async def _several_directories(clusters: Clusters, cluster: Cluster) -> None:
-    """A cookie of ours that names several reads as the one that Apache's shell makes of them."""
+    """Bindery's cookie with several directories equals the one that Apache's shell generates."""
     place = cluster.directory / "several"
     journals, ledgers = ([str(place / f"{kind}{n}") for n in range(2)] for kind in ("journal", "ledger"))
     theirs = place / "cookie"
@@ -204,7 +215,8 @@ async def test_clusterinfo(clusters: Clusters, cluster: Cluster) -> None:
     assert (facts["totalBookiesCount"], facts["writableBookiesCount"]) == (4, 4)
 
 
-# -- ours -------------------------------------------------------------------------------------------------------------
+# -- Bindery's tools
+# -------------------------------------------------------------------------------------------------------
 
 
 @on_theirs
@@ -307,4 +319,4 @@ async def _over(actor: Actor, bookie: Bookie) -> Handle:
         writer = await actor.create()
         if bookie.id in (await actor.metadata(writer.ledger))["segments"][0]["ensemble"]:
             return writer
-    raise AssertionError("the bookie is never chosen")
+    raise AssertionError("the bookie is in no ensemble")

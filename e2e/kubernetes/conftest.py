@@ -1,6 +1,6 @@
-"""Releases under test in namespaces of their own, and what is kept of them when a test fails.
+"""Install the releases under test, each in its own namespace, and keep their logs after a failure.
 
-E2E_REPORTS (default `e2e-reports`): where histories, reports and the pods' last words go.
+E2E_REPORTS (default `e2e-reports`): directory for histories, reports and the logs of pods.
 """
 
 import os
@@ -19,7 +19,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(here):
             item.add_marker(pytest.mark.kubernetes)
-    # Spark takes all cores, where the others mostly wait: it comes when searches that run beside (.ci/run) have ended.
+    # The audit tests run last: Spark uses all cores, and other steps of .ci/run that need them have then ended.
     items.sort(key=lambda item: item.path == here / "test_audit.py")
 
 
@@ -30,7 +30,7 @@ def reports() -> Path:
 
 @pytest.fixture(scope="session")
 def images() -> Images:
-    """Built and loaded: this tree's. Tests ask for the others."""
+    """This tree's images, built and loaded. Tests request the other images themselves."""
     made = Images()
     made.version(VERSION)
     return made
@@ -38,14 +38,14 @@ def images() -> Images:
 
 @pytest.fixture(scope="module")
 def default_release(images: Images, reports: Path) -> Iterator[Release]:
-    """Installed with no values."""
+    """A release that was installed without values."""
     with installed("bindery-e2e", timeout_s=READY_S_MAX, folder=reports / "default") as release:
         yield release
 
 
 @pytest.fixture(scope="module")
 def chaos_release(images: Images, reports: Path) -> Iterator[Release]:
-    """Two or more of everything, delays of seconds."""
+    """A release with at least two pods of each service and with delays of seconds."""
     images.version(NEXT_VERSION)
     with installed("bindery-e2e-faults", values=[CHAOS_VALUES], folder=reports / "faults") as release:
         yield release

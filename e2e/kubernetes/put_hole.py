@@ -1,6 +1,7 @@
-"""Runs in the toolbox: a ledger of ENTRIES entries, of which one copy lacks one. Prints what an audit is to find.
+"""Write a ledger of ENTRIES entries with one missing replica, and print the finding that an audit must report.
 
-The copies of one bookie are given to the one that has none, but for an entry, as a healing would do it that goes wrong.
+Runs in the toolbox. It copies the entries of one bookie to a bookie outside the ensemble, leaves one entry out, and
+replaces the first bookie by the second in the metadata, as an incorrect re-replication would.
 """
 
 import asyncio

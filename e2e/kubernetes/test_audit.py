@@ -1,6 +1,6 @@
-"""The audit as the chart runs it: verdicts, Jobs that end as their exit codes say, pods that die in the middle.
+"""The chart's audit: verdicts, the results of Jobs, and recovery from killed pods.
 
-The tests run in their order, on one release: whole first, then with one entry of one copy missing.
+The tests run in the order of the file on one release: first with all replicas, then with one replica missing.
 """
 
 import json
@@ -23,14 +23,14 @@ MESSAGES = 1500
 TOPICS = ("orders", "payments")
 JOB_TIMEOUT_S = 420.0
 BEGIN_TIMEOUT_S = 240.0
-"""Of Java, Spark and Python on cores that others use, too."""
-FINDINGS_END_IT = JobState("Failed", "PodFailurePolicy")
+"""Seconds until Java, Spark and Python are up on cores that other processes use, too."""
+FAILED_BY_FINDINGS = JobState("Failed", "PodFailurePolicy")
 pytestmark = pytest.mark.timeout(1500)  # the first one builds the images
 
 
 @dataclass
 class Story:
-    """The release, and what was put into it."""
+    """The release, and the missing replica that was created in it."""
 
     release: Release
     audits: Audits
@@ -51,14 +51,17 @@ def story(images: Images, reports: Path) -> Iterator[Story]:
         yield Story(release, Audits(release.cluster))
 
 
-def told(finding: dict[str, Any]) -> tuple[Any, ...]:
+def key(finding: dict[str, Any]) -> tuple[Any, ...]:
     return tuple(finding[name] for name in ("kind", "severity", "ledger_id", "first_entry", "last_entry", "bookie"))
 
 
-def told_of_damage(findings: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
-    """Without what the copies left behind where they were: a bookie throws it away in time (ORPHAN_DATA, info). And
-    without what a second audit adds, since recovery is paused: that nobody marked the ledger."""
-    return [told(one) for one in findings if one["severity"] != "info" and one["kind"] != "MISSING_MARK"]
+def damage(findings: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+    """Keys of the findings, without those that are due to the test itself.
+
+    ORPHAN_DATA (info): the replicas on the former bookie, which it deletes later. MISSING_MARK: a second audit reports
+    that the ledger is not marked, because recovery is paused.
+    """
+    return [key(one) for one in findings if one["severity"] != "info" and one["kind"] != "MISSING_MARK"]
 
 
 def without_message(state: JobState) -> JobState:
@@ -71,14 +74,17 @@ def kill_one(story: Story, pods: list[Pod]) -> Pod:
 
 
 def groups(story: Story, pod: str) -> dict[str, str]:
-    """Of the newest run, by name; a group that is read anew is another directory. `pod`: one with the volume."""
+    """Name -> inode of the newest run's checkpoint groups. A group that is read again has another inode.
+
+    `pod`: a pod that mounts the volume.
+    """
     script = f"ls -di $(ls -d {DIRECTORY}/2* | tail -n 1)/checkpoint/groups/*"
     found = story.release.cluster.exec(pod, "sh", "-c", script, check=False).split()
     return {path.rpartition("/")[2]: inode for inode, path in zip(found[::2], found[1::2], strict=True)}
 
 
-def has_done_one(story: Story, job: str) -> str:
-    """Empty once there is something to go on from, and something to go on with."""
+def checkpointed(story: Story, job: str) -> str:
+    """Why the run cannot be resumed yet; empty: one group is complete and another one has begun."""
     pods = [pod for pod in story.audits.pods(job) if pod.phase == "Running"]
     if not pods:
         return "no driver runs"
@@ -86,15 +92,15 @@ def has_done_one(story: Story, job: str) -> str:
     return "" if "00000" in found and any(name.endswith(".part") for name in found) else f"groups: {sorted(found)}"
 
 
-def executors_read(story: Story) -> str:
-    """Empty once each of the two has Python workers, so that a task has begun there."""
+def executors_work(story: Story) -> str:
+    """Why the executors do not work yet; empty: both have Python workers, so a task has begun on each."""
     running = [pod for pod in story.audits.executors() if pod.phase == "Running"]
     if len(running) != 2:
         return f"{len(running)} executors run"
     workers = ("sh", "-c", "grep -l pyspark.daemon /proc/[0-9]*/cmdline 2>/dev/null")
     names = [pod.name for pod in running]
     idle = [name for name in names if not story.release.cluster.exec(name, *workers, check=False).strip()]
-    return f"nothing is read by {', '.join(idle)}" if idle else ""
+    return f"idle executors: {', '.join(idle)}" if idle else ""
 
 
 def test_a_whole_cluster_is_healthy_and_the_report_stays_on_the_volume(story: Story) -> None:
@@ -102,9 +108,9 @@ def test_a_whole_cluster_is_healthy_and_the_report_stays_on_the_volume(story: St
     story.audits.start("whole")
     state = story.audits.wait("whole", timeout_s=JOB_TIMEOUT_S)
     print(f"driver mode: {time.monotonic() - began:.0f} s")
-    assert state.verdict == "Complete", story.audits.said("whole")
+    assert state.verdict == "Complete", story.audits.log("whole")
     assert story.audits.exit_codes("whole") == [0]
-    assert story.audits.said_verdicts("whole") == ["HEALTHY"]
+    assert story.audits.logged_verdicts("whole") == ["HEALTHY"]
     with story.audits.reports() as volume:
         summary = volume.summary()
         assert (summary["verdict"], summary["coverage"], summary["unknown"]) == ("HEALTHY", 1.0, 0)
@@ -114,27 +120,27 @@ def test_a_whole_cluster_is_healthy_and_the_report_stays_on_the_volume(story: St
         assert "bindery_audit_exit_code 0" in volume.read("metrics.prom")
 
 
-def test_a_driver_that_is_killed_is_followed_by_one_that_goes_on_and_finds_the_hole_once(story: Story) -> None:
-    # An auditor would have it whole again within seconds.
-    story.release.cluster.toolbox("bindery", "recovery", "pause", "--reason", "an audit is to find it")
+def test_after_a_killed_driver_the_next_one_resumes_the_run_and_finds_the_missing_replica_once(story: Story) -> None:
+    # Otherwise an auditor would copy the entry within seconds.
+    story.release.cluster.toolbox("bindery", "recovery", "pause", "--reason", "an audit must find it")
     story.hole = json.loads(story.release.cluster.toolbox("python", "-", stdin=HOLE.read_text()))
     story.audits.start("hole")
-    story.release.cluster.until(lambda: has_done_one(story, "hole"), "a group is read", timeout_s=BEGIN_TIMEOUT_S)
+    story.release.cluster.until(lambda: checkpointed(story, "hole"), "a group is read", timeout_s=BEGIN_TIMEOUT_S)
     drivers = story.audits.pods("hole")
     done = groups(story, drivers[0].name)["00000"]
     killed = kill_one(story, drivers)
     state = story.audits.wait("hole", timeout_s=JOB_TIMEOUT_S)
-    assert without_message(state) == FINDINGS_END_IT, "what was found is not looked for again"
+    assert without_message(state) == FAILED_BY_FINDINGS, "a Job that failed because of findings is not retried"
     assert "exit code 1" in state.message
     assert story.audits.exit_codes("hole")[-1] == 1
     assert killed.name not in {pod.name for pod in story.audits.pods("hole") if pod.phase == "Running"}
-    assert set(story.audits.said_verdicts("hole")) == {"UNDER-REPLICATED"}, "and once more at the end of what it says"
+    assert set(story.audits.logged_verdicts("hole")) == {"UNDER-REPLICATED"}, "the log repeats the verdict at its end"
     with story.audits.reports() as volume:
         summary = volume.summary()
-        assert told_of_damage(volume.findings(summary["run_id"])) == [story.expected()]
+        assert damage(volume.findings(summary["run_id"])) == [story.expected()]
         runs = [name for name in volume.names() if name[:1].isdigit()]
-        assert len(runs) == 2, "the second driver went on with the run of the first"
-        assert groups(story, volume.pod)["00000"] == done, "what was read is not read again"
+        assert len(runs) == 2, "the second driver resumed the run of the first"
+        assert groups(story, volume.pod)["00000"] == done, "a complete group is not read again"
 
 
 def test_an_executor_that_is_killed_changes_nothing_in_the_report(story: Story) -> None:
@@ -142,19 +148,19 @@ def test_an_executor_that_is_killed_changes_nothing_in_the_report(story: Story) 
     story.release.upgrade(["audit.executors.enabled=true", "upgradeGate.force=true"], what="to executors")
     story.audits.start("executors")
     cluster = story.release.cluster
-    cluster.until(lambda: executors_read(story), "both executors read", timeout_s=BEGIN_TIMEOUT_S)
+    cluster.until(lambda: executors_work(story), "both executors work", timeout_s=BEGIN_TIMEOUT_S)
     running = [pod for pod in story.audits.executors() if pod.phase == "Running"]
     assert {pod.node for pod in running} == {pod.node for pod in story.audits.pods("executors")}, "they share a volume"
     killed = kill_one(story, running)
     state = story.audits.wait("executors", timeout_s=JOB_TIMEOUT_S)
     print(f"executors: {time.monotonic() - began:.0f} s")
-    assert without_message(state) == FINDINGS_END_IT
-    assert story.audits.exit_codes("executors") == [1], "the driver bore it"
+    assert without_message(state) == FAILED_BY_FINDINGS
+    assert story.audits.exit_codes("executors") == [1], "the driver survived"
     assert killed.uid not in {pod.uid for pod in story.audits.executors()}
     with story.audits.reports() as volume:
         summary = volume.summary()
         assert summary["coverage"] == 1.0
-        assert told_of_damage(volume.findings(summary["run_id"])) == [story.expected()]
+        assert damage(volume.findings(summary["run_id"])) == [story.expected()]
     cluster.until(
         lambda: ", ".join(pod.name for pod in story.audits.executors()), "no executor is left behind", timeout_s=120
     )

@@ -1,4 +1,4 @@
-"""The checker can fail: a build that breaks the promise is judged BAD, for the very reason that it was broken in."""
+"""The validators detect errors: a broker with a defect is judged BAD, with exactly the kinds of that defect."""
 
 import asyncio
 from pathlib import Path
@@ -21,16 +21,20 @@ def test_a_broken_broker_is_caught(
     images.broken()
     default_release.upgrade(
         [
-            f"broker.image.tag={BROKEN_TAG}", "broker.service.type=NodePort",
-            "broker.env[0].name=BINDERY_DEFECT", f"broker.env[0].value={defect}",
+            f"broker.image.tag={BROKEN_TAG}",
+            "broker.service.type=NodePort",
+            "broker.env[0].name=BINDERY_DEFECT",
+            f"broker.env[0].value={defect}",
         ],
         what=f"to the broker that {defect}",
-    )  # fmt: skip
+    )
     traffic = TrafficSettings(topics=(f"public/default/{defect}",), messages_per_s=150)
     settings = RunSettings(
-        folder=reports / f"broken-{defect}", facts=facts_of(f"broken build: {defect}"), traffic=traffic,
+        folder=reports / f"broken-{defect}",
+        facts=facts_of(f"broken build: {defect}"),
+        traffic=traffic,
         seconds_min=PLAY_S,
-    )  # fmt: skip
+    )
     report = asyncio.run(play(world_of(default_release, settings), settings, []))
     found = {finding.kind for finding in report.judgement.findings}
     print(f"{defect}: {report.judgement.verdict}, found {sorted(found)}")

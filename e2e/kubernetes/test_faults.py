@@ -1,6 +1,6 @@
-"""Each fault once, under traffic of real data, and the verdict on what every client observed.
+"""Inject each fault once under traffic, and judge the observations of all clients.
 
-E2E_SAMPLE=<seed>: a sample of the faults, one of each kind, as `.ci/run` plays it.
+E2E_SAMPLE=<seed>: a sample with one fault of each kind, as in `.ci/run`.
 """
 
 import asyncio
@@ -20,7 +20,8 @@ SEED = 1
 
 @pytest.mark.timeout(SECONDS_MAX + 300)
 def test_nothing_acknowledged_is_lost_through_every_fault(chaos_release: Release, reports: Path) -> None:
-    """Nothing lost, order kept, every copy compared, whole again by itself, nothing copied needlessly."""
+    """No message is lost or reordered, all replicas agree, the cluster recovers by itself and copies no more than
+    needed."""
     settings = RunSettings(
         folder=reports / "faults", seed=SEED, facts=facts_of("make e2e"), traffic=TrafficSettings(seed=SEED)
     )

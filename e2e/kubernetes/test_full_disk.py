@@ -1,4 +1,4 @@
-"""A bookie whose disk is full: producers and readers do not notice, nothing dies, and it writes again by itself."""
+"""Fill disks of bookies: no request fails for long, no process dies, and the bookies become writable again."""
 
 import asyncio
 from collections.abc import Iterator
@@ -22,10 +22,10 @@ def release(images: Images, reports: Path) -> Iterator[Release]:
 
 
 @pytest.mark.timeout(500)
-def test_full_disks_are_borne_and_got_over(release: Release, reports: Path) -> None:
+def test_the_cluster_survives_full_disks(release: Release, reports: Path) -> None:
     traffic = TrafficSettings(seed=SEED, messages_per_s=40)
     settings = RunSettings(folder=reports / "disks", seed=SEED, facts=facts_of("full disks"), traffic=traffic)
-    steps = [[FillDisk(lot, disk=disk)] for lot in (0.1, 0.6) for disk in ("ledgers", "journal")]
+    steps = [[FillDisk(draw, disk=disk)] for draw in (0.1, 0.6) for disk in ("ledgers", "journal")]
     report = asyncio.run(play(world_of(release, settings), settings, steps))
     assert [fault.outcome for fault in report.figures.faults] == ["ok"] * len(steps)
     assert report.judgement.verdict == "GOOD", report.judgement

@@ -1,4 +1,4 @@
-"""What keeps a pod from starting is told by its last log line and its termination message: the cause, and the fix."""
+"""A pod that cannot start names the cause and the fix in its last log line and in its termination message."""
 
 import json
 from collections.abc import Iterator
@@ -22,18 +22,18 @@ def release(images: Images, reports: Path) -> Iterator[Release]:
 
 
 def break_it(release: Release, values: dict[str, Any], cause: str, file: Path) -> tuple[str, list[str]]:
-    """Install these values over those in use; the last words of a pod of that workload that name the cause."""
+    """Upgrade with `values`; (termination message, last log lines) of a pod of that workload that names the cause."""
     file.write_text(json.dumps(values))
     (component,) = values
     release.upgrade(values=[file], wait=False, what=cause)
     fitting: list[tuple[str, list[str]]] = []
 
-    def nobody() -> str:
-        said = release.cluster.last_words(component)
-        fitting.extend(words for words in said.values() if cause in words[0])
-        return "" if fitting else f"the last words so far: {said}"
+    def problem() -> str:
+        found = release.cluster.last_words(component)
+        fitting.extend(words for words in found.values() if cause in words[0])
+        return "" if fitting else f"messages so far: {found}"
 
-    release.cluster.until(nobody, f"a {component} ends and names {cause!r}", timeout_s=WAIT_S)
+    release.cluster.until(problem, f"a {component} ends and names {cause!r}", timeout_s=WAIT_S)
     print(fitting[0][0])
     return fitting[0]
 
@@ -45,22 +45,26 @@ def variables(**values: str) -> list[dict[str, str]]:
 CASES = {
     "wrong value": (
         {"auditor": {"env": variables(AUDITOR_BYTES_PER_S_MIN="1000000000")}},
-        "bytes_per_s_min", "must not exceed bytes_per_s_max",
+        "bytes_per_s_min",
+        "must not exceed bytes_per_s_max",
     ),
     "unreachable ZooKeeper": (
         {"broker": {"env": variables(BROKER_ZOOKEEPER="nowhere:2181", BROKER_ZOOKEEPER_CONNECT_TIMEOUT_S="5")}},
-        "the name nowhere does not resolve", "name its servers in BROKER_ZOOKEEPER",
+        "the name nowhere does not resolve",
+        "set BROKER_ZOOKEEPER to its servers",
     ),
     "cookie mismatch": (
         {"bookie": {"env": variables(BOOKIE_BOOKIE_ID="somebody-else")}},
-        "somebody-else", "disks swapped? Put them back",
+        "somebody-else",
+        "disks swapped? Put them back",
     ),
-    # A fourth bookie, since one that had volumes before would complain of their absence in its cookie's words.
+    # A fourth bookie, because a bookie that had volumes before would report a cookie mismatch instead.
     "missing volume": (
         {"bookie": {"replicas": 4, "env": variables(BOOKIE_LEDGER_DIR="/missing")}},
-        "/missing", "mount a volume",
+        "/missing",
+        "mount a volume",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -1,4 +1,4 @@
-"""Histories written by hand, for tests: one call a line, a clock that ticks a millisecond with each."""
+"""Build histories for tests: one call per line; the clock advances by a millisecond per line."""
 
 from typing import Any, Final
 
@@ -13,7 +13,7 @@ def digest(producer: str, sequence: int) -> str:
 
 
 class Story:
-    """Records, in order. Every method is one or two lines of a history."""
+    """Records in order. Each method adds one or two lines to the history."""
 
     def __init__(self, *, topic: str = TOPIC) -> None:
         self.topic = topic
@@ -35,7 +35,7 @@ class Story:
         return self._count
 
     def send(self, producer: str, *sequences: int) -> int:
-        """The invocation; end it with `add("ok", n, ids=[...])` and the like."""
+        """Invoke a produce; its number. End it with `add("ok", n, ids=[...])` or another outcome."""
         digests = [digest(producer, sequence) for sequence in sequences]
         return self.begin("produce", producer, sequences=list(sequences), sizes=[1] * len(digests), digests=digests)
 
@@ -68,8 +68,8 @@ def row(message_id: str, producer: str = "p0", sequence: int = 0, payload: str |
 
 
 def good(*, deliver: bool = True) -> Story:
-    """Two producers: five messages acknowledged, one of them in a batch, one unknown and stored, one refused; an
-    exclusive and a shared subscription that got all."""
+    """Two producers: five messages acknowledged, one of them in a batch, one unknown and stored, one refused. An
+    exclusive and a shared subscription received all of them."""
     story = Story()
     story.subscribed("shared")
     story.subscribed("ordered", "exclusive")
@@ -97,4 +97,4 @@ TRUTH: Final = (
     row("1:3:-1:-1", "p0", 3),
     row("2:0:-1:-1", "p0", 4),
 )
-"""What the topic of `good` holds."""
+"""The content of the topic of `good`."""

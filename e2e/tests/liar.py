@@ -1,17 +1,17 @@
-"""A broker that lies: it stands in front of an honest one and breaks its word in one way, at every third chance.
+"""A faulty proxy in front of a correct broker: it injects one kind of error at every third opportunity.
 
-| lie           | what it does                                                              | must be judged as      |
+| lie           | effect                                                                    | required finding       |
 |---------------|---------------------------------------------------------------------------|------------------------|
-| none          | passes everything on                                                      | nothing                |
-| drop          | acknowledges messages that it stores nowhere                              | lost, undelivered      |
+| none          | forwards everything                                                       | none                   |
+| drop          | acknowledges messages without storing them                                | lost, undelivered      |
 | hide          | leaves messages out of readings                                           | lost                   |
 | double        | stores a request twice                                                    | duplicate              |
-| change        | stores other bytes                                                        | changed                |
-| deny          | stores messages and says that it refused them                             | phantom                |
+| change        | stores other payloads                                                     | changed                |
+| deny          | stores messages and responds that it refused them                         | phantom                |
 | invent        | stores messages of its own                                                | phantom                |
-| swap          | reads neighbours in exchanged order                                       | reordered              |
-| shuffle       | delivers an answer's messages backwards                                   | reordered              |
-| forget        | says that it acknowledged, and does not                                   | redelivered            |
+| swap          | swaps neighbouring messages in readings                                   | reordered              |
+| shuffle       | delivers the messages of a response in reverse order                      | reordered              |
+| forget        | confirms acknowledgements without executing them                          | redelivered            |
 | withhold      | acknowledges messages of a subscription itself, and never delivers them   | undelivered            |
 """
 
@@ -55,7 +55,7 @@ class Liar:
         self.lies = 0
 
     def _now(self, *lies: str) -> bool:
-        """Whether to lie at this chance."""
+        """Whether to inject an error at this opportunity."""
         if self._lie not in lies:
             return False
         self._chances += 1
@@ -157,7 +157,7 @@ def edited(answer: httpx.Response, cheat: Callable[[list[Any]], None]) -> Respon
 
 @asynccontextmanager
 async def lying_broker(url: str, lie: str) -> AsyncIterator[tuple[Liar, str]]:
-    """Serves what stands behind `url`; yields the liar and where it is."""
+    """Run the proxy for the broker at `url`; (proxy, its URL)."""
     listening = socket.create_server(("127.0.0.1", 0))
     async with httpx.AsyncClient(timeout=30, trust_env=False) as http:
         liar = Liar(url, lie, http=http)

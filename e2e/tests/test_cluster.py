@@ -1,4 +1,4 @@
-"""What a pod's status means, which nodes are spared, which commands are run - without a cluster."""
+"""Pods, protected nodes and commands, without a cluster."""
 
 import json
 from collections.abc import Sequence
@@ -25,7 +25,9 @@ def v1_pod(name: str, component: str = "bookie", **changed: Any) -> Any:
     waiting = Thing(reason=values["waiting"]) if values["waiting"] else None
     return Thing(
         metadata=Thing(
-            name=name, uid=values["uid"], deletion_timestamp=values["deleted"],
+            name=name,
+            uid=values["uid"],
+            deletion_timestamp=values["deleted"],
             labels={"app.kubernetes.io/component": component},
         ),
         spec=Thing(
@@ -35,15 +37,16 @@ def v1_pod(name: str, component: str = "bookie", **changed: Any) -> Any:
             containers=[Thing(image=values["image"])],
         ),
         status=Thing(
-            phase="Running", pod_ip=values["ip"],
+            phase="Running",
+            pod_ip=values["ip"],
             conditions=[Thing(type="Ready", status="True" if values["ready"] else "False")],
             container_statuses=[Thing(restart_count=values["restarts"], state=Thing(waiting=waiting))],
         ),
-    )  # fmt: skip
+    )
 
 
 class FakeCore:
-    """The part of CoreV1Api that reads and deletes pods."""
+    """A fake of the part of CoreV1Api that reads and deletes pods."""
 
     def __init__(self, pods: Sequence[Any]) -> None:
         self.there = list(pods)
@@ -53,12 +56,8 @@ class FakeCore:
         wanted = dict(part.split("=") for part in label_selector.split(","))
         component = wanted.get("app.kubernetes.io/component")
         return Thing(
-            items=[
-                pod
-                for pod in self.there
-                if component in (None, pod.metadata.labels["app.kubernetes.io/component"])
-            ]
-        )  # fmt: skip
+            items=[pod for pod in self.there if component in (None, pod.metadata.labels["app.kubernetes.io/component"])]
+        )
 
     def read_namespaced_pod(self, name: str, namespace: str, **_: Any) -> Any:
         return next(pod for pod in self.there if pod.metadata.name == name)
@@ -84,7 +83,7 @@ class FakeApps:
 
 
 class Recorded:
-    """A Runner that answers from a list and remembers what was run."""
+    """A Runner with prepared outputs that records the commands."""
 
     def __init__(self, *answers: str | Exception) -> None:
         self.answers = list(answers)
@@ -116,9 +115,19 @@ def node(name: str, address: str, **labels: str) -> Any:
 def test_a_pod_is_what_its_status_says() -> None:
     pod = pod_of(v1_pod("b-0", waiting="CrashLoopBackOff", restarts=3, ready=False, claims=("j", "l")))
     assert pod == Pod(
-        name="b-0", component="bookie", node="node2", ip="10.0.0.1", uid="uid-b-0", phase="Running", is_ready=False,
-        is_going=False, restarts=3, waits_for="CrashLoopBackOff", claims=("j", "l"), image="bindery/bookie:0.1.0",
-    )  # fmt: skip
+        name="b-0",
+        component="bookie",
+        node="node2",
+        ip="10.0.0.1",
+        uid="uid-b-0",
+        phase="Running",
+        is_ready=False,
+        is_going=False,
+        restarts=3,
+        waits_for="CrashLoopBackOff",
+        claims=("j", "l"),
+        image="bindery/bookie:0.1.0",
+    )
 
 
 def test_nodes_of_the_control_plane_are_known_by_their_label_or_by_serving_the_api() -> None:
@@ -130,11 +139,16 @@ def test_nodes_of_the_control_plane_are_known_by_their_label_or_by_serving_the_a
     assert control_plane_nodes(nodes, ["10.0.0.2"]) == {"labelled", "serving"}
 
 
-def test_whoever_is_missing_going_or_not_ready_is_named() -> None:
+def test_missing_deleted_and_unready_pods_are_named() -> None:
     cluster = cluster_of(
-        v1_pod("b-0"), v1_pod("b-1", ready=False, waiting="ImagePullBackOff"), v1_pod("b-2", deleted="now"),
-        v1_pod("t-0", "toolbox"), v1_pod("job", "init", ready=False), bookie=4, toolbox=1,
-    )  # fmt: skip
+        v1_pod("b-0"),
+        v1_pod("b-1", ready=False, waiting="ImagePullBackOff"),
+        v1_pod("b-2", deleted="now"),
+        v1_pod("t-0", "toolbox"),
+        v1_pod("job", "init", ready=False),
+        bookie=4,
+        toolbox=1,
+    )
     assert cluster.not_ready() == ["b-1: ImagePullBackOff", "b-2: is being deleted", "bookie: 3 of 4 pods"]
 
 
@@ -147,20 +161,20 @@ def test_a_signal_goes_to_every_process_but_the_sandbox_and_the_shell_that_sends
     assert '[ "$p" = 1 ] || [ "$p" = $$ ]' in SIGNAL_SCRIPT
 
 
-def test_a_pod_without_a_shared_process_namespace_is_told_how_to_get_one() -> None:
+def test_a_signal_to_a_pod_without_a_shared_process_namespace_names_the_setting() -> None:
     refused = CommandFailed("kubectl exec: exit code 99\n")
     with pytest.raises(ClusterError, match="shareProcessNamespace=true"):
         cluster_of(runner=Recorded(refused)).signal(pod_of(v1_pod("b-0")), "KILL")
 
 
-def test_a_kill_that_ends_its_own_exec_is_a_kill_and_a_failed_stop_is_a_failure() -> None:
+def test_an_exec_that_ends_with_the_killed_container_succeeds_but_a_failed_stop_fails() -> None:
     ended = CommandFailed("kubectl exec: exit code 137\n")
     cluster_of(runner=Recorded(ended)).signal(pod_of(v1_pod("b-0")), "KILL")
     with pytest.raises(CommandFailed):
         cluster_of(runner=Recorded(ended)).signal(pod_of(v1_pod("b-0")), "STOP")
 
 
-def test_the_leader_of_zookeeper_is_whoever_says_so() -> None:
+def test_the_zookeeper_leader_is_found_by_its_mode() -> None:
     pods = [v1_pod(f"z-{i}", "zookeeper") for i in (1, 2, 3)] + [v1_pod("t", "toolbox")]
     roles = json.dumps({"z-1": "follower", "z-2": "leader", "z-3": "silent"})
     assert cluster_of(*pods, runner=Recorded(roles)).zookeeper_leader().name == "z-2"
@@ -169,7 +183,7 @@ def test_the_leader_of_zookeeper_is_whoever_says_so() -> None:
         cluster_of(*pods, runner=Recorded(json.dumps({"z-1": "silent"}))).zookeeper_leader()
 
 
-def test_waiting_ends_with_the_last_problem_and_takes_errors_for_problems() -> None:
+def test_waiting_reports_the_last_problem_and_treats_errors_as_problems() -> None:
     now = [0.0]
 
     def sleep(seconds: float) -> None:
@@ -204,7 +218,7 @@ def test_the_toolbox_must_be_ready() -> None:
         cluster_of(v1_pod("t", "toolbox", ready=False)).toolbox("true")
 
 
-def test_a_command_that_fails_tells_its_last_words() -> None:
+def test_a_failed_command_reports_its_output() -> None:
     with pytest.raises(CommandFailed, match="exit code 3\nwhy not"):
         run(["sh", "-c", "echo why not >&2; exit 3"], timeout_s=10)
     with pytest.raises(CommandFailed, match="not done after"):
@@ -225,9 +239,12 @@ def test_hooks_come_from_the_environment_as_words() -> None:
     nodes.partition("n3")
     nodes.heal("n3")
     assert runner.commands == [
-        ["nodes", "stop", "n2"], ["nodes", "start", "n2"], ["nodes", "partition", "n3"], ["nodes", "heal", "n3"],
-    ]  # fmt: skip
+        ["nodes", "stop", "n2"],
+        ["nodes", "start", "n2"],
+        ["nodes", "partition", "n3"],
+        ["nodes", "heal", "n3"],
+    ]
 
 
-def test_only_objects_count_among_the_lines_of_an_answer() -> None:
+def test_only_lines_with_json_objects_are_parsed() -> None:
     assert json_lines('warning: slow\n{"a": 1}\n{"b": 2}\n') == [{"a": 1}, {"b": 2}]

@@ -1,4 +1,4 @@
-"""Goal: an outcome is called failed only where nothing can have happened."""
+"""Goal: an outcome is only failed if the request cannot have had an effect."""
 
 import random
 import socket
@@ -16,7 +16,7 @@ from bindery_core.errors import (
     TooLarge,
     TooManyRequests,
 )
-from bindery_e2e.traffic.exchange import Door, fixed, outcome_of
+from bindery_e2e.traffic.exchange import BrokerAccess, fixed, outcome_of
 from bindery_e2e.traffic.payloads import SIZE_MAX, Payloads, digest_of, find_files
 from bindery_e2e.traffic.traffic import Outgoing, produce_request, produced_ids, row_of
 from bindery_kit.http.problem import problem_of
@@ -36,12 +36,12 @@ def test_the_brokers_own_refusals() -> None:
 
 
 @pytest.mark.parametrize("status", [400, 404, 408, 429, 500, 502, 503, 504])
-def test_the_page_of_somebody_between_says_nothing(status: int) -> None:
+def test_the_page_of_a_proxy_is_unknown(status: int) -> None:
     assert outcome_of(httpx.Response(status, text="<html>upstream</html>")).kind == "unknown"
     assert outcome_of(httpx.Response(status, json={"code": "try_again"})).kind == "unknown"  # no problem+json
 
 
-def test_an_answer_without_sense_is_unknown() -> None:
+def test_an_invalid_response_is_unknown() -> None:
     assert outcome_of(httpx.Response(200, text="half an ans")).kind == "unknown"
     assert outcome_of(httpx.Response(200, json={"message_ids": []})).kind == "ok"
     ok = outcome_of(httpx.Response(200, json={"message_ids": ["1:0:-1:-1"]}))
@@ -59,7 +59,7 @@ def test_207_has_an_outcome_for_each() -> None:
     assert produced_ids(outcome, 3) == ["1:0:-1:-1", "failed", "unknown"]
 
 
-async def test_no_connection_means_nothing_was_sent_and_the_endpoint_is_asked_anew() -> None:
+async def test_without_a_connection_nothing_was_sent_and_the_endpoint_is_called_again() -> None:
     with socket.create_server(("127.0.0.1", 0)) as unused:
         port = unused.getsockname()[1]
     asked = []
@@ -68,25 +68,25 @@ async def test_no_connection_means_nothing_was_sent_and_the_endpoint_is_asked_an
         asked.append(1)
         return f"http://127.0.0.1:{port}/"
 
-    door = Door(endpoint, timeout_s=2)
-    async with door.client() as http:
+    access = BrokerAccess(endpoint, timeout_s=2)
+    async with access.client() as http:
         for _ in range(2):
-            await door.open()
-            outcome = await door.call(http, "GET", "/")
+            await access.base_url()
+            outcome = await access.call(http, "GET", "/")
             assert outcome.kind == "failed"
             assert "nothing was sent" in outcome.error
     assert len(asked) == 2
 
 
-async def test_silence_and_a_cut_connection_are_unknown() -> None:
+async def test_a_timeout_and_a_broken_connection_are_unknown() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        door = Door(fixed(f"http://127.0.0.1:{silent.getsockname()[1]}"), timeout_s=0.2)
-        async with door.client() as http:
-            await door.open()
-            assert (await door.call(http, "GET", "/")).kind == "unknown"
+        access = BrokerAccess(fixed(f"http://127.0.0.1:{silent.getsockname()[1]}"), timeout_s=0.2)
+        async with access.client() as http:
+            await access.base_url()
+            assert (await access.call(http, "GET", "/")).kind == "unknown"
 
 
-async def test_an_endpoint_that_fails_is_asked_again() -> None:
+async def test_an_endpoint_that_fails_is_called_again() -> None:
     answers = iter([OSError("not now"), "http://127.0.0.1:1"])
 
     async def endpoint() -> str:
@@ -95,7 +95,7 @@ async def test_an_endpoint_that_fails_is_asked_again() -> None:
             raise answer
         return answer
 
-    assert await Door(endpoint, timeout_s=1).open() == "http://127.0.0.1:1"
+    assert await BrokerAccess(endpoint, timeout_s=1).base_url() == "http://127.0.0.1:1"
 
 
 # -- data --------------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What each fault does to a cluster, whom it chooses, and which may overlap."""
+"""Actions, targets and overlaps of the faults."""
 
 import itertools
 from collections.abc import Iterable, Sequence
@@ -9,7 +9,7 @@ import pytest
 from bindery_e2e.cluster.cluster import Cluster, ClusterError
 from bindery_e2e.cluster.commands import Nodes
 from bindery_e2e.cluster.release import Release
-from bindery_e2e.cluster.world import UNSCHEDULED_LOOKS, World, compared
+from bindery_e2e.cluster.world import UNSCHEDULED_POLLS_MAX, World, compared
 from bindery_e2e.faults.faults import (
     WHOLE,
     Fault,
@@ -46,7 +46,7 @@ def names_of_steps(steps: Iterable[Sequence[Fault]]) -> list[tuple[str, ...]]:
     return [tuple(fault.name for fault in step) for step in steps]
 
 
-def test_a_sample_has_one_step_of_every_kind_and_is_the_seeds() -> None:
+def test_a_sample_has_one_step_of_every_kind_and_depends_on_the_seed() -> None:
     for seed in range(50):
         names = names_of_steps(suite.sampled_steps(seed))
         assert names == names_of_steps(suite.sampled_steps(seed))
@@ -84,15 +84,15 @@ def test_what_was_planned_and_not_played_is_a_failure(played: list[Any], has_nod
 
 
 def names_of(seed: int, count: int) -> list[list[tuple[str, float]]]:
-    return [[(fault.name, fault.lot) for fault in step] for step in itertools.islice(chaos.random_steps(seed), count)]
+    return [[(fault.name, fault.draw) for fault in step] for step in itertools.islice(chaos.random_steps(seed), count)]
 
 
-def test_the_seed_is_the_sequence() -> None:
+def test_the_seed_determines_the_sequence() -> None:
     assert names_of(7, 200) == names_of(7, 200)
     assert names_of(7, 200) != names_of(8, 200)
 
 
-def test_a_long_run_meets_every_fault_and_never_more_than_is_survived() -> None:
+def test_a_long_run_has_every_fault_and_only_allowed_overlaps() -> None:
     steps = list(itertools.islice(chaos.random_steps(3), 500))
     assert {fault.name for step in steps for fault in step} == set(catalogue())
     pairs = [step for step in steps if len(step) == 2]
@@ -102,25 +102,25 @@ def test_a_long_run_meets_every_fault_and_never_more_than_is_survived() -> None:
         assert WHOLE not in first.takes | second.takes
 
 
-def test_a_pod_that_the_scheduler_forgot_is_made_anew_once() -> None:
+def test_a_pod_without_a_node_is_deleted_once() -> None:
     world = world_of(v1_pod("b-0"), v1_pod("b-1", ready=False, node=None))
     assert isinstance(world.cluster.core, FakeCore)
-    for _ in range(UNSCHEDULED_LOOKS - 1):
+    for _ in range(UNSCHEDULED_POLLS_MAX - 1):
         assert "b-1" in world.problem()
     assert world.cluster.core.deleted == []
-    for _ in range(UNSCHEDULED_LOOKS):
+    for _ in range(UNSCHEDULED_POLLS_MAX):
         assert "b-1" in world.problem()
     assert [name for name, _ in world.cluster.core.deleted] == ["b-1"], "another one has another uid"
 
 
-def test_a_pod_that_was_killed_too_often_to_be_started_at_once_is_made_anew() -> None:
+def test_a_pod_in_crash_loop_back_off_is_deleted() -> None:
     world = world_of(v1_pod("b-0"), v1_pod("b-1", ready=False, restarts=6, waiting="CrashLoopBackOff"))
     assert isinstance(world.cluster.core, FakeCore)
     assert "b-1" in world.problem()
     assert [name for name, _ in world.cluster.core.deleted] == ["b-1"]
 
 
-def test_the_lot_chooses_among_ready_pods() -> None:
+def test_the_random_number_selects_a_ready_pod() -> None:
     world = world_of(v1_pod("b-0"), v1_pod("b-1", ready=False), v1_pod("b-2"), v1_pod("b-3"))
     assert [world.chosen("bookie", lot).name for lot in (0.0, 0.4, 0.99)] == ["b-0", "b-2", "b-3"]
     with pytest.raises(ClusterError, match="no auditor is ready"):
@@ -160,9 +160,13 @@ def nodes_of(world: World, *names: str) -> None:
 def test_a_node_fault_spares_the_control_plane_and_prefers_the_fewest_bookies() -> None:
     runner = Recorded()
     world = world_of(
-        v1_pod("b-0", node="n1"), v1_pod("b-1", node="n2"), v1_pod("b-2", node="n2"), v1_pod("b-3", node="n3"),
-        v1_pod("z-1", "zookeeper", node="n3"), nodes=Nodes(("nodes",), runner=runner),
-    )  # fmt: skip
+        v1_pod("b-0", node="n1"),
+        v1_pod("b-1", node="n2"),
+        v1_pod("b-2", node="n2"),
+        v1_pod("b-3", node="n3"),
+        v1_pod("z-1", "zookeeper", node="n3"),
+        nodes=Nodes(("nodes",), runner=runner),
+    )
     nodes_of(world, "n1", "n2", "n3")
     fault = StopNode(0.99, sleep=lambda seconds: None)
     assert fault.precondition(world) == ""
@@ -172,10 +176,10 @@ def test_a_node_fault_spares_the_control_plane_and_prefers_the_fewest_bookies() 
     assert runner.commands == [["nodes", "stop", "n3"], ["nodes", "start", "n3"]]
 
 
-def test_a_node_with_two_zookeepers_is_never_harmed() -> None:
+def test_a_node_with_two_zookeepers_is_never_a_target() -> None:
     world = world_of(
         v1_pod("z-1", "zookeeper", node="n2"), v1_pod("z-2", "zookeeper", node="n2"), nodes=Nodes(("nodes",))
-    )  # fmt: skip
+    )
     nodes_of(world, "n1", "n2")
     assert "at most one ZooKeeper" in StopNode(0.0).precondition(world)
 
@@ -205,7 +209,7 @@ def test_only_an_upgrade_that_was_begun_is_rolled_back(monkeypatch: pytest.Monke
     assert [command[3] for command in runner.commands] == ["upgrade", "rollback"]
 
 
-def test_what_fits_together() -> None:
+def test_which_faults_may_overlap() -> None:
     make = catalogue()
     assert chaos.fit(make["kill -9 bookie"](0), make["kill -9 zookeeper leader"](0))
     assert not chaos.fit(make["kill -9 bookie"](0), make["delete bookie"](0))
@@ -213,15 +217,23 @@ def test_what_fits_together() -> None:
     assert not chaos.fit(make["lose the volume of bookie"](0), make["kill -9 broker owner"](0))
 
 
-def test_every_copy_counts_and_every_ledger_that_does_not_agree_is_told() -> None:
+def test_all_replicas_are_counted_and_every_wrong_ledger_is_reported() -> None:
     good = {
-        "ledger_id": 1, "state": "closed", "verdict": "agrees", "entries": 2, "bad": [], "reasons": [],
+        "ledger_id": 1,
+        "state": "closed",
+        "verdict": "agrees",
+        "entries": 2,
+        "bad": [],
+        "reasons": [],
         "bookies": {"a": {"good": 2}, "b": {"good": 2}},
-    }  # fmt: skip
+    }
     bad = {
-        **good, "ledger_id": 2, "verdict": "differs", "bad": ["entry 1: missing on b"],
+        **good,
+        "ledger_id": 2,
+        "verdict": "differs",
+        "bad": ["entry 1: missing on b"],
         "reasons": [{"bookie": "b", "reason": "timed out", "entries": 1}],
-    }  # fmt: skip
+    }
     found = compared([good, bad])
     assert (found.ledgers, found.entries, found.copies) == (2, 4, 8)
     assert found.wrong == ["ledger 2 (closed) differs: entry 1: missing on b; b: timed out"]

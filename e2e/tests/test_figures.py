@@ -1,4 +1,4 @@
-"""Goal: gaps and latencies of a fault are those of its time, also where they begin before it or end after it."""
+"""Goal: a fault has the gaps and latencies that overlap it, also those that begin before it or end after it."""
 
 import itertools
 import random
@@ -23,14 +23,14 @@ def test_the_longest_gap_that_overlaps(begin_s: float, end_s: float, gap_s: floa
     assert gaps.longest(int(begin_s * NS), int(end_s * NS)) == (gap_s, "t" if gap_s else "")
 
 
-def test_a_topic_that_never_comes_back_has_a_gap_until_the_last_request() -> None:
+def test_a_topic_that_does_not_recover_has_a_gap_until_the_last_request() -> None:
     refused = requests(4, 9, done=0, topic="u")
     both = sorted([*requests(1, 2, 3, 4, 5, 6, 7, 8, 9), *requests(1, topic="u"), *refused], key=lambda r: r.ended)
     assert Gaps(both).longest(2 * NS, 3 * NS) == (8.0, "u")
 
 
-def test_a_gap_belongs_to_the_fault_that_made_it() -> None:
-    """The second fault begins at once behind the first, and topics are away for three seconds from then on."""
+def test_a_gap_belongs_to_the_fault_that_caused_it() -> None:
+    """The second fault begins directly after the first, and from then on topics have no produce for three seconds."""
     story = Story()
     story.sent("p0", [0], ["1:0:-1:-1"])
     for number in (100, 101):
@@ -47,7 +47,7 @@ def test_a_gap_belongs_to_the_fault_that_made_it() -> None:
     assert second.span.gap_s == pytest.approx(3, abs=0.01)
 
 
-def test_gaps_agree_with_looking_at_every_pair() -> None:
+def test_gaps_agree_with_a_comparison_of_every_pair() -> None:
     lots = random.Random(5)
     ends = sorted(lots.uniform(0, 100) for _ in range(60))
     gaps = Gaps(requests(*ends))
@@ -101,7 +101,7 @@ def test_every_message_is_in_one_bucket() -> None:
     assert figures.duration_s == pytest.approx((story.now - MS) / NS)
 
 
-def test_a_long_run_has_no_more_buckets_than_a_picture_has_room_for() -> None:
+def test_a_long_run_has_a_limited_number_of_buckets() -> None:
     story = good()
     story.wait(36_000)
     story.read(*TRUTH)

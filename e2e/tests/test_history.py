@@ -1,4 +1,4 @@
-"""Goal: what was written can be read, whatever ended the writer; what is no history is refused with its line."""
+"""Goal: written records can be read, however the writer ended; invalid files are refused with the line."""
 
 import itertools
 import json
@@ -17,7 +17,7 @@ def write(path: Path) -> History:
     return History(path, facts={"seed": 7}, clock=lambda: next(ticks), wall=lambda: 5_000_000)
 
 
-def test_what_was_written_is_read(tmp_path: Path) -> None:
+def test_written_records_are_read(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "h.jsonl"
     with write(path) as history:
         n = history.invoke("produce", "p0", topic="t", sequences=[0], sizes=[3], digests=["é"])
@@ -37,7 +37,7 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     assert len(records[4].values["error"]) == ERROR_LENGTH_MAX
 
 
-def test_faults_end_as_they_did(tmp_path: Path) -> None:
+def test_the_outcome_of_a_fault_is_recorded(tmp_path: Path) -> None:
     path = tmp_path / "h.jsonl"
     with write(path) as history:
         with history.fault("kill", "bookie-0", entries_copied_max=0) as fault:
@@ -54,7 +54,7 @@ def test_faults_end_as_they_did(tmp_path: Path) -> None:
     ]
 
 
-def test_each_line_is_there_at_once_and_survives_kill_9(tmp_path: Path) -> None:
+def test_each_line_is_written_at_once_and_survives_kill_9(tmp_path: Path) -> None:
     path = tmp_path / "h.jsonl"
     program = (
         "import pathlib, sys, time; from bindery_e2e.judging.history import History\n"
@@ -93,7 +93,7 @@ def test_a_damaged_line_is_named(line: bytes, tmp_path: Path) -> None:
         list(read_history(path))
 
 
-def test_what_does_not_begin_as_a_history_is_none(tmp_path: Path) -> None:
+def test_a_file_without_the_first_line_of_a_history_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "h.jsonl"
     for first in ({"type": "run", "at": 1, "wall": 1, "version": 2}, {"type": "ok", "at": 1, "wall": 1, "n": 1}):
         path.write_text(json.dumps(first) + "\n")

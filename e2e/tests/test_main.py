@@ -1,4 +1,4 @@
-"""`python -m bindery_e2e`: what its verbs print and how they end."""
+"""`python -m bindery_e2e`: output and exit codes of its commands."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ from bindery_e2e.judging.history import History
 from histories import TRUTH, Story, good
 
 
-def test_a_plan_is_printed_and_is_the_seeds(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_is_printed_and_depends_on_the_seed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "--seed", "7", "--steps", "3"]) == 0
     first = capsys.readouterr().out
     assert len(first.splitlines()) == 3
@@ -30,7 +30,7 @@ def test_an_old_history_is_judged_again(tmp_path: Path, capsys: pytest.CaptureFi
 def test_an_old_history_of_a_run_that_failed_is_not_judged_good(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, reason: str
 ) -> None:
-    """Every observation is there and is good: without the recorded failure the verdict is GOOD, with it INCOMPLETE."""
+    """All observations are good: without the recorded failure, the verdict is GOOD; with it, INCOMPLETE."""
     story = good()
     story.read(*TRUTH)
     path = tmp_path / "history.jsonl"
@@ -52,7 +52,7 @@ def write(path: Path, story: Story) -> None:
     path.write_text("\n".join(lines) + "\n")
 
 
-def test_a_history_that_is_not_there_is_said_to_be_missing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_history_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["judge", "no/such/history.jsonl"]) == EXIT_CODES["BAD"]
     assert "there is no no/such/history.jsonl" in capsys.readouterr().err
 

@@ -1,4 +1,4 @@
-"""Which helm and build commands are run, and what requests add up to."""
+"""Commands of helm and of image builds, and sums of resource requests."""
 
 from pathlib import Path
 from types import SimpleNamespace as Thing
@@ -43,7 +43,7 @@ def test_a_failed_install_is_timed_too() -> None:
     assert [what for what, _ in release.timings] == ["install"]
 
 
-def test_what_explains_a_failure_is_collected_even_where_some_of_it_cannot_be_had(tmp_path: Path) -> None:
+def test_logs_of_a_failure_are_collected_even_if_some_cannot_be_read(tmp_path: Path) -> None:
     refused = CommandFailed("the server is away")
     answers: list[str | Exception] = ["pods", "objects", "yaml", refused, "events", "values"]
     runner = Recorded(*answers, "pod/b-0\n", "said", "said before it died")
@@ -53,9 +53,7 @@ def test_what_explains_a_failure_is_collected_even_where_some_of_it_cannot_be_ha
     assert (tmp_path / "b-0.previous.log").read_text() == "said before it died"
 
 
-@pytest.mark.parametrize(
-    ("text", "value"), [("125m", 0.125), ("1", 1.0), ("0.5", 0.5)]
-)  # fmt: skip
+@pytest.mark.parametrize(("text", "value"), [("125m", 0.125), ("1", 1.0), ("0.5", 0.5)])
 def test_cores(text: str, value: float) -> None:
     assert quantity(text, CPU) == pytest.approx(value)
 
@@ -87,12 +85,16 @@ def test_images_are_built_by_the_repositorys_own_script_and_loaded() -> None:
     assert "docker/build.py" in build
     assert build[-2:] == ["--version", "0.1.1"]
     assert load == [
-        "my", "load", "bindery/bookie:0.1.1", "bindery/broker:0.1.1", "bindery/auditor:0.1.1",
+        "my",
+        "load",
+        "bindery/bookie:0.1.1",
+        "bindery/broker:0.1.1",
+        "bindery/auditor:0.1.1",
         "bindery/toolbox:0.1.1",
-    ]  # fmt: skip
+    ]
 
 
-def test_the_broken_broker_stands_on_the_one_under_test() -> None:
+def test_the_broken_broker_is_based_on_the_image_under_test() -> None:
     runner = Recorded()
     images = Images(runner=runner, environment={"E2E_BUILD": "my build"}.get)
     assert images.broken() == f"bindery/broker:{BROKEN_TAG}"
@@ -102,7 +104,7 @@ def test_the_broken_broker_stands_on_the_one_under_test() -> None:
     assert load == ["kind", "load", "docker-image", f"bindery/broker:{BROKEN_TAG}"]
 
 
-def test_images_that_are_there_are_not_built_again() -> None:
+def test_images_that_are_present_are_not_built_again() -> None:
     runner = Recorded()
     images = Images(runner=runner, environment={"E2E_IMAGES": "present"}.get)
     assert len(images.version()) == 4

@@ -1,4 +1,4 @@
-"""Goal: the page says the verdict, shows everything, lets nothing in, and exists whatever became of the run."""
+"""Goal: the page has the verdict and all data, escapes the history's text, and is written for every run."""
 
 import json
 import re
@@ -35,7 +35,7 @@ def bad() -> Story:
 
 
 class Tags(HTMLParser):
-    """Opened and closed tags, and addresses that a page would fetch."""
+    """Collects tags, and addresses that a browser would fetch."""
 
     VOID = frozenset(("meta", "!doctype"))
 
@@ -56,7 +56,7 @@ class Tags(HTMLParser):
         assert self.open.pop() == tag
 
 
-def test_the_page_is_whole_and_needs_nothing_from_outside() -> None:
+def test_the_page_is_well_formed_and_self_contained() -> None:
     for story in (good(), bad(), Story()):
         text = page(reported(story, command="make chaos"))
         tags = Tags(text)
@@ -67,7 +67,7 @@ def test_the_page_is_whole_and_needs_nothing_from_outside() -> None:
         assert "@import" not in text
 
 
-def test_the_page_says_what_is_wrong_and_how_to_repeat_it() -> None:
+def test_the_page_shows_errors_and_how_to_repeat_the_run() -> None:
     text = page(reported(bad(), command="make chaos MINUTES=1 SEED=7", seed="7"))
     assert "<h1>BAD</h1>" in text
     for kind in KINDS:
@@ -77,7 +77,7 @@ def test_the_page_says_what_is_wrong_and_how_to_repeat_it() -> None:
     assert "7 (limit 0)" in text
 
 
-def test_whatever_comes_from_a_history_is_escaped() -> None:
+def test_text_from_a_history_is_escaped() -> None:
     story = good()
     story.topic = EVIL
     story.add("fault-begin", 100, fault=EVIL, target=EVIL)
@@ -99,7 +99,7 @@ def test_the_summary_ends_with_the_verdict() -> None:
         assert lines[-1] == f"verdict: {verdict}"
 
 
-def test_three_files_are_written_over_older_ones(tmp_path: Path) -> None:
+def test_the_three_files_replace_older_ones(tmp_path: Path) -> None:
     with History(tmp_path / "h.jsonl", facts={"seed": 7}) as history:
         history.observe("note", text="hello")
     for _ in range(2):
@@ -111,7 +111,7 @@ def test_three_files_are_written_over_older_ones(tmp_path: Path) -> None:
     assert "hello" in paths.html.read_text()
 
 
-def test_a_broken_history_has_a_report_of_what_could_be_read(tmp_path: Path) -> None:
+def test_a_damaged_history_has_a_report_of_its_readable_part(tmp_path: Path) -> None:
     path = tmp_path / "h.jsonl"
     with History(path) as history:
         history.observe("note", text="before")

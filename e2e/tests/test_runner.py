@@ -1,4 +1,4 @@
-"""A run from its first message to its report, with a cluster and traffic that are made up."""
+"""A run from its first message to its report, with a fake cluster and fake traffic."""
 
 import asyncio
 import itertools
@@ -25,7 +25,7 @@ from .test_faults import world_of
 
 
 class StillTraffic:
-    """Acknowledges at once whatever is waited for."""
+    """Traffic that acknowledges immediately."""
 
     def __init__(self, history: Any, endpoint: Any, *, files: Any, settings: TrafficSettings) -> None:
         self.counts = Counts()
@@ -45,7 +45,7 @@ class StillTraffic:
 
 
 class Scripted(Fault):
-    """Does what it is given; remembers what was done."""
+    """A fault that calls the given functions and records the calls."""
 
     def __init__(self, *, inject: Callable[[], None] = lambda: None, why_not: str = "", over: bool = True) -> None:
         super().__init__(0.0)
@@ -77,7 +77,7 @@ class Scripted(Fault):
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> World:
-    """Always whole, without anything in it."""
+    """A cluster without pods that is always recovered."""
     monkeypatch.setattr(runner, "Traffic", StillTraffic)
     made = world_of(v1_pod("a-0", "auditor"))
     monkeypatch.setattr(made, "wait_whole", lambda **_: 0.0)
@@ -103,7 +103,7 @@ def observed(records: list[Any]) -> dict[str, dict[str, Any]]:
     return {one.values["what"]: one.values for one in records if one.type == "observation"}
 
 
-def test_a_run_that_comes_to_its_end_has_looked_at_everything(world: World, tmp_path: Path) -> None:
+def test_a_complete_run_has_made_all_checks(world: World, tmp_path: Path) -> None:
     fault = Scripted()
     run, records = played(world, tmp_path, [fault])
     assert run.failures == []
@@ -115,14 +115,14 @@ def test_a_run_that_comes_to_its_end_has_looked_at_everything(world: World, tmp_
     assert seen["ready"]["ready"] == seen["ready"]["wanted"]
 
 
-def test_what_is_not_offered_is_neither_done_nor_passed(world: World, tmp_path: Path) -> None:
+def test_a_fault_that_is_not_offered_is_neither_injected_nor_passed(world: World, tmp_path: Path) -> None:
     fault = Scripted(why_not="no nodes here")
     _, records = played(world, tmp_path, [fault])
     assert fault.done == []
     assert ends(records) == [("not offered", "no nodes here")]
 
 
-def test_a_fault_that_fails_half_way_is_undone_and_the_last_and_all_is_judged(world: World, tmp_path: Path) -> None:
+def test_a_fault_that_fails_is_undone_and_ends_the_faults_and_the_run_is_judged(world: World, tmp_path: Path) -> None:
     def refuse() -> None:
         raise ClusterError("the API server says no")
 
@@ -145,7 +145,7 @@ def test_a_fault_that_fails_half_way_is_undone_and_the_last_and_all_is_judged(wo
     assert (tmp_path / "cluster" / "pods.txt").exists()
 
 
-def test_what_cannot_be_healed_at_first_is_healed_before_the_drain(world: World, tmp_path: Path) -> None:
+def test_a_fault_that_could_not_be_undone_is_undone_before_the_drain(world: World, tmp_path: Path) -> None:
     class Stubborn(Scripted):
         def heal(self, world: World) -> None:
             super().heal(world)
@@ -162,7 +162,7 @@ def test_what_cannot_be_healed_at_first_is_healed_before_the_drain(world: World,
     assert len(run.failures) == 1
 
 
-def test_one_look_that_fails_keeps_no_other_from_being_made(
+def test_a_check_that_fails_does_not_prevent_the_others(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def unreachable(_: World) -> Compared:
@@ -176,7 +176,7 @@ def test_one_look_that_fails_keeps_no_other_from_being_made(
     assert "diverged" in judgement.unjudged
 
 
-def test_a_cluster_that_does_not_get_over_a_fault_is_bad(world: World, tmp_path: Path) -> None:
+def test_a_cluster_that_does_not_recover_from_a_fault_is_bad(world: World, tmp_path: Path) -> None:
     run, records = played(world, tmp_path, [Scripted(over=False)])
     ((outcome, detail),) = ends(records)
     assert outcome == "failed"
@@ -184,7 +184,7 @@ def test_a_cluster_that_does_not_get_over_a_fault_is_bad(world: World, tmp_path:
     assert session.conclude(run, say=lambda text: None).judgement.verdict == "BAD"
 
 
-def test_stopped_by_hand_it_undoes_what_was_under_way_and_reports(world: World, tmp_path: Path) -> None:
+def test_a_stopped_run_undoes_its_faults_and_writes_its_report(world: World, tmp_path: Path) -> None:
     async def stopped(fault: Scripted, settings: RunSettings) -> None:
         playing = asyncio.create_task(session.play(world, settings, [[fault]], say=lambda text: None))
         while not fault.done:
@@ -202,9 +202,7 @@ def test_stopped_by_hand_it_undoes_what_was_under_way_and_reports(world: World, 
     assert "stopped by hand" in summary["missing"]
 
 
-def test_a_target_that_does_not_come_is_a_fault_that_failed(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fault_without_a_target_fails(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def nobody(*_: object, **__: object) -> float:
         raise ClusterError("no auditor leads")
 
@@ -214,7 +212,7 @@ def test_a_target_that_does_not_come_is_a_fault_that_failed(
     assert session.conclude(run, say=lambda text: None).judgement.verdict == "BAD"
 
 
-def test_a_precondition_that_cannot_be_told_is_a_fault_that_failed(world: World, tmp_path: Path) -> None:
+def test_a_fault_whose_precondition_cannot_be_checked_fails(world: World, tmp_path: Path) -> None:
     class Blind(Scripted):
         def precondition(self, world: World) -> str:
             raise CommandFailed("kubectl: no route to host")
@@ -229,7 +227,7 @@ def test_faults_of_a_step_overlap(world: World, tmp_path: Path) -> None:
     assert [outcome for outcome, _ in ends(records)] == ["ok", "ok"]
 
 
-def test_no_step_begins_after_the_time_is_over(world: World, tmp_path: Path) -> None:
+def test_no_step_begins_after_the_time_limit(world: World, tmp_path: Path) -> None:
     faults = [Scripted() for _ in range(5)]
     now = itertools.count(0.0, 10.0)
     run = Run(world, RunSettings(folder=tmp_path, seconds=60, data=(Path(__file__),)), clock=lambda: next(now))
@@ -238,7 +236,7 @@ def test_no_step_begins_after_the_time_is_over(world: World, tmp_path: Path) -> 
     assert run.failures == []
 
 
-def test_only_what_counts_copies_is_charged_with_them(world: World, tmp_path: Path) -> None:
+def test_only_faults_with_a_limit_record_copied_entries(world: World, tmp_path: Path) -> None:
     counted = Scripted()
     counted.entries_copied_max = 5
     _, records = played(world, tmp_path, [counted], [Scripted()])
@@ -247,7 +245,7 @@ def test_only_what_counts_copies_is_charged_with_them(world: World, tmp_path: Pa
     assert (begun, ended) == ([5, None], [0, None])
 
 
-def test_copies_that_settle_are_judged_by_what_they_settle_to(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replicas_are_compared_until_they_agree(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(world.cluster, "_sleep", lambda seconds: None)
     looks = iter([Compared(wrong=["ledger 3"]), Compared(entries=9)])
     monkeypatch.setattr(world, "compare_replicas", lambda: next(looks))
@@ -256,11 +254,11 @@ def test_copies_that_settle_are_judged_by_what_they_settle_to(world: World, monk
     assert settled(world, timeout_s=0).wrong == ["ledger 3"]
 
 
-def test_faults_of_the_whole_cluster_are_so_unless_they_say_otherwise() -> None:
+def test_a_fault_takes_the_whole_cluster_by_default() -> None:
     assert Scripted().takes == {WHOLE}
 
 
-def test_time_is_told_in_minutes() -> None:
+def test_time_is_shown_in_minutes() -> None:
     assert minutes(754.9) == "12:34"
 
 

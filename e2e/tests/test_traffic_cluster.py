@@ -1,4 +1,4 @@
-"""Goal: traffic, history and verdict hold together against real processes, killed on the way."""
+"""Goal: traffic, history and verdict work together with real processes that are killed."""
 
 import asyncio
 from pathlib import Path
@@ -36,9 +36,9 @@ async def run(cluster: ThrowawayCluster, history: History) -> None:
             pass
 
 
-@pytest.mark.timeout(600)  # a busy machine takes minutes for seconds
+@pytest.mark.timeout(600)  # a busy machine may need minutes
 def test_killed_bookie_and_broker_leave_a_good_history(tmp_path: Path) -> None:
-    """kill -9 of a bookie, then of the only broker, under load: requests end as unknown, and nothing is wrong."""
+    """kill -9 of a bookie, then of the only broker, under load: some requests are unknown, and the verdict is GOOD."""
     path = tmp_path / "history.jsonl"
     with ThrowawayCluster(bookies=4) as cluster, History(path, facts={"command": "a test", "seed": 8}) as history:
         asyncio.run(run(cluster, history))

@@ -1,4 +1,4 @@
-"""Goal: the checker can fail. Each lie of a broker is told from the truth, and an honest one is not accused."""
+"""Goal: the validators detect each kind of error of a broker, and judge a correct broker as GOOD."""
 
 import asyncio
 from dataclasses import replace
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.integration
 
 
 async def told(url: str, lie: str, path: Path) -> int:
-    """Run traffic through a broker that tells `lie`; how often it did."""
+    """Run traffic through a proxy that injects `lie`; the number of injections."""
     settings = replace(SETTINGS, topics=(f"public/default/{lie}",))
     with History(path, facts={"lie": lie}) as history:
         async with lying_broker(url, lie) as (liar, at):
@@ -51,9 +51,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Report, in
     return {lie: (report_of(folder / f"{lie}.jsonl"), count) for lie, count in zip(LIES, counts, strict=True)}
 
 
-@pytest.mark.timeout(600)  # a busy machine takes minutes for seconds
+@pytest.mark.timeout(600)  # a busy machine may need minutes
 @pytest.mark.parametrize("lie", LIES)
-def test_each_lie_is_caught_for_what_it_is(lie: str, runs: dict[str, tuple[Report, int]]) -> None:
+def test_each_lie_is_judged_as_its_kind_of_error(lie: str, runs: dict[str, tuple[Report, int]]) -> None:
     report, count = runs[lie]
     assert {finding.kind for finding in report.judgement.findings} == LIES[lie], text_summary(report)
     assert (count > 0) == (lie != "none"), "it did not lie"

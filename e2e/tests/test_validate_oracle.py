@@ -1,6 +1,6 @@
-"""Goal: the linear validators find what the definitions say, on random histories that random damage was done to.
+"""Goal: the linear validators agree with the definitions on random histories with random errors.
 
-The oracle compares every pair and counts by searching: slow, and plainly the text of the definitions.
+The oracle compares all pairs and counts by searching: slow, but a direct translation of the definitions.
 """
 
 from dataclasses import dataclass, field
@@ -29,7 +29,7 @@ class Message:
 
 @dataclass
 class World:
-    """A history of sending, and what a faultless cluster stores."""
+    """A history of produces, and the messages that a correct cluster stores."""
 
     story: Story = field(default_factory=Story)
     messages: list[Message] = field(default_factory=list)
@@ -38,8 +38,8 @@ class World:
 
 @st.composite
 def worlds(draw: st.DrawFn) -> World:
-    """Producers take turns at random; a request is stored somewhere between its begin and its end, or later when its
-    outcome is unknown."""
+    """Producers alternate at random. A request is stored between its begin and its end, or later if its outcome is
+    unknown."""
     world = World()
     open_requests: dict[str, list[Message]] = {}
     late: list[Message] = []
@@ -148,7 +148,7 @@ def test_the_validators_agree_with_the_definitions(data: st.DataObject) -> None:
 
 @settings(max_examples=80, deadline=None)
 @given(worlds())
-def test_a_faultless_cluster_is_never_accused(world: World) -> None:
+def test_a_correct_cluster_is_always_good(world: World) -> None:
     world.story.read(*world.rows)
     assert not judge(world.story.records).findings
 
@@ -156,7 +156,7 @@ def test_a_faultless_cluster_is_never_accused(world: World) -> None:
 @settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_exclusive_deliveries_agree_with_the_definition(data: st.DataObject) -> None:
-    """Without lost answers: x was delivered out of order when something behind it came before."""
+    """Without lost responses: x is out of order if a later message was delivered before it."""
     count = data.draw(st.integers(1, 8))
     story = Story()
     story.subscribed("s", "exclusive")

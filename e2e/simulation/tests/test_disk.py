@@ -1,4 +1,4 @@
-"""The simulated disk is as cruel as its docstring says, and no crueller."""
+"""The simulated disk loses exactly what its fault model permits."""
 
 import errno
 from collections.abc import Callable
@@ -18,13 +18,13 @@ def synced_file(disk: CrashableDisk, path: str, data: bytes) -> None:
     disk.sync_directory(path.rpartition("/")[0])
 
 
-def test_what_was_synced_stays() -> None:
+def test_synced_bytes_are_kept() -> None:
     disk = CrashableDisk()
     synced_file(disk, "/d/f", b"data")
     assert outcomes(disk, lambda found: found.contents("/d/f")) == {b"data"}
 
 
-def test_a_new_file_may_vanish_until_its_directory_is_synced() -> None:
+def test_a_new_file_may_be_lost_until_its_directory_is_synced() -> None:
     disk = CrashableDisk()
     file = disk.create("/d/f")
     file.write_at(b"data", 0)
@@ -69,7 +69,7 @@ def test_a_removal_may_be_undone_until_the_directory_is_synced() -> None:
     assert outcomes(disk, lambda found: tuple(found.paths())) == {(), ("/d/f",)}
 
 
-def test_after_the_cut_nothing_works_and_the_same_seed_gives_the_same_disk() -> None:
+def test_operations_fail_after_the_cut_and_equal_seeds_give_equal_disks() -> None:
     disk = CrashableDisk()
     file = disk.create("/d/f")
     disk.cut_after(1)
@@ -83,7 +83,7 @@ def test_after_the_cut_nothing_works_and_the_same_seed_gives_the_same_disk() -> 
         assert [one.contents(path) for path in one.paths()] == [two.contents(path) for path in two.paths()]
 
 
-def test_a_kv_loses_only_a_tail_of_batches_that_were_not_synced() -> None:
+def test_a_kv_loses_only_the_last_unsynced_batches() -> None:
     disk = CrashableDisk()
     kv = CrashableKV(disk)
     kv.write_batch([(b"a", b"1")])
@@ -97,7 +97,7 @@ def test_a_kv_loses_only_a_tail_of_batches_that_were_not_synced() -> None:
     assert found == {"ab", "abc", "bcd"}
 
 
-def test_lies_hit_the_chosen_operations() -> None:
+def test_a_lying_disk_skips_only_the_chosen_syncs() -> None:
     disk = CrashableDisk()
     lying = LyingDisk(disk, lambda operation, path: operation in ("datasync", "sync_directory"))
     file = lying.create("/d/g")
@@ -111,7 +111,7 @@ def test_lies_hit_the_chosen_operations() -> None:
     assert outcomes(disk, lambda found: found.contents("/d/g")) == {b"data"}
 
 
-def test_a_full_disk_refuses_growth_and_nothing_else() -> None:
+def test_a_full_disk_rejects_only_growth() -> None:
     disk = CrashableDisk(capacity=1000)
     allocated = disk.create("/a", allocate=600)
     with pytest.raises(OSError, match="No space left") as refused:

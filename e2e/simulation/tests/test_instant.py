@@ -1,4 +1,4 @@
-"""Goal: time that passes only when nothing is left to do."""
+"""Time advances only when no callback is ready."""
 
 import asyncio
 import time
@@ -12,7 +12,7 @@ def run(work) -> object:
         return runner.run(work)
 
 
-def test_a_day_is_over_at_once_and_measured_as_a_day() -> None:
+def test_a_day_of_sleep_takes_no_time() -> None:
     async def sleeps() -> float:
         began = asyncio.get_running_loop().time()
         await asyncio.sleep(86_400)
@@ -23,7 +23,7 @@ def test_a_day_is_over_at_once_and_measured_as_a_day() -> None:
     assert time.monotonic() - began < 60
 
 
-def test_what_can_be_done_now_is_done_before_time_passes() -> None:
+def test_ready_callbacks_run_before_time_advances() -> None:
     async def race() -> list[str]:
         told: list[str] = []
 
@@ -42,7 +42,7 @@ def test_what_can_be_done_now_is_done_before_time_passes() -> None:
     assert run(race()) == ["walked", "slept"]
 
 
-def test_timers_go_off_in_their_order() -> None:
+def test_timers_fire_in_their_order() -> None:
     async def sleepers() -> list[float]:
         told: list[float] = []
 
@@ -56,7 +56,7 @@ def test_timers_go_off_in_their_order() -> None:
     assert run(sleepers()) == [0.1, 0.2, 2, 3]
 
 
-def test_a_timeout_comes_to_what_waits_for_ever() -> None:
+def test_a_timeout_ends_a_task_that_waits_forever() -> None:
     async def waits() -> None:
         async with asyncio.timeout(30):
             await asyncio.Event().wait()

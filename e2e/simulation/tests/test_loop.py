@@ -1,4 +1,4 @@
-"""Simulated time, the order of callbacks, and processes that die or stand still."""
+"""Simulated time, the order of callbacks, and processes that are killed or paused."""
 
 import asyncio
 
@@ -68,7 +68,7 @@ def test_timeouts_of_asyncio_work(loop, process) -> None:
     assert run(loop, process, wait()) == 5
 
 
-def test_exceptions_reach_who_awaits(loop, process) -> None:
+def test_exceptions_are_raised_in_the_awaiting_task(loop, process) -> None:
     async def fail() -> None:
         raise LookupError("here")
 
@@ -79,17 +79,17 @@ def test_exceptions_reach_who_awaits(loop, process) -> None:
     run(loop, process, wait())
 
 
-def test_what_will_never_come_is_told(loop, process) -> None:
-    with pytest.raises(Stuck, match="nothing left to do"):
+def test_a_loop_without_callbacks_is_reported(loop, process) -> None:
+    with pytest.raises(Stuck, match="no callback is left"):
         run(loop, process, asyncio.Event().wait())
 
 
-def test_time_that_runs_over_its_limit_is_told(loop, process) -> None:
-    with pytest.raises(Stuck, match="time is over"):
+def test_exceeding_the_time_limit_is_reported(loop, process) -> None:
+    with pytest.raises(Stuck, match="the time limit is reached"):
         run(loop, process, asyncio.sleep(10), time_max=9)
 
 
-def test_callbacks_without_end_are_told(loop, process) -> None:
+def test_exceeding_the_number_of_callbacks_is_reported(loop, process) -> None:
     async def spin() -> None:
         while True:
             await asyncio.sleep(0)
@@ -98,7 +98,7 @@ def test_callbacks_without_end_are_told(loop, process) -> None:
         run(loop, process, spin())
 
 
-def test_threads_and_sockets_are_refused(loop, process) -> None:
+def test_threads_and_sockets_raise_not_implemented(loop, process) -> None:
     async def ask() -> None:
         with pytest.raises(NotImplementedError):
             await asyncio.to_thread(len, "x")
@@ -108,7 +108,7 @@ def test_threads_and_sockets_are_refused(loop, process) -> None:
     run(loop, process, ask())
 
 
-def test_a_killed_process_stops_in_mid_step_and_runs_no_finally(loop, process) -> None:
+def test_a_killed_process_stops_without_running_finally(loop, process) -> None:
     victim = Process(loop, "victim")
     seen: list[str] = []
 
@@ -130,7 +130,7 @@ def test_a_killed_process_stops_in_mid_step_and_runs_no_finally(loop, process) -
     assert seen == ["lives"] * 3
 
 
-def test_a_paused_process_misses_nothing_and_sees_it_late(loop, process) -> None:
+def test_a_paused_process_gets_all_callbacks_when_it_resumes(loop, process) -> None:
     victim = Process(loop, "victim")
     seen: list[tuple[float, int]] = []
 
@@ -151,7 +151,7 @@ def test_a_paused_process_misses_nothing_and_sees_it_late(loop, process) -> None
     assert seen == [(0.0, 0), (5.5, 1), (6.5, 2), (7.5, 3)]
 
 
-def test_a_task_stays_in_its_process_whoever_wakes_it(loop, process) -> None:
+def test_a_task_keeps_its_process_when_another_process_wakes_it(loop, process) -> None:
     other = Process(loop, "other")
     hosts: list[str] = []
 
@@ -172,7 +172,7 @@ def test_a_task_stays_in_its_process_whoever_wakes_it(loop, process) -> None:
     assert hosts == ["other"]
 
 
-def test_dispose_closes_what_is_unfinished_without_complaint(loop, process, recwarn) -> None:
+def test_dispose_closes_unfinished_coroutines_without_warnings(loop, process, recwarn) -> None:
     seen: list[str] = []
 
     async def live() -> None:

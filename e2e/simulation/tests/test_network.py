@@ -1,4 +1,4 @@
-"""Connections of the simulated network: bytes in order or a broken connection, whatever the network does."""
+"""A simulated connection delivers its bytes in order, or breaks."""
 
 import asyncio
 import random
@@ -75,7 +75,7 @@ def pair() -> Pair:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_bytes_arrive_in_order_and_each_once_however_they_are_cut(seed) -> None:
+def test_bytes_arrive_in_order_and_once_in_any_pieces(seed) -> None:
     pair = Pair(seed)
     rng = random.Random(seed)
     sent = bytearray()
@@ -96,7 +96,7 @@ def test_bytes_arrive_in_order_and_each_once_however_they_are_cut(seed) -> None:
     pair.play(script())
 
 
-def test_nobody_listens_is_refused(pair) -> None:
+def test_a_connect_without_a_listener_is_refused(pair) -> None:
     async def script() -> None:
         with pytest.raises(ConnectionRefusedError):
             await asyncio.get_running_loop().create_connection(Recorder, "there", 2)
@@ -115,7 +115,7 @@ def test_a_host_without_power_does_not_answer_a_connect(pair) -> None:
 
 
 @pytest.mark.parametrize("ways", [[("here", "there")], [("there", "here")], [("here", "there"), ("there", "here")]])
-def test_bytes_wait_for_a_partition_to_heal(pair, ways) -> None:
+def test_bytes_arrive_after_a_partition(pair, ways) -> None:
     async def script() -> None:
         mine, theirs = await pair.connect()
         for way in ways:
@@ -132,7 +132,7 @@ def test_bytes_wait_for_a_partition_to_heal(pair, ways) -> None:
     pair.play(script())
 
 
-def test_a_partition_that_lasts_breaks_the_connection_of_who_writes(pair) -> None:
+def test_a_long_partition_breaks_the_connection_of_the_writer(pair) -> None:
     async def script() -> None:
         mine, theirs = await pair.connect()
         pair.network.block("here", "there")
@@ -157,7 +157,7 @@ def test_a_killed_process_resets_its_peers(pair) -> None:
     pair.play(script())
 
 
-def test_lost_power_is_silence_until_the_host_is_back(pair) -> None:
+def test_a_host_without_power_resets_old_connections_when_it_returns(pair) -> None:
     async def script() -> None:
         mine, _ = await pair.connect()
         pair.there.kill()
@@ -173,7 +173,7 @@ def test_lost_power_is_silence_until_the_host_is_back(pair) -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_a_reset_cuts_both_directions_at_a_point_and_loses_the_rest(seed) -> None:
+def test_a_reset_loses_the_last_bytes_of_both_directions(seed) -> None:
     pair = Pair(seed)
 
     async def script() -> None:
@@ -190,7 +190,7 @@ def test_a_reset_cuts_both_directions_at_a_point_and_loses_the_rest(seed) -> Non
     pair.play(script())
 
 
-def test_a_reader_that_stops_makes_the_writer_pause_and_goes_on(pair) -> None:
+def test_a_reader_that_stops_pauses_the_writer_until_it_continues(pair) -> None:
     async def script() -> None:
         mine, theirs = await pair.connect()
         mine.transport.set_write_buffer_limits(high=1000, low=100)
@@ -207,7 +207,7 @@ def test_a_reader_that_stops_makes_the_writer_pause_and_goes_on(pair) -> None:
     pair.play(script())
 
 
-def test_abort_is_a_reset_for_the_peer(pair) -> None:
+def test_abort_resets_the_peer(pair) -> None:
     async def script() -> None:
         mine, theirs = await pair.connect()
         mine.transport.abort()
@@ -218,7 +218,7 @@ def test_abort_is_a_reset_for_the_peer(pair) -> None:
     pair.play(script())
 
 
-def test_a_closed_listener_takes_no_more(pair) -> None:
+def test_a_closed_listener_accepts_no_connection(pair) -> None:
     async def script() -> None:
         await pair.connect()
         for server in list(pair.network._servers.values()):
@@ -229,7 +229,7 @@ def test_a_closed_listener_takes_no_more(pair) -> None:
     pair.play(script())
 
 
-def test_a_paused_process_is_connected_to_and_answers_late(pair) -> None:
+def test_a_paused_process_accepts_connections_and_answers_when_it_resumes(pair) -> None:
     async def script() -> None:
         pair.there.pause()
         _, mine = await asyncio.get_running_loop().create_connection(Recorder, "there", 1)

@@ -1,6 +1,7 @@
-"""`python -m bindery_e2e`: long runs of random faults, one round of all of them, and judging a history again.
+"""`python -m bindery_e2e`: run random faults, run each fault once, or judge a recorded history.
 
-Exit codes: 0 GOOD, 1 BAD or the run could not begin, 2 wrong usage, 3 INCOMPLETE, 130 stopped (report and all).
+Exit codes: 0 GOOD, 1 BAD or the run could not begin, 2 wrong usage, 3 INCOMPLETE, 130 stopped by a signal. A stopped
+run writes its report, too.
 """
 
 import argparse
@@ -31,29 +32,35 @@ NAMESPACE: Final = "bindery-e2e-chaos"
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(prog="python -m bindery_e2e", description=(__doc__ or "").splitlines()[0])
-    verbs = made.add_subparsers(dest="verb", required=True)
-    chaos = verbs.add_parser("chaos", help="random faults by seed for some minutes, traffic throughout")
-    chaos.add_argument("--minutes", type=float, default=60, metavar="N", help="no fault begins later (60)")
-    quick = verbs.add_parser("quick", help="each fault once")
+    commands = argparse.ArgumentParser(prog="python -m bindery_e2e", description=(__doc__ or "").splitlines()[0])
+    verbs = commands.add_subparsers(dest="verb", required=True)
+    chaos = verbs.add_parser("chaos", help="inject random faults under traffic for some minutes")
+    chaos.add_argument(
+        "--minutes", type=float, default=60, metavar="N", help="minutes after which no fault begins (60)"
+    )
+    quick = verbs.add_parser("quick", help="inject each fault once")
     quick.add_argument(
-        "--only", action="append", default=[], metavar="TEXT", help="faults whose name has it; repeatable"
+        "--only", action="append", default=[], metavar="TEXT", help="only faults whose name contains TEXT; repeatable"
     )
     for verb in (chaos, quick):
-        verb.add_argument("--seed", type=int, default=None, metavar="N", help="repeats the sequence (default: by lot)")
-        verb.add_argument("--report", type=Path, metavar="DIR", help="default: e2e-reports/<verb>-<seed>-<time>")
-        verb.add_argument("--namespace", default=NAMESPACE, help=f"made, and removed at the end ({NAMESPACE})")
-        verb.add_argument("--rate", type=float, default=100.0, metavar="N", help="messages a second (100)")
-        verb.add_argument("--data", type=Path, action="append", metavar="PATH", help="what is sent; repeatable")
-        verb.add_argument("--keep", action="store_true", help="leave the namespace as it is at the end")
-    plan = verbs.add_parser("plan", help="print the faults that a seed gives, and do nothing")
+        verb.add_argument("--seed", type=int, default=None, metavar="N", help="seed of the sequence (default: random)")
+        verb.add_argument(
+            "--report", type=Path, metavar="DIR", help="report directory (e2e-reports/<verb>-<seed>-<time>)"
+        )
+        verb.add_argument("--namespace", default=NAMESPACE, help=f"created, and removed at the end ({NAMESPACE})")
+        verb.add_argument("--rate", type=float, default=100.0, metavar="N", help="messages per second (100)")
+        verb.add_argument(
+            "--data", type=Path, action="append", metavar="PATH", help="file or folder with payload data; repeatable"
+        )
+        verb.add_argument("--keep", action="store_true", help="do not remove the namespace at the end")
+    plan = verbs.add_parser("plan", help="print the faults of a seed without injecting them")
     plan.add_argument("--seed", type=int, required=True, metavar="N")
-    plan.add_argument("--steps", type=int, default=20, metavar="N", help="how many (20)")
-    verbs.add_parser("images", help="build and load every image that the tests on Kubernetes use")
-    judge = verbs.add_parser("judge", help="judge a recorded history again")
+    plan.add_argument("--steps", type=int, default=20, metavar="N", help="number of steps (20)")
+    verbs.add_parser("images", help="build and load all images that the Kubernetes tests use")
+    judge = verbs.add_parser("judge", help="judge a recorded history")
     judge.add_argument("history", type=Path, metavar="HISTORY.jsonl")
-    judge.add_argument("--report", type=Path, metavar="DIR", help="write report.html and summaries there")
-    return made
+    judge.add_argument("--report", type=Path, metavar="DIR", help="write report.html and summaries to DIR")
+    return commands
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -61,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     match args.verb:
         case "plan":
             for number, step in enumerate(itertools.islice(random_steps(args.seed), args.steps), 1):
-                print(f"{number:4}  {' + '.join(f'{fault.name} [{fault.lot:.3f}]' for fault in step)}")
+                print(f"{number:4}  {' + '.join(f'{fault.name} [{fault.draw:.3f}]' for fault in step)}")
             return 0
         case "images":
             return _images()
@@ -122,7 +129,7 @@ def _run(args: argparse.Namespace, seed: int, steps: Iterable[Step]) -> Report:
 
 
 async def _stoppable(world: World, settings: RunSettings, steps: Iterable[Step]) -> Report:
-    """SIGTERM ends it as Ctrl-C does: in order, with a report."""
+    """Play, and handle SIGTERM like Ctrl-C: undo the faults and write the report."""
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)

@@ -1,21 +1,21 @@
-"""Disks for tests: one that loses power, one that lies. Those that fail or are slow are the bookie's own (`drills`).
+"""Disks in memory for tests: one that loses power, and one that skips syncs.
 
-`CrashableDisk` keeps files in memory and knows what was synced. `after_power_cut(seed)` is the disk that the next start
-finds. The fault model, which is a promise of what a store must survive:
+Disks that fail or are slow: `bindery_bookie.storage.io.fault_injection`. `CrashableDisk` records which bytes were
+synced; `after_power_cut(seed)` is the disk of the next start. The fault model, which a store must survive:
 
-| what                                   | after the power cut                                                      |
+| data                                   | after the power cut                                                      |
 |----------------------------------------|--------------------------------------------------------------------------|
-| bytes written, then file synced        | there                                                                    |
-| bytes written, not synced              | each sector of 512 bytes: kept, lost (what was there before), or torn at |
-|                                        | any byte: its beginning new, the rest old                                |
+| bytes written, then file synced        | kept                                                                     |
+| bytes written, not synced              | each sector of 512 bytes is kept, lost (its old content), or torn at any |
+|                                        | byte: the beginning is new, the rest is old                              |
 | a size that grew, not synced           | any size between the synced and the new one                              |
-| a file created, directory not synced   | there or not                                                             |
-| a rename or removal, not synced        | done or not: a directory's changes are kept in order up to some point    |
-| directories                            | there (`make_directories` syncs)                                         |
+| a file created, directory not synced   | present or not                                                           |
+| a rename or removal, not synced        | done or not: the changes of a directory are kept in order up to a point  |
+| directories                            | present (`make_directories` syncs)                                       |
 
-A write or an allocation that would need more than `capacity` bytes fails with ENOSPC and changes nothing; one within
-allocated space never does. Failed syncs make nothing durable. Allocated space reads as zeros. A `KV` for the same cut
-is `CrashableKV`.
+A write or an allocation that needs more than `capacity` bytes fails with ENOSPC and changes nothing; a write within
+allocated space never does. Failed syncs make nothing durable. Allocated space reads as zeros. `CrashableKV` is a `KV`
+on the same disk.
 """
 
 import errno
@@ -47,20 +47,20 @@ class _Inode:
 
 
 class CrashableDisk:
-    """A Disk in memory that can lose power. Counts its operations; `cut_after` makes all fail from one of them on."""
+    """A Disk in memory that can lose power. It counts its operations; after `cut_after` they fail."""
 
     def __init__(self, *, capacity: int = 1 << 30) -> None:
         self.capacity = capacity
         self.taken = 0
-        """Bytes that somebody else takes. May be set at any time."""
+        """Bytes that other programs use. May be set at any time."""
         self.kv_size = 0
-        """Bytes that stores on this disk take."""
+        """Bytes that a CrashableKV on this disk uses."""
         self.operations = 0
-        """Operations so far that change something."""
+        """Number of operations that changed something."""
         self.log: list[str] = []
-        """What they were, as `name path`: the order of creates, syncs and renames can be asserted."""
+        """These operations as `name path`, so that tests can check the order of creations, syncs and renames."""
         self.before_change: Callable[[str, str], None] | None = None
-        """Called with (name, path) before each changing operation that the power allows: to see what is there now."""
+        """Called with (name, path) before each changing operation, unless power is lost."""
         self._cut_after: int | None = None
         self._files: dict[str, _Inode] = {}
         self._durable: dict[str, _Inode] = {}
@@ -68,7 +68,7 @@ class CrashableDisk:
         """Directory changes not synced yet, in order: (directory, kind, path, inode)."""
 
     def cut_after(self, operations: int | None) -> None:
-        """Let that many more changing operations pass, then fail all: the power is gone."""
+        """Lose power after this number of changing operations: all later operations fail."""
         self._cut_after = None if operations is None else self.operations + operations
 
     @property
@@ -77,11 +77,11 @@ class CrashableDisk:
 
     @property
     def is_cutting(self) -> bool:
-        """Whether `cut_after` was said, be it over already or not."""
+        """Whether `cut_after` was called, before or after the power cut."""
         return self._cut_after is not None
 
     def after_power_cut(self, seed: int) -> "CrashableDisk":
-        """What the next start finds. The same seed gives the same disk; this one stays as it is."""
+        """Return the disk of the next start. Equal seeds give equal disks; this disk does not change."""
         rng = random.Random(seed)
         found = dict(self._durable)
         cut_at: dict[str, int] = {}
@@ -105,7 +105,7 @@ class CrashableDisk:
         return survivor
 
     def corrupt(self, path: str, offset: int, mask: int = 0xFF) -> None:
-        """Flip bits of one byte, as bit rot does."""
+        """Flip bits of one byte."""
         inode = self._files[path]
         inode.data[offset] ^= mask
         inode.synced = bytes(inode.data)
@@ -146,7 +146,7 @@ class CrashableDisk:
         inode = self._find(source)
         del self._files[source]
         self._files[target] = inode
-        # Harsher than a real rename: a crash may show both names.
+        # Worse than a real rename: after a crash both names may exist.
         self._pending.append((_directory(target), "create", target, inode))
         self._pending.append((_directory(source), "remove", source, None))
 
@@ -183,17 +183,17 @@ class CrashableDisk:
         return self.taken + self.kv_size + sum(len(inode.data) for inode in self._files.values())
 
     def fill(self) -> None:
-        """Somebody else takes all the room there is."""
+        """Let other programs use all free space."""
         self.taken += max(self.capacity - self.used, 0)
 
     def need(self, size: int, path: str) -> None:
-        """Raise ENOSPC unless there are `size` bytes more."""
+        """Raise ENOSPC unless `size` bytes are free."""
         if size and self.used + size > self.capacity:
             raise OSError(errno.ENOSPC, "No space left on device", path)
 
     def _check_power(self) -> None:
         if self.is_cut:
-            raise OSError(5, "the power is gone")
+            raise OSError(5, "the power is lost")
 
     def _change(self, name: str, path: str) -> None:
         self._check_power()
@@ -252,7 +252,7 @@ def _directory(path: str) -> str:
 
 
 def _crashed(inode: _Inode, rng: random.Random) -> bytes:
-    """Content after the cut: synced sectors as they are, each other one by lot."""
+    """Return the content after a power cut: synced sectors are kept, the others are drawn at random."""
     low, high = sorted((len(inode.synced), len(inode.data)))
     size = rng.choice((low, high, rng.randint(low, high)))
     if len(inode.data) < len(inode.synced):
@@ -280,9 +280,9 @@ def _changes_size(changes: Iterable[tuple[bytes, bytes | None]]) -> int:
 
 
 class CrashableKV:
-    """An ordered store whose synced batches survive a power cut; the others may be lost, the latest first.
+    """An ordered store whose synced batches survive a power cut. Later batches may be lost, the last one first.
 
-    Shares `disk`'s power: once that is cut, every call fails.
+    After a power cut of `disk` every call fails.
     """
 
     def __init__(
@@ -292,7 +292,7 @@ class CrashableKV:
         self._batches = list(batches)
         self._values: dict[bytes, bytes] = {}
         self._keys: list[bytes] = []
-        """Of `_values`, ascending."""
+        """Keys of `_values`, ascending."""
         for changes, _ in self._batches:
             self._apply(changes)
             disk.kv_size += _changes_size(changes)
@@ -304,7 +304,7 @@ class CrashableKV:
         return CrashableKV(disk, self._batches[:kept])
 
     def forget(self, batches: int) -> None:
-        """Lose the last batches although they were synced: what a lying disk does."""
+        """Lose the last batches although they were synced, like a disk that skips syncs."""
         del self._batches[len(self._batches) - batches :]
         self._values, self._keys = {}, []
         for changes, _ in self._batches:
@@ -366,7 +366,7 @@ class CrashableKV:
 
 
 class LyingDisk:
-    """Skips chosen syncs of another disk and reports success: the mutant that crash tests must catch."""
+    """Skips chosen syncs of another disk and reports success, which crash tests must detect."""
 
     def __init__(self, disk: Any, is_skipped: Callable[[str, str], bool]) -> None:
         self._disk = disk

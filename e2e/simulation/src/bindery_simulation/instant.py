@@ -1,9 +1,8 @@
-"""InstantLoop: asyncio's own event loop on a clock of its own, for tests of code that talks to nothing outside.
+"""The event loop of asyncio with a simulated clock, for tests of code without sockets, processes or threads.
 
-When nothing is left to do now, time jumps to the next timer. So a test that sleeps costs nothing; and `sleep(0.01)`
-ends when every task has come as far as it can, however slow the machine is.
-
-Not for code with sockets, processes or threads: time would not wait for them. `SimLoop` simulates those too.
+When no callback is ready, time jumps to the next timer. A test that sleeps takes no time, and `sleep(0.01)` ends when
+every task is blocked, however slow the machine is. The clock does not wait for sockets, processes or threads; `SimLoop`
+simulates them too.
 """
 
 import asyncio
@@ -15,7 +14,7 @@ BEGINNING_S: Final = 1000.0
 
 
 class _JumpingSelector(selectors.SelectSelector):
-    """Instead of waiting for files until a timer is due, has the clock jump there."""
+    """Advances the clock to the next timer instead of waiting for files."""
 
     def __init__(self, jump: Callable[[float], None]) -> None:
         super().__init__()

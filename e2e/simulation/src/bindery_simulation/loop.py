@@ -1,14 +1,14 @@
-"""SimLoop: an asyncio event loop in which time passes only when nothing is left to do now.
+"""An asyncio event loop with simulated time, which advances only when no callback is ready.
 
-Callbacks run in the order of (time, number of the call that scheduled them); the clock jumps to the next one. There are
-no sockets, threads or signals: what asks for one gets NotImplementedError, and connections are the `Network`'s.
+Callbacks run in the order of (time, number of the call that scheduled them); the clock jumps to the next one. Sockets,
+threads and signals raise NotImplementedError; the `Network` provides connections.
 
-Who runs: each callback belongs to the `Process` that scheduled it, carried by its context, so that tasks and futures
-keep theirs wherever they are woken from. A process that is killed has no callbacks any more, from one instant to the
-next and without a finally block run; one that is paused gets them all, in order, when it goes on.
+Each callback belongs to the `Process` that scheduled it. Its context carries the process, so that tasks and futures
+keep their process, whichever process wakes them. A process that is killed loses all its callbacks at once, and no
+finally block runs. A paused process gets all its callbacks, in order, when it resumes.
 
-Invariants: time never goes back; a callback of a dead process never runs; tasks live until `dispose`, so that no
-garbage collection decides when a finally block runs.
+Invariants: time never decreases; a callback of a killed process never runs; tasks are kept until `dispose`, so that
+garbage collection does not determine when a finally block runs.
 """
 
 import asyncio
@@ -27,11 +27,11 @@ _process: ContextVar["Process | None"] = ContextVar("bindery_simulation_process"
 
 
 class Stuck(AssertionError):
-    """Simulated time, or the number of callbacks, ran over its limit: somebody waits for what will not come."""
+    """Raised when simulated time or the number of callbacks exceeds its limit, or when nothing is left to run."""
 
 
 class Process:
-    """Code that lives and dies together. Made on a host by its machine; a restart is a new one."""
+    """Callbacks that are killed and paused together. A restart on the same host is a new process."""
 
     def __init__(self, loop: "SimLoop", host: str) -> None:
         self.host = host
@@ -49,7 +49,7 @@ class Process:
         self._loop.call_soon(callback, *args, context=self.context)
 
     def kill(self) -> None:
-        """At once, as by SIGKILL."""
+        """End the process at once, like SIGKILL."""
         self.is_alive = False
         self.deferred.clear()
 
@@ -60,16 +60,16 @@ class Process:
         if self.is_paused:
             self.is_paused = False
             deferred, self.deferred = self.deferred, []
-            self._loop.take_back(deferred)
+            self._loop.run_deferred(deferred)
 
 
 def current_process() -> Process | None:
-    """Whose code runs; None: the world's."""
+    """Return the process of the running callback; None: it belongs to no process."""
     return _process.get()
 
 
 class SimHandle:
-    """A scheduled callback, as asyncio's Handle and TimerHandle."""
+    """A scheduled callback, like Handle and TimerHandle of asyncio."""
 
     __slots__ = ("_args", "_callback", "_context", "_is_cancelled", "_when")
 
@@ -93,7 +93,7 @@ class SimHandle:
 
 
 class SimTask(asyncio.Task[Any]):
-    """A Task whose place in a set does not depend on where in memory it lies."""
+    """A Task whose order in a set does not depend on its address."""
 
     _number = 0
 
@@ -105,7 +105,7 @@ class SimTask(asyncio.Task[Any]):
 
 
 class SimLoop(asyncio.AbstractEventLoop):
-    """`network` answers create_server and create_connection; set it before they are called."""
+    """The loop. `network` serves create_server and create_connection, and must be set before their first call."""
 
     def __init__(self) -> None:
         self._now = 0.0
@@ -122,13 +122,14 @@ class SimLoop(asyncio.AbstractEventLoop):
     # --- running ----------------------------------------------------------------------------------------------------
 
     def run_until(self, is_done: Callable[[], bool], *, time_max: float, callbacks_max: int) -> None:
-        """Run until `is_done()`. Raises Stuck when nothing is left to do before that, or a limit is passed."""
+        """Run until `is_done()`. Raises Stuck when no callback is left before that, or a limit is exceeded."""
         ready, timers = self._ready, self._timers
         events._set_running_loop(self)
         try:
             while not is_done():
                 if not ready and not self._advance(time_max):
-                    raise Stuck(f"not done at {self._now:.3f} s: {'time is over' if timers else 'nothing left to do'}")
+                    why = "the time limit is reached" if timers else "no callback is left"
+                    raise Stuck(f"not done at {self._now:.3f} s: {why}")
                 if self.callbacks_run > callbacks_max:
                     raise Stuck(f"not done after {callbacks_max} callbacks, at {self._now:.3f} s")
                 for _ in range(len(ready)):
@@ -170,17 +171,17 @@ class SimLoop(asyncio.AbstractEventLoop):
                 self._ready.append(handle)
         return True
 
-    def take_back(self, handles: list[SimHandle]) -> None:
-        """Run these now, in their order."""
+    def run_deferred(self, handles: list[SimHandle]) -> None:
+        """Run deferred callbacks now, in their order."""
         self._ready.extend(handles)
 
     def dispose(self) -> None:
-        """Let go of everything: unfinished coroutines are closed, and nothing they then ask for happens."""
+        """Close unfinished coroutines and drop everything. What they schedule while they close does not run."""
         self._is_disposed = True
         self._ready.clear()
         self._timers.clear()
         events._set_running_loop(self)
-        before, sys.unraisablehook = sys.unraisablehook, lambda _: None  # generators that would go on waiting
+        before, sys.unraisablehook = sys.unraisablehook, lambda _: None  # from generators that continue to wait
         try:
             for task in self._tasks:
                 if not task.done():
@@ -197,7 +198,7 @@ class SimLoop(asyncio.AbstractEventLoop):
 
     @property
     def tasks(self) -> list[SimTask]:
-        """All that were ever made."""
+        """All tasks that were created."""
         return self._tasks
 
     # --- asyncio.AbstractEventLoop ----------------------------------------------------------------------------------
@@ -245,7 +246,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         return task
 
     def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> "asyncio.Future[T]":  # type: ignore[override]
-        """There are no threads. Late imports (`bindery_kit.process.late_imports`) run at once; others are refused."""
+        """Run late imports (`bindery_kit.process.late_imports`) at once. Other functions would need threads."""
         if not getattr(func, "__name__", "").startswith("import_"):
             raise NotImplementedError
         done: asyncio.Future[T] = asyncio.Future(loop=self)

@@ -1,19 +1,19 @@
-"""Network: hosts by name, and connections between them that behave as TCP does on a bad day.
+"""Simulate hosts and TCP connections between them, with faults.
 
-What a connection promises: the bytes of a direction arrive in order, each once, or the connection breaks. What it does
-not promise, and the seed decides: how long they take, and in how many pieces they are received.
+A connection guarantees that the bytes of a direction arrive in order and once, or that the connection breaks. The seed
+determines how long they take, and in how many pieces they are received.
 
-| what happens                     | what the two ends see |
+| event                            | effect on the two ends |
 |----------------------------------|-----------------------|
-| a host is partitioned (one way)  | silence; bytes wait and arrive after the heal, or one end gives up (ETIMEDOUT) |
-| a process is killed              | the peer gets a reset, after a delay; bytes under way may be lost |
-| a host loses power               | silence; when the host is back, the next bytes for an old connection are reset |
-| a connection is reset by lot     | both ends get ConnectionResetError; of each direction an end piece is lost |
+| a host is partitioned (one way)  | no answers; bytes arrive after the partition, or one end times out (ETIMEDOUT) |
+| a process is killed              | the peer gets a reset after a delay; bytes in flight may be lost |
+| a host loses power               | no answers; after the host returns, it resets old connections at their next bytes |
+| a connection is reset at random  | both ends get ConnectionResetError; the last bytes of each direction are lost |
 | a connect to no listener         | ConnectionRefusedError |
-| a connect to a host that is off  | nothing, until the caller's own limit; the same behind a partition |
-| the receiver does not read       | beyond a window the sender's protocol is told to pause writing |
+| a connect to a host that is off  | no answer until the timeout of the caller; the same behind a partition |
+| the receiver does not read       | beyond a window the protocol of the sender must pause writing |
 
-The kernel's part (arriving, acknowledging) belongs to no process; what a protocol sees runs in its process.
+The work of the kernel (arrival, acknowledgement) belongs to no process; callbacks of a protocol run in its process.
 """
 
 import asyncio
@@ -28,23 +28,23 @@ from bindery_simulation.trace import Trace
 from bindery_simulation.transport import SimConnection, SimTransport
 
 JITTERS_S: Final = (0.001, 0.001, 0.02, 0.1)
-"""One of these for a whole run."""
+"""Maximum jitter in seconds. A run draws one value."""
 SYN_RETRY_S: Final = 1.0
 
 
 @dataclass(slots=True)
 class LinkQuality:
-    """How bytes travel from one host to another. Seconds."""
+    """The quality of a link from one host to another."""
 
     delay_s: float = 0.0005
     jitter_s: float = 0.001
-    """Up to this much more, by lot."""
+    """Maximum random addition to the delay."""
     is_blocked: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ListeningSocket:
-    """What a server on a simulated host listens on."""
+    """The socket of a server on a simulated host."""
 
     host: str
     port: int
@@ -91,12 +91,12 @@ class Network:
         self.connections: list[SimConnection] = []
         self._connection_count = 0
         self._context = Context()
-        """Nobody's."""
+        """Context without a process."""
 
     # --- hosts and links --------------------------------------------------------------------------------------------
 
     def link(self, source: str, target: str) -> LinkQuality:
-        """The way from `source` to `target`, to be changed by faults."""
+        """Return the link from `source` to `target`. Faults change it."""
         found = self._links.get((source, target))
         if found is None:
             found = self._links[source, target] = LinkQuality(self.quality.delay_s, self.quality.jitter_s)
@@ -111,7 +111,7 @@ class Network:
             connection.link_healed(source, target)
 
     def heal(self) -> None:
-        """All links as they were at the beginning."""
+        """Restore the initial quality of all links."""
         self.calm()
         blocked = [hosts for hosts, quality in self._links.items() if quality.is_blocked]
         for quality in self._links.values():
@@ -131,7 +131,7 @@ class Network:
         return quality.delay_s + quality.jitter_s * self.rng.random()
 
     def power_off(self, host: str) -> None:
-        """The host's kernel is gone: nothing answers, old connections are forgotten."""
+        """Stop the kernel of a host: it does not answer, and it loses its connections."""
         self._off.add(host)
         for connection in list(self.connections):
             connection.host_lost(host)
@@ -145,20 +145,20 @@ class Network:
         return host in self._off
 
     def process_killed(self, process: Process) -> None:
-        """Its kernel closes what it left open."""
+        """Close the sockets of a killed process, as its kernel does."""
         for key in [key for key, server in self._servers.items() if server.process is process]:
             del self._servers[key]
         for connection in list(self.connections):
             connection.process_killed(process)
 
     def reset_some(self, chance: float) -> int:
-        """Break established connections by lot. How many."""
+        """Reset each connection with a probability of `chance`. Returns their number."""
         broken = [connection for connection in list(self.connections) if self.rng.random() < chance]
         for connection in broken:
             connection.reset()
         return len(broken)
 
-    # --- what the loop asks for -------------------------------------------------------------------------------------
+    # --- interface of the loop --------------------------------------------------------------------------------------
 
     def listen(self, factory: Callable[[], Any], sock: Any) -> SimServer:
         process = current_process()
@@ -193,7 +193,7 @@ class Network:
         port: int,
         established: "asyncio.Future[SimTransport]",
     ) -> None:
-        """A connect request arrives, or would if it could."""
+        """Handle the arrival of a connect request, which is repeated while the host cannot be reached."""
         if established.done() or not process.is_alive:
             return
         source = process.host
@@ -212,7 +212,7 @@ class Network:
         self.at(back_s, connection.client.start, factory, established)
 
     def at(self, delay_s: float, callback: Callable[..., None], *args: Any) -> None:
-        """Run by nobody's process."""
+        """Call `callback` after a delay, outside all processes."""
         self.loop.call_at(self.loop.time() + delay_s, callback, *args, context=self._context)
 
     def at_time(self, when: float, callback: Callable[..., None], *args: Any) -> None:

@@ -1,6 +1,6 @@
-"""Trace: what happened in a simulated run, when and where; equal for equal seeds.
+"""Record the events of a simulated run with time and place. Equal seeds give equal traces.
 
-An event is kept as it came and made text only when somebody reads it, so that a run that is not looked at costs little.
+Events are converted to text only when they are read, so that recording costs little.
 """
 
 import hashlib
@@ -8,12 +8,12 @@ from typing import Any
 
 
 class Trace:
-    """Events in the order in which they happened. `is_on=False`: nothing is kept."""
+    """Events in their order. `is_on=False`: nothing is recorded."""
 
     def __init__(self, *, is_on: bool = True) -> None:
         self.is_on = is_on
         self.now = 0.0
-        """Simulated seconds; kept up by the loop."""
+        """Simulated seconds, updated by the loop."""
         self.events: list[tuple[float, str, str, dict[str, Any]]] = []
 
     def add(self, where: str, what: str, /, **facts: Any) -> None:
@@ -24,7 +24,7 @@ class Trace:
         return [_line(event) for event in self.events]
 
     def digest(self) -> str:
-        """SHA-256 over the text: two runs with the same digest were the same."""
+        """Return the SHA-256 of the text. Equal digests mean equal runs."""
         found = hashlib.sha256()
         for event in self.events:
             found.update(_line(event).encode())
@@ -33,5 +33,5 @@ class Trace:
 
 def _line(event: tuple[float, str, str, dict[str, Any]]) -> str:
     at, where, what, facts = event
-    told = "".join(f" {name}={value}" for name, value in facts.items())
-    return f"{at:11.6f} {where:<10} {what}{told}\n"
+    text = "".join(f" {name}={value}" for name, value in facts.items())
+    return f"{at:11.6f} {where:<10} {what}{text}\n"

@@ -1,4 +1,4 @@
-"""The two ends of a simulated connection, as asyncio's transports. What the network does to them: `network`."""
+"""The two ends of a simulated connection, as transports of asyncio. `network` has their faults."""
 
 import asyncio
 from collections import deque
@@ -10,13 +10,13 @@ from bindery_simulation.loop import Process, SimLoop
 from bindery_simulation.trace import Trace
 
 WINDOW_SIZE: Final = 64 * 1024
-"""Bytes that the two kernels hold between a writer and a reader that does not read."""
+"""Bytes that the two kernels buffer between a writer and a reader that does not read."""
 RETRANSMIT_S_MAX: Final = 1.0
-"""After a partition healed, waiting bytes move within this time."""
+"""Maximum seconds from the end of a partition until waiting bytes are sent."""
 
 
 class Links(Protocol):
-    """What transports use of `network.Network`."""
+    """The part of `network.Network` that transports use."""
 
     loop: SimLoop
     rng: Random
@@ -79,8 +79,11 @@ class SimConnection:
 
 
 class SimTransport(asyncio.Transport):
-    """One end. Invariants: nothing reaches the protocol after connection_lost; what arrives is a beginning of what the
-    peer wrote."""
+    """One end of a connection.
+
+    Invariants: the protocol gets no call after connection_lost; the received bytes are a prefix of those that the peer
+    wrote.
+    """
 
     def __init__(self, connection: SimConnection, process: Process, *, port: int) -> None:
         super().__init__()
@@ -91,21 +94,21 @@ class SimTransport(asyncio.Transport):
         self._port = port
         self._protocol: Any = None
         self.is_gone = False
-        """connection_lost was told, or there is nobody to tell."""
+        """connection_lost was called, or the process has ended."""
         self._is_closing = False
         self._is_failing = False
         self._sent: deque[bytes | None] = deque()
-        """Under way to the peer. None: the end."""
+        """Writes in flight to the peer. None: the end of the stream."""
         self._held: deque[bytes | None] = deque()
-        """Waits for the link to heal."""
+        """Writes that wait for the end of a partition."""
         self._last_arrival = 0.0
         self._inbox: list[bytes] = []
         self._has_ended = False
-        """The peer's end has arrived, behind the inbox."""
+        """The end of the stream has arrived, after the inbox."""
         self._is_delivering = False
         self._is_reading = True
         self._unread = 0
-        """Bytes written that the peer's protocol did not get yet."""
+        """Bytes written that the protocol of the peer has not received yet."""
         self._is_paused = False
         self._high = WINDOW_SIZE
         self._low = WINDOW_SIZE // 4
@@ -114,13 +117,13 @@ class SimTransport(asyncio.Transport):
     # --- beginning and end ------------------------------------------------------------------------------------------
 
     def start(self, factory: Callable[[], Any], established: "asyncio.Future[SimTransport] | None" = None) -> None:
-        """Make the protocol and tell it, in its own process."""
+        """Make the protocol and call connection_made, in its process."""
         self.process.call_soon(self._start, factory, established)
 
     def _start(self, factory: Callable[[], Any], established: "asyncio.Future[SimTransport] | None") -> None:
         if self.is_gone:
             return
-        if established is not None and established.done():  # its caller gave up
+        if established is not None and established.done():  # the caller has timed out
             self._protocol = asyncio.Protocol()
             self.abort()
             return
@@ -137,20 +140,20 @@ class SimTransport(asyncio.Transport):
         return self.peer.process.host
 
     def vanish(self) -> None:
-        """Without a word: process or host is gone."""
+        """End without a call to the protocol, because its process or host has ended."""
         self.is_gone = self._is_closing = True
         self._inbox.clear()
         self._held.clear()
 
     def fail_later(self, error: Exception) -> None:
-        """The kernel hears of a reset, or gives up, after a delay."""
+        """Fail with `error` after a delay, like a kernel that gets a reset or times out."""
         if not self.is_gone and not self._is_failing:
             self._is_failing = True
             delay_s = self._network.delay_s(self._peer_name, self.process.host)
             self._network.at(delay_s, self.process.call_soon, self._lose, error)
 
     def reset_peer(self) -> None:
-        """Our kernel answers the peer with a reset, or, while it cannot be heard, leaves it to find out by itself."""
+        """Reset the peer. Behind a partition, the peer times out instead."""
         network = self._network
         if network.is_blocked(self.process.host, self._peer_name):
             network.at(network.rng.uniform(5, 60), self.peer.fail_later, TimeoutError(110, "Connection timed out"))
@@ -158,7 +161,7 @@ class SimTransport(asyncio.Transport):
             self.peer.fail_later(ConnectionResetError(104, "Connection reset by peer"))
 
     def lose_tail(self) -> None:
-        """Some of what is under way never arrives, from a point on."""
+        """Lose the bytes in flight from a random point on."""
         keep = self._network.rng.randint(0, len(self._sent))
         while len(self._sent) > keep:
             self._sent.pop()
@@ -223,7 +226,7 @@ class SimTransport(asyncio.Transport):
             self._connection.reset()
 
     def retransmit(self) -> None:
-        """The link is whole again."""
+        """Send waiting bytes after the end of a partition."""
         if self._held and not self.is_gone:
             delay_s = self._network.rng.uniform(0.05, RETRANSMIT_S_MAX)
             self._network.at(delay_s, self._send_held, self._timeout_number)
@@ -241,7 +244,7 @@ class SimTransport(asyncio.Transport):
             self.fail_later(TimeoutError(110, "Connection timed out"))
 
     def _arrive(self) -> None:
-        """At the peer's kernel."""
+        """Deliver the next write to the kernel of the peer."""
         if not self._sent:
             return  # cut off by a reset
         data = self._sent.popleft()
@@ -267,7 +270,7 @@ class SimTransport(asyncio.Transport):
         self._low = self._high // 4 if low is None else low
 
     def _acknowledged(self, size: int) -> None:
-        """The peer's protocol got `size` more bytes."""
+        """Account for `size` more bytes that the protocol of the peer received."""
         self._unread -= size
         if self.is_gone:
             return
@@ -289,7 +292,7 @@ class SimTransport(asyncio.Transport):
             self.process.call_soon(self._deliver)
 
     def _deliver(self) -> None:
-        """Hand over what arrived: mostly all of it at once, sometimes a piece that ends anywhere."""
+        """Pass received bytes to the protocol: usually all of them, sometimes a part that ends anywhere."""
         self._is_delivering = False
         if self.is_gone or not self._is_reading or self._is_closing:
             return
@@ -312,7 +315,7 @@ class SimTransport(asyncio.Transport):
                 self._deliver_soon()
         elif self._has_ended:
             self._has_ended = False
-            self._protocol.eof_received()  # what it answers does not matter: half-closed connections are not simulated
+            self._protocol.eof_received()  # its result is ignored: half-closed connections are not simulated
             self._is_closing = True
             self._lose(None)
 

@@ -1,11 +1,11 @@
-"""Hostile clients of the ledger port, by seed: what each connection sends, frame by frame, and in which pieces.
+"""Plan malicious clients of the ledger port by seed: the frames of each connection, and the pieces of its writes.
 
-A plan is a function of (seed, number) alone, so that one connection can be sent again by itself. Connections differ in
-how wild they are: from all valid, so that deep state is reached, to nothing but noise. Frames are
+A plan is a function of (seed, number) alone, so that one connection can be repeated alone. The share of damaged frames
+differs by connection: from none, so that deep states are reached, to all. Frames are
 
-- valid requests of v3 or v2, over a few ledgers, keys and ids, at their edges too (-1, 0, 2^63 - 1);
-- such requests with bits flipped, bytes cut out, put in or repeated, or two of them spliced;
-- valid ones behind a wrong length, and random bytes, with a right length, a wrong one, or none.
+- valid requests of version 3 or 2, for a few ledgers, keys and ids, including boundary values (-1, 0, 2^63 - 1);
+- such requests with flipped bits, or with removed, inserted or repeated bytes;
+- valid requests with a wrong length, and random bytes with a right length, a wrong length, or none.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,29 +21,29 @@ from bindery_core.wire import v2, v3
 from bindery_core.wire.framing import FRAME_SIZE_MAX
 
 LEDGERS: Final = 40
-"""Ledger ids 0 .. LEDGERS - 1 are used by requests that are valid; flipped bits reach others."""
+"""Valid requests use the ledger ids 0 .. LEDGERS - 1; flipped bits lead to others."""
 PASSWORDS: Final = (b"", b"fuzz")
-WILDNESS: Final = (0.0, 0.0, 0.01, 0.05, 0.2, 0.6, 1.0)
-"""Share of frames that are damaged; a connection picks one."""
+DAMAGED_SHARES: Final = (0.0, 0.0, 0.01, 0.05, 0.2, 0.6, 1.0)
+"""Shares of damaged frames. A connection draws one."""
 FRAMES_MAX: Final = 60
-EDGES: Final = (-1, 0, 1, 2**31 - 1, 2**31, 2**63 - 1, -(2**63))
+BOUNDARY_VALUES: Final = (-1, 0, 1, 2**31 - 1, 2**31, 2**63 - 1, -(2**63))
 
 _DIGESTERS = [Digester(kind, password) for kind in DigestType for password in PASSWORDS]
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One connection: the frames it sends."""
+    """One connection and its frames."""
 
     number: int
     tls: bool
     token: bool
-    """Authenticate first, where that is asked for."""
+    """Authenticate first, if the bookie requires it."""
     frames: tuple[bytes, ...]
-    wildness: float
+    damaged_share: float
 
     def pieces(self, seed: int) -> Iterator[tuple[bytes, int]]:
-        """(bytes of one write, frames complete with it): cut anywhere, or all at once."""
+        """Yield (bytes of one write, number of frames that it completes). Writes end anywhere, or send everything."""
         random = Random(f"{seed}:{self.number}:pieces")
         style = random.random()
         if style < 0.4:
@@ -61,49 +61,49 @@ class Plan:
 
 
 def plan(seed: int, number: int) -> Plan:
-    """The connection `number` of the run `seed`."""
+    """Plan the connection `number` of the run `seed`."""
     random = Random(f"{seed}:{number}")
-    wildness = random.choice(WILDNESS)
+    damaged_share = random.choice(DAMAGED_SHARES)
     in_v2 = random.random() < 0.5
-    count = random.randrange(1, FRAMES_MAX) if wildness else random.randrange(FRAMES_MAX // 2, FRAMES_MAX * 4)
+    count = random.randrange(1, FRAMES_MAX) if damaged_share else random.randrange(FRAMES_MAX // 2, FRAMES_MAX * 4)
     frames = []
     for _ in range(count):
-        if wildness and not in_v2 and random.random() < 0.02:
+        if damaged_share and not in_v2 and random.random() < 0.02:
             in_v2 = True
         frame = valid_frame(random, in_v2=in_v2)
-        frames.append(damaged(random, frame) if random.random() < wildness else frame)
-    return Plan(number, random.random() < 0.2, random.random() < 0.7, tuple(frames), wildness)
+        frames.append(damaged(random, frame) if random.random() < damaged_share else frame)
+    return Plan(number, random.random() < 0.2, random.random() < 0.7, tuple(frames), damaged_share)
 
 
 def valid_frame(random: Random, *, in_v2: bool) -> bytes:
-    """A request as a client might send it, length included."""
+    """Make a valid request with its length."""
     if in_v2:
         return v2.encode_request(random.choice(_V2)(random))
     return v3.encode_request(random.choice(_V3)(random))
 
 
 def damaged(random: Random, frame: bytes) -> bytes:
-    """`frame` with something wrong, perhaps with its length."""
+    """Return `frame` with damage, which may affect its length."""
     data = bytearray(frame)
     kind = random.randrange(10)
-    if kind < 4:  # bits, the length spared
+    if kind < 4:  # flipped bits, not in the length
         for _ in range(random.choice((1, 1, 2, 8))):
             data[random.randrange(4, len(data))] ^= 1 << random.randrange(8)
         return bytes(data)
-    if kind == 4:  # the length
+    if kind == 4:  # flipped bit in the length
         data[random.randrange(4)] ^= 1 << random.randrange(8)
         return bytes(data)
-    if kind == 5:  # cut out
+    if kind == 5:  # removed bytes
         at = random.randrange(4, len(data))
         return _framed(bytes(data[4:at] + data[at + random.randrange(1, 9) :]))
-    if kind == 6:  # put in
+    if kind == 6:  # inserted bytes
         at = random.randrange(4, len(data))
         return _framed(bytes(data[4:at]) + random.randbytes(random.randrange(1, 9)) + bytes(data[at:]))
-    if kind == 7:  # repeated, which for protobuf is legal
+    if kind == 7:  # repeated message, which is valid protobuf
         return _framed(bytes(data[4:]) * random.randrange(2, 4))
-    if kind == 8:  # noise in a frame
+    if kind == 8:  # random bytes in a frame
         return _framed(random.randbytes(random.choice((1, 4, 20, 24, 40, 300))))
-    if random.random() < 0.5:  # noise, or a length over the limit
+    if random.random() < 0.5:  # random bytes, or a length above the limit
         return random.randbytes(random.randrange(1, 40))
     return random.choice((FRAME_SIZE_MAX - 3, -1, 0, 2**31 - 1)).to_bytes(4, "big", signed=True) + b"\n\x06"
 
@@ -113,11 +113,11 @@ def _framed(message: bytes) -> bytes:
 
 
 def _ledger_id(random: Random) -> int:
-    return random.randrange(LEDGERS) if random.random() < 0.98 else random.choice(EDGES)
+    return random.randrange(LEDGERS) if random.random() < 0.98 else random.choice(BOUNDARY_VALUES)
 
 
 def _entry_id(random: Random) -> int:
-    return random.randrange(200) if random.random() < 0.9 else random.choice(EDGES)
+    return random.randrange(200) if random.random() < 0.9 else random.choice(BOUNDARY_VALUES)
 
 
 def _body(random: Random, ledger_id: int, entry_id: int) -> bytes:
@@ -142,9 +142,14 @@ def _txn_id(random: Random) -> int:
 def _add(random: Random) -> m.AddRequest:
     ledger_id, entry_id = _ledger_id(random), _entry_id(random)
     return m.AddRequest(
-        _txn_id(random), ledger_id, entry_id, _key(random), _body(random, ledger_id, entry_id),
-        recovery=random.random() < 0.1, priority=random.choice((0, 0, 1, 100)),
-    )  # fmt: skip
+        _txn_id(random),
+        ledger_id,
+        entry_id,
+        _key(random),
+        _body(random, ledger_id, entry_id),
+        recovery=random.random() < 0.1,
+        priority=random.choice((0, 0, 1, 100)),
+    )
 
 
 def _deferred_add(random: Random) -> m.AddRequest:
@@ -175,9 +180,14 @@ def _long_poll(random: Random) -> m.ReadRequest:
 def _batch_read(random: Random) -> m.BatchReadRequest:
     fence = (int(m.ReadFlag.FENCE_LEDGER), _key(random)) if random.random() < 0.02 else (0, None)
     return m.BatchReadRequest(
-        2, _ledger_id(random), _entry_id(random), _txn_id(random) % 2**63, random.choice((-1, 0, 1, 10, 2**31 - 1)),
-        random.choice((-1, 0, 100, 5000, FRAME_SIZE_MAX, 2**63 - 1)), *fence,
-    )  # fmt: skip
+        2,
+        _ledger_id(random),
+        _entry_id(random),
+        _txn_id(random) % 2**63,
+        random.choice((-1, 0, 1, 10, 2**31 - 1)),
+        random.choice((-1, 0, 100, 5000, FRAME_SIZE_MAX, 2**63 - 1)),
+        *fence,
+    )
 
 
 def _write_lac(random: Random) -> m.WriteLacRequest:
@@ -205,8 +215,18 @@ def _auth_v2(random: Random) -> m.AuthRequest:
 
 
 _V3: Final[tuple[Callable[[Random], m.Request], ...]] = (
-    *[_add] * 20, *[_read] * 20, *[_other_v3] * 5, *[_write_lac] * 2, *[_long_poll] * 2, _deferred_add, _fence,
-)  # fmt: skip
+    *[_add] * 20,
+    *[_read] * 20,
+    *[_other_v3] * 5,
+    *[_write_lac] * 2,
+    *[_long_poll] * 2,
+    _deferred_add,
+    _fence,
+)
 _V2: Final[tuple[Callable[[Random], m.Request], ...]] = (
-    *[_add] * 20, *[_read] * 20, *[_batch_read] * 5, _fence, _auth_v2,
-)  # fmt: skip
+    *[_add] * 20,
+    *[_read] * 20,
+    *[_batch_read] * 5,
+    _fence,
+    _auth_v2,
+)

@@ -1,6 +1,6 @@
-"""Known defects of BookKeeper, played by hand; their traces are golden files that a reviewer can read.
+"""Scripts of known defects of BookKeeper give the traces in the golden files.
 
-`REWRITE_TRANSCRIPTS=1` writes down what comes out now; the comparison then always succeeds.
+`REWRITE_TRANSCRIPTS=1` writes the golden files; the comparison then always succeeds.
 """
 
 import os
@@ -15,7 +15,7 @@ GOLDEN = Path(__file__).parent.parent / "golden" / "protocol"
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
 @pytest.mark.parametrize("with_defect", [False, True], ids=["as_it_is", "with_the_defect"])
 def test_scenario(scenario: Scenario, with_defect: bool) -> None:
-    """As the protocol is, all ends well; with the defect the invariant that it breaks is named."""
+    """Without the defect every invariant holds; with it the named invariant is violated."""
     chart, violation = scenario.play(with_defect=with_defect)
     assert (violation and violation.invariant) == (scenario.violates if with_defect else None), str(violation)
     path = GOLDEN / f"{scenario.name}{'_with_the_defect' if with_defect else ''}.txt"

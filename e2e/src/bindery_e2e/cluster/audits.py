@@ -1,7 +1,7 @@
-"""Audits of a release as its CronJob runs them: start one, see what it is doing, read what came out.
+"""Start audits of a release the way its CronJob does, follow their Jobs, and read their reports.
 
-A Job is made of the CronJob's template, as `kubectl create job --from` does it. What the pods said is read from their
-logs, what a run left behind from the volume, through a pod of the release's own for looking at reports.
+A Job is created from the CronJob's template, as `kubectl create job --from` does. Output of the pods comes from their
+logs. Reports come from the volume, through the pod that the release offers for reading reports.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ VERDICT_LINE: Final = re.compile(r"bindery [0-9a-f-]{36} is [A-Z-]+$")
 
 @dataclass(frozen=True, slots=True)
 class JobState:
-    """`verdict`: Complete or Failed, empty while it is neither; `reason`, `message`: of a failure."""
+    """State of a Job. `verdict`: Complete, Failed, or empty while it runs. `reason`, `message`: those of a failure."""
 
     verdict: str
     reason: str = ""
@@ -33,7 +33,7 @@ class Audits:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
 
-    # --- Jobs -----------------------------------------------------------------------------------------------------
+    # --- Jobs ---------------------------------------------------------------------------------------------------------
 
     def start(self, job: str) -> None:
         self._make(job, f"{self._cluster.fullname}-audit")
@@ -49,7 +49,7 @@ class Audits:
         return JobState("")
 
     def wait(self, job: str, *, timeout_s: float) -> JobState:
-        """Until it has ended, however it did."""
+        """Wait until the Job has ended, and return its state."""
         ended: list[JobState] = []
 
         def problem() -> str:
@@ -61,15 +61,15 @@ class Audits:
         return ended[-1]
 
     def pods(self, job: str) -> list[Pod]:
-        """Drivers, the first one first."""
+        """Driver pods of the Job, oldest first."""
         return [pod_of(one) for one in self._listed(f"{JOB_LABEL}={job}")]
 
     def executors(self) -> list[Pod]:
-        """Of all audits."""
+        """Executor pods of all audits."""
         return [pod_of(one) for one in self._listed(f"{ROLE_LABEL}=executor")]
 
     def exit_codes(self, job: str) -> list[int | None]:
-        """Of the drivers; None: still at it, or gone without one."""
+        """Exit codes of the drivers, oldest first; None: the driver runs, or its pod ended without an exit code."""
         codes = []
         for pod in self._listed(f"{JOB_LABEL}={job}"):
             states = [one.state.terminated for one in pod.status.container_statuses or () if one.state]
@@ -79,29 +79,32 @@ class Audits:
     def _listed(self, selector: str) -> list[Any]:
         found = self._cluster.core.list_namespaced_pod(
             self._cluster.namespace, label_selector=selector, _request_timeout=API_TIMEOUT_S
-        ).items  # fmt: skip
+        ).items
         return sorted(found, key=lambda one: one.metadata.creation_timestamp)
 
-    def said(self, job: str) -> list[str]:
+    def log(self, job: str) -> list[str]:
         """Lines of the last driver's log."""
         return self._cluster.kubectl("logs", self.pods(job)[-1].name, timeout_s=60).splitlines()
 
-    def said_verdicts(self, job: str) -> list[str]:
-        """What the last driver called the cluster: twice, if something is wrong. Not simply its last line: a log has
-        both stdout and stderr, and which of two lines written at once comes first is chance."""
-        return [line.rpartition(" is ")[2] for line in self.said(job) if VERDICT_LINE.match(line)]
+    def logged_verdicts(self, job: str) -> list[str]:
+        """Verdicts in the last driver's log; a verdict other than HEALTHY appears twice.
 
-    # --- reports --------------------------------------------------------------------------------------------------
+        The last line alone is not enough: the log merges stdout and stderr, and their order is not deterministic.
+        """
+        return [line.rpartition(" is ")[2] for line in self.log(job) if VERDICT_LINE.match(line)]
+
+    # --- reports ------------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def reports(self, job: str = "look") -> Iterator["Reports"]:
-        """A pod with the volume, while the block lasts."""
+        """Run a pod that mounts the reports' volume until the block ends."""
         self._make(job, f"{self._cluster.fullname}-audit-reports")
         try:
             self._cluster.until(
                 lambda: "" if any(pod.is_ready for pod in self.pods(job)) else "not ready",
-                "a pod with the reports is ready", timeout_s=240,
-            )  # fmt: skip
+                "a pod with the reports is ready",
+                timeout_s=240,
+            )
             yield Reports(self._cluster, self.pods(job)[-1].name)
         finally:
             self._cluster.kubectl("delete", "job", job, "--cascade=foreground", timeout_s=240)
@@ -109,20 +112,20 @@ class Audits:
 
 @dataclass(frozen=True, slots=True)
 class Reports:
-    """What is on the volume."""
+    """The reports on the volume."""
 
     cluster: Cluster
     pod: str
 
     def names(self) -> list[str]:
-        """Of runs and files, sorted."""
+        """Names of runs and files, sorted."""
         return sorted(self.cluster.exec(self.pod, "ls", DIRECTORY).split())
 
     def read(self, name: str) -> str:
         return self.cluster.exec(self.pod, "cat", f"{DIRECTORY}/{name}")
 
     def summary(self, run: str = "") -> dict[str, Any]:
-        """Of the newest run unless one is named."""
+        """Summary of a run; default: the newest run."""
         found = json.loads(self.read(f"{run}/summary.json" if run else "summary.json"))
         if not isinstance(found, dict):
             raise ClusterError("summary.json is no object")
@@ -133,4 +136,4 @@ class Reports:
             self.cluster.exec(
                 self.pod, "bindery", "audit", "show", run, "--findings", "--json", timeout_s=120, check=False
             )
-        )  # fmt: skip
+        )

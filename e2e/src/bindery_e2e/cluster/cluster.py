@@ -1,12 +1,13 @@
-"""A Bindery release in a Kubernetes namespace: what runs where, who leads, and ways to harm it that any cluster has.
+"""Access a Bindery release in a Kubernetes namespace: its pods, their roles, and faults that every cluster allows.
 
-Reading and deleting go through the official client, `exec` through kubectl. Everything blocks: callers in an event
-loop put it into threads. Services are asked through the API server's proxy, so that no port needs to be reachable.
+Reads and deletions use the official client, `exec` uses kubectl. All calls block, so callers in an event loop use
+threads. HTTP requests to services go through the API server's proxy, so no service port has to be reachable.
 
-How a process is killed or stopped: Kubernetes has no verb for it, and no signal of SIGKILL's kind reaches PID 1 from
-inside its own PID namespace, which rules out `exec` and `kubectl debug --target` into an ordinary pod. So the releases
-under test set `shareProcessNamespace` (allowed at the restricted level): PID 1 is then the sandbox's own, and the
-service's processes are signalled from the service's container by its own user. It works on every runtime.
+Killing and stopping processes: Kubernetes has no operation for it. PID 1 of a PID namespace receives neither SIGKILL
+nor SIGSTOP from inside that namespace, so `exec` and `kubectl debug --target` cannot send them to an ordinary pod. The
+releases under test therefore set `shareProcessNamespace`, which the restricted level allows. PID 1 is then the
+sandbox's process, and a shell in the service's container can signal the service's processes with its own user. This
+works on every container runtime.
 """
 
 import json
@@ -57,12 +58,12 @@ print(json.dumps(roles))
 
 
 class ClusterError(Exception):
-    """The cluster is not as it has to be for what was asked; the message says what was found."""
+    """The state of the cluster does not allow the operation; the message has the state that was found."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """What a pod's status says."""
+    """A pod and the parts of its status that tests use."""
 
     name: str
     component: str
@@ -72,16 +73,16 @@ class Pod:
     phase: str
     is_ready: bool
     is_going: bool
-    """Being deleted."""
+    """Whether the pod is being deleted."""
     restarts: int
     waits_for: str
-    """Why a container of it waits, such as CrashLoopBackOff; empty: none does."""
+    """Reason why a container waits, such as CrashLoopBackOff; empty: none waits."""
     claims: tuple[str, ...]
     image: str
 
 
 def pod_of(found: Any) -> Pod:
-    """`found`: a V1Pod."""
+    """Convert a V1Pod."""
     status, spec = found.status, found.spec
     containers = list(status.container_statuses or ())
     conditions = {one.type: one.status for one in status.conditions or ()}
@@ -104,7 +105,7 @@ def pod_of(found: Any) -> Pod:
 
 
 def control_plane_nodes(nodes: Iterable[Any], api_addresses: Iterable[str]) -> set[str]:
-    """Names of the nodes that carry the control plane: by their label, or by serving the API themselves.
+    """Names of the nodes of the control plane: those with its label, and those with an address of the API server.
 
     `nodes`: V1Nodes; `api_addresses`: endpoints of the service `kubernetes`.
     """
@@ -131,7 +132,7 @@ class Cluster:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """`core`, `apps`: CoreV1Api and AppsV1Api, or what looks like them."""
+        """`core`, `apps`: CoreV1Api and AppsV1Api, or objects with the same methods."""
         self.core = core
         self.apps = apps
         self.namespace = namespace
@@ -142,17 +143,17 @@ class Cluster:
 
     @classmethod
     def connect(cls, namespace: str, *, release: str = "bindery") -> "Cluster":
-        """By KUBECONFIG and its current context."""
+        """Connect with KUBECONFIG and its current context."""
         settings = client.Configuration()
         settings.safe_chars_for_path_param = "/"  # a path behind a pod's proxy is several segments
         config.load_kube_config(client_configuration=settings)  # type: ignore[no-untyped-call]
         api = client.ApiClient(settings)
         return cls(client.CoreV1Api(api), client.AppsV1Api(api), namespace=namespace, release=release)
 
-    # --- what there is --------------------------------------------------------------------------------------------
+    # --- pods and nodes -----------------------------------------------------------------------------------------------
 
     def pods(self, component: str | None = None) -> list[Pod]:
-        """Those of the release by name, jobs and tests left out unless asked for."""
+        """Pods of the release, sorted by name. Without `component`, pods of jobs and tests are left out."""
         selector = f"{INSTANCE_LABEL}={self.release}" + (f",{COMPONENT_LABEL}={component}" if component else "")
         found = self.core.list_namespaced_pod(
             self.namespace, label_selector=selector, _request_timeout=API_TIMEOUT_S
@@ -171,9 +172,9 @@ class Cluster:
             raise
 
     def last_words(self, component: str) -> dict[str, tuple[str, list[str]]]:
-        """Pod -> (termination message, last lines of its logs) of the component's containers that ended with an error.
+        """Pod -> (termination message, last log lines) of the component's containers that ended with an error.
 
-        The lines: of the container that is, and of the one before it. Which of them ended may change at any moment.
+        The lines are those of the current and of the previous container, because either may be the one that ended.
         """
         selector = f"{INSTANCE_LABEL}={self.release},{COMPONENT_LABEL}={component}"
         found: dict[str, tuple[str, list[str]]] = {}
@@ -189,7 +190,7 @@ class Cluster:
         return found
 
     def not_ready(self) -> list[str]:
-        """`name: why` of each pod that is not ready or on its way out, and of workloads that lack pods."""
+        """`name: reason` of each pod that is not ready or being deleted, and of each workload with too few pods."""
         pods = self.pods()
         found = [
             f"{pod.name}: {'is being deleted' if pod.is_going else pod.waits_for or pod.phase or 'unknown'}"
@@ -203,7 +204,7 @@ class Cluster:
         return found
 
     def wanted(self) -> dict[str, int]:
-        """Component -> replicas that its workload asks for."""
+        """Component -> replicas that its workload requests."""
         selector = f"{INSTANCE_LABEL}={self.release}"
         found: dict[str, int] = {}
         for listing in (self.apps.list_namespaced_stateful_set, self.apps.list_namespaced_deployment):
@@ -212,7 +213,7 @@ class Cluster:
         return found
 
     def workload(self, component: str) -> str:
-        """`statefulset/name` or `deployment/name`, as kubectl takes it."""
+        """`statefulset/name` or `deployment/name`, an argument of kubectl."""
         kind = "statefulset" if component in ("zookeeper", "bookie") else "deployment"
         return f"{kind}/{self.fullname}-{component}"
 
@@ -221,17 +222,15 @@ class Cluster:
         return self.release if "bindery" in self.release else f"{self.release}-bindery"
 
     def safe_nodes(self) -> list[str]:
-        """Nodes that may be harmed: all but those of the control plane."""
+        """Nodes that faults may target: all but those of the control plane."""
         nodes = self.core.list_node(_request_timeout=API_TIMEOUT_S).items
-        subsets = self.core.read_namespaced_endpoints(
-            "kubernetes", "default", _request_timeout=API_TIMEOUT_S
-        ).subsets  # fmt: skip
+        subsets = self.core.read_namespaced_endpoints("kubernetes", "default", _request_timeout=API_TIMEOUT_S).subsets
         api = [address.ip for subset in subsets or () for address in subset.addresses or ()]
         forbidden = control_plane_nodes(nodes, api)
         return sorted(node.metadata.name for node in nodes if node.metadata.name not in forbidden)
 
     def node_addresses(self) -> dict[str, str]:
-        """Node -> InternalIP, those of the control plane first: they are never harmed."""
+        """Node -> InternalIP. Nodes of the control plane come first, because no fault targets them."""
         safe = set(self.safe_nodes())
         nodes = self.core.list_node(_request_timeout=API_TIMEOUT_S).items
         ordered = sorted(nodes, key=lambda node: (node.metadata.name in safe, node.metadata.name))
@@ -242,15 +241,15 @@ class Cluster:
             if one.type == "InternalIP"
         }
 
-    # --- harm -----------------------------------------------------------------------------------------------------
+    # --- faults -------------------------------------------------------------------------------------------------------
 
     def delete_pod(self, name: str, *, grace_s: int | None = None) -> None:
-        """`grace_s` 0: at once and without preStop; None: as the pod says."""
+        """`grace_s`: 0: delete at once, without preStop; None: the grace period of the pod."""
         options = {} if grace_s is None else {"grace_period_seconds": grace_s}
         self.core.delete_namespaced_pod(name, self.namespace, _request_timeout=API_TIMEOUT_S, **options)
 
     def delete_claim(self, name: str) -> None:
-        """Returns at once; the claim goes when no pod uses it any more."""
+        """Request the deletion. Kubernetes deletes the claim when no pod uses it any more."""
         self.core.delete_namespaced_persistent_volume_claim(name, self.namespace, _request_timeout=API_TIMEOUT_S)
 
     def claims(self) -> dict[str, str]:
@@ -259,7 +258,7 @@ class Cluster:
         return {one.metadata.name: one.metadata.uid for one in found.items}
 
     def signal(self, pod: Pod, name: str) -> None:
-        """`name`: KILL, STOP or CONT, to every process of the pod but the sandbox's own."""
+        """Send a signal to every process of the pod except the sandbox's. `name`: KILL, STOP or CONT."""
         script = SIGNAL_SCRIPT.replace("SIGNAL", name)
         try:
             self.exec(pod.name, "sh", "-c", script, container=pod.component)
@@ -269,45 +268,52 @@ class Cluster:
                     f"{pod.name} has a process namespace of its own, where PID 1 takes no {name}: "
                     "install with defaults.shareProcessNamespace=true"
                 ) from error
-            if name != "KILL":  # a kill may end the exec's own container under it
+            if name != "KILL":  # SIGKILL may also end the container that runs this command
                 raise
 
-    # --- asking ---------------------------------------------------------------------------------------------------
+    # --- requests -----------------------------------------------------------------------------------------------------
 
     def kubectl(self, *words: str, timeout_s: float = 60, stdin: str | None = None, check: bool = True) -> str:
         return self._run(["kubectl", "-n", self.namespace, *words], timeout_s=timeout_s, stdin=stdin, check=check)
 
     def exec(
-        self, pod: str, *words: str, container: str | None = None, stdin: str | None = None,
-        timeout_s: float = EXEC_TIMEOUT_S, check: bool = True,
-    ) -> str:  # fmt: skip
+        self,
+        pod: str,
+        *words: str,
+        container: str | None = None,
+        stdin: str | None = None,
+        timeout_s: float = EXEC_TIMEOUT_S,
+        check: bool = True,
+    ) -> str:
         options = ["-i"] if stdin is not None else []
         if container:
             options += ["-c", container]
         return self.kubectl("exec", *options, pod, "--", *words, timeout_s=timeout_s, stdin=stdin, check=check)
 
     def toolbox(self, *words: str, stdin: str | None = None, timeout_s: float = 120, check: bool = True) -> str:
-        """A command in the toolbox. Raises ClusterError while no toolbox runs."""
+        """Run a command in the toolbox; its output. Raises ClusterError while no toolbox is ready."""
         pods = [pod for pod in self.pods("toolbox") if pod.is_ready and not pod.is_going]
         if not pods:
             raise ClusterError("no toolbox is ready; it runs the verbs of `bindery` inside the cluster")
-        return self.exec(
-            pods[0].name, *words, container="toolbox", stdin=stdin, timeout_s=timeout_s, check=check
-        )  # fmt: skip
+        return self.exec(pods[0].name, *words, container="toolbox", stdin=stdin, timeout_s=timeout_s, check=check)
 
     def bindery(self, *words: str, timeout_s: float = 120) -> list[dict[str, Any]]:
-        """What `bindery WORDS --json` prints."""
+        """Run `bindery WORDS --json` in the toolbox; the JSON objects it prints."""
         return json_lines(self.toolbox("bindery", *words, "--json", timeout_s=timeout_s))
 
     def http(self, pod: Pod, path: str, *, timeout_s: float = API_TIMEOUT_S) -> str:
-        """GET of a service's HTTP port, through the API server. Raises ClusterError for anything but 200."""
+        """GET `path` from a service's HTTP port through the API server. Raises ClusterError for a status other than
+        200."""
         try:
             return str(
                 self.core.connect_get_namespaced_pod_proxy_with_path(
-                    f"{pod.name}:{PORTS[pod.component]}", self.namespace, path.lstrip("/"),
-                    _request_timeout=timeout_s, _preload_content=False,
+                    f"{pod.name}:{PORTS[pod.component]}",
+                    self.namespace,
+                    path.lstrip("/"),
+                    _request_timeout=timeout_s,
+                    _preload_content=False,
                 ).data.decode()
-            )  # fmt: skip
+            )
         except (ApiException, HTTPError) as error:
             raise ClusterError(f"{pod.name}: GET {path}: {str(error)[:300]}") from error
 
@@ -317,7 +323,7 @@ class Cluster:
         return found
 
     def metric(self, component: str, name: str) -> float:
-        """Sum of a metric over the component's ready pods. Raises ClusterError where none has it."""
+        """Sum of a metric over the component's ready pods. Raises ClusterError if no pod has it."""
         total, seen = 0.0, False
         for pod in self.pods(component):
             if pod.is_ready and not pod.is_going:
@@ -328,7 +334,7 @@ class Cluster:
             raise ClusterError(f"no ready {component} has a metric {name}")
         return total
 
-    # --- who leads ------------------------------------------------------------------------------------------------
+    # --- roles --------------------------------------------------------------------------------------------------------
 
     def zookeeper_roles(self) -> dict[str, str]:
         """Pod -> leader, follower, standalone or silent."""
@@ -340,15 +346,15 @@ class Cluster:
     def zookeeper_leader(self) -> Pod:
         return self._one("zookeeper", self.zookeeper_roles(), ("leader", "standalone"))
 
-    def zookeeper_follower(self, lot: float) -> Pod:
-        """`lot` in [0, 1) chooses among them."""
+    def zookeeper_follower(self, draw: float) -> Pod:
+        """The follower that `draw`, a random number in [0, 1), selects."""
         names = sorted(name for name, role in self.zookeeper_roles().items() if role == "follower")
         if not names:
             raise ClusterError("no ZooKeeper follows; this needs three of them")
-        return self._named(names[int(lot * len(names))])
+        return self._named(names[int(draw * len(names))])
 
     def auditor_status(self) -> tuple[Pod, dict[str, Any]]:
-        """The leading auditor and its /v1/recovery/status. Raises ClusterError while none leads."""
+        """The leader among the auditors and its /v1/recovery/status. Raises ClusterError while there is no leader."""
         problems = []
         for pod in self.pods("auditor"):
             if pod.is_ready and not pod.is_going:
@@ -362,7 +368,7 @@ class Cluster:
         raise ClusterError("no auditor leads" + "".join(f"; {problem}" for problem in problems))
 
     def topic_owner(self, topic: str) -> Pod:
-        """`topic`: tenant/namespace/name. The broker that has it open."""
+        """The broker that owns `topic` (tenant/namespace/name)."""
         brokers = [pod for pod in self.pods("broker") if pod.is_ready and not pod.is_going]
         if not brokers:
             raise ClusterError("no broker is ready")
@@ -381,17 +387,16 @@ class Cluster:
     def _named(self, name: str) -> Pod:
         pod = self.pod(name)
         if pod is None:
-            raise ClusterError(f"pod {name} has just gone")
+            raise ClusterError(f"pod {name} was deleted a moment ago")
         return pod
 
-    # --- waiting --------------------------------------------------------------------------------------------------
+    # --- waiting ------------------------------------------------------------------------------------------------------
 
-    def until(
-        self, problem: Callable[[], str], what: str, *, timeout_s: float, poll_s: float = 1.0
-    ) -> float:  # fmt: skip
-        """Wait until `problem()` is empty; the seconds it took. Raises ClusterError with the last problem.
+    def until(self, problem: Callable[[], str], what: str, *, timeout_s: float, poll_s: float = 1.0) -> float:
+        """Wait until `problem()` is empty; return the seconds. Raises ClusterError with the last problem at the
+        timeout.
 
-        While it waits an answer that cannot be had is a problem like others.
+        Errors of requests to the cluster count as problems while it waits.
         """
         began = self._clock()
         while True:

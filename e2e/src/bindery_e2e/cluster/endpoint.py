@@ -1,10 +1,10 @@
-"""Where a broker can be reached from this machine.
+"""Find a URL under which this machine reaches a broker.
 
-| in this order        | when                                                                                         |
+| source, in order     | condition                                                                                    |
 |----------------------|----------------------------------------------------------------------------------------------|
-| BINDERY_E2E_URL      | it is set                                                                                    |
-| a node's port        | the broker's service has one and a node answers there; nodes of the control plane come first |
-| kubectl port-forward | otherwise; started again whenever it ended, since it dies with the pod that it leads to      |
+| BINDERY_E2E_URL      | the variable is set                                                                          |
+| port of a node       | the service has a node port and a node accepts connections; control plane nodes come first   |
+| kubectl port-forward | otherwise; it ends with its pod and is then restarted                                        |
 """
 
 import asyncio
@@ -23,8 +23,8 @@ CONNECT_TIMEOUT_S: Final = 2.0
 FORWARD_TIMEOUT_S: Final = 15.0
 
 
-def answers(host: str, port: int) -> bool:
-    """Whether something accepts connections there."""
+def accepts_connections(host: str, port: int) -> bool:
+    """Whether a process accepts TCP connections on host and port."""
     try:
         with socket.create_connection((host, port), CONNECT_TIMEOUT_S):
             return True
@@ -33,14 +33,14 @@ def answers(host: str, port: int) -> bool:
 
 
 class BrokerEndpoint:
-    """Call it for a base URL; call `close` at the end. Raises ClusterError while there is none."""
+    """Await an instance for a base URL; call `close` at the end. Raises ClusterError while no broker is reachable."""
 
     def __init__(
         self,
         cluster: Cluster,
         *,
         environment: Callable[[str], str | None] = os.environ.get,
-        reachable: Callable[[str, int], bool] = answers,
+        reachable: Callable[[str, int], bool] = accepts_connections,
     ) -> None:
         self._cluster = cluster
         self._fixed = environment("BINDERY_E2E_URL") or ""
@@ -80,15 +80,24 @@ class BrokerEndpoint:
                 return self._forward_url
         self.close()
         self._forward = subprocess.Popen(
-            ["kubectl", "-n", self._cluster.namespace, "port-forward", f"service/{self._cluster.fullname}-broker",
-             ":8080"],
-            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL, text=True,
-        )  # fmt: skip
+            [
+                "kubectl",
+                "-n",
+                self._cluster.namespace,
+                "port-forward",
+                f"service/{self._cluster.fullname}-broker",
+                ":8080",
+            ],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            stdin=subprocess.DEVNULL,
+            text=True,
+        )
         self._forward_url = self._announced(self._forward)
         return self._forward_url
 
     def _announced(self, forward: "subprocess.Popen[str]") -> str:
-        """`Forwarding from 127.0.0.1:NNNNN -> 8080` is its first line."""
+        """The URL from its first line, `Forwarding from 127.0.0.1:NNNNN -> 8080`."""
         assert forward.stdout is not None
         os.set_blocking(forward.stdout.fileno(), False)
         deadline, text = time.monotonic() + FORWARD_TIMEOUT_S, ""

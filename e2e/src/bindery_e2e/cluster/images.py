@@ -1,8 +1,8 @@
-"""The images under test: this tree's, the same as a second version, and one that breaks the promise on purpose.
+"""Build and load the images under test: this tree's, the same as a second version, and a broker with defects.
 
-`docker/build.py` builds them, with docker or with what E2E_BUILD names. E2E_LOAD brings them to the nodes: it is called
-with the images' names (default: `kind load docker-image`). What stands there already is not built again unless asked
-for: E2E_IMAGES=present says that everything was built and loaded before.
+`docker/build.py` builds them with docker, or with the command in E2E_BUILD. The command in E2E_LOAD loads them onto the
+nodes, with the images' names as arguments (default: `kind load docker-image`). E2E_IMAGES=present: both steps are
+skipped, because all images were built and loaded before.
 """
 
 import os
@@ -28,7 +28,7 @@ def names(version: str) -> list[str]:
 
 
 class Images:
-    """Builds and loads; says what it does and how long it took. Raises CommandFailed."""
+    """Builds and loads images, and prints how long each step took. Raises CommandFailed."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class Images:
         self._clock = clock
 
     def version(self, version: str = VERSION) -> list[str]:
-        """All four of that version, built and loaded; their names."""
+        """Build and load the four images of a version; their names."""
         wanted = names(version)
         if self._is_present:
             return wanted
@@ -57,7 +57,8 @@ class Images:
         return wanted
 
     def spark(self) -> str:
-        """What audits run; its name. The others do without it, and it is four times as large as they are together."""
+        """Build and load the image of the audit; its name. It is separate because it is four times as large as the
+        others together, and only audits need it."""
         name = f"bindery/spark:{VERSION}"
         if self._is_present:
             return name
@@ -69,14 +70,14 @@ class Images:
         return name
 
     def all(self) -> None:
-        """Everything that the tests on Kubernetes use."""
+        """Build and load all images that the tests on Kubernetes use."""
         self.version(VERSION)
         self.version(NEXT_VERSION)
         self.broken()
         self.spark()
 
     def broken(self) -> str:
-        """A broker with defects put in, chosen by BINDERY_DEFECT (e2e/broken); its name."""
+        """Build and load a broker with a defect that BINDERY_DEFECT selects (e2e/broken); its name."""
         name = f"bindery/broker:{BROKEN_TAG}"
         if self._is_present:
             return name

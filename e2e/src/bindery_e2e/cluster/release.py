@@ -1,4 +1,4 @@
-"""A Helm release: install, upgrade, roll back, test, remove - and everything that explains it when it does not work."""
+"""Install, upgrade, roll back, test and remove a Helm release, and collect its logs after a failure."""
 
 import contextlib
 import json
@@ -24,33 +24,35 @@ LOG_LINES_MAX: Final = 20_000
 
 @dataclass
 class Release:
-    """One release of the chart in the namespace of `cluster`, named as it."""
+    """The release of the chart that `cluster` accesses."""
 
     cluster: Cluster
     chart: Path = CHART
     runner: Runner = run
     clock: Callable[[], float] = time.monotonic
     timings: list[tuple[str, float]] = field(default_factory=list)
-    """What was done and the seconds it took, in order."""
+    """Operations and the seconds they took, in order."""
 
     @property
     def name(self) -> str:
         return self.cluster.release
 
     def make_namespace(self) -> None:
-        """With the restricted Pod Security level enforced: what does not keep to it is refused at once."""
+        """Create the namespace. It enforces the restricted Pod Security level, so Kubernetes rejects pods that violate
+        it."""
         metadata = {"name": self.cluster.namespace, "labels": dict(RESTRICTED)}
         with contextlib.suppress(ApiException):
             if self.cluster.core.read_namespace(self.cluster.namespace).status.phase == "Terminating":
                 self.cluster.until(
                     lambda: "" if not self._namespace_exists() else "still there",
-                    f"the old namespace {self.cluster.namespace} is gone", timeout_s=180,
-                )  # fmt: skip
+                    f"the old namespace {self.cluster.namespace} is gone",
+                    timeout_s=180,
+                )
         manifest = {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}
         self.runner(["kubectl", "apply", "-f", "-"], timeout_s=60, stdin=json.dumps(manifest))
 
     def remove_namespace(self, *, wait: bool = False) -> None:
-        """With everything in it, volumes too."""
+        """Delete the namespace with everything in it, including volumes."""
         command = ["kubectl", "delete", "namespace", self.cluster.namespace, "--ignore-not-found"]
         self.runner([*command, f"--wait={str(wait).lower()}"], timeout_s=300)
 
@@ -63,40 +65,59 @@ class Release:
             raise
         return True
 
-    # --- helm -----------------------------------------------------------------------------------------------------
+    # --- helm ---------------------------------------------------------------------------------------------------------
 
     def install(
         self, values: Sequence[Path] = (), settings: Sequence[str] = (), *, timeout_s: float = INSTALL_TIMEOUT_S
     ) -> float:
-        """Until everything is ready; the seconds it took. `settings`: `key=value` as --set has them."""
-        return self._timed("install", [
-            "install", self.name, str(self.chart), "--wait", f"--timeout={timeout_s:.0f}s", *_options(values, settings)
-        ], timeout_s)  # fmt: skip
+        """Install and wait until all pods are ready; the seconds it took. `settings`: `key=value`, as for --set."""
+        return self._timed(
+            "install",
+            [
+                "install",
+                self.name,
+                str(self.chart),
+                "--wait",
+                f"--timeout={timeout_s:.0f}s",
+                *_options(values, settings),
+            ],
+            timeout_s,
+        )
 
     def upgrade(
-        self, settings: Sequence[str] = (), *, values: Sequence[Path] = (), timeout_s: float = UPGRADE_TIMEOUT_S,
-        what: str = "", wait: bool = True,
-    ) -> float:  # fmt: skip
-        """The values that were set before, with these over them; with `wait` until everything is ready again."""
-        return self._timed(f"upgrade {what or ' '.join(settings)}", [
-            "upgrade", self.name, str(self.chart), "--reset-then-reuse-values", *(["--wait"] if wait else []),
-            f"--timeout={timeout_s:.0f}s", *_options(values, settings),
-        ], timeout_s)  # fmt: skip
+        self,
+        settings: Sequence[str] = (),
+        *,
+        values: Sequence[Path] = (),
+        timeout_s: float = UPGRADE_TIMEOUT_S,
+        what: str = "",
+        wait: bool = True,
+    ) -> float:
+        """Upgrade and keep earlier values that are not overridden. `wait`: wait until all pods are ready again."""
+        return self._timed(
+            f"upgrade {what or ' '.join(settings)}",
+            [
+                "upgrade",
+                self.name,
+                str(self.chart),
+                "--reset-then-reuse-values",
+                *(["--wait"] if wait else []),
+                f"--timeout={timeout_s:.0f}s",
+                *_options(values, settings),
+            ],
+            timeout_s,
+        )
 
     def rollback(self, *, timeout_s: float = UPGRADE_TIMEOUT_S) -> float:
-        """To the revision before the last; until everything is ready again."""
-        return self._timed(
-            "rollback", ["rollback", self.name, "--wait", f"--timeout={timeout_s:.0f}s"], timeout_s
-        )  # fmt: skip
+        """Roll back to the previous revision and wait until all pods are ready again."""
+        return self._timed("rollback", ["rollback", self.name, "--wait", f"--timeout={timeout_s:.0f}s"], timeout_s)
 
     def test(self, *, timeout_s: float = TEST_TIMEOUT_S) -> float:
-        """`helm test`. Raises CommandFailed with the logs of what failed."""
+        """Run `helm test`. Raises CommandFailed with the logs of failed test pods."""
         return self._timed("test", ["test", self.name, "--logs", f"--timeout={timeout_s:.0f}s"], timeout_s)
 
     def uninstall(self, *, timeout_s: float = 180) -> float:
-        return self._timed(
-            "uninstall", ["uninstall", self.name, "--wait", f"--timeout={timeout_s:.0f}s"], timeout_s
-        )  # fmt: skip
+        return self._timed("uninstall", ["uninstall", self.name, "--wait", f"--timeout={timeout_s:.0f}s"], timeout_s)
 
     def _timed(self, what: str, words: list[str], timeout_s: float) -> float:
         began = self.clock()
@@ -109,10 +130,13 @@ class Release:
     def _helm(self, words: list[str], timeout_s: float) -> str:
         return self.runner(["helm", "-n", self.cluster.namespace, *words], timeout_s=timeout_s)
 
-    # --- what explains a failure ----------------------------------------------------------------------------------
+    # --- diagnosis of failures ----------------------------------------------------------------------------------------
 
     def collect(self, folder: Path) -> None:
-        """Statuses, events, logs and the logs of containers before, as files; what cannot be had says why."""
+        """Write statuses, events, and logs of current and previous containers to files in `folder`.
+
+        If something cannot be read, its file contains the error.
+        """
         folder.mkdir(parents=True, exist_ok=True)
         kubectl = self.cluster.kubectl
         self._save(folder / "pods.txt", lambda: kubectl("get", "pods", "-o", "wide", "--show-labels"))
@@ -166,7 +190,7 @@ def quantity(text: str, units: dict[str, float] | dict[str, int]) -> float:
 
 
 def requested(pods: Sequence[Any]) -> tuple[float, float]:
-    """(cores, bytes) that the containers of these V1Pods ask for together."""
+    """(cores, bytes) that the containers of these V1Pods request in total."""
     cores = size = 0.0
     for pod in pods:
         for container in pod.spec.containers:

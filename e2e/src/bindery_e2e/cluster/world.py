@@ -1,4 +1,4 @@
-"""What faults act on: a cluster, its release, its nodes; and what it means that the cluster is well again."""
+"""The target of faults: a cluster, its release and its nodes, and the conditions under which it counts as recovered."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -13,8 +13,8 @@ ENTRIES_COPIED: Final = "bindery_recovery_this_entries_copied_total"
 BYTES_COPIED: Final = "bindery_recovery_this_bytes_copied_total"
 MARKS_TIMEOUT_S: Final = 180.0
 COMPARE_TIMEOUT_S: Final = 600.0
-UNSCHEDULED_LOOKS: Final = 60
-"""Looks, a second apart, at a pod without a node before it is made anew."""
+UNSCHEDULED_POLLS_MAX: Final = 60
+"""Number of polls, one per second, after which a pod without a node is replaced."""
 COMPARE_SCRIPT: Final = """
 import asyncio, json, os, sys
 from bindery.common.operator import connected
@@ -50,17 +50,17 @@ asyncio.run(main())
 
 @dataclass
 class Compared:
-    """Every copy of every confirmed entry, read from its bookie and compared."""
+    """Result of comparing all replicas of all confirmed entries, each read from its bookie."""
 
     ledgers: int = 0
     entries: int = 0
     copies: int = 0
     wrong: list[str] = field(default_factory=list)
-    """One text for each ledger whose copies are not all there and equal."""
+    """One text for each ledger with missing or different replicas."""
 
 
 def compared(ledgers: Sequence[dict[str, Any]]) -> Compared:
-    """`ledgers`: what COMPARE_SCRIPT says of each."""
+    """Sum up the output of COMPARE_SCRIPT. `ledgers`: one object for each ledger."""
     found = Compared()
     for one in ledgers:
         found.ledgers += 1
@@ -78,12 +78,12 @@ class World:
     release: Release
     nodes: Nodes | None = None
     topics: Sequence[str] = ()
-    """tenant/namespace/name of those that carry the traffic."""
+    """Topics of the traffic, as tenant/namespace/name."""
     next_version: str = ""
-    """A second version whose images are on the nodes; empty: there is none."""
+    """A second version whose images are loaded on the nodes; empty: none is."""
     say: Callable[[str], None] = print
     _unscheduled: dict[str, int] = field(default_factory=dict)
-    """Looks at pods that have no node, by uid."""
+    """Pod uid -> number of polls at which the pod had no node."""
 
     def bookie_ids(self) -> dict[str, str]:
         """Pod -> bookie id: the ordinal's DNS name, relative to the namespace."""
@@ -91,58 +91,58 @@ class World:
         return {pod.name: f"{pod.name}.{service}" for pod in self.cluster.pods("bookie")}
 
     def problem(self) -> str:
-        """Why the cluster is not well; empty: every pod is ready, every bookie takes writes, an auditor leads, and
-        nothing counts as lost. Ledgers may still lack copies."""
+        """Why the cluster has not recovered. Empty: every pod is ready, every bookie is writable, an auditor is the
+        leader, and no bookie counts as lost. Ledgers may still be under-replicated."""
         if pods := self.cluster.not_ready():
             self._renew_stuck_pods()
             return "; ".join(pods)
         leader, status = self.cluster.auditor_status()
         if status["lost"]:
             return "lost: " + ", ".join(one["bookie_id"] for one in status["lost"])
-        standing = {
+        states = {
             one["bookie_id"]: (one["registration"], one["intent"])
             for one in self.cluster.http_json(leader, "/v1/bookies")["bookies"]
         }
         wrong = [
-            f"{bookie_id} is {', '.join(standing.get(bookie_id, ('unknown',)))}"
+            f"{bookie_id} is {', '.join(states.get(bookie_id, ('unknown',)))}"
             for bookie_id in self.bookie_ids().values()
-            if standing.get(bookie_id) != ("writable", "active")
+            if states.get(bookie_id) != ("writable", "active")
         ]
         return "; ".join(wrong)
 
     def marked(self) -> str:
-        """Why not every ledger has all its copies, as far as the auditor knows; empty: none is marked, and none is
-        still to be looked at since it was closed by who does not know of all copies."""
+        """Which ledgers are under-replicated according to the auditor. Empty: no ledger is marked, and no closing
+        record waits for its check."""
         _, status = self.cluster.auditor_status()
         if not status["marked"]:
-            noted = status.get("closings", {}).get("pending", 0)  # a release from before them says nothing
-            return f"{noted} closed ledgers are still to be looked at" if noted else ""
+            pending = status.get("closings", {}).get("pending", 0)  # older releases have no closing records
+            return f"{pending} closing records wait for their check" if pending else ""
         why = ", ".join(f"{count} {obstacle}" for obstacle, count in status["by_obstacle"].items() if count)
         return f"{status['marked']} ledgers marked, {status['copying']} being copied{f' ({why})' if why else ''}"
 
     def whole(self) -> str:
-        """Why the cluster is not well or lacks copies."""
+        """Why the cluster has not recovered or has under-replicated ledgers."""
         return self.problem() or self.marked()
 
     def wait_whole(self, *, timeout_s: float = MARKS_TIMEOUT_S) -> float:
-        return self.cluster.until(self.whole, "every ledger has all its copies", timeout_s=timeout_s)
+        return self.cluster.until(self.whole, "no ledger is under-replicated", timeout_s=timeout_s)
 
     def copied(self) -> tuple[int, int]:
-        """(entries, bytes) that the auditors copied, summed over them since each started."""
+        """(entries, bytes) that the running auditors have copied since they started."""
         entries, size = (self.cluster.metric("auditor", name) for name in (ENTRIES_COPIED, BYTES_COPIED))
         return int(entries), int(size)
 
     def compare_replicas(self) -> Compared:
-        """Read and compare all copies of all confirmed entries of all ledgers, from inside the cluster."""
+        """Read and compare all replicas of all confirmed entries of all ledgers, from inside the cluster."""
         text = self.cluster.toolbox("python", "-", stdin=COMPARE_SCRIPT, timeout_s=COMPARE_TIMEOUT_S)
         return compared([json.loads(line) for line in text.splitlines()])
 
     def _renew_stuck_pods(self) -> None:
-        """Delete pods that only wait for Kubernetes to look at them again, which may take it five minutes: a new pod is
-        looked at at once.
+        """Delete pods that Kubernetes would retry only after a back-off of up to five minutes; a new pod is tried at
+        once.
 
-        These are one whose container was killed again and again, and one without a node, whose volumes came a moment
-        after the scheduler looked. Only what faults did to them is undone by this; what fails by itself fails anew.
+        Such pods are in CrashLoopBackOff after repeated kills, or have no node because their volumes became available
+        just after scheduling. A pod that fails for a reason of its own fails again.
         """
         for component in SERVICES:
             for pod in self.cluster.pods(component):
@@ -150,31 +150,31 @@ class World:
                     continue
                 if pod.waits_for == "CrashLoopBackOff":
                     self.cluster.delete_pod(pod.name)
-                    self.say(f"{pod.name} waited in {pod.waits_for} after {pod.restarts} restarts: deleted")
+                    self.say(f"{pod.name} was in {pod.waits_for} after {pod.restarts} restarts: deleted")
                 elif not pod.node:
-                    looks = self._unscheduled[pod.uid] = self._unscheduled.get(pod.uid, 0) + 1
-                    if looks == UNSCHEDULED_LOOKS:
+                    polls = self._unscheduled[pod.uid] = self._unscheduled.get(pod.uid, 0) + 1
+                    if polls == UNSCHEDULED_POLLS_MAX:
                         self.cluster.delete_pod(pod.name)
-                        self.say(f"{pod.name} was given no node in {looks} looks: deleted, to be made anew")
+                        self.say(f"{pod.name} had no node in {polls} polls: deleted, Kubernetes creates it again")
 
-    def chosen(self, component: str, lot: float) -> Pod:
-        """A ready pod by lot in [0, 1)."""
+    def chosen(self, component: str, draw: float) -> Pod:
+        """The ready pod that `draw`, a random number in [0, 1), selects."""
         pods = [pod for pod in self.cluster.pods(component) if pod.is_ready and not pod.is_going]
         if not pods:
             raise ClusterError(f"no {component} is ready")
-        return pods[int(lot * len(pods))]
+        return pods[int(draw * len(pods))]
 
-    def role(self, component: str, role: str, lot: float) -> Pod:
-        """A pod by what it is: any, leader, follower, owner."""
+    def role(self, component: str, role: str, draw: float) -> Pod:
+        """A pod with a role: any, leader, follower, owner."""
         match component, role:
             case _, "any":
-                return self.chosen(component, lot)
+                return self.chosen(component, draw)
             case "zookeeper", "leader":
                 return self.cluster.zookeeper_leader()
             case "zookeeper", "follower":
-                return self.cluster.zookeeper_follower(lot)
+                return self.cluster.zookeeper_follower(draw)
             case "auditor", "leader":
                 return self.cluster.auditor_status()[0]
             case "broker", "owner":
-                return self.cluster.topic_owner(self.topics[int(lot * len(self.topics))])
+                return self.cluster.topic_owner(self.topics[int(draw * len(self.topics))])
         raise ValueError(f"no {component} is a {role}")

@@ -1,9 +1,10 @@
-"""Faults: what is done to a cluster, how it is undone, and by what it is recognised that the cluster got over it.
+"""Define the faults: how each is injected and undone, and when the cluster has recovered from it.
 
-A fault chooses its target (`choose`, by a lot in [0, 1), so that a seed repeats it), acts (`inject`), undoes it
-(`heal`; for a kill Kubernetes does) and is over when `problem` has nothing more to say. `takes` names what it takes
-away one of while it lasts: two faults may overlap when together they take at most one of each, and what changes the
-whole cluster (`WHOLE`) stands alone. That is what the promise covers: any single failure of each kind.
+A fault chooses its target (`choose`, with a random number in [0, 1) from the seed), acts (`inject`) and undoes its
+action (`heal`; after a kill Kubernetes does that). The cluster has recovered when `problem` returns an empty text.
+`takes` names the kinds of processes of which the fault takes one away. Two faults may overlap if together they take at
+most one of each kind; a fault that changes the whole cluster (`WHOLE`) overlaps with none. The reason: Bindery promises
+to survive any single failure of each kind.
 """
 
 import time
@@ -18,28 +19,29 @@ WHOLE: Final = "the whole cluster"
 RECOVER_S: Final = 120.0
 NODE_RECOVER_S: Final = 180.0
 STOP_S: Final = 12.0
-"""Longer than a ZooKeeper session of 10 s: what is stopped counts as dead and then goes on as if nothing had been."""
+"""Seconds of a stop. Longer than a ZooKeeper session of 10 s, so the process counts as dead before it continues."""
 NODE_AWAY_S: Final = 15.0
 FULL_S: Final = 10.0
 SMALL_DISK_KIB: Final = 2**20
-"""Larger ones are not filled: they may be the machine's own."""
+"""Maximum size in KiB of a disk that is filled. A larger one may be the machine's own disk."""
 MISSED_MAX: Final = 40
-"""Entries of one topic that a bookie may miss while it goes: those that are on their way to it. Two producers have one
-request of at most 20 messages under way."""
+"""Maximum entries of one topic that a bookie misses when it stops: those in flight. Two producers each have one request
+of at most 20 messages in flight."""
 
 
 @dataclass
 class Fault:
-    """`choose`, then `inject`, then `heal`, then `problem` until it is empty."""
+    """A fault. Call `choose`, `inject`, `heal`, and then `problem` until it returns an empty text."""
 
     recover_s_max: ClassVar[float] = RECOVER_S
     gap_s_max: ClassVar[float] = 45.0
-    """Longest that a topic may go without a successful produce because of it."""
+    """Maximum seconds that a topic may be without a successful produce because of the fault."""
 
-    lot: float = 0.0
+    draw: float = 0.0
+    """Random number in [0, 1) that selects the target."""
     target: str = field(default="", init=False)
     entries_copied_max: int | None = field(default=None, init=False)
-    """Most entries that may be copied because of it; None: as many as it takes. Known once it has chosen."""
+    """Maximum entries that may be copied because of the fault; None: no limit. Set by `choose`."""
 
     @property
     def name(self) -> str:
@@ -47,22 +49,22 @@ class Fault:
 
     @property
     def takes(self) -> frozenset[str]:
-        """What it takes away one of while it lasts."""
+        """Components of which the fault takes one away while it lasts."""
         return frozenset({WHOLE})
 
     def precondition(self, world: World) -> str:
-        """Why it cannot be injected here; empty: it can."""
+        """Why this cluster does not allow the fault; empty: it does."""
         return ""
 
     def choose(self, world: World) -> str:
-        """Decide on the target; its name."""
+        """Choose the target; its name."""
         return self.target
 
     def inject(self, world: World) -> None:
         raise NotImplementedError
 
     def heal(self, world: World) -> None:
-        """Undo it, also after half an injection. What Kubernetes heals by itself needs nothing."""
+        """Undo the fault, also after an incomplete injection. Does nothing where Kubernetes recovers by itself."""
 
     def problem(self, world: World) -> str:
         return world.problem()
@@ -73,7 +75,7 @@ class Fault:
 
 @dataclass
 class PodFault(Fault):
-    """Against one pod, chosen by what it is."""
+    """A fault of one pod, chosen by component and role."""
 
     component: str = "bookie"
     role: str = "any"
@@ -89,19 +91,19 @@ class PodFault(Fault):
         return frozenset({self.component})
 
     def choose(self, world: World) -> str:
-        self._pod = world.role(self.component, self.role, self.lot)
+        self._pod = world.role(self.component, self.role, self.draw)
         self.target = self._pod.name
         return self.target
 
     @property
     def pod(self) -> Pod:
-        assert self._pod is not None, "choose comes first"
+        assert self._pod is not None, "`choose` was not called"
         return self._pod
 
 
 @dataclass
 class DeletePod(PodFault):
-    """As `kubectl delete pod`: preStop, SIGTERM, a new pod."""
+    """Delete the pod as `kubectl delete pod` does: preStop, SIGTERM, a new pod."""
 
     verb: ClassVar[str] = "delete"
 
@@ -111,13 +113,13 @@ class DeletePod(PodFault):
     def problem(self, world: World) -> str:
         found = world.cluster.pod(self.pod.name)
         if found is not None and found.uid == self.pod.uid:
-            return f"{self.pod.name} is still the old pod"
+            return f"{self.pod.name} was not replaced yet"
         return super().problem(world)
 
 
 @dataclass
 class KillProcess(PodFault):
-    """kill -9: no preStop, nothing is flushed; the container is started again in its pod."""
+    """kill -9: no preStop, nothing is flushed. Kubernetes restarts the container in its pod."""
 
     verb: ClassVar[str] = "kill -9"
 
@@ -133,7 +135,7 @@ class KillProcess(PodFault):
 
 @dataclass
 class StopProcess(PodFault):
-    """SIGSTOP for some seconds, then SIGCONT: a pause as long as its sessions, after which it goes on where it was."""
+    """SIGSTOP, and SIGCONT after some seconds: a pause longer than the process's sessions, after which it continues."""
 
     verb: ClassVar[str] = "SIGSTOP"
     seconds: float = STOP_S
@@ -151,7 +153,7 @@ class StopProcess(PodFault):
 
 @dataclass
 class NodeFault(Fault):
-    """Against a node without the control plane, and with at most one member of each quorum."""
+    """A fault of a node without the control plane and with at most one ZooKeeper and two bookies."""
 
     verb: ClassVar[str] = ""
     recover_s_max: ClassVar[float] = NODE_RECOVER_S
@@ -172,11 +174,11 @@ class NodeFault(Fault):
 
     def choose(self, world: World) -> str:
         nodes = self._candidates(world)
-        self.target = nodes[int(self.lot * len(nodes))]
+        self.target = nodes[int(self.draw * len(nodes))]
         return self.target
 
     def _candidates(self, world: World) -> list[str]:
-        """Those with the fewest bookies: two at once stall adds, though they lose nothing."""
+        """Nodes with the fewest bookies. The failure of two bookies at once loses nothing, but it stalls adds."""
         count = {node: {"bookie": 0, "zookeeper": 0} for node in world.cluster.safe_nodes()}
         for component in ("bookie", "zookeeper"):
             for pod in world.cluster.pods(component):
@@ -189,7 +191,7 @@ class NodeFault(Fault):
 
 @dataclass
 class StopNode(NodeFault):
-    """Everything on it dies at once; then it starts again."""
+    """Stop the node, which kills all its processes at once, and start it again."""
 
     verb: ClassVar[str] = "stop"
 
@@ -205,7 +207,7 @@ class StopNode(NodeFault):
 
 @dataclass
 class PartitionNode(NodeFault):
-    """Nobody reaches it and it reaches nobody; what runs on it goes on."""
+    """Disconnect the node from the network in both directions; its processes continue."""
 
     verb: ClassVar[str] = "partition"
 
@@ -221,8 +223,8 @@ class PartitionNode(NodeFault):
 
 @dataclass
 class LoseVolume(PodFault):
-    """A bookie's claims and its pod are deleted: it comes back with empty disks under its old identity, says so, and is
-    filled again from its peers."""
+    """Delete a bookie's volume claims and its pod. The bookie restarts with empty disks under its old identity, reports
+    the loss, and copies its entries back from other bookies."""
 
     recover_s_max: ClassVar[float] = 240.0
     verb: ClassVar[str] = "lose the volume of"
@@ -234,8 +236,8 @@ class LoseVolume(PodFault):
 
     def choose(self, world: World) -> str:
         super().choose(world)
-        there = world.cluster.claims()
-        self._claims = {claim: there[claim] for claim in self.pod.claims if claim in there}
+        uids = world.cluster.claims()
+        self._claims = {claim: uids[claim] for claim in self.pod.claims if claim in uids}
         return self.target
 
     def precondition(self, world: World) -> str:
@@ -247,10 +249,10 @@ class LoseVolume(PodFault):
         world.cluster.delete_pod(self.pod.name, grace_s=0)
 
     def problem(self, world: World) -> str:
-        there = world.cluster.claims()
-        old = [claim for claim, uid in self._claims.items() if there.get(claim) == uid]
+        uids = world.cluster.claims()
+        old = [claim for claim, uid in self._claims.items() if uids.get(claim) == uid]
         if old:
-            return f"still the old volumes: {', '.join(old)}"
+            return f"not replaced yet: {', '.join(old)}"
         if found := super().problem(world):
             return found
         pod = world.cluster.pod(self.pod.name)
@@ -261,8 +263,8 @@ class LoseVolume(PodFault):
 
 @dataclass
 class FillDisk(PodFault):
-    """A bookie's disk is filled to its last byte for some seconds: it turns read-only or holds its adds back, serves
-    what it has all the while, and takes writes again by itself once there is room."""
+    """Fill a disk of a bookie to its last byte for some seconds. The bookie turns read-only or delays adds, continues
+    to serve reads, and accepts writes again by itself once there is free space."""
 
     disk: str = "ledgers"
     seconds: float = FULL_S
@@ -274,7 +276,7 @@ class FillDisk(PodFault):
 
     def precondition(self, world: World) -> str:
         size = int(
-            self._shell(world.chosen(self.component, self.lot), world, f"df -Pk {self._path} | tail -1").split()[1]
+            self._shell(world.chosen(self.component, self.draw), world, f"df -Pk {self._path} | tail -1").split()[1]
         )
         if size > SMALL_DISK_KIB:
             return (
@@ -313,8 +315,8 @@ class FillDisk(PodFault):
 
 @dataclass
 class RollingRestart(Fault):
-    """Every bookie is restarted, one after the other, by Kubernetes. What a bookie held is not copied: only what it
-    missed while it was away."""
+    """Restart all bookies one after the other (kubectl rollout). Only entries that a bookie missed while it was down
+    may be copied, not those it already had."""
 
     recover_s_max: ClassVar[float] = 300.0
     _before: dict[str, str] = field(default_factory=dict, init=False, repr=False)
@@ -325,7 +327,7 @@ class RollingRestart(Fault):
 
     def choose(self, world: World) -> str:
         if left := world.whole():
-            raise ClusterError(left)  # what earlier faults left to copy is not this one's
+            raise ClusterError(left)  # copies that are due to earlier faults must not count for this one
         self._before = {pod.name: pod.uid for pod in world.cluster.pods("bookie")}
         self.entries_copied_max = MISSED_MAX * len(world.topics) * len(self._before)
         self.target = world.cluster.workload("bookie")
@@ -342,7 +344,7 @@ class RollingRestart(Fault):
 
 @dataclass
 class UpgradeValues(Fault):
-    """helm upgrade with a changed value that restarts the brokers."""
+    """Run helm upgrade with a changed value, which restarts the brokers."""
 
     recover_s_max: ClassVar[float] = 240.0
     settings: Sequence[str] = ("broker.config.receiveWaitMsMax=20000",)
@@ -362,11 +364,11 @@ class UpgradeValues(Fault):
 
 @dataclass
 class UpgradeImages(Fault):
-    """helm upgrade to the next version of all images, and back with helm rollback, both under traffic."""
+    """Run helm upgrade to the next version of all images, then helm rollback, both under traffic."""
 
     recover_s_max: ClassVar[float] = 420.0
     _has_begun: bool = field(default=False, init=False, repr=False)
-    """A rollback without an upgrade before it would undo somebody else's."""
+    """Whether the upgrade was started. Without it, a rollback would undo an earlier revision."""
 
     @property
     def name(self) -> str:
@@ -398,7 +400,7 @@ class UpgradeImages(Fault):
 
 @dataclass
 class ScaleBookies(Fault):
-    """Two bookies more; then they are drained, taken away, and forgotten."""
+    """Add two bookies; then drain them, remove them, and retire their cookies."""
 
     recover_s_max: ClassVar[float] = 300.0
     more: int = 2
@@ -425,14 +427,15 @@ class ScaleBookies(Fault):
             world.cluster.bindery("bookie", "drain", ids[name], "--reason", "fewer bookies")
         for name in extra:
             world.cluster.bindery("bookie", "drain", ids[name], "--wait", timeout_s=240)
-        world.cluster.until(world.marked, "what was drained is copied", timeout_s=120)
+        world.cluster.until(world.marked, "the drained entries are copied", timeout_s=120)
         claims = [claim for pod in world.cluster.pods("bookie") if pod.name in extra for claim in pod.claims]
         world.release.upgrade([f"bookie.replicas={self._count}"])
         for name in extra:
             world.cluster.until(
-                lambda name=name: "" if world.cluster.pod(name) is None else f"{name} is there",  # type: ignore[misc]
-                f"{name} has gone", timeout_s=90,
-            )  # fmt: skip
+                lambda name=name: "" if world.cluster.pod(name) is None else f"{name} exists",  # type: ignore[misc]
+                f"{name} is deleted",
+                timeout_s=90,
+            )
         world.cluster.until(lambda: self._retire(world, [ids[name] for name in extra]), "cookies retired", timeout_s=60)
         for claim in claims:
             world.cluster.delete_claim(claim)
@@ -445,20 +448,29 @@ class ScaleBookies(Fault):
 
 
 def catalogue() -> dict[str, Callable[[float], Fault]]:
-    """Every fault by name; each is made with its lot."""
-    made: list[Callable[[float], Fault]] = [
+    """Name -> constructor of a fault; its argument is `Fault.draw`."""
+    constructors: list[Callable[[float], Fault]] = [
         *(
-            lambda lot, kind=kind, component=component, role=role: kind(lot, component, role)
+            lambda draw, kind=kind, component=component, role=role: kind(draw, component, role)
             for kind in (DeletePod, KillProcess)
             for component, role in (
-                ("bookie", "any"), ("broker", "owner"), ("auditor", "leader"),
-                ("zookeeper", "leader"), ("zookeeper", "follower"),
+                ("bookie", "any"),
+                ("broker", "owner"),
+                ("auditor", "leader"),
+                ("zookeeper", "leader"),
+                ("zookeeper", "follower"),
             )
         ),
         *(
-            lambda lot, component=component, role=role: StopProcess(lot, component, role)
+            lambda draw, component=component, role=role: StopProcess(draw, component, role)
             for component, role in (("bookie", "any"), ("broker", "owner"), ("zookeeper", "leader"))
         ),
-        StopNode, PartitionNode, LoseVolume, RollingRestart, UpgradeValues, UpgradeImages, ScaleBookies,
-    ]  # fmt: skip
-    return {make(0.0).name: make for make in made}
+        StopNode,
+        PartitionNode,
+        LoseVolume,
+        RollingRestart,
+        UpgradeValues,
+        UpgradeImages,
+        ScaleBookies,
+    ]
+    return {make(0.0).name: make for make in constructors}

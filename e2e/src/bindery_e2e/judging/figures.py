@@ -1,9 +1,9 @@
-"""Figures of a run: how long topics went without a produce, how long answers took, what happened in each second. Pure.
+"""Compute the figures of a run: gaps without a produce, latencies, and messages per second. Pure functions.
 
-A *gap* of a topic is the time between two of its successful produces, one behind the other, whoever sent them; the time
-before the first counts from the first request, that after the last one until the last request ended. The gap of a fault
-is the longest that overlaps the time between its begin and its end: it may begin before and end after it. What lies
-before the end of an earlier fault, or behind the begin of a later one, is cut off: it is theirs.
+A *gap* of a topic is the time between two consecutive successful produces of any producers. The first gap begins with
+the first request, the last one ends with the end of the last request. The gap of a fault is the longest gap that
+overlaps the fault; it may begin before the fault and end after it. The parts of a gap before the end of an earlier
+fault, and after the begin of a later fault, do not count, because they belong to that other fault.
 """
 
 import itertools
@@ -22,7 +22,7 @@ BUCKETS_MAX: Final = 300
 
 class Gaps:
     def __init__(self, requests: Sequence[Request]) -> None:
-        """`requests`: by their ends."""
+        """`requests`: sorted by the time of their end."""
         self._times: dict[str, list[int]] = {}
         last: dict[str, int] = {}
         for request in requests:
@@ -37,7 +37,7 @@ class Gaps:
             self._times[topic].append(ended)
 
     def of_fault(self, seen: FaultSeen, observed: Observed) -> tuple[float, str]:
-        """(seconds, topic) of the longest gap of this fault."""
+        """(seconds, topic) of the longest gap of the fault."""
         end = end_of(seen, observed)
         others = [fault for fault in observed.faults.values() if fault.outcome != "not offered" and fault.n != seen.n]
         since = max((until for fault in others if (until := end_of(fault, observed)) <= seen.begin), default=0)
@@ -45,8 +45,10 @@ class Gaps:
         return self.longest(seen.begin, end, since=since, until=until)
 
     def longest(self, begin: int, end: int, *, since: int = 0, until: int | None = None) -> tuple[float, str]:
-        """(seconds, topic) of the longest gap that overlaps [begin, end]; 0 s when there is none. Of each gap only what
-        lies between `since` and `until` counts. Times are nanoseconds."""
+        """(seconds, topic) of the longest gap that overlaps [begin, end]; 0 s if there is none.
+
+        Only the part of a gap between `since` and `until` counts. Times are in nanoseconds.
+        """
         longest, where = 0, ""
         for topic, times in self._times.items():
             first = max(0, bisect_left(times, begin) - 1)
@@ -58,12 +60,12 @@ class Gaps:
 
 
 def end_of(seen: FaultSeen, observed: Observed) -> int:
-    """A fault that never ended lasts until the history does."""
+    """End of a fault; a fault without an end lasts until the end of the history."""
     return observed.last_at if seen.end is None else seen.end
 
 
 def quantile(values: Sequence[float], share: float) -> float | None:
-    """The smallest of `values` that at least `share` of them do not exceed; None of nothing."""
+    """The smallest value that at least `share` of `values` do not exceed; None if `values` is empty."""
     if not values:
         return None
     ordered = sorted(values)
@@ -72,7 +74,7 @@ def quantile(values: Sequence[float], share: float) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Produces that overlap a time. Counts are of messages; latencies, in milliseconds, of requests that were done."""
+    """Produces that overlap a period. Counts are messages; latencies are those of successful requests, in ms."""
 
     seconds: float
     acknowledged: int
@@ -87,11 +89,11 @@ class Span:
 @dataclass(frozen=True, slots=True)
 class FaultFigures:
     number: int
-    """In order of their begins, from 1."""
+    """Position in the order of the begins, from 1."""
     fault: str
     target: str
     begin_s: float
-    """Since the history began."""
+    """Seconds since the begin of the history."""
     end_s: float | None
     outcome: str
     span: Span
@@ -100,7 +102,7 @@ class FaultFigures:
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """One column of the timeline: messages in `width_s` seconds from `at_s` on."""
+    """Column of the timeline: messages in `width_s` seconds from `at_s` on."""
 
     at_s: float
     acknowledged: int = 0
@@ -115,7 +117,7 @@ class Figures:
     whole: Span
     faults: list[FaultFigures]
     width_s: float
-    """Of a bucket."""
+    """Width of a bucket in seconds."""
     buckets: list[Bucket]
     marked: list[tuple[float, int]]
     """(seconds, ledgers marked as under-replicated) of each observation."""
@@ -138,7 +140,7 @@ def figures_of(observed: Observed) -> Figures:
 
 
 class Spans:
-    """Figures of any time, found without going through all requests."""
+    """Computes the figures of any period without a scan of all requests."""
 
     def __init__(self, requests: Sequence[Request]) -> None:
         self._requests = requests

@@ -1,20 +1,20 @@
-"""The history of a run: JSON lines, appended while things happen. Nothing else knows the format.
+"""Write and read the history of a run: JSON lines, appended while events happen. No other module has the format.
 
-One object a line, in order of time. Times are this process's monotonic clock in nanoseconds (`at`), by which everything
-is judged, and the wall clock in milliseconds (`wall`), for people who compare with logs of services.
+Each line is one object; lines are in the order of time. `at` is the runner's monotonic clock in nanoseconds, which the
+validators use. `wall` is the wall clock in milliseconds, for comparison with the logs of services.
 
-| type        | fields beside `at`, `wall`         | says                                                         |
+| type        | fields in addition to `at`, `wall` | meaning                                                      |
 |-------------|------------------------------------|--------------------------------------------------------------|
 | run         | facts of the run                   | first line: command, seed, commit, images; `version` of this |
 | invoke      | n, op, process, operation's own    | a client is about to send a request; n counts from 1         |
-| ok          | n, operation's own                 | the answer came: it was done                                 |
-| failed      | n, error                           | the answer came, or nothing was sent: it was *not* done      |
-| unknown     | n, error                           | no definite answer: it may have been done, or be done later  |
+| ok          | n, operation's own                 | a response confirms that the operation was done              |
+| failed      | n, error                           | a response, or nothing was sent: it was *not* done           |
+| unknown     | n, error                           | no definite response: it may have been done, or be done later|
 | fault-begin | n, fault, target, fault's own      | a fault is about to be injected                              |
-| fault-end   | n, outcome, fault's own            | healed (`ok`), `failed`, or `not offered` here               |
-| observation | what, values                       | something was looked at                                      |
+| fault-end   | n, outcome, fault's own            | recovered (`ok`), `failed`, or `not offered` by this cluster |
+| observation | what, values                       | a check of the cluster                                       |
 
-An operation without its end (the runner died) is unknown. Operations and their fields:
+An operation without an end (the runner was killed) is unknown. Operations and their fields:
 
 | op      | process  | invoke                               | ok                                                       |
 |---------|----------|--------------------------------------|----------------------------------------------------------|
@@ -24,27 +24,27 @@ An operation without its end (the runner died) is unknown. Operations and their 
 |         |          | or "exclusive")                      |                                                          |
 | ack     | consumer | topic, subscription, ids             |                                                          |
 | read    | reader   | topic, start ("earliest" or an id),  | messages: [id, producer, sequence, digest]; end: whether |
-|         |          | round                                | nothing stands behind them                               |
+|         |          | round                                | these are the last messages of the topic                 |
 
-A message that is not ours has producer "" and sequence -1. `round` numbers the readings of a topic from `earliest` on:
-the last one that came to its end is the truth.
+A message that the traffic did not send has producer "" and sequence -1. `round` numbers the readings of a topic from
+`earliest` on; the last complete reading counts as the topic's content.
 
 | what             | values                                                                                   |
 |------------------|------------------------------------------------------------------------------------------|
-| subscribed       | topic, subscription, kind: durably there before the first message was sent               |
-| drained          | topic, subscription, complete: whether its consumers acknowledged all there is, in time  |
-| under-replicated | count: ledgers that are marked now                                                       |
+| subscribed       | topic, subscription, kind: created durably before the first message was sent             |
+| drained          | topic, subscription, complete: whether consumers acknowledged all messages in time       |
+| under-replicated | count: ledgers that are marked as under-replicated                                       |
 | ready            | ready, wanted: pods or processes                                                         |
-| replicas         | compared: entries of which every copy was read; diverged: a text for each that is wrong  |
-| incomplete       | reason: a part of the run failed or was not done; the verdict is at best INCOMPLETE      |
+| replicas         | compared: entries of which all replicas were read; diverged: a text for each wrong ledger|
+| incomplete       | reason: a part of the run failed or was skipped; the verdict is at best INCOMPLETE       |
 | note             | text                                                                                     |
 
 | fault's own        | where | meaning                                                                               |
 |--------------------|-------|---------------------------------------------------------------------------------------|
-| gap_s_max          | begin | longest time that any topic may be without a successful produce because of it         |
-| entries_copied_max | begin | most entries that healing may copy because of it (0: a rolling restart)               |
-| entries_copied     | end   | entries that were copied because of it; must be there when entries_copied_max was     |
-| bytes_copied       | end   | their bytes                                                                           |
+| gap_s_max          | begin | maximum seconds that a topic may be without a successful produce because of the fault |
+| entries_copied_max | begin | maximum entries that recovery may copy because of the fault (0: a rolling restart)    |
+| entries_copied     | end   | entries copied because of the fault; required if entries_copied_max was given         |
+| bytes_copied       | end   | size of these entries in bytes                                                        |
 | detail             | end   | text                                                                                  |
 """
 
@@ -61,18 +61,18 @@ from typing import Any, Final, Self
 VERSION: Final = 1
 TYPES: Final = frozenset(("run", "invoke", "ok", "failed", "unknown", "fault-begin", "fault-end", "observation"))
 ERROR_LENGTH_MAX: Final = 300
-"""Characters of an error that are kept."""
+"""Maximum characters of an error in the history."""
 _OUTCOMES: Final = frozenset(("ok", "failed", "not offered"))
 _compact: Final = json.JSONEncoder(separators=(",", ":"), ensure_ascii=True).encode
 
 
 class HistoryError(Exception):
-    """A history that cannot be read as one; says which line, and why."""
+    """The file is not a valid history; the message has the line and the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One line. `n` is 0 where the type has none; `values` are all fields beside type, at, wall and n."""
+    """One line. `n`: 0 if the type has none. `values`: all fields except type, at, wall and n."""
 
     type: str
     at: int
@@ -86,7 +86,7 @@ class Record:
 
 
 class Fault:
-    """A fault under way; what is measured goes into its end."""
+    """A fault that has begun; measured values are recorded with its end."""
 
     def __init__(self, n: int) -> None:
         self.n = n
@@ -94,20 +94,20 @@ class Fault:
         self.values: dict[str, Any] = {}
 
     def measured(self, **values: Any) -> None:
-        """`entries_copied`, `bytes_copied`, `detail`: see the module's tables."""
+        """Set `entries_copied`, `bytes_copied` or `detail`: see the tables of the module."""
         self.values.update(values)
 
     def not_offered(self, why: str) -> None:
-        """This cluster has no way to inject it. It counts neither as passed nor as failed."""
+        """Record that this cluster does not allow the fault. It counts neither as passed nor as failed."""
         self.outcome = "not offered"
         self.values["detail"] = why
 
 
 class History:
-    """Writes a history. Each line is handed to the operating system before the call returns, so that it survives a
-    crash of this process (not of the machine); nothing is kept in memory.
+    """Writes a history. Each call passes its line to the operating system before it returns, so that lines survive a
+    crash of this process, but not of the machine. Nothing is kept in memory.
 
-    For one thread: the event loop's. `clock` counts nanoseconds and never goes back, `wall` is nanoseconds since 1970.
+    For use in one thread, that of the event loop. `clock`: monotonic nanoseconds. `wall`: nanoseconds since 1970.
     """
 
     def __init__(
@@ -118,9 +118,9 @@ class History:
         clock: Callable[[], int] = time.monotonic_ns,
         wall: Callable[[], int] = time.time_ns,
     ) -> None:
-        """Makes `path` with its first line. `facts`: command, seed, commit, images and whatever repeats the run.
+        """Create `path` with its first line. `facts`: command, seed, commit, images, and all else that repeats the run.
 
-        Raises FileExistsError: a history is never appended to by a second run, whose clock is another.
+        Raises FileExistsError: a second run has another clock, so it never appends to a history.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
@@ -130,10 +130,11 @@ class History:
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
         self._write("run", {"version": VERSION, **(facts or {})})
 
-    # -- operations ------------------------------------------------------------------------------------------------
+    # -- operations ----------------------------------------------------------------------------------------------------
 
     def invoke(self, op: str, process: str, **values: Any) -> int:
-        """The operation's number; call it before the request is sent, and one of ok, failed, unknown after."""
+        """Record an operation; its number. Call it before the request is sent, and `ok`, `failed` or `unknown` after
+        it."""
         self._count += 1
         self._write("invoke", {"n": self._count, "op": op, "process": process, **values})
         return self._count
@@ -147,7 +148,7 @@ class History:
     def unknown(self, n: int, error: str) -> None:
         self._write("unknown", {"n": n, "error": error[:ERROR_LENGTH_MAX]})
 
-    # -- faults and observations -----------------------------------------------------------------------------------
+    # -- faults and observations ---------------------------------------------------------------------------------------
 
     def fault_begin(self, fault: str, target: str, **values: Any) -> int:
         self._count += 1
@@ -155,26 +156,27 @@ class History:
         return self._count
 
     def fault_end(self, n: int, outcome: str = "ok", **values: Any) -> None:
-        """Once it is healed and the cluster is whole again, as far as this fault's own measure goes."""
+        """Record the end of a fault. Call it when the fault is undone and the cluster has recovered from it."""
         assert outcome in _OUTCOMES, outcome
         self._write("fault-end", {"n": n, "outcome": outcome, **values})
 
     @contextmanager
     def fault(self, fault: str, target: str, **values: Any) -> Iterator[Fault]:
-        """The block is the fault: begin, end, and `failed` with the error when it raises (which goes on)."""
-        under_way = Fault(self.fault_begin(fault, target, **values))
+        """Record begin and end of a fault around the block. If the block raises, the outcome is `failed` with the
+        error."""
+        active = Fault(self.fault_begin(fault, target, **values))
         try:
-            yield under_way
+            yield active
         except BaseException as error:
             detail = f"{type(error).__name__}: {error}"[:ERROR_LENGTH_MAX]
-            self.fault_end(under_way.n, "failed", **{**under_way.values, "detail": detail})
+            self.fault_end(active.n, "failed", **{**active.values, "detail": detail})
             raise
-        self.fault_end(under_way.n, under_way.outcome, **under_way.values)
+        self.fault_end(active.n, active.outcome, **active.values)
 
     def observe(self, what: str, **values: Any) -> None:
         self._write("observation", {"what": what, **values})
 
-    # -- life ------------------------------------------------------------------------------------------------------
+    # -- closing -------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         if self._fd >= 0:
@@ -197,9 +199,9 @@ class History:
 
 
 def read_history(path: Path) -> Iterator[Record]:
-    """Every record, one at a time. A last line without its end (the runner died while it wrote) is left out.
+    """Read the records one by one. An incomplete last line (the runner was killed while it wrote) is ignored.
 
-    Raises HistoryError for anything else that is no history, FileNotFoundError.
+    Raises FileNotFoundError, and HistoryError for any other invalid content.
     """
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):

@@ -1,37 +1,37 @@
-"""A history put together: messages, subscriptions, readings, faults. Pure; nothing is judged here.
+"""Build an index of a history: messages, subscriptions, readings, faults. Pure; the judgement is made elsewhere.
 
-Grows linearly with the history, about 1 KiB a message that two subscriptions had.
+Memory grows linearly with the history: about 1 KiB per message with two subscriptions.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from sys import intern  # an id is met a dozen times: one string stands for all
+from sys import intern  # an id occurs about a dozen times: all share one string
 from typing import Any, Final
 
 from bindery_e2e.judging.history import HistoryError, Record
 
 LOST_ANSWER_NS: Final = 90 * 10**9
-"""How long after a lost answer what it held may be missing. Longer than a stopped broker sleeps and a request of ours
-waits, together."""
+"""Nanoseconds after a lost response during which its messages may be missing. More than the pause of a stopped broker
+plus the timeout of a request."""
 
 
 @dataclass(slots=True)
 class Sent:
-    """A message as its producer knows it. Times are nanoseconds of the monotonic clock."""
+    """A message as recorded by its producer. Times are nanoseconds of the monotonic clock."""
 
     producer: str
     sequence: int
     topic: str
     digest: str
     sent_at: int
-    """First."""
+    """Time of the first produce with this message."""
     request: int
-    """The last produce that sent it, and its index there."""
+    """The last produce with this message; `index` is its position there."""
     index: int
     copies_max: int = 0
-    """Produces of it that did not definitely fail."""
+    """Number of produces of this message that did not definitely fail."""
     acknowledged: list[tuple[str, int]] = field(default_factory=list)
-    """(id, when it was answered) of each produce that was."""
+    """(id, time of the response) of each produce that was acknowledged."""
 
     def __str__(self) -> str:
         return f"{self.producer} #{self.sequence} (operation {self.request})"
@@ -44,7 +44,7 @@ class First:
     sent: Sent | None
     request: int
     answer_lost: bool
-    """Shortly before."""
+    """Whether a response to the subscription was lost shortly before."""
 
 
 @dataclass(slots=True)
@@ -54,11 +54,11 @@ class Subscribed:
     kind: str
     since: int = 0
     drained: bool | None = None
-    """None: nobody waited for its end; False: not within its time."""
+    """Whether the subscription was drained in time; None: not checked."""
     first: dict[str, First] = field(default_factory=dict)
-    """By message id, in the order of delivery."""
+    """Message id -> first delivery, in the order of delivery."""
     done: dict[str, int] = field(default_factory=dict)
-    """Message id -> when its acknowledgement was answered."""
+    """Message id -> time of the response to its acknowledgement."""
     lost_answer_at: int | None = None
 
     def __str__(self) -> str:
@@ -67,7 +67,7 @@ class Subscribed:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A message as it was read."""
+    """A message in a reading."""
 
     id: str
     producer: str
@@ -90,7 +90,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A produce, for figures. `done`, `refused`, `unknown`: of its messages."""
+    """A produce request, for figures. `done`, `refused`, `unknown`: numbers of its messages."""
 
     topic: str
     begun: int
@@ -107,22 +107,22 @@ class FaultSeen:
     target: str
     begin: int
     end: int | None
-    """None: the run ended before it."""
+    """None: the run ended before the fault."""
     outcome: str
-    """"ok", "failed", "not offered", or "" while it is under way."""
+    """"ok", "failed", "not offered", or "" before its end."""
     values: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Stray:
-    """A delivery that contradicts what is known already: kind of verdict, and the case."""
+    """A contradiction that is found while the history is read: kind of error, and description."""
 
     kind: str
     text: str
 
 
 class Observed:
-    """`Observed(records)` reads them all. Raises HistoryError for records that contradict one another."""
+    """The index of a history. Raises HistoryError for records that contradict one another."""
 
     def __init__(self, records: Iterable[Record]) -> None:
         self.facts: Mapping[str, Any] = {}
@@ -131,19 +131,19 @@ class Observed:
         """(topic, message id) -> the message that was acknowledged with it."""
         self.subscriptions: dict[tuple[str, str], Subscribed] = {}
         self.truth: dict[str, list[Row]] = {}
-        """Topic -> the last reading that came to its end."""
+        """Topic -> the last complete reading."""
         self.faults: dict[int, FaultSeen] = {}
         self.last: dict[str, Mapping[str, Any]] = {}
-        """What was observed -> its last values."""
+        """Kind of observation -> its last values."""
         self.strays: list[Stray] = []
         self.counts = dict.fromkeys(("produced", "acknowledged", "refused", "unknown", "delivered", "acks"), 0)
-        """Of messages."""
+        """Numbers of messages."""
         self.requests: list[Request] = []
-        """By their ends."""
+        """Sorted by the time of their end."""
         self.deliveries: list[tuple[int, int]] = []
-        """(when, how many messages) of each answer that held any."""
+        """(time, number of messages) of each response with messages."""
         self.series: dict[str, list[tuple[int, Mapping[str, Any]]]] = {}
-        """What was observed -> (when, values)."""
+        """Kind of observation -> (time, values)."""
         self.first_at = 0
         self.last_at = 0
         self._readings: dict[str, Reading] = {}
@@ -155,7 +155,7 @@ class Observed:
 
     @property
     def topics(self) -> list[str]:
-        """Those that anything was sent to."""
+        """Topics with at least one produce, sorted."""
         return sorted({sent.topic for sent in self.sent.values()})
 
     def _take(self, record: Record) -> None:
@@ -206,7 +206,7 @@ class Observed:
             found = self.subscriptions[key] = Subscribed(*key, kind=kind)
         return found
 
-    # -- operations ------------------------------------------------------------------------------------------------
+    # -- operations ----------------------------------------------------------------------------------------------------
 
     def _end(self, begun: Record, ended: Record) -> None:
         match begun.values["op"]:
@@ -272,7 +272,7 @@ class Observed:
             sent = self.sent.get((producer, sequence))
             wrong: list[tuple[str, str]] = []
             if sent is None or sent.topic != subscribed.topic:
-                wrong.append(("phantom", "which nobody sent there"))
+                wrong.append(("phantom", "which no producer sent there"))
                 sent = None
             elif sent.digest != digest:
                 wrong.append(("changed", f"payload {digest}, sent was {sent.digest}"))

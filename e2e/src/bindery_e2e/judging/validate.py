@@ -1,23 +1,25 @@
-"""From a recorded history to a verdict. Pure: no cluster, no clock, nothing but records; in linear time.
+"""Judge a recorded history. Pure: the input is a series of records; the time is linear.
 
-Definitions, before code. `verdict.KINDS` names what can be wrong.
+Definitions follow. `verdict.KINDS` lists the kinds of errors.
 
-A *message* is (producer, sequence). It was *acknowledged* when a produce that sent it was answered with its id,
-*refused* when every produce that sent it definitely failed; otherwise its outcome is unknown, and it may be in the
-topic or not. The *truth* of a topic is its last complete reading from earliest.
+A *message* is (producer, sequence). It is *acknowledged* if a response to one of its produces has its id, and *refused*
+if all of its produces definitely failed. Otherwise its outcome is unknown, and the topic may contain it or not. The
+*truth* of a topic is its last complete reading from earliest.
 
-Order. Let b be sent after a was acknowledged (by the runner's one monotonic clock). Then a stands before b in the
-truth, whoever sent them: a topic is one log. For messages of one producer, which has one request outstanding, this is
-the order of its sequences. Messages of one request stand in the request's order. A message of unknown outcome may be
-written any time after it was sent: it may stand late, but never before what had been acknowledged when it was sent.
+Order. If b was sent after a was acknowledged (by the runner's monotonic clock), a precedes b in the truth, whichever
+producers sent them: a topic is one log. For one producer, which has one request in flight, this is the order of its
+sequences. Messages of one request are in the request's order. A message of unknown outcome may be written at any time
+after it was sent: it may come late, but never before a message that was acknowledged when it was sent.
 
-An exclusive subscription delivers in the order of the truth. What it skips and delivers later is an error, unless a
-receive of that subscription was lost (unknown) shortly before: the skipped messages may have been in it.
+An exclusive subscription delivers in the order of the truth. If it skips a message and delivers it later, that is an
+error, unless a receive of that subscription was lost (unknown) shortly before: its response may have contained the
+skipped message.
 
-Copies. A message may stand as often as it was sent without a definite refusal. `traffic` sends nothing twice.
+Copies. The truth may contain a message once for each produce that did not definitely fail. `traffic` sends nothing
+twice.
 
-A delivered message that is not in the truth is lost when it was acknowledged, and a phantom otherwise: what one reader
-was shown must not vanish.
+A delivered message that is missing in the truth is lost if it was acknowledged, and otherwise a phantom: a message that
+one reader received must not disappear.
 """
 
 from collections import Counter
@@ -30,20 +32,20 @@ from bindery_e2e.judging.observed import Observed, Row, Subscribed
 from bindery_e2e.judging.verdict import KINDS, Finding, Judgement
 
 Case = tuple[str, str]
-"""Kind of verdict, and where it was seen."""
+"""Kind of error, and description."""
 ABOUT_MESSAGES: Final = ("lost", "phantom", "duplicate", "reordered", "changed")
 
 
 def judge(records: Iterable[Record], *, required: Sequence[str] = ()) -> Judgement:
-    """Judge a history. `required`: kinds that must have been judged for GOOD, beside those about messages.
+    """Judge a history. `required`: kinds that must have been judged for GOOD, in addition to those about messages.
 
-    Raises HistoryError as reading the records does, ValueError for a kind that does not exist.
+    Raises HistoryError for invalid records, ValueError for an unknown kind.
     """
     return judge_observed(Observed(records), required=required)
 
 
 def judge_observed(observed: Observed, *, required: Sequence[str] = ()) -> Judgement:
-    """As `judge`, for a history that was put together already."""
+    """As `judge`, for an index that was built before."""
     unheard = [kind for kind in required if kind not in KINDS]
     if unheard:
         raise ValueError(f"no such kind of verdict: {', '.join(unheard)}; there are {', '.join(KINDS)}")
@@ -51,9 +53,12 @@ def judge_observed(observed: Observed, *, required: Sequence[str] = ()) -> Judge
     for kind, text in find(observed):
         findings[kind].add(text)
     judged, unjudged = coverage(observed)
-    missing = [f"{kind} could not be judged: {unjudged[kind]}" for kind in KINDS if kind in unjudged and (
-        kind in required or kind in ABOUT_MESSAGES or (kind == "undelivered" and observed.subscriptions)
-    )]  # fmt: skip
+    missing = [
+        f"{kind} could not be judged: {unjudged[kind]}"
+        for kind in KINDS
+        if kind in unjudged
+        and (kind in required or kind in ABOUT_MESSAGES or (kind == "undelivered" and observed.subscriptions))
+    ]
     if not any(sent.acknowledged for sent in observed.sent.values()):
         missing.append("no message was acknowledged: a run without load proves nothing")
     missing += [str(values["reason"]) for _, values in observed.series.get("incomplete", ())]
@@ -62,7 +67,7 @@ def judge_observed(observed: Observed, *, required: Sequence[str] = ()) -> Judge
 
 
 def find(observed: Observed) -> Iterator[Case]:
-    """Everything that is wrong."""
+    """Find all errors."""
     for stray in observed.strays:
         yield stray.kind, stray.text
     for topic, truth in observed.truth.items():
@@ -77,7 +82,7 @@ def find(observed: Observed) -> Iterator[Case]:
 
 
 def coverage(observed: Observed) -> tuple[dict[str, int], dict[str, str]]:
-    """Kind -> how many things were looked at; kind -> why it could not be judged."""
+    """(kind -> number of checked items, kind -> why it could not be judged)."""
     judged: dict[str, int] = {}
     unjudged: dict[str, str] = {}
     unread = [topic for topic in observed.topics if topic not in observed.truth]
@@ -95,7 +100,7 @@ def coverage(observed: Observed) -> tuple[dict[str, int], dict[str, str]]:
         if what in observed.last:
             judged[kind] = int(observed.last[what].get("compared", 1))
         else:
-            unjudged[kind] = f"nobody looked: no observation {what!r}"
+            unjudged[kind] = f"not checked: no observation {what!r}"
     if judged.get("diverged") == 0:
         unjudged["diverged"] = "no entry was compared"
     offered = [seen for seen in observed.faults.values() if seen.outcome != "not offered"]
@@ -113,7 +118,7 @@ def coverage(observed: Observed) -> tuple[dict[str, int], dict[str, str]]:
 
 
 def _copies(observed: Observed, topic: str, truth: Sequence[Row]) -> Iterator[Case]:
-    """phantom, changed (the payload), duplicate: each row for itself, and how many there are of one message."""
+    """Find phantom, changed (payload) and duplicate: check each row, and the number of copies of each message."""
     ids: set[str] = set()
     copies: Counter[tuple[str, int]] = Counter()
     for row in truth:
@@ -123,20 +128,20 @@ def _copies(observed: Observed, topic: str, truth: Sequence[Row]) -> Iterator[Ca
         ids.add(row.id)
         sent = observed.sent.get(row.key)
         if sent is None or sent.topic != topic:
-            yield "phantom", f"{topic}: {row}, which nobody sent there"
+            yield "phantom", f"{topic}: {row}, which no producer sent there"
             continue
         if sent.digest != row.digest:
             yield "changed", f"{topic}: {row}: payload {row.digest}, sent was {sent.digest} (operation {sent.request})"
         copies[row.key] += 1
         if sent.copies_max == 0:
-            yield "phantom", f"{topic}: {row}, though its producer was told that it failed (operation {sent.request})"
+            yield "phantom", f"{topic}: {row}, though all its produces failed (operation {sent.request})"
         elif copies[row.key] > sent.copies_max:
             allowed = f"at most {sent.copies_max} may be there"
             yield "duplicate", f"{topic}: {row} is copy {copies[row.key]}; {allowed} (operation {sent.request})"
 
 
 def _order(observed: Observed, topic: str, truth: Sequence[Row]) -> Iterator[Case]:
-    """reordered. From the end: what is behind a row must not have been acknowledged before that row was sent."""
+    """Find reordered, from the end: no later row may have been acknowledged before a row was sent."""
     earliest: tuple[int, Row] | None = None
     request_index: dict[str, tuple[int, int, Row]] = {}
     for row in reversed(truth):
@@ -147,7 +152,7 @@ def _order(observed: Observed, topic: str, truth: Sequence[Row]) -> Iterator[Cas
             early_s = (sent.sent_at - earliest[0]) / 1e9
             yield (
                 "reordered",
-                f"{topic}: {row} stands before {earliest[1]}, acknowledged {early_s:.3f} s before it was sent",
+                f"{topic}: {row} comes before {earliest[1]}, acknowledged {early_s:.3f} s before it was sent",
             )
         acknowledged_at = next((at for text, at in sent.acknowledged if text == row.id), None)
         if acknowledged_at is None:
@@ -156,13 +161,13 @@ def _order(observed: Observed, topic: str, truth: Sequence[Row]) -> Iterator[Cas
             earliest = acknowledged_at, row
         behind = request_index.get(row.producer)
         if behind is not None and behind[0] == sent.request and behind[1] < sent.index:
-            yield "reordered", f"{topic}: {row} stands before {behind[2]} of the same request, {sent.request}"
+            yield "reordered", f"{topic}: {row} comes before {behind[2]} of the same request, {sent.request}"
         if behind is None or behind[0] != sent.request or sent.index < behind[1]:
             request_index[row.producer] = sent.request, sent.index, row
 
 
 def _lost(observed: Observed) -> Iterator[Case]:
-    """lost; changed: something else stands under the id."""
+    """Find lost, and changed: the acknowledged id belongs to another message."""
     held = {topic: {row.id: row for row in truth} for topic, truth in observed.truth.items()}
     for sent in observed.sent.values():
         rows = held.get(sent.topic)
@@ -173,15 +178,15 @@ def _lost(observed: Observed) -> Iterator[Case]:
             if row is None:
                 yield "lost", f"{sent.topic}: {message_id} of {sent}"
             elif row.key != (sent.producer, sent.sequence):
-                yield "changed", f"{sent.topic}: {row} stands under the id of {sent}"
+                yield "changed", f"{sent.topic}: {row} has the id of {sent}"
 
 
 # -- subscriptions -----------------------------------------------------------------------------------------------------
 
 
 def _deliveries(observed: Observed, subscribed: Subscribed) -> Iterator[Case]:
-    """phantom: delivered and gone, though never acknowledged; changed: another message stands under the id; reordered:
-    an exclusive one came late."""
+    """Find phantom: delivered, never acknowledged, and missing in the truth; changed: another message has the id;
+    reordered: an exclusive subscription delivered a message late."""
     truth = observed.truth.get(subscribed.topic)
     if truth is None:
         return
@@ -192,8 +197,11 @@ def _deliveries(observed: Observed, subscribed: Subscribed) -> Iterator[Case]:
         place = places.get(message_id)
         if place is None:
             if (subscribed.topic, message_id) in observed.ids:
-                continue  # that is lost
-            yield "phantom", f"{_delivery(subscribed, message_id)} was delivered, and is not in the topic at the end"
+                continue  # counted as lost
+            yield (
+                "phantom",
+                f"{_delivery(subscribed, message_id)} was delivered, but is missing at the end",
+            )
             continue
         if first.sent is not None and (first.sent.producer, first.sent.sequence) != truth[place].key:
             yield "changed", f"{_delivery(subscribed, message_id)} was delivered; {truth[place]} is there at the end"
@@ -215,7 +223,7 @@ def _delivery(subscribed: Subscribed, message_id: str) -> str:
 def _undelivered(observed: Observed, subscribed: Subscribed) -> Iterator[Case]:
     if subscribed.drained is None:
         return
-    why = "" if subscribed.drained else "; its consumers did not come to the end in time"
+    why = "" if subscribed.drained else "; its consumers did not drain it in time"
     for sent in observed.sent.values():
         if sent.topic != subscribed.topic or sent.sent_at < subscribed.since:
             continue

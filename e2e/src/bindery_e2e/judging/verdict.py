@@ -1,4 +1,4 @@
-"""What can be wrong with a run, and how a judgement says so."""
+"""Define the kinds of errors of a run, and its judgement."""
 
 from dataclasses import dataclass, field
 from typing import Final
@@ -6,25 +6,25 @@ from typing import Final
 EXAMPLES_MAX: Final = 10
 
 KINDS: Final = {
-    "lost": "acknowledged to its producer, and not there under that id at the end",
-    "phantom": "read or delivered, though nobody sent it, or its producer was told that it failed, or it is gone since",
+    "lost": "acknowledged to its producer, and missing under that id at the end",
+    "phantom": "read or delivered, but never sent, or refused to its producer, or missing at the end",
     "duplicate": "more copies than were sent, or one id given to two messages",
-    "reordered": "stands, or was delivered, before a message that was acknowledged before it was sent",
-    "changed": "another payload than was sent, or another message under an acknowledged id",
-    "undelivered": "acknowledged, and never delivered to a subscription that was there before it",
+    "reordered": "stored or delivered before a message that was acknowledged before it was sent",
+    "changed": "the payload differs from the one sent, or an acknowledged id belongs to another message",
+    "undelivered": "acknowledged, and never delivered to a subscription that existed before it",
     "redelivered": "delivered again by a request made after its acknowledgement had been answered",
-    "diverged": "copies on bookies that are missing, or differ from one another",
+    "diverged": "replicas are missing on bookies, or differ from one another",
     "under-replicated": "ledgers still marked at the end",
     "not-ready": "pods or processes still not ready at the end",
-    "copied-needlessly": "healing copied more entries than the fault called for",
+    "copied-needlessly": "recovery copied more entries than the fault required",
     "unavailable": "a topic went without a successful produce for longer than the fault allows",
-    "fault-failed": "a fault could not be injected, or the cluster did not come back from it",
+    "fault-failed": "a fault could not be injected, or the cluster did not recover from it",
 }
 
 
 @dataclass(slots=True)
 class Finding:
-    """One kind of wrong: how often, and the first cases."""
+    """Errors of one kind: their number, and the first cases."""
 
     kind: str
     count: int = 0
@@ -38,19 +38,22 @@ class Finding:
 
 @dataclass(slots=True)
 class Judgement:
-    """`judged`: kind -> how many things were looked at; a kind that could not be judged is in `unjudged` with the
-    reason, and makes the verdict INCOMPLETE when it was required."""
+    """The result of a run.
+
+    `judged`: kind -> number of checked items. `unjudged`: kind -> why it could not be judged; if the kind was required,
+    the verdict is INCOMPLETE.
+    """
 
     findings: list[Finding]
     judged: dict[str, int]
     unjudged: dict[str, str]
     missing: list[str]
-    """Reasons why this run proves less than it should."""
+    """Reasons why the run is incomplete."""
     counts: dict[str, int]
 
     @property
     def verdict(self) -> str:
-        """BAD: something is certainly wrong. INCOMPLETE: nothing is, and something was not looked at."""
+        """BAD: at least one error was found. INCOMPLETE: no error was found, but not everything was checked."""
         if self.findings:
             return "BAD"
         return "INCOMPLETE" if self.missing else "GOOD"

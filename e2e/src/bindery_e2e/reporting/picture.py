@@ -1,8 +1,8 @@
-"""The timeline of a run as SVG, for a page of its own: colours come from the page's style sheet. Pure.
+"""Draw the timeline of a run as SVG. The colours come from the style sheet of the page. Pure functions.
 
-From top to bottom on one axis of time: the faults, each a bar from begin to end; messages acknowledged and delivered a
-second; messages refused and of unknown outcome a second; ledgers marked as under-replicated. Faults run as faint bands
-through all of it, so that what happened can be read off below its cause.
+From top to bottom, on one time axis: faults as bars from begin to end; messages acknowledged and delivered per second;
+messages refused and of unknown outcome per second; ledgers marked as under-replicated. Each fault is also a faint band
+through all lanes, so that its effects appear below it.
 """
 
 from collections.abc import Sequence
@@ -17,12 +17,12 @@ LEFT: Final = 64
 RIGHT: Final = 16
 FAULT_HEIGHT: Final = 17
 FAULT_ROWS_MAX: Final = 14
-"""Beyond it rows are shared by faults that overlap."""
+"""Maximum rows of bars; further overlapping faults share rows."""
 LABELLED_MAX: Final = 40
-"""More faults than that carry their numbers only; the page's table says which is which."""
+"""Maximum number of faults with a full label. More faults are labelled with their number in the page's table."""
 LANE_GAP: Final = 34
 LETTER_WIDTH: Final = 6.8
-"""Of the 11 px labels, roughly."""
+"""Approximate width of a letter of the 11 px labels."""
 TICKS: Final = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400)
 TICKS_MAX: Final = 12
 
@@ -60,9 +60,9 @@ def timeline(figures: Figures) -> str:
     width_s = figures.width_s
     rates = [(b.acknowledged / width_s, b.delivered / width_s) for b in figures.buckets]
     misses = [(b.refused / width_s, b.unknown / width_s) for b in figures.buckets]
-    flow = Lane(y, 150, nice(max((max(pair) for pair in rates), default=1)), "messages a second")
+    flow = Lane(y, 150, nice(max((max(pair) for pair in rates), default=1)), "messages per second")
     y += flow.height + LANE_GAP
-    miss = Lane(y, 56, nice(max((sum(pair) for pair in misses), default=1)), "not acknowledged, messages a second")
+    miss = Lane(y, 56, nice(max((sum(pair) for pair in misses), default=1)), "not acknowledged, messages per second")
     y += miss.height + LANE_GAP
     marks = Lane(y, 56, nice(max((count for _, count in figures.marked), default=1)), "ledgers under-replicated")
     bottom = y + marks.height
@@ -78,7 +78,7 @@ def timeline(figures: Figures) -> str:
         *_frame(miss, [("refused", "refused"), ("unknown", "unknown")]),
         area(starts, [sum(pair) for pair in misses], width_s, axis, miss, "refused"),
         area(starts, [unknown for _, unknown in misses], width_s, axis, miss, "unknown"),
-        *_frame(marks, [("marked", "marked")] if figures.marked else [("nobody looked", "none")]),
+        *_frame(marks, [("marked", "marked")] if figures.marked else [("not checked", "none")]),
         _steps(figures.marked, axis, marks),
         *_notes(figures.notes, axis, bottom=bottom),
     ]
@@ -91,7 +91,7 @@ def timeline(figures: Figures) -> str:
 
 
 def rows_of(faults: Sequence[FaultFigures], axis: Axis) -> list[int]:
-    """A row for each fault, such that bars and labels of one row do not touch, as long as there are rows."""
+    """The row of each fault. Bars and labels of one row do not overlap unless FAULT_ROWS_MAX is reached."""
     free: list[float] = []
     found = []
     is_crowded = len(faults) > LABELLED_MAX
@@ -155,14 +155,14 @@ def _steps(marked: Sequence[tuple[float, int]], axis: Axis, lane: Lane) -> str:
 
 
 def _extent(fault: FaultFigures, axis: Axis, is_crowded: bool) -> tuple[float, float]:
-    """Left and right of bar and label."""
+    """Left and right edge of bar and label together."""
     begin, end = _bar(fault, axis)
     width = len(_label(fault, is_crowded)) * LETTER_WIDTH + 6
     return (begin, max(end, begin + width)) if _label_fits(begin, width) else (begin - width, end)
 
 
 def _label_fits(begin: float, width: float) -> bool:
-    """Whether the label goes to the right from the bar's begin; else it stands left of the bar."""
+    """Whether the label fits to the right of the bar's begin; otherwise it is placed left of the bar."""
     return begin + width < WIDTH - RIGHT
 
 

@@ -1,7 +1,7 @@
-"""What a run was, for people and programs: report.html (one file, nothing from outside), summary.txt, summary.json.
+"""Write the report of a run: report.html (one self-contained file), summary.txt, summary.json.
 
-Made from the history alone, so an old one can be judged and shown again. A history that cannot be read to its end (the
-runner or the disk broke it) has a report too: of what could be read, with the error and the verdict INCOMPLETE.
+The only input is the history, so a report can be written again later. If a history cannot be read to its end, for
+example after a disk error, the report covers the readable part, with the error and at best the verdict INCOMPLETE.
 """
 
 import json
@@ -19,7 +19,7 @@ from bindery_e2e.judging.verdict import KINDS, Judgement
 from bindery_e2e.reporting.picture import clock, timeline
 
 TEXT_MAX: Final = 2000
-"""Characters of one fact in the page."""
+"""Maximum characters of a fact in the page."""
 _STYLE: Final = (Path(__file__).parent / "report.css").read_text()
 
 
@@ -32,7 +32,7 @@ class Paths:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A history judged, with its figures."""
+    """The judgement and the figures of a history."""
 
     history: Path
     facts: Mapping[str, Any]
@@ -57,7 +57,7 @@ def report_of(history: Path, *, required: Sequence[str] = ()) -> Report:
 
 
 def write_report(report: Report, directory: Path) -> Paths:
-    """Write the three files, in place of older ones. The directory is made."""
+    """Create the directory and write the three files, replacing older ones."""
     directory.mkdir(parents=True, exist_ok=True)
     paths = Paths(directory / "report.html", directory / "summary.txt", directory / "summary.json")
     paths.html.write_text(page(report))
@@ -87,7 +87,7 @@ def json_summary(report: Report) -> dict[str, Any]:
 
 
 def text_summary(report: Report) -> str:
-    """Some dozens of lines; the last one is the verdict."""
+    """The report as some dozens of lines; the last one is the verdict."""
     judgement, figures = report.judgement, report.figures
     lines = [headline(report), ""]
     lines += [f"{name}: {value}" for name, value in fact_lines(report.facts)]
@@ -111,11 +111,11 @@ def headline(report: Report) -> str:
     judgement, figures = report.judgement, report.figures
     if judgement.findings:
         first = ", ".join(f"{finding.count} {finding.kind}" for finding in judgement.findings)
-        what = f"this is wrong: {first}"
+        what = f"errors: {first}"
     elif judgement.missing:
-        what = "nothing wrong was seen, and not everything could be judged"
+        what = "no errors were found, but not everything could be judged"
     else:
-        what = "nothing acknowledged was lost, changed, doubled, reordered or withheld"
+        what = "no acknowledged message was lost, changed, duplicated, reordered or withheld"
     counts = judgement.counts
     return (
         f"{judgement.verdict}: {what}. {counts['acknowledged']} messages acknowledged, {counts['refused']} refused, "
@@ -148,7 +148,7 @@ def milliseconds(value: float | None) -> str:
 
 
 def verdict_rows(judgement: Judgement) -> Iterator[tuple[str, str, str, list[str]]]:
-    """(kind, "held", "VIOLATED" or "not judged", how many or why not, examples)."""
+    """(kind; "held", "VIOLATED" or "not judged"; number or reason; examples) of each kind."""
     found = {finding.kind: finding for finding in judgement.findings}
     for kind in KINDS:
         if kind in found:
@@ -156,7 +156,7 @@ def verdict_rows(judgement: Judgement) -> Iterator[tuple[str, str, str, list[str
         elif kind in judgement.unjudged:
             yield kind, "not judged", judgement.unjudged[kind], []
         else:
-            yield kind, "held", f"{judgement.judged.get(kind, 0)} looked at", []
+            yield kind, "held", f"{judgement.judged.get(kind, 0)} checked", []
 
 
 def fact_lines(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -170,7 +170,7 @@ def fact_lines(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def page(report: Report) -> str:
-    """The HTML. Whatever comes from the history is escaped."""
+    """The HTML page. Text from the history is escaped."""
     judgement, figures = report.judgement, report.figures
     title = f"{judgement.verdict}: {report.facts.get('command', 'a run of Bindery under faults')}"
     missing = "".join(f"<li>{escape(reason)}</li>" for reason in judgement.missing)
@@ -223,7 +223,7 @@ def _verdicts(judgement: Judgement) -> str:
 
 def _faults(faults: Sequence[FaultFigures]) -> str:
     if not faults:
-        return "<p>None was injected.</p>"
+        return "<p>No fault was injected.</p>"
     head = "".join(f"<th>{escape(name)}</th>" for name in (*FAULT_COLUMNS, "detail"))
     rows = []
     for fault in faults:

@@ -1,7 +1,7 @@
-"""Random faults for as long as wanted. The seed decides which, on whom and when; time only decides how many.
+"""Generate an endless random sequence of faults. The seed determines the faults, their targets and their order.
 
-Two faults overlap only where together they take away at most one of each kind (`Fault.takes`): more than that the
-cluster does not promise to survive without a pause.
+Two faults overlap only if together they take away at most one process of each kind (`Fault.takes`): the cluster does
+not promise to survive more without a pause.
 """
 
 import random
@@ -12,7 +12,7 @@ from bindery_e2e.faults.faults import WHOLE, Fault, catalogue
 from bindery_e2e.runs.runner import Step
 
 PAIR_SHARE: Final = 0.35
-"""Of the steps: two faults at once, where they fit together."""
+"""Share of the steps that inject two faults at once, if the two may overlap."""
 WEIGHTS: Final = {
     "rolling restart of the bookies": 1,
     "scale the bookies up, drain, and down": 1,
@@ -22,23 +22,23 @@ WEIGHTS: Final = {
     "stop node": 2,
     "partition node": 2,
 }
-"""How often a fault is drawn beside others; what is not named: COMMON_WEIGHT."""
+"""Relative frequency of a fault; COMMON_WEIGHT for all others."""
 COMMON_WEIGHT: Final = 4
 
 
 def fit(first: Fault, second: Fault) -> bool:
-    """Whether both at once stay within what the cluster survives."""
+    """Whether the two faults may overlap."""
     together = first.takes | second.takes
     return WHOLE not in together and not first.takes & second.takes
 
 
 def random_steps(seed: int) -> Iterator[Step]:
-    """Without end; the same for the same seed."""
-    lots = random.Random(f"chaos {seed}")
+    """An endless series of steps; the same for the same seed."""
+    rng = random.Random(f"chaos {seed}")
     make = catalogue()
     names = list(make)
     weights = [WEIGHTS.get(name, COMMON_WEIGHT) for name in names]
     while True:
-        first, second = (make[name](lots.random()) for name in lots.choices(names, weights, k=2))
-        is_pair = lots.random() < PAIR_SHARE
+        first, second = (make[name](rng.random()) for name in rng.choices(names, weights, k=2))
+        is_pair = rng.random() < PAIR_SHARE
         yield [first, second] if is_pair and fit(first, second) else [first]

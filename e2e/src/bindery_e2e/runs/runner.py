@@ -1,8 +1,8 @@
-"""A run: traffic without pause, faults one step after the other, and at the end a cluster that has to be whole.
+"""Play a run: continuous traffic, faults step by step, and a final check of the whole cluster.
 
-A fault that fails is a finding and the last one: what it did is undone, and the end comes as after any other, so that
-what was seen so far is judged in full. Whatever else happens - an error of ours, Ctrl-C - what was injected is undone
-and the history is judged and reported.
+If a fault fails, the failure is a finding, the fault is undone, and no further fault is injected. The final check
+follows as usual, so that everything recorded so far is judged. After any other error and after Ctrl-C, injected faults
+are undone, and the history is judged and reported, too.
 """
 
 import asyncio
@@ -30,12 +30,12 @@ WARM_UP_S: Final = 60.0
 CHOOSE_S: Final = 120.0
 FINAL_S: Final = 180.0
 SETTLE_S: Final = 120.0
-"""Several times the age at which the releases under test close a ledger."""
+"""Maximum seconds until all replicas agree. Several times the age at which the releases under test close a ledger."""
 READ_RATE: Final = 500.0
-"""Messages a second that the last reading makes at least: an hour's traffic takes minutes to read."""
+"""Minimum rate of the last reading in messages per second; the messages of an hour take minutes to read."""
 UNDO_S: Final = 60.0
 REASON_LENGTH_MAX: Final = 2000
-"""Maximum number of characters of a failure's reason that are recorded."""
+"""Maximum characters of a failure's reason in the history."""
 
 Step = Sequence[Fault]
 """Faults that overlap."""
@@ -44,21 +44,22 @@ Step = Sequence[Fault]
 @dataclass
 class RunSettings:
     folder: Path
-    """history.jsonl, report.html, summary.json and, after a failure, what the pods said."""
+    """Folder for history.jsonl, report.html, summary.json and, after a failure, the logs of the pods."""
     seed: int = 0
     facts: dict[str, Any] = field(default_factory=dict)
-    """What repeats the run, for the history's first line."""
+    """Facts needed to repeat the run, for the history's first line."""
     seconds: float | None = None
-    """No step begins later than that; None: all steps."""
+    """Seconds after which no step begins; None: no limit."""
     seconds_min: float = 0.0
-    """The traffic runs at least so long."""
+    """Minimum duration of the traffic in seconds."""
     traffic: TrafficSettings = field(default_factory=TrafficSettings)
     data: Sequence[Path] = ()
-    """Files and folders that payloads are made of; none: this repository."""
+    """Files and folders whose contents are the payloads; empty: this repository."""
 
 
 class Run:
-    """`await run.play(steps)` once. `failures` then says what went wrong beside what the history's judges find."""
+    """A single run. Await `play` once; `failures` then lists its failures, in addition to the findings in the
+    history."""
 
     def __init__(self, world: World, settings: RunSettings, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.world = world
@@ -70,7 +71,7 @@ class Run:
         self._under_way: list[Fault] = []
 
     async def play(self, steps: Iterable[Step]) -> None:
-        """Raises nothing but what ends the process: failures are in `failures` and in the history."""
+        """Play the steps. Raises only CancelledError and other exits; failures are in `failures` and in the history."""
         settings = self.settings
         settings.folder.mkdir(parents=True, exist_ok=True)
         endpoint = BrokerEndpoint(self.world.cluster)
@@ -122,20 +123,20 @@ class Run:
         limits: dict[str, Any] = {"gap_s_max": fault.gap_s_max}
         if fault.entries_copied_max is not None:
             limits["entries_copied_max"] = fault.entries_copied_max
-        acknowledged, said, is_stopped = traffic.counts.acknowledged, "", False
+        acknowledged, result, is_stopped = traffic.counts.acknowledged, "", False
         with history.fault(fault.name, fault.target, **limits) as recorded:
             try:
-                said = await self._injected(fault, recorded)
+                result = await self._injected(fault, recorded)
             except asyncio.CancelledError:
-                recorded.not_offered("the run was stopped by hand while it lasted")
+                recorded.not_offered("the run was stopped by hand while the fault lasted")
                 is_stopped = True
         if is_stopped:
             raise asyncio.CancelledError
         more = traffic.counts.acknowledged - acknowledged
-        self._say(f"{fault}: {said}, {more} messages acknowledged meanwhile")
+        self._say(f"{fault}: {result}, {more} messages acknowledged meanwhile")
 
     async def _injected(self, fault: Fault, recorded: Recorded) -> str:
-        """Inject, undo, and wait until the cluster is over it; how that went."""
+        """Inject and undo the fault, and wait until the cluster has recovered; a summary for the log."""
         world, began = self.world, self._clock()
         before = (0, 0) if fault.entries_copied_max is None else await self._thread(world.copied)
         self._under_way.append(fault)
@@ -145,25 +146,25 @@ class Run:
             await self._thread(lambda: fault.heal(world))
             self._under_way.remove(fault)
         undone = self._clock() - began
-        await self._until(lambda: fault.problem(world), f"the cluster is over {fault}", fault.recover_s_max)
+        await self._until(lambda: fault.problem(world), f"the cluster has recovered from {fault}", fault.recover_s_max)
         took = self._clock() - began
-        recorded.measured(detail=f"{undone:.1f} s until undone, {took:.1f} s until the cluster was over it")
+        recorded.measured(detail=f"{undone:.1f} s until undone, {took:.1f} s until the cluster had recovered")
         if fault.entries_copied_max is None:
-            return f"over after {took:.1f} s"
+            return f"recovered after {took:.1f} s"
         after = await self._thread(world.copied)
         entries, size = after[0] - before[0], after[1] - before[1]
         recorded.measured(entries_copied=entries, bytes_copied=size)
-        return f"over after {took:.1f} s, {entries} entries copied"
+        return f"recovered after {took:.1f} s, {entries} entries copied"
 
     async def _end(self, history: History, traffic: Traffic) -> None:
-        """Drain and look. One look that fails keeps no other from being made."""
+        """Drain the traffic and check the cluster. A check that fails does not prevent the others."""
         await self._whole(history, "after the last fault")
         await self._tried(history, traffic.wait_acknowledged(WARM_UP, timeout_s=WARM_UP_S))
         await self._tried(history, self._drain(traffic))
-        # What the last ledgers lack is known once they are closed, a moment after the traffic.
+        # Missing entries of the last ledgers are detected only after these are closed, some seconds after the traffic.
         await self._whole(history, "after the last message")
-        for look in (self._look_at_copies, self._look_at_marks, self._look_at_pods):
-            await self._tried(history, look(history))
+        for check in (self._check_replicas, self._check_marks, self._check_pods):
+            await self._tried(history, check(history))
 
     async def _drain(self, traffic: Traffic) -> None:
         counts = traffic.counts
@@ -172,24 +173,26 @@ class Run:
             f"traffic ended: {counts.acknowledged} acknowledged, {counts.failed} refused, {counts.unknown} unknown"
         )
 
-    async def _look_at_copies(self, history: History) -> None:
+    async def _check_replicas(self, history: History) -> None:
         compared = await self._thread(lambda: settled(self.world))
         history.observe("replicas", compared=compared.entries, diverged=compared.wrong)
-        self._say(f"replicas: {compared.copies} copies of {compared.entries} entries in {compared.ledgers} ledgers "
-                  f"compared, {len(compared.wrong)} ledgers wrong")  # fmt: skip
+        self._say(
+            f"replicas: {compared.copies} of {compared.entries} entries in {compared.ledgers} ledgers "
+            f"compared, {len(compared.wrong)} ledgers wrong"
+        )
 
-    async def _look_at_marks(self, history: History) -> None:
+    async def _check_marks(self, history: History) -> None:
         _, status = await self._thread(self.world.cluster.auditor_status)
         history.observe("under-replicated", count=status["marked"])
 
-    async def _look_at_pods(self, history: History) -> None:
+    async def _check_pods(self, history: History) -> None:
         wanted = sum((await self._thread(self.world.cluster.wanted)).values())
         missing = await self._thread(self.world.cluster.not_ready)
         history.observe("ready", ready=wanted - len(missing), wanted=wanted)
 
     async def _whole(self, history: History, when: str) -> None:
-        """Wait until every ledger has all its copies. Where that does not come about, it is looked at all the same, and
-        judged by what is found."""
+        """Wait until no ledger is under-replicated. At the timeout the run continues with its checks, which find the
+        cause."""
         try:
             took = await self._thread(lambda: self.world.wait_whole(timeout_s=FINAL_S))
         except Exception as error:
@@ -198,7 +201,7 @@ class Run:
             self._say(f"whole {took:.1f} s {when}")
 
     async def _tried(self, history: History, part: Awaitable[None]) -> None:
-        """A part of the run, which goes on without it when it fails."""
+        """Await a part of the run. If it fails, record that and continue with the run."""
         try:
             await part
         except Exception as error:
@@ -216,7 +219,7 @@ class Run:
         history.observe("incomplete", reason=reason[:REASON_LENGTH_MAX])
 
     async def _undo(self, history: History) -> None:
-        """Faults that were under way when the run ended before its end."""
+        """Undo the faults that are still active."""
         for fault in list(self._under_way):
             self._say(f"undoing {fault}")
             try:
@@ -229,13 +232,13 @@ class Run:
         folder = self.settings.folder / "cluster"
         with contextlib.suppress(Exception):
             await asyncio.to_thread(self.world.release.collect, folder)
-            self._say(f"what the pods said is in {folder}")
+            self._say(f"logs of the pods: {folder}")
 
     async def _until(self, problem: Callable[[], str], what: str, timeout_s: float) -> None:
         await self._thread(lambda: self.world.cluster.until(problem, what, timeout_s=timeout_s))
 
     async def _thread(self, call: Callable[[], T]) -> T:
-        """In a thread. A cancellation waits until the call has come to its end: no fault is left half injected."""
+        """Run `call` in a thread. A cancellation waits for its end, so that no fault is left half injected."""
         working = asyncio.ensure_future(asyncio.to_thread(call))
         try:
             return await asyncio.shield(working)
@@ -251,8 +254,10 @@ class Run:
 
 
 def settled(world: World, *, timeout_s: float = SETTLE_S) -> Compared:
-    """Compare all copies; again while some are wrong and there is time. What an open ledger lacks is healed once it was
-    closed by its age, so it is judged by what comes of it."""
+    """Compare all replicas, repeatedly until they agree or the timeout is over; the last result.
+
+    Missing entries of an open ledger are copied only after the ledger was closed by its age.
+    """
     found: list[Compared] = []
 
     def wrong() -> str:
@@ -260,7 +265,7 @@ def settled(world: World, *, timeout_s: float = SETTLE_S) -> Compared:
         return "; ".join(found[-1].wrong)
 
     with contextlib.suppress(ClusterError):
-        world.cluster.until(wrong, "all copies agree", timeout_s=timeout_s, poll_s=5.0)
+        world.cluster.until(wrong, "all replicas agree", timeout_s=timeout_s, poll_s=5.0)
     return found[-1] if found else world.compare_replicas()
 
 

@@ -1,6 +1,6 @@
-"""From nothing to a verdict: images, namespace, release, run, report - and everything taken away again.
+"""Install a release, play a run, write its report, and remove the release.
 
-Used by `python -m bindery_e2e` and by the tests in e2e/kubernetes, so that both judge alike.
+Both `python -m bindery_e2e` and the tests in e2e/kubernetes use this module, so both apply the same criteria.
 """
 
 import contextlib
@@ -18,11 +18,11 @@ from bindery_e2e.reporting.report import Report, report_of, write_report
 from bindery_e2e.runs.runner import Run, RunSettings, Step
 
 REQUIRED: Final = ("undelivered", "diverged", "under-replicated", "not-ready", "fault-failed", "unavailable")
-"""What a run must have looked at to be called good, beside the messages themselves."""
+"""Kinds of errors that a GOOD run must have checked, in addition to those about messages."""
 CHAOS_VALUES: Final = VALUES / "chaos.yaml"
 SMALL_DISKS: Final = VALUES / "small-disks.yaml"
 READY_S_MAX: Final = 120.0
-"""What an install with no values may take."""
+"""Maximum seconds that an install without values may take."""
 
 
 @contextlib.contextmanager
@@ -36,9 +36,9 @@ def installed(
     folder: Path | None = None,
     say: Callable[[str], None] = print,
 ) -> Iterator[Release]:
-    """A release in a namespace of its own, ready; taken away at the end unless `keep`.
+    """Install a release in its own namespace and wait until it is ready; remove it at the end unless `keep`.
 
-    `folder`: where what the pods said is kept when the block or the install raises.
+    `folder`: receives the logs of the pods if the install or the block raises.
     """
     release = Release(Cluster.connect(namespace))
     release.make_namespace()
@@ -58,23 +58,28 @@ def installed(
 
 def world_of(release: Release, settings: RunSettings, *, say: Callable[[str], None] = print) -> World:
     return World(
-        release.cluster, release, Nodes.from_environment(), topics=settings.traffic.topics, next_version=NEXT_VERSION,
+        release.cluster,
+        release,
+        Nodes.from_environment(),
+        topics=settings.traffic.topics,
+        next_version=NEXT_VERSION,
         say=say,
-    )  # fmt: skip
+    )
 
 
 def facts_of(command: str) -> dict[str, Any]:
-    """What repeats a run."""
+    """Facts needed to repeat a run: command, commit, images."""
     commit = subprocess.run(
         ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=False
-    ).stdout.strip()  # fmt: skip
+    ).stdout.strip()
     return {"command": command, "commit": commit or "unknown", "images": [VERSION, NEXT_VERSION]}
 
 
 async def play(
     world: World, settings: RunSettings, steps: Iterable[Step], *, say: Callable[[str], None] = print
 ) -> Report:
-    """Play, judge, report. The report is written whatever happened; a cancellation is raised again after it."""
+    """Play a run and judge it. The report is also written after an error or a cancellation, which is then raised
+    again."""
     run = Run(world, settings)
     try:
         await run.play(steps)
@@ -84,7 +89,7 @@ async def play(
 
 
 def conclude(run: Run, *, say: Callable[[str], None] = print) -> Report:
-    """Judge the history of a run, as far as it came."""
+    """Judge the history of a run and write its report, also if the run is incomplete."""
     report = report_of(run.history_path, required=REQUIRED)
     paths = write_report(report, run.settings.folder)
     say(paths.text.read_text())

@@ -1,6 +1,6 @@
-"""The quick suite: each fault once, in an order that lets each begin on a cluster that has recovered from the last.
+"""Generate the steps of the quick suite, which injects each fault once. Each step begins on a recovered cluster.
 
-A sample of it has every kind of fault once, against a target of that kind chosen by the seed.
+A sample of the suite has one step of each kind of fault; the seed selects the steps.
 """
 
 import random
@@ -12,7 +12,7 @@ from bindery_e2e.judging.figures import FaultFigures
 from bindery_e2e.runs.runner import Step
 
 Names = tuple[str, ...]
-"""Of faults that overlap: one step."""
+"""Names of the faults of one step, which overlap."""
 KINDS: Final[tuple[tuple[Names, ...], ...]] = (
     (("delete bookie",), ("delete broker owner",), ("delete zookeeper leader",)),
     (("kill -9 bookie", "delete auditor leader"), ("kill -9 broker owner", "delete zookeeper follower")),
@@ -24,7 +24,7 @@ KINDS: Final[tuple[tuple[Names, ...], ...]] = (
     (("scale the bookies up, drain, and down",),),
     (("helm upgrade, changed values",), ("helm upgrade to a new version and rollback",)),
 )
-"""Steps by kind of fault. The suite plays all of them, a sample one of each kind."""
+"""Steps by kind of fault. The suite plays all of them, a sample plays one of each kind."""
 STEPS: Final = tuple(step for kind in KINDS for step in kind)
 
 
@@ -49,7 +49,7 @@ def _made(steps: Iterable[Names], generator: random.Random) -> Iterator[Step]:
 
 
 def not_played(steps: Iterable[Step], played: Sequence[FaultFigures], *, has_nodes: bool) -> list[str]:
-    """Faults of the plan that were not injected and recovered from, with what became of them.
+    """Faults of the plan that were not injected or not recovered from, with their outcomes.
 
     A fault that the cluster does not offer proves nothing. Only node faults may be missing, and only where the
     environment has no way to stop a node (`has_nodes` is false).

@@ -1,7 +1,7 @@
-"""Real data for messages: chunks of files, from nothing to some 100 KiB.
+"""Generate message payloads: chunks of real files, from 0 bytes to 100 KiB.
 
-The sizes follow a rough mixture (`SIZES`): most messages are small, some would fill a batch alone. Files are read in
-turn from where the chunk before ended, so that all of a file travels before the next one begins.
+The sizes follow a rough mixture (`SIZES`): most messages are small, some would fill a batch alone. Each chunk begins
+where the previous one ended, so that a file is sent completely before the next one begins.
 """
 
 import hashlib
@@ -29,14 +29,14 @@ assert abs(sum(share for share, _, _ in SIZES) - 1) < 1e-9
 
 
 def digest_of(payload: bytes) -> str:
-    """16 hexadecimal digits. Finds every accident; not meant against forgery."""
+    """Digest of a payload, 16 hexadecimal digits. It detects accidental changes, not deliberate ones."""
     return hashlib.blake2b(payload, digest_size=8).hexdigest()
 
 
 def find_files(roots: Iterable[Path], *, count_max: int = 5000) -> list[Path]:
     """Regular, non-empty files below `roots` (a root may be a file), sorted, without caches and version control.
 
-    Raises FileNotFoundError when there is none.
+    Raises FileNotFoundError if there are none.
     """
     found: list[Path] = []
     for root in roots:
@@ -55,18 +55,18 @@ def find_files(roots: Iterable[Path], *, count_max: int = 5000) -> list[Path]:
 
 
 class Payloads:
-    """An endless series of chunks. Two with the same files and seed give the same series."""
+    """An endless series of chunks; the same for the same files and seed."""
 
     def __init__(self, files: Sequence[Path], *, seed: int) -> None:
         assert files
-        self._lots = random.Random(seed)
+        self._rng = random.Random(seed)
         self._files = list(files)
-        self._lots.shuffle(self._files)
+        self._rng.shuffle(self._files)
         self._index = 0
         self._offset = 0
 
     def next(self) -> bytes:
-        """A file that ends (or went away meanwhile) cuts its last chunk short."""
+        """The next chunk. The last chunk of a file may be shorter than drawn, also if the file was deleted."""
         size = self._draw_size()
         if size == 0:
             return b""
@@ -80,11 +80,11 @@ class Payloads:
         raise FileNotFoundError("every file of the payloads has gone or is empty")
 
     def _draw_size(self) -> int:
-        lot = self._lots.random()
+        draw = self._rng.random()
         for share, smallest, largest in SIZES:
-            lot -= share
-            if lot < 0:
-                return self._lots.randint(smallest, largest)
+            draw -= share
+            if draw < 0:
+                return self._rng.randint(smallest, largest)
         return SIZE_MAX
 
     def _read(self, size: int) -> bytes:

@@ -1,19 +1,21 @@
-"""Producers and consumers over the broker's HTTP data API, and the reading of everything at the end.
+"""Produce and consume messages over the broker's HTTP data API, and read all topics at the end.
 
-Traffic knows nothing of faults. Every request is in the history before it is sent, and its outcome after.
+The traffic is independent of faults. A request is recorded in the history before it is sent, and its outcome
+afterwards.
 
-Rules that make the history judgeable:
+Rules without which the history could not be judged:
 
-- A message is (producer, sequence); both travel as its properties, and the payload's digest stands in the history.
-- A producer has one request outstanding. So of two of its messages the one with the lower sequence stands first,
-  unless the outcome of a request was unknown: such a message may still be written at any later time.
-- **Nothing is sent twice.** After a refusal or an unknown outcome the next request carries new data under new
-  sequences, so any second copy of a message is the cluster's. (The validators also judge histories in which a
-  sequence was invoked several times: as many copies may then stand as invocations did not definitely fail.)
-- Subscriptions are there before the first message. One more, `keeper`, is never read: it keeps what all others have
-  acknowledged from being trimmed, so that the last reading finds it.
-- A consumer that lost an answer says `redeliver` in its next request, and gets what that answer held first.
-- The last reading goes over the topic without a subscription, from `earliest` to its end: that is the truth.
+- A message is identified by (producer, sequence), which are its properties. The history has its payload's digest.
+- A producer has at most one request in flight. Of two of its messages, the one with the lower sequence therefore comes
+  first in the topic, unless the outcome of a request was unknown: such a message may be written at any later time.
+- **Nothing is sent twice.** After a refusal or an unknown outcome, the next request has new data and new sequences, so
+  a second copy of a message is an error of the cluster. (The validators also accept histories that invoke a sequence
+  several times: the topic may then have as many copies as there were invocations that did not definitely fail.)
+- Subscriptions are created before the first message. Another one, `keeper`, is never read: it prevents messages that
+  all others have acknowledged from being trimmed before the last reading.
+- A consumer that missed a response sets `redeliver` in its next request and first receives the messages of that
+  response again.
+- The last reading reads the topic without a subscription, from `earliest` to its end. It counts as the topic's content.
 """
 
 import asyncio
@@ -32,7 +34,7 @@ from urllib.parse import quote
 import httpx
 
 from bindery_e2e.judging.history import History
-from bindery_e2e.traffic.exchange import RETRY_PAUSE_S, Door, Endpoint, Outcome, fixed, refusal_kind
+from bindery_e2e.traffic.exchange import RETRY_PAUSE_S, BrokerAccess, Endpoint, Outcome, fixed, refusal_kind
 from bindery_e2e.traffic.payloads import Payloads, digest_of, find_files
 
 __all__ = ["Counts", "Endpoint", "Traffic", "TrafficError", "TrafficSettings", "find_files", "fixed"]
@@ -40,28 +42,28 @@ __all__ = ["Counts", "Endpoint", "Traffic", "TrafficError", "TrafficSettings", "
 KEEPER: Final = "keeper"
 SETUP_TIMEOUT_S: Final = 60.0
 READ_MAX: Final = 500
-"""Messages of one page of the last reading."""
+"""Maximum messages per page of the last reading."""
 BEHIND_S_MAX: Final = 1.0
-"""A producer that fell behind its rate makes up for so much of it, no more."""
+"""Maximum delay in seconds that a producer makes up for after it fell behind its rate."""
 POLL_S: Final = 0.1
 
 
 class TrafficError(Exception):
-    """The run cannot begin, or a client of ours broke; says why and what to do."""
+    """The run cannot begin, or a client of the traffic failed; the message has the reason and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrafficSettings:
-    """What is sent and who consumes it. The same seed sends the same data; times differ."""
+    """Producers, messages and consumers. The same seed sends the same data, at different times."""
 
     seed: int = 0
     topics: tuple[str, ...] = ("public/default/e2e-0", "public/default/e2e-1")
-    """`tenant/namespace/name`; must hold no messages."""
+    """`tenant/namespace/name`; the topics must be empty."""
     producers_per_topic: int = 2
     messages_per_s: float = 100.0
-    """Of all producers together; 0: as fast as answers come."""
+    """Rate of all producers together; 0: as fast as responses arrive."""
     batch_share: float = 0.3
-    """Of the requests: those with several messages."""
+    """Share of the requests with several messages."""
     batch_max: int = 20
     subscriptions: tuple[tuple[str, str, int], ...] = (("workers", "shared", 2), ("ledger", "exclusive", 1))
     """(name, "shared" or "exclusive", consumers) on each topic."""
@@ -69,13 +71,13 @@ class TrafficSettings:
     receive_wait_ms: int = 1000
     ack_timeout_ms: int = 15_000
     nack_share: float = 0.01
-    """Of the messages of shared subscriptions: returned once in a while, so that redelivery happens."""
+    """Share of a shared subscription's messages that consumers return, so that redelivery happens."""
     request_timeout_s: float = 15.0
 
 
 @dataclass(slots=True)
 class Counts:
-    """Messages so far. `delivered` counts every delivery, repeated ones too."""
+    """Number of messages so far. `delivered` includes repeated deliveries."""
 
     acknowledged: int = 0
     failed: int = 0
@@ -99,7 +101,7 @@ class Place:
 
 @dataclass(slots=True)
 class Outgoing:
-    """Messages of one request."""
+    """The messages of one produce request."""
 
     sequences: list[int] = field(default_factory=list)
     payloads: list[bytes] = field(default_factory=list)
@@ -111,9 +113,9 @@ def topic_path(topic: str) -> str:
 
 
 class Traffic:
-    """`async with Traffic(...) as traffic:` sets up and starts; `await traffic.finish()` before the block ends.
+    """Traffic that runs within `async with`; await `finish` before the block ends.
 
-    Left without `finish`, everything is cancelled and the history says less: it is judged as incomplete.
+    Without `finish`, all clients are cancelled, and the history is judged as incomplete.
     """
 
     def __init__(
@@ -124,11 +126,11 @@ class Traffic:
         files: Sequence[Path],
         settings: TrafficSettings = TrafficSettings(),
     ) -> None:
-        """`files`: where the payloads come from, see `find_files`. `endpoint`: asked anew after a lost connection."""
+        """`files`: sources of the payloads, see `find_files`. `endpoint`: called again after a lost connection."""
         self.counts = Counts()
         self.settings = settings
         self._history = history
-        self._door = Door(endpoint, timeout_s=settings.request_timeout_s)
+        self._access = BrokerAccess(endpoint, timeout_s=settings.request_timeout_s)
         self._files = files
         self._places = [Place(t, name, kind) for t in settings.topics for name, kind, _ in settings.subscriptions]
         self._over = asyncio.Event()
@@ -156,7 +158,7 @@ class Traffic:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def wait_acknowledged(self, count: int, *, timeout_s: float) -> None:
-        """Until so many messages more than now are acknowledged. Raises TrafficError at the timeout."""
+        """Wait until `count` more messages are acknowledged. Raises TrafficError at the timeout."""
         wanted = self.counts.acknowledged + count
         began = time.monotonic()
         while self.counts.acknowledged < wanted:
@@ -167,13 +169,15 @@ class Traffic:
             await asyncio.sleep(POLL_S)
 
     async def stop_producing(self) -> None:
-        """Producers end their requests under way; no message is sent any more."""
+        """Stop the producers after their requests in flight."""
         self._over.set()
         await asyncio.gather(*self._producers)
 
     async def finish(self, *, timeout_s: float = 180.0) -> None:
-        """Stop producing, let consumers come to the end, read every topic. What does not end in time is recorded as
-        such, and raises nothing: the verdict is the validators'. `timeout_s` holds for consumers and for reading each.
+        """Stop producing, wait until consumers have drained their subscriptions, and read every topic.
+
+        A timeout raises no error; the history records it and the validators judge it. `timeout_s`: maximum seconds of
+        each subscription and of each reading.
         """
         await self.stop_producing()
         self._check()
@@ -191,55 +195,56 @@ class Traffic:
     def _check(self) -> None:
         for task in (*self._producers, *self._consumers):
             if task.done() and not task.cancelled() and task.exception() is not None:
-                raise TrafficError(f"a client of ours broke: {task.exception()!r}") from task.exception()
+                raise TrafficError(f"a client of the traffic failed: {task.exception()!r}") from task.exception()
 
-    # -- setting up ------------------------------------------------------------------------------------------------
+    # -- setup ---------------------------------------------------------------------------------------------------------
 
     async def _set_up(self) -> None:
-        async with self._door.client() as http:
+        async with self._access.client() as http:
             for topic in self.settings.topics:
                 for place in (Place(topic, KEEPER, "shared"), *(p for p in self._places if p.topic == topic)):
-                    await self._surely(http, "PUT", place.path, json={"initial": "earliest"})
-                page = await self._surely(http, "GET", f"{topic_path(topic)}/messages", params={"max": 1})
+                    await self._until_ok(http, "PUT", place.path, json={"initial": "earliest"})
+                page = await self._until_ok(http, "GET", f"{topic_path(topic)}/messages", params={"max": 1})
                 if page["messages"]:
                     raise TrafficError(f"topic {topic} holds messages already: delete it, or choose another name")
         for place in self._places:
             self._history.observe("subscribed", topic=place.topic, subscription=place.subscription, kind=place.kind)
 
-    async def _surely(self, http: httpx.AsyncClient, method: str, path: str, **request: Any) -> Any:
-        """The body of the answer. Only for what may be repeated."""
+    async def _until_ok(self, http: httpx.AsyncClient, method: str, path: str, **request: Any) -> Any:
+        """Send an idempotent request until it succeeds; the body of its response. Raises TrafficError at the
+        timeout."""
         outcome = Outcome("failed", error="no broker's address is known")
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(SETUP_TIMEOUT_S):
                 while True:
-                    await self._door.open()
-                    outcome = await self._door.call(http, method, path, **request)
+                    await self._access.base_url()
+                    outcome = await self._access.call(http, method, path, **request)
                     if outcome.kind == "ok":
                         return outcome.body
                     await asyncio.sleep(RETRY_PAUSE_S)
         raise TrafficError(f"{method} {path} did not succeed within {SETUP_TIMEOUT_S:.0f} s: {outcome.error}")
 
-    # -- producing -------------------------------------------------------------------------------------------------
+    # -- producing -----------------------------------------------------------------------------------------------------
 
     async def _produce(self, producer: str, topic: str) -> None:
-        lots = random.Random(f"{self.settings.seed} {producer}")
-        payloads = Payloads(self._files, seed=lots.getrandbits(32))
+        rng = random.Random(f"{self.settings.seed} {producer}")
+        payloads = Payloads(self._files, seed=rng.getrandbits(32))
         sequence = 0
         due = asyncio.get_running_loop().time()
-        async with self._door.client() as http:
+        async with self._access.client() as http:
             while not self._over.is_set():
-                count = lots.randint(2, self.settings.batch_max) if lots.random() < self.settings.batch_share else 1
+                count = rng.randint(2, self.settings.batch_max) if rng.random() < self.settings.batch_share else 1
                 due = await self._pace(due, count)
-                await self._door.open()
+                await self._access.base_url()
                 if self._over.is_set():
                     return
                 messages = await asyncio.to_thread(take, payloads, sequence, count)
                 sequence += count
-                if not await self._send(http, producer, topic, messages, lots):
-                    await asyncio.sleep(RETRY_PAUSE_S * lots.uniform(0.5, 1.5))
+                if not await self._send(http, producer, topic, messages, rng):
+                    await asyncio.sleep(RETRY_PAUSE_S * rng.uniform(0.5, 1.5))
 
     async def _pace(self, due: float, count: int) -> float:
-        """Wait until `due`; when the request after this one is due."""
+        """Wait until `due`; return the time at which the next request is due."""
         settings = self.settings
         if settings.messages_per_s <= 0:
             return due
@@ -251,19 +256,19 @@ class Traffic:
         return max(due, now - BEHIND_S_MAX) + count * producers / settings.messages_per_s
 
     async def _send(
-        self, http: httpx.AsyncClient, producer: str, topic: str, messages: Outgoing, lots: random.Random
+        self, http: httpx.AsyncClient, producer: str, topic: str, messages: Outgoing, rng: random.Random
     ) -> bool:
-        """Whether all of it was acknowledged."""
-        request = produce_request(producer, messages, batch=lots.random() < 0.8)
+        """Send messages; whether all of them were acknowledged."""
+        request = produce_request(producer, messages, batch=rng.random() < 0.8)
         sizes = [len(payload) for payload in messages.payloads]
         n = self._history.invoke(
             "produce", producer, topic=topic, sequences=messages.sequences, sizes=sizes, digests=messages.digests
         )
-        outcome = await self._recorded(n, self._door.call(http, "POST", f"{topic_path(topic)}/messages", **request))
+        outcome = await self._recorded(n, self._access.call(http, "POST", f"{topic_path(topic)}/messages", **request))
         if outcome.kind == "ok":
             ids = produced_ids(outcome, len(sizes))
             if ids is None:
-                outcome = replace(outcome, kind="unknown", error=f"an answer that is none: {outcome.body!r}")
+                outcome = replace(outcome, kind="unknown", error=f"no produce response: {outcome.body!r}")
             else:
                 self._history.ok(n, ids=ids)
                 self._count(ids, sizes)
@@ -283,11 +288,11 @@ class Traffic:
                 self.counts.bytes_acknowledged += size
 
     async def _recorded(self, n: int, call: Any) -> Outcome:
-        """A cancelled call is unknown."""
+        """Await a call. If it is cancelled, record its outcome as unknown."""
         try:
             outcome: Outcome = await call
         except BaseException as error:
-            self._history.unknown(n, f"given up: {type(error).__name__}")
+            self._history.unknown(n, f"cancelled: {type(error).__name__}")
             raise
         return outcome
 
@@ -297,39 +302,44 @@ class Traffic:
         else:
             self._history.unknown(n, outcome.error)
 
-    # -- consuming -------------------------------------------------------------------------------------------------
+    # -- consuming -----------------------------------------------------------------------------------------------------
 
     async def _consume(self, consumer: str, place: Place) -> None:
-        lots = random.Random(f"{self.settings.seed} {consumer}")
+        rng = random.Random(f"{self.settings.seed} {consumer}")
         redeliver = False
-        async with self._door.client(longer_s=self.settings.receive_wait_ms / 1000) as http:
+        async with self._access.client(longer_s=self.settings.receive_wait_ms / 1000) as http:
             while True:
-                await self._door.open()
+                await self._access.base_url()
                 messages = await self._receive(http, consumer, place, redeliver=redeliver)
                 redeliver = messages is None
                 if messages is None:
                     await asyncio.sleep(RETRY_PAUSE_S)
                     continue
                 ids = [str(message["message_id"]) for message in messages]
-                kept = [i for i in ids if place.kind != "shared" or lots.random() >= self.settings.nack_share]
+                kept = [i for i in ids if place.kind != "shared" or rng.random() >= self.settings.nack_share]
                 returned = sorted(set(ids) - set(kept))
                 if returned:
-                    await self._door.call(http, "POST", f"{place.path}/nack", json={"message_ids": returned})
+                    await self._access.call(http, "POST", f"{place.path}/nack", json={"message_ids": returned})
                 if kept and not await self._ack(http, consumer, place, kept):
                     redeliver = True
 
     async def _receive(
         self, http: httpx.AsyncClient, consumer: str, place: Place, *, redeliver: bool
     ) -> list[dict[str, Any]] | None:
-        """None: no answer, or no good one."""
+        """The messages of one receive request; None: the request did not succeed."""
         settings = self.settings
         body = {
-            "consumer": consumer, "type": place.kind, "initial": "earliest", "max": settings.receive_max,
-            "wait_ms": settings.receive_wait_ms, "ack_timeout_ms": settings.ack_timeout_ms, "redeliver": redeliver,
-        }  # fmt: skip
+            "consumer": consumer,
+            "type": place.kind,
+            "initial": "earliest",
+            "max": settings.receive_max,
+            "wait_ms": settings.receive_wait_ms,
+            "ack_timeout_ms": settings.ack_timeout_ms,
+            "redeliver": redeliver,
+        }
         where = {"topic": place.topic, "subscription": place.subscription, "kind": place.kind}
         n = self._history.invoke("receive", consumer, **where)
-        outcome = await self._recorded(n, self._door.call(http, "POST", f"{place.path}/receive", json=body))
+        outcome = await self._recorded(n, self._access.call(http, "POST", f"{place.path}/receive", json=body))
         if outcome.kind != "ok":
             self._refused(n, outcome)
             return None
@@ -343,19 +353,19 @@ class Traffic:
         where = {"topic": place.topic, "subscription": place.subscription, "ids": ids}
         n = self._history.invoke("ack", consumer, **where)
         body = {"message_ids": ids, "consumer": consumer}
-        outcome = await self._recorded(n, self._door.call(http, "POST", f"{place.path}/ack", json=body))
+        outcome = await self._recorded(n, self._access.call(http, "POST", f"{place.path}/ack", json=body))
         if outcome.kind == "ok":
             self._history.ok(n)
             return True
         self._refused(n, outcome)
         return False
 
-    # -- the end ---------------------------------------------------------------------------------------------------
+    # -- completion ----------------------------------------------------------------------------------------------------
 
     async def _drain(self, place: Place, *, timeout_s: float) -> None:
         complete = False
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s), self._door.client() as http:
+            async with asyncio.timeout(timeout_s), self._access.client() as http:
                 while not await self._is_empty(http, place):
                     self._check()
                     await asyncio.sleep(POLL_S * 2)
@@ -364,8 +374,8 @@ class Traffic:
         self._history.observe("drained", **where, complete=complete)
 
     async def _is_empty(self, http: httpx.AsyncClient, place: Place) -> bool:
-        await self._door.open()
-        outcome = await self._door.call(http, "GET", f"{topic_path(place.topic)}/subscriptions")
+        await self._access.base_url()
+        outcome = await self._access.call(http, "GET", f"{topic_path(place.topic)}/subscriptions")
         if outcome.kind != "ok":
             return False
         for info in outcome.body["subscriptions"]:
@@ -376,11 +386,11 @@ class Traffic:
     async def _read(self, topic: str, number: int, *, timeout_s: float) -> None:
         start = "earliest"
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s), self._door.client() as http:
+            async with asyncio.timeout(timeout_s), self._access.client() as http:
                 while True:
-                    await self._door.open()
+                    await self._access.base_url()
                     n = self._history.invoke("read", "reader", topic=topic, start=start, round=number)
-                    call = self._door.call(
+                    call = self._access.call(
                         http, "GET", f"{topic_path(topic)}/messages", params={"start": start, "max": READ_MAX}
                     )
                     outcome = await self._recorded(n, call)
@@ -396,7 +406,7 @@ class Traffic:
 
 
 def take(payloads: Payloads, sequence: int, count: int) -> Outgoing:
-    """The next `count` payloads, as messages from `sequence` on. Reads files."""
+    """Create `count` messages with sequences from `sequence` on. Reads files."""
     taken = Outgoing()
     for number in range(count):
         payload = payloads.next()
@@ -407,7 +417,7 @@ def take(payloads: Payloads, sequence: int, count: int) -> Outgoing:
 
 
 def produce_request(producer: str, messages: Outgoing, *, batch: bool) -> dict[str, Any]:
-    """Arguments of httpx for a request that sends them: one as a raw body, several as NDJSON."""
+    """Arguments of httpx for a produce request: one message as a raw body, several as NDJSON."""
     if len(messages.payloads) == 1:
         return {
             "params": {"producer": producer, "key": producer},
@@ -436,7 +446,7 @@ def produce_request(producer: str, messages: Outgoing, *, batch: bool) -> dict[s
 
 
 def produced_ids(outcome: Outcome, count: int) -> list[str] | None:
-    """For each message its id, "failed" or "unknown". None: this is no answer to a request with `count` messages."""
+    """Id, "failed" or "unknown" of each message. None: the response does not match a request with `count` messages."""
     try:
         if outcome.status != 207:
             ids = [str(text) for text in outcome.body["message_ids"]]
@@ -454,7 +464,7 @@ def _result(result: dict[str, Any]) -> str:
 
 
 def row_of(message: dict[str, Any]) -> list[Any]:
-    """[id, producer, sequence, digest]; producer "" and sequence -1 for a message that is not ours."""
+    """[id, producer, sequence, digest]; producer "" and sequence -1 for a message that the traffic did not send."""
     text = message.get("payload")
     payload = base64.b64decode(message.get("payload_base64", "")) if text is None else text.encode()
     properties = message.get("properties", {})

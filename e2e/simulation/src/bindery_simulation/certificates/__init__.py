@@ -1,11 +1,11 @@
-"""Certificates for tests, made by `make.sh`. Their keys are public: never trust them for anything else.
+"""Certificates for tests, made by `make.sh`. Their keys are public: never trust them.
 
 | file      | names                        | signed by | for                                            |
 |-----------|------------------------------|-----------|------------------------------------------------|
 | bookie    | CN bookie, localhost, 127... | ca        | a server on the loopback                       |
-| client    | CN broker, broker.test       | ca        | a client that is allowed                       |
-| guest     | CN guest, guest.test         | ca        | a client that is known, and is not on the list |
-| stranger  | CN broker, broker.test       | other-ca  | a client that only claims to be the first one  |
+| client    | CN broker, broker.test       | ca        | an authorized client                           |
+| guest     | CN guest, guest.test         | ca        | a known client that is not authorized          |
+| stranger  | CN broker, broker.test       | other-ca  | a client with the name of the first, not its CA|
 """
 
 from pathlib import Path

@@ -1,20 +1,21 @@
-"""The ledger protocol alone, simulated: the pure state machines of `bindery_core`, model bookies, one metadata node.
+"""Simulate the ledger protocol alone: the state machines of `bindery_core`, model bookies, one metadata node.
 
-| module       | holds                                                                     |
-|--------------|---------------------------------------------------------------------------|
-| `history`    | one history from one seed: a profile, faults, heal, liveness, verdict     |
-| `profiles`   | what a history is about, and how its faults are drawn                     |
-| `world`      | messages in flight, time, crashes, partitions                             |
-| `bookie`     | what a bookie keeps                                                       |
-| `ledger`     | what really happened to the ledger, and the checks                        |
-| `invariants` | their names                                                               |
-| `clients`    | the update loop; writers and recoveries                                   |
-| `readers`    | readers of open and closed ledgers                                        |
-| `maintenance` | deletion and re-replication                                               |
-| `sequence_chart` | the readable trace                                                    |
-| `mutants`    | known defects, put in on purpose                                          |
-| `scenarios`  | known defects of BookKeeper, played by hand                               |
-| `command`    | `python -m bindery_simulation protocol`                                   |
+| module           | content                                                                 |
+|------------------|-------------------------------------------------------------------------|
+| `history`        | one history of one seed: profile, faults, their end, liveness, verdict  |
+| `profiles`       | the events of a history, and the probabilities of its faults            |
+| `world`          | messages in flight, time, crashes, partitions                           |
+| `endpoint`       | what a client is to the world                                           |
+| `bookie`         | the model of a bookie                                                   |
+| `ledger`         | the ledger as it is, and the checks                                     |
+| `invariants`     | the names of the checks                                                 |
+| `clients`        | writers and recoveries                                                  |
+| `readers`        | readers of open and closed ledgers                                      |
+| `maintenance`    | deletion and re-replication                                             |
+| `sequence_chart` | the trace                                                               |
+| `mutants`        | injected defects                                                        |
+| `scenarios`      | known defects of BookKeeper as scripts                                  |
+| `search`         | counts over many seeds                                                  |
 
-Many small histories beat few long ones: a history is a few dozen messages, a core plays a thousand or two a second.
+A history has a few dozen messages; a core plays one to two thousand histories per second.
 """

@@ -1,8 +1,8 @@
-"""Client: a state machine of the core in this world, and the carrying out of its actions. Writers and recoveries."""
+"""Clients: state machines of the core, whose actions are executed in the simulated world. Writers and recoveries."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bindery_core.entry import pack_lac
 from bindery_core.errors import BinderyError, LedgerClosed
@@ -28,27 +28,21 @@ from bindery_core.wire.messages import AddResponse, ReadLacResponse, ReadRespons
 
 from bindery_simulation.protocol.invariants import Invariant, Violation
 from bindery_simulation.protocol.ledger import LEDGER_ID
-from bindery_simulation.protocol.world import DIGESTER
-
-if TYPE_CHECKING:
-    from bindery_simulation.protocol.world import World
+from bindery_simulation.protocol.world import DIGESTER, World
 
 
 class Client:
-    """Somebody with a name and connections. `is_gone`: its process has died."""
+    """An `Endpoint` of a world. Clients override the methods for the answers that they receive."""
 
-    def __init__(self, world: "World", name: str) -> None:
+    def __init__(self, world: World, name: str) -> None:
         self.world = world
         self.name = name
         self.is_gone = False
         self.is_cut_off = False
-        """From metadata."""
         self.failure: BinderyError | None = None
         self.epoch = 0
-        """Round of requests, told in them and in their answers, as transports match answers to what was asked."""
         self.slow: set[BookieId] = set()
         self.cuts: set[tuple[bool, BookieId]] = set()
-        """(towards the bookie?, bookie): what travels there gets lost."""
         world.clients.append(self)
 
     def next_deadline(self) -> float | None:
@@ -61,26 +55,26 @@ class Client:
         raise NotImplementedError
 
     def receive_adds(self, bookie_id: BookieId, answers: list[AddResponse]) -> None:
-        """Whoever sends no adds gets no answers to them."""
+        """Receive answers to adds."""
 
     def receive_reads(self, bookie_id: BookieId, answers: list[ReadResponse]) -> None:
-        """Nor to reads."""
+        """Receive answers to reads."""
 
     def receive_poll(self, bookie_id: BookieId, answer: ReadResponse) -> None:
-        """Nor to long polls."""
+        """Receive the answer to a long poll."""
 
     def receive_lac(self, bookie_id: BookieId, answer: ReadLacResponse) -> None:
-        """Nor to LAC reads."""
+        """Receive the answer to a LAC read."""
 
     def describe(self) -> str:
-        """For the trace."""
+        """Describe the state for the trace."""
         return ""
 
 
 class Writer(Client):
     """The ledger's writer, and the application that pushes entries through it."""
 
-    def __init__(self, world: "World", *, settings: WriterSettings | None = None) -> None:
+    def __init__(self, world: World, *, settings: WriterSettings | None = None) -> None:
         super().__init__(world, "writer")
         self.machine = LedgerWriter(
             LEDGER_ID, world.ledger.metadata, digester=DIGESTER, settings=settings or WriterSettings()
@@ -184,9 +178,9 @@ class Writer(Client):
 
 
 class Recoverer(Client):
-    """Somebody who recovers the ledger."""
+    """A client that recovers the ledger."""
 
-    def __init__(self, world: "World", name: str, *, entries_in_flight_max: int) -> None:
+    def __init__(self, world: World, name: str, *, entries_in_flight_max: int) -> None:
         super().__init__(world, name)
         settings = RecoverySettings(entries_in_flight_max=entries_in_flight_max)
         self.machine = LedgerRecovery(LEDGER_ID, digester=DIGESTER, settings=settings)
@@ -229,7 +223,7 @@ class Recoverer(Client):
             elif kind is BeginRecovery:
                 world.update(self, (ledger_plans.plan_begin_recovery, self._begun, self._metadata_failed))
             elif kind is ChangeEnsemble:
-                world.flying.append((self.meta_plan, self, None, action.failed, action.first_entry_id))
+                world.in_flight.append((self.meta_plan, self, None, action.failed, action.first_entry_id))
             elif kind is CloseRecovered:
                 plan = partial(
                     ledger_plans.plan_recovery_close,
@@ -260,7 +254,7 @@ class Recoverer(Client):
         self.act(self.machine.metadata_failed(error, now=self.world.now))
 
     def meta_plan(self, message: tuple[Any, ...]) -> None:
-        """Recovery changes ensembles in memory; others may get in before it has."""
+        """Change ensembles in memory, as recovery does. Other messages may arrive before."""
         failed: Mapping[int, BookieId] = message[3]
         if self.is_gone or self.machine.is_finished:
             return

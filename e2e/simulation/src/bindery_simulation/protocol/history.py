@@ -1,4 +1,7 @@
-"""One history: opening, random life under a profile, heal, liveness, verdict. All of it follows from the seed."""
+"""Play one history: opening, random events of a profile, end of all faults, liveness, verdict.
+
+The seed determines a history.
+"""
 
 from dataclasses import dataclass
 from random import Random
@@ -23,12 +26,12 @@ RECOVERIES_MAX = 4
 READERS_MAX = 3
 SETTLE_STEPS_MAX = 20_000
 ATTEMPTS_MAX = 8
-"""Final recoveries, and final replications, before they count as not ending."""
+"""Maximum number of final recoveries, and of final replications, until recovery counts as not ending."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a history came to. `violation` None: every invariant held."""
+    """The result of a history. `violation` None: every invariant held."""
 
     seed: int
     profile: str
@@ -39,7 +42,7 @@ class Outcome:
 
 
 def play(seed: int, *, profile: str | None = None, trace: bool = False) -> Outcome:
-    """The history of `seed`; `profile` narrows what it may be about. Equal arguments, equal history."""
+    """Play the history of `seed`. `profile`: its kind; None: drawn. Equal arguments give equal histories."""
     history = History(Random(seed), profile=profile, chart=SequenceChart() if trace else None)
     violation = None
     try:
@@ -61,7 +64,7 @@ def _where(error: AssertionError) -> str:
 
 
 class History:
-    """The world, the cast, and the events that happen to them."""
+    """The world, its clients, and their events."""
 
     def __init__(self, rng: Random, *, profile: str | None = None, chart: SequenceChart | None = None) -> None:
         self.profile: Profile = draw_profile(rng, profile)
@@ -79,13 +82,13 @@ class History:
             ack_quorum=ack_quorum,
             chart=chart,
         )
-        world.loss, world.doubling, world.refusal = plan.loss, plan.doubling, plan.refusal
-        world.fence_loss, world.unknown, world.tearing = plan.fence_loss, plan.unknown, 0.3
+        world.loss, world.duplication, world.refusal = plan.loss, plan.duplication, plan.refusal
+        world.fence_loss, world.unknown, world.splitting = plan.fence_loss, plan.unknown, 0.3
         world.has_slow_links = plan.slow > 0
         names = list(world.names)
         rng.shuffle(names)
         self.damageable = names[: ack_quorum - 1]
-        """Only these lose disks, rot, or go for good: one good copy of what is acknowledged is always left."""
+        """Bookies that may lose disks, be corrupted, or be lost: one good copy of each acknowledged entry remains."""
         self.has_lost_a_bookie = False
         self.recoverers: list[Recoverer] = []
         self.readers: list[Reader] = []
@@ -97,33 +100,46 @@ class History:
                 explicit_lac_idle_s=0.1 if plan.name in ("tail", "anything") else None, replacement_retry_s=5.0
             ),
         )
-        self._meet(self.writer)
+        self._slow_links(self.writer)
         self._events = {
-            "add": self._add, "crash": self._crash, "two crash": self._two_crash, "restart": self._restart,
-            "recover": self._recover, "kill recovery": self._kill_recovery, "kill writer": self._kill_writer,
-            "close": self.writer.close, "lose storage": self._lose_storage, "rot": self._rot,
-            "lose bookie": self._lose_bookie, "read": self._read, "replicate": self._replicate,
-            "delete": self._delete, "cut": self._cut, "heal": self._heal_links, "metadata cut": self._metadata_cut,
-            "time": world.pass_time, "rest": self._rest,
-        }  # fmt: skip
+            "add": self._add,
+            "crash": self._crash,
+            "two crash": self._crash_two,
+            "restart": self._restart,
+            "recover": self._recover,
+            "kill recovery": self._kill_recovery,
+            "kill writer": self._kill_writer,
+            "close": self.writer.close,
+            "lose storage": self._lose_storage,
+            "rot": self._rot,
+            "lose bookie": self._lose_bookie,
+            "read": self._read,
+            "replicate": self._replicate,
+            "delete": self._delete,
+            "cut": self._cut,
+            "heal": self._heal_links,
+            "metadata cut": self._metadata_cut,
+            "time": world.pass_time,
+            "rest": self._rest,
+        }
 
     def run(self) -> None:
         """Raises Violation."""
         plan, world, events, draw = self.profile, self.world, self._events, self.draw
         for name in plan.opening:
             events[name]()
-        bag, rate, haste, size = plan.bag, plan.event_rate, plan.haste, len(plan.bag)
+        bag, rate, early_timeout, size = plan.bag, plan.event_rate, plan.early_timeout, len(plan.bag)
         step = world.step
         for _ in range(plan.steps):
             if draw() < rate:
                 events[bag[int(draw() * size)]]()
-            step(haste)
+            step(early_timeout)
         self._heal()
         self._finish()
 
     # -- events ----------------------------------------------------------------------------------------------------
 
-    def _meet(self, client: "Writer | Recoverer | Reader | Replicator | Deleter") -> None:
+    def _slow_links(self, client: "Writer | Recoverer | Reader | Replicator | Deleter") -> None:
         if self.profile.slow:
             for name in self.world.names:
                 if self.draw() < self.profile.slow:
@@ -144,7 +160,7 @@ class History:
         if name is not None:
             self.world.crash(name)  # type: ignore[arg-type]
 
-    def _two_crash(self) -> None:
+    def _crash_two(self) -> None:
         self._crash()
         self._crash()
 
@@ -161,7 +177,7 @@ class History:
         name = f"recovery{len(self.recoverers)}"
         recoverer = Recoverer(self.world, name, entries_in_flight_max=(1, 1, 2, 4)[int(self.draw() * 4)])
         self.recoverers.append(recoverer)
-        self._meet(recoverer)
+        self._slow_links(recoverer)
         recoverer.start()
         return recoverer
 
@@ -196,15 +212,15 @@ class History:
             self.world.note(f"entry {entry_id} rots at {bookie.bookie_id}")
 
     def _lose_bookie(self) -> None:
-        """For good, with all it has; one at most."""
+        """Lose a bookie and its disk permanently, at most one per history."""
         metadata = self.world.ledger.metadata
-        can_do_without = metadata.write_quorum > metadata.ack_quorum or len(self.world.names) > metadata.ensemble_size
-        if self.damageable and can_do_without and not self.has_lost_a_bookie:
+        is_replaceable = metadata.write_quorum > metadata.ack_quorum or len(self.world.names) > metadata.ensemble_size
+        if self.damageable and is_replaceable and not self.has_lost_a_bookie:
             self.has_lost_a_bookie = True
             name = self.damageable[0]
             if self.world.bookies[name].is_up:
                 self.world.crash(name)
-            self.world.bookies[name].is_gone_for_good = True
+            self.world.bookies[name].is_lost = True
             self.world.ledger.set_mark()
             self.world.count("bookies lost for good")
             self.world.note(f"{name} is gone for good")
@@ -213,7 +229,7 @@ class History:
         if len(self.readers) < READERS_MAX:
             reader = Reader(self.world, f"reader{len(self.readers)}", rounds=1 + int(self.draw() * 4))
             self.readers.append(reader)
-            self._meet(reader)
+            self._slow_links(reader)
             reader.start()
 
     def _replicate(self) -> None:
@@ -223,7 +239,7 @@ class History:
     def _new_replicator(self) -> Replicator:
         replicator = Replicator(self.world, f"worker{len(self.replicators)}")
         self.replicators.append(replicator)
-        self._meet(replicator)
+        self._slow_links(replicator)
         self.world.count("replications")
         replicator.start()
         return replicator
@@ -231,11 +247,11 @@ class History:
     def _delete(self) -> None:
         if self.deleter is None:
             self.deleter = Deleter(self.world, "deleter")
-            self._meet(self.deleter)
+            self._slow_links(self.deleter)
             self.deleter.start()
 
     def _cut(self) -> None:
-        """A client and a bookie cannot reach one another, or in one direction only."""
+        """Cut the link between a client and a bookie, in one or both directions."""
         client = self.world.clients[int(self.draw() * len(self.world.clients))]
         name = self.world.names[int(self.draw() * len(self.world.names))]
         way = int(self.draw() * 3)
@@ -257,7 +273,7 @@ class History:
         self.world.note(f"{client.name} {'loses' if client.is_cut_off else 'has'} its connection to metadata")
 
     def _rest(self) -> None:
-        """A quiet time without faults."""
+        """Deliver everything, without faults."""
         world = self.world
         kept = world.loss, world.refusal, world.unknown
         world.loss = world.refusal = world.unknown = 0.0
@@ -270,14 +286,14 @@ class History:
     def _heal(self) -> None:
         world = self.world
         world.note("all faults are over")
-        world.loss = world.doubling = world.refusal = world.fence_loss = world.unknown = 0.0
+        world.loss = world.duplication = world.refusal = world.fence_loss = world.unknown = 0.0
         self._heal_links()
         for name, bookie in world.bookies.items():
             if not bookie.is_up:
                 world.restart(name)
 
     def _finish(self) -> None:
-        """Liveness: what is under way ends, the ledger closes, marks go. Then all of it reads back."""
+        """Check liveness: operations end, the ledger is closed, the mark is removed. Then read all entries."""
         world, ledger = self.world, self.world.ledger
         if self.draw() < 0.3:
             self._kill_writer()
@@ -289,10 +305,10 @@ class History:
             elif attempt:
                 break
             if not world.settle(steps=SETTLE_STEPS_MAX):
-                raise Violation(Invariant.TERMINATES, "the faults are over, but messages and time limits go on and on")
+                raise Violation(Invariant.TERMINATES, "messages and timeouts do not end after all faults")
         if ledger.is_deleted:
             world.count("ended deleted")
-            self._too_late()
+            self._add_late()
             return
         if ledger.metadata.state is not LedgerState.CLOSED:
             raise Violation(Invariant.TERMINATES, f"no recovery closes the ledger: {self.recoverers[-1].failure}")
@@ -305,25 +321,25 @@ class History:
         if ledger.mark is not None and self._can_repair():
             raise Violation(Invariant.TERMINATES, f"no repair removes the mark: {last.failure}")
         self._verdict()
-        self._too_late()
+        self._add_late()
         self._verdict()
         world.count(f"segments {min(len(ledger.metadata.segments), 4)}")
         if ledger.metadata.last_entry_id > ledger.confirmed:
             world.count("kept unacknowledged entries")
 
     def _can_repair(self) -> bool:
-        """Whether there are bookies enough for Qw copies in each ensemble."""
-        there = sum(not bookie.is_gone_for_good for bookie in self.world.bookies.values())
+        """Whether there are enough bookies for Qw copies in each ensemble."""
+        there = sum(not bookie.is_lost for bookie in self.world.bookies.values())
         return there >= self.world.ledger.metadata.ensemble_size
 
-    def _too_late(self) -> None:
-        """The writer, if it lives, tries once more: nothing may come of it."""
+    def _add_late(self) -> None:
+        """Let the writer, if it runs, add one more entry, which must not be confirmed."""
         self.writer.add((b"late",))
         if not self.world.settle(steps=SETTLE_STEPS_MAX):
-            raise Violation(Invariant.TERMINATES, "a late add goes on and on")
+            raise Violation(Invariant.TERMINATES, "a late add does not end")
 
     def _verdict(self) -> None:
-        """Every entry of the closed ledger reads back."""
+        """Check that every entry of the closed ledger reads back."""
         ledger = self.world.ledger
         last = ledger.metadata.last_entry_id
         if last < 0:

@@ -1,4 +1,4 @@
-"""Ledger: what really happened to the one ledger of a history, and the checks of `invariants`."""
+"""Record what happened to the one ledger of a history, and check the invariants."""
 
 from collections.abc import Mapping
 from itertools import pairwise
@@ -12,29 +12,29 @@ from bindery_simulation.protocol.invariants import Invariant, Violation
 
 LEDGER_ID = LedgerId(7)
 PAYLOAD_OFFSET = 36
-"""CRC32C frames: 32 bytes of header, 4 of digest."""
+"""Bytes before the payload in a CRC32C frame: 32 of header, 4 of digest."""
 
 
 class Ledger:
-    """The metadata node, the under-replication mark, and the memory of the checks."""
+    """The metadata node, the under-replication mark, and the state of the checks."""
 
     def __init__(self, metadata: LedgerMetadata, bookies: Mapping[BookieId, Bookie]) -> None:
         self.metadata = metadata
         self.version = 0
         self.is_deleted = False
         self.mark: int | None = None
-        """Version of the under-replication mark; None: there is none."""
+        """Version of the under-replication mark; None: not marked."""
         self.mark_count = 0
         self.bookies = bookies
         self.payloads: list[bytes] = []
         self.lengths: list[int] = []
         self.carried: list[int] = []
-        """The LAC that each entry's frame carries."""
+        """LAC in the frame of each entry."""
         self.confirmed = -1
         self.pushed_when_deleted: int | None = None
-        """Entries pushed when a delete, which had fenced all that it should, took the node away."""
+        """Number of entries pushed before a delete that had fenced all bookies; None: there was no such delete."""
 
-    # -- what clients do to metadata -------------------------------------------------------------------------------
+    # -- metadata writes of clients --------------------------------------------------------------------------------
 
     def compare_and_set(self, planned: LedgerMetadata, version: int) -> bool:
         if version != self.version or self.is_deleted:
@@ -56,7 +56,7 @@ class Ledger:
         return True
 
     def set_mark(self) -> None:
-        """Each marking gives the mark a new version, so that a repair which began before does not remove it."""
+        """Set the mark with a new version, so that a repair that began before does not remove it."""
         if not self.is_deleted:
             self.mark_count += 1
             self.mark = self.mark_count
@@ -85,18 +85,18 @@ class Ledger:
             self.carried.append(lac)
 
     def holders(self, entry_id: int) -> list[BookieId]:
-        """The write set that published metadata names; computed here, independently of `bindery_core.placement`."""
+        """Return the write set in the published metadata, computed independently of `bindery_core.placement`."""
         metadata = self.metadata
         ensemble = metadata.segment_of(EntryId(entry_id)).ensemble
         size = metadata.ensemble_size
         return [ensemble[(entry_id + place) % size] for place in range(metadata.write_quorum)]
 
     def copies(self, entry_id: int) -> int:
-        """Members of the write set that stored the entry, whatever the fault model did to it since."""
+        """Count the members of the write set that stored the entry, including copies that a fault removed since."""
         count = 0
         for holder in self.holders(entry_id):
             bookie = self.bookies[holder]
-            count += entry_id in bookie.entries or entry_id in bookie.gone
+            count += entry_id in bookie.entries or entry_id in bookie.removed
         return count
 
     def _check_change(self, before: LedgerMetadata, after: LedgerMetadata) -> None:
@@ -166,7 +166,7 @@ class Ledger:
         self.confirmed = last
 
     def stored(self, bookie: Bookie, entry_id: int, frame: bytes, *, recovery: bool) -> None:
-        """A bookie said OK to an add."""
+        """Check an add that a bookie acknowledged."""
         if not recovery and bookie.has_answered_fence:
             raise Violation(
                 Invariant.NO_ACK_AFTER_FENCE, f"{bookie.bookie_id} stored entry {entry_id} after it answered a fence"
@@ -190,11 +190,11 @@ class Ledger:
         self.check_entry(entry.entry_id, entry.payload, entry.length, f"read by {reader}")
 
     def lac_to_be_found(self) -> int:
-        """What a LAC read that begins now must find at least, if it covers the ensemble."""
+        """Return the lowest LAC that a LAC read may find that begins now and covers the ensemble."""
         return self.carried[self.confirmed] if self.confirmed >= 0 else -1
 
     def covered_lac(self, lac: int, reader: str, *, version: int, at_least: int) -> None:
-        """A LAC read ended with a quorum's answers; `version`, `at_least`: of when it began."""
+        """Check a LAC read that ended with a quorum of answers. `version` and `at_least` are those of its start."""
         if version == self.version and self.metadata.state is LedgerState.OPEN and lac < at_least:
             raise Violation(
                 Invariant.LAC_RECENT, f"{reader} found lac {lac}, but entries confirmed before carry {at_least}"

@@ -1,8 +1,8 @@
-"""Maintenance of ledgers: the Deleter, which fences first, and the Replicator, which restores the write quorum."""
+"""Maintain ledgers: delete one after fencing it, and restore the write quorum of an under-replicated one."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bindery_core.entry import pack, unpack
 from bindery_core.errors import BinderyError, DigestMismatch, NoSuchLedger, TryAgain
@@ -17,19 +17,19 @@ from bindery_core.wire.messages import AddResponse, ReadResponse, Status
 
 from bindery_simulation.protocol.clients import Client, Recoverer
 from bindery_simulation.protocol.ledger import LEDGER_ID
-from bindery_simulation.protocol.world import DIGESTER
-
-if TYPE_CHECKING:
-    from bindery_simulation.protocol.world import World
+from bindery_simulation.protocol.world import DIGESTER, World
 
 FENCE_TIMEOUT_S = 3.0
 STEP_TIMEOUT_S = 8.0
 
 
 class Deleter(Client):
-    """Deletes the ledger: fences whoever could still take adds, best effort, then removes the node as it was read."""
+    """A client that deletes the ledger.
 
-    def __init__(self, world: "World", name: str) -> None:
+    It tries to fence all bookies that may accept adds, then removes the node with the version that it read.
+    """
+
+    def __init__(self, world: World, name: str) -> None:
         super().__init__(world, name)
         self.is_done = False
         self._version = -1
@@ -72,7 +72,7 @@ class Deleter(Client):
     def _delete_when_fenced(self) -> None:
         if not self._waiting and self._deadline is not None:
             self._deadline = None
-            self.world.flying.append((self.meta_delete, self, None, None, self._version))
+            self.world.in_flight.append((self.meta_delete, self, None, None, self._version))
 
     def meta_delete(self, message: tuple[Any, ...]) -> None:
         if self.is_gone:
@@ -97,13 +97,13 @@ class Deleter(Client):
 
 
 class Replicator(Client):
-    """Takes the mark's version, surveys every closed fragment, mends the bad ones, surveys again, has an open ledger
-    recovered, and removes the mark when all are whole.
+    """A client that restores the write quorum. It reads the version of the mark, surveys all closed fragments, repairs
+    one fragment per round, starts the recovery of an open ledger, and removes the mark when no entry is missing.
 
-    A bookie that answers gets back what it misses; one that does not is replaced. One bad fragment per round.
+    A bookie that answers gets copies of its missing entries; a bookie that does not answer is replaced.
     """
 
-    def __init__(self, world: "World", name: str) -> None:
+    def __init__(self, world: World, name: str) -> None:
         super().__init__(world, name)
         self.is_done = False
         self.recoverer: Recoverer | None = None
@@ -125,7 +125,7 @@ class Replicator(Client):
         return not self.is_gone and not self.is_done and self.failure is None
 
     def start(self) -> None:
-        """A round: from metadata on. What comes back of earlier ones is ignored."""
+        """Start a round with a read of the metadata. Answers to earlier rounds are ignored."""
         self.epoch += 1
         self._read = None
         self._fragment = self._target = None
@@ -148,7 +148,7 @@ class Replicator(Client):
         )
 
     def _in_round(self, epoch: int, call: Callable[[Any], None], argument: Any) -> None:
-        """Answers of metadata, unless another round has begun since, or the work is over."""
+        """Handle an answer of the metadata, unless a later round has begun or the work is done."""
         if epoch == self.epoch and self.is_busy:
             call(argument)
 
@@ -180,7 +180,7 @@ class Replicator(Client):
         for fragment in self._fragments:
             if fragment.entry_ids:
                 self.world.send_reads(self, SendReads(fragment.bookie_id, fragment.entry_ids))
-        self._mend_when_seen()
+        self._repair_after_survey()
 
     # -- survey ----------------------------------------------------------------------------------------------------
 
@@ -200,34 +200,34 @@ class Replicator(Client):
                     pass
             self._bad.setdefault(bookie_id, True)
             self._missing.add((bookie_id, answer.entry_id))
-            self._mend_when_seen()
+            self._repair_after_survey()
             return
-        self._mend_when_seen()
+        self._repair_after_survey()
 
-    def _silent(self, bookie_ids: set[BookieId]) -> None:
+    def _give_up_on(self, bookie_ids: set[BookieId]) -> None:
         for seen in [seen for seen in self._unseen if seen[0] in bookie_ids]:
             self._unseen.discard(seen)
             self._missing.add(seen)
         for bookie_id in sorted(bookie_ids):
             self._bad[bookie_id] = False
-        self._mend_when_seen()
+        self._repair_after_survey()
 
-    def _mend_when_seen(self) -> None:
+    def _repair_after_survey(self) -> None:
         if self._unseen or not self._is_surveying:
             return
         self._is_surveying = False
         for fragment in self._fragments:
             if any((fragment.bookie_id, entry_id) in self._missing for entry_id in fragment.entry_ids):
-                self._mend(fragment)
+                self._repair(fragment)
                 return
         if self._metadata is not None and self._metadata.state is not LedgerState.CLOSED:
             self._recover()
             return
         self._deadline = self.world.now + STEP_TIMEOUT_S
-        self.world.flying.append((self.meta_remove_mark, self, None, self.epoch, None))
+        self.world.in_flight.append((self.meta_remove_mark, self, None, self.epoch, None))
 
     def _recover(self) -> None:
-        """All that is closed of it is whole: now the ledger itself, so that its last fragments can be looked at."""
+        """Recover the open ledger, whose closed fragments are complete, so that its last fragments can be surveyed."""
         self.recoverer = Recoverer(self.world, f"{self.name}'s", entries_in_flight_max=4)
         self.recoverer.start()
         self._end(TryAgain("the ledger is open: it is recovered first"))
@@ -240,14 +240,14 @@ class Replicator(Client):
             self.world.note(f"{self.name} removes the mark")
             for bookie in self.world.bookies.values():
                 if self._metadata is not None and any(bookie.bookie_id in s.ensemble for s in self._metadata.segments):
-                    bookie.is_limbo = False  # it holds again all that it should, and nothing can be added any more
+                    bookie.is_limbo = False  # it has all its entries again, and the ledger is closed
             self._end()
         else:
             self.start()
 
-    # -- mending ---------------------------------------------------------------------------------------------------
+    # -- repair ---------------------------------------------------------------------------------------------------
 
-    def _mend(self, fragment: Fragment) -> None:
+    def _repair(self, fragment: Fragment) -> None:
         assert self._metadata is not None
         self._fragment = fragment
         if self._bad.get(fragment.bookie_id, False):
@@ -264,7 +264,7 @@ class Replicator(Client):
         self.copy()
 
     def copy(self) -> None:
-        """Read the fragment's entries from whoever has them."""
+        """Read the entries of the fragment from other bookies."""
         assert self._fragment is not None
         assert self._metadata is not None
         fragment = self._fragment
@@ -326,7 +326,7 @@ class Replicator(Client):
             self.publish()
 
     def publish(self) -> None:
-        """All copies are stored: let metadata point to them."""
+        """Replace the bookie in the metadata after all copies are stored."""
         fragment, target = self._fragment, self._target
         assert fragment is not None
         assert target is not None
@@ -351,7 +351,7 @@ class Replicator(Client):
             if bookie_id == self._target:
                 self._end(TryAgain("connection lost while copying"))
         elif any(seen[0] == bookie_id for seen in self._unseen):
-            self._silent({bookie_id})
+            self._give_up_on({bookie_id})
 
     def next_deadline(self) -> float | None:
         if self._read is not None:
@@ -363,7 +363,7 @@ class Replicator(Client):
             self._act(self._read.tick(now=self.world.now))
         elif self._deadline is not None and self._deadline <= self.world.now:
             if self._unseen:
-                self._silent({bookie_id for bookie_id, _ in self._unseen})
+                self._give_up_on({bookie_id for bookie_id, _ in self._unseen})
             else:
                 self._end(TryAgain("a step took too long"))
 

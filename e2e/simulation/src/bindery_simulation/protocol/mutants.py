@@ -1,12 +1,9 @@
-"""Mutants: the protocol with one defect put in on purpose, to prove that the checks would see it.
+"""Mutants of the protocol: each must be reported by an invariant of `invariants` in some history.
 
-Each is a handful of replaced attributes of the machines, the plans or the model bookie; `applied` puts them in and
-takes them out again. `caught_by` names the invariants that may catch it: which one does depends on what happens first.
+The names are sentences. `profile` is the kind of history that needs the fewest seeds; None: any.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from bindery_core import entry
@@ -15,7 +12,7 @@ from bindery_core.entry import Entry, pack, unpack
 from bindery_core.errors import LostOwnership
 from bindery_core.formats.ledger_metadata import LedgerMetadata, LedgerState, Segment
 from bindery_core.ids import BookieId
-from bindery_core.ledger import ledger_plans, ledger_reader, ledger_recovery, ledger_writer
+from bindery_core.ledger import ack_table, ledger_plans, ledger_reader, ledger_recovery
 from bindery_core.ledger.ledger_actions import Confirm, SealLedger
 from bindery_core.ledger.ledger_reader import LacRead
 from bindery_core.ledger.ledger_recovery import LedgerRecovery
@@ -23,65 +20,33 @@ from bindery_core.ledger.ledger_writer import LedgerWriter
 from bindery_core.placement import quorum, write_set
 from bindery_core.wire.messages import ReadLacResponse
 
+from bindery_simulation import defects
+from bindery_simulation.mutant import Defect, Kind, MutantTable, Replacement, Trial
+from bindery_simulation.protocol import maintenance
 from bindery_simulation.protocol.bookie import NO_ENTRY, OK, Bookie
-from bindery_simulation.protocol.history import Outcome, play
+from bindery_simulation.protocol.history import play
 from bindery_simulation.protocol.invariants import Invariant
 from bindery_simulation.protocol.ledger import Ledger
 from bindery_simulation.protocol.maintenance import Replicator
 
-Replacement = tuple[Any, str, Any]
+
+def _trials(seeds: Iterable[int], profile: str | None) -> Iterator[Trial]:
+    for seed in seeds:
+        violation = play(seed, profile=profile).violation
+        yield Trial(seed, 1, None if violation is None else violation.invariant.value, str(violation or ""))
 
 
-@dataclass(frozen=True)
-class Mutant:
-    """One defect."""
-
-    name: str
-    """A sentence."""
-    patch: Callable[[], list[Replacement]]
-    caught_by: frozenset[Invariant]
-    profile: str | None = None
-    """The kind of history that it shows in soonest; None: any."""
+MUTANTS: MutantTable[str | None] = MutantTable(Kind.PROTOCOL, _trials, unit="histories")
 
 
-MUTANTS: dict[str, Mutant] = {}
+def mutant(name: str, *caught_by: Invariant, seed: int, profile: str | None = None) -> Callable[[Defect], Defect]:
+    """Add the decorated defect to the table."""
 
-
-def mutant(
-    name: str, *caught_by: Invariant, profile: str | None = None
-) -> Callable[[Callable[[], list[Replacement]]], Callable[[], list[Replacement]]]:
-    """Register a patch under `name`."""
-
-    def register(patch: Callable[[], list[Replacement]]) -> Callable[[], list[Replacement]]:
-        assert name not in MUTANTS
-        MUTANTS[name] = Mutant(name, patch, frozenset(caught_by), profile)
-        return patch
+    def register(defect: Defect) -> Defect:
+        MUTANTS.add(name, name, [one.value for one in caught_by], seed, profile, defect)
+        return defect
 
     return register
-
-
-@contextmanager
-def applied(defect: Mutant) -> Iterator[None]:
-    """The protocol has this defect meanwhile."""
-    kept = []
-    for owner, attribute, value in defect.patch():
-        kept.append((owner, attribute, vars(owner)[attribute]))
-        setattr(owner, attribute, value)
-    try:
-        yield
-    finally:
-        for owner, attribute, value in reversed(kept):
-            setattr(owner, attribute, value)
-
-
-def hunt(defect: Mutant, *, seeds_max: int) -> tuple[Outcome | None, int]:
-    """Play seeds 0, 1, ... with the defect until one shows it. That history, and how many were played."""
-    with applied(defect):
-        for seed in range(seeds_max):
-            outcome = play(seed, profile=defect.profile)
-            if outcome.violation is not None:
-                return outcome, seed + 1
-    return None, seeds_max
 
 
 # -- fencing and recovery ----------------------------------------------------------------------------------------------
@@ -91,6 +56,7 @@ def hunt(defect: Mutant, *, seeds_max: int) -> tuple[Outcome | None, int]:
     "recovery reads do not fence (BookKeeper issue 2614)",
     Invariant.NO_ACK_AFTER_FENCE,
     Invariant.READABLE,
+    seed=666,
     profile="fence race",
 )
 def _reads_do_not_fence() -> list[Replacement]:
@@ -107,7 +73,7 @@ class _Zero(int):
         return -1
 
 
-@mutant("recovery starts at -1 (BookKeeper issue 2615)", Invariant.SEGMENTS, profile="rival recoveries")
+@mutant("recovery starts at -1 (BookKeeper issue 2615)", Invariant.SEGMENTS, seed=2295, profile="rival recoveries")
 def _recovery_from_minus_one() -> list[Replacement]:
     original = LedgerRecovery._start_reading
 
@@ -122,7 +88,7 @@ def _recovery_from_minus_one() -> list[Replacement]:
     return [(LedgerRecovery, "_start_reading", start)]
 
 
-@mutant("a fence does not survive a restart", Invariant.NO_ACK_AFTER_FENCE, profile="rival recoveries")
+@mutant("a fence does not survive a restart", Invariant.NO_ACK_AFTER_FENCE, seed=24, profile="rival recoveries")
 def _fence_is_forgotten() -> list[Replacement]:
     original = Bookie.restart
 
@@ -133,7 +99,13 @@ def _fence_is_forgotten() -> list[Replacement]:
     return [(Bookie, "restart", restart)]
 
 
-@mutant("a bookie in limbo takes ordinary adds", Invariant.NO_ACK_AFTER_FENCE, Invariant.READABLE, profile="lost disks")
+@mutant(
+    "a bookie in limbo takes ordinary adds",
+    Invariant.NO_ACK_AFTER_FENCE,
+    Invariant.READABLE,
+    seed=202,
+    profile="lost disks",
+)
 def _limbo_is_not_fenced() -> list[Replacement]:
     original = Bookie.lose_storage
 
@@ -144,7 +116,7 @@ def _limbo_is_not_fenced() -> list[Replacement]:
     return [(Bookie, "lose_storage", lose)]
 
 
-@mutant("a bookie in limbo denies what it lost", Invariant.READABLE, profile="lost disks")
+@mutant("a bookie in limbo denies what it lost", Invariant.READABLE, seed=0, profile="lost disks")
 def _limbo_denies() -> list[Replacement]:
     def read(self: Bookie, entry_id: int) -> tuple[int, bytes | None]:
         frame = self.entries.get(max(self.entries, default=-1) if entry_id < 0 else entry_id)
@@ -153,7 +125,7 @@ def _limbo_denies() -> list[Replacement]:
     return [(Bookie, "read", read)]
 
 
-@mutant("a fenced bookie refuses the recovery's adds too", Invariant.TERMINATES, profile="fence race")
+@mutant("a fenced bookie refuses the recovery's adds too", Invariant.TERMINATES, seed=3, profile="fence race")
 def _recovery_adds_are_refused() -> list[Replacement]:
     original = Bookie.add
 
@@ -163,9 +135,10 @@ def _recovery_adds_are_refused() -> list[Replacement]:
     return [(Bookie, "add", add)]
 
 
-@mutant("coverage is off by one", Invariant.LAC_RECENT, profile="tail")
+@mutant("coverage is off by one", Invariant.LAC_RECENT, seed=82, profile="tail")
 def _coverage_off_by_one() -> list[Replacement]:
-    """In recoveries it does no harm alone: their reads fence too, and need their own denials. LAC reads go stale."""
+    """In recoveries alone it is harmless, because their reads fence too and need their own denials. It makes LAC reads
+    stale."""
     original = quorum.is_covered
 
     def covered(answered: Any, *, ensemble_size: int, write_quorum: int, ack_quorum: int) -> bool:
@@ -174,12 +147,14 @@ def _coverage_off_by_one() -> list[Replacement]:
     return [(ledger_recovery, "is_covered", covered), (ledger_reader, "is_covered", covered)]
 
 
-@mutant("one denial ends the ledger", Invariant.READABLE, Invariant.NO_ACK_AFTER_FENCE, profile="fence race")
+@mutant("one denial ends the ledger", Invariant.READABLE, Invariant.NO_ACK_AFTER_FENCE, seed=9, profile="fence race")
 def _one_denial() -> list[Replacement]:
     return [(ledger_recovery, "denials_needed", lambda **_: 1)]
 
 
-@mutant("silence counts as a denial", Invariant.READABLE, Invariant.NO_ACK_AFTER_FENCE, profile="rival recoveries")
+@mutant(
+    "silence counts as a denial", Invariant.READABLE, Invariant.NO_ACK_AFTER_FENCE, seed=9, profile="rival recoveries"
+)
 def _silence_is_denial() -> list[Replacement]:
     original = LedgerRecovery._go_on
 
@@ -192,7 +167,11 @@ def _silence_is_denial() -> list[Replacement]:
 
 
 @mutant(
-    "recovery closes before its write-back is done", Invariant.DENSE, Invariant.READABLE, profile="rival recoveries"
+    "recovery closes before its write-back is done",
+    Invariant.DENSE,
+    Invariant.READABLE,
+    seed=90,
+    profile="rival recoveries",
 )
 def _closes_too_early() -> list[Replacement]:
     return [(LedgerWriter, "pending_count", property(lambda self: 0))]
@@ -203,6 +182,7 @@ def _closes_too_early() -> list[Replacement]:
     Invariant.READABLE,
     Invariant.DENSE,
     Invariant.NO_ACK_AFTER_FENCE,
+    seed=138,
     profile="rival recoveries",
 )
 def _reads_from_newcomers() -> list[Replacement]:
@@ -220,6 +200,7 @@ def _reads_from_newcomers() -> list[Replacement]:
     Invariant.READABLE,
     Invariant.DENSE,
     Invariant.LAC_SAFE,
+    seed=26,
 )
 def _fresh_lac_in_recovered_entries() -> list[Replacement]:
     original = LedgerWriter.add_recovered
@@ -234,38 +215,21 @@ def _fresh_lac_in_recovered_entries() -> list[Replacement]:
 # -- adding and ensemble changes ---------------------------------------------------------------------------------------
 
 
-@mutant(
+mutant(
     "entries are confirmed before the metadata change",
     Invariant.NO_DIVERGENCE,
     Invariant.READABLE,
+    seed=13,
     profile="change race",
+)(defects.confirm_before_ensemble_change)
+
+
+mutant("acks of a replaced bookie still count", Invariant.NO_DIVERGENCE, seed=3, profile="change race")(
+    defects.replaced_member_counts
 )
-def _ack_before_metadata() -> list[Replacement]:
-    original = LedgerWriter._drain
-
-    def drain(self: LedgerWriter, now: float) -> Any:
-        changing, self._changing = self._changing, False
-        try:
-            return original(self, now)
-        finally:
-            self._changing = changing
-
-    return [(LedgerWriter, "_drain", drain)]
 
 
-@mutant("acks of a replaced bookie still count", Invariant.NO_DIVERGENCE, profile="change race")
-def _replaced_acks_count() -> list[Replacement]:
-    original = LedgerWriter._replaced
-
-    def replaced(self: LedgerWriter, bit: int) -> None:
-        before = list(self._acks)
-        original(self, bit)
-        self._acks[:] = before
-
-    return [(LedgerWriter, "_replaced", replaced)]
-
-
-@mutant("an entry is confirmed before the one in front of it", Invariant.DENSE)
+@mutant("an entry is confirmed before the one in front of it", Invariant.DENSE, seed=5)
 def _out_of_order() -> list[Replacement]:
     original = LedgerWriter._drain
 
@@ -273,14 +237,14 @@ def _out_of_order() -> list[Replacement]:
         actions = original(self, now)
         second = self.lac + 2
         is_pending = not actions and not self._changing and second < self.next_entry_id
-        if is_pending and self._acks[second - self._base].bit_count() >= self._ack_quorum:
+        if is_pending and self._acks.complete_count(second):
             actions.append(Confirm(second, second))
         return actions
 
     return [(LedgerWriter, "_drain", drain)]
 
 
-@mutant("the writer's write sets are off by one", Invariant.NO_DIVERGENCE)
+@mutant("the writer's write sets are off by one", Invariant.NO_DIVERGENCE, seed=4)
 def _write_set_off_by_one() -> list[Replacement]:
     original = write_set.write_set_masks
 
@@ -288,7 +252,7 @@ def _write_set_off_by_one() -> list[Replacement]:
         found = original(ensemble_size=ensemble_size, write_quorum=write_quorum)
         return found[1:] + found[:1]
 
-    return [(ledger_writer, "write_set_masks", masks)]
+    return [(ack_table, "write_set_masks", masks)]
 
 
 @mutant(
@@ -297,6 +261,7 @@ def _write_set_off_by_one() -> list[Replacement]:
     Invariant.FINAL,
     Invariant.READABLE,
     Invariant.NO_ACK_AFTER_FENCE,
+    seed=19,
 )
 def _no_compare_and_set() -> list[Replacement]:
     original = Ledger.compare_and_set
@@ -307,7 +272,9 @@ def _no_compare_and_set() -> list[Replacement]:
     return [(Ledger, "compare_and_set", overwrite)]
 
 
-@mutant("a change does not see that recovery has begun", Invariant.SEGMENTS, Invariant.FINAL, profile="change race")
+@mutant(
+    "a change does not see that recovery has begun", Invariant.SEGMENTS, Invariant.FINAL, seed=8, profile="change race"
+)
 def _change_ignores_state() -> list[Replacement]:
     def plan(
         metadata: LedgerMetadata, *, failed: Mapping[int, BookieId], first_entry_id: int, choose: Any
@@ -318,7 +285,12 @@ def _change_ignores_state() -> list[Replacement]:
     return [(ledger_plans, "plan_ensemble_change", plan)]
 
 
-@mutant("a partial change of unknown outcome is denied, not adopted", Invariant.NO_DIVERGENCE, profile="change race")
+@mutant(
+    "a partial change of unknown outcome is denied, not adopted",
+    Invariant.NO_DIVERGENCE,
+    seed=109,
+    profile="change race",
+)
 def _partial_change_denied() -> list[Replacement]:
     original = ledger_plans.replace_failed
 
@@ -332,7 +304,7 @@ def _partial_change_denied() -> list[Replacement]:
     return [(ledger_plans, "replace_failed", replace)]
 
 
-@mutant("the writer closes at the last entry pushed", Invariant.DENSE, Invariant.FINAL)
+@mutant("the writer closes at the last entry pushed", Invariant.DENSE, Invariant.FINAL, seed=21)
 def _close_at_lap() -> list[Replacement]:
     original = LedgerWriter.close
 
@@ -345,7 +317,7 @@ def _close_at_lap() -> list[Replacement]:
     return [(LedgerWriter, "close", close)]
 
 
-@mutant("the writer closes with the length of all it pushed", Invariant.FINAL)
+@mutant("the writer closes with the length of all it pushed", Invariant.FINAL, seed=19)
 def _close_with_wrong_length() -> list[Replacement]:
     original = LedgerWriter.close
 
@@ -359,7 +331,7 @@ def _close_with_wrong_length() -> list[Replacement]:
 # -- readers -----------------------------------------------------------------------------------------------------------
 
 
-@mutant("entries carry the last entry pushed as their lac", Invariant.LAC_SAFE, Invariant.DENSE, profile="tail")
+@mutant("entries carry the last entry pushed as their lac", Invariant.LAC_SAFE, Invariant.DENSE, seed=1, profile="tail")
 def _early_lac() -> list[Replacement]:
     original = entry.pack_many
 
@@ -369,7 +341,7 @@ def _early_lac() -> list[Replacement]:
     return [(entry, "pack_many", pack_many)]
 
 
-@mutant("a reader takes the last entry for the lac", Invariant.LAC_SAFE, profile="tail")
+@mutant("a reader takes the last entry for the lac", Invariant.LAC_SAFE, seed=0, profile="tail")
 def _last_entry_is_lac() -> list[Replacement]:
     def lac_in(self: LacRead, answer: ReadLacResponse) -> int:
         if answer.last_entry_body is None:
@@ -379,26 +351,26 @@ def _last_entry_is_lac() -> list[Replacement]:
     return [(LacRead, "_lac_in", lac_in)]
 
 
-@mutant("one replica's denial is enough for a reader", Invariant.READABLE)
+@mutant("one replica's denial is enough for a reader", Invariant.READABLE, seed=21)
 def _first_denial_is_absence() -> list[Replacement]:
     original = ledger_reader._replicas
     return [(ledger_reader, "_replicas", lambda *args: original(*args)[:1])]
 
 
-@mutant("digests are not checked", Invariant.AGREE, Invariant.MARK, profile="lost disks")
-def _digest_unchecked() -> list[Replacement]:
-    return [(Digester, "verify", lambda self, header, digest, payload: True)]
+mutant("digests are not checked", Invariant.AGREE, Invariant.MARK, seed=4, profile="lost disks")(
+    defects.digest_unchecked
+)
 
 
 # -- maintenance ------------------------------------------------------------------------------------------------------
 
 
-@mutant("a ledger is deleted without fencing", Invariant.NO_ACK_AFTER_FENCE, profile="deletion")
+@mutant("a ledger is deleted without fencing", Invariant.NO_ACK_AFTER_FENCE, seed=6, profile="deletion")
 def _delete_without_fence() -> list[Replacement]:
     return [(ledger_plans, "fence_targets", lambda metadata: ())]
 
 
-@mutant("the mark goes before the copies come", Invariant.MARK, profile="repair")
+@mutant("the mark goes before the copies come", Invariant.MARK, seed=5, profile="repair")
 def _mark_removed_first() -> list[Replacement]:
     original = Replicator.copy
 
@@ -410,7 +382,9 @@ def _mark_removed_first() -> list[Replacement]:
     return [(Replicator, "copy", copy)]
 
 
-@mutant("metadata points to copies before they are there", Invariant.READABLE, Invariant.DENSE, profile="repair")
+@mutant(
+    "metadata points to copies before they are there", Invariant.READABLE, Invariant.DENSE, seed=0, profile="repair"
+)
 def _published_before_copied() -> list[Replacement]:
     original = Replicator.copy
 
@@ -424,10 +398,8 @@ def _published_before_copied() -> list[Replacement]:
     return [(Replicator, "copy", copy)]
 
 
-@mutant("copies get the length of the ledger, not their own", Invariant.AGREE, profile="repair")
+@mutant("copies get the length of the ledger, not their own", Invariant.AGREE, seed=0, profile="repair")
 def _copies_get_another_length() -> list[Replacement]:
-    from bindery_simulation.protocol import maintenance
-
     def longer(digester: Digester, *, length: int, **rest: Any) -> bytes:
         return pack(digester, length=length + 1, **rest)
 
@@ -435,7 +407,10 @@ def _copies_get_another_length() -> list[Replacement]:
 
 
 @mutant(
-    "a delete takes no notice of an ensemble change since it fenced", Invariant.NO_ACK_AFTER_FENCE, profile="deletion"
+    "a delete takes no notice of an ensemble change since it fenced",
+    Invariant.NO_ACK_AFTER_FENCE,
+    seed=4170,
+    profile="deletion",
 )
 def _unconditional_delete() -> list[Replacement]:
     original = Ledger.delete

@@ -1,5 +1,7 @@
-"""Profiles of histories. A profile weights the events and sets the chances of faults, so that random histories reach
-the states where protocols break: races of fencing, changes without a spare, rival recoveries, lost disks, tails.
+"""Draw the profile of a history: the weights of its events and the probabilities of its faults.
+
+Profiles lead random histories to the states where protocols fail: races with a fence, ensemble changes without a spare
+bookie, concurrent recoveries, lost disks, tailing readers.
 """
 
 from collections.abc import Callable
@@ -10,26 +12,26 @@ QUORUMS = (
     (3, 3, 2), (3, 3, 2), (3, 3, 2), (3, 2, 2), (4, 3, 2), (5, 3, 2), (3, 3, 3), (2, 2, 1), (2, 2, 2), (1, 1, 1),
     (4, 4, 3), (4, 2, 2), (5, 4, 2), (3, 2, 1),
 )  # fmt: skip
-"""Ensemble size, write quorum, ack quorum; the default one most often."""
+"""Ensemble size, write quorum, ack quorum. The default of the product is the most frequent."""
 
 
 @dataclass(slots=True)
 class Profile:
-    """Chances are per step or per message."""
+    """Probabilities apply to a step or to a message."""
 
     name: str
     events: dict[str, int]
-    """Weight of each event, when one happens at all."""
+    """Event -> weight."""
     steps: int = 40
     event_rate: float = 0.15
     loss: float = 0.0
-    doubling: float = 0.0
+    duplication: float = 0.0
     refusal: float = 0.0
     fence_loss: float = 0.0
     unknown: float = 0.0
-    haste: float = 0.0
+    early_timeout: float = 0.0
     slow: float = 0.0
-    """Chance that a link between a client and a bookie is slow."""
+    """Probability that a link between a client and a bookie is slow."""
     spares: tuple[int, ...] = (0, 1, 2)
     quorums: tuple[tuple[int, int, int], ...] = QUORUMS
     opening: tuple[str, ...] = ("add",)
@@ -41,12 +43,12 @@ class Profile:
 
 
 def _fence_race(rng: Random) -> Profile:
-    """Nothing but a writer in full swing and a recovery whose first fence gets lost."""
+    """A writer under load, and a recovery whose first fence is lost."""
     return Profile(
         "fence race",
         {"add": 4, "recover": 3, "kill recovery": 1, "close": 1},
         steps=rng.choice((20, 30)),
-        doubling=rng.choice((0.0, 0.0, 0.05)),
+        duplication=rng.choice((0.0, 0.0, 0.05)),
         fence_loss=rng.choice((0.0, 0.4, 0.4)),
         slow=rng.choice((0.0, 0.3, 0.3)),
         spares=(0, 0, 1),
@@ -55,7 +57,7 @@ def _fence_race(rng: Random) -> Profile:
 
 
 def _change_race(rng: Random) -> Profile:
-    """Bookies fail while adds fly, several at once, spares are few, and metadata keeps its answers to itself."""
+    """Several bookies fail during adds, there are few spare bookies, and answers of the metadata are lost."""
     return Profile(
         "change race",
         {
@@ -72,12 +74,12 @@ def _change_race(rng: Random) -> Profile:
         },
         steps=rng.choice((25, 50)),
         event_rate=0.2,
-        doubling=rng.choice((0.0, 0.0, 0.1)),
+        duplication=rng.choice((0.0, 0.0, 0.1)),
         loss=rng.choice((0.0, 0.03)),
         unknown=rng.choice((0.0, 0.4)),
         refusal=rng.choice((0.0, 0.03, 0.1)),
         slow=rng.choice((0.0, 0.2)),
-        haste=rng.choice((0.0, 0.02)),
+        early_timeout=rng.choice((0.0, 0.02)),
         spares=(0, 1, 1, 2),
         quorums=(*QUORUMS, (3, 3, 1), (4, 4, 2), (5, 5, 3)),
         opening=("add", rng.choice(("crash", "two crash", "add"))),
@@ -85,7 +87,7 @@ def _change_race(rng: Random) -> Profile:
 
 
 def _rivals(rng: Random) -> Profile:
-    """Several recoveries at once; some die half-way, over bookies that fail."""
+    """Several concurrent recoveries, some of which are killed, while bookies fail."""
     return Profile(
         "rival recoveries",
         {
@@ -101,7 +103,7 @@ def _rivals(rng: Random) -> Profile:
             "metadata cut": 1,
         },
         steps=rng.choice((25, 50)),
-        doubling=rng.choice((0.0, 0.0, 0.1)),
+        duplication=rng.choice((0.0, 0.0, 0.1)),
         loss=rng.choice((0.0, 0.03)),
         unknown=rng.choice((0.0, 0.3)),
         slow=rng.choice((0.0, 0.3)),
@@ -111,12 +113,12 @@ def _rivals(rng: Random) -> Profile:
 
 
 def _lost_disks(rng: Random) -> Profile:
-    """Disks are replaced by empty ones and bits rot, within what the quorums bear."""
+    """Disks are replaced by empty ones and entries are corrupted, as far as the quorums tolerate it."""
     return Profile(
         "lost disks",
         {"add": 4, "lose storage": 2, "rot": 2, "recover": 2, "crash": 1, "restart": 1, "read": 1, "replicate": 1},
         steps=rng.choice((25, 50)),
-        doubling=rng.choice((0.0, 0.0, 0.1)),
+        duplication=rng.choice((0.0, 0.0, 0.1)),
         loss=rng.choice((0.0, 0.02)),
         slow=rng.choice((0.0, 0.3)),
         quorums=((3, 3, 2), (3, 2, 2), (4, 3, 2), (3, 3, 3), (2, 2, 2), (4, 4, 3), (5, 3, 2)),
@@ -125,7 +127,7 @@ def _lost_disks(rng: Random) -> Profile:
 
 
 def _tail(rng: Random) -> Profile:
-    """Readers that open, tail and follow."""
+    """Readers open and tail the ledger."""
     return Profile(
         "tail",
         {"add": 5, "read": 3, "crash": 1, "restart": 1, "recover": 1, "close": 1, "time": 2},
@@ -138,7 +140,7 @@ def _tail(rng: Random) -> Profile:
 
 
 def _deletion(rng: Random) -> Profile:
-    """The ledger is deleted under its writer."""
+    """The ledger is deleted while its writer adds entries."""
     return Profile(
         "deletion",
         {"add": 6, "delete": 2, "crash": 1, "restart": 1, "read": 1, "recover": 1},
@@ -150,7 +152,7 @@ def _deletion(rng: Random) -> Profile:
 
 
 def _repair(rng: Random) -> Profile:
-    """A ledger is closed, bookies go for good, copies are brought back."""
+    """A ledger is closed, bookies are lost permanently, and copies are restored."""
     return Profile(
         "repair",
         {
@@ -173,31 +175,45 @@ def _repair(rng: Random) -> Profile:
             (
                 ("add", "add", "rest", "close", "rest"),
                 ("add", "add", "rest", "close", "rest"),
-                ("add", "rest", "crash", "add", "rest", "restart", "add", "rest"),  # open, of two ensembles or more
+                ("add", "rest", "crash", "add", "rest", "restart", "add", "rest"),  # open, with two ensembles or more
             )
         ),
     )
 
 
 def _anything(rng: Random) -> Profile:
-    """All at once, longer."""
+    """All events, in a longer history."""
     return Profile(
         "anything",
         {
-            "add": 8, "crash": 2, "restart": 2, "recover": 2, "kill recovery": 1, "kill writer": 1, "close": 1,
-            "lose storage": 1, "rot": 1, "read": 2, "replicate": 1, "delete": 1, "cut": 1, "heal": 1, "metadata cut": 1,
-            "lose bookie": 1, "time": 1,
+            "add": 8,
+            "crash": 2,
+            "restart": 2,
+            "recover": 2,
+            "kill recovery": 1,
+            "kill writer": 1,
+            "close": 1,
+            "lose storage": 1,
+            "rot": 1,
+            "read": 2,
+            "replicate": 1,
+            "delete": 1,
+            "cut": 1,
+            "heal": 1,
+            "metadata cut": 1,
+            "lose bookie": 1,
+            "time": 1,
         },
         steps=rng.choice((30, 60, 120)),
         event_rate=rng.choice((0.1, 0.2)),
         loss=rng.choice((0.0, 0.02, 0.05)),
-        doubling=rng.choice((0.0, 0.1)),
+        duplication=rng.choice((0.0, 0.1)),
         refusal=rng.choice((0.0, 0.02)),
         fence_loss=rng.choice((0.0, 0.3)),
         unknown=rng.choice((0.0, 0.3)),
-        haste=rng.choice((0.0, 0.01, 0.03)),
+        early_timeout=rng.choice((0.0, 0.01, 0.03)),
         slow=rng.choice((0.0, 0.25)),
-    )  # fmt: skip
+    )
 
 
 PROFILES: dict[str, Callable[[Random], Profile]] = {
@@ -217,5 +233,5 @@ _WEIGHTED = (
 
 
 def draw_profile(rng: Random, name: str | None = None) -> Profile:
-    """A profile at random, or the one of that name."""
+    """Draw a profile at random, or the one of that name."""
     return PROFILES[name or _WEIGHTED[int(rng.random() * len(_WEIGHTED))]](rng)

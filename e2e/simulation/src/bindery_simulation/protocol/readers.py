@@ -1,7 +1,7 @@
-"""Reader: opens the ledger without recovery, reads what is confirmed, tails it by long polls, follows metadata."""
+"""Read the ledger without recovery: confirmed entries, then new ones by long polls, with changes of the metadata."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bindery_core.entry import unpack
 from bindery_core.errors import BinderyError, DigestMismatch, NoSuchEntry
@@ -14,22 +14,19 @@ from bindery_core.wire.messages import ReadLacResponse, ReadResponse, Status
 from bindery_simulation.protocol.clients import Client
 from bindery_simulation.protocol.invariants import Invariant, Violation
 from bindery_simulation.protocol.ledger import LEDGER_ID
-from bindery_simulation.protocol.world import DIGESTER
-
-if TYPE_CHECKING:
-    from bindery_simulation.protocol.world import World
+from bindery_simulation.protocol.world import DIGESTER, World
 
 LAC_TIMEOUT_S = 5.0
 POLL_TIMEOUT_S = 5.0
 
 
 class Reader(Client):
-    """Rounds of: metadata -> LAC -> entries not read yet -> one long poll.
+    """A client that reads in rounds: metadata, LAC, entries not read yet, one long poll.
 
-    Ends when it has read all of a closed ledger, or after `rounds`.
+    It ends when it has read a closed ledger, or after `rounds`.
     """
 
-    def __init__(self, world: "World", name: str, *, rounds: int) -> None:
+    def __init__(self, world: World, name: str, *, rounds: int) -> None:
         super().__init__(world, name)
         self.rounds = rounds
         self.next_entry_id = 0
@@ -44,7 +41,7 @@ class Reader(Client):
         world.count("readers")
 
     def start(self) -> None:
-        """One round more, if there is one."""
+        """Start the next round, if there is one."""
         self.epoch += 1
         self._lac_read = self._read = None
         self._polled = []
@@ -62,7 +59,7 @@ class Reader(Client):
         if metadata.state is LedgerState.CLOSED:
             self.rounds = 0
             self._saw_lac(metadata.last_entry_id)
-            self._read_on()
+            self._read_entries()
             return
         self._lac_expected = self.world.ledger.lac_to_be_found()
         self._lac_read = LacRead(LEDGER_ID, metadata, digester=DIGESTER)
@@ -79,9 +76,9 @@ class Reader(Client):
     def receive_lac(self, bookie_id: BookieId, answer: ReadLacResponse) -> None:
         if self._lac_read is not None and answer.txn_id == self.epoch:
             self._lac_read.receive(bookie_id, answer)
-            self._weigh_lac()
+            self._end_lac_read()
 
-    def _weigh_lac(self) -> None:
+    def _end_lac_read(self) -> None:
         found = self._lac_read
         assert found is not None
         if found.result is not None or found.error is not None:
@@ -92,11 +89,11 @@ class Reader(Client):
                     found.result, self.name, version=self._version, at_least=self._lac_expected
                 )
             self._saw_lac(found.best)
-            self._read_on()
+            self._read_entries()
 
     # -- entries ---------------------------------------------------------------------------------------------------
 
-    def _read_on(self) -> None:
+    def _read_entries(self) -> None:
         assert self._metadata is not None
         if self.lac < self.next_entry_id:
             self._poll()
@@ -124,10 +121,10 @@ class Reader(Client):
                 self.start()
 
     def _check_failed_read(self, error: BinderyError) -> None:
-        """Metadata may have moved on meanwhile; when it stands, nothing up to the LAC may be said not to exist."""
+        """Check a failed read. If the metadata is unchanged, every entry up to the LAC must exist."""
         ledger = self.world.ledger
         if isinstance(error, NoSuchEntry) and ledger.version == self._version and not ledger.is_deleted:
-            raise Violation(Invariant.READABLE, f"{self.name} is told that {error}, below lac {self.lac}")
+            raise Violation(Invariant.READABLE, f"{self.name} gets {error}, below lac {self.lac}")
         self.world.count("reads failed")
 
     def receive_reads(self, bookie_id: BookieId, answers: list[ReadResponse]) -> None:
@@ -174,7 +171,7 @@ class Reader(Client):
                 self.next_entry_id += 1
             self._polled = []
         if self.lac >= self.next_entry_id:
-            self._read_on()
+            self._read_entries()
         else:
             self._poll()
 
@@ -183,7 +180,7 @@ class Reader(Client):
     def bookie_failed(self, bookie_id: BookieId) -> None:
         if self._lac_read is not None:
             self._lac_read.bookie_failed(bookie_id, "connection lost")
-            self._weigh_lac()
+            self._end_lac_read()
         elif self._read is not None:
             self._act(self._read.bookie_failed(bookie_id, "connection lost", now=self.world.now))
         elif self._deadline is not None and self._polled and self._polled[-1] == bookie_id:
@@ -203,7 +200,7 @@ class Reader(Client):
                     self._lac_read.bookie_failed(bookie_id, "no answer in time")
                 found, self._lac_read = self._lac_read, None
                 self._saw_lac(found.best)
-                self._read_on()
+                self._read_entries()
             else:
                 self._poll()
 

@@ -1,12 +1,13 @@
-"""Known defects of BookKeeper as scenarios, played by hand in the order that hurts, each with a readable trace.
+"""Play known defects of BookKeeper as scripts that deliver messages in the order that matters.
 
-| scenario | the defect                                                                                              |
+| scenario | defect                                                                                                  |
 |----------|---------------------------------------------------------------------------------------------------------|
 | bk2614   | recovery reads that do not fence: a bookie denies an entry to the recovery, then acknowledges it        |
-| bk2615   | recovery from -1: bookies of a new last ensemble know no LAC, and a change below it cannot be published |
-| bk4651   | acks that come while an ensemble change is under way complete entries where metadata points no more     |
+| bk2615   | recovery from -1: bookies of a new last ensemble have no LAC, and a change below it cannot be published |
+| bk4651   | acks during an ensemble change confirm entries on bookies that the metadata no longer names             |
 
-Each is played twice: as the protocol is (it ends well), and with the defect put in (an invariant says no).
+Each script is played without the defect, where every invariant holds, and with it, where one is violated. Their traces
+are golden files.
 """
 
 import re
@@ -18,16 +19,17 @@ from bindery_core.formats.ledger_metadata import LedgerState
 from bindery_core.ids import BookieId
 
 from bindery_simulation.protocol.clients import Recoverer, Writer
+from bindery_simulation.protocol.endpoint import Message
 from bindery_simulation.protocol.invariants import Invariant, Violation
-from bindery_simulation.protocol.mutants import MUTANTS, applied
+from bindery_simulation.protocol.mutants import MUTANTS
 from bindery_simulation.protocol.sequence_chart import SequenceChart, describe
-from bindery_simulation.protocol.world import Message, World
+from bindery_simulation.protocol.world import World
 
 STEPS_MAX = 2_000
 
 
 class Stage:
-    """A world in which messages arrive when the script says so."""
+    """A world in which a script delivers the messages."""
 
     def __init__(self, *, bookies: int, ensemble_size: int, write_quorum: int, ack_quorum: int) -> None:
         self.chart = SequenceChart()
@@ -42,7 +44,7 @@ class Stage:
         self.writer = Writer(self.world)
 
     def say(self, text: str) -> None:
-        """A remark in the trace."""
+        """Add a comment to the trace."""
         self.chart.lines.append(f"# {text}")
 
     def add(self, *payloads: bytes) -> None:
@@ -54,9 +56,9 @@ class Stage:
         return recoverer
 
     def deliver(self, pattern: str) -> int:
-        """Let all in flight arrive that match `pattern`, a regular expression for `from -> to what`. How many did.
+        """Deliver all messages that match `pattern`, a regular expression for `from -> to what`. Returns their number.
 
-        At least one must: a script that says nothing is wrong.
+        At least one message must match.
         """
         taken = self._taken(pattern)
         for message in taken:
@@ -64,12 +66,12 @@ class Stage:
         return len(taken)
 
     def drop(self, pattern: str) -> None:
-        """Let all in flight that match vanish; nobody is told. At least one must."""
+        """Lose all messages that match, without an error for their senders. At least one must match."""
         for message in self._taken(pattern):
             self.chart.vanished(self.world, message, "lost")
 
     def lose_answer(self, pattern: str) -> None:
-        """Let a write of metadata be done, and its answer be lost: its client has to look for itself."""
+        """Execute a metadata write and lose its answer, so that its client must read again."""
         (message,) = self._taken(pattern)
         _, client, _, job, (planned, version) = message
         self.say(f"{client.name}'s compare-and-set at v{version} is done, but the answer to it gets lost.")
@@ -77,29 +79,29 @@ class Stage:
         self.world.update(client, job)
 
     def metadata(self, name: str) -> None:
-        """Let `name` finish what it does to metadata."""
+        """Deliver all messages between `name` and the metadata."""
         while self._matching(pattern := f"{name} -> metadata|metadata -> {name}"):
             self.deliver(pattern)
 
     def rest(self) -> None:
-        """Let all arrive, in the order in which it was sent, and time limits pass."""
+        """Deliver all messages in the order of sending, and let all timeouts end."""
         for _ in range(STEPS_MAX):
-            if self.world.flying:
-                self.world.arrive(self.world.flying.pop(0))
+            if self.world.in_flight:
+                self.world.arrive(self.world.in_flight.pop(0))
             elif any(not client.is_gone and client.next_deadline() is not None for client in self.world.clients):
                 self.world.pass_time()
             else:
                 return
-        raise Violation(Invariant.TERMINATES, "the scenario goes on and on")
+        raise Violation(Invariant.TERMINATES, "the scenario does not end")
 
     def _matching(self, pattern: str) -> list[Message]:
-        return [m for m in self.world.flying if re.search(pattern, "{} -> {} {}".format(*describe(m)))]
+        return [m for m in self.world.in_flight if re.search(pattern, "{} -> {} {}".format(*describe(m)))]
 
     def _taken(self, pattern: str) -> list[Message]:
         chosen = self._matching(pattern)
         assert chosen, f"nothing in flight matches {pattern!r}"
         for message in chosen:
-            self.world.flying.remove(message)
+            self.world.in_flight.remove(message)
         return chosen
 
 
@@ -148,7 +150,7 @@ def bk2615(stage: Stage) -> None:
     stage.writer.is_gone = True
     stage.world.restart(BookieId("b0"))
     stage.world.restart(BookieId("b1"))
-    stage.world.flying[:] = []
+    stage.world.in_flight[:] = []
     recovery = stage.recover()
     stage.metadata("recovery")
     stage.drop("recovery -> b2 read last")
@@ -186,7 +188,7 @@ def bk4651(stage: Stage) -> None:
 
 @dataclass(frozen=True)
 class Scenario:
-    """A script, its stage, and the defect that it is about."""
+    """A script, the size of its world, and its defect."""
 
     name: str
     title: str
@@ -194,14 +196,14 @@ class Scenario:
     defect: str
     """Name of the mutant."""
     violates: Invariant
-    """What the defect breaks here."""
+    """The invariant that the defect violates."""
     bookies: int
     ensemble_size: int
     write_quorum: int
     ack_quorum: int
 
     def play(self, *, with_defect: bool) -> tuple[SequenceChart, Violation | None]:
-        """The trace, and the invariant that it broke, if any."""
+        """Return the trace, and the violation, if any."""
         stage = Stage(
             bookies=self.bookies,
             ensemble_size=self.ensemble_size,
@@ -213,7 +215,7 @@ class Scenario:
         violation = None
         try:
             if with_defect:
-                with applied(MUTANTS[self.defect]):
+                with MUTANTS[self.defect].applied():
                     self.script(stage)
             else:
                 self.script(stage)

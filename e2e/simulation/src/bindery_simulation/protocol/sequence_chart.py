@@ -1,4 +1,4 @@
-"""Sequence chart: a history as lines of time, sender -> receiver, message, and the state after it.
+"""Print a history as a sequence chart: time, sender -> receiver, message, and the state after it.
 
 0.000 writer   -> b1        add 0                                    b1:{0}
 0.000 b1       -> writer    stored 0                                 lac=-1 pending=1
@@ -6,50 +6,64 @@
 """
 
 import hashlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any, Protocol
 
+from bindery_core.ids import BookieId
 from bindery_core.wire.messages import Status
 
-if TYPE_CHECKING:
-    from bindery_simulation.protocol.world import Message, World
+from bindery_simulation.protocol.bookie import Bookie
+from bindery_simulation.protocol.endpoint import Message
+from bindery_simulation.protocol.ledger import Ledger
 
 MESSAGE_WIDTH = 46
 
 
+class Scene(Protocol):
+    """The state that a chart shows."""
+
+    @property
+    def now(self) -> float: ...
+    @property
+    def bookies(self) -> Mapping[BookieId, Bookie]: ...
+    @property
+    def ledger(self) -> Ledger: ...
+
+
 class SequenceChart:
-    """Collects the lines. Looking on changes nothing: a traced history is the same as one that is not."""
+    """Collects the lines. A chart does not influence a history."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
 
     def digest(self) -> str:
-        """SHA-256 of the text: equal digests are equal histories."""
+        """Return the SHA-256 of the text. Equal digests mean equal histories."""
         return hashlib.sha256("\n".join(self.lines).encode()).hexdigest()
 
-    def play(self, world: "World", message: "Message") -> None:
-        """Let `message` arrive and draw it."""
+    def play(self, scene: Scene, message: Message) -> None:
+        """Deliver `message` and draw it."""
         source, target, text = describe(message)
         place = len(self.lines)
         try:
             message[0](message)
         finally:
-            state = _state(world, message)
-            self.lines.insert(place, self._line(world.now, source, target, text, state))
+            state = _state(scene, message)
+            self.lines.insert(place, self._line(scene.now, source, target, text, state))
 
-    def vanished(self, world: "World", message: "Message", why: str) -> None:
+    def vanished(self, scene: Scene, message: Message, why: str) -> None:
         source, target, text = describe(message)
-        self.lines.append(self._line(world.now, source, target, text, f"({why})", arrow="-x"))
+        self.lines.append(self._line(scene.now, source, target, text, f"({why})", arrow="-x"))
 
-    def note(self, world: "World", text: str) -> None:
-        self.lines.append(f"{world.now:9.3f} * {text}")
+    def note(self, scene: Scene, text: str) -> None:
+        self.lines.append(f"{scene.now:9.3f} * {text}")
 
     @staticmethod
     def _line(now: float, source: str, target: str, text: str, state: str, *, arrow: str = "->") -> str:
         return f"{now:9.3f} {source:<10} {arrow} {target:<10} {text:<{MESSAGE_WIDTH}} {state}".rstrip()
 
 
-def describe(message: "Message") -> tuple[str, str, str]:
-    """From, to, and what."""
+def describe(message: Message) -> tuple[str, str, str]:
+    """Return sender, receiver and text of a message."""
     method, client, bookie_id, first, second = message
     name = client.name
     match method.__name__:
@@ -107,12 +121,12 @@ def _metadata(metadata: Any) -> str:
     return f"{metadata.state.name}{end} {segments}"
 
 
-def _state(world: "World", message: "Message") -> str:
+def _state(scene: Scene, message: Message) -> str:
     name = message[0].__name__
     if name.startswith("to_"):
-        return world.bookies[message[2]].describe()
+        return scene.bookies[message[2]].describe()
     if name.startswith("meta_") and name != "meta_done":
-        if world.ledger.is_deleted:
+        if scene.ledger.is_deleted:
             return "deleted"
-        return f"v{world.ledger.version} {_metadata(world.ledger.metadata)}"
+        return f"v{scene.ledger.version} {_metadata(scene.ledger.metadata)}"
     return str(message[1].describe())

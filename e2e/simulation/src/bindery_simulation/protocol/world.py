@@ -1,18 +1,16 @@
-"""World: what is in flight between the clients, the bookies and the metadata node, and what time does to it.
+"""Deliver the messages between clients, bookies and the metadata node, and advance time.
 
-Each step takes one message out of flight, at random, and lets it arrive: nothing keeps any order, which is more than a
-network may do. Messages get lost (their sender may be told, or has to lose patience), doubled, or held back on slow
-links; links and bookies are cut off and come back. Time moves only when nothing flies, or when a step says so.
+Each step delivers one message in flight, chosen at random: messages keep no order, which is more than a network may
+do. Messages are lost (the sender gets an error, or its timeout ends), duplicated, or delayed on slow links; links are
+cut and healed, bookies crash and restart. Time advances only when nothing is in flight, or when a step requires it.
 
-A write of metadata may be of unknown outcome: done or not. Its client reads again *after* that is settled, because the
-metadata store syncs first.
-
-A message is a tuple (method of World, client, bookie id or None, argument, argument): nothing else on the hot path.
+A metadata write may have an unknown outcome: it is executed or not. Its client reads again *after* the write took
+effect, because the metadata store syncs first.
 """
 
 from collections.abc import Callable, Sequence
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bindery_core.digest import Digester
 from bindery_core.errors import BinderyError, MetadataOutcomeUnknown, NoSuchLedger
@@ -23,17 +21,14 @@ from bindery_core.placement.placement import Candidate, choose_replacements
 from bindery_core.wire.messages import AddResponse, ReadLacResponse, ReadResponse, Status
 
 from bindery_simulation.protocol.bookie import OK, UNKNOWN, Bookie
+from bindery_simulation.protocol.endpoint import Endpoint, Message
 from bindery_simulation.protocol.invariants import Invariant, Violation
 from bindery_simulation.protocol.ledger import LEDGER_ID, Ledger
 from bindery_simulation.protocol.sequence_chart import SequenceChart
 
-if TYPE_CHECKING:
-    from bindery_simulation.protocol.clients import Client
-
-Message = tuple[Any, ...]
 Plan = Callable[[LedgerMetadata], LedgerMetadata | None]
 Job = tuple[Plan, Callable[[LedgerMetadata], None], Callable[[BinderyError], None]]
-"""A metadata update loop under way: plan, what to do when it is done, and when it failed."""
+"""A metadata update loop in progress: plan, callback when it is done, callback when it failed."""
 
 REFUSALS = tuple(
     int(status) for status in (Status.IO_ERROR, Status.READ_ONLY, Status.TOO_MANY_REQUESTS, Status.UNKNOWN_LEDGER_STATE)
@@ -42,7 +37,11 @@ DIGESTER = Digester(DigestType.CRC32C)
 
 
 class World:
-    """`rng` decides everything: the same seed gives the same history, traced or not."""
+    """Messages, bookies, the ledger and time. Every decision uses `rng`, so that a seed determines the history, with
+    or without a trace.
+
+    Attributes that are probabilities apply to each message of their kind.
+    """
 
     def __init__(
         self,
@@ -57,8 +56,8 @@ class World:
         self.rng = rng
         self.draw = rng.random
         self.now = 0.0
-        self.flying: list[Message] = []
-        self.clients: list[Client] = []
+        self.in_flight: list[Message] = []
+        self.clients: list[Endpoint] = []
         self.names = [BookieId(f"b{i}") for i in range(bookie_count)]
         self.bookies = {name: Bookie(name) for name in self.names}
         self.ledger = Ledger(
@@ -72,16 +71,15 @@ class World:
         )
         self.chart = chart
         self.reach: dict[str, int] = {}
-        # chances, each per message of its kind
         self.loss = 0.0
-        self.doubling = 0.0
-        self.tearing = 0.0
-        """That a batch of adds arrives in two parts."""
+        self.duplication = 0.0
+        self.splitting = 0.0
+        """Probability that a batch of adds arrives in two parts."""
         self.refusal = 0.0
         self.fence_loss = 0.0
-        """That a recovery's first fence never arrives."""
+        """Probability that the first fence of a recovery never arrives."""
         self.unknown = 0.0
-        """That the answer to a write of metadata gets lost."""
+        """Probability that the answer to a metadata write is lost."""
         self.has_slow_links = False
 
     def count(self, what: str) -> None:
@@ -90,41 +88,41 @@ class World:
     # -- in flight -------------------------------------------------------------------------------------------------
 
     def post(self, message: Message) -> None:
-        """A request to a bookie, or its answer."""
+        """Send a request to a bookie, or its answer."""
         client, bookie_id = message[1], message[2]
         if client.cuts and (message[0].__name__.startswith("to_"), bookie_id) in client.cuts:
-            self._vanish(message, "cut off")
+            self._lose(message, "cut off")
             return
         if self.loss and self.draw() < self.loss:
-            self._vanish(message, "lost")
+            self._lose(message, "lost")
             return
-        self.flying.append(message)
-        if self.doubling and self.draw() < self.doubling:
-            self.flying.append(message)
+        self.in_flight.append(message)
+        if self.duplication and self.draw() < self.duplication:
+            self.in_flight.append(message)
 
-    def _vanish(self, message: Message, why: str) -> None:
+    def _lose(self, message: Message, why: str) -> None:
         if self.chart is not None:
             self.chart.vanished(self, message, why)
         if self.draw() < 0.5:
-            self.flying.append((self.lost, message[1], message[2], None, None))
+            self.in_flight.append((self.lost, message[1], message[2], None, None))
 
-    def step(self, haste: float = 0.0) -> None:
-        """One message arrives, or (chance `haste`, and when nothing flies) somebody's patience runs out."""
-        flying = self.flying
-        count = len(flying)
-        if not count or (haste and self.draw() < haste):
+    def step(self, early_timeout: float = 0.0) -> None:
+        """Deliver one message. With probability `early_timeout`, or when nothing is in flight, let a timeout end."""
+        in_flight = self.in_flight
+        count = len(in_flight)
+        if not count or (early_timeout and self.draw() < early_timeout):
             self.pass_time()
             return
         index = int(self.draw() * count)
-        message = flying[index]
+        message = in_flight[index]
         if self.has_slow_links:
             for _ in range(6):
                 if message[2] not in message[1].slow:
                     break
                 index = int(self.draw() * count)
-                message = flying[index]
-        flying[index] = flying[-1]
-        flying.pop()
+                message = in_flight[index]
+        in_flight[index] = in_flight[-1]
+        in_flight.pop()
         self.arrive(message)
 
     def arrive(self, message: Message) -> None:
@@ -134,7 +132,7 @@ class World:
             self.chart.play(self, message)
 
     def pass_time(self) -> None:
-        """To the next deadline of anybody, and a little on."""
+        """Advance to just after the next deadline of a client."""
         nearest = None
         for client in self.clients:
             if not client.is_gone:
@@ -149,9 +147,9 @@ class World:
                     client.tick()
 
     def settle(self, *, steps: int) -> bool:
-        """Let everything arrive and all time limits pass, until nothing moves; False: it still does after `steps`."""
+        """Deliver all messages and let all timeouts end. False: not done after `steps` steps."""
         for _ in range(steps):
-            if not self.flying and all(client.is_gone or client.next_deadline() is None for client in self.clients):
+            if not self.in_flight and all(client.is_gone or client.next_deadline() is None for client in self.clients):
                 return True
             self.step()
         return False
@@ -159,29 +157,29 @@ class World:
     # -- faults ----------------------------------------------------------------------------------------------------
 
     def crash(self, bookie_id: BookieId) -> None:
-        """What is on its way there is lost; answers that left it may still arrive."""
+        """Stop a bookie. Requests in flight to it are lost; its answers in flight may still arrive."""
         bookie = self.bookies[bookie_id]
         bookie.is_up = False
         self.count("crashes")
         kept: list[Message] = []
-        for message in self.flying:
+        for message in self.in_flight:
             if message[2] == bookie_id and message[0].__name__.startswith("to_"):
                 if self.draw() < 0.5:
                     kept.append((self.lost, message[1], bookie_id, None, None))
             else:
                 kept.append(message)
-        self.flying[:] = kept
+        self.in_flight[:] = kept
         self.note(f"{bookie_id} crashes")
 
     def restart(self, bookie_id: BookieId) -> None:
-        if not self.bookies[bookie_id].is_gone_for_good:
+        if not self.bookies[bookie_id].is_lost:
             self.bookies[bookie_id].restart()
             self.note(f"{bookie_id} is back")
 
     def lose_storage(self, bookie_id: BookieId) -> None:
-        """It crashes and comes back with an empty disk."""
+        """Stop a bookie and start it with an empty disk."""
         bookie = self.bookies[bookie_id]
-        if bookie.is_gone_for_good:
+        if bookie.is_lost:
             return
         self.crash(bookie_id)
         listed = any(bookie_id in segment.ensemble for segment in self.ledger.metadata.segments)
@@ -197,9 +195,9 @@ class World:
 
     # -- adds ------------------------------------------------------------------------------------------------------
 
-    def send_adds(self, client: "Client", action: SendAdds) -> None:
+    def send_adds(self, client: Endpoint, action: SendAdds) -> None:
         ids, frames = action.entry_ids, action.frames
-        if len(ids) > 1 and self.tearing and self.draw() < self.tearing:
+        if len(ids) > 1 and self.splitting and self.draw() < self.splitting:
             cut = 1 + int(self.draw() * (len(ids) - 1))
             self.post((self.to_add, client, action.bookie_id, (ids[:cut], frames[:cut]), action.recovery))
             ids, frames = ids[cut:], frames[cut:]
@@ -229,11 +227,11 @@ class World:
 
     # -- reads -----------------------------------------------------------------------------------------------------
 
-    def send_reads(self, client: "Client", action: SendReads) -> None:
+    def send_reads(self, client: Endpoint, action: SendReads) -> None:
         bookie_id, how = action.bookie_id, (action.fence, client.epoch)
         for entry_id in action.entry_ids:
             if entry_id < 0 and self.fence_loss and self.draw() < self.fence_loss:
-                self._vanish((self.to_read, client, bookie_id, entry_id, how), "lost")
+                self._lose((self.to_read, client, bookie_id, entry_id, how), "lost")
             else:
                 self.post((self.to_read, client, bookie_id, entry_id, how))
 
@@ -261,14 +259,14 @@ class World:
             client.receive_reads(message[2], [message[3]])
 
     def to_poll(self, message: Message) -> None:
-        """A long poll: argument is the previous LAC. It parks while the LAC stands, or its time runs out."""
+        """Answer a long poll, whose first argument is the previous LAC, or let it wait while the LAC is unchanged."""
         _, client, bookie_id, previous, epoch = message
         bookie = self.bookies[bookie_id]
         if not bookie.is_up:
             self.lost(message)
             return
         if bookie.lac <= previous and self.draw() < 0.6:
-            self.flying.append(message)
+            self.in_flight.append(message)
             return
         answer = ReadResponse(epoch, OK, LEDGER_ID, -1, None, bookie.lac)
         if bookie.lac > previous:
@@ -291,7 +289,7 @@ class World:
         status, last = bookie.read(-1)
         packet = None if status == UNKNOWN else bookie.explicit_lac_packet
         if status not in (OK, UNKNOWN) and packet is not None:
-            status = int(Status.IO_ERROR)  # explicit LAC without entries: as BookKeeper answers it
+            status = int(Status.IO_ERROR)  # the answer of BookKeeper to an explicit LAC without entries
         answer = ReadLacResponse(epoch, status, LEDGER_ID, packet, last)
         self.post((self.from_read_lac, client, bookie_id, answer, None))
 
@@ -306,22 +304,22 @@ class World:
             bookie.write_lac(message[3], message[4])
 
     def lost(self, message: Message) -> None:
-        """The client learns that its connection is gone."""
+        """Report a lost connection to the client."""
         client = message[1]
         if not client.is_gone:
             client.bookie_failed(message[2])
 
     # -- metadata --------------------------------------------------------------------------------------------------
 
-    def update(self, client: "Client", job: Job) -> None:
-        """The metadata update loop; others may get between its read and its write."""
-        self.flying.append((self.meta_read, client, None, job, None))
+    def update(self, client: Endpoint, job: Job) -> None:
+        """Start a metadata update loop. Other clients may write between its read and its write."""
+        self.in_flight.append((self.meta_read, client, None, job, None))
 
     def _is_held_back(self, message: Message) -> bool:
-        """A client cut off from metadata waits: its requests are repeated until they get through."""
+        """Whether the client has no connection to the metadata. Its request is then repeated until it has."""
         client = message[1]
         if client.is_cut_off and not client.is_gone:
-            self.flying.append(message)
+            self.in_flight.append(message)
             return True
         return False
 
@@ -343,10 +341,10 @@ class World:
         if planned is None:
             done(read)
         else:
-            self.flying.append((self.meta_write, client, None, message[3], (planned, version)))
+            self.in_flight.append((self.meta_write, client, None, message[3], (planned, version)))
 
     def meta_write(self, message: Message) -> None:
-        """Also of a client that is gone by now: its request was on the way."""
+        """Execute a write, also of a client that has ended since: its request was in flight."""
         _, client, _, job, (planned, version) = message
         if self._is_held_back(message):
             return
@@ -359,7 +357,7 @@ class World:
             else:
                 self.update(client, job)
         elif self.ledger.compare_and_set(planned, version):
-            self.flying.append((self.meta_done, client, None, job, planned))
+            self.in_flight.append((self.meta_done, client, None, job, planned))
         else:
             self.count("version conflicts")
             self.update(client, job)
@@ -369,7 +367,7 @@ class World:
             message[3][1](message[4])
 
     def choose(self, ensemble: Sequence[BookieId], failed: Any) -> dict[int, BookieId]:
-        """Replacements out of those that seem to be there: knowledge of it may be old."""
+        """Choose replacements among the bookies that seem to be available, by a view that may be outdated."""
         candidates = [
             Candidate(name, refusal=None if bookie.is_up or self.draw() < 0.1 else "not there")
             for name, bookie in self.bookies.items()

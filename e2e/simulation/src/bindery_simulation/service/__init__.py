@@ -1,19 +1,22 @@
-"""The real bookie and the real ledger client, simulated: whole clusters that one seed decides.
+"""Simulate whole clusters of real bookies and real ledger clients. One seed determines a run.
 
-| module          | holds                                                                            |
-|-----------------|----------------------------------------------------------------------------------|
-| `world`         | one run: start, traffic, faults, heal, liveness, verdict                           |
-| `machine`       | a host with its disk, and the process on it: bookie or client                      |
-| `metadata_tree` | ZooKeeper: sessions that are lost, cut and left in doubt                           |
-| `worker`        | the storage engine's workers without threads                                     |
-| `faults`        | what may happen to them                                                            |
-| `workload`      | what clients do; it knows nothing of faults                                        |
-| `verdict`       | the invariants, judged from outside over what was seen                             |
-| `mutants`       | promises broken on purpose, which the verdict must notice                          |
-| `healing`       | clusters with auditors: plan, faults, verdict, mutants                             |
-| `runner`        | many seeds in several processes                                                    |
-| `command`       | `python -m bindery_simulation service`                                             |
+| module           | content                                                                |
+|------------------|------------------------------------------------------------------------|
+| `world`          | one run: start, traffic, faults, their end, liveness, verdict          |
+| `cluster`        | the machines, and the operator                                         |
+| `site`           | what all machines share: time, network, metadata, trace, verdict       |
+| `machine`        | a host and its process; clients                                        |
+| `bookie_machine` | a host that runs a bookie                                              |
+| `metadata_tree`  | ZooKeeper: sessions that end, are cut, and have unknown outcomes       |
+| `worker`         | workers of the storage engine without threads                          |
+| `settings`       | settings of all programs                                               |
+| `faults`         | faults of machines, disks, network and sessions                        |
+| `workload`       | the work of clients, which does not depend on faults                   |
+| `verdict`        | the invariants, checked from outside                                   |
+| `mutants`        | injected defects that the verdict must report                          |
+| `healing`        | clusters with auditors: plan, machine, faults, verdict, defects        |
+| `search`         | counts over many seeds                                                 |
 
-Below it: `bindery_simulation.loop` (simulated time and processes), `network` with
+Shared with the other simulations: `bindery_simulation.loop` (simulated time and processes), `network` with
 `transport`, `disk` and `trace`.
 """

@@ -1,7 +1,7 @@
-"""SimTree: the metadata store of a simulated cluster. ZooKeeper never fails as a whole; its sessions do.
+"""Simulate the metadata store of a cluster. Sessions fail; ZooKeeper as a whole does not.
 
-Requests run at the server as nobody's code, so that one whose sender was killed may still arrive; answers and watches
-run in the process of their session. Every change of a ledger's metadata is told to `on_ledger`.
+Requests are executed outside all processes, so that a request of a killed process may still arrive. Answers and watches
+run in the process of their session. `on_ledger` is called with every change of the metadata of a ledger.
 """
 
 import random
@@ -20,62 +20,65 @@ from bindery_metadata.stores.store import Op, SessionState
 from bindery_simulation.loop import Process
 
 LATENCIES_S = ((0.001, 0.006), (0.001, 0.006), (0.02, 0.2))
-"""Least and longest of a request and its answer; one pair for a whole run."""
+"""Minimum and maximum seconds of a request and its answer. A run draws one pair."""
 OPERATION_TIMEOUT_S = 4.0
 OnLedger = Callable[[int, LedgerMetadata | None], None]
 Sees = Callable[[Sequence[Op], int], Sequence[Callable[[], None]]]
-"""Gets a transaction and the session that sent it; what it returns is called when it was done."""
+"""Called before a transaction with its operations and its session. The functions that it returns are called after a
+successful one."""
 
 
 class SimStore(MemoryStore):
-    """One process's session."""
+    """The session of one process."""
 
     def __init__(self, tree: "SimTree", process: Process) -> None:
         self.process = process
-        self._lots = tree.rng
+        self._rng = tree.rng
         self._tree_latency_s = tree.latency_s
         self._server_context = Context()
         super().__init__(tree, latency_s=0.0, operation_timeout_s=OPERATION_TIMEOUT_S)
 
     @property
     def _half_latency_s(self) -> float:
-        return self._lots.uniform(*self._tree_latency_s) / 2
+        return self._rng.uniform(*self._tree_latency_s) / 2
 
     @_half_latency_s.setter
     def _half_latency_s(self, _: float) -> None:
         pass
 
     def simulated_context(self, callback: Callable[..., Any]) -> Context:
-        """For the loop: where a timer of ours runs."""
+        """Return the context in which the loop runs a timer of this store."""
         return self._server_context if callback.__name__ == "_arrive" else self.process.context
 
 
 class WatchedZnodes(Znodes):
-    """Znodes at which somebody looks on."""
+    """Znodes whose transactions are observed."""
 
-    def __init__(self, sees: Sees) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._sees = sees
+        self.sees: Sees = lambda ops, owner: ()
 
     def apply(self, ops: Sequence[Op], *, owner: int, now_ms: int) -> tuple[list[OpResult], list[Event]]:
-        seen = self._sees(ops, owner)
+        seen = self.sees(ops, owner)
         done = super().apply(ops, owner=owner, now_ms=now_ms)
-        for tell in seen:
-            tell()
+        for report in seen:
+            report()
         return done
 
 
 class SimTree(MemoryTree):
-    def __init__(
-        self, layout: LedgersLayout, rng: random.Random, on_ledger: OnLedger, sees: Sees = lambda ops, owner: ()
-    ) -> None:
+    def __init__(self, layout: LedgersLayout, rng: random.Random, on_ledger: OnLedger) -> None:
         super().__init__()
-        self.znodes = WatchedZnodes(sees)
+        self.znodes = self._watched = WatchedZnodes()
         self.rng = rng
         self.latency_s = rng.choice(LATENCIES_S)
         self.layout = layout
         self._on_ledger = on_ledger
         self._ids: dict[str, int] = {}
+
+    def watch(self, sees: Sees) -> None:
+        """Call `sees` before each transaction."""
+        self._watched.sees = sees
 
     def open_session(self, process: Process) -> SimStore:
         store = SimStore(self, process)
@@ -83,7 +86,7 @@ class SimTree(MemoryTree):
         return store
 
     def process_of(self, session: int) -> Process | None:
-        """Whose session that is."""
+        """Return the process of a session."""
         found = (s for s in self._sessions if isinstance(s, SimStore) and s._server_session == session != 0)
         store = next(found, None)
         return None if store is None else store.process
@@ -103,30 +106,30 @@ class SimTree(MemoryTree):
             self.time_out(store)
 
     def time_out(self, store: SimStore) -> None:
-        """The server ends the session; the store hears of it when it is connected the next time."""
+        """End the session at the server. The store learns this when it connects again."""
         if store in self._sessions:
             self._end_session(store)
 
     def end(self, process: Process) -> None:
-        """The sessions of a process that is no more time out."""
+        """Let the sessions of a process that ended time out."""
         for store in [s for s in self._sessions if isinstance(s, SimStore) and s.process is process]:
             self._forget(store)
 
     def catch_up(self, store: SimStore) -> None:
-        """In its own process, after a pause: a session that timed out meanwhile is lost now."""
+        """Lose a session that timed out while its process was paused. Must run in that process."""
         if store._server_session == 0 and store.session_state is SessionState.CONNECTED:
             self.suspend(store)
             self.resume(store)
 
-    # --- what becomes of ledgers --------------------------------------------------------------------------------------
+    # --- changes of ledgers -------------------------------------------------------------------------------------------
 
     def _fire(self, events: Sequence[Event]) -> None:
         for kind, path in events:
             if kind is Kind.DATA:
-                self._look(path)
+                self._report(path)
         super()._fire(events)
 
-    def _look(self, path: str) -> None:
+    def _report(self, path: str) -> None:
         ledger_id = self._ids.get(path)
         if ledger_id is None:
             found = self.layout.ledger_id(path)

@@ -1,53 +1,86 @@
-"""Mutants: the product with one promise broken on purpose. Each must be caught, by the invariant that it breaks.
+"""Mutants of whole clusters: an invariant of `verdict` or `healing.verdict` must report each in some seed.
 
-`with mutant("journal-without-datasync"): run_seed(seed)`. A simulation that finds nothing is worth what it would find.
+The conditions name the faults and the kind of cluster that need the fewest seeds.
 """
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
-from unittest.mock import patch
 
 from bindery_bookie.storage.engine.engine import StorageEngine
 from bindery_bookie.storage.entry_log.entry_log import EntryLogWriter
-from bindery_bookie.storage.journal.journal import JournalWriter
+from bindery_bookie.storage.journal.journal_writer import JournalWriter
 from bindery_client.ledger.requests import LedgerRequests
-from bindery_core.digest import Digester
 from bindery_core.ledger.ledger_actions import SendAdds, SendLac, SendReads
-from bindery_core.ledger.ledger_writer import LedgerWriter
 
-from bindery_simulation.engine_mutants import ack_before_journal
+from bindery_simulation import defects
+from bindery_simulation.mutant import Kind, MutantTable, Replacement, Trial
+from bindery_simulation.runner import collect
 from bindery_simulation.service import faults
 from bindery_simulation.service.faults import Fault
-from bindery_simulation.service.healing import faults as healing_faults
-from bindery_simulation.service.healing import mutants as healing_mutants
+from bindery_simulation.service.healing import defects as recovery
+from bindery_simulation.service.healing import faults as healing
 from bindery_simulation.service.healing.plan import HealingKind
+from bindery_simulation.service.world import run_seed
 
-Patch = Callable[[], contextlib.AbstractContextManager[Any]]
+_POWER: Final = (faults.cut_power, faults.cut_power_everywhere)
 
 
-def _journal_without_datasync() -> contextlib.AbstractContextManager[Any]:
-    """The journal answers for bytes that are only in the page cache."""
-    real = JournalWriter.create
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """The faults and the kind of cluster that need the fewest seeds."""
 
-    class _Unsynced:
-        def __init__(self, file: Any) -> None:
-            self._file = file
+    faults: tuple[Fault, ...] | None
+    """None: those of the kind of cluster."""
+    healing: HealingKind | None
+    """None: a cluster without auditors."""
 
-        def __getattr__(self, name: str) -> Any:
-            return (lambda: None) if name == "datasync" else getattr(self._file, name)
+
+def _trials(seeds: Iterable[int], conditions: Conditions) -> Iterator[Trial]:
+    for seed in seeds:
+        violation = run_seed(seed, faults=conditions.faults, healing=conditions.healing or False).violation
+        collect()
+        yield Trial(seed, 1, None if violation is None else violation.invariant, str(violation or ""))
+
+
+class _Unsynced:
+    """A file whose syncs do nothing."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    def __getattr__(self, name: str) -> Any:
+        return (lambda: None) if name in ("sync", "datasync") else getattr(self._file, name)
+
+
+def _journal_without_datasync() -> list[Replacement]:
+    original = JournalWriter.create
 
     def create(self: Any, *args: Any, **others: Any) -> None:
-        real(self, *args, **others)
+        original(self, *args, **others)
         self._file = _Unsynced(self._file)
 
-    return patch.object(JournalWriter, "create", create)
+    return [(JournalWriter, "create", create)]
 
 
-def _fence_not_journaled() -> contextlib.AbstractContextManager[Any]:
-    """A fence is forgotten with the process's memory."""
+def _flush_without_sync() -> list[Replacement]:
+    original = EntryLogWriter.sync
 
+    def sync(self: Any) -> None:
+        file = self._file
+        if file is None:
+            original(self)
+            return
+        self._file = _Unsynced(file)
+        try:
+            original(self)
+        finally:
+            self._file = file
+
+    return [(EntryLogWriter, "sync", sync)]
+
+
+def _fence_not_journaled() -> list[Replacement]:
     async def fence(self: Any, ledger_id: int, master_key: bytes) -> None:
         parts: list[bytes] = []
         state = self._state_for(ledger_id, master_key, parts)
@@ -55,155 +88,79 @@ def _fence_not_journaled() -> contextlib.AbstractContextManager[Any]:
         state.wake()
         await self._journaled(parts)
 
-    return patch.object(StorageEngine, "fence", fence)
+    return [(StorageEngine, "fence", fence)]
 
 
-def _confirm_before_ensemble_change() -> contextlib.AbstractContextManager[Any]:
-    """The writer confirms while a change of its ensemble is under way, and counts what replaced members stored."""
-    real = LedgerWriter._drain
-
-    def drain(self: Any, now: float) -> Any:
-        changing, self._changing = self._changing, False
-        try:
-            return real(self, now)
-        finally:
-            self._changing = changing
-
-    return patch.object(LedgerWriter, "_drain", drain)
-
-
-def _replaced_member_counts() -> contextlib.AbstractContextManager[Any]:
-    """What a member stored that was replaced still counts towards the ack quorum."""
-    real = LedgerWriter._replaced
-
-    def replaced(self: Any, bit: int) -> None:
-        acks = list(self._acks)
-        real(self, bit)
-        self._acks[:] = acks
-
-    return patch.object(LedgerWriter, "_replaced", replaced)
-
-
-def _digest_unchecked() -> contextlib.AbstractContextManager[Any]:
-    """A reader believes whatever a bookie sends."""
-    return patch.object(Digester, "verify", lambda self, header, digest, payload: True)
-
-
-def _recovery_does_not_fence() -> contextlib.AbstractContextManager[Any]:
-    """The fence flag is dropped from recovery's reads."""
-    real = LedgerRequests.send_reads
+def _recovery_does_not_fence() -> list[Replacement]:
+    original = LedgerRequests.send_reads
 
     def send_reads(self: Any, action: SendReads, sink: Any, **others: Any) -> None:
-        real(self, replace(action, fence=False), sink, **others)
+        original(self, replace(action, fence=False), sink, **others)
 
-    return patch.object(LedgerRequests, "send_reads", send_reads)
-
-
-def _flush_without_sync() -> contextlib.AbstractContextManager[Any]:
-    """LastLogMark moves on although the entry log is only in the page cache."""
-    real = EntryLogWriter.sync
-
-    def sync(self: Any) -> None:
-        file = self._file
-        if file is None:
-            real(self)
-            return
-
-        class _Unsynced:
-            def __getattr__(self, name: str) -> Any:
-                return (lambda: None) if name in ("sync", "datasync") else getattr(file, name)
-
-        self._file = _Unsynced()
-        try:
-            real(self)
-        finally:
-            self._file = file
-
-    return patch.object(EntryLogWriter, "sync", sync)
+    return [(LedgerRequests, "send_reads", send_reads)]
 
 
-def _early_lac() -> contextlib.AbstractContextManager[Any]:
-    """Bookies are told that everything pushed is confirmed."""
-    real = LedgerRequests.send_adds
+def _early_lac() -> list[Replacement]:
+    original = LedgerRequests.send_adds
 
     def send_adds(self: Any, actions: Sequence[SendAdds], sink: Any, *, timeout_s: float, **others: Any) -> None:
-        real(self, actions, sink, timeout_s=timeout_s, **others)
+        original(self, actions, sink, timeout_s=timeout_s, **others)
         last = max(action.entry_ids[-1] for action in actions)
         self.send_lac(SendLac(tuple(action.bookie_id for action in actions), last), timeout_s=timeout_s)
 
-    return patch.object(LedgerRequests, "send_adds", send_adds)
+    return [(LedgerRequests, "send_adds", send_adds)]
 
 
-@dataclass(frozen=True, slots=True)
-class Mutant:
-    """How to make it, which invariants may catch it, and the faults under which that takes few seeds."""
+# --- the table: name, what the defect does, invariants that may report it, first seed, conditions, defect ------------
 
-    patch: Patch
-    caught_by: tuple[str, ...]
-    faults: tuple[Fault, ...] | None
-    """None: those of the kind of world."""
-    healing: HealingKind | None = None
+STORM, RESTARTS, RETURNS = HealingKind.STORM, HealingKind.RESTARTS, HealingKind.RETURNS
 
-
-_POWER: Final = (faults.cut_power, faults.cut_power_everywhere)
-
-MUTANTS: Final[dict[str, Mutant]] = {
-    "journal-without-datasync": Mutant(_journal_without_datasync, ("bookie-keeps", "bookie-starts"), _POWER),
-    "ack-before-journal": Mutant(ack_before_journal, ("bookie-keeps", "no-ack-after-fence"), _POWER),
-    "flush-without-sync": Mutant(_flush_without_sync, ("bookie-keeps", "bookie-starts"), _POWER),
-    "fence-not-journaled": Mutant(_fence_not_journaled, ("no-ack-after-fence",), (*_POWER, faults.kill_bookie)),
-    "confirm-before-ensemble-change": Mutant(
-        _confirm_before_ensemble_change, ("quorum-in-metadata",), (faults.slow_and_flaky,)
-    ),
-    "replaced-member-counts": Mutant(_replaced_member_counts, ("quorum-in-metadata",), (faults.slow_and_flaky,)),
-    "digest-unchecked": Mutant(_digest_unchecked, ("right-bytes",), (faults.bit_rot,)),
-    "recovery-does-not-fence": Mutant(_recovery_does_not_fence, ("writer-metadata",), faults.FAULTS),
-    "early-lac": Mutant(_early_lac, ("lac-safe",), faults.FAULTS),
-    "mark-removed-before-copy": Mutant(
-        healing_mutants.mark_removed_before_copy, ("mark-removed-too-early",), None, HealingKind.STORM
-    ),
-    "lock-ignored": Mutant(
-        healing_mutants.lock_ignored, ("worked-without-lock",), (healing_faults.lose_for_a_while,), HealingKind.STORM
-    ),
-    "leader-unchecked": Mutant(
-        healing_mutants.leader_unchecked,
-        ("two-leaders-wrote",),
-        (healing_faults.cut_auditor_from_metadata, healing_faults.pause_auditor, healing_faults.lose_for_a_while),
-        HealingKind.STORM,
-    ),
-    "limbo-is-absence": Mutant(
-        healing_mutants.limbo_is_absence, ("copied-from-limbo",), (healing_faults.wipe_bookie,), HealingKind.STORM
-    ),
-    "metadata-before-copies": Mutant(
-        healing_mutants.metadata_before_copies, ("metadata-points-to-hole",), None, HealingKind.STORM
-    ),
-    "copies-unanswered": Mutant(
-        healing_mutants.copies_unanswered,
-        ("metadata-points-to-hole",),
-        (healing_faults.partition_auditor,),
-        HealingKind.STORM,
-    ),
-    "membership-not-asked-again": Mutant(
-        healing_mutants.membership_not_asked_again, ("copied-needlessly",), None, HealingKind.RETURNS
-    ),
-    "lease-ignored": Mutant(
-        healing_mutants.lease_ignored, ("copied-needlessly",), (healing_faults.maintain_bookie,), HealingKind.STORM
-    ),
-    "delay-ignored": Mutant(healing_mutants.delay_ignored, ("copied-needlessly",), None, HealingKind.RESTARTS),
-    "recovery-without-note": Mutant(
-        healing_mutants.recovery_without_note, ("hole-unnoted",), None, HealingKind.RESTARTS
-    ),
-    "note-removed-unlooked": Mutant(
-        healing_mutants.note_removed_unlooked,
-        ("hole-unnoted",),
-        (healing_faults.lose_for_a_while, faults.kill_client),
-        HealingKind.STORM,
-    ),
-    "no-second-attempt": Mutant(healing_mutants.no_second_attempt, ("not-healed",), None, HealingKind.RETURNS),
-}
-
-
-@contextlib.contextmanager
-def mutant(name: str) -> Iterator[None]:
-    with MUTANTS[name].patch():
-        yield
+# fmt: off
+MUTANTS: Final[MutantTable[Conditions]] = MutantTable(Kind.SERVICE, _trials, (
+    ("ack-before-journal", "Adds are acknowledged before the journal wrote them.",
+     ("bookie-keeps", "no-ack-after-fence"), 0, Conditions(_POWER, None), defects.ack_before_journal),
+    ("confirm-before-ensemble-change", "The writer confirms entries before an ensemble change is committed.",
+     ("quorum-in-metadata",), 17, Conditions((faults.slow_and_flaky,), None), defects.confirm_before_ensemble_change),
+    ("replaced-member-counts", "Acknowledgements of a replaced bookie still count.",
+     ("quorum-in-metadata",), 8, Conditions((faults.slow_and_flaky,), None), defects.replaced_member_counts),
+    ("digest-unchecked", "Digests are not checked on reads.",
+     ("right-bytes",), 0, Conditions((faults.bit_rot,), None), defects.digest_unchecked),
+    ("journal-without-datasync", "The journal acknowledges bytes that are only in the page cache.",
+     ("bookie-keeps", "bookie-starts"), 0, Conditions(_POWER, None), _journal_without_datasync),
+    ("flush-without-sync", "LastLogMark advances although the entry log is only in the page cache.",
+     ("bookie-keeps", "bookie-starts"), 0, Conditions(_POWER, None), _flush_without_sync),
+    ("fence-not-journaled", "A fence is kept in memory only.",
+     ("no-ack-after-fence",), 1, Conditions((*_POWER, faults.kill_bookie), None), _fence_not_journaled),
+    ("recovery-does-not-fence", "The reads of recovery do not carry the fence flag.",
+     ("writer-metadata",), 2, Conditions(faults.FAULTS, None), _recovery_does_not_fence),
+    ("early-lac", "The explicit LAC names the last entry pushed instead of the last one confirmed.",
+     ("lac-safe",), 3, Conditions(faults.FAULTS, None), _early_lac),
+    ("mark-removed-before-copy", "The mark is removed when the work on a ledger begins, not when it is done.",
+     ("mark-removed-too-early",), 1, Conditions(None, STORM), recovery.mark_removed_before_copy),
+    ("lock-ignored", "A worker ignores the lock of another worker.",
+     ("worked-without-lock",), 5, Conditions((healing.lose_for_a_while,), STORM), recovery.lock_ignored),
+    ("leader-unchecked", "The writes of an auditor do not check that its vote is still the lowest.",
+     ("two-leaders-wrote",), 0,
+     Conditions((healing.cut_auditor_from_metadata, healing.pause_auditor,
+     healing.lose_for_a_while), STORM), recovery.leader_unchecked),
+    ("limbo-is-absence", "The answer of a bookie in limbo counts as the absence of the entry.",
+     ("copied-from-limbo",), 7, Conditions((healing.wipe_bookie,), STORM), recovery.limbo_is_absence),
+    ("metadata-before-copies", "The metadata names a replacement before it has the copies.",
+     ("metadata-points-to-hole",), 1, Conditions(None, STORM), recovery.metadata_before_copies),
+    ("copies-unanswered", "Copies count as stored whatever the bookie answers.",
+     ("metadata-points-to-hole",), 1, Conditions((healing.partition_auditor,), STORM), recovery.copies_unanswered),
+    ("membership-not-asked-again", "A worker does not read the membership again before and during copying.",
+     ("copied-needlessly",), 12, Conditions(None, RETURNS), recovery.membership_not_read_again),
+    ("lease-ignored", "A bookie that is in maintenance counts as lost.",
+     ("copied-needlessly",), 8, Conditions((healing.maintain_bookie,), STORM), recovery.lease_ignored),
+    ("delay-ignored", "A bookie counts as lost as soon as it is absent.",
+     ("copied-needlessly",), 1, Conditions(None, RESTARTS), recovery.delay_ignored),
+    ("recovery-without-note", "Ledgers are closed without a closing record.",
+     ("hole-unnoted",), 2, Conditions(None, RESTARTS), recovery.recovery_without_record),
+    ("note-removed-unlooked", "A closing record is deleted though a bookie did not answer or has missing entries.",
+     ("hole-unnoted",), 6,
+     Conditions((healing.lose_for_a_while, faults.kill_client), STORM), recovery.record_removed_unchecked),
+    ("no-second-attempt", "A ledger that could not be repaired at once is not tried again.",
+     ("not-healed",), 1, Conditions(None, RETURNS), recovery.no_second_attempt),
+), unit="seeds")
+# fmt: on

@@ -1,25 +1,25 @@
-"""Verdict: what must be true of a cluster whatever happened to it, judged from outside over what was seen.
+"""Check the invariants of a cluster from outside, whatever faults it had.
 
-What is seen: what the bookies' stores answered, every committed version of ledger metadata, what writers were told and
-what readers got. Payloads say where they belong, so that wrong bytes cannot look right.
+The verdict uses the answers of the stores of bookies, every committed version of ledger metadata, and the results of
+writers and readers. A payload contains its ledger and entry id, so that wrong bytes are always detected.
 
-| invariant              | says |
+| invariant              | meaning |
 |------------------------|------|
-| acknowledged-readable  | an acknowledged entry is there with its payload once the ledger is closed |
-| writer-metadata        | a closed ledger ends at or after what its writer was told; what its writer closed stays so |
-| quorum-in-metadata     | an acknowledged entry was stored by Qa bookies of the write set that metadata names |
-| metadata-valid         | quorums, digest and password never change, ensembles have no bookie twice, closed is final |
-| no-ack-after-fence     | a bookie that answered a fence acknowledges no ordinary add to that ledger any more |
-| lac-safe               | a last add confirmed that a reader saw names an entry with its quorum, and never goes back |
-| ids-dense              | entry ids are given without holes in the order of the calls; reads give what was asked |
-| right-bytes            | an entry read is the one that was written |
-| bookie-keeps           | what a bookie answered OK to it has from then on, whatever befell it |
-| bookie-starts          | a bookie never refuses its own disk, nor misses anything on it        |
-| no-crash               | no exception that nobody expects |
-| liveness               | healed, everything goes on: ledgers can be closed and read, bookies serve, writes are taken |
+| acknowledged-readable  | an acknowledged entry has its payload after the ledger is closed |
+| writer-metadata        | a closed ledger has every acknowledged entry; a ledger closed by its writer is final |
+| quorum-in-metadata     | an acknowledged entry was stored by Qa bookies of the write set in the metadata |
+| metadata-valid         | quorums, digest and password never change, no ensemble has a bookie twice, CLOSED is final |
+| no-ack-after-fence     | a bookie that answered a fence acknowledges no ordinary add to that ledger |
+| lac-safe               | a LAC that a reader saw is an entry with its quorum, and the LAC never decreases |
+| ids-dense              | entry ids have no gaps and the order of the calls; reads return the requested entries |
+| right-bytes            | an entry that is read is the one that was written |
+| bookie-keeps           | a bookie keeps every entry that it acknowledged |
+| bookie-starts          | a bookie starts on its disk, and reports no missing data|
+| no-crash               | no unexpected exception |
+| liveness               | after all faults, ledgers can be closed and read, bookies serve, and writes succeed |
 
-What must hold of healing besides: `healing.verdict`. In worlds with auditors the ensembles of closed segments change,
-and what `healing.verdict` says of that replaces that they do not.
+`healing.verdict` has the invariants of recovery. In clusters with auditors the ensembles of closed segments change;
+`healing.verdict` checks these changes.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,17 +35,33 @@ from bindery_core.placement.write_set import write_set
 from bindery_simulation.trace import Trace
 
 INVARIANTS: Final = (
-    "acknowledged-readable", "writer-metadata", "quorum-in-metadata", "metadata-valid", "no-ack-after-fence",
-    "lac-safe", "ids-dense", "right-bytes", "bookie-keeps", "bookie-starts", "no-crash", "liveness",
-    "mark-removed-too-early", "two-leaders-wrote", "metadata-points-to-hole", "copied-needlessly",
-    "copied-from-limbo", "worked-without-lock", "not-healed", "hole-unnoted",
-)  # fmt: skip
+    "acknowledged-readable",
+    "writer-metadata",
+    "quorum-in-metadata",
+    "metadata-valid",
+    "no-ack-after-fence",
+    "lac-safe",
+    "ids-dense",
+    "right-bytes",
+    "bookie-keeps",
+    "bookie-starts",
+    "no-crash",
+    "liveness",
+    "mark-removed-too-early",
+    "two-leaders-wrote",
+    "metadata-points-to-hole",
+    "copied-needlessly",
+    "copied-from-limbo",
+    "worked-without-lock",
+    "not-healed",
+    "hole-unnoted",
+)
 
 _SIZES = (0, 5, 40, 300, 1500, 5000)
 
 
 class Violation(AssertionError):
-    """An invariant that was seen broken."""
+    """A violated invariant."""
 
     def __init__(self, invariant: str, message: str) -> None:
         assert invariant in INVARIANTS
@@ -55,7 +71,7 @@ class Violation(AssertionError):
 
 @lru_cache(maxsize=4096)
 def payload_of(ledger_id: int, entry_id: int) -> bytes:
-    """What a writer puts into this entry: unique, and of a size that the ids decide."""
+    """Return the payload of an entry: unique, with a size that depends on the ids."""
     number = (ledger_id * 2654435761 + entry_id * 40503) & 0xFFFFFFFF
     size = _SIZES[number % 97 % len(_SIZES)]
     name = b"%d/%d;" % (ledger_id, entry_id)
@@ -64,38 +80,38 @@ def payload_of(ledger_id: int, entry_id: int) -> bytes:
 
 @dataclass(slots=True)
 class LedgerHistory:
-    """What is known of one ledger from outside."""
+    """The observed history of one ledger."""
 
     ledger_id: int
     password: bytes = b""
     metadata: LedgerMetadata | None = None
-    """As last committed; None: not yet, or deleted."""
+    """The last committed version; None: not created yet, or deleted."""
     acknowledged: int = -1
-    """Highest entry id its writer was told of; all below were told too."""
+    """The highest acknowledged entry id. All entries below it are acknowledged too."""
     lac_seen: int = -1
     closed_by_writer: LedgerMetadata | None = None
     delete_tried: bool = False
     deleted: bool = False
     stored: dict[int, set[str]] = field(default_factory=dict)
-    """Entry id -> bookies that answered OK."""
+    """Entry id -> bookies that acknowledged it."""
     held: dict[int, set[str]] = field(default_factory=dict)
-    """The same, without those that lost their disk since."""
+    """As `stored`, without bookies that lost their disk since."""
 
 
 class Verdict:
-    """Collects; nothing is raised into the code that is looked at. `violation` is the first, and ends the run."""
+    """Collect observations and check them. Nothing is raised: the first `violation` ends the run."""
 
     def __init__(self, trace: Trace) -> None:
         self._trace = trace
         self.heals = False
-        """Workers replace bookies of closed segments."""
+        """Whether workers replace bookies of closed segments."""
         self.on_change: Callable[[int, LedgerMetadata, LedgerMetadata], None] = lambda ledger_id, before, after: None
         self.on_close: Callable[[int, LedgerMetadata], None] = lambda ledger_id, metadata: None
         self.violation: Violation | None = None
         self.ledgers: dict[int, LedgerHistory] = {}
         self._fenced: set[tuple[str, int]] = set()
-        self._forgetful: set[str] = set()
-        """Bookies that lost their disk once."""
+        self._lost_disk: set[str] = set()
+        """Bookies that lost their disk."""
         self.acknowledged_count = 0
 
     def broken(self, invariant: str, message: str) -> None:
@@ -113,7 +129,7 @@ class Verdict:
             found = self.ledgers[ledger_id] = LedgerHistory(ledger_id)
         return found
 
-    # --- what bookies answered --------------------------------------------------------------------------------------
+    # --- answers of bookies -----------------------------------------------------------------------------------------
 
     def stored(self, bookie: str, ledger_id: int, entry_id: int, *, recovery: bool) -> None:
         if not recovery and self._is_bound(bookie, ledger_id):
@@ -126,8 +142,8 @@ class Verdict:
         history.held.setdefault(entry_id, set()).add(bookie)
 
     def forget_disk(self, bookie: str) -> None:
-        """What it answered for it may have lost. That it answered still counts."""
-        self._forgetful.add(bookie)
+        """Record that a bookie lost its disk. Its acknowledgements still count for quorums."""
+        self._lost_disk.add(bookie)
         for history in self.ledgers.values():
             for bookies in history.held.values():
                 bookies.discard(bookie)
@@ -136,17 +152,20 @@ class Verdict:
         self._fenced.add((bookie, ledger_id))
 
     def fenced_at(self, bookie: str) -> list[int]:
-        """Ledgers whose fence it answered."""
+        """Return the ledgers whose fence a bookie must still observe."""
         return sorted(
             ledger_id for name, ledger_id in self._fenced if name == bookie and self._is_bound(bookie, ledger_id)
         )
 
     def _is_bound(self, bookie: str, ledger_id: int) -> bool:
-        """By a fence that it answered. Who lost its disk finds its ledgers in the metadata: what names it no more when
-        it looks, because it was healed, is closed by then, and needs no fence there."""
+        """Whether a fence that it answered binds a bookie.
+
+        A bookie that lost its disk reads its ledgers from the metadata. A ledger that no longer names the bookie was
+        repaired and is closed, so that it needs no fence there.
+        """
         if (bookie, ledger_id) not in self._fenced:
             return False
-        if bookie not in self._forgetful:
+        if bookie not in self._lost_disk:
             return True
         metadata = self.ledger(ledger_id).metadata
         return metadata is not None and any(
@@ -154,7 +173,7 @@ class Verdict:
         )
 
     def kept_at(self, bookie: str) -> list[tuple[int, int]]:
-        """(ledger id, entry id) that it must have: of ledgers that nobody tried to delete."""
+        """Return (ledger id, entry id) of entries that a bookie must have, except in ledgers that clients deleted."""
         return [
             (history.ledger_id, entry_id)
             for history in self.ledgers.values()
@@ -164,14 +183,14 @@ class Verdict:
         ]
 
     def inspected(self, bookie: str, keys: Sequence[tuple[int, int]], answers: Sequence[bytes | int]) -> None:
-        """What its store gives for entries that it must have."""
+        """Check the answers of a store to reads of entries that it must have."""
         for (ledger_id, entry_id), answer in zip(keys, answers, strict=True):
             if isinstance(answer, int):
                 self.broken("bookie-keeps", f"{bookie} answers {answer} to entry {entry_id} of ledger {ledger_id}")
             elif not answer.endswith(payload_of(ledger_id, entry_id)):
                 self.broken("bookie-keeps", f"{bookie} has another entry {entry_id} of ledger {ledger_id}")
 
-    # --- what was committed -----------------------------------------------------------------------------------------
+    # --- committed metadata ----------------------------------------------------------------------------------------
 
     def committed(self, ledger_id: int, metadata: LedgerMetadata | None) -> None:
         history = self.ledger(ledger_id)
@@ -180,9 +199,13 @@ class Verdict:
             history.deleted = True
             return
         self._trace.add(
-            "metadata", "ledger", ledger_id=ledger_id, state=metadata.state.name, last=metadata.last_entry_id,
+            "metadata",
+            "ledger",
+            ledger_id=ledger_id,
+            state=metadata.state.name,
+            last=metadata.last_entry_id,
             segments=[(segment.first_entry_id, segment.ensemble) for segment in metadata.segments],
-        )  # fmt: skip
+        )
         name = f"ledger {ledger_id}"
         for segment in metadata.segments:
             is_good = len(set(segment.ensemble)) == len(segment.ensemble)
@@ -193,19 +216,21 @@ class Verdict:
             if before is None or before.state is not LedgerState.CLOSED:
                 self.on_close(ledger_id, metadata)
             self.check(
-                metadata.last_entry_id >= history.acknowledged, "writer-metadata",
-                f"{name} is closed at {metadata.last_entry_id}, but its writer was told of {history.acknowledged}",
-            )  # fmt: skip
+                metadata.last_entry_id >= history.acknowledged,
+                "writer-metadata",
+                f"{name} is closed at {metadata.last_entry_id}, but its writer was acknowledged {history.acknowledged}",
+            )
             self.check(
-                metadata.last_entry_id >= history.lac_seen, "lac-safe",
+                metadata.last_entry_id >= history.lac_seen,
+                "lac-safe",
                 f"{name} is closed at {metadata.last_entry_id}, but a reader saw {history.lac_seen} confirmed",
-            )  # fmt: skip
+            )
 
     def _check_change(self, history: LedgerHistory, before: LedgerMetadata, after: LedgerMetadata) -> None:
         name = f"ledger {history.ledger_id}"
         is_good = before.state is not LedgerState.CLOSED or self._is_same(before, after)
         self.check(is_good, "metadata-valid", f"{name}: changed after it was closed")
-        self.check(_fixed(before) == _fixed(after), "metadata-valid", f"{name}: what never changes changed")
+        self.check(_fixed(before) == _fixed(after), "metadata-valid", f"{name}: quorums, digest or password changed")
         if before.segments != after.segments:
             self.on_change(history.ledger_id, before, after)
             for entry_id in map(EntryId, range(history.acknowledged + 1)):
@@ -215,23 +240,25 @@ class Verdict:
     def _is_same(self, one: LedgerMetadata, other: LedgerMetadata) -> bool:
         return _end(one) == _end(other) if self.heals else _same(one, other)
 
-    # --- what writers were told -------------------------------------------------------------------------------------
+    # --- results of writers ----------------------------------------------------------------------------------------
 
     def acknowledged(self, ledger_id: int, first: int, count: int, *, expected: int) -> None:
         history = self.ledger(ledger_id)
         self._trace.add("writer", "acknowledged", ledger_id=ledger_id, first=first, count=count)
         self.check(first == expected, "ids-dense", f"ledger {ledger_id}: entry {expected} was given the id {first}")
         self.check(
-            first == history.acknowledged + 1, "ids-dense",
+            first == history.acknowledged + 1,
+            "ids-dense",
             f"ledger {ledger_id}: {first} acknowledged next after {history.acknowledged}",
-        )  # fmt: skip
+        )
         last = first + count - 1
         metadata = history.metadata
         if metadata is not None:
             self.check(
-                metadata.state is not LedgerState.CLOSED or last <= metadata.last_entry_id, "writer-metadata",
+                metadata.state is not LedgerState.CLOSED or last <= metadata.last_entry_id,
+                "writer-metadata",
                 f"ledger {ledger_id}: {last} acknowledged after it was closed at {metadata.last_entry_id}",
-            )  # fmt: skip
+            )
             for entry_id in range(first, last + 1):
                 self._check_quorum(history, metadata, entry_id, "quorum-in-metadata", "acknowledged")
         history.acknowledged = max(history.acknowledged, last)
@@ -241,9 +268,10 @@ class Verdict:
         history = self.ledger(ledger_id)
         history.closed_by_writer = metadata
         self.check(
-            metadata.last_entry_id >= history.acknowledged, "writer-metadata",
+            metadata.last_entry_id >= history.acknowledged,
+            "writer-metadata",
             f"ledger {ledger_id}: its writer closed it at {metadata.last_entry_id}, below {history.acknowledged}",
-        )  # fmt: skip
+        )
 
     def _check_quorum(
         self, history: LedgerHistory, metadata: LedgerMetadata, entry_id: int, invariant: str, what: str
@@ -259,10 +287,10 @@ class Verdict:
                 f"metadata says {[ensemble[index] for index in indexes]} with Qa={metadata.ack_quorum}",
             )
 
-    # --- what readers got -------------------------------------------------------------------------------------------
+    # --- results of readers -----------------------------------------------------------------------------------------
 
     def saw_lac(self, ledger_id: int, lac: int, *, before: int) -> None:
-        """A handle that had said `before` says `lac`."""
+        """Check the LAC of a handle whose LAC was `before`."""
         history = self.ledger(ledger_id)
         self.check(
             lac >= before, "lac-safe", f"ledger {ledger_id}: last add confirmed went back from {before} to {lac}"
@@ -276,13 +304,13 @@ class Verdict:
     def read(self, ledger_id: int, first: int, entries: Sequence[Entry]) -> None:
         for expected, entry in enumerate(entries, first):
             if entry.entry_id != expected:
-                self.broken("ids-dense", f"ledger {ledger_id}: asked for {expected}, got {entry.entry_id}")
+                self.broken("ids-dense", f"ledger {ledger_id}: expected {expected}, read {entry.entry_id}")
             if entry.payload != payload_of(ledger_id, expected):
                 what = f"{entry.payload[:40]!r} ({len(entry.payload)} bytes)"
                 self.broken("right-bytes", f"ledger {ledger_id}: entry {expected} reads {what}")
 
     def final(self, ledger_id: int, metadata: LedgerMetadata) -> None:
-        """The end of the run: it is closed, and all of it was read."""
+        """Check a ledger at the end of the run, when it is closed and was read."""
         history = self.ledger(ledger_id)
         last = metadata.last_entry_id
         name = f"ledger {ledger_id}"
@@ -301,23 +329,30 @@ class Verdict:
             self._check_quorum(history, metadata, entry_id, "quorum-in-metadata", "part of the closed ledger")
 
     def unreadable(self, ledger_id: int, why: str) -> None:
-        """A closed ledger does not read back."""
+        """Report a closed ledger that does not read back."""
         self.broken("acknowledged-readable", f"ledger {ledger_id} is closed and does not read back: {why}")
 
 
 def _fixed(metadata: LedgerMetadata) -> tuple[object, ...]:
     return (
-        metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum, metadata.digest_type, metadata.password,
-    )  # fmt: skip
+        metadata.ensemble_size,
+        metadata.write_quorum,
+        metadata.ack_quorum,
+        metadata.digest_type,
+        metadata.password,
+    )
 
 
 def _same(one: LedgerMetadata, other: LedgerMetadata) -> bool:
     return (one.state, one.last_entry_id, one.length, one.segments) == (
-        other.state, other.last_entry_id, other.length, other.segments,
-    )  # fmt: skip
+        other.state,
+        other.last_entry_id,
+        other.length,
+        other.segments,
+    )
 
 
 def _end(metadata: LedgerMetadata) -> tuple[object, ...]:
-    """What no worker changes of a closed ledger."""
+    """Return what a worker never changes in a closed ledger."""
     starts = [segment.first_entry_id for segment in metadata.segments]
     return metadata.state, metadata.last_entry_id, metadata.length, starts

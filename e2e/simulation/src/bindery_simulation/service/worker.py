@@ -1,4 +1,4 @@
-"""SimWorker: the storage engine's worker without a thread. Each job runs whole, in the loop, after a time by lot."""
+"""Run the jobs of a storage engine in the event loop, without threads. Each job runs at once, after a random time."""
 
 import random
 from collections import deque
@@ -9,11 +9,11 @@ from bindery_simulation.loop import SimLoop
 
 
 class PowerLost(BaseException):
-    """The machine has no power: whoever meets this is gone. Not an Exception, so that no product code handles it."""
+    """Raised when a machine has lost power. Not an Exception, so that no code of the product handles it."""
 
 
 class SimWorker:
-    """A `bindery_bookie.storage.io.worker.Worker`. `job_s` draws how long the next job takes."""
+    """A `bindery_bookie.storage.io.worker.Worker`. `job_s` draws the seconds that the next job takes."""
 
     def __init__(self, loop: SimLoop, job_s: Callable[[], float]) -> None:
         self._loop = loop
@@ -29,7 +29,7 @@ class SimWorker:
         self._loop.call_soon(callback, *args)
 
     def close(self) -> None:
-        """Jobs submitted still run, as with a thread; here the loop cannot wait for them, so there must be none."""
+        """Check that no job is left. The loop cannot wait for jobs."""
         assert not self._jobs
 
     def _run(self) -> None:
@@ -47,7 +47,7 @@ class SimWorker:
 
 
 def job_times(rng: random.Random, *, slow: Callable[[], float]) -> Callable[[], float]:
-    """Half a millisecond mostly, sometimes ten; `slow` multiplies (a disk that stalls)."""
+    """Draw about half a millisecond, sometimes ten, times `slow()` for a stalled disk."""
 
     def draw() -> float:
         base_s = 0.010 if rng.random() < 0.05 else 0.0005

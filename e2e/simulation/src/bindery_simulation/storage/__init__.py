@@ -1,10 +1,11 @@
-"""Searches that make the bookie's storage trustworthy: the real engine, by seed, against what its disks can do to it.
+"""Search for failures of disks that the real storage engine of a bookie does not survive, by seed.
 
-- `crash`: the power goes before every single write. One run of a seeded workload is photographed before each operation
-  of disk and index; every photograph is what some power cut would leave, and is opened and questioned.
-- `damage`: bits flip, files shrink, blocks become zeros, change places or vanish, in every kind of real file of a real
-  directory, LevelDB's too. What is then read must be right, or be said to be damaged.
+- `crash`: power cuts before every single write. During one run of a seeded workload a snapshot is taken before each
+  operation of disk and index: the state that a power cut would leave. The engine is started on every snapshot, and
+  everything is read.
+- `damage`: bits are flipped, files truncated, blocks zeroed, swapped or removed, in every kind of file of a real
+  directory, including LevelDB's. Entries that are then read must be right, or reported as corrupt.
 
-Who knows what was promised is the `History` of the workload; `verdict` asks the engine for it. `mutants` break the
-product's promises one by one, to show that the verdict can say no.
+`history` records what the workload was promised; `verdict` checks an engine against it. `mutants` breaks the promises
+of the product one by one, and the searches must report each.
 """

@@ -1,4 +1,4 @@
-"""Calls: an EntryStore's callbacks as coroutines, and frames to send."""
+"""Call an EntryStore with coroutines instead of callbacks, and make frames."""
 
 import asyncio
 import struct
@@ -13,7 +13,7 @@ _LAC_PACKET: Final = struct.Struct(">qqI")
 
 
 def entry(ledger_id: int, entry_id: int, payload: bytes, *, lac: int = -1) -> bytes:
-    """An entry frame as far as storage looks into it."""
+    """Make an entry frame, as far as the storage reads it."""
     return _HEADER.pack(ledger_id, entry_id, lac, len(payload)) + payload
 
 
@@ -31,7 +31,7 @@ def lac_packet(ledger_id: int, lac: int) -> bytes:
 
 
 async def add(store: Any, adds: Sequence[AddRequest]) -> list[int]:
-    """Statuses, in the order of the adds."""
+    """Add entries. Returns statuses in the order of the adds."""
     answered: asyncio.Future[list[int]] = asyncio.get_running_loop().create_future()
     store.add_many(adds, lambda statuses: answered.set_result(list(statuses)))
     return await answered

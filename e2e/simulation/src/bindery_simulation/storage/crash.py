@@ -1,12 +1,12 @@
-"""Crash at every write: a power cut before each operation of disk and index, from one run of a seeded workload.
+"""Cut the power before each operation of disk and index, from one run of a seeded workload.
 
-The workload lives several lives of one bookie: starts, traffic, orderly ends, power cuts. Before an operation that
-changes disk or index the world can be *photographed*: what a power cut at that instant would leave (un-synced bytes
-kept, torn or lost by lot), and what had been acknowledged by then. Nothing of the run changes by it, so one run gives
-as many crash points as it has operations. Each photograph is then started, some of them lose power once more while they
-replay, and questioned; some are stopped in order and started again, with or without their index.
+The workload starts one bookie several times, with traffic, clean stops and power cuts. A *snapshot* can be taken before
+an operation that changes disk or index: the state that a power cut at this moment leaves (unsynced bytes are kept,
+partly written or lost at random), and what was acknowledged until then. A snapshot does not influence the run, so that
+one run gives as many crash points as it has operations. The engine is started on each snapshot and checked. Some lose
+power again while they replay; some are stopped cleanly and started again, with or without their index.
 
-A point is (seed, number of the operation): the same point is the same photograph, and the same answers.
+A point is (seed, number of the operation). Equal points give equal snapshots and equal answers.
 """
 
 import random
@@ -23,23 +23,23 @@ from bindery_simulation.storage import turns
 from bindery_simulation.storage.engines import crashable_engine
 from bindery_simulation.storage.history import History
 from bindery_simulation.storage.turns import SteppingDisk, SteppingWorker, TurnWorker
-from bindery_simulation.storage.verdict import Finding, Problem, Violation, question
+from bindery_simulation.storage.verdict import Finding, Problem, Violation, check_engine
 from bindery_simulation.storage.workload import Note, Workload
 
-PHOTOGRAPHED_SHARE: Final = 0.3
-"""Of the operations of a seed, unless all are wanted."""
+SNAPSHOT_SHARE: Final = 0.3
+"""Share of the operations of a seed before which a snapshot is taken by default."""
 CRASHES_IN_REPLAY_MAX: Final = 3
 DELETED_SIZE_MAX: Final = 4096
-"""Bytes of entry logs that may be left when all ledgers are deleted: headers, and records that say so."""
+"""Maximum bytes of entry logs after all ledgers are deleted: headers and deletion records."""
 
 
 @dataclass(slots=True)
-class Photograph:
-    """What the next start would find after a power cut before `operation`."""
+class Snapshot:
+    """The state after a power cut before `operation`."""
 
     operation: int
     about: str
-    """The operation that did not happen."""
+    """The operation that was not executed."""
     disk: CrashableDisk
     kv: CrashableKV
     history: History
@@ -50,9 +50,9 @@ class Broken:
     """A promise that was broken at a crash point."""
 
     operation: int
-    """-1: it was seen while the power was on."""
+    """-1: found while the power was on."""
     about: str
-    """The operation that did not happen."""
+    """The operation that was not executed."""
     problem: Problem
 
     def __str__(self) -> str:
@@ -61,20 +61,20 @@ class Broken:
 
 @dataclass(slots=True)
 class Outcome:
-    """One seed."""
+    """The result of one seed."""
 
     seed: int
     operations: int = 0
     kinds: Counter[str] = field(default_factory=Counter)
-    """Operations by what they change, for the record: which writes were cut."""
+    """Number of operations by what they change."""
     points: int = 0
     problems: list[Broken] = field(default_factory=list)
     reached: Counter[str] = field(default_factory=Counter)
-    """What happened, how often: in the workload, and in the points."""
+    """Number of events in the workload and in the points."""
 
 
 class CrashWorld:
-    """One bookie's disk and index through its lives. Invariant: photographs share nothing that changes."""
+    """Disk and index of one bookie over several starts. Snapshots share nothing that changes."""
 
     def __init__(self, seed: int, *, wanted: Callable[[int], bool], note: Note, wrap: Callable[[Any], Any]) -> None:
         self.seed = seed
@@ -83,11 +83,11 @@ class CrashWorld:
         self.work = Workload(self.rng, self.history, note)
         self.operation = 0
         self.kinds: Counter[str] = Counter()
-        self.photographs: list[Photograph] = []
+        self.snapshots: list[Snapshot] = []
         self.note = note
         self._wanted = wanted
         self._wrap = wrap
-        self._cut_lots = random.Random(f"cut {seed}")
+        self._cut_rng = random.Random(f"cut {seed}")
         self._worker, disk_kind = self.rng.choice(((TurnWorker, CrashableDisk), (SteppingWorker, SteppingDisk)))
         self.disk: CrashableDisk = disk_kind()
         self.kv = CrashableKV(self.disk)
@@ -98,7 +98,7 @@ class CrashWorld:
         return crashable_engine(self._wrap(self.disk), self.kv, rng, worker=self._worker)
 
     def lose_power(self) -> None:
-        seed = self._cut_lots.randrange(2**31)
+        seed = self._cut_rng.randrange(2**31)
         self.disk = self.disk.after_power_cut(seed)
         self.kv = self.kv.after_power_cut(seed, self.disk)
         self.disk.before_change = self._before_change
@@ -112,19 +112,19 @@ class CrashWorld:
         self.note(f"operation {operation}: power cut before {name} {path}")
         seed = hash_of(self.seed, operation)
         disk = self.disk.after_power_cut(seed)
-        history = self.history.photograph()
+        history = self.history.snapshot()
         history.crashed()
         about = f"{name} {path}"
-        self.photographs.append(Photograph(operation, about, disk, self.kv.after_power_cut(seed, disk), history))
+        self.snapshots.append(Snapshot(operation, about, disk, self.kv.after_power_cut(seed, disk), history))
 
 
 def hash_of(seed: int, operation: int) -> int:
-    """The same in every process."""
+    """Return the same number in every process."""
     return random.Random(f"{seed} {operation}").getrandbits(31)
 
 
 def operation_kind(name: str, path: str) -> str:
-    """What an operation changes, whatever its number."""
+    """Name what an operation changes, without numbers of files."""
     what = path.split(" ")[0].rpartition("/")[2]
     if name == "kv":
         return "index batch"
@@ -137,14 +137,14 @@ def operation_kind(name: str, path: str) -> str:
 
 
 async def live(world: CrashWorld) -> None:
-    """Several lives of one bookie, each ended by a power cut or in order. Raises Violation."""
+    """Start one bookie several times, and stop it cleanly or cut its power. Raises Violation."""
     rng = world.rng
     work = world.work
     for _ in range(rng.choice((1, 2, 3, 4))):
         engine = world.engine()
         world.note("start")
         await engine.open()
-        finding = await question(engine, world.history)
+        finding = await check_engine(engine, world.history)
         _judge(engine, finding)
         await work.work(engine, rng.randint(5, 60))
         if rng.random() < 0.4:
@@ -159,21 +159,21 @@ async def live(world: CrashWorld) -> None:
 
 
 def _judge(engine: StorageEngine, finding: Finding) -> None:
-    """Raises Violation. A power cut is no damage: nothing may be in doubt after it."""
+    """Raise Violation unless everything is right. A power cut is no damage and justifies no refusal."""
     if finding.problems:
         raise Violation(finding.problems[0])
     if finding.refused:
-        raise Violation(Problem("entries-readable", None, f"undamaged, it cannot tell: {finding.first_refusal}"))
+        raise Violation(Problem("entries-readable", None, f"refused without damage: {finding.first_refusal}"))
     if engine.limbo is not None:
-        raise Violation(Problem("starts", None, f"a mere power cut is taken for lost storage: {engine.limbo.reason}"))
+        raise Violation(Problem("starts", None, f"limbo after a power cut: {engine.limbo.reason}"))
     if len(engine.damage):
-        raise Violation(Problem("starts", None, f"a mere power cut is taken for damage: {engine.damage.items()[0]}"))
+        raise Violation(Problem("starts", None, f"corruption reported after a power cut: {engine.damage.items()[0]}"))
 
 
-async def examine(photograph: Photograph, seed: int, wrap: Callable[[Any], Any], reached: Counter[str]) -> None:
-    """Start it and ask for everything. Raises Violation."""
-    rng = random.Random(f"examine {seed} {photograph.operation}")
-    disk, kv, history = photograph.disk, photograph.kv, photograph.history
+async def examine(snapshot: Snapshot, seed: int, wrap: Callable[[Any], Any], reached: Counter[str]) -> None:
+    """Start the engine on a snapshot and check everything. Raises Violation."""
+    rng = random.Random(f"examine {seed} {snapshot.operation}")
+    disk, kv, history = snapshot.disk, snapshot.kv, snapshot.history
     for _ in range(rng.choice((0, 0, 1, CRASHES_IN_REPLAY_MAX))):
         disk.cut_after(rng.choice((rng.randint(0, 8), rng.randint(0, 40))))
         try:
@@ -186,7 +186,7 @@ async def examine(photograph: Photograph, seed: int, wrap: Callable[[Any], Any],
     engine = crashable_engine(wrap(disk), kv, rng)
     await _open(engine)
     reached["entries replayed"] += engine.stats.replay_entries
-    await _ask(engine, history, reached)
+    await _check_engine(engine, history, reached)
     if rng.random() < 0.1:
         await _delete_all(engine, history)
         reached["everything deleted"] += 1
@@ -200,18 +200,18 @@ async def examine(photograph: Photograph, seed: int, wrap: Callable[[Any], Any],
         await _open(engine)
         if engine.stats.replay_entries:
             raise Violation(Problem("replayed-once", None, f"{engine.stats.replay_entries} entries replayed"))
-        await _ask(engine, history, reached)
+        await _check_engine(engine, history, reached)
 
 
 async def _delete_all(engine: StorageEngine, history: History) -> None:
-    """The space of what was deleted comes back, also of what a crash left behind. Raises Violation."""
+    """Delete all ledgers, and check that their space is reclaimed. Raises Violation."""
     for ledger_id in await engine.list_ledger_ids():
         await engine.delete_ledger(ledger_id)
     await engine.flush()
     result = await engine.compactor.run(force=True)
     if result.left:
         raise Violation(Problem("space-returns", None, f"entry logs are left: {result.left}"))
-    held = sum(info.size for info in await engine.compactor.look())
+    held = sum(info.size for info in await engine.compactor.refresh())
     if held > DELETED_SIZE_MAX:
         raise Violation(Problem("space-returns", None, f"{held} bytes of entry logs hold nothing"))
 
@@ -223,14 +223,14 @@ async def _open(engine: StorageEngine) -> None:
         raise Violation(Problem("starts", None, f"{type(error).__name__}: {error}")) from error
 
 
-async def _ask(engine: StorageEngine, history: History, reached: Counter[str]) -> None:
-    finding = await question(engine, history)
+async def _check_engine(engine: StorageEngine, history: History, reached: Counter[str]) -> None:
+    finding = await check_engine(engine, history)
     reached["acknowledged entries read"] += finding.right
     _judge(engine, finding)
 
 
 def _problem_of(error: Exception) -> Problem:
-    """Whatever came out of the product: also an assertion of its own, or a bug."""
+    """Describe any exception of the product, including failed assertions."""
     return (
         error.problem if isinstance(error, Violation) else Problem("starts", None, f"{type(error).__name__}: {error}")
     )
@@ -240,18 +240,16 @@ def play(
     seed: int,
     *,
     wanted: Callable[[int], bool] | None = None,
-    note: Note = lambda told: None,
+    note: Note = lambda text: None,
     wrap: Callable[[Any], Any] = lambda disk: disk,
     problems_max: int = 1,
 ) -> Outcome:
-    """One seed: its workload, and the points that are `wanted` (by lot if None). Stops at `problems_max`.
+    """Run the workload of one seed, and the crash points that are `wanted` (a random sample if None).
 
-    `wrap`: what stands between engine and disk, for mutants.
+    Ends after `problems_max` problems. `wrap`: replaces the disk of the engine, for mutants.
     """
     share = random.Random(f"wanted {seed}")
-    world = CrashWorld(
-        seed, wanted=wanted or (lambda operation: share.random() < PHOTOGRAPHED_SHARE), note=note, wrap=wrap
-    )
+    world = CrashWorld(seed, wanted=wanted or (lambda operation: share.random() < SNAPSHOT_SHARE), note=note, wrap=wrap)
     outcome = Outcome(seed)
     try:
         turns.run(live(world))
@@ -260,12 +258,12 @@ def play(
     outcome.operations, outcome.kinds = world.operation, world.kinds
     outcome.reached["entry logs compacted"] += world.work.rewritten
     outcome.reached["dead entry logs removed"] += world.work.removed
-    for photograph in world.photographs:
+    for snapshot in world.snapshots:
         if len(outcome.problems) >= problems_max:
             break
         outcome.points += 1
         try:
-            turns.run(examine(photograph, seed, wrap, outcome.reached))
+            turns.run(examine(snapshot, seed, wrap, outcome.reached))
         except Exception as error:
-            outcome.problems.append(Broken(photograph.operation, photograph.about, _problem_of(error)))
+            outcome.problems.append(Broken(snapshot.operation, snapshot.about, _problem_of(error)))
     return outcome

@@ -1,13 +1,13 @@
-"""Damage: harms one file of a copied bookie directory, starts the engine on it, and asks for everything.
+"""Damage one file of a copied bookie directory, start the engine on it, and read everything.
 
-Some cases harm two at once, where one would show by the other (`double_fault`).
+Some cases damage two files, where each damage alone would be detected with the other file (`double_fault`).
 
-Allowed: right bytes, an answer that says "I cannot tell", or a refused start whose message names a file. Forbidden:
-wrong bytes, absence of what was there, a forgotten fence, any other exception, a hang, memory beyond a bound.
+Allowed: right bytes, an answer without a result, or a refused start whose message names a file. Forbidden: wrong bytes,
+"no such entry" for an acknowledged entry, a forgotten fence, any other exception, a hang, memory beyond a limit.
 
-One thing no store can tell: a journal whose end was turned to zeros looks like one that ends there. Of a killed bookie
-this loses what only that end held. `journal_format` documents it for the last group; such cases are counted apart, as
-tears (the last group) and as wiped ends (several last groups).
+No store can detect that the end of a journal was overwritten with zeros: the journal looks like one that ends there. A
+killed bookie then loses what only that end has. `journal_format` documents this for the last group; such cases are
+counted separately, as tears (the last group) and as wiped ends (several last groups).
 """
 
 import os
@@ -15,6 +15,7 @@ import random
 import resource
 import shutil
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -36,22 +37,22 @@ from bindery_simulation.storage.templates import (
     make_template,
     scratch_directory,
 )
-from bindery_simulation.storage.verdict import Finding, Problem, question
+from bindery_simulation.storage.verdict import Finding, Problem, check_engine
 
 CASES_PER_TEMPLATE: Final = 50
 MEMORY_KIB_MAX: Final = 400 * 1024
-"""Resident memory that a case may add to the most there was before: a template and its copy are below 2 MiB."""
+"""Maximum growth of the peak resident memory by a case. A template and its copy are smaller than 2 MiB."""
 
 DOUBLE_SHARE: Final = 0.08
-"""Of the cases: with a double fault, where the template has what it takes."""
+"""Share of cases with a double fault, if the template has a suitable entry log."""
 
-_DULL: Final = ("LevelDB LOCK", "LevelDB LOG")
-"""Files that hold nothing: harmed now and then."""
+_RARELY_DAMAGED: Final = ("LevelDB LOCK", "LevelDB LOG")
+"""Kinds of files without data, which are damaged less often."""
 
 
 @dataclass(slots=True)
 class Outcome:
-    """One case."""
+    """The result of one case."""
 
     seed: int
     harm: Harm
@@ -62,25 +63,25 @@ class Outcome:
     refusals: int = 0
     is_limbo: bool = False
     entries_right: int = 0
-    told: str = ""
+    text: str = ""
 
     def __str__(self) -> str:
-        return f"{self.harm.kind}: {self.harm.told}: {self.problems[0] if self.problems else self.ended}"
+        return f"{self.harm.kind}: {self.harm.text}: {self.problems[0] if self.problems else self.ended}"
 
 
 @dataclass(slots=True)
 class Tally:
     """Sums over cases."""
 
-    cases: int = 0
+    count: int = 0
     ended: Counter[str] = field(default_factory=Counter)
     harms: Counter[str] = field(default_factory=Counter)
     files: Counter[str] = field(default_factory=Counter)
     entries_right: int = 0
-    failed: list[tuple[int, Outcome]] = field(default_factory=list)
+    failed: list[Outcome] = field(default_factory=list)
 
     def add(self, other: "Tally") -> None:
-        self.cases += other.cases
+        self.count += other.count
         self.ended.update(other.ended)
         self.harms.update(other.harms)
         self.files.update(other.files)
@@ -89,7 +90,7 @@ class Tally:
 
 
 def file_kind(path: str) -> str:
-    """What a file is, whatever its number."""
+    """Name the kind of a file, without its number."""
     name = os.path.basename(path)
     if "/index/" in path:
         name = {"CURRENT": "CURRENT", "LOCK": "LOCK", "LOG": "LOG", "LOG.old": "LOG"}.get(name, name)
@@ -101,22 +102,22 @@ def file_kind(path: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Which harm is looked at; empty: all."""
+    """The damage to draw from; empty: all."""
 
     files: tuple[str, ...] = ()
-    """Kinds of files, as `file_kind` says."""
+    """Kinds of files, as named by `file_kind`."""
     harms: tuple[str, ...] = ()
-    """Kinds of harm, as `harm` calls them."""
+    """Kinds of damage, as named in `harm`."""
 
 
 ALL: Final = Choice()
 
 
 def run_case(template: Template, seed: int, directory: str, choice: Choice = ALL) -> Outcome:
-    """Harm a copy of `template` in `directory`, which must not exist and is gone afterwards."""
+    """Damage a copy of `template` in `directory`, which must not exist and is removed afterwards."""
     rng = random.Random(f"damage {seed}")
     shutil.copytree(template.directory, directory)
-    before_kib = _most_resident_kib()  # whoever runs this may have run much else
+    before_kib = _most_resident_kib()  # the process may have run other work before
     try:
         outcome = _run_copy(template, seed, directory, rng, choice)
     finally:
@@ -134,7 +135,7 @@ def _most_resident_kib() -> int:
 def _run_copy(template: Template, seed: int, directory: str, rng: random.Random, choice: Choice) -> Outcome:
     there = {file_kind(path) for path, _ in template.files}
     kinds = sorted(there.intersection(choice.files) or there)
-    kind = rng.choices(kinds, [1 if kind in _DULL else 6 for kind in kinds])[0]
+    kind = rng.choices(kinds, [1 if kind in _RARELY_DAMAGED else 6 for kind in kinds])[0]
     path = rng.choice([path for path, _ in template.files if file_kind(path) == kind])
     harm = _double_fault(directory, seed, choice)
     if harm is None:
@@ -143,12 +144,12 @@ def _run_copy(template: Template, seed: int, directory: str, rng: random.Random,
         path, kind = harm.path, file_kind(harm.path)
     outcome = Outcome(seed, harm, kind, "served")
     if kind == FILE_NAME:
-        _look_at_version(directory, path, outcome)
+        _check_version(directory, path, outcome)
         return outcome
     starts = 2 if rng.random() < 0.25 else 1
-    """A second start shows whether the first one made things worse."""
+    """A second start shows whether the first one did further damage."""
     for _ in range(starts):
-        finding = _start_and_ask(template, directory, rng, outcome)
+        finding = _start_and_check(template, directory, rng, outcome)
         if finding is None:
             break
         outcome.refusals += finding.refused
@@ -163,7 +164,7 @@ def _run_copy(template: Template, seed: int, directory: str, rng: random.Random,
 
 
 def _double_fault(directory: str, seed: int, choice: Choice) -> Harm | None:
-    """Uses a random generator of its own, so that the other cases stay the same without it."""
+    """Damage two files, or none. Uses its own random generator, so that other cases do not depend on it."""
     rng = random.Random(f"double {seed}")
     if choice.harms:
         is_wanted = CUT_AND_INDEX_LOST in choice.harms
@@ -172,8 +173,8 @@ def _double_fault(directory: str, seed: int, choice: Choice) -> Harm | None:
     return cut_and_lose_index(directory, rng) if is_wanted else None
 
 
-def _look_at_version(directory: str, path: str, outcome: Outcome) -> None:
-    """The engine never reads it: who the bookie is, is settled before."""
+def _check_version(directory: str, path: str, outcome: Outcome) -> None:
+    """Check VERSION, which the bookie reads to establish its identity. The engine never reads it."""
     text = identity.read_version(RealDisk(), os.path.join(directory, os.path.dirname(os.path.dirname(path))))
     try:
         if text is None or differences(COOKIE, parse(text)):
@@ -185,30 +186,30 @@ def _look_at_version(directory: str, path: str, outcome: Outcome) -> None:
         outcome.problems.append(Problem("starts", None, f"VERSION: {type(error).__name__}: {error}"))
 
 
-def _start_and_ask(template: Template, directory: str, rng: random.Random, outcome: Outcome) -> Finding | None:
-    """None: it did not start; `outcome` says why and whether it may."""
+def _start_and_check(template: Template, directory: str, rng: random.Random, outcome: Outcome) -> Finding | None:
+    """Start the engine and read everything. None: it did not start, for the reason in `outcome`."""
 
-    async def start_and_ask() -> Finding | None:
+    async def start_and_check() -> Finding | None:
         engine = real_engine(directory, rng)
         try:
             await engine.open()
         except Corrupt as error:
-            outcome.told = str(error).replace(directory, "")
+            outcome.text = str(error).replace(directory, "")
             outcome.ended = "refused"
             if not error.facts.get("path"):
                 outcome.ended = "violated"
-                outcome.problems.append(Problem("starts", None, f"the refusal names no file: {outcome.told}"))
+                outcome.problems.append(Problem("starts", None, f"the refusal names no file: {outcome.text}"))
             return None
         if engine.limbo is not None:
             await list_ledgers(engine, template.history)
             outcome.is_limbo = True
-        finding = await question(engine, template.history, may_be_old=engine.limbo is not None)
+        finding = await check_engine(engine, template.history, may_be_old=engine.limbo is not None)
         await engine.close()
         return finding
 
     try:
-        return turns.run(start_and_ask())
-    except BaseException as error:  # whatever it is, it should not have come out
+        return turns.run(start_and_check())
+    except BaseException as error:  # no other exception is permitted
         if isinstance(error, KeyboardInterrupt | SystemExit):
             raise
         outcome.ended = "violated"
@@ -219,7 +220,7 @@ def _start_and_ask(template: Template, directory: str, rng: random.Random, outco
 def _excuse(
     problems: list[Problem], template: Template, directory: str, harm: Harm
 ) -> tuple[list[Problem], str | None]:
-    """Problems that stay, and "tear" or "wiped" when the journal's harmed end explains all of them."""
+    """Return the problems that remain, and "tear" or "wiped" if the damaged end of the journal explains all of them."""
     if not problems:
         return [], None
     lost = lost_groups(template, harm)
@@ -234,44 +235,51 @@ def _excuse(
 
 
 def lost_groups(template: Template, harm: Harm) -> list[GroupPlace]:
-    """The journal's last groups, if the harm reached from the first of them to the end of its records, or over the
-    head of the last one: what is left of that looks like the end of one large group whose write was cut short."""
+    """Return the last groups of the journal that the damage removed undetectably.
+
+    The damage reaches from the first of them to the end of the records, or over the header of the last group. The rest
+    then looks like one large group whose write was incomplete.
+    """
     if not template.groups or harm.path != template.groups[-1].path or harm.kind not in ("zeros", "truncated"):
-        return [group for group in template.groups[-1:] if _touches(harm, group)]
+        return [group for group in template.groups[-1:] if _overlaps(harm, group)]
     last = template.groups[-1]
     if harm.stop < last.offset + GROUP_HEADER_SIZE or harm.kind == "truncated":
-        return [last] if _touches(harm, last) and harm.start >= last.offset else []
+        return [last] if _overlaps(harm, last) and harm.start >= last.offset else []
     return [group for group in template.groups if group.path == harm.path and group.offset + group.size > harm.start]
 
 
-def _touches(harm: Harm, group: GroupPlace) -> bool:
+def _overlaps(harm: Harm, group: GroupPlace) -> bool:
     return harm.path == group.path and harm.start < group.offset + group.size and group.offset < harm.stop
 
 
 def replay(seed: int) -> Outcome:
-    """One case alone."""
-    with scratch_directory() as directory:
-        return run_case(make_template(seed // CASES_PER_TEMPLATE, directory), seed, f"{directory}/copy")
+    """Run one case alone."""
+    return next(each_case([seed]))
 
 
 def run_cases(first: int, count: int, choice: Choice = ALL) -> Tally:
-    """Cases `first`, `first` + 1, ...; each on the template that its seed says."""
+    """Run the cases `first`, `first` + 1, ..."""
     tally = Tally()
+    for outcome in each_case(range(first, first + count), choice):
+        tally.count += 1
+        tally.ended[outcome.ended] += 1
+        tally.harms[outcome.harm.kind] += 1
+        tally.files[outcome.file_kind] += 1
+        tally.entries_right += outcome.entries_right
+        if outcome.problems:
+            tally.failed.append(outcome)
+    return tally
+
+
+def each_case(seeds: Iterable[int], choice: Choice = ALL) -> Iterator[Outcome]:
+    """Run each case on the template that its seed determines. Consecutive seeds share a template."""
     template: Template | None = None
     made = -1
     with scratch_directory() as directory:
-        for seed in range(first, first + count):
+        for seed in seeds:
             number = seed // CASES_PER_TEMPLATE
             if template is None or made != number:
                 if template is not None:
                     shutil.rmtree(template.directory)
                 template, made = make_template(number, directory), number
-            outcome = run_case(template, seed, f"{directory}/copy-{seed}", choice)
-            tally.cases += 1
-            tally.ended[outcome.ended] += 1
-            tally.harms[outcome.harm.kind] += 1
-            tally.files[outcome.file_kind] += 1
-            tally.entries_right += outcome.entries_right
-            if outcome.problems:
-                tally.failed.append((seed, outcome))
-    return tally
+            yield run_case(template, seed, f"{directory}/copy-{seed}", choice)

@@ -1,7 +1,7 @@
-"""Double fault: an entry log is cut exactly between two records, and the index is lost.
+"""Cut an entry log exactly between two records, and remove the index.
 
-Each alone shows by itself: the index points behind the cut, and a log holds what the index held. Together only what is
-known of the log's end tells that something is missing. The entries behind the cut are promised as all others are.
+Each fault alone is detected: the index points beyond the cut, and the logs have the content of the index. Together they
+are detected only by the recorded end of the log. The entries beyond the cut are promised like all others.
 """
 
 import os
@@ -18,7 +18,7 @@ CUT_AND_INDEX_LOST: Final = "cut between records, index lost"
 
 
 def cut_and_lose_index(directory: str, rng: random.Random) -> Harm | None:
-    """Do so to one log of the bookie in `directory`; None, and nothing done, if none has a record."""
+    """Damage one log of the bookie in `directory`. None: no log has a record, and nothing was changed."""
     current = "ledgers/current"
     scanner = EntryLogScanner(RealDisk(), os.path.join(directory, current))
     for log_id in rng.sample(scanner.log_ids(), len(scanner.log_ids())):
@@ -30,6 +30,6 @@ def cut_and_lose_index(directory: str, rng: random.Random) -> Harm | None:
         os.truncate(scanner.path(log_id), cut)
         shutil.rmtree(os.path.join(directory, current, "index"))
         path = os.path.relpath(scanner.path(log_id), directory)
-        told = f"{path}: cut between records to {cut} of {size}, and the index removed"
-        return Harm(CUT_AND_INDEX_LOST, path, cut, size, told)
+        text = f"{path}: cut between records to {cut} of {size}, and the index removed"
+        return Harm(CUT_AND_INDEX_LOST, path, cut, size, text)
     return None

@@ -1,4 +1,4 @@
-"""Engines: the product's storage engine on disks of our choice, so small that files roll and caches fill at once."""
+"""Make storage engines on simulated or real disks, with files and caches that fill quickly."""
 
 import random
 from collections.abc import Callable
@@ -23,10 +23,10 @@ SMALL: Final[dict[str, Any]] = {
     "flush_retry_s": 0.01,
     "waiting_time_max_s": 0.05,
 }
-"""Settings under which a workload of a few hundred entries sees all that an engine does."""
+"""Settings with which a workload of a few hundred entries reaches every function of an engine."""
 
 _KINDS: Final = tuple(LedgerStorageKind)
-"""A bookie may change between them at any start, and here it does."""
+"""A bookie may use another kind at each start, so engines draw one."""
 
 
 def small_settings(directory: str, kind: LedgerStorageKind = LedgerStorageKind.SORTED) -> StorageSettings:
@@ -41,12 +41,12 @@ def small_settings(directory: str, kind: LedgerStorageKind = LedgerStorageKind.S
 def crashable_engine(
     disk: Any, kv: CrashableKV, rng: random.Random, *, worker: type[TurnWorker] = TurnWorker
 ) -> StorageEngine:
-    """On a disk that can lose power, and an index that shares it."""
+    """Make an engine on a disk that can lose power, with an index on it."""
     return _engine("", disk, lambda path: kv, lambda path: kv.clear(), rng, worker)
 
 
 def real_engine(directory: str, rng: random.Random, *, write_buffer_size: int = 8 * 1024 * KIB) -> StorageEngine:
-    """On real files and LevelDB. `write_buffer_size`: a small one makes LevelDB write and merge tables."""
+    """Make an engine on real files and LevelDB. A small `write_buffer_size` makes LevelDB write and merge tables."""
 
     def open_kv(path: str) -> LevelDbKV:
         return LevelDbKV(path, write_buffer_size=write_buffer_size)

@@ -1,4 +1,4 @@
-"""Harm: what can happen to the bytes of a file, and to the file."""
+"""Damage one file: its bytes, its size, or all of it."""
 
 import os
 import random
@@ -11,18 +11,18 @@ _BLOCKS: Final = (512, 4096)
 
 @dataclass(frozen=True, slots=True)
 class Harm:
-    """What was done, to which bytes of the old file."""
+    """The damage, and the bytes of the old file that it changed."""
 
     kind: str
     path: str
     start: int
-    """The first byte that may differ."""
+    """The first byte that may be changed."""
     stop: int
-    told: str
+    text: str
 
 
 Change = Callable[[bytearray, random.Random], tuple[bytearray, int, int, str]]
-"""(new bytes, first changed, end of changed, what was done)."""
+"""Returns new bytes, first changed byte, end of changed bytes, description."""
 
 
 def _flip_bit(data: bytearray, rng: random.Random) -> tuple[bytearray, int, int, str]:
@@ -101,9 +101,9 @@ _REMOVED_SHARE: Final = 0.08
 
 
 def do_harm(directory: str, path: str, rng: random.Random, *, kinds: Sequence[str] = ()) -> Harm:
-    """Harm the file `path` in `directory`, in one of these ways (any if empty).
+    """Damage the file `path` in `directory` in one of these ways, or in any if `kinds` is empty.
 
-    Equal random numbers and bytes give equal harm.
+    Equal random numbers and bytes give equal damage.
     """
     whole = os.path.join(directory, path)
     with open(whole, "rb") as file:
@@ -113,11 +113,11 @@ def do_harm(directory: str, path: str, rng: random.Random, *, kinds: Sequence[st
         os.unlink(whole)
         return Harm(REMOVED, path, 0, len(data), f"{path}: removed, {len(data)} bytes")
     before = bytes(data)
-    changed, start, stop, told = CHANGES[kind](data, rng)
+    changed, start, stop, text = CHANGES[kind](data, rng)
     if bytes(changed) == before:  # zeros over zeros, a block on itself
         kind = "unchanged"
-    elif kind == "duplicated block" and not any(changed[start:stop]):  # one that was allocated and never written
+    elif kind == "duplicated block" and not any(changed[start:stop]):  # a block that was allocated and never written
         kind = "zeros"
     with open(whole, "wb") as file:
         file.write(changed)
-    return Harm(kind, path, start, stop, f"{path}: {told}")
+    return Harm(kind, path, start, stop, f"{path}: {text}")

@@ -1,7 +1,7 @@
-"""History: what a client sent to one bookie, and what it was promised.
+"""Record what a client sent to one bookie, and what the bookie acknowledged.
 
-Bodies are unique, so that of two adds of one entry it is known which one is stored. The order of `sent` is the order of
-the adds: an acknowledged body may be overtaken by a later one, never by an earlier one.
+Bodies are unique, so that the stored one of two adds of an entry can be identified. `sent` has the order of the adds:
+an acknowledged body may be replaced by a later one, never by an earlier one.
 """
 
 from dataclasses import dataclass, field
@@ -12,29 +12,29 @@ Key = tuple[int, int]
 
 @dataclass(slots=True)
 class History:
-    """Invariant: an acknowledgement counts for the ledger that was written to, not for one of the same id later."""
+    """Adds, fences, explicit LACs and deletions. Acknowledgements do not apply to a later ledger with the same id."""
 
     sent: dict[Key, list[bytes]] = field(default_factory=dict)
-    """Bodies in the order of sending. Grows only: photographs share it."""
+    """Bodies in the order of sending. It only grows, so that snapshots share it."""
     acknowledged: dict[Key, int] = field(default_factory=dict)
     """Index into `sent` of the last acknowledged body."""
     fenced: set[int] = field(default_factory=set)
     keyed: set[int] = field(default_factory=set)
-    """Ledgers whose master key must be known: something of them was acknowledged."""
+    """Ledgers whose master key the bookie must have, because it acknowledged a request."""
     lac_packets: dict[int, list[bytes]] = field(default_factory=dict)
     lac_acknowledged: dict[int, int] = field(default_factory=dict)
     deletions: dict[int, int] = field(default_factory=dict)
-    """How often each ledger was deleted: what was begun before the last time is promised no longer."""
+    """Ledger -> number of deletions. Requests that began before the last deletion are not promised."""
     hidden: dict[Key, int] = field(default_factory=dict)
-    """So many first bodies of an entry were deleted: they are not seen again before a crash."""
+    """Entry -> number of its first bodies that were deleted. They do not return before a crash."""
     erased: dict[Key, int] = field(default_factory=dict)
-    """So many first bodies were deleted and the deletion flushed: they are not seen again."""
+    """Entry -> number of its first bodies whose deletion was flushed. They never return."""
     next_id: dict[int, int] = field(default_factory=dict)
     unanswered: set[tuple[Key, int]] = field(default_factory=set)
-    """(key, number) of adds under way: one that waits for room may be taken after a deletion, as a late writer's."""
+    """(key, number) of adds in progress. An add that waits for space may be stored after a deletion."""
 
-    def photograph(self) -> "History":
-        """As of now. Shares what only grows."""
+    def snapshot(self) -> "History":
+        """Copy the current state. Data that only grows is shared."""
         return History(
             self.sent,
             dict(self.acknowledged),
@@ -49,7 +49,7 @@ class History:
         )
 
     def send(self, key: Key, body: bytes) -> int:
-        """The body's number."""
+        """Record a body and return its number."""
         bodies = self.sent.setdefault(key, [])
         bodies.append(body)
         self.next_id[key[0]] = max(self.next_id.get(key[0], 0), key[1] + 1)
@@ -60,7 +60,7 @@ class History:
         self.keyed.add(key[0])
 
     def delete(self, ledger_id: int) -> None:
-        """Nothing of the ledger is promised any more."""
+        """Withdraw all promises for the ledger."""
         self.deletions[ledger_id] = self.deletions.get(ledger_id, 0) + 1
         for key, bodies in self.sent.items():
             if key[0] == ledger_id:
@@ -74,7 +74,7 @@ class History:
         self.lac_acknowledged.pop(ledger_id, None)
 
     def crashed(self) -> None:
-        """A deletion that was not flushed may be forgotten."""
+        """Record a crash, which may undo deletions that were not flushed."""
         self.hidden = dict(self.erased)
 
     def ledger_ids(self) -> list[int]:

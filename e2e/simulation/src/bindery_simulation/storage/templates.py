@@ -1,7 +1,7 @@
-"""Templates: real directories with a History, which damage is then done to copies of.
+"""Make real directories of a bookie with their History. `damage` damages copies of them.
 
-A template is one bookie after a few lives. It was closed in order, or killed: then its directory is as it was at that
-instant, with a journal to replay and LevelDB's own log.
+The bookie of a template was started several times, and closed or killed. The directory of a killed bookie has a journal
+to replay and a log of LevelDB.
 """
 
 import asyncio
@@ -20,9 +20,8 @@ from bindery_bookie.storage.corruption import limbo
 from bindery_bookie.storage.corruption.limbo import LimboLedger
 from bindery_bookie.storage.engine.engine import StorageEngine
 from bindery_bookie.storage.io.disk import RealDisk
-from bindery_bookie.storage.journal import journal_format
+from bindery_bookie.storage.journal import journal_files, journal_format
 from bindery_bookie.storage.journal.mark import read_mark
-from bindery_bookie.storage.opening import opening
 from bindery_core.formats.cookie import Cookie
 
 from bindery_simulation.storage import turns
@@ -32,40 +31,42 @@ from bindery_simulation.storage.history import History, Key
 from bindery_simulation.storage.workload import Workload
 
 COOKIE: Final = Cookie(bookie_id="b-1:3181", journal_dirs=("/j",), ledger_dirs=("/l",), instance_id="a-b-c")
-"""Whose directories they are."""
+"""Cookie in the directories."""
 SCRUB_RATE: Final = 1 << 30
-"""Bytes a second, simulated ones."""
+"""Bytes per simulated second."""
 FAST_DIRECTORY: Final = "/dev/shm"
 
 
 @dataclass(frozen=True, slots=True)
 class GroupPlace:
-    """A journal group that a start would replay."""
+    """A journal group that a start replays."""
 
     path: str
     """Relative to the template's directory."""
     offset: int
     size: int
     keys: frozenset[Key]
-    """Entries in it."""
+    """Entries in the group."""
     ledgers: frozenset[int]
-    """Ledgers of which it holds anything."""
+    """Ledgers with entries or control records in the group."""
 
 
 @dataclass(frozen=True, slots=True)
 class Template:
+    """A directory and its history."""
+
     directory: str
     history: History
     is_killed: bool
     groups: tuple[GroupPlace, ...]
-    """To replay, in order; none after an orderly end."""
+    """Groups to replay, in order; none after a clean stop."""
     files: tuple[tuple[str, int], ...]
     """(relative path, bytes), sorted."""
 
 
 @contextlib.contextmanager
 def scratch_directory(parent: str | None = None) -> Iterator[str]:
-    """A directory that is gone afterwards; in memory if the machine has such a place."""
+    """Make a directory that is removed after the block; in memory, if FAST_DIRECTORY exists."""
     if parent is None and os.path.isdir(FAST_DIRECTORY):
         parent = FAST_DIRECTORY
     with tempfile.TemporaryDirectory(prefix="bindery-damage-", dir=parent) as directory:
@@ -73,16 +74,16 @@ def scratch_directory(parent: str | None = None) -> Iterator[str]:
 
 
 def make_template(seed: int, directory: str) -> Template:
-    """Let a bookie live in `directory`/live, and keep what is left of it in `directory`/kept."""
+    """Run a bookie in `directory`/live, and keep its files in `directory`/kept."""
     rng = random.Random(f"template {seed}")
     live, kept = f"{directory}/live", f"{directory}/kept"
     history = History()
-    work = Workload(rng, history, lambda told: None, ledgers=rng.choice((1, 3, 6)))
+    work = Workload(rng, history, lambda text: None, ledgers=rng.choice((1, 3, 6)))
     write_buffer_size = rng.choice((64, 64, 8 * 1024)) * 1024
     is_killed = rng.random() < 0.6
     is_in_limbo = rng.random() < 0.15
 
-    async def live_on() -> None:
+    async def run_bookie() -> None:
         for life in reversed(range(rng.choice((1, 2, 3, 5)))):
             engine = real_engine(live, rng, write_buffer_size=write_buffer_size)
             await engine.open()
@@ -108,7 +109,7 @@ def make_template(seed: int, directory: str) -> Template:
     for place in ("journal", "ledgers"):
         RealDisk().make_directories(f"{live}/{place}/current")
         identity.write_version(RealDisk(), f"{live}/{place}", COOKIE.text())
-    turns.run(live_on())
+    turns.run(run_bookie())
     shutil.rmtree(live)
     history.crashed()
     files = tuple(sorted(_files(kept)))
@@ -116,7 +117,7 @@ def make_template(seed: int, directory: str) -> Template:
 
 
 async def list_ledgers(engine: StorageEngine, history: History) -> None:
-    """What a bookie in limbo does before it serves: it learns from metadata which ledgers it held."""
+    """Enter the ledgers of a bookie in limbo, which it reads from the metadata before it serves."""
     assert engine.limbo is not None
     if engine.limbo.is_listing:
         ledgers = sorted(history.keyed)
@@ -136,7 +137,7 @@ def _groups(directory: str) -> Iterator[GroupPlace]:
     journals = f"{directory}/journal/current"
     mark = read_mark(disk, f"{directory}/ledgers/current")
     assert mark is not None
-    for journal_id, group in opening.replay_groups(disk, journals, mark.journal):
+    for journal_id, group in journal_files.replay_groups(disk, journals, mark.journal):
         path = f"journal/current/{journal_format.file_name(journal_id)}"
         ids = [control_records.unpack_ids(record) for record in group.records]
         keys = frozenset((ledger_id, entry_id) for ledger_id, entry_id in ids if entry_id >= 0)

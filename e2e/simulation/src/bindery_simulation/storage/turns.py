@@ -1,8 +1,8 @@
-"""Turns: runs an engine in simulated time, in one thread, its workers' jobs in the loop after a number of turns by lot.
+"""Run an engine in simulated time. Jobs of its workers run in the loop, after a random number of turns of the loop.
 
-Half of what goes wrong in a store goes wrong because two things overlap: a seed decides how, and repeats it. A
-`TurnWorker` runs a job whole; a `SteppingWorker` stops it now and then before an operation of its disk, and lets the
-loop and the other workers go on meanwhile.
+Many defects of a store need two overlapping operations. The seed determines how they overlap. A `TurnWorker` runs a job
+without interruption; a `SteppingWorker` sometimes pauses it before an operation of its disk, and lets the loop and the
+other workers continue.
 """
 
 import asyncio
@@ -31,8 +31,8 @@ class TurnWorker:
     """A `bindery_bookie.storage.io.worker.Worker` without a thread."""
 
     def __init__(self, rng: random.Random) -> None:
-        """In the event loop."""
-        self._lots = rng
+        """Must be called in the event loop."""
+        self._rng = rng
         self._loop = asyncio.get_running_loop()
         self._jobs: deque[tuple[Callable[[], Any], Done]] = deque()
         self._is_running = False
@@ -41,7 +41,7 @@ class TurnWorker:
         self._jobs.append((job, done))
         if not self._is_running:
             self._is_running = True
-            self._wait(self._lots.choice(_TURNS))
+            self._wait(self._rng.choice(_TURNS))
 
     def post(self, callback: Callable[..., None], *args: Any) -> None:
         self._loop.call_soon(callback, *args)
@@ -61,7 +61,7 @@ class TurnWorker:
 
     def _finish(self, done: Done, result: Any, error: Exception | None) -> None:
         if self._jobs:
-            self._wait(self._lots.choice(_TURNS))
+            self._wait(self._rng.choice(_TURNS))
         else:
             self._is_running = False
         done(result, error)
@@ -75,19 +75,19 @@ def _outcome(job: Callable[[], Any]) -> tuple[Any, Exception | None]:
 
 
 class SteppingWorker(TurnWorker):
-    """Runs some jobs in steps: between two operations of a `SteppingDisk` the loop goes on for some turns.
+    """Runs some jobs in steps: between two operations of a `SteppingDisk` the loop runs for some turns.
 
-    Such a job has a thread, but never two run at the same time: either it has the baton, or the loop.
+    Such a job has a thread, but job and loop never run at the same time.
     """
 
     def _run(self) -> None:
-        if self._lots.random() >= _STEPPED_SHARE:
+        if self._rng.random() >= _STEPPED_SHARE:
             super()._run()
             return
         job, done = self._jobs.popleft()
-        self._go_on(_Steps(job, self._lots), done)
+        self._continue(_Steps(job, self._rng), done)
 
-    def _go_on(self, steps: "_Steps", done: Done) -> None:
+    def _continue(self, steps: "_Steps", done: Done) -> None:
         turns = steps.run()
         if turns is None:
             assert steps.outcome is not None
@@ -99,15 +99,15 @@ class SteppingWorker(TurnWorker):
         if turns:
             self._loop.call_soon(self._rest, turns - 1, steps, done)
         else:
-            self._loop.call_soon(self._go_on, steps, done)
+            self._loop.call_soon(self._continue, steps, done)
 
 
 class _Steps:
-    """One job, step by step."""
+    """One job that runs in steps."""
 
     def __init__(self, job: Callable[[], Any], rng: random.Random) -> None:
         self.outcome: tuple[Any, Exception | None] | None = None
-        self._lots = rng
+        self._rng = rng
         self._turns = 0
         self._go = threading.Semaphore(0)
         self._back = threading.Semaphore(0)
@@ -115,7 +115,7 @@ class _Steps:
         self._thread.start()
 
     def run(self) -> int | None:
-        """Until it stops: for so many turns of the loop; None: it is done."""
+        """Run to the next pause. Returns its length in turns of the loop; None: the job is done."""
         self._go.release()
         self._back.acquire()
         if self.outcome is None:
@@ -124,9 +124,9 @@ class _Steps:
         return None
 
     def pause(self) -> None:
-        """In the job's thread, which goes on when the loop says so."""
-        if self._lots.random() < _PAUSES_SHARE:
-            self._turns = self._lots.choice(_PAUSE_TURNS)
+        """Pause the job, sometimes. Must be called in its thread."""
+        if self._rng.random() < _PAUSES_SHARE:
+            self._turns = self._rng.choice(_PAUSE_TURNS)
             self._back.release()
             self._go.acquire()
 
@@ -141,7 +141,7 @@ _running = threading.local()
 
 
 class SteppingDisk(CrashableDisk):
-    """A CrashableDisk before whose operations, and those of its index, a `SteppingWorker`'s jobs may stop."""
+    """A CrashableDisk that lets jobs of a `SteppingWorker` pause before operations of disk and index."""
 
     def _check_power(self) -> None:
         steps: _Steps | None = getattr(_running, "steps", None)
@@ -151,7 +151,7 @@ class SteppingDisk(CrashableDisk):
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """Run `work` alone, in a loop of its own. Raises what it raised, Stuck, or what a callback raised."""
+    """Run `work` in a new loop. Raises its exception, that of a callback, or Stuck."""
     loop = SimLoop()  # type: ignore[abstract]
     raised: list[BaseException] = []
 

@@ -1,24 +1,22 @@
-"""Verdict: asks an engine for everything that its History promises. It knows nothing of how the engine keeps it.
-
-What must hold, by name:
+"""Check an engine against its History, without knowledge of its files.
 
 | name             | promise                                                                              |
 |------------------|--------------------------------------------------------------------------------------|
-| entries-readable | an acknowledged entry is there, with the acknowledged bytes or those of a later add  |
-| right-bytes      | what is read was sent, for that entry, and is no older than what was acknowledged     |
-| nothing-invented | an entry that was never sent is not there                                            |
+| entries-readable | an acknowledged entry has the acknowledged bytes or those of a later add              |
+| right-bytes      | what is read was sent for that entry, and is not older than what was acknowledged     |
+| nothing-invented | an entry that was never sent does not exist                                          |
 | last-entry       | the last entry is at least the greatest that was acknowledged                        |
 | entries-listed   | every acknowledged entry is in the ledger's list                                     |
-| fences-hold      | a fenced ledger takes no ordinary add                                                |
-| keys-hold        | another master key is refused                                                        |
+| fences-hold      | a fenced ledger accepts no ordinary add                                              |
+| keys-hold        | another master key is rejected                                                       |
 | lac-holds        | the explicit LAC is the acknowledged one or a later one                              |
 | starts           | the engine starts                                                                    |
-| replayed-once    | after an orderly end, a start replays nothing                                        |
-| space-returns    | once all ledgers are deleted, their entry logs go                                     |
+| replayed-once    | after a clean stop, a start replays nothing                                          |
+| space-returns    | the entry logs of deleted ledgers are removed                                         |
 | answers          | every operation is answered                                                          |
 
-A disk that lost power explains none of these away. A damaged one explains refusals: `Finding.refused` counts answers
-that say "I cannot tell" (IO_ERROR, UNKNOWN_LEDGER_STATE, or an error), which are no problems by themselves.
+A power cut justifies no exception. Damage justifies refusals: `Finding.refused` counts answers without a result
+(IO_ERROR, UNKNOWN_LEDGER_STATE, or an error), which are no problems by themselves.
 """
 
 from collections.abc import Sequence
@@ -34,30 +32,30 @@ from bindery_simulation.storage.history import History, Key
 _REFUSALS: Final = (Status.IO_ERROR, Status.UNKNOWN_LEDGER_STATE)
 _ABSENT: Final = (Status.NO_ENTRY, Status.NO_LEDGER)
 _FAR: Final = 50
-"""So far behind the last entry id that nothing was ever sent."""
+"""Distance from the last entry id to an entry that was never sent."""
 _BATCH: Final = 256
 _OTHERS: Final = 100
-"""About so many entries are asked for that are promised no longer, or never were."""
+"""Approximate number of entries to read that are not promised."""
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A promise that was broken."""
+    """A broken promise."""
 
     name: str
     key: Key | None
-    """(ledger id, entry id); entry id -1: of the ledger as a whole; None: of the engine."""
-    told: str
+    """(ledger id, entry id); entry id -1: the ledger as a whole; None: the engine."""
+    text: str
 
     def __str__(self) -> str:
         where = (
             "" if self.key is None else f" ledger {self.key[0]}" + (f" entry {self.key[1]}" if self.key[1] >= 0 else "")
         )
-        return f"{self.name}:{where} {self.told}"
+        return f"{self.name}:{where} {self.text}"
 
 
 class Violation(AssertionError):
-    """Carries its Problem."""
+    """Raised with a Problem."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(str(problem))
@@ -66,22 +64,22 @@ class Violation(AssertionError):
 
 @dataclass(slots=True)
 class Finding:
-    """What an engine answered."""
+    """The answers of an engine."""
 
     problems: list[Problem] = field(default_factory=list)
     refused: int = 0
     right: int = 0
-    """Acknowledged entries that came back right."""
+    """Number of acknowledged entries that were read correctly."""
     first_refusal: str | None = None
 
-    def refuse(self, key: Key, told: str) -> None:
+    def refuse(self, key: Key, text: str) -> None:
         self.refused += 1
         if self.first_refusal is None:
-            self.first_refusal = f"ledger {key[0]} entry {key[1]} {told}"
+            self.first_refusal = f"ledger {key[0]} entry {key[1]} {text}"
 
 
 def check_entry(sent: Sequence[bytes], key: Key, floor: int, is_promised: bool, found: bytes | int) -> Problem | None:
-    """`floor`: number of the oldest body that may be there. `is_promised`: it must not be absent."""
+    """Check an answer. `floor`: number of the oldest permitted body. `is_promised`: the entry must exist."""
     if isinstance(found, int):
         if is_promised:
             return Problem("entries-readable", key, f"was acknowledged and answers {Status(found).name}")
@@ -95,11 +93,11 @@ def check_entry(sent: Sequence[bytes], key: Key, floor: int, is_promised: bool, 
     return Problem("right-bytes", key, "is none that was sent")
 
 
-async def question(engine: Any, history: History, *, may_be_old: bool = False) -> Finding:
-    """Everything that can be asked. Adds nothing that an engine without damage would accept.
+async def check_engine(engine: Any, history: History, *, may_be_old: bool = False) -> Finding:
+    """Read and check everything. The engine must reject every add that this makes.
 
-    `may_be_old`: of an entry that was written several times any body will do. A store that lost one part serves what
-    the other still has; clients write an entry again only with the bytes that it had.
+    `may_be_old`: permit any body of an entry that was written several times. A store that lost one part serves what the
+    other part has; clients write an entry again only with the same bytes.
     """
     finding = Finding()
     keys = [key for key in history.sent if key in history.acknowledged]
@@ -119,11 +117,11 @@ async def question(engine: Any, history: History, *, may_be_old: bool = False) -
             elif promised >= 0:
                 finding.right += 1
     for ledger_id in history.ledger_ids():
-        await _question_ledger(engine, history, ledger_id, finding)
+        await _check_ledger(engine, history, ledger_id, finding)
     return finding
 
 
-async def _question_ledger(engine: Any, history: History, ledger_id: int, finding: Finding) -> None:
+async def _check_ledger(engine: Any, history: History, ledger_id: int, finding: Finding) -> None:
     whole = (ledger_id, -1)
     promised = [key[1] for key in history.acknowledged if key[0] == ledger_id]
     never_sent = history.next_id.get(ledger_id, 0) + _FAR
@@ -133,14 +131,14 @@ async def _question_ledger(engine: Any, history: History, ledger_id: int, findin
     if isinstance(last, int) and last in _REFUSALS:
         finding.refuse(whole, Status(last).name)
     elif promised and (isinstance(last, int) or calls.entry_id_of(last) < max(promised)):
-        told = Status(last).name if isinstance(last, int) else f"is {calls.entry_id_of(last)}"
-        finding.problems.append(Problem("last-entry", whole, f"{told} but {max(promised)} was acknowledged"))
+        text = Status(last).name if isinstance(last, int) else f"is {calls.entry_id_of(last)}"
+        finding.problems.append(Problem("last-entry", whole, f"{text} but {max(promised)} was acknowledged"))
     elif isinstance(last, bytes) and last not in history.sent.get((ledger_id, calls.entry_id_of(last)), ()):
         finding.problems.append(Problem("right-bytes", whole, "its last entry is none that was sent"))
     if promised:
-        await _question_list(engine, ledger_id, set(promised), finding)
+        await _check_list(engine, ledger_id, set(promised), finding)
     if ledger_id in history.lac_acknowledged:
-        await _question_lac(engine, history, ledger_id, finding)
+        await _check_lac(engine, history, ledger_id, finding)
     if ledger_id in history.fenced:
         (status,) = await calls.add(engine, [calls.add_request(calls.entry(ledger_id, never_sent, b"intruder"))])
         if status in _REFUSALS:
@@ -148,10 +146,10 @@ async def _question_ledger(engine: Any, history: History, ledger_id: int, findin
         elif status != Status.FENCED:
             finding.problems.append(Problem("fences-hold", whole, f"an ordinary add answers {Status(status).name}"))
     if ledger_id in history.keyed:
-        await _question_key(engine, ledger_id, finding)
+        await _check_key(engine, ledger_id, finding)
 
 
-async def _question_list(engine: Any, ledger_id: int, promised: set[int], finding: Finding) -> None:
+async def _check_list(engine: Any, ledger_id: int, promised: set[int], finding: Finding) -> None:
     try:
         runs = await engine.entry_ids(ledger_id)
     except (Corrupt, LedgerStateUnknown, OSError) as error:
@@ -164,7 +162,7 @@ async def _question_list(engine: Any, ledger_id: int, promised: set[int], findin
         finding.problems.append(Problem("entries-listed", (ledger_id, missing[0]), f"is not listed, of {len(missing)}"))
 
 
-async def _question_lac(engine: Any, history: History, ledger_id: int, finding: Finding) -> None:
+async def _check_lac(engine: Any, history: History, ledger_id: int, finding: Finding) -> None:
     try:
         packet = (await engine.read_lac(ledger_id)).explicit_packet
     except (Corrupt, LedgerStateUnknown, OSError) as error:
@@ -176,7 +174,7 @@ async def _question_lac(engine: Any, history: History, ledger_id: int, finding: 
         finding.problems.append(Problem("lac-holds", (ledger_id, -1), f"its explicit LAC packet is {packet!r}"))
 
 
-async def _question_key(engine: Any, ledger_id: int, finding: Finding) -> None:
+async def _check_key(engine: Any, ledger_id: int, finding: Finding) -> None:
     try:
         await engine.fence(ledger_id, b"another key" + bytes(9))
     except Unauthorized:

@@ -1,8 +1,8 @@
-"""Workload: seeded traffic on one engine, written down in a History.
+"""Run seeded traffic on one engine and record it in a History.
 
-Adds of every kind (ordinary, recovery, deferred sync and force, again with other bytes, with holes), fences, explicit
-LACs, deletions, flushes, compactions and reads, several at once. What fails because the power is gone has an unknown
-outcome.
+The traffic has adds of every kind (ordinary, recovery, deferred sync and force, again with other bytes, with gaps),
+fences, explicit LACs, deletions, flushes, compactions and reads, several at a time. An operation that fails because of
+a power cut has an unknown outcome.
 """
 
 import asyncio
@@ -20,31 +20,33 @@ from bindery_simulation.storage.history import History, Key
 from bindery_simulation.storage.verdict import Problem, Violation, check_entry
 
 ANSWER_S_MAX: Final = 60.0
-"""Simulated seconds that a single operation may take."""
+"""Maximum simulated seconds of one operation."""
 
 _READS: Final = 10
 
 Note = Callable[[str], None]
-"""Hears what is done, for a trace."""
+"""Gets a line for each operation, for a trace."""
 
 
 @dataclass(slots=True)
 class Workload:
+    """Traffic on one engine at a time."""
+
     rng: random.Random
     history: History
     note: Note
     ledgers: int = 5
-    """So many are written to at a time."""
+    """Number of ledgers that are written at a time."""
     ledger_ids: list[int] = field(default_factory=list)
     serial: int = 0
-    """Makes bodies unique."""
+    """Number that makes the next body unique."""
     rewritten: int = 0
     """Entry logs that compaction replaced."""
     removed: int = 0
-    """Entry logs in which nothing was alive any more."""
+    """Entry logs without live entries that compaction removed."""
 
     async def work(self, engine: StorageEngine, steps: int) -> None:
-        """Returns when all is answered. Raises Violation for an answer that breaks a promise."""
+        """Run steps until all operations are answered. Raises Violation for an answer that breaks a promise."""
         waiting: set[asyncio.Task[None]] = set()
         for _ in range(steps):
             waiting.add(asyncio.ensure_future(self._step(engine)))
@@ -83,7 +85,7 @@ class Workload:
         try:
             await work
         except (BinderyError, OSError) as error:
-            self.note(f"{name} ledger {ledger_id}: {error!r}")  # the power is gone: the outcome is unknown
+            self.note(f"{name} ledger {ledger_id}: {error!r}")  # power is lost: the outcome is unknown
 
     async def _add(self, engine: StorageEngine, ledger_id: int) -> None:
         history, rng = self.history, self.rng
@@ -148,7 +150,7 @@ class Workload:
         self.history.erased.update(hidden)
 
     async def _delete(self, engine: StorageEngine, ledger_id: int) -> None:
-        """Most writers then go on with a ledger of another id; some are late and bring the old one back."""
+        """Delete a ledger. Most writers then use another id; late writers create the old one again."""
         if self.rng.random() < 0.8 and ledger_id in self.ledger_ids:
             self.ledger_ids[self.ledger_ids.index(ledger_id)] = max(self.ledger_ids) + 1
         self.history.delete(ledger_id)
@@ -156,14 +158,14 @@ class Workload:
         self.note(f"delete ledger {ledger_id}: done")
 
     async def _compact(self, engine: StorageEngine) -> None:
-        """Whether it wins anything is not asked here: only that nobody notices."""
+        """Compact. Only its effects on other operations are checked."""
         result = await engine.compactor.run(minor=True, major=True, force=self.rng.random() < 0.5)
         self.rewritten += len(result.rewritten)
         self.removed += len(result.removed)
         self.note(f"compact: rewritten {result.rewritten} removed {result.removed} left {result.left}")
 
     async def _read(self, engine: StorageEngine, ledger_id: int) -> None:
-        """Entries may be overtaken while they are read, but not fall behind what was acknowledged before."""
+        """Read entries. They may be replaced during the read, but not by older ones than those acknowledged before."""
         history = self.history
         keys = [key for key in history.sent if key[0] == ledger_id]
         keys = self.rng.sample(keys, min(len(keys), _READS))
@@ -174,7 +176,7 @@ class Workload:
         if history.deletions.get(ledger_id, 0) != deletions:
             return
         for key, floor, gone, found in zip(keys, floors, hidden, answers, strict=True):
-            if found != Status.IO_ERROR:  # which the power cut explains
+            if found != Status.IO_ERROR:  # the answer after a power cut
                 problem = check_entry(history.sent[key], key, max(floor, gone), floor >= 0, found)
                 if problem is not None:
                     raise Violation(problem)

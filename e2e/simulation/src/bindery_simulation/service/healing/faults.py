@@ -1,142 +1,141 @@
-"""Faults of worlds that heal: bookies that are lost, drained or away with leave, and auditors that go astray.
+"""Faults of clusters with auditors: lost, drained and maintained bookies, and failures of auditors.
 
-`world.heal` undoes what can be undone. What cannot: a disk that is gone, and the wish to drain a bookie.
+`Cluster.heal` undoes all of them except a lost disk and the draining of a bookie.
 """
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from bindery_simulation.service import faults
+from bindery_simulation.service.bookie_machine import BookieMachine
+from bindery_simulation.service.cluster import Cluster
 from bindery_simulation.service.faults import Fault
-from bindery_simulation.service.healing.plan import AuditorMachine, HealingKind, HealingPlan
-from bindery_simulation.service.machine import BookieMachine
-
-if TYPE_CHECKING:
-    from bindery_simulation.service.world import World
+from bindery_simulation.service.healing.auditor_machine import AuditorMachine
+from bindery_simulation.service.healing.plan import HealingKind, HealingPlan
 
 METADATA_AWAY_S: Final = (0.3, 2.0, 6.0, 10.0)
 
 
-def lose_bookie(world: "World") -> None:
-    """With its disk, for good; its cookie stays."""
-    if world.healing is not None and world.healing.loses_disk and not world.is_disk_lost:
-        bookie = _undisturbed(world)
+def lose_bookie(cluster: Cluster) -> None:
+    """Lose a bookie and its disk permanently. Its cookie remains."""
+    if cluster.healing is not None and cluster.healing.loses_disk and not cluster.is_disk_lost:
+        bookie = _free_bookie(cluster)
         if bookie is not None:
-            world.is_disk_lost = True
+            cluster.is_disk_lost = True
             bookie.lose()
 
 
-def wipe_bookie(world: "World") -> None:
-    """It comes back with an empty disk, in limbo, and refills itself."""
-    if world.healing is not None and world.healing.loses_disk and not world.is_disk_lost:
-        bookie = _undisturbed(world)
+def wipe_bookie(cluster: Cluster) -> None:
+    """Replace the disk of a bookie by an empty one. The bookie starts in limbo and copies its entries back."""
+    if cluster.healing is not None and cluster.healing.loses_disk and not cluster.is_disk_lost:
+        bookie = _free_bookie(cluster)
         if bookie is not None:
-            world.is_disk_lost = True
+            cluster.is_disk_lost = True
             bookie.wipe()
-            world.later(world.rng.choice((0.5, 2.0, 9.0)), bookie.start)
+            cluster.later(cluster.rng.choice((0.5, 2.0, 9.0)), bookie.start)
 
 
-def drain_bookie(world: "World") -> None:
-    if world.healing is not None and world.healing.drains and not world.drained:
-        bookie = _undisturbed(world)
+def drain_bookie(cluster: Cluster) -> None:
+    if cluster.healing is not None and cluster.healing.drains and not cluster.drained:
+        bookie = _free_bookie(cluster)
         if bookie is not None:
-            world.drain(bookie)
+            cluster.drain(bookie)
 
 
-def maintain_bookie(world: "World") -> None:
-    """An operator stops it with leave, and starts it again after the delay."""
-    bookie = _undisturbed(world)
+def maintain_bookie(cluster: Cluster) -> None:
+    """Stop a bookie that is in maintenance, and start it after the lost-bookie delay."""
+    bookie = _free_bookie(cluster)
     if bookie is not None:
-        world.maintain(bookie, away_s=world.rng.choice((6.0, 10.0, 14.0)))
+        cluster.maintain(bookie, away_s=cluster.rng.choice((6.0, 10.0, 14.0)))
 
 
-def _undisturbed(world: "World") -> BookieMachine | None:
-    """One of which nobody wants anything else."""
-    some = [bookie for bookie in world.bookies if bookie.is_serving and bookie.bookie_id not in world.spoken_for]
-    return world.rng.choice(some) if some else None
+def _free_bookie(cluster: Cluster) -> BookieMachine | None:
+    """Draw a serving bookie that no operator drains or maintains."""
+    some = [bookie for bookie in cluster.bookies if bookie.is_serving and bookie.bookie_id not in cluster.reserved]
+    return cluster.rng.choice(some) if some else None
 
 
-def lose_for_a_while(world: "World") -> None:
-    """It is back some time after the delay."""
-    assert world.healing is not None
-    bookie = world.some_bookie()
+def lose_for_a_while(cluster: Cluster) -> None:
+    """Kill a bookie and start it some time after the lost-bookie delay."""
+    assert cluster.healing is not None
+    bookie = cluster.some_bookie()
     bookie.kill()
-    world.later(world.healing.delay_s + world.rng.choice((5.0, 7.0, 10.0, 14.0)), bookie.start)
+    cluster.later(cluster.healing.delay_s + cluster.rng.choice((5.0, 7.0, 10.0, 14.0)), bookie.start)
 
 
-def away_within_the_delay(world: "World") -> None:
-    """Its session ends, and it is registered again before it counts as lost."""
-    bookie = world.some_bookie()
+def away_within_the_delay(cluster: Cluster) -> None:
+    """Kill a bookie and start it before it counts as lost."""
+    bookie = cluster.some_bookie()
     bookie.kill()
-    world.later(world.rng.choice((0.05, 1.0, 4.0, 6.0)), bookie.start)
+    cluster.later(cluster.rng.choice((0.05, 1.0, 4.0, 6.0)), bookie.start)
 
 
-def kill_auditor(world: "World") -> None:
-    auditor = _some_auditor(world)
+def kill_auditor(cluster: Cluster) -> None:
+    auditor = _some_auditor(cluster)
     auditor.kill()
-    world.later(world.rng.choice((0.5, 2.0, 6.0)), auditor.start)
+    cluster.later(cluster.rng.choice((0.5, 2.0, 6.0)), auditor.start)
 
 
-def stop_auditor(world: "World") -> None:
-    """SIGTERM."""
-    _some_auditor(world).stop()
+def stop_auditor(cluster: Cluster) -> None:
+    """Send SIGTERM to an auditor."""
+    _some_auditor(cluster).stop()
 
 
-def pause_auditor(world: "World") -> None:
-    """It goes on as if nothing had been; after the longer pauses somebody else leads, and has its locks."""
-    auditor = _some_auditor(world)
+def pause_auditor(cluster: Cluster) -> None:
+    """Pause an auditor. After the longer pauses another auditor leads and holds its locks."""
+    auditor = _some_auditor(cluster)
     auditor.pause()
-    world.later(world.rng.choice((1.0, 3.0, 5.0, 8.0)), auditor.resume)
+    cluster.later(cluster.rng.choice((1.0, 3.0, 5.0, 8.0)), auditor.resume)
 
 
-def cut_auditor_from_metadata(world: "World") -> None:
-    """But not from bookies: it goes on copying."""
-    auditor = _some_auditor(world)
+def cut_auditor_from_metadata(cluster: Cluster) -> None:
+    """Cut an auditor from the metadata, but not from bookies, so that it continues to copy."""
+    auditor = _some_auditor(cluster)
     session, process = auditor.session, auditor.process
     if session is not None and process is not None and not process.is_paused:
-        process.call_soon(world.tree.suspend_if_open, session)
-        world.later(4.0, world.tree.time_out_if_away, session)
-        world.later(world.rng.choice(METADATA_AWAY_S), process.call_soon, world.tree.resume, session)
+        process.call_soon(cluster.tree.suspend_if_open, session)
+        cluster.later(4.0, cluster.tree.time_out_if_away, session)
+        cluster.later(cluster.rng.choice(METADATA_AWAY_S), process.call_soon, cluster.tree.resume, session)
 
 
-def expire_auditor(world: "World") -> None:
-    auditor = _some_auditor(world)
+def expire_auditor(cluster: Cluster) -> None:
+    auditor = _some_auditor(cluster)
     if auditor.session is not None and auditor.process is not None and not auditor.process.is_paused:
-        auditor.process.call_soon(world.tree.expire_if_open, auditor.session)
+        auditor.process.call_soon(cluster.tree.expire_if_open, auditor.session)
 
 
-def lose_auditor_answers(world: "World") -> None:
-    """Writes whose outcome the auditor does not learn."""
-    auditor = _some_auditor(world)
+def lose_auditor_answers(cluster: Cluster) -> None:
+    """Lose the answers to some metadata writes of an auditor."""
+    auditor = _some_auditor(cluster)
     if auditor.session is not None:
-        for _ in range(world.rng.randint(1, 4)):
-            auditor.session.lose_next_write(applied=world.rng.random() < 0.5)
+        for _ in range(cluster.rng.randint(1, 4)):
+            auditor.session.lose_next_write(applied=cluster.rng.random() < 0.5)
 
 
-def partition_auditor(world: "World") -> None:
-    """From some bookies, both ways."""
-    auditor = _some_auditor(world)
-    for bookie in world.bookies:
-        if world.rng.random() < 0.4:
+def partition_auditor(cluster: Cluster) -> None:
+    """Cut the links between an auditor and some bookies, in both directions."""
+    auditor = _some_auditor(cluster)
+    for bookie in cluster.bookies:
+        if cluster.rng.random() < 0.4:
             for source, target in ((auditor.name, bookie.name), (bookie.name, auditor.name)):
-                world.network.block(source, target)
-                world.later(world.rng.choice((0.5, 2.0, 6.0)), world.network.unblock, source, target)
+                cluster.network.block(source, target)
+                cluster.later(cluster.rng.choice((0.5, 2.0, 6.0)), cluster.network.unblock, source, target)
 
 
-def _some_auditor(world: "World") -> AuditorMachine:
-    return world.rng.choice(world.auditors)
+def _some_auditor(cluster: Cluster) -> AuditorMachine:
+    return cluster.rng.choice(cluster.auditors)
 
 
 AUDITOR_FAULTS: Final[tuple[Fault, ...]] = (
     kill_auditor, stop_auditor, pause_auditor, pause_auditor, cut_auditor_from_metadata, cut_auditor_from_metadata,
     expire_auditor, lose_auditor_answers, partition_auditor,
 )  # fmt: skip
-OF_RESTARTS: Final[tuple[Fault, ...]] = (away_within_the_delay, faults.stop_bookie, faults.kill_client)
-OF_RETURNS: Final[tuple[Fault, ...]] = (lose_for_a_while,)
-OF_STORM: Final[tuple[Fault, ...]] = (
+RESTARTS_FAULTS: Final[tuple[Fault, ...]] = (away_within_the_delay, faults.stop_bookie, faults.kill_client)
+RETURNS_FAULTS: Final[tuple[Fault, ...]] = (lose_for_a_while,)
+STORM_FAULTS: Final[tuple[Fault, ...]] = (
     *AUDITOR_FAULTS, maintain_bookie, lose_for_a_while, lose_for_a_while,
     *(fault for fault in faults.FAULTS if fault is not faults.bit_rot),
 )  # fmt: skip
-"""Without `bit_rot`: what is corrupt wherever it is counts as lost until somebody looks into it."""
+"""Without `bit_rot`: an entry that is corrupt on every bookie counts as lost until it is checked again."""
 HEALING_FAULTS: Final[tuple[Fault, ...]] = tuple(
     dict.fromkeys((
         *AUDITOR_FAULTS, lose_bookie, wipe_bookie, drain_bookie, maintain_bookie, lose_for_a_while,
@@ -145,16 +144,16 @@ HEALING_FAULTS: Final[tuple[Fault, ...]] = tuple(
 )  # fmt: skip
 
 
-def schedule(world: "World", plan: HealingPlan, given: tuple[Fault, ...] | None) -> list[tuple[float, Fault]]:
-    """What strikes when, in seconds from the start of the traffic. `given`: draw from these alone."""
-    rng = world.rng
+def schedule(cluster: Cluster, plan: HealingPlan, given: tuple[Fault, ...] | None) -> list[tuple[float, Fault]]:
+    """Draw (seconds from the start of the traffic, fault) pairs. `given`: the faults to draw from."""
+    rng = cluster.rng
     if plan.kind is HealingKind.RESTARTS:
-        kinds, count, until_s = OF_RESTARTS, rng.randint(1, 4), 10.0
+        kinds, count, until_s = RESTARTS_FAULTS, rng.randint(1, 4), 10.0
     elif plan.kind is HealingKind.RETURNS:
-        kinds, count, until_s = OF_RETURNS, rng.randint(1, 2), 4.0
+        kinds, count, until_s = RETURNS_FAULTS, rng.randint(1, 2), 4.0
     else:
         counts = (0, 1, 2, 3, 6) if given is None else (2, 3, 4)
-        kinds, count, until_s = OF_STORM, rng.choice(counts), plan.traffic_s - 1.0
+        kinds, count, until_s = STORM_FAULTS, rng.choice(counts), plan.traffic_s - 1.0
     strikes = [(rng.uniform(0.5, until_s), rng.choice(given or kinds)) for _ in range(count)]
     if plan.loses_disk:
         strikes.append((rng.uniform(1.0, 4.0), rng.choice((lose_bookie, lose_bookie, wipe_bookie))))
